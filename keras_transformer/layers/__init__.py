@@ -1,0 +1,23 @@
+"""Keras layers that fit into anyone's model, on every Keras backend."""
+
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.decoder import Decoder, DecoderBlock
+from keras_transformer.layers.embedding import (
+    PositionEmbedding,
+    SinusoidalEncoding,
+    TokenEmbedding,
+)
+from keras_transformer.layers.encoder import Encoder, EncoderBlock
+from keras_transformer.layers.feed_forward import FeedForward
+
+__all__ = [
+    "Decoder",
+    "DecoderBlock",
+    "Encoder",
+    "EncoderBlock",
+    "FeedForward",
+    "MultiHeadAttention",
+    "PositionEmbedding",
+    "SinusoidalEncoding",
+    "TokenEmbedding",
+]

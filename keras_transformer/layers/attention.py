@@ -1,0 +1,198 @@
+"""Multi-head attention, written once and called on whole sequences or step by step."""
+
+import functools
+
+import keras
+from keras import ops
+
+from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
+from keras_transformer.ops.masks import combine_masks
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class MultiHeadAttention(keras.layers.Layer):
+    """Lets every target position gather from all source positions, with several heads.
+
+    Call it with one tensor for self-attention, with two for attention from the first
+    to the second. The projections that read the same input are one matrix product.
+
+    Source: Vaswani et al. 2017, section 3.2.2 (https://arxiv.org/abs/1706.03762).
+
+    Args:
+        num_heads: number of heads, at least 1.
+        key_dim: width of each head; the width of the query input divided by
+            `num_heads` if None.
+        dropout: probability in [0, 1) with which an attention weight is dropped.
+        use_bias: whether the four projections add a bias.
+        kernel_initializer: of each projection by itself, Glorot as in the paper.
+
+    Call arguments:
+        query: (batch, target, dim).
+        value: (batch, source, source_dim) to attend to; None means `query`.
+        padding_mask: boolean (batch, source), True for a real token. The implicit Keras
+            mask of what is attended to is used if None.
+        attention_mask: boolean, broadcasts to (batch, target, source); True where
+            attention is allowed. Both masks given: what both allow.
+        training: whether dropout is applied.
+
+    Returns:
+        Same shape as `query`.
+
+    Raises:
+        ValueError: if `num_heads` or `key_dim` is below 1, or `key_dim` is None and the
+            width of the query cannot be divided by `num_heads`.
+
+    Example:
+        >>> layer = MultiHeadAttention(num_heads=2)
+        >>> tuple(layer(keras.ops.zeros((3, 5, 4)), keras.ops.zeros((3, 7, 6))).shape)
+        (3, 5, 4)
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        key_dim=None,
+        dropout=0.0,
+        use_bias=True,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if num_heads < 1 or (key_dim is not None and key_dim < 1):
+            raise ValueError(
+                "num_heads and key_dim must be at least 1. "
+                f"Received: num_heads={num_heads}, key_dim={key_dim}."
+            )
+        self.num_heads = num_heads
+        self.key_dim = key_dim
+        self.dropout = dropout
+        self.use_bias = use_bias
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self._dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.supports_masking = True
+
+    def build(self, query_shape, value_shape=None):
+        hidden_dim = query_shape[-1]
+        if self.key_dim is None and hidden_dim % self.num_heads:
+            raise ValueError(
+                "hidden_dim must be divisible by num_heads so that every head gets the same "
+                f"width; otherwise set key_dim. Received: hidden_dim={hidden_dim}, "
+                f"num_heads={self.num_heads}."
+            )
+        inner = self.num_heads * (self.key_dim or hidden_dim // self.num_heads)
+        self._self_attention = value_shape is None
+        if self._self_attention:
+            self.query_key_value = self._projection("query_key_value", hidden_dim, inner, 3)
+        else:
+            self.query = self._projection("query", hidden_dim, inner)
+            self.key_value = self._projection("key_value", value_shape[-1], inner, 2)
+        self.output_projection = self._projection("output", inner, hidden_dim)
+
+    def call(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
+        return self.attend(query, value, padding_mask, attention_mask, training)[0]
+
+    def attention_scores(self, query, value=None, padding_mask=None, attention_mask=None):
+        """The attention weights of a call with the same arguments.
+
+        Returns:
+            Weights in [0, 1], (batch, heads, target, source).
+        """
+        return self.attend(query, value, padding_mask, attention_mask)[1]
+
+    def attend(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
+        """The pair of what `call` and what `attention_scores` return."""
+        if padding_mask is None:
+            attended = query if value is None else value
+            padding_mask = getattr(attended, "_keras_mask", None)
+        if value is None and self._self_attention:
+            queries, keys, values = self._project_heads(query, self.query_key_value, 3)
+        else:
+            queries = split_heads(self._project(query, self.query), self.num_heads)
+            keys, values = self.keys_values(query if value is None else value)
+        mask = combine_masks(padding_mask, attention_mask)
+        return self.attend_heads(queries, keys, values, mask, training)
+
+    def attend_heads(self, queries, keys, values, mask=None, training=None):
+        """Attention over projected heads (batch, heads, length, dim), then the output projection.
+
+        Returns:
+            The pair of outputs (batch, target, dim) and weights (batch, heads, target, source).
+        """
+        mask = None if mask is None else mask[:, None]  # (batch, 1, target, source)
+        dropout = functools.partial(self._dropout, training=training)
+        context, weights = dot_product_attention(queries, keys, values, mask, dropout)
+        return self._project(merge_heads(context), self.output_projection), weights
+
+    def keys_values(self, value):
+        """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""
+        return self._project_heads(value, self.key_value, 2)
+
+    def attend_memory(self, query, keys, values, mask=None):
+        """Like `attend`, from `query` (batch, target, dim) to what `keys_values` returned."""
+        queries = split_heads(self._project(query, self.query), self.num_heads)
+        return self.attend_heads(queries, keys, values, mask)
+
+    def step(self, inputs, cache):
+        """One position of causal self-attention, for several beams of each row.
+
+        Args:
+            inputs: vectors at the newest position, (batch, beams, dim).
+            cache: the pair of keys and values of the earlier positions, each
+                (batch, beams, heads, earlier, key_dim).
+
+        Returns:
+            The pair of outputs, (batch, beams, dim), and the cache one position longer.
+        """
+        beams, width = ops.shape(inputs)[1], self.query_key_value[0].shape[-1] // 3
+        projected = self._project(inputs, self.query_key_value)
+        dim = width // self.num_heads
+        heads = ops.reshape(projected, (-1, beams, 3, self.num_heads, dim))
+        query, key, value = (heads[:, :, index, :, None] for index in range(3))
+        keys = ops.concatenate([cache[0], key], axis=3)
+        values = ops.concatenate([cache[1], value], axis=3)
+        context, _ = dot_product_attention(query, keys, values)
+        merged = ops.reshape(context, (-1, beams, width))
+        return self._project(merged, self.output_projection), (keys, values)
+
+    def _project_heads(self, inputs, projection, count):
+        """`count` projections side by side, each (batch, heads, length, key_dim)."""
+        projected = self._project(inputs, projection)
+        dim = projected.shape[-1] // (count * self.num_heads)
+        shape = (-1, ops.shape(inputs)[1], count, self.num_heads, dim)
+        # One transpose for all; its outermost axis is taken apart without a copy.
+        return ops.unstack(ops.transpose(ops.reshape(projected, shape), (2, 0, 3, 1, 4)), count)
+
+    def _projection(self, name, input_dim, output_dim, count=1):
+        """Kernel and bias of `count` projections side by side, each initialised by itself."""
+
+        def draw(shape, dtype=None):
+            fresh = [self.kernel_initializer.clone() for _ in range(count)]
+            return ops.concatenate([f((input_dim, output_dim), dtype) for f in fresh], axis=-1)
+
+        shape = (input_dim, count * output_dim)
+        kernel = self.add_weight(name=f"{name}_kernel", shape=shape, initializer=draw)
+        bias = None
+        if self.use_bias:
+            bias = self.add_weight(name=f"{name}_bias", shape=shape[1:], initializer="zeros")
+        return kernel, bias
+
+    def _project(self, inputs, projection):
+        kernel, bias = projection
+        outputs = ops.matmul(inputs, ops.cast(kernel, inputs.dtype))
+        return outputs if bias is None else outputs + ops.cast(bias, inputs.dtype)
+
+    def compute_mask(self, query, previous_mask=None):
+        return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask
+
+    def compute_output_shape(self, query_shape, value_shape=None):
+        return query_shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "key_dim": self.key_dim,
+            "dropout": self.dropout,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }

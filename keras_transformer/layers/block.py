@@ -1,0 +1,153 @@
+"""What all blocks are made of: the residual connection, and the arguments they share."""
+
+import keras
+
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.feed_forward import FeedForward
+
+LAYER_NORM_EPSILON = 1e-5
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Residual(keras.layers.Layer):
+    """Adds what a sub-layer computes to what it was given.
+
+    Pre-norm: x + dropout(sublayer(norm(x))). Post-norm: norm(x + dropout(sublayer(x))).
+
+    Source: Vaswani et al. 2017, sections 3.1 and 5.4 (https://arxiv.org/abs/1706.03762);
+    pre-norm: Xiong et al. 2020 (https://arxiv.org/abs/2002.04745).
+
+    Args:
+        dropout: probability in [0, 1) with which what the sub-layer adds is dropped.
+        pre_norm: whether to normalise the sub-layer's inputs instead of the sum.
+
+    Call arguments:
+        inputs: (batch, length, dim).
+        sublayer: a function from (batch, length, dim) to the same shape.
+        training: whether dropout is applied.
+
+    Returns:
+        Same shape as `inputs`.
+
+    Example:
+        >>> tuple(Residual()(keras.ops.zeros((2, 3, 5)), sublayer=keras.ops.relu).shape)
+        (2, 3, 5)
+    """
+
+    def __init__(self, dropout=0.0, pre_norm=True, **kwargs):
+        super().__init__(**kwargs)
+        self.dropout = dropout
+        self.pre_norm = pre_norm
+        self.norm = keras.layers.LayerNormalization(
+            epsilon=LAYER_NORM_EPSILON, dtype=self.dtype_policy, name="norm"
+        )
+        self._dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.supports_masking = True
+
+    def build(self, input_shape):
+        self.norm.build(input_shape)
+
+    def call(self, inputs, sublayer, training=None):
+        return self.wrap(inputs, lambda vectors: (sublayer(vectors), None), training)[0]
+
+    def wrap(self, inputs, sublayer, training=None):
+        """Like `call` for a sub-layer that returns a pair; passes its second part on."""
+        added, extra = sublayer(self.norm(inputs) if self.pre_norm else inputs)
+        outputs = inputs + self._dropout(added, training=training)
+        return (outputs if self.pre_norm else self.norm(outputs)), extra
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return {**super().get_config(), "dropout": self.dropout, "pre_norm": self.pre_norm}
+
+
+class TransformerLayer(keras.layers.Layer):
+    """What encoder and decoder, block and stack have in common: arguments and config.
+
+    Args:
+        num_heads: number of attention heads.
+        intermediate_dim: width inside the feed-forward network.
+        dropout: probability in [0, 1) with which what a sub-layer adds is dropped.
+        attention_dropout: the same for attention weights.
+        activation_dropout: the same for the activations of the feed-forward network.
+        activation: of the feed-forward network, any Keras activation.
+        pre_norm: whether each sub-layer sees normalised inputs, instead of its sum with
+            the residual being normalised as in the paper.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        intermediate_dim,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        activation="relu",
+        pre_norm=True,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.intermediate_dim = intermediate_dim
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.activation_dropout = activation_dropout
+        self.activation = keras.activations.get(activation)
+        self.pre_norm = pre_norm
+        self.supports_masking = True
+
+    def attention(self, name):
+        return MultiHeadAttention(
+            self.num_heads, dropout=self.attention_dropout, dtype=self.dtype_policy, name=name
+        )
+
+    def feed_forward_network(self):
+        return FeedForward(
+            self.intermediate_dim,
+            self.activation,
+            self.activation_dropout,
+            dtype=self.dtype_policy,
+            name="feed_forward",
+        )
+
+    def residual(self, name):
+        return Residual(self.dropout, self.pre_norm, dtype=self.dtype_policy, name=name)
+
+    def blocks_of(self, block_class, num_layers):
+        """`num_layers` blocks with the arguments of this layer."""
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1. Received: num_layers={num_layers}.")
+        arguments = {**self.block_config(), "dtype": self.dtype_policy}
+        return [block_class(**arguments, name=f"block_{index}") for index in range(num_layers)]
+
+    def final_norm(self):
+        """The normalisation that ends a pre-norm stack; None for post-norm."""
+        if not self.pre_norm:
+            return None
+        return keras.layers.LayerNormalization(
+            epsilon=LAYER_NORM_EPSILON, dtype=self.dtype_policy, name="norm"
+        )
+
+    def block_config(self):
+        return {
+            "num_heads": self.num_heads,
+            "intermediate_dim": self.intermediate_dim,
+            "dropout": self.dropout,
+            "attention_dropout": self.attention_dropout,
+            "activation_dropout": self.activation_dropout,
+            "activation": keras.activations.serialize(self.activation),
+            "pre_norm": self.pre_norm,
+        }
+
+    def compute_output_shape(self, input_shape, *_):
+        return input_shape
+
+    def get_config(self):
+        return {**super().get_config(), **self.block_config()}
+
+
+def implicit_mask(inputs, padding_mask):
+    """The given padding mask, or else the one that Keras carries with the inputs."""
+    return getattr(inputs, "_keras_mask", None) if padding_mask is None else padding_mask

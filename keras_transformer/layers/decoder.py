@@ -1,0 +1,266 @@
+"""The decoder: blocks that look back at the target and across to the source, and their stack.
+
+What does not change while a translation grows, the keys and values of the source, is
+computed once by `memory`; `step` then takes one more token for every beam.
+"""
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.block import TransformerLayer, implicit_mask
+from keras_transformer.ops.masks import causal_mask, combine_masks
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class DecoderBlock(TransformerLayer):
+    """Causal self-attention, attention to the source, then a feed-forward network.
+
+    Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762);
+    pre-norm: Xiong et al. 2020 (https://arxiv.org/abs/2002.04745).
+
+    Args:
+        num_heads: and all further arguments as for `EncoderBlock`.
+
+    Call arguments:
+        inputs: (batch, target, dim).
+        source: outputs of the encoder, (batch, source, source_dim).
+        padding_mask: boolean (batch, target), True for a real token; the implicit Keras
+            mask of `inputs` if None.
+        source_padding_mask: the same for `source`, (batch, source).
+        attention_mask: boolean, broadcasts to (batch, target, target); further limits the
+            self-attention, which is always causal.
+        training: whether dropout is applied.
+
+    Returns:
+        Same shape as `inputs`.
+
+    Raises:
+        ValueError: if the width of the inputs cannot be divided by `num_heads`.
+
+    Example:
+        >>> block = DecoderBlock(num_heads=2, intermediate_dim=7)
+        >>> tuple(block(keras.ops.zeros((3, 5, 4)), keras.ops.zeros((3, 2, 4))).shape)
+        (3, 5, 4)
+    """
+
+    def __init__(self, num_heads, intermediate_dim, *args, **kwargs):
+        super().__init__(num_heads, intermediate_dim, *args, **kwargs)
+        self.self_attention = self.attention("self_attention")
+        self.cross_attention = self.attention("cross_attention")
+        self.feed_forward = self.feed_forward_network()
+        self.around_self_attention = self.residual("around_self_attention")
+        self.around_cross_attention = self.residual("around_cross_attention")
+        self.around_feed_forward = self.residual("around_feed_forward")
+
+    def build(self, inputs_shape, source_shape):
+        self.self_attention.build(inputs_shape)
+        self.cross_attention.build(inputs_shape, source_shape)
+        for part in (
+            self.feed_forward,
+            self.around_self_attention,
+            self.around_cross_attention,
+            self.around_feed_forward,
+        ):
+            part.build(inputs_shape)
+
+    def call(
+        self,
+        inputs,
+        source,
+        padding_mask=None,
+        source_padding_mask=None,
+        attention_mask=None,
+        training=None,
+    ):
+        return self.attend(
+            inputs, source, padding_mask, source_padding_mask, attention_mask, training
+        )[0]
+
+    def attention_scores(
+        self, inputs, source, padding_mask=None, source_padding_mask=None, attention_mask=None
+    ):
+        """The attention weights of a call with the same arguments.
+
+        Returns:
+            The pair of weights of the self-attention, (batch, heads, target, target), and
+            of the attention to the source, (batch, heads, target, source).
+        """
+        return self.attend(inputs, source, padding_mask, source_padding_mask, attention_mask)[1]
+
+    def attend(
+        self,
+        inputs,
+        source,
+        padding_mask=None,
+        source_padding_mask=None,
+        attention_mask=None,
+        training=None,
+    ):
+        """The pair of what `call` and what `attention_scores` return."""
+        padding_mask = implicit_mask(inputs, padding_mask)
+        source_padding_mask = implicit_mask(source, source_padding_mask)
+        causal = combine_masks(causal_mask(ops.shape(inputs)[1]), attention_mask)
+        return self._forward(
+            inputs,
+            lambda vectors: self.self_attention.attend(
+                vectors, None, padding_mask, causal, training
+            ),
+            lambda vectors: self.cross_attention.attend(
+                vectors, source, source_padding_mask, None, training
+            ),
+            training,
+        )
+
+    def memory(self, source):
+        """The keys and values of the source, each (batch, heads, source, key_dim)."""
+        return self.cross_attention.keys_values(source)
+
+    def step(self, inputs, memory, source_padding_mask, cache):
+        """One position for several beams of each row.
+
+        Args:
+            inputs: vectors at the newest position, (batch, beams, dim).
+            memory: what `memory` returned.
+            source_padding_mask: boolean (batch, source), or None.
+            cache: the pair of keys and values of the earlier positions, each
+                (batch, beams, heads, earlier, key_dim).
+
+        Returns:
+            The pair of outputs, (batch, beams, dim), and the cache one position longer.
+        """
+        mask = combine_masks(source_padding_mask)
+        outputs, (cache, _) = self._forward(
+            inputs,
+            lambda vectors: self.self_attention.step(vectors, cache),
+            # The beams stand where targets stand: nothing of the source is repeated.
+            lambda vectors: self.cross_attention.attend_memory(vectors, *memory, mask),
+        )
+        return outputs, cache
+
+    def _forward(self, inputs, self_attention, cross_attention, training=None):
+        """Both attentions are functions from vectors to a pair of vectors and something else."""
+        outputs, from_self = self.around_self_attention.wrap(inputs, self_attention, training)
+        outputs, from_cross = self.around_cross_attention.wrap(outputs, cross_attention, training)
+        outputs = self.around_feed_forward(outputs, sublayer=self.feed_forward, training=training)
+        return outputs, (from_self, from_cross)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Decoder(TransformerLayer):
+    """A stack of decoder blocks; a pre-norm stack ends with a layer normalisation.
+
+    Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762).
+
+    Args:
+        num_layers: number of blocks, at least 1.
+        num_heads: and all further arguments as for `EncoderBlock`.
+
+    Call arguments:
+        As for `DecoderBlock`.
+
+    Returns:
+        Same shape as `inputs`.
+
+    Raises:
+        ValueError: if `num_layers` is below 1.
+
+    Example:
+        >>> decoder = Decoder(num_layers=3, num_heads=2, intermediate_dim=7)
+        >>> tuple(decoder(keras.ops.zeros((3, 5, 4)), keras.ops.zeros((3, 2, 4))).shape)
+        (3, 5, 4)
+    """
+
+    def __init__(self, num_layers, num_heads, intermediate_dim, *args, **kwargs):
+        super().__init__(num_heads, intermediate_dim, *args, **kwargs)
+        self.num_layers = num_layers
+        self.blocks = self.blocks_of(DecoderBlock, num_layers)
+        self.norm = self.final_norm()
+
+    def build(self, inputs_shape, source_shape):
+        for block in self.blocks:
+            block.build(inputs_shape, source_shape)
+        if self.pre_norm:
+            self.norm.build(inputs_shape)
+
+    def call(
+        self,
+        inputs,
+        source,
+        padding_mask=None,
+        source_padding_mask=None,
+        attention_mask=None,
+        training=None,
+    ):
+        return self.attend(
+            inputs, source, padding_mask, source_padding_mask, attention_mask, training
+        )[0]
+
+    def attention_scores(
+        self, inputs, source, padding_mask=None, source_padding_mask=None, attention_mask=None
+    ):
+        """The attention weights of a call with the same arguments.
+
+        Returns:
+            A list with one pair a block: weights of the self-attention, (batch, heads,
+            target, target), and of the attention to the source, (batch, heads, target, source).
+        """
+        return self.attend(inputs, source, padding_mask, source_padding_mask, attention_mask)[1]
+
+    def attend(
+        self,
+        inputs,
+        source,
+        padding_mask=None,
+        source_padding_mask=None,
+        attention_mask=None,
+        training=None,
+    ):
+        """The pair of what `call` and what `attention_scores` return."""
+        masks = implicit_mask(inputs, padding_mask), implicit_mask(source, source_padding_mask)
+        outputs, scores = inputs, []
+        for block in self.blocks:
+            outputs, weights = block.attend(outputs, source, *masks, attention_mask, training)
+            scores.append(weights)
+        return self._finish(outputs), scores
+
+    def memory(self, source):
+        """What `step` needs of the source: one pair of keys and values a block."""
+        return [block.memory(source) for block in self.blocks]
+
+    def empty_cache(self, batch_size, num_beams):
+        """The cache before the first step: keys and values of no position, a pair a block.
+
+        Returns:
+            A list of pairs of tensors, each (batch, beams, heads, 0, key_dim).
+        """
+        empty = []
+        for block in self.blocks:
+            attention = block.self_attention
+            width = attention.query_key_value[0].shape[-1] // 3
+            shape = (batch_size, num_beams, self.num_heads, 0, width // self.num_heads)
+            empty.append((ops.zeros(shape, self.compute_dtype),) * 2)
+        return empty
+
+    def step(self, inputs, memory, source_padding_mask, cache):
+        """One position for several beams of each row.
+
+        Args:
+            inputs: vectors at the newest position, (batch, beams, dim).
+            memory: what `memory` returned.
+            source_padding_mask: boolean (batch, source), or None.
+            cache: what `empty_cache` or the step before returned.
+
+        Returns:
+            The pair of outputs, (batch, beams, dim), and the cache one position longer.
+        """
+        outputs, longer = inputs, []
+        for block, block_memory, block_cache in zip(self.blocks, memory, cache, strict=True):
+            outputs, grown = block.step(outputs, block_memory, source_padding_mask, block_cache)
+            longer.append(grown)
+        return self._finish(outputs), longer
+
+    def _finish(self, outputs):
+        return self.norm(outputs) if self.pre_norm else outputs
+
+    def get_config(self):
+        return {**super().get_config(), "num_layers": self.num_layers}

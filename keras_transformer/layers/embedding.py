@@ -1,0 +1,218 @@
+"""From token ids to vectors and back, and what tells the positions apart."""
+
+import math
+
+import keras
+from keras import ops
+
+from keras_transformer.ops.masks import padding_mask
+from keras_transformer.ops.positions import sinusoidal_positions
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenEmbedding(keras.layers.Layer):
+    """Looks up a vector for each token id; in reverse, scores every token for a vector.
+
+    Used both ways, one table serves as input embedding and as output projection
+    ("tied"). The looked-up vectors are scaled by the square root of their width. Ids
+    equal to 0 are padding: they are marked in the implicit Keras mask.
+
+    Source: Vaswani et al. 2017, section 3.4 (https://arxiv.org/abs/1706.03762).
+
+    Args:
+        vocabulary_size: number of different ids.
+        hidden_dim: width of the vectors.
+        scale: whether looked-up vectors are multiplied by sqrt(hidden_dim).
+
+    Call arguments:
+        inputs: ids, integers (batch, length) in [0, vocabulary_size); with `reverse`,
+            vectors, (batch, length, hidden_dim).
+        reverse: from vectors to logits instead of from ids to vectors.
+
+    Returns:
+        Vectors, (batch, length, hidden_dim); with `reverse`, float32 logits,
+        (batch, length, vocabulary_size).
+
+    Raises:
+        ValueError: if a size is below 1.
+
+    Example:
+        >>> layer = TokenEmbedding(vocabulary_size=11, hidden_dim=4)
+        >>> vectors = layer(keras.ops.array([[3, 5, 0]]))
+        >>> tuple(vectors.shape), tuple(layer(vectors, reverse=True).shape)
+        ((1, 3, 4), (1, 3, 11))
+    """
+
+    def __init__(self, vocabulary_size, hidden_dim, scale=True, **kwargs):
+        super().__init__(**kwargs)
+        if vocabulary_size < 1 or hidden_dim < 1:
+            raise ValueError(
+                "vocabulary_size and hidden_dim must be at least 1. Received: "
+                f"vocabulary_size={vocabulary_size}, hidden_dim={hidden_dim}."
+            )
+        self.vocabulary_size = vocabulary_size
+        self.hidden_dim = hidden_dim
+        self.scale = scale
+        self.supports_masking = True
+
+    def build(self, input_shape=None):
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.vocabulary_size, self.hidden_dim),
+            # Vectors of length about 1: after scaling each column has variance 1, and
+            # so have the logits of a normalised vector.
+            initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5),
+        )
+
+    def call(self, inputs, reverse=False):
+        if reverse:
+            inputs = ops.cast(inputs, self.compute_dtype)
+            logits = ops.matmul(inputs, ops.transpose(ops.convert_to_tensor(self.embeddings)))
+            return ops.cast(logits, "float32")
+        vectors = ops.take(self.embeddings, inputs, axis=0)
+        vectors = ops.cast(vectors, self.compute_dtype)
+        return vectors * math.sqrt(self.hidden_dim) if self.scale else vectors
+
+    def compute_mask(self, inputs, previous_mask=None):
+        if len(inputs.shape) == 2 and "int" in keras.backend.standardize_dtype(inputs.dtype):
+            return padding_mask(inputs)
+        return previous_mask
+
+    def compute_output_spec(self, inputs, reverse=False):
+        if reverse:
+            shape, dtype = (*inputs.shape[:-1], self.vocabulary_size), "float32"
+        else:
+            shape, dtype = (*inputs.shape, self.hidden_dim), self.compute_dtype
+        return keras.KerasTensor(shape, dtype=dtype)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "vocabulary_size": self.vocabulary_size,
+            "hidden_dim": self.hidden_dim,
+            "scale": self.scale,
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SinusoidalEncoding(keras.layers.Layer):
+    """Adds to each token vector a fixed pattern that encodes its position.
+
+    Column 2i holds sin(p / 10000^(2i/d)), column 2i+1 the cosine, where p is
+    the position counted in tokens from zero and d is the last dimension. Use
+    it when sequences at serving time may be longer than those in training.
+
+    Source: Vaswani et al. 2017, section 3.5 (https://arxiv.org/abs/1706.03762).
+
+    Args:
+        max_wavelength: longest wavelength, in tokens, divided by 2 pi.
+            Positive; 10000 as in the paper.
+
+    Call arguments:
+        inputs: token vectors, (batch, length, dim), dim even.
+        start: position of the first token, an integer scalar in tokens.
+
+    Returns:
+        Same shape and dtype as `inputs`.
+
+    Raises:
+        ValueError: if dim is odd, since a sine would lack its cosine; if
+            `max_wavelength` is not positive.
+
+    Example:
+        >>> tuple(SinusoidalEncoding()(keras.ops.zeros((2, 3, 4))).shape)
+        (2, 3, 4)
+    """
+
+    def __init__(self, max_wavelength=10000, **kwargs):
+        super().__init__(**kwargs)
+        if max_wavelength <= 0:
+            raise ValueError(f"max_wavelength must be positive. Received: {max_wavelength}.")
+        self.max_wavelength = max_wavelength
+        self.supports_masking = True
+
+    def call(self, inputs, start=0):
+        length, dim = ops.shape(inputs)[1], inputs.shape[-1]
+        return inputs + self._pattern(length, dim, start, inputs.dtype)
+
+    def step(self, inputs, position):
+        """Encodes one `position`, an integer scalar, into all of (batch, beams, dim)."""
+        return inputs + self._pattern(1, inputs.shape[-1], position, inputs.dtype)
+
+    def _pattern(self, length, dim, start, dtype):
+        return ops.cast(sinusoidal_positions(length, dim, start, self.max_wavelength), dtype)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return {**super().get_config(), "max_wavelength": self.max_wavelength}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class PositionEmbedding(keras.layers.Layer):
+    """Adds to each token vector a learned vector for its position.
+
+    Use it where the longest sequence is known beforehand, as BERT and GPT-2 do.
+
+    Source: Gehring et al. 2017, section 3.1 (https://arxiv.org/abs/1705.03122).
+
+    Args:
+        max_sequence_length: number of positions that have a vector, in tokens.
+
+    Call arguments:
+        inputs: token vectors, (batch, length, dim).
+        start: position of the first token, an integer scalar in tokens;
+            start + length is at most `max_sequence_length`.
+
+    Returns:
+        Same shape and dtype as `inputs`.
+
+    Raises:
+        ValueError: if `max_sequence_length` is below 1, or the inputs are known to be
+            longer than that.
+
+    Example:
+        >>> tuple(PositionEmbedding(max_sequence_length=3)(keras.ops.zeros((2, 3, 5))).shape)
+        (2, 3, 5)
+    """
+
+    def __init__(self, max_sequence_length, **kwargs):
+        super().__init__(**kwargs)
+        if max_sequence_length < 1:
+            raise ValueError(
+                f"max_sequence_length must be at least 1 token. Received: {max_sequence_length}."
+            )
+        self.max_sequence_length = max_sequence_length
+        self.supports_masking = True
+
+    def build(self, input_shape):
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.max_sequence_length, input_shape[-1]),
+            initializer=keras.initializers.RandomNormal(stddev=0.02),
+        )
+
+    def call(self, inputs, start=0):
+        known = inputs.shape[1]
+        end = None if known is None or not isinstance(start, int) else start + known
+        if end is not None and end > self.max_sequence_length:
+            raise ValueError(
+                "The inputs end after the last position that has a vector. Cut them or raise "
+                f"max_sequence_length. Received: last position {end}, "
+                f"max_sequence_length={self.max_sequence_length}."
+            )
+        return inputs + self._rows(start + ops.arange(ops.shape(inputs)[1]))
+
+    def step(self, inputs, position):
+        """Encodes one `position`, an integer scalar, into all of (batch, beams, dim)."""
+        return inputs + self._rows(position)
+
+    def _rows(self, positions):
+        return ops.cast(ops.take(self.embeddings, positions, axis=0), self.compute_dtype)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return {**super().get_config(), "max_sequence_length": self.max_sequence_length}

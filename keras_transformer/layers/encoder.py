@@ -1,0 +1,142 @@
+"""The encoder: blocks of self-attention and feed-forward network, and their stack."""
+
+import keras
+
+from keras_transformer.layers.block import TransformerLayer, implicit_mask
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class EncoderBlock(TransformerLayer):
+    """Self-attention, then a feed-forward network, each with a residual connection.
+
+    Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762);
+    pre-norm: Xiong et al. 2020 (https://arxiv.org/abs/2002.04745).
+
+    Args:
+        num_heads: number of attention heads.
+        intermediate_dim: width inside the feed-forward network.
+        dropout: probability in [0, 1) with which what a sub-layer adds is dropped.
+        attention_dropout: the same for attention weights.
+        activation_dropout: the same for the activations of the feed-forward network.
+        activation: of the feed-forward network, any Keras activation.
+        pre_norm: whether each sub-layer sees normalised inputs, instead of its sum with
+            the residual being normalised as in the paper.
+
+    Call arguments:
+        inputs: (batch, length, dim).
+        padding_mask: boolean (batch, length), True for a real token; the implicit Keras
+            mask of `inputs` if None.
+        attention_mask: boolean, broadcasts to (batch, length, length); True where
+            attention is allowed.
+        training: whether dropout is applied.
+
+    Returns:
+        Same shape as `inputs`.
+
+    Raises:
+        ValueError: if the width of the inputs cannot be divided by `num_heads`.
+
+    Example:
+        >>> block = EncoderBlock(num_heads=2, intermediate_dim=7)
+        >>> tuple(block(keras.ops.zeros((3, 5, 4))).shape)
+        (3, 5, 4)
+    """
+
+    def __init__(self, num_heads, intermediate_dim, *args, **kwargs):
+        super().__init__(num_heads, intermediate_dim, *args, **kwargs)
+        self.self_attention = self.attention("self_attention")
+        self.feed_forward = self.feed_forward_network()
+        self.around_self_attention = self.residual("around_self_attention")
+        self.around_feed_forward = self.residual("around_feed_forward")
+
+    def build(self, input_shape):
+        for part in (
+            self.self_attention,
+            self.feed_forward,
+            self.around_self_attention,
+            self.around_feed_forward,
+        ):
+            part.build(input_shape)
+
+    def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
+        return self.attend(inputs, padding_mask, attention_mask, training)[0]
+
+    def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
+        """The attention weights of a call with the same arguments.
+
+        Returns:
+            Weights in [0, 1], (batch, heads, length, length).
+        """
+        return self.attend(inputs, padding_mask, attention_mask)[1]
+
+    def attend(self, inputs, padding_mask=None, attention_mask=None, training=None):
+        """The pair of what `call` and what `attention_scores` return."""
+        padding_mask = implicit_mask(inputs, padding_mask)
+        outputs, weights = self.around_self_attention.wrap(
+            inputs,
+            lambda vectors: self.self_attention.attend(
+                vectors, None, padding_mask, attention_mask, training
+            ),
+            training,
+        )
+        outputs = self.around_feed_forward(outputs, sublayer=self.feed_forward, training=training)
+        return outputs, weights
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Encoder(TransformerLayer):
+    """A stack of encoder blocks; a pre-norm stack ends with a layer normalisation.
+
+    Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762).
+
+    Args:
+        num_layers: number of blocks, at least 1.
+        num_heads: and all further arguments as for `EncoderBlock`.
+
+    Call arguments:
+        As for `EncoderBlock`.
+
+    Returns:
+        Same shape as `inputs`.
+
+    Raises:
+        ValueError: if `num_layers` is below 1.
+
+    Example:
+        >>> encoder = Encoder(num_layers=3, num_heads=2, intermediate_dim=7)
+        >>> tuple(encoder(keras.ops.zeros((3, 5, 4))).shape)
+        (3, 5, 4)
+    """
+
+    def __init__(self, num_layers, num_heads, intermediate_dim, *args, **kwargs):
+        super().__init__(num_heads, intermediate_dim, *args, **kwargs)
+        self.num_layers = num_layers
+        self.blocks = self.blocks_of(EncoderBlock, num_layers)
+        self.norm = self.final_norm()
+
+    def build(self, input_shape):
+        for part in [*self.blocks, *([self.norm] if self.pre_norm else [])]:
+            part.build(input_shape)
+
+    def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
+        return self.attend(inputs, padding_mask, attention_mask, training)[0]
+
+    def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
+        """The attention weights of a call with the same arguments.
+
+        Returns:
+            A list with one tensor a block, (batch, heads, length, length).
+        """
+        return self.attend(inputs, padding_mask, attention_mask)[1]
+
+    def attend(self, inputs, padding_mask=None, attention_mask=None, training=None):
+        """The pair of what `call` and what `attention_scores` return."""
+        padding_mask = implicit_mask(inputs, padding_mask)
+        outputs, scores = inputs, []
+        for block in self.blocks:
+            outputs, weights = block.attend(outputs, padding_mask, attention_mask, training)
+            scores.append(weights)
+        return (self.norm(outputs) if self.pre_norm else outputs), scores
+
+    def get_config(self):
+        return {**super().get_config(), "num_layers": self.num_layers}

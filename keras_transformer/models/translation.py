@@ -1,0 +1,193 @@
+"""The encoder-decoder of "Attention Is All You Need", as a functional Keras model."""
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.decoder import Decoder
+from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
+from keras_transformer.layers.encoder import Encoder
+from keras_transformer.ops.masks import padding_mask
+from keras_transformer.training.model import Model
+
+# base, big: Vaswani et al. 2017, table 3 (https://arxiv.org/abs/1706.03762).
+# tiny: Wu et al. 2021, section 4.1, for Multi30k (https://aclanthology.org/2021.acl-long.480).
+SIZES = {
+    "tiny": {
+        "num_layers": 4,
+        "hidden_dim": 128,
+        "intermediate_dim": 256,
+        "num_heads": 4,
+        "dropout": 0.3,
+    },
+    "base": {
+        "num_layers": 6,
+        "hidden_dim": 512,
+        "intermediate_dim": 2048,
+        "num_heads": 8,
+        "dropout": 0.1,
+    },
+    "big": {
+        "num_layers": 6,
+        "hidden_dim": 1024,
+        "intermediate_dim": 4096,
+        "num_heads": 16,
+        "dropout": 0.3,
+    },
+}
+
+
+def translation(
+    source_vocabulary_size,
+    target_vocabulary_size=None,
+    size="base",
+    tie_output=True,
+    name="translation",
+    **dimensions,
+):
+    """Builds a Transformer that scores the next target token after each target position.
+
+    Source: Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762).
+
+    Args:
+        source_vocabulary_size: number of source ids.
+        target_vocabulary_size: number of target ids; None shares one vocabulary and one
+            table of embeddings between source and target.
+        size: a row of `SIZES`: "tiny", "base" or "big".
+        tie_output: whether the target embeddings also are the output projection.
+        name: of the model.
+        **dimensions: replace columns of that row (num_layers, hidden_dim,
+            intermediate_dim, num_heads, dropout), or are further arguments of the blocks
+            (attention_dropout, activation_dropout, activation, pre_norm, dtype).
+
+    Returns:
+        A functional Keras model. Inputs: a dictionary of `source_ids` (batch, source) and
+        `target_ids` (batch, target), integers, 0 for padding. Output: float32 logits,
+        (batch, target, target_vocabulary_size).
+
+    Raises:
+        ValueError: if `size` or a dimension is unknown, or hidden_dim cannot be divided
+            by num_heads.
+
+    Example:
+        >>> model = translation(11, size="tiny", num_layers=1)
+        >>> ids = keras.ops.array([[3, 5, 2]])
+        >>> tuple(model({"source_ids": ids, "target_ids": ids}).shape)
+        (1, 3, 11)
+    """
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
+    block = {**SIZES[size], **dimensions}
+    hidden_dim = block.pop("hidden_dim")
+    dtype = block.get("dtype")
+
+    source_ids = keras.Input((None,), dtype="int32", name="source_ids")
+    target_ids = keras.Input((None,), dtype="int32", name="target_ids")
+    shared = target_vocabulary_size is None
+    target_vocabulary_size = source_vocabulary_size if shared else target_vocabulary_size
+    target_embedding = TokenEmbedding(
+        target_vocabulary_size, hidden_dim, dtype=dtype, name="target_embedding"
+    )
+    source_embedding = target_embedding
+    if not shared:
+        source_embedding = TokenEmbedding(
+            source_vocabulary_size, hidden_dim, dtype=dtype, name="source_embedding"
+        )
+    output_projection = target_embedding
+    if not tie_output:
+        output_projection = TokenEmbedding(
+            target_vocabulary_size, hidden_dim, dtype=dtype, name="output_projection"
+        )
+    positions = SinusoidalEncoding(dtype=dtype, name="positions")
+    dropout = keras.layers.Dropout(block["dropout"], dtype=dtype, name="embedding_dropout")
+
+    source = dropout(positions(source_embedding(source_ids)))
+    source = Encoder(**block, name="encoder")(source)
+    target = dropout(positions(target_embedding(target_ids)))
+    target = Decoder(**block, name="decoder")(target, source)
+    logits = output_projection(target, reverse=True)
+    return Model({"source_ids": source_ids, "target_ids": target_ids}, logits, name=name)
+
+
+def encode(model, source_ids):
+    """Computes once what every decoding step needs of the source.
+
+    Args:
+        model: of `translation`, as built or reloaded.
+        source_ids: (batch, source), 0 for padding.
+
+    Returns:
+        A nested structure of tensors, batch axis first, for `start_cache` and `step`.
+    """
+    mask = padding_mask(source_ids)
+    source = model.get_layer("encoder")(_embed(model, "source", source_ids), padding_mask=mask)
+    return {"keys_values": model.get_layer("decoder").memory(source), "padding_mask": mask}
+
+
+def start_cache(model, memory, num_beams):
+    """The cache before the first step.
+
+    Returns:
+        A nested structure of tensors (batch, beams, ...); their axis of size 0 grows by
+        one with each step.
+    """
+    batch_size = ops.shape(memory["padding_mask"])[0]
+    return model.get_layer("decoder").empty_cache(batch_size, num_beams)
+
+
+def step(model, memory, token_ids, position, cache):
+    """Scores what may follow `token_ids`, for every beam of every row.
+
+    Args:
+        model: of `translation`, as built or reloaded.
+        memory: what `encode` returned.
+        token_ids: the newest token of each beam, (batch, beams).
+        position: its position in the target, counted from 0, an integer scalar.
+        cache: what `start_cache` or the step before returned.
+
+    Returns:
+        The pair of float32 logits, (batch, beams, vocabulary), and the longer cache.
+    """
+    vectors = model.get_layer("target_embedding")(token_ids)
+    vectors = model.get_layer("positions").step(vectors, position)
+    vectors, cache = model.get_layer("decoder").step(
+        vectors, memory["keys_values"], memory["padding_mask"], cache
+    )
+    return _output_projection(model)(vectors, reverse=True), cache
+
+
+def attention_scores(model, source_ids, target_ids):
+    """The attention weights of every layer and head for given pairs.
+
+    Args:
+        model: of `translation`, as built or reloaded.
+        source_ids: (batch, source), 0 for padding.
+        target_ids: (batch, target), as the decoder is given them.
+
+    Returns:
+        A dictionary of lists with one tensor (batch, heads, target, source) a layer:
+        "encoder", "decoder" (self-attention) and "cross" (from target to source).
+    """
+    source_mask, target_mask = padding_mask(source_ids), padding_mask(target_ids)
+    source, encoder_scores = model.get_layer("encoder").attend(
+        _embed(model, "source", source_ids), source_mask
+    )
+    pairs = model.get_layer("decoder").attention_scores(
+        _embed(model, "target", target_ids), source, target_mask, source_mask
+    )
+    return {
+        "encoder": encoder_scores,
+        "decoder": [own for own, _ in pairs],
+        "cross": [cross for _, cross in pairs],
+    }
+
+
+def _embed(model, side, token_ids):
+    """Embedded and positioned vectors of the "source" or "target" side."""
+    shared = "source_embedding" not in {layer.name for layer in model.layers}
+    name = "target_embedding" if shared else f"{side}_embedding"
+    return model.get_layer("positions")(model.get_layer(name)(token_ids))
+
+
+def _output_projection(model):
+    tied = "output_projection" not in {layer.name for layer in model.layers}
+    return model.get_layer("target_embedding" if tied else "output_projection")

@@ -1,0 +1,29 @@
+"""Functions of tensors, written in `keras.ops` alone."""
+
+from keras_transformer.ops.attention import (
+    attention_weights,
+    dot_product_attention,
+    merge_heads,
+    split_heads,
+)
+from keras_transformer.ops.masks import (
+    causal_mask,
+    combine_masks,
+    local_mask,
+    padding_mask,
+    valid_length_mask,
+)
+from keras_transformer.ops.positions import sinusoidal_positions
+
+__all__ = [
+    "attention_weights",
+    "causal_mask",
+    "combine_masks",
+    "dot_product_attention",
+    "local_mask",
+    "merge_heads",
+    "padding_mask",
+    "sinusoidal_positions",
+    "split_heads",
+    "valid_length_mask",
+]

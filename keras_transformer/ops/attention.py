@@ -1,0 +1,68 @@
+"""Scaled dot-product attention and the split of a vector into heads."""
+
+import math
+
+from keras import ops
+
+
+def split_heads(inputs, num_heads):
+    """(batch, length, heads * dim) -> (batch, heads, length, dim)."""
+    dim = inputs.shape[-1] // num_heads
+    # Batch is the unknown axis: with it, a batch of zero rows still has a shape.
+    heads = ops.reshape(inputs, (-1, ops.shape(inputs)[1], num_heads, dim))
+    return ops.transpose(heads, (0, 2, 1, 3))
+
+
+def merge_heads(inputs):
+    """(batch, heads, length, dim) -> (batch, length, heads * dim)."""
+    num_heads, dim = inputs.shape[1], inputs.shape[3]
+    length = ops.shape(inputs)[2]
+    return ops.reshape(ops.transpose(inputs, (0, 2, 1, 3)), (-1, length, num_heads * dim))
+
+
+def attention_weights(queries, keys, mask=None):
+    """How much each target position takes from each source position.
+
+    softmax(Q K^T / sqrt(d)), computed in float32 under every dtype policy. A target
+    position that may attend to nothing takes nothing: its weights are all zero.
+
+    Source: Vaswani et al. 2017, equation 1 (https://arxiv.org/abs/1706.03762).
+
+    Args:
+        queries: (..., heads, target, dim).
+        keys: (..., heads, source, dim).
+        mask: boolean, broadcasts to (..., heads, target, source); True where attention
+            is allowed; None allows everything.
+
+    Returns:
+        Weights in [0, 1], (..., heads, target, source), in the dtype of `queries`.
+    """
+    # Scaling the queries touches fewer numbers than scaling the scores.
+    queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
+    scores = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
+    scores = ops.cast(scores, "float32")  # (..., heads, target, source)
+    if mask is None:
+        return ops.cast(ops.softmax(scores, axis=-1), queries.dtype)
+    # Finite, so that a row of nothing but forbidden positions gives no NaN.
+    scores = scores + ops.where(mask, 0.0, -1e30)
+    allowed = ops.cast(ops.any(mask, axis=-1, keepdims=True), "float32")
+    return ops.cast(ops.softmax(scores, axis=-1) * allowed, queries.dtype)
+
+
+def dot_product_attention(queries, keys, values, mask=None, dropout=None):
+    """Mixes the values of the source positions by their attention weights.
+
+    Args:
+        queries: (..., heads, target, key_dim).
+        keys: (..., heads, source, key_dim).
+        values: (..., heads, source, value_dim).
+        mask: as for `attention_weights`.
+        dropout: a function from weights to weights, or None.
+
+    Returns:
+        The pair of context, (..., heads, target, value_dim), and weights before
+        dropout, (..., heads, target, source).
+    """
+    weights = attention_weights(queries, keys, mask)
+    dropped = weights if dropout is None else dropout(weights)
+    return ops.matmul(dropped, values), weights

@@ -1,0 +1,151 @@
+"""Boolean attention masks: True where a target position may attend to a source position.
+
+Every function returns a boolean tensor that broadcasts to (batch, target, source);
+`combine_masks` takes any number of them, and None, and allows what all of them allow.
+"""
+
+from keras import ops
+
+
+def padding_mask(token_ids, pad_id=0):
+    """Marks the real tokens of padded rows.
+
+    Args:
+        token_ids: integers, (batch, source).
+        pad_id: the id that fills up short rows.
+
+    Returns:
+        Boolean (batch, source), True for a real token.
+
+    Example:
+        >>> padding_mask(keras.ops.array([[7, 5, 0]])).numpy().tolist()
+        [[True, True, False]]
+    """
+    return ops.not_equal(token_ids, pad_id)
+
+
+def valid_length_mask(valid_length, source_length):
+    """Allows the first `valid_length` source positions.
+
+    Args:
+        valid_length: integers in [0, source_length], in tokens: (batch,) for one
+            length a row, (batch, target) for one length a target position.
+        source_length: number of source positions, an integer scalar.
+
+    Returns:
+        Boolean (batch, 1, source) or (batch, target, source).
+
+    Raises:
+        ValueError: if `valid_length` has neither one nor two axes.
+
+    Example:
+        >>> valid_length_mask(keras.ops.array([1, 2]), 2).numpy().tolist()
+        [[[True, False]], [[True, True]]]
+    """
+    rank = len(valid_length.shape)
+    if rank not in (1, 2):
+        raise ValueError(
+            "valid_length must have the shape (batch,) or (batch, target). "
+            f"Received: shape {tuple(valid_length.shape)}."
+        )
+    lengths = valid_length[:, None, None] if rank == 1 else valid_length[:, :, None]
+    return ops.arange(source_length, dtype="int32") < ops.cast(lengths, "int32")
+
+
+def causal_mask(target_length, source_length=None, start=0):
+    """Allows each target position the source positions up to its own.
+
+    Args:
+        target_length: number of target positions, an integer scalar.
+        source_length: number of source positions; `start + target_length` if None.
+        start: position of the first target among the source positions, in tokens.
+            Not 0 when earlier positions come from a cache.
+
+    Returns:
+        Boolean (1, target, source).
+
+    Example:
+        >>> causal_mask(2, start=1).numpy().tolist()
+        [[[True, True, False], [True, True, True]]]
+    """
+    distance = _distance(target_length, source_length, start)
+    return distance <= 0
+
+
+def local_mask(target_length, source_length=None, radius=1, start=0):
+    """Allows each target position the source positions at most `radius` away.
+
+    Args:
+        target_length: number of target positions, an integer scalar.
+        source_length: number of source positions; `start + target_length` if None.
+        radius: largest allowed distance, in tokens; 0 allows the own position only.
+        start: position of the first target among the source positions, in tokens.
+
+    Returns:
+        Boolean (1, target, source).
+
+    Raises:
+        ValueError: if `radius` is negative.
+
+    Example:
+        >>> local_mask(3, radius=1).numpy().tolist()
+        [[[True, True, False], [True, True, True], [False, True, True]]]
+    """
+    if radius < 0:
+        raise ValueError(f"radius must be at least 0 tokens. Received: radius={radius}.")
+    return ops.abs(_distance(target_length, source_length, start)) <= radius
+
+
+def combine_masks(*masks):
+    """Allows what every given mask allows.
+
+    Args:
+        *masks: None, or boolean tensors of shape (batch, source) as of `padding_mask`,
+            or (batch, target, source) where any axis may be 1.
+
+    Returns:
+        Boolean (batch, target, source), axes of size 1 left as they are; None if
+        every mask is None.
+
+    Raises:
+        ValueError: if a mask is not boolean, or has neither two nor three axes.
+
+    Example:
+        >>> real = padding_mask(keras.ops.array([[7, 0]]))
+        >>> combine_masks(real, causal_mask(2), None).numpy().tolist()
+        [[[True, False], [True, False]]]
+    """
+    combined = None
+    for mask in masks:
+        if mask is None:
+            continue
+        mask = _as_attention_mask(mask)
+        combined = mask if combined is None else ops.logical_and(combined, mask)
+    return combined
+
+
+def _as_attention_mask(mask):
+    dtype = getattr(mask.dtype, "name", str(mask.dtype)).replace("torch.", "")
+    if dtype != "bool":
+        raise ValueError(
+            "A mask must be boolean, True where attention is allowed. Turn zeros and ones "
+            f"into booleans with keras.ops.cast(mask, 'bool'). Received: dtype {dtype}."
+        )
+    rank = len(mask.shape)
+    if rank == 2:
+        return mask[:, None, :]  # (batch, 1, source)
+    if rank == 3:
+        return mask
+    raise ValueError(
+        "A mask must have the shape (batch, source) or (batch, target, source). "
+        f"Received: shape {tuple(mask.shape)}."
+    )
+
+
+def _distance(target_length, source_length, start):
+    """Source position minus target position, (1, target, source)."""
+    if source_length is None:
+        source_length = start + target_length
+    targets = start + ops.arange(target_length, dtype="int32")
+    sources = ops.arange(source_length, dtype="int32")
+    return (sources[None, :] - targets[:, None])[None]

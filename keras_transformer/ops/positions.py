@@ -1,0 +1,41 @@
+"""The position pattern of "Attention Is All You Need"."""
+
+import math
+
+from keras import ops
+
+
+def sinusoidal_positions(length, dim, start=0, max_wavelength=10000):
+    """Sines and cosines of the positions `start` to `start + length - 1`, interleaved.
+
+    Column 2i holds sin(p / max_wavelength^(2i/dim)), column 2i+1 the cosine.
+    Source: Vaswani et al. 2017, section 3.5 (https://arxiv.org/abs/1706.03762).
+
+    Args:
+        length: number of positions, an integer scalar; may be a tensor.
+        dim: number of columns, even.
+        start: first position, in tokens; may be a tensor.
+        max_wavelength: longest wavelength, in tokens, divided by 2 pi.
+
+    Returns:
+        float32 (length, dim), under every dtype policy: bfloat16 cannot tell
+        position 257 from 258.
+
+    Raises:
+        ValueError: if `dim` is odd.
+
+    Example:
+        >>> sinusoidal_positions(2, 2).numpy().round(2).tolist()
+        [[0.0, 1.0], [0.84, 0.54]]
+    """
+    if dim % 2:
+        raise ValueError(
+            "dim must be even so that every sine has its cosine. "
+            f"Choose e.g. {dim + 1}. Received: dim={dim}."
+        )
+    positions = ops.cast(start + ops.arange(length, dtype="int32"), "float32")
+    columns = ops.arange(0, dim, 2, dtype="float32")
+    rates = ops.exp(columns * (-math.log(max_wavelength) / dim))
+    angles = positions[:, None] * rates  # (length, dim / 2)
+    pairs = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)
+    return ops.reshape(pairs, (-1, dim))

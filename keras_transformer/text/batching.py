@@ -1,0 +1,212 @@
+"""Cuts parallel text into batches that hold about the same number of tokens.
+
+The index plan is a pure function of (seed, epoch), so an interrupted training
+goes on at any step without reading what came before.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.text.tokenizers import END_ID, PAD_ID, START_ID, Tokenizer
+
+_TEXTS_PER_TOKENIZER_CALL = 1024
+
+
+class TokenBatches:
+    """Batches of token ids for training a translation model.
+
+    Tokenises the text once, with tensorflow-text inside a tf.data pipeline, and
+    keeps the ids in memory, about four bytes a token. Pairs of similar lengths
+    share a batch, so that little of it is padding: pairs are sorted by length
+    and cut so that rows × longest sentence stays within a budget of tokens on
+    either side. Every epoch holds each pair once, in batches of the same
+    shapes; which pairs of equal lengths meet in a batch, and the order of the
+    batches, change from epoch to epoch.
+
+    A source row is its tokens and end; the decoder's input is start and the
+    tokens; the labels are the tokens and end. Pairs of which either side with
+    its end is longer than `max_length` are dropped and reported.
+
+    Args:
+        sources: sentences to translate.
+        targets: their translations, as many.
+        source_tokenizer: a `Tokenizer`.
+        target_tokenizer: a `Tokenizer`, often the same object.
+        tokens_per_batch: most tokens of a batch, padding included, on either
+            side. At least `max_length`.
+        max_length: longest sentence kept, in tokens with its end.
+        seed: integer that fixes the order of every epoch.
+
+    Attributes:
+        num_pairs: pairs kept, the number of an epoch.
+        num_dropped: pairs longer than `max_length`.
+        num_target_tokens: labels of an epoch, ends included, padding not.
+        steps_per_epoch: batches of an epoch, the same for every epoch.
+
+    Raises:
+        ValueError: if there are not as many sources as targets, no pair is
+            left, or the budget is smaller than the longest sentence allowed.
+
+    Example:
+        >>> from keras_transformer.text import train_tokenizer
+        >>> tokenizer = train_tokenizer(["a b", "b a"], vocabulary_size=264)
+        >>> batches = TokenBatches(["a b", "b"], ["b a", "a"], tokenizer, tokenizer)
+        >>> inputs, labels = next(iter(batches.dataset()))
+        >>> sorted(inputs), labels.shape[0]
+        (['source_ids', 'target_ids'], 2)
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+        tokens_per_batch: int = 4096,
+        max_length: int = 256,
+        seed: int = 0,
+    ):
+        if len(sources) != len(targets):
+            raise ValueError(
+                "Each source needs one target. "
+                f"Received: {len(sources)} sources, {len(targets)} targets."
+            )
+        if tokens_per_batch < max_length:
+            raise ValueError(
+                "tokens_per_batch must be at least max_length, so that any sentence fits into a "
+                f"batch. Received: tokens_per_batch={tokens_per_batch}, max_length={max_length}."
+            )
+        self._sources = _tokenize_all(sources, source_tokenizer)
+        self._targets = _tokenize_all(targets, target_tokenizer)
+        self._source_lengths = self._sources.row_lengths().numpy()
+        self._target_lengths = self._targets.row_lengths().numpy()
+        longest = np.maximum(self._source_lengths, self._target_lengths)
+        self._kept = np.flatnonzero(longest <= max_length)
+        self.num_pairs = len(self._kept)
+        self.num_dropped = len(sources) - self.num_pairs
+        if self.num_pairs == 0:
+            raise ValueError(
+                "No pair is left to train on. Give more text or a larger max_length. Received: "
+                f"{len(sources)} pairs, {self.num_dropped} of them longer than {max_length} tokens."
+            )
+        if self.num_dropped:
+            logging.getLogger(__name__).warning(
+                "Dropped %d of %d pairs longer than max_length=%d tokens.",
+                self.num_dropped, len(sources), max_length,
+            )  # fmt: skip
+        self.num_target_tokens = int(self._target_lengths[self._kept].sum())
+        self._tokens_per_batch = tokens_per_batch
+        self._seed = seed
+
+        self._sorted, self._group_of = self._sort_by_length()
+        self._cuts = self._cut(self._sorted)
+        self.steps_per_epoch = len(self._cuts) - 1
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Training batches without end, from step `start_step` on.
+
+        Element k is a pure function of the text, the seed and `start_step + k`.
+        Starting late costs nothing: skipped batches are never made.
+
+        Returns:
+            Elements `({"source_ids": (batch, source), "target_ids": (batch,
+            target)}, labels (batch, target))`, int32, padded with 0.
+        """
+        first_epoch, first_batch = divmod(start_step, self.steps_per_epoch)
+
+        def batches_of(epoch):
+            pairs, batch_order = self._shuffle(epoch)
+            first = tf.where(epoch == first_epoch, tf.constant(first_batch, tf.int64), 0)
+            steps = tf.data.Dataset.range(first, self.steps_per_epoch)
+            return steps.map(lambda step: _rows(pairs, self._cuts, batch_order[step]))
+
+        epochs = tf.data.Dataset.counter(start=first_epoch)
+        return self._finish(epochs.flat_map(batches_of))
+
+    def epoch(self) -> tf.data.Dataset:
+        """Each pair once, in the order of the text: for validation.
+
+        The elements are those of `dataset`; batches keep to the same budget.
+        """
+        cuts = self._cut(self._kept)
+        steps = tf.data.Dataset.range(len(cuts) - 1)
+        return self._finish(steps.map(lambda step: _rows(self._kept, cuts, step)))
+
+    def _sort_by_length(self):
+        """Pairs by length, and for each place the number of its group of equal lengths."""
+        source = self._source_lengths[self._kept]
+        target = self._target_lengths[self._kept]
+        # Up and down in turns: a batch that spans two target lengths then holds sources of
+        # similar lengths, not the longest of one and the shortest of the next.
+        order = np.lexsort((np.where(target % 2 == 0, source, -source), target))
+        source, target = source[order], target[order]
+        is_new = (np.diff(source, prepend=source[0]) != 0) | (
+            np.diff(target, prepend=target[0]) != 0
+        )
+        return self._kept[order], np.cumsum(is_new)
+
+    def _cut(self, pairs):
+        """Places where batches begin, and the end: greedily, as many rows as the budget allows."""
+        source, target = self._source_lengths[pairs], self._target_lengths[pairs]
+        cuts, longest = [0], 0
+        for place, length in enumerate(np.maximum(source, target).tolist()):
+            longest = max(longest, length)
+            if (place + 1 - cuts[-1]) * longest > self._tokens_per_batch:
+                cuts.append(place)
+                longest = length
+        return np.array([*cuts, len(pairs)])
+
+    def _shuffle(self, epoch):
+        """The pairs of an epoch in sorted order with ties permuted, and the order of its batches."""
+        seed = tf.stack([tf.constant(self._seed, tf.int64), epoch])
+        # A named generator: the default one may differ between processors.
+        within, between = tf.unstack(tf.random.split(seed, 2, alg="philox"))
+        ties = tf.random.stateless_uniform([self.num_pairs], within, dtype=tf.float64, alg="philox")
+        order = tf.argsort(tf.cast(self._group_of, tf.float64) + ties)
+        ranks = tf.random.stateless_uniform([self.steps_per_epoch], between, alg="philox")
+        return tf.gather(self._sorted, order), tf.argsort(ranks)
+
+    def _finish(self, rows: tf.data.Dataset) -> tf.data.Dataset:
+        """From numbers of pairs to padded batches, made ahead of their use."""
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+        batches = rows.map(self._batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+    def _batch(self, pairs):
+        source_ids = tf.gather(self._sources, pairs).to_tensor(PAD_ID)  # (batch, source)
+        labels = tf.gather(self._targets, pairs).to_tensor(PAD_ID)  # (batch, target)
+        shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=START_ID)
+        # Where the label is padding, the shifted row holds the end of a shorter sentence.
+        target_ids = tf.where(labels == PAD_ID, PAD_ID, shifted)
+        return {"source_ids": source_ids, "target_ids": target_ids}, labels
+
+
+def _tokenize_all(texts: Sequence[str], tokenizer: Tokenizer) -> tf.RaggedTensor:
+    """The ids of each sentence and its end, (sentences, None)."""
+
+    def add_end(chunk):
+        ids = tokenizer.tokenize(chunk)
+        ends = tf.fill([ids.nrows(), 1], END_ID)
+        return tf.concat([ids, ends], axis=1)
+
+    chunks = (
+        tf.data.Dataset.from_tensor_slices(tf.constant(list(texts), tf.string))
+        .batch(_TEXTS_PER_TOKENIZER_CALL)
+        .map(add_end, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    )
+    ids, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+    for chunk in chunks:
+        ids.append(chunk.flat_values.numpy())
+        lengths.append(chunk.row_lengths().numpy())
+    with tf.device("CPU:0"):  # tf.data runs there
+        return tf.RaggedTensor.from_row_lengths(np.concatenate(ids), np.concatenate(lengths))
+
+
+def _rows(pairs, cuts, batch):
+    """The numbers of the pairs of one batch: a slice of `pairs` between two cuts."""
+    bounds = tf.gather(cuts, tf.stack([batch, batch + 1]))
+    return tf.gather(pairs, tf.range(bounds[0], bounds[1]))

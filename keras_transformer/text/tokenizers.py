@@ -1,0 +1,182 @@
+"""Text to integer pieces and back, with a byte-pair vocabulary learned from text.
+
+The vocabulary is trained by the `sentencepiece` package and applied by
+tensorflow-text, in the tf.data pipeline and in the served graph alike, so both
+see the same pieces. Byte fallback spells what the vocabulary lacks as bytes:
+no input is ever unknown, and every character survives the way there and back.
+"""
+
+import io
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterable
+
+import sentencepiece
+import tensorflow as tf
+import tensorflow_text
+
+PAD_ID, UNKNOWN_ID, START_ID, END_ID = 0, 1, 2, 3
+_CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
+
+# Characters beyond this share of the text (a stray Greek letter in English) are left to byte
+# fallback instead of taking a row of the vocabulary each.
+_CHARACTER_COVERAGE = 0.9999
+
+
+class Tokenizer(tf.Module):
+    """Cuts texts into the pieces of a SentencePiece model and joins them again.
+
+    A `tf.Module`: assigned to an attribute of another module it is tracked, and
+    its methods may be called inside a `tf.function`, a tf.data pipeline or an
+    exported signature. Ids: pad 0, unknown 1, start 2, end 3, then 256 bytes
+    (<0x00> to <0xFF>), then pieces of text.
+
+    Args:
+        model: the serialised SentencePiece model, as `train_tokenizer` makes it.
+            A BPE model: on unigram models tensorflow-text and sentencepiece
+            break ties differently.
+
+    Raises:
+        ValueError: if `model` is not a SentencePiece model or its first ids are
+            not pad, unknown, start, end.
+
+    Example:
+        >>> tokenizer = train_tokenizer(["ab abc", "abc ab"], vocabulary_size=267)
+        >>> ids = tokenizer.tokenize(["abc ab", ""])
+        >>> ids.shape[0], tokenizer.detokenize(ids).numpy().tolist()
+        (2, [b'abc ab', b''])
+    """
+
+    def __init__(self, model: bytes):
+        super().__init__(name="tokenizer")
+        self._pieces = _pieces_of(model)
+        self.model = model
+        self._sentencepiece = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids: control ids, bytes and pieces of text."""
+        return len(self._pieces)
+
+    def tokenize(self, texts) -> tf.RaggedTensor:
+        """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
+        return self._sentencepiece.tokenize(tf.convert_to_tensor(texts, tf.string))
+
+    def detokenize(self, ids) -> tf.Tensor:
+        """Joins (batch, length) ids, dense or ragged, into (batch,) strings.
+
+        Pad, start, end and ids outside of the vocabulary are left out, so any
+        integers are welcome. An incomplete sequence of bytes becomes U+FFFD:
+        the answer is always valid UTF-8.
+        """
+        ids = tf.cast(ids, tf.int32)
+        is_text = (ids > END_ID) & (ids < self.vocabulary_size)
+        return self._sentencepiece.detokenize(
+            tf.ragged.boolean_mask(ids, is_text | (ids == UNKNOWN_ID))
+        )
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of some ids as text, to label an axis; a leading "▁" is a space."""
+        return [self._pieces[int(token_id)] for token_id in ids]
+
+    def save(self, path) -> None:
+        """Writes the model to a file that `load` reads; a reader never sees half of it."""
+        path = pathlib.Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        try:
+            with open(handle, "wb") as file:
+                file.write(self.model)
+            os.chmod(draft, 0o644)  # mkstemp makes files that only their owner may read
+            os.replace(draft, path)
+        except BaseException:
+            os.unlink(draft)
+            raise
+
+    @classmethod
+    def load(cls, path) -> "Tokenizer":
+        """Reads what `save` wrote, or any SentencePiece model with the same control ids."""
+        return cls(pathlib.Path(path).read_bytes())
+
+
+def train_tokenizer(sentences: Iterable[str], vocabulary_size: int) -> Tokenizer:
+    """Learns a byte-pair vocabulary from text; the same text gives the same vocabulary.
+
+    Source: Sennrich et al. 2016, section 3.2 (https://arxiv.org/abs/1508.07909),
+    in the SentencePiece form of Kudo and Richardson 2018.
+
+    Args:
+        sentences: the text, a sentence an element. For a joint vocabulary of two
+            languages give the sentences of both.
+        vocabulary_size: number of ids, of which 260 are control ids and bytes.
+
+    Returns:
+        A `Tokenizer` of exactly `vocabulary_size` ids.
+
+    Raises:
+        ValueError: if there is no text, or the text has too many distinct
+            characters for the vocabulary or too few distinct pieces.
+
+    Example:
+        >>> train_tokenizer(["to be or not to be"], vocabulary_size=273).vocabulary_size
+        273
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            vocab_size=vocabulary_size,
+            model_type="bpe",
+            byte_fallback=True,
+            character_coverage=_CHARACTER_COVERAGE,
+            pad_id=PAD_ID,
+            unk_id=UNKNOWN_ID,
+            bos_id=START_ID,
+            eos_id=END_ID,
+            pad_piece=_CONTROL_PIECES[PAD_ID],
+            minloglevel=2,  # its progress report would go to the terminal
+        )
+    except RuntimeError as error:
+        raise ValueError(_explain(str(error), vocabulary_size)) from None
+    return Tokenizer(model.getvalue())
+
+
+def _explain(message: str, vocabulary_size: int) -> str:
+    """One clear line for what the SentencePiece trainer refuses."""
+    if "sentences_.empty()" in message:
+        return "A vocabulary needs text to learn from. Received: no sentence with any text."
+    if most := re.search(r"set it to a value <= (\d+)", message):
+        return (
+            f"The text allows a vocabulary of at most {most[1]} pieces. Choose a smaller "
+            f"vocabulary or give more text. Received: vocabulary_size={vocabulary_size}."
+        )
+    if least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return (
+            f"The vocabulary must have at least {least[1]} pieces: 4 control ids, 256 bytes and "
+            f"each character of the text. Received: vocabulary_size={vocabulary_size}."
+        )
+    return (
+        f"SentencePiece could not train a vocabulary: {message}. "
+        f"Received: vocabulary_size={vocabulary_size}."
+    )
+
+
+def _pieces_of(model: bytes) -> list[str]:
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            "A tokenizer needs a serialised SentencePiece model. "
+            f"Received: {len(model)} bytes that are not one."
+        ) from None
+    pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+    if pieces[: len(_CONTROL_PIECES)] != _CONTROL_PIECES:
+        raise ValueError(
+            f"The first pieces of a SentencePiece model must be {_CONTROL_PIECES}. "
+            f"Received: {pieces[: len(_CONTROL_PIECES)]}."
+        )
+    return pieces

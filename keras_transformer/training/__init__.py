@@ -1,0 +1,16 @@
+"""Training: the exact train step, its loss and metrics, the schedule, Adam, checkpoints."""
+
+from keras_transformer.training.losses import TokenCrossentropy
+from keras_transformer.training.metrics import Perplexity, TokenAccuracy
+from keras_transformer.training.model import Model
+from keras_transformer.training.optimizers import Adam
+from keras_transformer.training.schedules import InverseSqrtWarmup
+
+__all__ = [
+    "Adam",
+    "InverseSqrtWarmup",
+    "Model",
+    "Perplexity",
+    "TokenAccuracy",
+    "TokenCrossentropy",
+]

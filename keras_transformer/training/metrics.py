@@ -1,0 +1,83 @@
+"""Metrics of token ids that count real tokens only."""
+
+import keras
+from keras import ops
+
+
+class TokenMetric(keras.metrics.Metric):
+    """A sum over real tokens divided by their number; padding does not count.
+
+    Args:
+        pad_id: label of the positions that do not count.
+        name: of the metric.
+    """
+
+    def __init__(self, pad_id=0, name=None, dtype=None):
+        super().__init__(name=name, dtype=dtype)
+        self.pad_id = pad_id
+        self.total = self.add_variable((), "zeros", name="total")
+        self.tokens = self.add_variable((), "zeros", name="tokens")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        weights = ops.cast(ops.not_equal(y_true, self.pad_id), "float32")
+        if sample_weight is not None:
+            weights = weights * ops.cast(sample_weight, "float32")
+        self.add_sums(ops.sum(self.values(y_true, y_pred) * weights), ops.sum(weights))
+
+    def add_sums(self, total, tokens):
+        """Adds what was summed elsewhere, both scalars."""
+        self.total.assign_add(ops.cast(total, self.dtype))
+        self.tokens.assign_add(ops.cast(tokens, self.dtype))
+
+    def values(self, y_true, y_pred):
+        """What is summed, (batch, target)."""
+        raise NotImplementedError
+
+    def result(self):
+        return self.total / ops.maximum(self.tokens, 1e-9)
+
+    def get_config(self):
+        return {**super().get_config(), "pad_id": self.pad_id}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenAccuracy(TokenMetric):
+    """Share of the real tokens that have the highest logit, in [0, 1].
+
+    Example:
+        >>> metric = TokenAccuracy()
+        >>> metric.update_state(keras.ops.array([[1, 0]]), keras.ops.array([[[0.0, 2], [9, 0]]]))
+        >>> float(metric.result())
+        1.0
+    """
+
+    def __init__(self, pad_id=0, name="token_accuracy", dtype=None):
+        super().__init__(pad_id, name, dtype)
+
+    def values(self, y_true, y_pred):
+        best = ops.cast(ops.argmax(y_pred, axis=-1), "int32")
+        return ops.cast(ops.equal(best, ops.cast(y_true, "int32")), "float32")
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Perplexity(TokenMetric):
+    """exp of the mean negative log-likelihood of a real token, without label smoothing.
+
+    Example:
+        >>> metric = Perplexity()
+        >>> metric.update_state(keras.ops.array([[1, 0]]), keras.ops.zeros((1, 2, 8)))
+        >>> round(float(metric.result()), 3)
+        8.0
+    """
+
+    def __init__(self, pad_id=0, name="perplexity", dtype=None):
+        super().__init__(pad_id, name, dtype)
+
+    def values(self, y_true, y_pred):
+        logits = ops.cast(y_pred, "float32")
+        labels = ops.cast(y_true, "int32")[..., None]
+        chosen = ops.take_along_axis(logits, labels, axis=-1)[..., 0]
+        return ops.logsumexp(logits, axis=-1) - chosen
+
+    def result(self):
+        return ops.exp(super().result())

@@ -1,0 +1,88 @@
+"""Output projection, softmax and cross-entropy in one, a few hundred tokens at a time.
+
+The logits of a whole batch are the largest tensor of a training step, several times over:
+as logits, probabilities and gradients. Here only those of `CHUNK_NUMBERS` numbers exist at
+a time, padding is left out before the product, and the gradient is never shifted by labels
+or smoothing in vocabulary width: those parts go through the narrow side of the product.
+"""
+
+import tensorflow as tf
+
+CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
+
+
+def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
+    """Sums over real tokens of the smoothed cross-entropy of softmax(features · tableᵀ).
+
+    With p the probabilities, E the table, h the features, e the smoothing and V its rows:
+    d/dh = p E - (1 - e) E[label] - (e / V) sum(E), and d/dE likewise with h.
+
+    Args:
+        features: (batch, target, dim), float32 or bfloat16.
+        table: (vocabulary, dim), float32.
+        labels: integers (batch, target).
+        label_smoothing: e, in [0, 1).
+        pad_id: label of the positions that do not count.
+        gradients: whether to compute those of the first sum.
+
+    Returns:
+        Sums, float32 (4,): loss, negative log-likelihood, tokens whose label has the
+        highest logit, tokens; then, with `gradients`, the gradient of the loss for the
+        features (in their shape and dtype) and for the table (float32).
+    """
+    dim, vocabulary = table.shape[1], table.shape[0]
+    flat_labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
+    real = tf.cast(tf.where(tf.not_equal(flat_labels, pad_id)), tf.int32)  # (tokens, 1)
+    hidden = tf.gather_nd(tf.reshape(features, [-1, dim]), real)  # (tokens, dim)
+    targets = tf.gather_nd(flat_labels, real)
+    tokens = tf.shape(targets)[0]
+
+    narrow = tf.cast(table, features.dtype)
+    table_sum = tf.reduce_sum(table, axis=0)
+    rows = max(1, CHUNK_NUMBERS // vocabulary)
+
+    def body(start, sums, hidden_gradients, table_gradient):
+        h, y = hidden[start : start + rows], targets[start : start + rows]
+        logits = tf.cast(tf.matmul(h, narrow, transpose_b=True), tf.float32)  # (rows, vocabulary)
+        probabilities = tf.nn.softmax(logits)
+        highest = tf.reduce_max(logits, axis=-1)
+        # The highest probability is 1 / sum(exp(logits - highest)).
+        normaliser = highest - tf.math.log(tf.reduce_max(probabilities, axis=-1))
+        chosen = tf.gather(logits, y, batch_dims=1)
+        mean = tf.reduce_sum(tf.cast(h, tf.float32) * table_sum, axis=-1) / vocabulary
+        smoothed = (1 - label_smoothing) * chosen + label_smoothing * mean
+        chunk_sums = [
+            tf.reduce_sum(normaliser - smoothed),
+            tf.reduce_sum(normaliser - chosen),
+            tf.reduce_sum(tf.cast(chosen >= highest, tf.float32)),
+        ]
+        sums += tf.stack(chunk_sums)
+        if gradients:
+            p = tf.cast(probabilities, features.dtype)
+            hidden_gradients = hidden_gradients.write(start // rows, tf.matmul(p, narrow))
+            table_gradient += tf.cast(tf.matmul(p, h, transpose_a=True), tf.float32)
+        return start + rows, sums, hidden_gradients, table_gradient
+
+    hidden_gradients = tf.TensorArray(
+        features.dtype, size=-(-tokens // rows), infer_shape=False, element_shape=[None, dim]
+    )
+    shared = -label_smoothing / vocabulary
+    hidden_sum = tf.reduce_sum(tf.cast(hidden, tf.float32), axis=0)
+    table_gradient = tf.broadcast_to(shared * hidden_sum, table.shape if gradients else [0, dim])
+    _, sums, hidden_gradients, table_gradient = tf.while_loop(
+        lambda start, *_: start < tokens,
+        body,
+        (0, tf.zeros([3]), hidden_gradients, table_gradient),
+        parallel_iterations=1,
+    )
+    sums = tf.concat([sums, [tf.cast(tokens, tf.float32)]], axis=0)
+    if not gradients:
+        return sums
+
+    through_labels = (1 - label_smoothing) * tf.gather(table, targets) - shared * table_sum
+    hidden_gradient = hidden_gradients.concat() - tf.cast(through_labels, features.dtype)
+    feature_gradient = tf.scatter_nd(real, hidden_gradient, [tf.size(flat_labels), dim])
+    table_gradient = tf.tensor_scatter_nd_sub(
+        table_gradient, targets[:, None], (1 - label_smoothing) * tf.cast(hidden, tf.float32)
+    )
+    return sums, tf.reshape(feature_gradient, tf.shape(features)), table_gradient

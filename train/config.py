@@ -1,0 +1,113 @@
+"""The settings of an experiment: one dataclass, short files that fill it, flags that override it."""
+
+import argparse
+import dataclasses
+import importlib
+import json
+import pathlib
+
+CONFIGS = pathlib.Path(__file__).parent / "configs"
+
+
+def setting(default, help_text):
+    return dataclasses.field(default=default, metadata={"help": help_text})
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationConfig:
+    """One experiment in translation; every field is also a flag of `python -m train.translation`."""
+
+    source: str = setting("", "file of source sentences, one a line; .gz is unpacked")
+    target: str = setting("", "file of their translations")
+    valid_source: str = setting("", "source sentences to measure on")
+    valid_target: str = setting("", "their translations")
+    tsv: str = setting("", "instead: one file, source TAB target")
+    valid_tsv: str = setting("", "the same to measure on")
+    dataset: str = setting("", "instead: a TFDS name, e.g. ted_hrlr_translate/pt_to_en")
+    data_dir: str = setting("", "where TFDS keeps its data")
+    max_pairs: int = setting(0, "use the first so many training pairs; 0 for all")
+
+    vocabulary_size: int = setting(8000, "number of pieces, in one vocabulary for both languages")
+    size: str = setting("base", "row of keras_transformer.models.translation.SIZES")
+    num_layers: int = setting(0, "blocks in encoder and decoder; 0 as in the row")
+    hidden_dim: int = setting(0, "width of the token vectors; 0 as in the row")
+    intermediate_dim: int = setting(0, "width inside the feed-forward network; 0 as in the row")
+    num_heads: int = setting(0, "attention heads; 0 as in the row")
+    dropout: float = setting(-1.0, "probability of dropping a residual; -1 as in the row")
+    attention_dropout: float = setting(0.0, "probability of dropping an attention weight")
+    activation_dropout: float = setting(0.0, "probability of dropping a feed-forward activation")
+    pre_norm: bool = setting(True, "normalise before each sub-layer instead of after")
+    dtype: str = setting("float32", "Keras dtype policy: float32 or mixed_bfloat16")
+
+    tokens_per_batch: int = setting(4096, "most tokens of a batch on either side")
+    max_length: int = setting(256, "longest sentence, in tokens; longer pairs are left out")
+    steps: int = setting(8000, "optimizer steps")
+    peak_rate: float = setting(0.001, "highest learning rate")
+    warmup_steps: int = setting(2000, "steps until the highest rate")
+    label_smoothing: float = setting(0.1, "share of the target spread over the vocabulary")
+    clip_norm: float = setting(0.0, "largest norm of the gradient; 0 for no limit")
+    accumulation_steps: int = setting(1, "parts into which a batch is cut to save memory")
+    seed: int = setting(1, "of the initial weights, dropout and the order of the data")
+
+    checkpoint_every: int = setting(500, "steps between two checkpoints")
+    average: int = setting(5, "newest checkpoints whose mean becomes the model")
+    bleu_every: int = setting(0, "epochs between two measurements of BLEU inside fit; 0 for none")
+    patience: int = setting(
+        0, "epochs without a better validation loss before stopping; 0 for none"
+    )
+    tensorboard: bool = setting(False, "write TensorBoard logs into the run's folder")
+    num_beams: int = setting(5, "beams when translating")
+    length_penalty: float = setting(1.0, "exponent alpha of the GNMT length penalty")
+
+    def dimensions(self):
+        """The arguments of `keras_transformer.models.translation.translation`."""
+        chosen = {"size": self.size, "pre_norm": self.pre_norm, "dtype": self.dtype}
+        chosen["attention_dropout"] = self.attention_dropout
+        chosen["activation_dropout"] = self.activation_dropout
+        for name in ("num_layers", "hidden_dim", "intermediate_dim", "num_heads"):
+            if getattr(self, name):
+                chosen[name] = getattr(self, name)
+        if self.dropout >= 0:
+            chosen["dropout"] = self.dropout
+        return chosen
+
+    def save(self, path):
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path):
+        return cls(**json.loads(path.read_text()))
+
+
+def load_config(name):
+    """The `CONFIG` of train/configs/<name>.py.
+
+    Raises:
+        ValueError: if there is no such file.
+    """
+    known = sorted(path.stem for path in CONFIGS.glob("[a-z]*.py"))
+    if name not in known:
+        raise ValueError(f"--config must be one of {', '.join(known)}. Received: {name!r}.")
+    return importlib.import_module(f"train.configs.{name}").CONFIG
+
+
+def add_settings(parser):
+    """A flag for each setting; one that is not given leaves the config's value."""
+    parser.add_argument("--config", help="an experiment of train/configs, e.g. multi30k")
+    for field in dataclasses.fields(TranslationConfig):
+        flag = "--" + field.name.replace("_", "-")
+        shown = "" if field.default == "" else f" (default {field.default})"
+        kind = {"type": field.type}
+        if field.type is bool:
+            kind = {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(
+            flag, dest=field.name, default=None, help=field.metadata["help"] + shown, **kind
+        )
+
+
+def config_of(options):
+    """The config that parsed flags ask for."""
+    config = load_config(options.config) if options.config else TranslationConfig()
+    names = [field.name for field in dataclasses.fields(TranslationConfig)]
+    given = {n: getattr(options, n) for n in names if getattr(options, n) is not None}
+    return dataclasses.replace(config, **given)

@@ -1,0 +1,26 @@
+"""Multi30k English to German with the Tiny model of Wu et al. 2021.
+
+    python -m train.translation --config multi30k --run runs/multi30k \
+        --source train.en.gz --target train.de.gz --valid-source val.en.gz --valid-target val.de.gz
+
+Hardware, minutes and score: see train/README.md.
+"""
+
+from train.config import TranslationConfig
+
+CONFIG = TranslationConfig(
+    size="tiny",
+    vocabulary_size=6000,
+    dropout=0.3,
+    pre_norm=False,
+    tokens_per_batch=3072,
+    max_length=128,
+    steps=8000,
+    peak_rate=0.005,
+    warmup_steps=2000,
+    label_smoothing=0.1,
+    checkpoint_every=160,
+    average=10,
+    num_beams=5,
+    length_penalty=1.0,
+)
