@@ -1,0 +1,60 @@
+"""Transformers on Keras 3 and TensorFlow, from the paper to production.
+
+Layers, models and training parts are here and run on every Keras backend. What reads,
+searches and serves text is TensorFlow's and is imported by its own name:
+`keras_transformer.text`, `keras_transformer.decoding`, `keras_transformer.serving`.
+"""
+
+from keras_transformer.layers import (
+    Decoder,
+    DecoderBlock,
+    Encoder,
+    EncoderBlock,
+    FeedForward,
+    MultiHeadAttention,
+    PositionEmbedding,
+    SinusoidalEncoding,
+    TokenEmbedding,
+)
+from keras_transformer.models import translation
+from keras_transformer.ops import (
+    causal_mask,
+    combine_masks,
+    local_mask,
+    padding_mask,
+    valid_length_mask,
+)
+from keras_transformer.training import (
+    Adam,
+    InverseSqrtWarmup,
+    Model,
+    Perplexity,
+    TokenAccuracy,
+    TokenCrossentropy,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Adam",
+    "Decoder",
+    "DecoderBlock",
+    "Encoder",
+    "EncoderBlock",
+    "FeedForward",
+    "InverseSqrtWarmup",
+    "Model",
+    "MultiHeadAttention",
+    "Perplexity",
+    "PositionEmbedding",
+    "SinusoidalEncoding",
+    "TokenAccuracy",
+    "TokenCrossentropy",
+    "TokenEmbedding",
+    "causal_mask",
+    "combine_masks",
+    "local_mask",
+    "padding_mask",
+    "translation",
+    "valid_length_mask",
+]

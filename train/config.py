@@ -1,4 +1,4 @@
-"""The settings of an experiment: one dataclass, short files that fill it, flags that override it."""
+"""The settings of an experiment: a dataclass, short files that fill it, flags that override it."""
 
 import argparse
 import dataclasses
@@ -15,7 +15,7 @@ def setting(default, help_text):
 
 @dataclasses.dataclass(frozen=True)
 class TranslationConfig:
-    """One experiment in translation; every field is also a flag of `python -m train.translation`."""
+    """One experiment; every field is also a flag of `python -m train.translation`."""
 
     source: str = setting("", "file of source sentences, one a line; .gz is unpacked")
     target: str = setting("", "file of their translations")

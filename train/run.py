@@ -1,9 +1,9 @@
 """The folder of a run: what it holds, how training fills it, and how a model comes out of it."""
 
+import csv
 import dataclasses
 import os
 import pathlib
-import shutil
 
 import keras
 
@@ -16,9 +16,15 @@ from keras_transformer.training import (
     TokenAccuracy,
     TokenCrossentropy,
 )
-from keras_transformer.training.callbacks import StopOnNonFiniteLoss, TokensPerSecond
+from keras_transformer.training.callbacks import (
+    BestScore,
+    StopOnNonFiniteLoss,
+    TokensPerSecond,
+    save_whole,
+)
 from keras_transformer.training.checkpoints import Checkpoints, average_checkpoints
 from train.config import TranslationConfig
+from train.translator import bleu, search_settings, translate, translator_of
 
 
 class Run:
@@ -30,41 +36,42 @@ class Run:
         self.tokenizer_file = self.path / "tokenizer.model"
         self.checkpoints = self.path / "checkpoints"
         self.model_file = self.path / "model.keras"
+        self.best_model_file = self.path / "best.keras"
         self.history_file = self.path / "history.csv"
 
-    def begin(self, config, train_text):
-        """Creates the folder whole, or checks that an earlier one is of the same experiment.
+    def check(self, config):
+        """Whether the folder holds this run already.
 
         Raises:
-            ValueError: if the folder holds another experiment, or something else.
+            ValueError: if it holds a run with other settings, or something else.
         """
-        if self.config_file.exists():
-            earlier = TranslationConfig.load(self.config_file)
-            changed = [
-                f"{field.name}: {getattr(earlier, field.name)!r} there, "
-                f"{getattr(config, field.name)!r} now"
-                for field in dataclasses.fields(config)
-                if getattr(earlier, field.name) != getattr(config, field.name)
-            ]
-            if changed:
+        if not self.config_file.exists():
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise ValueError(
-                    f"{self.path} holds a run with other settings. Choose another --run, or delete "
-                    f"it. Received: {'; '.join(changed)}."
+                    f"{self.path} holds something that is no run. Choose another --run."
                 )
-            return
-        if self.path.exists() and any(self.path.iterdir()):
-            raise ValueError(f"{self.path} is not empty and holds no run. Choose another --run.")
-        tokenizer = train_tokenizer(
-            [*train_text.sources, *train_text.targets], config.vocabulary_size
-        )
+            return False
+        earlier = self.config()
+        changed = [
+            f"{name} is {getattr(earlier, name)!r} there and {value!r} now"
+            for name, value in dataclasses.asdict(config).items()
+            if getattr(earlier, name) != value
+        ]
+        if changed:
+            raise ValueError(
+                f"{self.path} holds a run with other settings. Choose another --run, or delete it. "
+                f"Received: {'; '.join(changed)}."
+            )
+        return True
+
+    def create(self, config, tokenizer):
+        """Makes the folder with settings and tokenizer, whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        temporary.mkdir()
-        tokenizer.save(temporary / self.tokenizer_file.name)
-        config.save(temporary / self.config_file.name)
-        if self.path.exists():
-            self.path.rmdir()
-        temporary.rename(self.path)
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        draft.mkdir()
+        tokenizer.save(draft / self.tokenizer_file.name)
+        config.save(draft / self.config_file.name)
+        draft.rename(self.path)
 
     def config(self):
         """The settings of this run.
@@ -85,6 +92,7 @@ class Run:
         Raises:
             ValueError: if the training has not finished.
         """
+        self.config()
         if not self.model_file.exists():
             raise ValueError(
                 f"{self.path} holds no finished model. Run its training command again: it goes on "
@@ -92,63 +100,106 @@ class Run:
             )
         return keras.saving.load_model(self.model_file, compile=False)
 
+    def history(self):
+        """The logs of all epochs so far: a dictionary from name to a list of numbers."""
+        with open(self.history_file, newline="") as file:
+            rows = list(csv.DictReader(file))
+        return {name: [float(row[name]) for row in rows] for name in rows[0] if name != "epoch"}
 
-def train(run, config, train_text, valid_text=None, callbacks=()):
+
+def train(run, config, train_text, valid_text=None):
     """Trains a run to its end, from its last checkpoint if it has one.
 
     Args:
-        run: a `Run` that has begun.
+        run: a `Run`; its folder is created once everything it needs has proved good.
         config: its settings.
         train_text: `ParallelText` to learn from.
         valid_text: `ParallelText` to measure on after each epoch, or None.
-        callbacks: further Keras callbacks.
 
     Returns:
         The model, with the mean of the weights of its newest checkpoints.
+
+    Raises:
+        ValueError: if a setting, the text or the folder does not fit; nothing is written.
     """
+    exists = run.check(config)
+    if run.model_file.exists():
+        print(f"{run.path} is trained already: nothing to do.")
+        return run.model()
     keras.utils.set_random_seed(config.seed)
-    tokenizer = run.tokenizer()
-    batches = TokenBatches(
-        *train_text, tokenizer, tokenizer, config.tokens_per_batch, config.max_length, config.seed
-    )
+    if exists:
+        tokenizer = run.tokenizer()
+    else:
+        sentences = [*train_text.sources, *train_text.targets]
+        tokenizer = train_tokenizer(sentences, config.vocabulary_size)
+    limits = (config.tokens_per_batch, config.max_length, config.seed)
+    batches = TokenBatches(*train_text, tokenizer, tokenizer, *limits)
     valid = None
     if valid_text is not None:
-        valid = TokenBatches(
-            *valid_text, tokenizer, tokenizer, config.tokens_per_batch, config.max_length
-        ).epoch()
+        valid = TokenBatches(*valid_text, tokenizer, tokenizer, *limits).epoch()
     model = compiled_model(config, tokenizer.vocabulary_size)
-    checkpoints = Checkpoints(
-        run.checkpoints, model, config.checkpoint_every, max(config.average, 1)
+    checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)
+    if not exists:
+        run.create(config, tokenizer)
+    _report(config, model, batches)
+    _fit(model, config, batches, valid, checkpoints, _callbacks(run, config, tokenizer, valid_text))
+    averaged = average_checkpoints(run.checkpoints, model, config.average)
+    print(f"The model is the mean of the checkpoints at steps {', '.join(map(str, averaged))}.")
+    save_whole(model, run.model_file)
+    return model
+
+
+def _report(config, model, batches):
+    print(
+        f"{batches.num_pairs:,} pairs, {batches.num_target_tokens:,} target tokens, "
+        f"{batches.num_dropped:,} pairs longer than {config.max_length} tokens left out; "
+        f"{model.count_params():,} parameters; {config.steps:,} steps, "
+        f"{batches.steps_per_epoch:,} an epoch."
     )
+
+
+def _callbacks(run, config, tokenizer, valid_text):
     callbacks = [
         StopOnNonFiniteLoss(),
         TokensPerSecond(),
-        checkpoints,
         keras.callbacks.CSVLogger(str(run.history_file), append=True),
-        *callbacks,
     ]
+    if valid_text is not None and config.bleu_every:
+        settings = search_settings(config)
+
+        def bleu_of(model):
+            translator = translator_of(model, tokenizer, settings)
+            return bleu(translate(translator, valid_text.sources), valid_text.targets).score
+
+        callbacks.insert(0, BestScore(bleu_of, run.best_model_file, config.bleu_every, "val_bleu"))
+    if valid_text is not None and config.patience:
+        callbacks.append(keras.callbacks.EarlyStopping("val_loss", patience=config.patience))
+    if config.tensorboard:
+        callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
+    return callbacks
+
+
+def _fit(model, config, batches, valid, checkpoints, callbacks):
+    """Calls `fit` from the last checkpoint on, so that epochs end where they would have ended."""
     step = checkpoints.restore()
     if step:
         print(f"Going on from step {step} of {config.steps}.")
     per_epoch = batches.steps_per_epoch
+    model.stop_training = False
     while step < config.steps and not model.stop_training:
-        # A broken epoch is finished first; after it epochs are whole, but for the last.
         epoch, done = divmod(step, per_epoch)
-        whole_epochs = 1 if done else max(1, (config.steps - step) // per_epoch)
+        # A broken epoch is finished first; after it epochs are whole, but for the last.
+        epochs = 1 if done else max(1, (config.steps - step) // per_epoch)
         steps = min(per_epoch - done, config.steps - step)
         model.fit(
             batches.dataset(step),
             initial_epoch=epoch,
-            epochs=epoch + whole_epochs,
+            epochs=epoch + epochs,
             steps_per_epoch=steps,
             validation_data=valid,
-            callbacks=callbacks,
+            callbacks=[*callbacks, checkpoints],
         )
-        step += steps * whole_epochs
-    averaged = average_checkpoints(run.checkpoints, model, config.average)
-    print(f"The model is the mean of the checkpoints at steps {', '.join(map(str, averaged))}.")
-    _save_whole(model, run.model_file)
-    return model
+        step += steps * epochs
 
 
 def compiled_model(config, vocabulary_size):
@@ -161,9 +212,3 @@ def compiled_model(config, vocabulary_size):
         accumulation_steps=config.accumulation_steps,
     )
     return model
-
-
-def _save_whole(model, path):
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    model.save(temporary)
-    shutil.move(temporary, path)

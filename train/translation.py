@@ -1,44 +1,142 @@
-"""Trains a translation model on your text, and translates with it.
+"""Trains a translation model on your own text, measures it, translates with it, exports it.
 
-    python -m train.translation --source train.en --target train.de \
+Train, or go on where an interrupted training was stopped:
+
+    python -m train.translation --source train.en --target train.de \\
         --valid-source val.en --valid-target val.de --run runs/mine
+
+Use what came out:
+
+    python -m train.translation translate --run runs/mine < in.txt > out.txt
+    python -m train.translation evaluate --run runs/mine --source val.en --target val.de
+    python -m train.translation export --run runs/mine --name mine
 """
 
-import argparse
 import sys
 
-from keras_transformer.text import read_files, read_tsv
+from keras_transformer.serving import export, with_dtype
+from keras_transformer.text import ParallelText, corpora, read_files, read_tsv
+from train.command import Parser, one_line_errors
 from train.config import add_settings, config_of
+from train.pictures import save_pictures
 from train.run import Run, train
+from train.translator import report, search_settings, translate, translator_of
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    commands = {
+        "translate": run_translate,
+        "evaluate": run_evaluate,
+        "export": run_export,
+    }
+    name = arguments[0] if arguments and arguments[0] in commands else ""
+    with one_line_errors():
+        if name:
+            commands[name](arguments[1:])
+        else:
+            run_train(arguments)
+
+
+def run_train(arguments):
+    parser = Parser(prog="python -m train.translation", description=__doc__)
+    parser.add_argument("--run", required=True, help="folder of this run; made if missing")
+    add_settings(parser)
+    options = parser.parse_args(arguments)
+    config = config_of(options)
+    train_text, valid_text = read_text(config)
+    run = Run(options.run)
+    model = train(run, config, train_text, valid_text)
+    text = valid_text or train_text
+    save_pictures(run, model, text.sources[0], text.targets[0])
+    if valid_text is not None:
+        translator = translator_of(model, run.tokenizer(), search_settings(config))
+        print(report(translate(translator, valid_text.sources), valid_text.targets))
+
+
+def run_translate(arguments):
+    parser = _run_parser("translate", "Translates standard input, a sentence a line.")
+    parser.add_argument("--num-beams", type=int, help="instead of the run's own number")
+    options = parser.parse_args(arguments)
+    translator = _translator(options)
+    # Bytes that are not UTF-8 become U+FFFD; lines end at "\n" alone, so their number is kept.
+    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    lines = text.removesuffix("\n").split("\n") if text else []
+    for line in translate(translator, lines):
+        sys.stdout.buffer.write(line.replace("\n", " ").encode() + b"\n")
+
+
+def run_evaluate(arguments):
+    parser = _run_parser("evaluate", "Measures BLEU of a trained run on other text.")
+    parser.add_argument("--source", required=True, help="sentences, one a line")
+    parser.add_argument("--target", required=True, help="their translations")
+    parser.add_argument("--num-beams", type=int, help="instead of the run's own number")
+    options = parser.parse_args(arguments)
+    text = read_files(options.source, options.target)
+    print(report(translate(_translator(options), text.sources), text.targets))
+
+
+def run_export(arguments):
+    parser = _run_parser("export", "Publishes a trained run as a SavedModel.")
+    parser.add_argument("--directory", default="saved_models", help="folder of served models")
+    parser.add_argument("--name", required=True, help="of the served model")
+    parser.add_argument("--dtype", default="float32", help="of the weights: float32 or bfloat16")
+    options = parser.parse_args(arguments)
+    translator = _translator(options, options.dtype)
+    try:
+        print(f"Published {export(translator, options.directory, options.name)}.")
+    except RuntimeError as error:  # it says why, and that nothing was published
+        sys.exit(f"error: {error}")
+
+
+def _run_parser(command, description):
+    parser = Parser(prog=f"python -m train.translation {command}", description=description)
+    parser.add_argument("--run", required=True, help="folder of a trained run")
+    return parser
+
+
+def _translator(options, dtype=None):
+    run = Run(options.run)
+    settings = search_settings(run.config(), getattr(options, "num_beams", None))
+    model = run.model() if dtype is None else with_dtype(run.model(), dtype)
+    return translator_of(model, run.tokenizer(), settings)
 
 
 def read_text(config):
     """The training and the validation text that a config names; None without the latter.
 
     Raises:
-        ValueError: if the config names no text, or more than one.
+        ValueError: if the config names no text, more than one, or half of one.
     """
+    given = [bool(config.source or config.target), bool(config.tsv), bool(config.dataset)]
+    if sum(given) != 1:
+        raise ValueError(
+            "Give one training text: --source and --target, or --tsv, or --dataset. "
+            f"Received: {sum(given)} of them."
+        )
+    valid_text = None
     if config.tsv:
         train_text = read_tsv(config.tsv)
-        return train_text, read_tsv(config.valid_tsv) if config.valid_tsv else None
-    train_text = read_files(config.source, config.target)
-    valid_text = None
-    if config.valid_source:
-        valid_text = read_files(config.valid_source, config.valid_target)
+        valid_text = read_tsv(config.valid_tsv) if config.valid_tsv else None
+    elif config.dataset:
+        where = {"data_dir": config.data_dir or None}
+        train_text = corpora.read_dataset(config.dataset, "train", **where)
+        valid_text = corpora.read_dataset(config.dataset, "validation", **where)
+    else:
+        train_text = _read_pair(config.source, config.target, "--source and --target")
+        if config.valid_source or config.valid_target:
+            flags = "--valid-source and --valid-target"
+            valid_text = _read_pair(config.valid_source, config.valid_target, flags)
+    if config.max_pairs:
+        train_text = ParallelText(*(side[: config.max_pairs] for side in train_text))
     return train_text, valid_text
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", required=True)
-    add_settings(parser)
-    options = parser.parse_args()
-    config = config_of(options)
-    run = Run(options.run)
-    train_text, valid_text = read_text(config)
-    run.begin(config, train_text)
-    train(run, config, train_text, valid_text)
+def _read_pair(source, target, flags):
+    if not source or not target:
+        raise ValueError(f"{flags} belong together. Received: {source!r} and {target!r}.")
+    return read_files(source, target)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,6 +4,7 @@ import functools
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
 from keras_transformer.ops.masks import combine_masks
@@ -101,9 +102,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def attend(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""
-        if padding_mask is None:
-            attended = query if value is None else value
-            padding_mask = getattr(attended, "_keras_mask", None)
+        padding_mask = implicit_mask(query if value is None else value, padding_mask)
         if value is None and self._self_attention:
             queries, keys, values = self._project_heads(query, self.query_key_value, 3)
         else:
@@ -196,3 +195,9 @@ class MultiHeadAttention(keras.layers.Layer):
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
+
+
+def implicit_mask(inputs, padding_mask):
+    """The given padding mask, or else the one that Keras carries with the inputs."""
+    # Not an attribute of the tensor: the tensors of a jitted JAX function have none.
+    return get_keras_mask(inputs) if padding_mask is None else padding_mask

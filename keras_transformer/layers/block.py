@@ -146,8 +146,3 @@ class TransformerLayer(keras.layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), **self.block_config()}
-
-
-def implicit_mask(inputs, padding_mask):
-    """The given padding mask, or else the one that Keras carries with the inputs."""
-    return getattr(inputs, "_keras_mask", None) if padding_mask is None else padding_mask

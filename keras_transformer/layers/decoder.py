@@ -7,7 +7,8 @@ computed once by `memory`; `step` then takes one more token for every beam.
 import keras
 from keras import ops
 
-from keras_transformer.layers.block import TransformerLayer, implicit_mask
+from keras_transformer.layers.attention import implicit_mask
+from keras_transformer.layers.block import TransformerLayer
 from keras_transformer.ops.masks import causal_mask, combine_masks
 
 

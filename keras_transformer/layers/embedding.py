@@ -62,21 +62,29 @@ class TokenEmbedding(keras.layers.Layer):
             # Vectors of length about 1: after scaling each column has variance 1, and
             # so have the logits of a normalised vector.
             initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5),
+            # Looked-up rows are cast, not the table, which is far larger.
+            autocast=False,
         )
+
+    @property
+    def projection_table(self):
+        """What `reverse` multiplies by, transposed: (vocabulary_size, hidden_dim)."""
+        return self.embeddings
 
     def call(self, inputs, reverse=False):
         if reverse:
             inputs = ops.cast(inputs, self.compute_dtype)
-            logits = ops.matmul(inputs, ops.transpose(ops.convert_to_tensor(self.embeddings)))
+            table = ops.cast(self.embeddings, self.compute_dtype)
+            logits = ops.matmul(inputs, ops.transpose(table))
             return ops.cast(logits, "float32")
-        vectors = ops.take(self.embeddings, inputs, axis=0)
+        # A Sequential model hands on ids as floats, which count exactly to 2^24.
+        vectors = ops.take(self.embeddings, ops.cast(inputs, "int32"), axis=0)
         vectors = ops.cast(vectors, self.compute_dtype)
         return vectors * math.sqrt(self.hidden_dim) if self.scale else vectors
 
     def compute_mask(self, inputs, previous_mask=None):
-        if len(inputs.shape) == 2 and "int" in keras.backend.standardize_dtype(inputs.dtype):
-            return padding_mask(inputs)
-        return previous_mask
+        # Only ids have two axes: vectors, with `reverse`, have three.
+        return padding_mask(inputs) if len(inputs.shape) == 2 else previous_mask
 
     def compute_output_spec(self, inputs, reverse=False):
         if reverse:

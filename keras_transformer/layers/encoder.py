@@ -2,7 +2,8 @@
 
 import keras
 
-from keras_transformer.layers.block import TransformerLayer, implicit_mask
+from keras_transformer.layers.attention import implicit_mask
+from keras_transformer.layers.block import TransformerLayer
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -40,9 +40,7 @@ class FeedForward(keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         if intermediate_dim < 1:
-            raise ValueError(
-                f"intermediate_dim must be at least 1. Received: {intermediate_dim}."
-            )
+            raise ValueError(f"intermediate_dim must be at least 1. Received: {intermediate_dim}.")
         self.intermediate_dim = intermediate_dim
         self.activation = keras.activations.get(activation)
         self.dropout = dropout

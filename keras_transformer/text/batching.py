@@ -172,7 +172,9 @@ class TokenBatches:
     def _finish(self, rows: tf.data.Dataset) -> tf.data.Dataset:
         """From numbers of pairs to padded batches, made ahead of their use."""
         options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+        options.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.DATA
+        )
         batches = rows.map(self._batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 

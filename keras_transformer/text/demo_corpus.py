@@ -9,11 +9,15 @@ German answer, so a model that has learned the rules scores 100 % exact match on
 sentences that it never saw.
 """
 
-import datetime
+import importlib.util
 import random
-from typing import NamedTuple
 
+from keras_transformer.text import demo_grammar as grammar
+from keras_transformer.text import demo_numbers as numbers
+from keras_transformer.text import demo_words as words
 from keras_transformer.text.corpora import ParallelText
+from keras_transformer.text.demo_grammar import NOTHING, Clause, join
+from keras_transformer.text.demo_words import Person, Phrase
 
 # Many more can be made, but from here on repeated draws would make it slow.
 MAX_PAIRS = 1_000_000
@@ -90,248 +94,283 @@ def demo_split(
     )
 
 
-class Phrase(NamedTuple):
-    """The same words in both languages."""
-
-    english: str
-    german: str
-
-
-class Noun(NamedTuple):
-    english: str
-    english_plural: str
-    german: str
-    german_plural: str
-    gender: str  # masculine "m", feminine "f", neuter "n"
+def _require_packages() -> None:
+    missing = [name for name in ("babel", "num2words") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ImportError(
+            "The demonstration corpus needs Babel and num2words: pip install babel num2words. "
+            f"Missing: {', '.join(missing)}."
+        )
 
 
-class Person(NamedTuple):
-    """Somebody, or a thing that acts: what a clause needs of its subject."""
-
-    english: str
-    german: str
-    form: int  # of the verb: 0 ich, 1 er, 2 wir
-    english_object: str = ""
-    dative: str = ""
-    english_possessive: str = ""
-    possessive: str = ""  # German, without its ending
+def _written(text: str) -> str:
+    """As a sentence: capital first, and plain spaces where Babel writes unbreakable ones."""
+    text = text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NARROW NO-BREAK SPACE}", " ")
+    return text[0].upper() + text[1:]
 
 
-class Verb(NamedTuple):
-    base: str
-    third: str
-    past: str
-    stem: str
-    german_third: str
-    participle: str
-    prefix: str = ""  # what a main clause splits off: "kommt ... an"
-    auxiliary: str = "haben"
+def _adjective(draw) -> Phrase:
+    return draw.choice(words.ADJECTIVES) if draw.random() < 0.4 else NOTHING
 
 
-class Clause(NamedTuple):
-    """Who does what: everything but the order of the words."""
-
-    subject: Person
-    verb: Verb
-    tense: str  # "present", "past" or an English modal verb
-    when: Phrase
-    near: Phrase  # what German puts before the time
-    far: Phrase  # what German puts after it
+def _relative(draw, owner: Person) -> Person:
+    if draw.random() < 0.15:
+        return grammar.parents(owner)
+    return grammar.relative(owner, draw.choice(words.FAMILY))
 
 
-_NOTHING = Phrase("", "")
+def _person(draw, other: Person | None = None) -> Person:
+    """A pronoun, a name or one of my or our family, but not the other."""
+    kind = draw.randrange(3)
+    if kind == 0:
+        person = draw.choice(words.PRONOUNS)
+    elif kind == 1:
+        person = draw.choice(words.NAMES)
+    else:
+        person = _relative(draw, draw.choice((words.I, words.WE)))
+    return _person(draw, other) if person == other else person
 
 
-def _table(kind, text: str) -> list:
-    """A row a line, its cells in the order of the fields, "_" for a space inside a cell."""
-    return [
-        kind(*(cell.replace("_", " ").strip("-") for cell in row.split()))
-        for row in text.strip().splitlines()
-    ]
+def _object(draw) -> Phrase:
+    noun, adjective = draw.choice(words.NOUNS), _adjective(draw)
+    kind = draw.randrange(5)
+    if kind == 0:
+        return grammar.the(noun, "accusative", adjective)
+    if kind == 1:
+        return grammar.a(noun, "accusative", adjective)
+    if kind == 2:
+        return grammar.a(noun, "accusative", adjective, Phrase("no", "kein"))
+    return grammar.several(numbers.count(draw.randrange(2, 100)), noun, adjective)
 
 
-_NOUNS = _table(
-    Noun,
-    """
-    apple apples Apfel Äpfel m
-    bag bags Tasche Taschen f
-    ball balls Ball Bälle m
-    bicycle bicycles Fahrrad Fahrräder n
-    book books Buch Bücher n
-    bottle bottles Flasche Flaschen f
-    cake cakes Kuchen Kuchen m
-    car cars Auto Autos n
-    chair chairs Stuhl Stühle m
-    clock clocks Uhr Uhren f
-    coat coats Mantel Mäntel m
-    cup cups Tasse Tassen f
-    egg eggs Ei Eier n
-    flower flowers Blume Blumen f
-    glass glasses Glas Gläser n
-    hat hats Hut Hüte m
-    key keys Schlüssel Schlüssel m
-    knife knives Messer Messer n
-    lamp lamps Lampe Lampen f
-    letter letters Brief Briefe m
-    newspaper newspapers Zeitung Zeitungen f
-    picture pictures Bild Bilder n
-    shirt shirts Hemd Hemden n
-    table tables Tisch Tische m
-    """,
-)
-_PLACES = _table(
-    Noun,
-    """
-    table tables Tisch Tische m
-    chair chairs Stuhl Stühle m
-    cupboard cupboards Schrank Schränke m
-    bed beds Bett Betten n
-    sofa sofas Sofa Sofas n
-    shelf shelves Regal Regale n
-    box boxes Kiste Kisten f
-    bench benches Bank Bänke f
-    """,
-)
-_FAMILY = _table(
-    Noun,
-    """
-    aunt aunts Tante Tanten f
-    brother brothers Bruder Brüder m
-    daughter daughters Tochter Töchter f
-    father fathers Vater Väter m
-    mother mothers Mutter Mütter f
-    sister sisters Schwester Schwestern f
-    son sons Sohn Söhne m
-    uncle uncles Onkel Onkel m
-    """,
-)
-_ADJECTIVES = _table(
-    Phrase,
-    """
-    beautiful schön
-    big groß
-    blue blau
-    cheap billig
-    green grün
-    heavy schwer
-    new neu
-    old alt
-    red rot
-    small klein
-    """,
-)
-_PRONOUNS = [
-    Person("I", "ich", 0, "me", "mir", "my", "mein"),
-    Person("he", "er", 1, "him", "ihm", "his", "sein"),
-    Person("she", "sie", 1, "her", "ihr", "her", "ihr"),
-    Person("we", "wir", 2, "us", "uns", "our", "unser"),
-    Person("they", "sie", 2, "them", "ihnen", "their", "ihr"),
-]
-_NAMES = [Person(n, n, 1, n, n, "her", "ihr") for n in ("Anna", "Julia", "Lena", "Maria")] + [
-    Person(n, n, 1, n, n, "his", "sein") for n in ("Jonas", "Max", "Paul", "Peter")
-]
-_TRADE = _table(
-    Verb,
-    """
-    bring_along brings_along brought_along bring bringt mitgebracht mit
-    buy buys bought kauf kauft gekauft
-    find finds found find findet gefunden
-    give_back gives_back gave_back geb gibt zurückgegeben zurück
-    lose loses lost verlier verliert verloren
-    need needs needed brauch braucht gebraucht
-    order orders ordered bestell bestellt bestellt
-    pick_out picks_out picked_out such sucht ausgesucht aus
-    pick_up picks_up picked_up hol holt abgeholt ab
-    see sees saw seh sieht gesehen
-    sell sells sold verkauf verkauft verkauft
-    unpack unpacks unpacked pack packt ausgepackt aus
-    """,
-)
-_GIVE = _table(
-    Verb,
-    """
-    give gives gave geb gibt gegeben
-    send sends sent schick schickt geschickt
-    show shows showed zeig zeigt gezeigt
-    """,
-)
-_MOVE = _table(
-    Verb,
-    """
-    arrive arrives arrived komm kommt angekommen an sein
-    come_back comes_back came_back komm kommt zurückgekommen zurück sein
-    fall_asleep falls_asleep fell_asleep schlaf schläft eingeschlafen ein sein
-    get_up gets_up got_up steh steht aufgestanden auf sein
-    go_out goes_out went_out geh geht ausgegangen aus sein
-    """,
-)
-_SAY = _table(
-    Verb,
-    """
-    believe believes believed glaub glaubt geglaubt
-    hope hopes hoped hoff hofft gehofft
-    say says said sag sagt gesagt
-    think thinks thought denk denkt gedacht
-    """,
-)
-_PAY = Verb("pay", "pays", "paid", "zahl", "zahlt", "gezahlt")
-_LAY = Verb("lay", "lays", "laid", "leg", "legt", "gelegt")
-_TRAVEL = Verb("travel", "travels", "traveled", "fahr", "fährt", "gefahren", "", "sein")
-_ARRIVE = _MOVE[0]
-_LEAVE = Verb("leave", "leaves", "left", "fahr", "fährt", "abgefahren", "ab", "sein")
-_BEGIN = Verb("begin", "begins", "began", "fang", "fängt", "angefangen", "an")
-_END = Verb("end", "ends", "ended", "hör", "hört", "aufgehört", "auf")
-_OPEN = Verb("open", "opens", "opened", "mach", "macht", "aufgemacht", "auf")
-_CLOSE = Verb("close", "closes", "closed", "mach", "macht", "zugemacht", "zu")
-_RISE = Verb("rise", "rises", "rose", "steig", "steigt", "gestiegen", "", "sein")
-_FALL = Verb("fall", "falls", "fell", "fall", "fällt", "gefallen", "", "sein")
-_EVENTS = [
-    (Person("the train", "der Zug", 1), (_ARRIVE, _LEAVE)),
-    (Person("the bus", "der Bus", 1), (_ARRIVE, _LEAVE)),
-    (Person("the film", "der Film", 1), (_BEGIN, _END)),
-    (Person("the concert", "das Konzert", 1), (_BEGIN, _END)),
-    (Person("the school", "die Schule", 1), (_BEGIN, _END)),
-    (Person("the museum", "das Museum", 1), (_OPEN, _CLOSE)),
-    (Person("the shop", "das Geschäft", 1), (_OPEN, _CLOSE)),
-]
-_AUXILIARIES = {"haben": ("habe", "hat", "haben"), "sein": ("bin", "ist", "sind")}
-_MODALS = {
-    "can": ("kann", "kann", "können"),
-    "must": ("muss", "muss", "müssen"),
-    "should": ("soll", "soll", "sollen"),
-    "will": ("werde", "wird", "werden"),
+def _measure(draw) -> Phrase:
+    """`2.5 kilograms of flour`."""
+    (english, german), goods = draw.choice(words.MEASURES)
+    amount, good = numbers.decimal(draw.randrange(11, 100) / 10), draw.choice(goods)
+    return Phrase(
+        f"{amount.english} {english} of {good.english}", f"{amount.german} {german} {good.german}"
+    )
+
+
+# What somebody does, or what happens
+
+
+def _trade(draw, subject: Person, tense: str) -> Clause:
+    when = numbers.when(draw, tense) if draw.random() < 0.7 else NOTHING
+    far = _measure(draw) if draw.random() < 0.15 else _object(draw)
+    return Clause(subject, draw.choice(words.TRADE), tense, when, NOTHING, far)
+
+
+def _give(draw, subject: Person, tense: str) -> Clause:
+    if draw.random() < 0.5:
+        receiver = _relative(draw, subject)
+    else:
+        receiver = _person(draw, other=subject)
+    near = Phrase(receiver.english_object, receiver.dative)
+    when = numbers.when(draw, tense) if draw.random() < 0.3 else NOTHING
+    return Clause(subject, draw.choice(words.GIVE), tense, when, near, _object(draw))
+
+
+def _move(draw, subject: Person, tense: str) -> Clause:
+    when = numbers.when(draw, tense)
+    return Clause(subject, draw.choice(words.MOVE), tense, when, NOTHING, NOTHING)
+
+
+def _pay(draw, subject: Person, tense: str) -> Clause:
+    price = numbers.price(draw)
+    good = grammar.a(draw.choice(words.NOUNS), "accusative", _adjective(draw))
+    far = Phrase(f"{price.english} for {good.english}", f"{price.german} für {good.german}")
+    return Clause(subject, words.PAY, tense, NOTHING, NOTHING, far)
+
+
+def _lay(draw, subject: Person, tense: str) -> Clause:
+    """Where to is accusative; `_place` says where, which is dative."""
+    thing = grammar.the(draw.choice(words.NOUNS), "accusative", _adjective(draw))
+    preposition = draw.choice(words.PREPOSITIONS)
+    place = grammar.the(draw.choice(words.PLACES), "accusative", _adjective(draw))
+    far = Phrase(
+        join(thing.english, preposition.english, place.english),
+        join(thing.german, preposition.german, place.german),
+    )
+    return Clause(subject, words.LAY, tense, NOTHING, NOTHING, far)
+
+
+def _travel(draw, subject: Person, tense: str) -> Clause:
+    city = draw.choice(words.CITIES)
+    if draw.random() < 0.5:
+        how = Phrase("by {0}", "mit dem {0}"), draw.choice(words.VEHICLES)
+    else:
+        companion = _relative(draw, subject)
+        how = Phrase("with {0}", "mit {0}"), Phrase(companion.english_object, companion.dative)
+    far = Phrase(
+        join("to", city.english, how[0].english.format(how[1].english)),
+        join(how[0].german.format(how[1].german), "nach", city.german),
+    )
+    return Clause(subject, words.TRAVEL, tense, numbers.when(draw, tense), NOTHING, far)
+
+
+def _event(draw, tense: str) -> Clause:
+    thing, verbs = draw.choice(words.EVENTS)
+    verb, when, far = draw.choice(verbs), numbers.at(draw), NOTHING
+    if verb == words.LEAVE and draw.random() < 0.5:
+        platform = draw.randrange(1, 30)
+        far = Phrase(f"from platform {platform}", f"von Gleis {platform}")
+    return Clause(thing, verb, tense, when, NOTHING, far)
+
+
+def _change(draw, tense: str) -> Clause:
+    percent = numbers.percent(draw.randrange(1, 500) / 1000)
+    far = Phrase(f"by {percent.english}", f"um {percent.german}")
+    verb, when = draw.choice((words.RISE, words.FALL)), numbers.when(draw, tense)
+    return Clause(draw.choice(words.PRICES), verb, tense, when, NOTHING, far)
+
+
+def _clause(draw, tense: str | None = None, other: Person | None = None) -> Clause:
+    """Something happens, or somebody, not the other, does something."""
+    tense = tense or draw.choice(("present", "present", "past", "past", *words.MODALS))
+    if draw.random() < 0.25:
+        return draw.choice((_event, _event, _change))(draw, tense)
+    act = draw.choice((_trade, _trade, _trade, _give, _give, _move, _pay, _lay, _travel))
+    return act(draw, _person(draw, other), tense)
+
+
+# Sentences
+
+
+def _statement(draw) -> Phrase:
+    clause = _clause(draw)
+    return Phrase(f"{grammar.english(clause)}.", f"{grammar.german(clause)}.")
+
+
+def _fronted(draw) -> Phrase:
+    clause = _clause(draw)
+    if clause.when == NOTHING:
+        return _fronted(draw)
+    later = grammar.english(clause._replace(when=NOTHING))
+    return Phrase(f"{clause.when.english}, {later}.", f"{grammar.german_fronted(clause)}.")
+
+
+def _question(draw) -> Phrase:
+    clause = _clause(draw)
+    return Phrase(f"{grammar.english_question(clause)}?", f"{grammar.german_question(clause)}?")
+
+
+def _reported(draw) -> Phrase:
+    speaker = draw.choice((*words.PRONOUNS, *words.NAMES))
+    says = Clause(speaker, draw.choice(words.SAY), "present", NOTHING, NOTHING, NOTHING)
+    clause = _clause(draw, other=speaker)
+    return Phrase(
+        f"{grammar.english(says)} that {grammar.english(clause)}.",
+        f"{grammar.german(says)}, dass {grammar.german_subordinate(clause)}.",
+    )
+
+
+def _reason(draw) -> Phrase:
+    person, feeling = _person(draw), draw.choice(words.FEELINGS)
+    clause = _clause(draw, other=person)
+    return Phrase(
+        join(_is(person).english, feeling.english, "because", f"{grammar.english(clause)}."),
+        f"{_is(person).german} {feeling.german}, weil {grammar.german_subordinate(clause)}.",
+    )
+
+
+def _condition(draw) -> Phrase:
+    """The verb of the main clause comes first after a subordinate clause: `..., ist Anna`."""
+    person, feeling = _person(draw), draw.choice(words.FEELINGS)
+    clause = _clause(draw, tense="present", other=person)
+    verb = words.BE.german[person.form]
+    return Phrase(
+        f"if {grammar.english(clause)}, {_is(person).english} {feeling.english}.",
+        f"wenn {grammar.german_subordinate(clause)}, {verb} {person.german} {feeling.german}.",
+    )
+
+
+def _is(person: Person) -> Phrase:
+    return Phrase(
+        f"{person.english} {words.BE.english[person.form]}",
+        f"{person.german} {words.BE.german[person.form]}",
+    )
+
+
+def _cost(draw) -> Phrase:
+    noun, adjective, price = draw.choice(words.NOUNS), _adjective(draw), numbers.price(draw)
+    if draw.random() < 0.4:
+        goods = grammar.several(numbers.count(draw.randrange(2, 100)), noun, adjective)
+        return Phrase(
+            f"{goods.english} cost {price.english}.", f"{goods.german} kosten {price.german}."
+        )
+    good = draw.choice((grammar.the, grammar.a))(noun, "nominative", adjective)
+    return Phrase(f"{good.english} costs {price.english}.", f"{good.german} kostet {price.german}.")
+
+
+def _place(draw) -> Phrase:
+    thing = grammar.the(draw.choice(words.NOUNS), "nominative", _adjective(draw))
+    preposition = draw.choice(words.PREPOSITIONS)
+    place = grammar.the(draw.choice(words.PLACES), "dative", _adjective(draw))
+    return Phrase(
+        f"{thing.english} is {preposition.english} {place.english}.",
+        f"{thing.german} ist {preposition.german} {place.german}.",
+    )
+
+
+def _time(draw) -> Phrase:
+    clock = numbers.clock(draw)
+    return Phrase(f"it is {clock.english}.", f"es ist {clock.german}.")
+
+
+def _hours(draw) -> Phrase:
+    first, last = numbers.clock(draw), numbers.clock(draw)
+    return Phrase(
+        f"the museum is open from {first.english} to {last.english}.",
+        f"das Museum ist von {first.german} bis {last.german} geöffnet.",
+    )
+
+
+def _today(draw) -> Phrase:
+    today = draw.choice(words.DAYS)
+    date = numbers.date(numbers.day(draw), "full", "EEEE, 'der' d. MMMM y")
+    return Phrase(f"{today.english} {date.english}.", f"{today.german} {date.german}.")
+
+
+def _born(draw) -> Phrase:
+    person, date = _person(draw), numbers.date(numbers.day(draw), "long", "long")
+    was = "were" if person.form == 2 else "was"
+    wurde = "wurden" if person.form == 2 else "wurde"
+    return Phrase(
+        f"{person.english} {was} born on {date.english}.",
+        f"{person.german} {wurde} am {date.german} geboren.",
+    )
+
+
+def _age(draw) -> Phrase:
+    person, years = _is(_person(draw)), numbers.count(draw.randrange(2, 100))
+    return Phrase(
+        f"{person.english} {years.english} years old.", f"{person.german} {years.german} Jahre alt."
+    )
+
+
+def _inhabitants(draw) -> Phrase:
+    city, people = draw.choice(words.CITIES), numbers.decimal(draw.randrange(1_000, 4_000_000))
+    return Phrase(
+        f"{city.english} has {people.english} inhabitants.",
+        f"{city.german} hat {people.german} Einwohner.",
+    )
+
+
+# How often each is drawn, in parts of the sum.
+_TEMPLATES = {
+    _statement: 20,
+    _fronted: 10,
+    _question: 8,
+    _reported: 10,
+    _reason: 8,
+    _condition: 6,
+    _cost: 8,
+    _place: 5,
+    _time: 2,
+    _hours: 3,
+    _today: 3,
+    _born: 5,
+    _age: 4,
+    _inhabitants: 3,
 }
-_BE = ("am", "is", "are")
-_CITIES = _table(
-    Phrase,
-    """
-    Berlin Berlin
-    Cologne Köln
-    Geneva Genf
-    Hamburg Hamburg
-    Munich München
-    Prague Prag
-    Rome Rom
-    Vienna Wien
-    """,
-)
-_VEHICLES = [Phrase("train", "Zug"), Phrase("bus", "Bus"), Phrase("car", "Auto")]
-_PREPOSITIONS = _table(
-    Phrase,
-    """
-    behind hinter
-    in_front_of vor
-    next_to neben
-    on auf
-    under unter
-    """,
-)
-_FEELINGS = _table(
-    Phrase,
-    """
-    angry wütend
-    happy glücklich
-    sad traurig
-    tired müde
-    """,
-)

@@ -1,6 +1,8 @@
 """What to watch while a model is trained."""
 
 import math
+import os
+import pathlib
 import time
 
 import keras
@@ -29,14 +31,58 @@ class TokensPerSecond(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._start = time.perf_counter()
+        self._rate = 0
 
     def on_train_batch_end(self, batch, logs=None):
-        logs["tokens_per_second"] = self._rate()
-
-    def on_epoch_end(self, epoch, logs=None):
-        logs["tokens_per_second"] = self._rate()
-
-    def _rate(self):
         # The loss is averaged over tokens, so its tracker has counted them.
         tokens = float(self.model._loss_tracker.count.numpy())
-        return round(tokens / (time.perf_counter() - self._start))
+        self._rate = round(tokens / (time.perf_counter() - self._start))
+        logs["tokens_per_second"] = self._rate
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["tokens_per_second"] = self._rate  # without the time that validation took
+
+
+class BestScore(keras.callbacks.Callback):
+    """Measures a score every few epochs and keeps the model that had the highest.
+
+    For translation the score is BLEU of the model's own beam search, which the loss of
+    single tokens does not tell.
+
+    Args:
+        score: a function from the model to a number, higher is better.
+        path: where the best model is saved, ending in `.keras`; None saves nothing.
+        every: number of epochs between two measurements, at least 1.
+        name: of the score in the logs.
+
+    Raises:
+        ValueError: if `every` is below 1.
+    """
+
+    def __init__(self, score, path=None, every=1, name="val_score"):
+        super().__init__()
+        if every < 1:
+            raise ValueError(f"every must be at least 1 epoch. Received: every={every}.")
+        self.score = score
+        self.path = None if path is None else pathlib.Path(path)
+        self.every = every
+        self.name = name
+        self.best = -math.inf
+        self._latest = math.nan
+
+    def on_epoch_end(self, epoch, logs=None):
+        if (epoch + 1) % self.every == 0:
+            self._latest = float(self.score(self.model))
+            if self._latest > self.best:
+                self.best = self._latest
+                if self.path is not None:
+                    save_whole(self.model, self.path)
+        # In the log of every epoch, since the first one decides the columns of a CSV file.
+        logs[self.name] = self._latest
+
+
+def save_whole(model, path):
+    """Saves a model so that a reader of `path` never sees half of it."""
+    draft = path.with_name(f".{os.getpid()}.{path.name}")
+    model.save(draft)
+    draft.replace(path)

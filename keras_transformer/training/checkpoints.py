@@ -116,7 +116,7 @@ def _state(model):
         "weights": _List(v.value for v in model.weights),
         "optimizer": _List(v.value for v in model.optimizer.variables),
         "seeds": _List(v.value for v in seeds),
-        "averages": _List(model._averages or []),
+        "averages": _List(model._step.averages or []),
     }
 
 

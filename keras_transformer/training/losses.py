@@ -23,7 +23,7 @@ class TokenCrossentropy(keras.losses.Loss):
     Call arguments:
         y_true: labels, integers (batch, target).
         y_pred: logits, (batch, target, vocabulary).
-        sample_weight: None, or weights (batch, target).
+        sample_weight: None, or weights (batch, target) or (batch,).
 
     Returns:
         Nats per real token, a scalar.
@@ -60,7 +60,12 @@ class TokenCrossentropy(keras.losses.Loss):
     def weights(self, y_true, sample_weight=None):
         """1.0 for a real token, 0.0 for padding, times `sample_weight`; (batch, target)."""
         weights = ops.cast(ops.not_equal(y_true, self.pad_id), "float32")
-        return weights if sample_weight is None else weights * ops.cast(sample_weight, "float32")
+        if sample_weight is None:
+            return weights
+        sample_weight = ops.cast(sample_weight, "float32")
+        if len(sample_weight.shape) < len(weights.shape):
+            sample_weight = sample_weight[..., None]  # (batch, 1)
+        return weights * sample_weight
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         weights = self.weights(y_true, sample_weight)

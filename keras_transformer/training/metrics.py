@@ -21,7 +21,10 @@ class TokenMetric(keras.metrics.Metric):
     def update_state(self, y_true, y_pred, sample_weight=None):
         weights = ops.cast(ops.not_equal(y_true, self.pad_id), "float32")
         if sample_weight is not None:
-            weights = weights * ops.cast(sample_weight, "float32")
+            sample_weight = ops.cast(sample_weight, "float32")
+            if len(sample_weight.shape) < len(weights.shape):
+                sample_weight = sample_weight[..., None]  # (batch, 1)
+            weights = weights * sample_weight
         self.add_sums(ops.sum(self.values(y_true, y_pred) * weights), ops.sum(weights))
 
     def add_sums(self, total, tokens):

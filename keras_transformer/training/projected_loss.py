@@ -40,6 +40,7 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
     narrow = tf.cast(table, features.dtype)
     table_sum = tf.reduce_sum(table, axis=0)
     rows = max(1, CHUNK_NUMBERS // vocabulary)
+    some = tf.maximum(tokens, 1)  # one empty chunk if there is no token
 
     def body(start, sums, hidden_gradients, table_gradient):
         h, y = hidden[start : start + rows], targets[start : start + rows]
@@ -64,13 +65,13 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
         return start + rows, sums, hidden_gradients, table_gradient
 
     hidden_gradients = tf.TensorArray(
-        features.dtype, size=-(-tokens // rows), infer_shape=False, element_shape=[None, dim]
+        features.dtype, size=-(-some // rows), infer_shape=False, element_shape=[None, dim]
     )
     shared = -label_smoothing / vocabulary
     hidden_sum = tf.reduce_sum(tf.cast(hidden, tf.float32), axis=0)
     table_gradient = tf.broadcast_to(shared * hidden_sum, table.shape if gradients else [0, dim])
     _, sums, hidden_gradients, table_gradient = tf.while_loop(
-        lambda start, *_: start < tokens,
+        lambda start, *_: start < some,
         body,
         (0, tf.zeros([3]), hidden_gradients, table_gradient),
         parallel_iterations=1,

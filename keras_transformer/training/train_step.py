@@ -4,6 +4,8 @@ Why not Keras's: with several replicas it averages the means of the replicas, cl
 it sums, and accumulates in the optimizer, each of which gives other numbers than one device.
 """
 
+import dataclasses
+
 import keras
 import tensorflow as tf
 
@@ -27,7 +29,6 @@ class TrainStep:
         self,
         optimizer="rmsprop",
         loss=None,
-        *args,
         metrics=None,
         clip_norm=None,
         accumulation_steps=1,
@@ -38,15 +39,10 @@ class TrainStep:
     ):
         optimizer = keras.optimizers.get(optimizer)
         _check_optimizer(optimizer)
-        if clip_norm is not None and clip_norm <= 0:
-            raise ValueError(f"clip_norm must be positive. Received: clip_norm={clip_norm}.")
-        if accumulation_steps < 1:
-            raise ValueError(
-                f"accumulation_steps must be at least 1. Received: {accumulation_steps}."
-            )
-        if ema_momentum is not None and not 0 < ema_momentum < 1:
-            raise ValueError(f"ema_momentum must be in (0, 1). Received: {ema_momentum}.")
-        if steps_per_execution != 1 and tf.distribute.has_strategy():
+        _check_arguments(clip_norm, accumulation_steps, ema_momentum)
+        _check_loss(loss, kwargs.get("loss_weights"))
+        in_strategy = tf.distribute.has_strategy() or self._distribute_strategy is not None
+        if steps_per_execution != 1 and in_strategy:
             raise ValueError(
                 "steps_per_execution must be 1 under a tf.distribute strategy: Keras cannot loop "
                 f"over distributed batches. Received: steps_per_execution={steps_per_execution}."
@@ -54,150 +50,164 @@ class TrainStep:
         if jit_compile == "auto":
             # On CPU XLA's products are slower than oneDNN's, several times so in bfloat16.
             jit_compile = bool(tf.config.list_logical_devices("GPU"))
-            jit_compile = jit_compile and not tf.distribute.has_strategy()
+            jit_compile = jit_compile and not in_strategy
         metrics = list(metrics or [])
-        self._token_metrics = [m for m in metrics if isinstance(m, TokenMetric)]
-        others = [m for m in metrics if not isinstance(m, TokenMetric)]
+        # What is summed along with the loss; Keras computes the others from whole logits.
+        token_metrics = [m for m in metrics if _counts_tokens_of(loss, m)]
+        others = [m for m in metrics if not _counts_tokens_of(loss, m)]
         super().compile(
             optimizer,
             loss,
-            *args,
             metrics=others or None,
             jit_compile=jit_compile,
             steps_per_execution=steps_per_execution,
             **kwargs,
         )
-        self._token_loss = keras.losses.get(loss) if loss is not None else None
-        self._step_options = {
-            "clip_norm": clip_norm,
-            "accumulation_steps": accumulation_steps,
-            "ema_momentum": ema_momentum,
-        }
+        _check_optimizer(self.optimizer)  # which Keras may have wrapped
         # Gradients arrive summed over replicas: the optimizer must not sum them again.
         optimizer._all_reduce_sum_gradients = list
         if not optimizer.built and self.built:
             optimizer.build(self.trainable_variables)
-        self._averages = None
+        loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+        # Other metrics need the logits, and XLA cannot leave out padding, whose number varies.
+        projected = isinstance(loss, TokenCrossentropy) and self._compile_metrics is None
+        projected = projected and not self.jit_compile
+        averages = None
         if ema_momentum is not None:
-            self._averages = [tf.Variable(v.value, trainable=False) for v in self._weights_of_ema()]
-        self._projection = None
-        if isinstance(self._token_loss, TokenCrossentropy) and not others:
-            self._projection = _find_projection(self)
+            averages = [tf.Variable(v.value, trainable=False) for v in self.trainable_variables]
+        self._step = _StepSettings(
+            loss=loss,
+            token_metrics=token_metrics,
+            clip_norm=clip_norm,
+            accumulation_steps=accumulation_steps,
+            ema_momentum=ema_momentum,
+            averages=averages,
+            projection=_find_projection(self) if projected else None,
+        )
 
     @property
     def metrics(self):
-        return [*super().metrics, *getattr(self, "_token_metrics", [])]
+        return [*super().metrics, *(self._step.token_metrics if self.compiled else [])]
 
     def get_compile_config(self):
+        """What `.keras` keeps of `compile`, so that a reloaded model trains on."""
         config = super().get_compile_config()
-        if config and self.compiled:
+        if config:
             serialize = keras.saving.serialize_keras_object
-            config["metrics"] = [serialize(m) for m in self._token_metrics] or config["metrics"]
-            config.update(self._step_options)
+            if self._step.token_metrics:
+                others = config["metrics"] or []
+                config["metrics"] = [*map(serialize, self._step.token_metrics), *others]
+            for name in ("clip_norm", "accumulation_steps", "ema_momentum"):
+                config[name] = getattr(self._step, name)
         return config
+
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+
+    def fit(self, *args, class_weight=None, **kwargs):
+        if class_weight is not None and isinstance(self._step.loss, TokenCrossentropy):
+            raise ValueError(
+                "class_weight has no meaning for labels that are sequences of tokens: Keras would "
+                "make one weight of a whole row. Use sample_weight of shape (batch, target). "
+                f"Received: class_weight={class_weight}."
+            )
+        return super().fit(*args, class_weight=class_weight, **kwargs)
 
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        if self.losses:
-            raise ValueError(
-                "The exact train step sums token losses and cannot add regularisation losses. "
-                "Use weight decay of the optimizer instead. "
-                f"Received: {len(self.losses)} regularisation loss(es)."
-            )
-        parts = self._step_options["accumulation_steps"]
+        parts = self._step.accumulation_steps
         summed = None
         for part in range(parts):
             share = _share(part, parts, (x, y, sample_weight))
             sums, gradients = self._sums_and_gradients(*share)
             new = [sums, *gradients]
             summed = new if summed is None else [a + b for a, b in zip(summed, new, strict=True)]
-        context = tf.distribute.get_replica_context()
-        sums, *gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, summed)
+        if self.losses:  # those of activities exist only now
+            raise ValueError(
+                "The exact train step sums token losses and cannot add regularisation losses. "
+                "Use weight decay of the optimizer instead. "
+                f"Received: {len(self.losses)} regularisation loss(es)."
+            )
+        sums, *gradients = _over_replicas(summed)
 
         scale = 1.0 / tf.maximum(sums[3], 1e-9)
-        clip_norm = self._step_options["clip_norm"]
-        if clip_norm is not None:
+        if self._step.clip_norm is not None:
             norm = tf.linalg.global_norm(gradients) * scale
-            scale *= clip_norm / tf.maximum(norm, clip_norm)
-        gradients = [gradient * scale for gradient in gradients]
+            scale *= self._step.clip_norm / tf.maximum(norm, self._step.clip_norm)
+        gradients = [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]
         self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
         self._update_averages()
         return self._logs(sums)
 
     def test_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        if self._projection is not None and sample_weight is None:
-            features_model, projection = self._projection
-            features = features_model(x, training=False)
-            sums = self._projected_loss(features, projection, y, gradients=False)
+        if self._step.projection is not None and sample_weight is None:
+            features = self._step.projection.features_of(x, training=False)
+            sums = self._projected_loss(features, y, gradients=False)
         else:
             sums, _ = self._sums(x, y, sample_weight, training=False)
-        context = tf.distribute.get_replica_context()
-        return self._logs(context.all_reduce(tf.distribute.ReduceOp.SUM, sums))
+        return self._logs(_over_replicas(sums))
 
     def swap_averaged_weights(self):
         """Exchanges the weights with their moving average; a second call changes them back."""
-        if self._averages is None:
+        if self._step.averages is None:
             raise ValueError(
                 "There is no moving average of the weights. Compile with e.g. ema_momentum=0.999."
             )
-        for variable, average in zip(self._weights_of_ema(), self._averages, strict=True):
+        for variable, average in zip(self.trainable_variables, self._step.averages, strict=True):
             kept = tf.identity(variable.value)
             variable.assign(average)
             average.assign(kept)
 
-    def _weights_of_ema(self):
-        return self.trainable_variables
-
     def _update_averages(self):
-        if self._averages is None:
+        if self._step.averages is None:
             return
-        momentum = self._step_options["ema_momentum"]
-        for variable, average in zip(self._weights_of_ema(), self._averages, strict=True):
-            average.assign_add((1 - momentum) * (tf.cast(variable.value, average.dtype) - average))
+        rate = 1 - self._step.ema_momentum
+        for variable, average in zip(self.trainable_variables, self._step.averages, strict=True):
+            average.assign_add(rate * (variable.value - average))
 
     def _sums_and_gradients(self, x, y, sample_weight):
         """Sums over this replica's tokens and the gradients of the first, all dense."""
-        if self._projection is None or sample_weight is not None:
+        weights, projection = self.trainable_weights, self._step.projection
+        if projection is None or sample_weight is not None:
             with tf.GradientTape() as tape:
                 sums, loss = self._sums(x, y, sample_weight, training=True)
-            gradients = tape.gradient(loss, self.trainable_weights)
-            return sums, [_dense(g, v) for g, v in zip(gradients, self.trainable_weights)]
-        features_model, projection = self._projection
+            gradients = tape.gradient(loss, weights)
+            return sums, [_dense(g, v) for g, v in zip(gradients, weights, strict=True)]
         with tf.GradientTape() as tape:
-            features = features_model(x, training=True)
-        sums, feature_gradient, table_gradient = self._projected_loss(features, projection, y)
-        weights = self.trainable_weights
+            features = projection.features_of(x, training=True)
+        sums, feature_gradient, table_gradient = self._projected_loss(features, y)
         gradients = tape.gradient(features, weights, output_gradients=feature_gradient)
-        table = next(i for i, v in enumerate(weights) if v is projection.embeddings)
-        gradients = [_dense(g, v) if i != table else g for i, (g, v) in
-                     enumerate(zip(gradients, weights, strict=True))]
-        gradients[table] = _add(table_gradient, gradients[table])
-        return sums, gradients
+        return sums, [
+            _add(table_gradient, g) if v is projection.layer.projection_table else _dense(g, v)
+            for g, v in zip(gradients, weights, strict=True)
+        ]
 
-    def _projected_loss(self, features, projection, y, gradients=True):
-        loss = self._token_loss
-        table = tf.convert_to_tensor(projection.embeddings.value)
+    def _projected_loss(self, features, y, gradients=True):
+        loss = self._step.loss
+        table = tf.convert_to_tensor(self._step.projection.layer.projection_table.value)
         return projected_loss(features, table, y, loss.label_smoothing, loss.pad_id, gradients)
 
     def _sums(self, x, y, sample_weight, training):
         """Sums (4,) as of `projected_loss`, and the first by itself for the gradient."""
         y_pred = self(x, training=training)
-        loss = self._token_loss
-        values = loss.call(y, y_pred)
+        loss = self._step.loss
+        if loss is None:
+            raise ValueError("Training and evaluation need a loss. Compile with one.")
+        values = loss.call(y, y_pred) if isinstance(loss, keras.losses.Loss) else loss(y, y_pred)
         if values.shape.rank == 0:
             raise ValueError(
                 "The loss must return one value a token or an example, not a scalar: only sums can "
                 "be divided by the tokens of the whole batch. Received: a scalar from "
-                f"{type(loss).__name__}."
+                f"{getattr(loss, '__name__', type(loss).__name__)}."
             )
-        if hasattr(loss, "weights"):
+        if isinstance(loss, TokenCrossentropy):
             weights = loss.weights(y, sample_weight)
         else:
             weights = _keras_weights(loss, y, y_pred, values, sample_weight)
         total, count = tf.reduce_sum(values * weights), tf.reduce_sum(weights)
         likelihood, hits = tf.zeros([]), tf.zeros([])
-        for metric in self._token_metrics:
+        for metric in self._step.token_metrics:
             metric_sum = tf.reduce_sum(metric.values(y, y_pred) * weights)
             if isinstance(metric, Perplexity):
                 likelihood = metric_sum
@@ -210,10 +220,62 @@ class TrainStep:
     def _logs(self, sums):
         """Updates the metrics with sums over all replicas: every replica logs the same."""
         loss, likelihood, hits, tokens = tf.unstack(sums)
-        self._loss_tracker.update_state(loss / tf.maximum(tokens, 1e-9), sample_weight=tokens)
-        for metric in self._token_metrics:
+        # Keras sums the tracker over replicas; divided, it counts each token once.
+        share = tokens / tf.distribute.get_strategy().num_replicas_in_sync
+        self._loss_tracker.update_state(loss / tf.maximum(tokens, 1e-9), sample_weight=share)
+        for metric in self._step.token_metrics:
             metric.add_sums(likelihood if isinstance(metric, Perplexity) else hits, tokens)
         return self.get_metrics_result()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Projection:
+    features_of: keras.Model  # the model up to its output projection
+    layer: keras.layers.Layer  # the projection, e.g. a `TokenEmbedding`
+
+
+@dataclasses.dataclass(frozen=True)
+class _StepSettings:
+    """What `compile` was given. One object, so that Keras does not track and save its parts."""
+
+    loss: object
+    token_metrics: list
+    clip_norm: float | None
+    accumulation_steps: int
+    ema_momentum: float | None
+    averages: list | None
+    projection: _Projection | None
+
+
+def _over_replicas(tensors):
+    context = tf.distribute.get_replica_context()
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+
+
+def _counts_tokens_of(loss, metric):
+    if not isinstance(loss, TokenCrossentropy) or not isinstance(metric, TokenMetric):
+        return False
+    return type(metric) in (TokenAccuracy, Perplexity) and metric.pad_id == loss.pad_id
+
+
+def _check_loss(loss, loss_weights):
+    if isinstance(loss, (list, tuple, dict)) or loss_weights is not None:
+        raise ValueError(
+            "The exact train step takes one loss for one output, without loss_weights. "
+            f"Received: loss={loss}, loss_weights={loss_weights}."
+        )
+
+
+def _check_arguments(clip_norm, accumulation_steps, ema_momentum):
+    if clip_norm is not None and clip_norm <= 0:
+        raise ValueError(f"clip_norm must be positive. Received: clip_norm={clip_norm}.")
+    if accumulation_steps < 1:
+        raise ValueError(
+            "accumulation_steps must be at least 1. "
+            f"Received: accumulation_steps={accumulation_steps}."
+        )
+    if ema_momentum is not None and not 0 < ema_momentum < 1:
+        raise ValueError(f"ema_momentum must be in (0, 1). Received: ema_momentum={ema_momentum}.")
 
 
 def _check_optimizer(optimizer):
@@ -232,15 +294,16 @@ def _check_optimizer(optimizer):
 
 
 def _find_projection(model):
-    """The model up to a final `TokenEmbedding(reverse=True)`, and that layer; None without one."""
-    from keras_transformer.layers.embedding import TokenEmbedding
-
-    output = model.outputs[0] if len(model.outputs) == 1 else None
-    layer, node_index, _ = output._keras_history if output is not None else (None, None, None)
-    if not isinstance(layer, TokenEmbedding) or model.dtype_policy.name == "mixed_float16":
+    """A model's last layer, if it multiplies by a `projection_table`; else None."""
+    outputs = getattr(model, "outputs", None) or []
+    if len(outputs) != 1:
         return None
-    features = layer._inbound_nodes[node_index].input_tensors[0]
-    return keras.Model(model.input, features), layer
+    layer, node_index, _ = outputs[0]._keras_history
+    node = layer._inbound_nodes[node_index]
+    reverse = node.arguments.kwargs.get("reverse", False)
+    if not hasattr(layer, "projection_table") or not reverse or layer.compute_dtype == "float16":
+        return None
+    return _Projection(keras.Model(model.input, node.input_tensors[0]), layer)
 
 
 def _share(part, parts, data):

@@ -1,0 +1,215 @@
+"""The state of a beam search, and the pure functions that take it one token further."""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+# The score of a hypothesis that does not exist. Finite, since JSON has no infinity.
+NO_HYPOTHESIS_SCORE = -1e9
+
+# Wider blocks make fewer maxima to sort and more columns to look at afterwards.
+_LARGEST_WHOLE_BLOCK = 256
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 32, 128
+
+
+class Hypotheses(NamedTuple):
+    """What a search returns, best first where it ranks.
+
+    `token_ids` is (batch, hypotheses, length) int32, the end included, filled up with
+    0; `scores` is (batch, hypotheses) float32; `lengths` is (batch, hypotheses) int32,
+    in tokens with the end. A hypothesis that does not exist (a limit of 1 token leaves
+    only one) has length 0, no ids and the score `NO_HYPOTHESIS_SCORE`.
+    """
+
+    token_ids: tf.Tensor
+    scores: tf.Tensor
+    lengths: tf.Tensor
+
+
+class Beams(NamedTuple):
+    """Sequences that go on and sequences that have ended, each kind best first.
+
+    A sequence that does not exist has log-probability, or score, minus infinity.
+    Both kinds of ids begin with the start token, so that t tokens take t + 1 places.
+    """
+
+    live_ids: tf.Tensor  # (batch, beams, t + 1)
+    live_log_probs: tf.Tensor  # (batch, beams)
+    finished_ids: tf.Tensor  # (batch, n_best, t + 1)
+    finished_scores: tf.Tensor  # (batch, n_best), length penalty applied
+
+
+class Candidates(NamedTuple):
+    """The best one-token extensions of the live sequences, (batch, candidates) each."""
+
+    log_probs: tf.Tensor  # of the whole extended sequence
+    beams: tf.Tensor  # which live sequence it extends
+    token_ids: tf.Tensor  # by which token
+
+
+def start_beams(limits, num_beams, n_best, start_id):
+    """Beams before the first token: one live sequence in each row that may have tokens."""
+    batch_size = tf.shape(limits)[0]
+    first = tf.where(limits > 0, 0.0, -np.inf)[:, None]  # (batch, 1)
+    # All beams hold the same sequence at first: only one of them may count.
+    others = tf.fill((batch_size, num_beams - 1), -np.inf)
+    return Beams(
+        live_ids=tf.fill((batch_size, num_beams, 1), start_id),
+        live_log_probs=tf.concat([first, others], axis=1),
+        finished_ids=tf.zeros((batch_size, n_best, 1), tf.int32),
+        finished_scores=tf.fill((batch_size, n_best), -np.inf),
+    )
+
+
+def extend(beams, candidates, end_id, penalty):
+    """Sorts the candidates into finished sequences, frozen from now on, and live ones.
+
+    Args:
+        beams: the state before the token.
+        candidates: the extensions to choose from, at least as many as beams.
+        end_id: the token that finishes a sequence.
+        penalty: length penalty of the extended sequences, float32 scalar.
+
+    Returns:
+        The state after the token, and the beam each live sequence came from,
+        (batch, beams) int32.
+    """
+    num_beams = beams.live_ids.shape[1]
+    n_best = beams.finished_ids.shape[1]
+    sequences = tf.concat(  # (batch, candidates, t + 2)
+        [
+            tf.gather(beams.live_ids, candidates.beams, batch_dims=1),
+            candidates.token_ids[:, :, None],
+        ],
+        axis=2,
+    )
+    is_end = tf.equal(candidates.token_ids, end_id)
+    end_scores = tf.where(is_end, candidates.log_probs / penalty, -np.inf)
+    # Those that finished earlier stand first, so that they win a tie.
+    scores = tf.concat([beams.finished_scores, end_scores], axis=1)
+    finished_scores, best = tf.math.top_k(scores, n_best)
+    finished_ids = tf.pad(beams.finished_ids, [[0, 0], [0, 0], [0, 1]])
+    finished_ids = tf.concat([finished_ids, sequences], axis=1)
+
+    live_scores = tf.where(is_end, -np.inf, candidates.log_probs)
+    live_log_probs, chosen = tf.math.top_k(live_scores, num_beams)
+    extended = Beams(
+        live_ids=tf.gather(sequences, chosen, batch_dims=1),
+        live_log_probs=live_log_probs,
+        finished_ids=tf.gather(finished_ids, best, batch_dims=1),
+        finished_scores=finished_scores,
+    )
+    return extended, tf.gather(candidates.beams, chosen, batch_dims=1)
+
+
+def best_candidates(logits, live_log_probs, forced_ids, forbidden_ids):
+    """The most probable extensions of the live sequences of each row.
+
+    Twice as many candidates as beams: if all the best end here, the beam still lives.
+    A beam of one gets one candidate and so is greedy search.
+
+    The log-probabilities are those of the model over its whole vocabulary, but only
+    those of the candidates are ever computed. The vocabulary is read in blocks: the
+    best candidates lie in the blocks with the highest maxima. The answer is that of
+    one `top_k` over all beams and tokens; of equals the lowest (beam, token) wins.
+
+    Args:
+        logits: (batch, beams, vocabulary), float32, vocabulary static.
+        live_log_probs: of the live sequences, (batch, beams) float32.
+        forced_ids: the only token a row may take, (batch, 1); -1 leaves it free.
+        forbidden_ids: ids that no free row takes, a tuple of Python integers.
+    """
+    num_beams, vocabulary_size = logits.shape[1:]
+    blocks = _in_blocks(logits)  # (batch, beams, blocks, width)
+    maxima = tf.reduce_max(blocks, axis=3)
+    offsets = live_log_probs[:, :, None] - _log_sum_exp(blocks, maxima)  # (batch, beams, 1)
+
+    several = num_beams > 1 and vocabulary_size > 1
+    count = num_beams * 2 if several else num_beams
+    free_log_probs, places = _top_places(blocks, maxima, offsets, forbidden_ids, count)
+    forced_log_probs, forced_places = _forced(logits, offsets, forced_ids, blocks, count)
+    is_forced = forced_ids >= 0
+    places = tf.where(is_forced, forced_places, places)
+    padded_size = blocks.shape[2] * blocks.shape[3]
+    token_ids = places % padded_size
+    if padded_size > vocabulary_size:
+        # Only a candidate that does not exist can be a padding column.
+        token_ids = tf.minimum(token_ids, vocabulary_size - 1)
+    return Candidates(
+        log_probs=tf.where(is_forced, forced_log_probs, free_log_probs),
+        beams=places // padded_size,
+        token_ids=token_ids,
+    )
+
+
+def _in_blocks(logits):
+    """(batch, beams, vocabulary) -> (batch, beams, blocks, width)."""
+    num_beams, size = logits.shape[1:]
+    width = _block_width(size)
+    if size % width:
+        missing = width - size % width
+        logits = tf.pad(logits, [[0, 0], [0, 0], [0, missing]], constant_values=-np.inf)
+    return tf.reshape(logits, (-1, num_beams, -(-size // width), width))
+
+
+def _block_width(size):
+    """A width that divides the vocabulary, since filling it up copies all the logits."""
+    if size <= _LARGEST_WHOLE_BLOCK:
+        return size
+    widths = range(_LARGEST_BLOCK, _SMALLEST_BLOCK - 1, -1)
+    return next((width for width in widths if size % width == 0), _LARGEST_BLOCK)
+
+
+def _log_sum_exp(blocks, maxima):
+    """Logarithm of the sum over the vocabulary, (batch, beams, 1); never below the maximum."""
+    maximum = tf.reduce_max(maxima, axis=2, keepdims=True)  # (batch, beams, 1)
+    # One exponential of every logit: with the maximum, nearly all the cost of the search.
+    total = tf.reduce_sum(tf.exp(blocks - maximum[:, :, :, None]), axis=(2, 3))
+    return maximum + tf.math.log(total)[:, :, None]
+
+
+def _top_places(blocks, maxima, offsets, forbidden_ids, count):
+    """Log-probabilities and places, beam * padded vocabulary + token, of the best extensions."""
+    num_beams, num_blocks, width = blocks.shape[1:]
+    # The maximum of a block may be a forbidden token's: as many blocks more as that can be.
+    touched = sorted({token_id // width for token_id in forbidden_ids})
+    num_kept = min(count + num_beams * len(touched), num_beams * num_blocks)
+    block_scores = tf.reshape(maxima + offsets, (-1, num_beams * num_blocks))
+    _, kept = tf.math.top_k(block_scores, num_kept)
+    kept = -tf.math.top_k(-kept, num_kept)[0]  # in order, so that of equals the lowest id wins
+
+    columns = tf.reshape(blocks, (-1, num_beams * num_blocks, width))
+    columns = tf.gather(columns, kept, batch_dims=1)  # (batch, kept, width)
+    columns += tf.gather(offsets, kept // num_blocks, batch_dims=1)
+    if touched:
+        rows, bias = _forbidden_bias(touched, forbidden_ids, num_beams, num_blocks, width)
+        columns += tf.gather(bias, tf.gather(rows, kept))
+    log_probs, best = tf.math.top_k(tf.reshape(columns, (-1, num_kept * width)), count)
+    block = tf.gather(kept, best // width, batch_dims=1)
+    return log_probs, block * width + best % width
+
+
+def _forbidden_bias(touched, forbidden_ids, num_beams, num_blocks, width):
+    """Minus infinity for forbidden columns: a row for each block that has some, row 0 for the rest.
+
+    Small on purpose: a row of the whole vocabulary would be stored in every exported graph.
+    """
+    rows = np.zeros(num_blocks, np.int32)
+    rows[touched] = range(1, len(touched) + 1)
+    bias = np.zeros((len(touched) + 1, width), np.float32)
+    for token_id in forbidden_ids:
+        bias[rows[token_id // width], token_id % width] = -np.inf
+    return np.tile(rows, num_beams), bias
+
+
+def _forced(logits, offsets, forced_ids, blocks, count):
+    """Log-probabilities and places if every live sequence takes its row's forced token."""
+    num_beams, num_blocks, width = blocks.shape[1:]
+    token_ids = tf.maximum(forced_ids, 0)  # (batch, 1)
+    log_probs = tf.gather(logits, token_ids, axis=2, batch_dims=1) + offsets  # (batch, beams, 1)
+    # The candidates beyond one for each beam do not exist.
+    copies = count // num_beams
+    exists = np.array([0.0] + [-np.inf] * (copies - 1), np.float32)
+    beam_starts = np.repeat(np.arange(num_beams, dtype=np.int32), copies) * (num_blocks * width)
+    return tf.reshape(log_probs + exists, (-1, count)), token_ids + beam_starts

@@ -1,0 +1,277 @@
+"""Greedy search and beam search over a step function."""
+
+import numbers
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from keras_transformer.decoding.beams import (
+    NO_HYPOTHESIS_SCORE,
+    Hypotheses,
+    best_candidates,
+    extend,
+    start_beams,
+)
+
+PAD_ID = 0
+
+
+def beam_search(
+    step,
+    cache,
+    *,
+    num_beams,
+    limits,
+    start_id,
+    end_id,
+    forbidden_ids=None,
+    length_penalty=0.6,
+    prefix=None,
+    n_best=None,
+):
+    """Keeps the `num_beams` most probable sequences at each step, and ranks those that ended.
+
+    A finished sequence of n tokens, its end included, scores the sum of its
+    log-probabilities divided by ((5 + n) / 6) ** length_penalty. A row is settled when no
+    live sequence can still reach its `n_best`; the search ends when all rows are. A row
+    gets the same answer alone and in a batch, and works for a batch of zero rows.
+
+    Source: Wu et al. 2016, equation 14, without coverage (https://arxiv.org/abs/1609.08144).
+
+    Args:
+        step: function `(token_ids, position, cache) -> (logits, cache)`; see the package.
+        cache: initial cache, any nest of tensors (batch, beams, ...), `()` if there is none.
+        num_beams: live sequences for each row, at least 1; 1 is greedy search.
+        limits: most tokens for each row, the end included, integers (batch,). The last
+            token within the limit is forced to be the end. 0 asks for no hypothesis.
+        start_id: the token before the first one.
+        end_id: the token that ends a sequence; not 0, which fills up short rows.
+        forbidden_ids: ids that are never chosen, only forced; None means 0 and `start_id`.
+        length_penalty: alpha, at least 0; 0 compares plain sums of log-probabilities.
+        prefix: tokens each row must begin with, integers (batch, prefix), ids below the
+            vocabulary size, filled up with 0: where it is 0, the choice is free. Scores
+            count these tokens too.
+        n_best: hypotheses for each row, in [1, num_beams]; None means `num_beams`. Fewer
+            never change the best ones and end the search sooner.
+
+    Returns:
+        `Hypotheses`, best first.
+
+    Raises:
+        ValueError: if an argument is outside its limits, or the last axis of the logits
+            is not static.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> def step(token_ids, position, cache):
+        ...     return 3.0 * tf.one_hot(token_ids + 1, 6), cache
+        >>> best = beam_search(step, (), num_beams=2, n_best=1, limits=[5], start_id=1, end_id=4)
+        >>> best.token_ids.numpy().tolist(), f"{best.scores.numpy().item():.2f}"
+        ([[[2, 3, 4]]], '-0.56')
+    """
+    n_best = num_beams if n_best is None else n_best
+    check_at_least("num_beams", num_beams, 1)
+    check_at_least("n_best", n_best, 1)
+    if n_best > num_beams:
+        raise ValueError(
+            "n_best must be at most num_beams, the number of sequences the search follows. "
+            f"Received: n_best={n_best}, num_beams={num_beams}."
+        )
+    if not isinstance(length_penalty, numbers.Real) or not length_penalty >= 0:
+        raise ValueError(
+            "length_penalty must be a number of at least 0, or a longer sequence could score "
+            "better than the early stop expects. Choose e.g. 0.6. "
+            f"Received: length_penalty={length_penalty!r}."
+        )
+    rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix)
+    penalties = _length_penalties(rules.limits, length_penalty)
+    limit_penalties = tf.gather(penalties, rules.limits)[:, None]  # (batch, 1)
+
+    def is_unsettled(_, beams, __):
+        # The best that a live sequence can still reach: no probability lost, longest length.
+        reachable = beams.live_log_probs[:, :1] / limit_penalties
+        return tf.reduce_any(reachable > beams.finished_scores[:, -1:])
+
+    def advance(position, beams, cache):
+        logits, cache = call_step(step, beams.live_ids[:, :, -1], position, cache, rules)
+        candidates = best_candidates(
+            logits, beams.live_log_probs, tf.gather(rules.forced_ids, position), rules.forbidden_ids
+        )
+        position += 1
+        beams, parents = extend(beams, candidates, rules.end_id, tf.gather(penalties, position))
+        if num_beams > 1:
+            cache = tf.nest.map_structure(lambda c: tf.gather(c, parents, batch_dims=1), cache)
+        return position, beams, cache
+
+    beams = start_beams(rules.limits, num_beams, n_best, rules.start_id)
+    beams = run_loop(is_unsettled, advance, beams, cache)
+    return read_hypotheses(beams.finished_ids[:, :, 1:], beams.finished_scores, rules.end_id)
+
+
+def greedy_search(
+    step,
+    cache,
+    *,
+    limits,
+    start_id,
+    end_id,
+    forbidden_ids=None,
+    length_penalty=0.6,
+    prefix=None,
+):
+    """Takes the most probable token at each step: a beam search with a beam of one.
+
+    Nothing is reordered, so the cache is never copied but to grow.
+
+    Args:
+        step: as for `beam_search`; it gets token_ids of shape (batch, 1).
+        cache: as for `beam_search`, with one beam.
+        limits: as for `beam_search`.
+        start_id: as for `beam_search`.
+        end_id: as for `beam_search`.
+        forbidden_ids: as for `beam_search`.
+        length_penalty: as for `beam_search`; changes the score alone.
+        prefix: as for `beam_search`.
+
+    Returns:
+        `Hypotheses`, one for each row.
+
+    Raises:
+        ValueError: as `beam_search` does.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> def step(token_ids, position, cache):
+        ...     return tf.one_hot(token_ids + 1, 7), cache
+        >>> greedy_search(step, (), limits=[9], start_id=2, end_id=5).token_ids.numpy().tolist()
+        [[[3, 4, 5]]]
+    """
+    return beam_search(
+        step,
+        cache,
+        num_beams=1,
+        limits=limits,
+        start_id=start_id,
+        end_id=end_id,
+        forbidden_ids=forbidden_ids,
+        length_penalty=length_penalty,
+        prefix=prefix,
+    )
+
+
+class Rules(NamedTuple):
+    """What each row may and must do, checked, in the form the loops use."""
+
+    limits: tf.Tensor  # (batch,) int32, at least 0
+    forced_ids: tf.Tensor  # (longest limit, batch, 1) int32, -1 where the choice is free
+    start_id: int
+    end_id: int
+    forbidden_ids: tuple
+
+
+def read_rules(limits, start_id, end_id, forbidden_ids, prefix):
+    """Checks the arguments that searches and sampling share."""
+    forbidden_ids = (PAD_ID, start_id) if forbidden_ids is None else tuple(forbidden_ids)
+    check_at_least("start_id", start_id, 0)
+    check_at_least("end_id", end_id, 1, " 0 fills up short rows.")
+    for token_id in forbidden_ids:
+        check_at_least("each of forbidden_ids", token_id, 0)
+    limits = tf.maximum(_integers("limits", limits, ("batch",)), 0)
+    steps = tf.reduce_max(tf.concat([limits, [0]], axis=0))  # 0 if there are no rows
+
+    positions = tf.range(steps)[:, None]
+    forced_ids = tf.where(positions + 1 >= limits, int(end_id), -1)  # (steps, batch)
+    if prefix is not None:
+        prefix = _integers("prefix", prefix, ("batch", "prefix"))[:, :steps]
+        missing = steps - tf.shape(prefix)[1]
+        prefix = tf.transpose(tf.pad(prefix, [[0, 0], [0, missing]], constant_values=PAD_ID))
+        # Where both force a token the limit wins: the result always fits into it.
+        from_prefix = tf.where(prefix != PAD_ID, prefix, -1)
+        forced_ids = tf.where(forced_ids < 0, from_prefix, forced_ids)
+    return Rules(
+        limits, forced_ids[:, :, None], int(start_id), int(end_id), tuple(map(int, forbidden_ids))
+    )
+
+
+def call_step(step, token_ids, position, cache, rules):
+    """One call of the step function, its logits in float32 and fit for the rules."""
+    logits, cache = step(token_ids, position, cache)
+    size, expected = logits.shape[-1], token_ids.shape[1]
+    if logits.shape.rank != 3 or size is None or logits.shape[1] not in (None, expected):
+        raise ValueError(
+            f"step must return logits of the shape (batch, {expected}, vocabulary), the "
+            f"vocabulary static. Received: logits of shape {logits.shape}."
+        )
+    largest = max(rules.start_id, rules.end_id, *rules.forbidden_ids, 0)
+    if largest >= size:
+        raise ValueError(
+            f"start_id, end_id and forbidden_ids must be below the vocabulary size {size}. "
+            f"Received: start_id={rules.start_id}, end_id={rules.end_id}, "
+            f"forbidden_ids={rules.forbidden_ids}."
+        )
+    logits.set_shape((None, expected, size))
+    # bfloat16 has 8 significant bits: a sum of log-probabilities needs more.
+    return tf.cast(logits, tf.float32), cache
+
+
+def run_loop(condition, advance, state, cache):
+    """Runs `advance(position, state, cache)` while the condition holds; returns the state."""
+    cache = tf.nest.map_structure(tf.convert_to_tensor, cache)
+    state_shapes = tf.nest.map_structure(_state_shape, state)
+    shapes = (tf.TensorShape([]), state_shapes, tf.nest.map_structure(_cache_shape, cache))
+
+    def body(position, state, cache):
+        after = advance(position, state, cache)
+        tf.nest.assert_same_structure((position, state, cache), after)
+        tf.nest.map_structure(lambda tensor, shape: tensor.set_shape(shape), after, shapes)
+        return after
+
+    return tf.while_loop(condition, body, (tf.constant(0), state, cache), shapes)[1]
+
+
+def read_hypotheses(token_ids, scores, end_id):
+    """Cuts what no hypothesis needs, so that the result does not tell how long others took."""
+    places = tf.range(1, tf.shape(token_ids)[2] + 1)
+    lengths = tf.reduce_sum(tf.where(tf.equal(token_ids, end_id), places, 0), axis=2)
+    longest = tf.reduce_max(tf.concat([[0], tf.reshape(lengths, [-1])], axis=0))
+    return Hypotheses(
+        token_ids=token_ids[:, :, :longest],
+        scores=tf.where(lengths > 0, scores, NO_HYPOTHESIS_SCORE),
+        lengths=lengths,
+    )
+
+
+def check_at_least(name, value, least, reason=""):
+    """Raises a ValueError unless the value is an integer of at least `least`."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+        raise ValueError(
+            f"{name} must be an integer of at least {least}.{reason} Received: {value!r}."
+        )
+
+
+def _length_penalties(limits, length_penalty):
+    """((5 + n) / 6) ** alpha for n = 0 to the largest limit."""
+    lengths = tf.range(tf.reduce_max(tf.concat([limits, [0]], axis=0)) + 1)
+    return ((5.0 + tf.cast(lengths, tf.float32)) / 6.0) ** float(length_penalty)
+
+
+def _integers(name, values, axes):
+    """Any integers of the named axes as an int32 tensor."""
+    values = tf.convert_to_tensor(values)
+    if not values.dtype.is_integer or values.shape.rank not in (None, len(axes)):
+        raise ValueError(
+            f"{name} must be integers of the shape ({', '.join(axes)}{',' * (len(axes) == 1)}). "
+            f"Received: {values.dtype.name} of shape {values.shape}."
+        )
+    return tf.cast(values, tf.int32)
+
+
+def _state_shape(tensor):
+    """What stays of the shape (batch, beams) or (batch, beams, t + 1) in the loop."""
+    return tf.TensorShape([None, tensor.shape[1], None][: tensor.shape.rank])
+
+
+def _cache_shape(tensor):
+    """What stays of a cache's shape in the loop: neither the batch nor an axis yet empty."""
+    sizes = tensor.shape.as_list()
+    return tf.TensorShape([None] + [size or None for size in sizes[1:]])

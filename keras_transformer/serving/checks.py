@@ -1,0 +1,138 @@
+"""What must hold before a SavedModel is published: its graph, its size, its answers."""
+
+import os
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from keras_transformer.serving import c_api
+
+LARGEST_CONSTANT = 100_000  # bytes; the vocabulary is an attribute of its operation, no constant
+PREDICT = "tensorflow/serving/predict"
+
+
+def check_graph(path):
+    """Refuses what TensorFlow Serving cannot run, batch, or write as JSON.
+
+    Args:
+        path: folder of the SavedModel.
+
+    Raises:
+        RuntimeError: naming every XLA operation, Python function and large constant, and
+            every input or output that does not have the batch first, or is half precision.
+    """
+    saved_model = saved_model_pb2.SavedModel()
+    with open(os.path.join(path, "saved_model.pb"), "rb") as file:
+        saved_model.ParseFromString(file.read())
+    (meta_graph,) = saved_model.meta_graphs
+    faults = _operation_faults(meta_graph.graph_def)
+    for name, signature in meta_graph.signature_def.items():
+        if signature.method_name == PREDICT:
+            faults += [f"{name} {fault}" for fault in _signature_faults(signature)]
+    if faults:
+        raise RuntimeError("TensorFlow Serving could not run the graph: " + "; ".join(faults))
+
+
+def check_size(path, weights):
+    """Refuses variables that take more room than the weights they hold.
+
+    Raises:
+        RuntimeError: if the stored bytes are above 1.05 times those of `weights`.
+    """
+    reader = tf.train.load_checkpoint(os.path.join(path, "variables", "variables"))
+    dtypes = reader.get_variable_to_dtype_map()
+    stored = sum(
+        int(np.prod(shape)) * dtypes[key].size
+        for key, shape in reader.get_variable_to_shape_map().items()
+        if dtypes[key] != tf.string  # the map of the objects
+    )
+    needed = sum(w.shape.num_elements() * w.dtype.size for w in weights)
+    if stored > 1.05 * needed:
+        raise RuntimeError(
+            f"The weights must be stored once. Received: {stored} bytes of variables for "
+            f"{needed} bytes of weights."
+        )
+
+
+def check_answers(path, requests, expected, tolerance=1e-4, timeout=600):
+    """Refuses a SavedModel that answers otherwise than expected, in a fresh process.
+
+    Args:
+        path: folder of the SavedModel.
+        requests: pairs of a signature and a dictionary of its input arrays.
+        expected: for each request a dictionary of its output arrays.
+        tolerance: largest difference of numbers, relative or absolute; texts, integers and
+            booleans must be equal.
+        timeout: seconds for all requests.
+
+    Raises:
+        RuntimeError: with TensorFlow's message, or the first difference.
+    """
+    lines = [
+        {"signature_name": name, "inputs": {key: values.tolist() for key, values in inputs.items()}}
+        for name, inputs in requests
+    ]
+    answers = c_api.ask(path, lines, timeout)
+    for (name, inputs), outputs, answer in zip(requests, expected, answers, strict=True):
+        rows = len(next(iter(inputs.values())))
+        if "error" in answer:
+            raise RuntimeError(f"{name}, batch of {rows}: {answer['error']}")
+        if answer["outputs"].keys() != outputs.keys():
+            raise RuntimeError(f"{name} gave {sorted(answer['outputs'])}, not {sorted(outputs)}.")
+        for key, values in outputs.items():
+            if not _equal(answer["outputs"][key], values, tolerance):
+                raise RuntimeError(
+                    f"{name}, batch of {rows}: {key} differs from the answer of the model in "
+                    f"this process. Expected: {_short(values.tolist())}. "
+                    f"Received: {_short(answer['outputs'][key])}."
+                )
+
+
+def _operation_faults(graph):
+    nodes = list(graph.node)
+    faults = set()
+    for function in graph.library.function:
+        nodes.extend(function.node_def)
+        if function.attr["_XlaMustCompile"].b:
+            faults.add("jit-compiled function, and XLA is disabled there")
+    for node in nodes:
+        if node.op.startswith(("Xla", "_Xla")) or node.attr["_XlaMustCompile"].b:
+            faults.add(f"operation {node.op} ({node.name}) needs XLA, which is disabled there")
+        if "PyFunc" in node.op:
+            faults.add(f"operation {node.op} ({node.name}) calls Python")
+        size = node.attr["value"].tensor.ByteSize() if node.op == "Const" else 0
+        if size > LARGEST_CONSTANT:
+            faults.add(f"constant {node.name} of {size} bytes should be a weight")
+    return sorted(faults)
+
+
+def _signature_faults(signature):
+    faults = []
+    for side in (signature.inputs, signature.outputs):
+        for key, info in side.items():
+            sizes = [size.size for size in info.tensor_shape.dim]
+            if info.tensor_shape.unknown_rank or not sizes or sizes[0] != -1:
+                faults.append(f"{key} does not have the batch first, but shape {sizes}")
+            if tf.as_dtype(info.dtype) in (tf.bfloat16, tf.float16):
+                faults.append(f"{key} is {tf.as_dtype(info.dtype).name}, which JSON cannot carry")
+    return faults
+
+
+def _equal(answer, expected, tolerance):
+    if expected.dtype == object:
+        texts = [[value.decode() for value in row] for row in np.atleast_2d(expected)]
+        return answer == (texts if expected.ndim == 2 else texts[0])
+    if expected.dtype.kind != "f":
+        return answer == expected.tolist()
+    received = np.reshape(np.array(answer, expected.dtype), (-1, *expected.shape[1:]))
+    return (
+        received.shape == expected.shape
+        and bool(np.isfinite(received).all())
+        and np.allclose(received, expected, rtol=tolerance, atol=tolerance)
+    )
+
+
+def _short(values):
+    text = str(values)
+    return text if len(text) < 200 else text[:200] + "..."

@@ -1,0 +1,330 @@
+"""What is exported: a module from text to translations, with raw variables and no layers.
+
+A `tf.Module` that holds a Keras layer saves each weight as a second variable that only
+Python connects with the first; TensorFlow Serving then finds the first one uninitialised.
+So the model stays hidden behind functions, and the module holds the tf.Variables alone.
+"""
+
+import tensorflow as tf
+
+from keras_transformer.decoding.search import beam_search
+from keras_transformer.serving.packing import Packing
+from keras_transformer.serving.settings import ModelFunctions, SearchSettings
+from keras_transformer.text.tokenizers import END_ID, PAD_ID, START_ID, UNKNOWN_ID, Tokenizer
+
+
+class Translator(tf.Module):
+    """Text in, translation out, and the steps between, as the signatures of a SavedModel.
+
+    Inputs and outputs have the batch as their first axis, floating outputs are float32.
+    Token ids come with their lengths, in tokens: what lies beyond a length is never read,
+    because TensorFlow Serving fills rows up with arbitrary values when it merges requests.
+    Ids outside of the vocabulary count as unknown.
+
+    Args:
+        functions: the model.
+        source_tokenizer: cuts what is translated.
+        target_tokenizer: joins translations; None if it is the same.
+        settings: of the search; `SearchSettings()` if None.
+
+    Example:
+        >>> from keras_transformer.text import train_tokenizer
+        >>> table = tf.Variable(tf.eye(267))  # repeats the last token: "a a a"
+        >>> functions = ModelFunctions(
+        ...     weights=[table],
+        ...     encode=lambda source_ids: {"mask": source_ids > 0},
+        ...     start_cache=lambda memory, beams: tf.zeros((tf.shape(memory["mask"])[0], beams, 0)),
+        ...     step=lambda memory, ids, position, cache: (
+        ...         tf.gather(table, ids), tf.concat([cache, tf.cast(ids, tf.float32)[..., None]], 2)),
+        ...     logits=lambda source_ids, target_ids: tf.gather(table, target_ids),
+        ... )
+        >>> translator = Translator(functions, train_tokenizer(["ab abc", "abc ab"], 267))
+        >>> sorted(translator.endpoints)
+        ['decode_step', 'detokenize', 'encode', 'logits', 'serving_default', 'tokenize', \
+'translate_nbest']
+    """
+
+    def __init__(
+        self,
+        functions: ModelFunctions,
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer | None = None,
+        settings: SearchSettings | None = None,
+    ):
+        super().__init__(name="translator")
+        self.functions = functions  # a dataclass: not tracked, so no layer is saved
+        # The tensors of the Keras variables: these are what is saved.
+        self.weights = [w if isinstance(w, tf.Variable) else w.value for w in functions.weights]
+        self.source_tokenizer = source_tokenizer
+        self.target_tokenizer = target_tokenizer or source_tokenizer
+        self.settings = settings or SearchSettings()
+        memory, cache, logits = self._layout()
+        self.memory_packing, self.cache_packing = Packing(memory), Packing(cache)
+        self.vocabulary_size = logits.shape[-1]
+        if self.vocabulary_size < self.target_tokenizer.vocabulary_size:
+            raise ValueError(
+                "The model must score every piece of the target tokenizer. Received: a model of "
+                f"{self.vocabulary_size} ids, a tokenizer of "
+                f"{self.target_tokenizer.vocabulary_size}."
+            )
+        self.endpoints = self._endpoints()
+
+    def translate(self, text):
+        """The best translation of each text.
+
+        Args:
+            text: (batch,) strings. No text gives no text; bytes that are not UTF-8 are
+                read as U+FFFD.
+
+        Returns:
+            translation, (batch,) strings; score, (batch,), its log-probability in nats over
+            ((5 + length) / 6) ** length_penalty; length, (batch,), in tokens with the end;
+            truncated, (batch,), whether the text was too long and its rest not read.
+        """
+        source_ids, truncated, is_empty = self._source(text)
+        found = self._search(source_ids, self._limits(source_ids, is_empty), num_best=1)
+        return {
+            "translation": self.target_tokenizer.detokenize(found.token_ids[:, 0]),
+            "score": found.scores[:, 0],
+            "length": found.lengths[:, 0],
+            "truncated": truncated,
+        }
+
+    def translate_nbest(self, text, target_prefix, max_length):
+        """The best few translations of each text that begin in a given way.
+
+        Args:
+            text: (batch,) strings.
+            target_prefix: (batch,) strings with which the translations begin; "" for none.
+            max_length: (batch,) longest translation in tokens with its end; 0 for the model's
+                own limit. The prefix and an end are always allowed.
+
+        Returns:
+            translation, score and length as from `translate`, but (batch, num_best), best
+            first; truncated, (batch,), whether text or prefix were cut. Where there are fewer
+            translations, the rest are "" with a score of about -1e9.
+        """
+        _check_rows(text, target_prefix, max_length)
+        source_ids, source_cut, is_empty = self._source(text)
+        prefix = self.target_tokenizer.tokenize(target_prefix)
+        longest = self.settings.max_target_length
+        prefix_cut = prefix.row_lengths() > longest - 1
+        prefix = prefix[:, : longest - 1]
+        shortest = tf.cast(prefix.row_lengths(), tf.int32) + 1
+        limits = self._limits(source_ids, is_empty)
+        limits = tf.where(max_length > 0, max_length, tf.minimum(limits + shortest - 1, longest))
+        limits = tf.clip_by_value(limits, shortest, longest)
+        count = self.settings.num_best
+        found = self._search(source_ids, limits, count, prefix.to_tensor(PAD_ID))
+        rows = tf.reshape(found.token_ids, [-1, tf.shape(found.token_ids)[2]])
+        texts = self.target_tokenizer.detokenize(rows)
+        return {
+            "translation": tf.reshape(texts, [-1, count]),
+            "score": found.scores,
+            "length": found.lengths,
+            "truncated": source_cut | prefix_cut,
+        }
+
+    def tokenize(self, text):
+        """The tokens of each text and the end, as `encode` and `logits` take them.
+
+        Returns:
+            token_ids, (batch, source), filled up with 0; length, (batch,); truncated, (batch,).
+        """
+        ids, truncated, _ = self._source(text)
+        return {"token_ids": ids, "length": _lengths(ids), "truncated": truncated}
+
+    def detokenize(self, token_ids, length):
+        """Joins (batch, length) target ids to text, (batch,); control ids are left out."""
+        _check_rows(token_ids, length)
+        inside = tf.sequence_mask(length, tf.shape(token_ids)[1])
+        ids = tf.where(inside, token_ids, PAD_ID)
+        return {"text": self.target_tokenizer.detokenize(ids)}
+
+    def encode(self, source_ids, source_length):
+        """What `decode_step` needs of the source, and the cache before the first step.
+
+        Args:
+            source_ids: (batch, source), tokens and the end; cut to `max_source_length`.
+            source_length: (batch,).
+
+        Returns:
+            memory, (batch, source, features); source_length, (batch,); cache, (batch, 1,
+            features) of zeros, since JSON has no array without columns; cache_length,
+            (batch,), 0.
+        """
+        ids, lengths = self._clean(source_ids, source_length)
+        memory = self.memory_packing.pack(self.functions.encode(ids))
+        batch_size = tf.shape(ids)[0]
+        return {
+            "memory": memory,
+            "source_length": lengths,
+            "cache": tf.zeros([batch_size, 1, self.cache_packing.features]),
+            "cache_length": tf.zeros([batch_size], tf.int32),
+        }
+
+    def decode_step(self, token_ids, memory, source_length, cache, cache_length):
+        """Scores what may follow one more token of each row; nothing is kept between calls.
+
+        For beams of a source repeat its rows of `memory`; to reorder beams reorder the rows
+        of `cache`.
+
+        Args:
+            token_ids: (batch,) the newest token; the start id in the first step.
+            memory: from `encode`, and source_length.
+            cache: from `encode` or the step before, (batch, columns, features), and
+                cache_length, its filled columns: the tokens before this one. Rows may differ.
+
+        Returns:
+            logits, (batch, vocabulary); cache and cache_length, one column longer.
+        """
+        _check_rows(token_ids, memory, source_length, cache, cache_length)
+        inside = tf.sequence_mask(source_length, tf.shape(memory)[1])
+        memory = tf.where(inside[..., None], memory, 0.0)  # also makes its mask False there
+        columns = tf.shape(cache)[1]
+        longest = tf.minimum(columns, self.settings.max_target_length - 1)
+        lengths = tf.clip_by_value(cache_length, 0, longest)
+        ids = _known(token_ids, self.target_tokenizer)
+
+        def at_position(position):
+            rows = tf.where(lengths == position)  # (rows, 1)
+            logits, grown = self.functions.step(
+                self.memory_packing.unpack(tf.gather_nd(memory, rows)),
+                tf.gather_nd(ids, rows)[:, None],
+                position,
+                self.cache_packing.unpack(tf.gather_nd(cache, rows)[:, :position]),
+            )
+            return rows, tf.cast(logits[:, 0], tf.float32), self.cache_packing.pack(grown)[:, -1]
+
+        logits, newest = self._over_positions(at_position, lengths)
+        width = tf.maximum(columns, tf.reduce_max(tf.concat([lengths, [0]], 0)) + 1)
+        kept = tf.where(tf.sequence_mask(lengths, columns)[..., None], cache, 0.0)
+        kept = tf.pad(kept, [[0, 0], [0, width - columns], [0, 0]])
+        is_newest = tf.one_hot(lengths, width, on_value=True, off_value=False)[..., None]
+        longer = tf.where(is_newest, newest[:, None], kept)
+        return {"logits": logits, "cache": longer, "cache_length": lengths + 1}
+
+    def logits(self, source_ids, source_length, target_ids, target_length):
+        """Scores the next token after each target position, in one pass.
+
+        Args:
+            source_ids: (batch, source), tokens and the end, and source_length, (batch,).
+            target_ids: (batch, target), the start id and tokens, and target_length, (batch,).
+                Both are cut to the longest lengths of the model.
+
+        Returns:
+            logits, (batch, target, vocabulary); of no meaning beyond target_length.
+        """
+        _check_rows(source_ids, target_ids, target_length)
+        source, _ = self._clean(source_ids, source_length)
+        inside = tf.sequence_mask(target_length, tf.shape(target_ids)[1])
+        target = tf.where(inside, _known(target_ids, self.target_tokenizer), PAD_ID)
+        target = target[:, : self.settings.max_target_length]
+        return {"logits": tf.cast(self.functions.logits(source, target), tf.float32)}
+
+    def _endpoints(self):
+        memory = tf.TensorSpec([None, None, self.memory_packing.features], tf.float32)
+        cache = tf.TensorSpec([None, None, self.cache_packing.features], tf.float32)
+        text, length = tf.TensorSpec([None], tf.string), tf.TensorSpec([None], tf.int32)
+        ids = tf.TensorSpec([None, None], tf.int32)
+        return {
+            "serving_default": _signature(self.translate, text),
+            "translate_nbest": _signature(self.translate_nbest, text, text, length),
+            "tokenize": _signature(self.tokenize, text),
+            "detokenize": _signature(self.detokenize, ids, length),
+            "encode": _signature(self.encode, ids, length),
+            "decode_step": _signature(self.decode_step, length, memory, length, cache, length),
+            "logits": _signature(self.logits, ids, length, ids, length),
+        }
+
+    def _layout(self):
+        """Memory, cache and logits as specs, with unknown sizes where requests differ."""
+
+        def start(source_ids):
+            memory = self.functions.encode(source_ids)
+            cache = self.functions.start_cache(memory, 1)
+            logits, _ = self.functions.step(memory, source_ids[:, :1], tf.constant(0), cache)
+            return memory, cache, logits
+
+        spec = tf.TensorSpec([None, None], tf.int32)
+        return tf.function(start, autograph=False).get_concrete_function(spec).structured_outputs
+
+    def _source(self, text):
+        """Source ids with their end, whether the text was cut, and whether there was none."""
+        ids, room = self.source_tokenizer.tokenize(text), self.settings.max_source_length - 1
+        lengths = ids.row_lengths()
+        ends = tf.fill([ids.nrows(), 1], END_ID)
+        ids = tf.concat([ids[:, :room], ends], axis=1).to_tensor(PAD_ID)
+        return ids, lengths > room, lengths == 0
+
+    def _clean(self, ids, lengths):
+        """Source ids that any model can read, ended also where they had to be cut; lengths."""
+        _check_rows(ids, lengths)
+        longest = self.settings.max_source_length
+        inside = tf.sequence_mask(lengths, tf.shape(ids)[1])
+        ids = tf.where(inside, _known(ids, self.source_tokenizer), PAD_ID)
+        ids = tf.pad(ids, [[0, 0], [0, 1]])[:, :longest]  # padded: `ids` may have no column
+        is_cut = (lengths > longest)[:, None] & (tf.range(tf.shape(ids)[1]) == longest - 1)
+        lengths = tf.clip_by_value(lengths, 0, tf.minimum(tf.shape(inside)[1], longest))
+        return tf.where(is_cut, END_ID, ids), lengths
+
+    def _limits(self, source_ids, is_empty):
+        """The longest translation of each row: of no text, none; of others, about twice as long."""
+        limits = tf.minimum(2 * _lengths(source_ids) + 8, self.settings.max_target_length)
+        return tf.where(is_empty, 1, limits)
+
+    def _search(self, source_ids, limits, num_best, prefix=None):
+        memory = self.functions.encode(source_ids)
+
+        def step(token_ids, position, cache):
+            return self.functions.step(memory, token_ids, position, cache)
+
+        return beam_search(
+            step,
+            self.functions.start_cache(memory, self.settings.num_beams),
+            num_beams=self.settings.num_beams,
+            limits=limits,
+            start_id=START_ID,
+            end_id=END_ID,
+            length_penalty=self.settings.length_penalty,
+            prefix=prefix,
+            n_best=num_best,
+        )
+
+    def _over_positions(self, at_position, lengths):
+        """Runs a step for each group of rows that stand at the same position; usually one."""
+        positions, batch_size = tf.unique(lengths).y, tf.shape(lengths)[0]
+        logits = tf.zeros([batch_size, self.vocabulary_size])
+        newest = tf.zeros([batch_size, self.cache_packing.features])
+
+        def body(index, logits, newest):
+            rows, row_logits, row_newest = at_position(positions[index])
+            logits = tf.tensor_scatter_nd_update(logits, rows, row_logits)
+            return index + 1, logits, tf.tensor_scatter_nd_update(newest, rows, row_newest)
+
+        _, logits, newest = tf.while_loop(
+            lambda index, *_: index < tf.size(positions), body, (0, logits, newest)
+        )
+        return logits, newest
+
+
+def _signature(method, *specs):
+    names = method.__code__.co_varnames[1 : method.__code__.co_argcount]
+    named = [tf.TensorSpec(s.shape, s.dtype, name) for s, name in zip(specs, names, strict=True)]
+    return tf.function(method, input_signature=named, autograph=False)
+
+
+def _check_rows(first, *others):
+    """A request whose inputs have different numbers of rows is refused, not guessed at."""
+    for other in others:
+        tf.debugging.assert_equal(
+            tf.shape(first)[0], tf.shape(other)[0], "All inputs need the same number of rows."
+        )
+
+
+def _lengths(ids):
+    return tf.math.count_nonzero(ids, axis=1, dtype=tf.int32)
+
+
+def _known(ids, tokenizer):
+    return tf.where((ids >= 0) & (ids < tokenizer.vocabulary_size), ids, UNKNOWN_ID)

@@ -1,0 +1,68 @@
+"""The files beside a SavedModel that TensorFlow Serving reads: warm-up and batching."""
+
+import pathlib
+
+import tensorflow as tf
+
+# A first request takes seconds, since kernels are chosen and buffers allocated in it. Serving
+# sends itself these requests before it answers others (tensorflow_serving/apis/*.proto).
+WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
+
+# Read with --enable_batching --enable_per_model_batching_parameters. Merged requests wait for
+# the longest of them, so batches are kept moderate; rows of ids are filled up to one width.
+BATCHING_FILE = "batching_params.pbtxt"
+BATCHING = """\
+max_batch_size { value: 32 }
+batch_timeout_micros { value: 2000 }
+max_enqueued_batches { value: 1000 }
+num_batch_threads { value: 2 }
+pad_variable_length_inputs: true
+"""
+
+
+def write_warm_up(path, name, requests):
+    """Adds requests that TensorFlow Serving replays when it loads the model.
+
+    Args:
+        path: folder of the SavedModel.
+        name: of the served model.
+        requests: pairs of a signature and a dictionary of its input arrays, at most 1000;
+            one that fails would keep the model from loading.
+    """
+    file = pathlib.Path(path) / WARM_UP_FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for signature, inputs in requests:
+            writer.write(prediction_log(name, signature, inputs))
+
+
+def write_batching(path):
+    """Adds the batching parameters of the model."""
+    (pathlib.Path(path) / BATCHING_FILE).write_text(BATCHING)
+
+
+def prediction_log(name, signature, inputs):
+    """A serialised tensorflow.serving.PredictionLog of one PredictRequest.
+
+    Written field by field: the package tensorflow-serving-api would bring gRPC for four
+    messages of two fields.
+
+    Example:
+        >>> prediction_log("demo", "serving_default", {})
+        b'2\\x1a\\n\\x18\\n\\x16\\n\\x04demo\\x1a\\x0fserving_default'
+    """
+    model_spec = _field(1, name.encode()) + _field(3, signature.encode())
+    request = _field(1, model_spec)
+    for key, values in inputs.items():
+        tensor = tf.make_tensor_proto(values).SerializeToString()
+        request += _field(2, _field(1, key.encode()) + _field(2, tensor))  # an entry of a map
+    predict_log = _field(1, request)
+    return _field(6, predict_log)
+
+
+def _field(number, content):
+    """A protobuf field of bytes: its number and wire type 2, the length, the content."""
+    length, encoded = len(content), b""
+    while length > 127:
+        encoded, length = encoded + bytes([length & 127 | 128]), length >> 7
+    return bytes([number << 3 | 2]) + encoded + bytes([length]) + content

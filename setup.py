@@ -1,0 +1,48 @@
+"""What `pip install` needs to know; settings of the tools are in pyproject.toml."""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+ROOT = pathlib.Path(__file__).parent
+VERSION = re.search(
+    r'__version__ = "(.+)"', (ROOT / "keras_transformer" / "__init__.py").read_text("utf-8")
+)[1]
+
+TEXT = ["tensorflow-text==2.21.*", "sentencepiece>=0.2.0,<0.3"]
+TRAIN = [
+    "sacrebleu>=2.4,<3",
+    "matplotlib>=3.9,<4",
+    "tensorboard>=2.20,<2.22",
+    "rich>=13,<16",
+    "babel>=2.16,<3",
+    "num2words>=0.5.13,<0.6",
+]
+DATASETS = ["tensorflow-datasets>=4.9.7,<5"]
+BENCH = ["keras-hub>=0.32,<0.33", "torch>=2.6,<2.14", "ctranslate2>=4.5,<5"]
+
+setup(
+    name="keras-transformer-toolkit",
+    version=VERSION,
+    description="Transformers on Keras 3 and TensorFlow, from the paper to production.",
+    long_description=(ROOT / "README.md").read_text("utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["keras_transformer", "keras_transformer.*"]),
+    python_requires=">=3.11",
+    install_requires=["tensorflow==2.21.*", "keras==3.15.*", "numpy>=2,<3", *TEXT],
+    extras_require={
+        "train": [*TRAIN, *DATASETS],
+        "test": [
+            *TRAIN,
+            *DATASETS,
+            "keras-hub>=0.32,<0.33",
+            "jax>=0.7,<0.11",
+            "pytest>=8,<10",
+            "pytest-timeout>=2.3,<3",
+            "ruff>=0.12,<0.18",
+        ],
+        "bench": [*TRAIN, *BENCH],
+    },
+)

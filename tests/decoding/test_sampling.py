@@ -1,0 +1,179 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, sample
+
+START, END = 2, 3
+IDS = {"start_id": START, "end_id": END}
+
+
+def draw(table, num_samples, limits, rows=None, seed=(5, 7), **options):
+    cache = table.cache(num_samples, rows)
+    limits = np.array(limits, "int32")
+    return sample(
+        table.step, cache, limits=limits, num_samples=num_samples, seed=seed, **IDS, **options
+    )
+
+
+def exact_probabilities(logits, temperature=1.0, top_k=None, top_p=1.0):
+    """What may be drawn and how often, with plain loops."""
+    scores = logits.astype("float64") / temperature
+    scores[[0, START]] = -np.inf
+    order = np.argsort(-scores)
+    scores[order[top_k:]] = -np.inf if top_k else scores[order[top_k:]]
+    probabilities = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+    kept, total = [], 0.0
+    for token_id in order:
+        if total < top_p:
+            kept.append(token_id)
+        total += probabilities[token_id]
+    cut = np.zeros_like(probabilities)
+    cut[kept] = probabilities[kept]
+    return cut / cut.sum()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.5},
+        {"top_k": 3},
+        {"top_p": 0.8},
+        {"temperature": 2.0, "top_k": 4, "top_p": 0.7},
+    ],
+    ids=str,
+)
+def test_tokens_are_drawn_as_often_as_their_probability_says(prefix_table, options):
+    table = prefix_table(num_rows=2, vocabulary_size=7, max_length=2, seed=1, scale=1.0)
+    num_samples = 4001
+    drawn = draw(table, num_samples, [3, 3], **options).token_ids.numpy()
+    for row in range(2):
+        first = exact_probabilities(table.logits[row, 0], **options)
+        for token_id in range(7):
+            had_it = drawn[row, :, 0] == token_id
+            p = first[token_id]
+            error = 5 * np.sqrt(num_samples * p * (1 - p))
+            assert abs(np.sum(had_it) - num_samples * p) <= error, (row, token_id)
+            if token_id == END or not np.any(had_it):
+                continue
+            second = exact_probabilities(table.logits[row, token_id + 1], **options)
+            counts = np.bincount(drawn[row, had_it, 1], minlength=7)
+            errors = 5 * np.sqrt(np.sum(had_it) * second * (1 - second))
+            assert np.all(np.abs(counts - np.sum(had_it) * second) <= errors), (row, token_id)
+
+
+def test_top_k_keeps_no_more_than_k_of_equals():
+    def step(token_ids, position, cache):
+        return tf.zeros((*token_ids.shape, 11)), cache
+
+    drawn = sample(step, (), limits=[2], seed=(1, 2), num_samples=301, top_k=3, **IDS)
+    assert set(drawn.token_ids.numpy()[0, :, 0]) == {1, END, 4}
+
+
+def test_the_best_token_is_left_whatever_is_cut(prefix_table):
+    table = prefix_table(num_rows=3, vocabulary_size=7, max_length=4, seed=2)
+    drawn = [draw(table, 5, [4, 4, 4], **cut).token_ids for cut in ({"top_k": 1}, {"top_p": 1e-6})]
+    np.testing.assert_array_equal(*drawn)
+    for row in range(3):
+        first = table.logits[row, 0].copy()
+        first[[0, START]] = -np.inf
+        assert set(drawn[0].numpy()[row, :, 0]) == {np.argmax(first)}
+
+
+def test_the_same_seed_draws_the_same_text(prefix_table):
+    table = prefix_table(num_rows=3, vocabulary_size=9, max_length=4, seed=3, scale=0.1)
+    one, same, other = (draw(table, 5, [4, 4, 4], seed=seed) for seed in ((1, 2), (1, 2), (1, 3)))
+    np.testing.assert_array_equal(one.token_ids, same.token_ids)
+    np.testing.assert_array_equal(one.scores, same.scores)
+    assert np.any(one.token_ids.numpy()[:, :, 0] != other.token_ids.numpy()[:, :, 0])
+
+
+def test_other_rows_do_not_change_what_a_row_draws(prefix_table):
+    table = prefix_table(num_rows=3, vocabulary_size=9, max_length=5, seed=4, scale=0.1)
+    together, alone = draw(table, 2, [3, 5, 5]), draw(table, 2, [3], rows=[0])
+    length = alone.token_ids.shape[2]
+    np.testing.assert_array_equal(alone.token_ids[0], together.token_ids[0, :, :length])
+    np.testing.assert_allclose(alone.scores[0], together.scores[0], rtol=1e-6)
+
+
+def test_steps_of_one_text_are_drawn_independently():
+    def step(token_ids, position, cache):
+        return tf.zeros((*token_ids.shape, 101)), cache
+
+    drawn = sample(step, (), limits=[30], seed=(1, 2), forbidden_ids=(0, START, END), **IDS)
+    assert len(set(drawn.token_ids.numpy().ravel())) > 15
+
+
+def test_scores_are_the_log_probabilities_of_the_model(prefix_table, ids_of):
+    table = prefix_table(num_rows=2, vocabulary_size=7, max_length=4, seed=6)
+    drawn = draw(table, 5, [4, 3], temperature=0.7, top_k=3, top_p=0.9)
+    for row in range(2):
+        exact = [table.score(row, ids) for ids in ids_of(drawn, row)]
+        np.testing.assert_allclose(drawn.scores[row], exact, rtol=1e-5)
+
+
+def test_rows_stop_at_their_end_or_limit(prefix_table, ids_of):
+    table = prefix_table(num_rows=4, vocabulary_size=7, max_length=6, seed=8, scale=0.5)
+    drawn = draw(table, 5, [6, 1, 0, 3])
+    for row, limit in enumerate([6, 1, 0, 3]):
+        for ids in ids_of(drawn, row):
+            assert len(ids) <= limit
+            assert ids == () or (ids[-1] == END and END not in ids[:-1])
+            assert START not in ids and 0 not in ids
+    assert np.all(drawn.lengths[2] == 0)
+    assert np.all(drawn.scores[2] == NO_HYPOTHESIS_SCORE)
+    assert not np.any(drawn.token_ids.numpy()[1, :, 1:])
+
+
+def test_prefix_is_forced_and_counted(prefix_table, ids_of):
+    table = prefix_table(num_rows=2, vocabulary_size=7, max_length=4, seed=9)
+    drawn = draw(table, 3, [4, 4], prefix=[[5, 1], [0, 0]])
+    assert {ids[:2] for ids in ids_of(drawn, 0)} == {(5, 1)}
+    exact = [table.score(0, ids) for ids in ids_of(drawn, 0)]
+    np.testing.assert_allclose(drawn.scores[0], exact, rtol=1e-5)
+    free = draw(table, 3, [4, 4])
+    np.testing.assert_array_equal(free.scores[1], drawn.scores[1])
+
+
+def test_zero_rows_and_a_compiled_function(prefix_table):
+    table = prefix_table(num_rows=3, vocabulary_size=7, max_length=4, seed=10)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([2], tf.int32)])
+    def run(limits, seed):
+        row = tf.tile(tf.range(tf.shape(limits)[0])[:, None], (1, 5))
+        history = tf.zeros((tf.shape(limits)[0], 5, 5, 0), tf.int32)
+        cache = {"row": row, "prefix": (tf.zeros_like(row),), "history": [history]}
+        return sample(table.step, cache, limits=limits, num_samples=5, seed=seed, top_p=0.9, **IDS)
+
+    assert run(tf.zeros([0], tf.int32), [5, 7]).token_ids.shape == (0, 5, 0)
+    compiled, eager = run([4, 2, 4], [5, 7]), draw(table, 5, [4, 2, 4], top_p=0.9)
+    np.testing.assert_array_equal(compiled.token_ids, eager.token_ids)
+    ops = {node.op for node in run.get_concrete_function().graph.as_graph_def().node}
+    for function in run.get_concrete_function().graph.as_graph_def().library.function:
+        ops |= {node.op for node in function.node_def}
+    assert "StatelessMultinomial" in ops
+    assert not [op for op in ops if "Xla" in op or "PyFunc" in op]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"temperature": 0},
+            "temperature must be a finite number above 0. Received: temperature=0",
+        ),
+        ({"temperature": float("inf")}, "temperature must be a finite number.*inf"),
+        ({"top_k": 0}, "top_k must be an integer of at least 1. Received: 0"),
+        ({"top_p": 0.0}, "top_p must be a number of at most 1.0 above 0. Received: top_p=0.0"),
+        ({"top_p": 1.1}, "top_p must be a number of at most 1.0 above 0. Received: top_p=1.1"),
+        ({"seed": 3}, r"seed must be two integers.*Received: int32 of shape \(\)"),
+        ({"num_samples": 0}, "num_samples must be an integer of at least 1. Received: 0"),
+        ({"forbidden_ids": (0, 1, 2, 3, 4)}, "must leave a token to draw. Received: all 5 ids"),
+    ],
+)
+def test_bad_arguments_are_told(prefix_table, options, message):
+    table = prefix_table(num_rows=2, vocabulary_size=5, max_length=3, seed=11)
+    arguments = {"limits": [3, 3], "seed": (1, 2), "num_samples": 3, **IDS, **options}
+    with pytest.raises(ValueError, match=message):
+        sample(table.step, table.cache(3), **arguments)

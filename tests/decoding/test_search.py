@@ -1,0 +1,291 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, beam_search, greedy_search
+
+START, END = 2, 3
+IDS = {"start_id": START, "end_id": END}
+
+
+def search(table, num_beams, limits, rows=None, step=None, **options):
+    cache = table.cache(num_beams, rows)
+    step = step or table.step
+    limits = np.array(limits, "int32")
+    return beam_search(step, cache, num_beams=num_beams, limits=limits, **IDS, **options)
+
+
+def assert_same(left, right, message=""):
+    for one, other, name in zip(left, right, left._fields, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=f"{name} {message}")
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_beam_finds_the_best_of_all_when_the_vocabulary_is_tiny(prefix_table, ids_of, alpha):
+    table = prefix_table(num_rows=3, vocabulary_size=7, max_length=4, seed=11)
+    # 4 tokens go on, so that 4 ** 3 beams hold every live sequence.
+    found = search(table, 64, [4, 4, 4], length_penalty=alpha)
+    for row in range(3):
+        best = table.all_hypotheses(row, 4, alpha)[:64]
+        assert ids_of(found, row) == [ids for _, ids in best]
+        np.testing.assert_allclose(found.scores[row], [score for score, _ in best], rtol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("num_beams", [1, 2, 3])
+def test_early_stop_changes_nothing(prefix_table, ids_of, alpha, num_beams):
+    for seed in range(4):
+        table = prefix_table(num_rows=5, vocabulary_size=6, max_length=5, seed=seed)
+        found = search(table, num_beams, [5, 2, 3, 5, 4], length_penalty=alpha)
+        for row, limit in enumerate([5, 2, 3, 5, 4]):
+            best = table.textbook_beam(row, limit, alpha, num_beams)
+            assert [ids for ids in ids_of(found, row) if ids] == [ids for _, ids in best]
+            scores = [score for score, _ in best]
+            np.testing.assert_allclose(found.scores[row, : len(best)], scores, rtol=1e-5)
+
+
+def test_search_stops_when_no_live_sequence_can_still_win(prefix_table):
+    table = prefix_table(num_rows=2, vocabulary_size=5, max_length=5, seed=3)
+    table.logits[:, :, END] = 9.0
+    calls = []
+
+    def step(token_ids, position, cache):
+        calls.append(int(position))
+        return table.step(token_ids, position, cache)
+
+    search(table, 2, [50, 50], step=step, n_best=1)
+    assert calls == [0], "an end of probability near one settles the row at once"
+
+
+def test_a_settled_row_does_not_keep_the_loop_running(prefix_table):
+    table = prefix_table(num_rows=2, vocabulary_size=5, max_length=5, seed=3, scale=0.1)
+    calls = []
+
+    def step(token_ids, position, cache):
+        calls.append(int(position))
+        return table.step(token_ids, position, cache)
+
+    search(table, 3, [2, 4], step=step)
+    assert max(calls) < 4
+    calls.clear()
+    search(table, 3, [2, 2], step=step)
+    assert max(calls) < 2
+
+
+def test_scores_equal_teacher_forced_scores(prefix_table, ids_of):
+    table = prefix_table(num_rows=3, vocabulary_size=9, max_length=4, seed=7)
+    found = search(table, 5, [4, 4, 3], length_penalty=0.6)
+    for row in range(3):
+        exact = [table.score(row, ids, 0.6) for ids in ids_of(found, row)]
+        np.testing.assert_allclose(found.scores[row], exact, rtol=1e-5)
+        assert np.all(np.diff(found.scores[row]) <= 0), "best first"
+
+
+def test_beam_of_one_is_greedy(prefix_table, ids_of):
+    table = prefix_table(num_rows=7, vocabulary_size=6, max_length=5, seed=5)
+    limits = np.full(7, 5, "int32")
+    found = greedy_search(table.step, table.cache(1), limits=limits, **IDS)
+    assert_same(found, search(table, 1, limits))
+    for row in range(7):
+        ids, prefix = [], 0
+        while END not in ids:
+            scores = table.logits[row, prefix].copy()
+            scores[[0, START]] = -np.inf
+            ids.append(END if len(ids) == 4 else int(np.argmax(scores)))
+            prefix = prefix * 6 + ids[-1] + 1
+        assert ids_of(found, row) == [tuple(ids)]
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_row_alone_equals_the_row_in_a_batch(prefix_table, num_beams):
+    table = prefix_table(num_rows=5, vocabulary_size=7, max_length=5, seed=13)
+    limits = [5, 1, 4, 0, 3]
+    prefix = np.array([[0, 0], [4, 0], [5, 1], [0, 0], [6, 0]])
+    together = search(table, num_beams, limits, prefix=prefix)
+    for row in range(5):
+        alone = search(table, num_beams, limits[row : row + 1], [row], prefix=prefix[row : row + 1])
+        length = alone.token_ids.shape[2]
+        assert not np.any(together.token_ids[row, :, length:]), "nothing but filling is cut"
+        np.testing.assert_array_equal(alone.token_ids[0], together.token_ids[row, :, :length])
+        np.testing.assert_array_equal(alone.scores[0], together.scores[row])
+
+
+def test_limits_hold_for_each_row_and_force_the_end(prefix_table, ids_of):
+    table = prefix_table(num_rows=3, vocabulary_size=5, max_length=5, seed=17)
+    table.logits[:, :, END] = -30.0
+    found = search(table, 2, [1, 3, 5], forbidden_ids=(0, START, END))
+    assert found.lengths.numpy().tolist() == [[1, 0], [3, 3], [5, 5]]
+    for row in range(3):
+        for ids in ids_of(found, row):
+            assert END not in ids[:-1]
+            assert ids == () or ids[-1] == END
+
+
+def test_hypotheses_that_do_not_exist_are_empty(prefix_table):
+    table = prefix_table(num_rows=2, vocabulary_size=5, max_length=3, seed=19)
+    found = search(table, 3, [1, 0])
+    assert found.token_ids.numpy().tolist() == [[[END], [0], [0]], [[0], [0], [0]]]
+    assert found.lengths.numpy().tolist() == [[1, 0, 0], [0, 0, 0]]
+    assert np.all(found.scores.numpy()[[0, 0, 1], [1, 2, 0]] == NO_HYPOTHESIS_SCORE)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_prefix_is_forced_and_counted(prefix_table, ids_of, alpha):
+    table = prefix_table(num_rows=3, vocabulary_size=7, max_length=4, seed=23)
+    prefix = [[5, 1], [0, 0], [6, 0]]
+    found = search(table, 64, [4, 4, 4], length_penalty=alpha, prefix=prefix)
+    for row, start in enumerate([(5, 1), (), (6,)]):
+        best = table.all_hypotheses(row, 4, alpha, start)[:64]
+        assert [ids for ids in ids_of(found, row) if ids] == [ids for _, ids in best]
+        scores = [score for score, _ in best]
+        np.testing.assert_allclose(found.scores[row, : len(best)], scores, rtol=1e-5)
+
+
+def test_a_row_without_prefix_is_unchanged(prefix_table):
+    table = prefix_table(num_rows=2, vocabulary_size=7, max_length=5, seed=29)
+    plain = search(table, 3, [4, 4])
+    forced = search(table, 3, [4, 4], prefix=[[0, 0, 0], [4, 4, 1]])
+    np.testing.assert_array_equal(plain.token_ids[0], forced.token_ids[0])
+    np.testing.assert_array_equal(plain.scores[0], forced.scores[0])
+    assert np.any(plain.token_ids[1] != forced.token_ids[1])
+
+
+def test_the_limit_wins_over_a_longer_prefix(prefix_table, ids_of):
+    table = prefix_table(num_rows=2, vocabulary_size=7, max_length=4, seed=31)
+    found = search(table, 2, [2, 3], prefix=[[5, 1, 4, 6, 6], [START, 1, 0, 0, 0]])
+    assert ids_of(found, 0) == [(5, END), ()]
+    assert ids_of(found, 1)[0] == (START, 1, END), "a forbidden id may be forced"
+    np.testing.assert_allclose(found.scores[0, 0], table.score(0, (5, END), 0.6), rtol=1e-5)
+
+
+@pytest.mark.parametrize("n_best", [1, 2])
+def test_fewer_hypotheses_are_the_best_of_many(prefix_table, n_best):
+    table = prefix_table(num_rows=5, vocabulary_size=7, max_length=5, seed=37)
+    many, few = search(table, 3, [5] * 5), search(table, 3, [5] * 5, n_best=n_best)
+    np.testing.assert_array_equal(few.scores, many.scores[:, :n_best])
+    np.testing.assert_array_equal(few.lengths, many.lengths[:, :n_best])
+    length = few.token_ids.shape[2]
+    np.testing.assert_array_equal(few.token_ids, many.token_ids[:, :n_best, :length])
+
+
+def test_forbidden_ids_are_never_chosen(prefix_table):
+    table = prefix_table(num_rows=3, vocabulary_size=7, max_length=5, seed=41)
+    table.logits[:, :, [0, START, 5]] += 20.0
+    found = search(table, 3, [5, 5, 5], forbidden_ids=(0, START, 5))
+    assert set(found.token_ids.numpy().ravel()) <= {0, 1, END, 4, 6}
+    assert not np.any(found.token_ids.numpy()[:, :, 0] == 0), "0 is only filling"
+    assert np.any(search(table, 3, [5, 5, 5]).token_ids.numpy() == 5)
+
+
+def test_a_vocabulary_of_one_block_smaller_than_the_candidates():
+    def step(token_ids, position, cache):
+        return tf.zeros((*token_ids.shape, 2)), cache
+
+    found = beam_search(
+        step,
+        (),
+        num_beams=3,
+        limits=[3],
+        start_id=0,
+        end_id=1,
+        length_penalty=0.0,
+        forbidden_ids=(),
+    )
+    assert found.token_ids.numpy().tolist() == [[[1, 0, 0], [0, 1, 0], [0, 0, 1]]]
+    np.testing.assert_allclose(found.scores, np.log(2.0) * np.array([[-1, -2, -3]]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_zero_rows_give_zero_rows(prefix_table, num_beams):
+    table = prefix_table(num_rows=1, vocabulary_size=7, max_length=3, seed=43)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def run(limits):
+        cache = {
+            "row": tf.zeros((tf.shape(limits)[0], num_beams), tf.int32),
+            "prefix": (tf.zeros((tf.shape(limits)[0], num_beams), tf.int32),),
+            "history": [tf.zeros((tf.shape(limits)[0], num_beams, 5, 0), tf.int32)],
+        }
+        return beam_search(table.step, cache, num_beams=num_beams, limits=limits, **IDS)
+
+    empty = run(tf.zeros([0], tf.int32))
+    assert empty.token_ids.shape == (0, num_beams, 0)
+    assert empty.scores.shape == empty.lengths.shape == (0, num_beams)
+    assert_same(empty, search(table, num_beams, [], rows=[]))
+    assert run(tf.constant([3])).lengths[0, 0] > 0
+
+
+def test_an_empty_axis_of_the_cache_grows(prefix_table):
+    table = prefix_table(num_rows=3, vocabulary_size=6, max_length=5, seed=47)
+    expected = search(table, 3, [5, 4, 5], length_penalty=1.0)
+    found = search(table, 3, [5, 4, 5], step=table.step_by_history, length_penalty=1.0)
+    assert_same(found, expected)
+
+
+def test_saved_function_answers_alike_with_core_ops_only(prefix_table, tmp_path):
+    table = prefix_table(num_rows=3, vocabulary_size=6, max_length=5, seed=53)
+    module = tf.Module()
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, None], tf.int32)]
+    )
+    def run(limits, prefix):
+        row = tf.tile(tf.range(tf.shape(limits)[0])[:, None], (1, 3))
+        history = tf.zeros((tf.shape(limits)[0], 3, 5, 0), tf.int32)
+        cache = {"row": row, "prefix": (tf.zeros_like(row),), "history": [history]}
+        found = beam_search(
+            table.step_by_history, cache, num_beams=3, limits=limits, prefix=prefix, **IDS
+        )
+        return found._asdict()
+
+    module.run = run
+    tf.saved_model.save(module, str(tmp_path))
+    limits, prefix = [5, 2, 4], [[0], [5], [4]]
+    loaded = tf.saved_model.load(str(tmp_path)).run(tf.constant(limits), tf.constant(prefix))
+    expected = search(table, 3, limits, prefix=prefix)
+    np.testing.assert_array_equal(loaded["token_ids"], expected.token_ids)
+    np.testing.assert_allclose(loaded["scores"], expected.scores, rtol=1e-6)
+    graph = run.get_concrete_function().graph.as_graph_def(add_shapes=False)
+    ops = {node.op for function in graph.library.function for node in function.node_def}
+    ops |= {node.op for node in graph.node}
+    assert "TopKV2" in ops
+    assert not [op for op in ops if "Xla" in op or "PyFunc" in op]
+
+
+def test_half_precision_logits_are_summed_in_float32(prefix_table):
+    table = prefix_table(num_rows=2, vocabulary_size=6, max_length=5, seed=59)
+    table.logits = table.logits.astype(tf.bfloat16.as_numpy_dtype).astype("float32")
+
+    def step(token_ids, position, cache):
+        logits, cache = table.step(token_ids, position, cache)
+        return tf.cast(logits, tf.bfloat16), cache
+
+    assert_same(search(table, 3, [5, 5], step=step), search(table, 3, [5, 5]))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_beams": 0}, "num_beams must be an integer of at least 1. Received: 0"),
+        ({"num_beams": 2.0}, "num_beams must be an integer of at least 1. Received: 2.0"),
+        ({"n_best": 4}, "n_best must be at most num_beams.*Received: n_best=4, num_beams=3"),
+        ({"length_penalty": -0.5}, "length_penalty must be.*Received: length_penalty=-0.5"),
+        ({"length_penalty": float("nan")}, "length_penalty must be.*nan"),
+        ({"end_id": 0}, "end_id must be an integer of at least 1.*Received: 0"),
+        ({"limits": [1.5, 2.5]}, r"limits must be integers of the shape \(batch,\).*float32"),
+        ({"limits": 5}, r"limits must be integers of the shape \(batch,\).*shape \(\)"),
+        ({"prefix": [4, 4]}, r"prefix must be integers of the shape \(batch, prefix\)"),
+        ({"end_id": 8}, "must be below the vocabulary size 5.*Received.*end_id=8"),
+        ({"forbidden_ids": (0, -1)}, "each of forbidden_ids must be.*Received: -1"),
+    ],
+)
+def test_bad_arguments_are_told(prefix_table, options, message):
+    table = prefix_table(num_rows=2, vocabulary_size=5, max_length=3, seed=61)
+    arguments = {"num_beams": 3, "limits": [3, 3], **IDS, **options}
+    with pytest.raises(ValueError, match=message):
+        beam_search(table.step, table.cache(3), **arguments)
+
+
+def test_logits_of_the_wrong_shape_are_told():
+    with pytest.raises(ValueError, match=r"logits of the shape \(batch, 3, vocabulary\).*\(2, 5\)"):
+        beam_search(lambda *_: (tf.zeros((2, 5)), ()), (), num_beams=3, limits=[3, 3], **IDS)

@@ -1,0 +1,111 @@
+"""Exports that look right to Python and fail in TensorFlow Serving must fail here as well."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.serving.checks import check_answers, check_graph, check_size
+
+TEXTS = np.array([b"It is ten past six.", b""], object)
+
+
+def save(function, spec, path):
+    module = tf.Module()
+    module.call = tf.function(function, input_signature=[spec], autograph=False)
+    tf.saved_model.save(module, str(path), {"serving_default": module.call})
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def golden(translator):
+    outputs = translator.endpoints["serving_default"](tf.constant(TEXTS))
+    requests = [("serving_default", {"text": TEXTS})]
+    return requests, [{key: value.numpy() for key, value in outputs.items()}]
+
+
+@pytest.fixture(scope="module")
+def naive_export(translator, model, tokenizer, tmp_path_factory):
+    """A module that holds the Keras model itself, as the obvious recipe says."""
+    naive = tf.Module()
+    naive.model, naive.tokenizer = model, tokenizer
+    path = str(tmp_path_factory.mktemp("naive"))
+    tf.saved_model.save(naive, path, {"serving_default": translator.endpoints["serving_default"]})
+    return path
+
+
+def test_a_module_that_holds_a_keras_model_works_in_python_only(naive_export, golden):
+    requests, expected = golden
+    reloaded = tf.saved_model.load(naive_export).signatures["serving_default"]
+    answer = reloaded(text=tf.constant(TEXTS))
+    assert answer["translation"].numpy().tolist() == expected[0]["translation"].tolist()
+    check_graph(naive_export)  # nothing is wrong with the graph
+    with pytest.raises(RuntimeError, match="Could not find variable"):
+        check_answers(naive_export, requests, expected)
+
+
+def test_weights_stored_twice_are_refused(translator, model, tmp_path):
+    twice = tf.Module()
+    twice.model, twice.weights = model, translator.weights
+    tf.saved_model.save(twice, str(tmp_path))
+    stored = 2 * sum(4 * weight.shape.num_elements() for weight in translator.weights)
+    with pytest.raises(RuntimeError, match=f"stored once. Received: {stored} bytes"):
+        check_size(str(tmp_path), translator.weights)
+
+
+def test_a_sound_export_passes_and_another_answer_is_refused(exported, translator, golden):
+    check_graph(exported)
+    check_size(exported, translator.weights)
+    requests, (outputs,) = golden
+    other = np.array([b"something else", b""], object)
+    for key, value in [("score", outputs["score"] + 0.01), ("translation", other)]:
+        with pytest.raises(RuntimeError, match=f"batch of 2: {key} differs .* Expected: .* Rec"):
+            check_answers(exported, requests, [{**outputs, key: value}])
+    with pytest.raises(RuntimeError, match="gave .*'truncated'.*, not"):
+        check_answers(exported, requests, [{"score": outputs["score"]}])
+    check_answers(exported, requests * 2, [outputs] * 2)
+
+
+def test_slice_update_needs_xla_and_is_refused(tmp_path):
+    def update(values):
+        buffer = tf.zeros([tf.shape(values)[0], 5])
+        return {"updated": keras.ops.slice_update(buffer, [0, tf.constant(2)], values)}
+
+    path = save(update, tf.TensorSpec([None, 1], tf.float32, "values"), tmp_path)
+    with pytest.raises(RuntimeError, match="XlaDynamicUpdateSlice .* needs XLA"):
+        check_graph(path)
+    values = np.float32([[3], [7]])
+    updated = np.float32([[0, 0, 3, 0, 0], [0, 0, 7, 0, 0]])
+    with pytest.raises(RuntimeError, match="XLA compilation disabled"):
+        check_answers(path, [("serving_default", {"values": values})], [{"updated": updated}])
+
+
+def test_every_fault_of_a_graph_is_named(tmp_path):
+    table = tf.constant(np.random.default_rng(2).normal(size=(31, 1009)), tf.float32)
+
+    def faulty(values):
+        python = tf.py_function(lambda inputs: inputs + 1, [values], tf.float32)
+        return {
+            "python": python,
+            "table": tf.matmul(values, table),
+            "scalar": tf.reduce_sum(values),
+            "fixed": tf.zeros([7, 2]),
+            "half": tf.cast(values, tf.bfloat16),
+            "compiled": tf.function(tf.tanh, jit_compile=True)(values),
+        }
+
+    path = save(faulty, tf.TensorSpec([None, 31], tf.float32, "values"), tmp_path)
+    with pytest.raises(RuntimeError) as error:
+        check_graph(path)
+    for fault in (
+        "EagerPyFunc",
+        "calls Python",
+        "bytes should be a weight",
+        "python does not have the batch first",
+        "scalar does not have the batch first, but shape []",
+        "fixed does not have the batch first, but shape [7, 2]",
+        "half is bfloat16",
+        "XLA is disabled",
+    ):
+        assert fault in str(error.value)
+    assert "compiled does not" not in str(error.value)

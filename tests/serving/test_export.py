@@ -1,0 +1,113 @@
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.serving import ModelFunctions, Translator, c_api, export
+from keras_transformer.serving.export import HARD_TEXTS, _publish
+from keras_transformer.serving.warmup import BATCHING_FILE, WARM_UP_FILE
+
+from .conftest import SENTENCES, SETTINGS
+from .test_warmup import read_log
+
+
+def table_translator(tokenizer, logits=None):
+    """A model of one table: the next token depends on the last one only."""
+    table = tf.Variable(tf.random.stateless_normal([307, 307], [2, 3]))
+
+    def step(memory, token_ids, position, cache):
+        newest = tf.cast(token_ids, tf.float32)[:, :, None]  # the cache: all earlier tokens
+        return tf.gather(table, token_ids), tf.concat([cache, newest], axis=2)
+
+    def start_cache(memory, num_beams):
+        return tf.zeros([tf.shape(memory)[0], num_beams, 0])
+
+    functions = ModelFunctions(
+        weights=[table],
+        encode=lambda source_ids: source_ids > 0,
+        start_cache=start_cache,
+        step=step,
+        logits=logits or (lambda source_ids, target_ids: tf.gather(table, target_ids)),
+    )
+    return Translator(functions, tokenizer, settings=SETTINGS)
+
+
+def test_an_export_is_a_version_with_all_that_serving_reads(exported):
+    assert exported.endswith(os.path.join("tiny", "1"))
+    for file in ("saved_model.pb", "variables/variables.index", BATCHING_FILE, WARM_UP_FILE):
+        assert os.path.isfile(os.path.join(exported, file)), file
+    root = os.path.dirname(os.path.dirname(exported))
+    assert os.listdir(root) == ["tiny"], "a temporary folder was left behind"
+    with open(os.path.join(exported, BATCHING_FILE)) as file:
+        assert "max_batch_size { value: 32 }" in file.read()
+
+
+def test_a_fresh_process_answers_hard_texts_as_the_model_does(exported, translator):
+    texts = [SENTENCES[2].encode(), *HARD_TEXTS]
+    outputs = translator.endpoints["serving_default"](tf.constant(texts))
+    (answer,) = c_api.ask(exported, [{"inputs": {"text": texts}}])
+    translations = [text.decode() for text in outputs["translation"].numpy()]
+    assert answer["outputs"]["translation"] == translations
+    assert answer["outputs"]["truncated"] == outputs["truncated"].numpy().tolist()
+    assert answer["outputs"]["truncated"][-1] is True
+    np.testing.assert_allclose(answer["outputs"]["score"], outputs["score"], rtol=1e-4)
+
+
+def test_warm_up_requests_can_be_answered(exported):
+    records = tf.data.TFRecordDataset(os.path.join(exported, WARM_UP_FILE))
+    requests = []
+    for record in records:
+        name, signature, inputs = read_log(record.numpy())
+        assert name == "tiny"
+        inputs = {key: values.tolist() for key, values in inputs.items()}
+        requests.append({"signature_name": signature, "inputs": inputs})
+    assert len(requests) == 3
+    assert all("outputs" in answer for answer in c_api.ask(exported, requests))
+
+
+def test_bfloat16_weights_take_half_the_room(exported, half_translator, tmp_path):
+    path = export(half_translator, tmp_path, "half", SENTENCES[:1])
+    data = "variables/variables.data-00000-of-00001"
+    sizes = [os.path.getsize(os.path.join(folder, data)) for folder in (path, exported)]
+    assert sizes[0] < 0.6 * sizes[1]
+
+
+def test_versions_count_up_and_are_never_replaced(tmp_path):
+    target = tmp_path / "demo"
+    for expected in ("1", "2"):
+        draft = tmp_path / "draft"
+        draft.mkdir()
+        (draft / "saved_model.pb").write_text(expected)
+        assert _publish(draft, target) == str(target / expected)
+    (target / "9").mkdir()
+    (target / "notes").mkdir()
+    (tmp_path / "draft").mkdir()
+    assert _publish(tmp_path / "draft", target) == str(target / "10")
+    assert (target / "1" / "saved_model.pb").read_text() == "1"
+
+
+def test_a_failed_check_publishes_nothing_and_gives_the_reason(tokenizer, tmp_path):
+    def with_python(source_ids, target_ids):
+        shape = [*target_ids.shape, 307]
+        scores = tf.py_function(lambda ids: tf.one_hot(ids, 307), [target_ids], tf.float32)
+        return tf.ensure_shape(scores, shape)
+
+    with pytest.raises(RuntimeError, match="demo was not published. .*EagerPyFunc .* calls Python"):
+        export(table_translator(tokenizer, with_python), tmp_path, "demo")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_model_of_any_functions_can_be_exported(tokenizer, tmp_path):
+    path = export(table_translator(tokenizer), tmp_path, "demo")
+    assert path == str(tmp_path / "demo" / "1")
+
+
+def test_names_and_examples_that_cannot_be_are_refused(translator, tmp_path):
+    for name in ("", "../demo", ".hidden", "a b"):
+        with pytest.raises(ValueError, match="name must be a plain folder name"):
+            export(translator, tmp_path, name)
+    for examples in ([], "one text"):
+        with pytest.raises(ValueError, match="examples must be a list"):
+            export(translator, tmp_path, "demo", examples)
+    assert os.listdir(tmp_path) == []

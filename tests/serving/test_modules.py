@@ -1,0 +1,255 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.serving import SearchSettings, Translator
+from keras_transformer.text.tokenizers import END_ID, PAD_ID, START_ID
+
+from .conftest import SENTENCES, SETTINGS, functions_of
+
+
+def ask(translator, signature, **inputs):
+    outputs = translator.endpoints[signature](**{k: tf.constant(v) for k, v in inputs.items()})
+    return {key: value.numpy() for key, value in outputs.items()}
+
+
+def source_of(translator, texts):
+    tokens = ask(translator, "tokenize", text=texts)
+    return {"source_ids": tokens["token_ids"], "source_length": tokens["length"]}
+
+
+def nbest(translator, texts, prefixes=None, lengths=None):
+    count = len(texts)
+    return ask(
+        translator,
+        "translate_nbest",
+        text=texts,
+        target_prefix=prefixes or [""] * count,
+        max_length=lengths or [0] * count,
+    )
+
+
+def log_softmax(scores):
+    scores = scores - scores.max(-1, keepdims=True)
+    return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+
+
+def test_one_beam_translates_as_greedy_decoding_with_the_keras_model_does(model, tokenizer):
+    settings = SearchSettings(num_beams=1, num_best=1, max_source_length=13, max_target_length=11)
+    translator = Translator(functions_of(model), tokenizer, settings=settings)
+    for text in SENTENCES:
+        source = np.array([[*tokenizer.tokenize([text]).numpy()[0][:12], END_ID]])
+        target, total = [START_ID], 0.0
+        while target[-1] != END_ID:
+            ids = {"source_ids": source, "target_ids": np.array([target])}
+            scores = log_softmax(np.array(model(ids))[0, -1])
+            allowed = scores.copy()
+            allowed[[PAD_ID, START_ID]] = -np.inf
+            best = END_ID if len(target) == settings.max_target_length else int(allowed.argmax())
+            target, total = [*target, best], total + scores[best]
+        answer = ask(translator, "serving_default", text=[text])
+        length = len(target) - 1
+        assert answer["length"][0] == length
+        assert answer["translation"][0] == tokenizer.detokenize([target]).numpy()[0]
+        np.testing.assert_allclose(answer["score"][0], total / ((5 + length) / 6) ** 0.6, rtol=1e-4)
+
+
+def test_a_text_alone_is_translated_as_in_a_batch(translator):
+    together = ask(translator, "serving_default", text=SENTENCES)
+    for row, text in enumerate(SENTENCES):
+        alone = ask(translator, "serving_default", text=[text])
+        assert alone["translation"][0] == together["translation"][row]
+        np.testing.assert_allclose(alone["score"][0], together["score"][row], rtol=1e-4)
+
+
+def test_no_text_gives_no_text(translator):
+    answer = ask(translator, "serving_default", text=["", "  ", SENTENCES[0]])
+    assert answer["translation"][:2].tolist() == [b"", b""]
+    assert answer["length"][:2].tolist() == [1, 1]
+    assert answer["length"][2] > 1
+
+
+def test_a_long_text_is_cut_and_flagged(translator):
+    room = SETTINGS.max_source_length - 1
+    long, short = "x " * 999, "x " * (room // 2)  # two pieces each
+    pieces = translator.source_tokenizer.tokenize([short]).row_lengths().numpy()[0]
+    assert pieces == room
+    answer = ask(translator, "serving_default", text=[long, short, short + "x"])
+    assert answer["truncated"].tolist() == [True, False, True]
+    assert answer["translation"][0] == answer["translation"][1]
+
+
+def test_bytes_that_are_not_utf8_do_not_harm_their_batch(translator):
+    answer = ask(translator, "serving_default", text=[b"\xff\xfe\x80", SENTENCES[1].encode()])
+    alone = ask(translator, "serving_default", text=[SENTENCES[1]])
+    assert answer["translation"][1] == alone["translation"][0]
+    answer["translation"][0].decode("utf-8")
+
+
+@pytest.mark.parametrize("signature", ["serving_default", "tokenize"])
+def test_a_batch_of_none_gives_none(translator, signature):
+    answer = ask(translator, signature, text=np.zeros([0], object))
+    assert {len(value) for value in answer.values()} == {0}
+
+
+def test_the_best_of_several_is_the_translation(translator):
+    several, one = nbest(translator, SENTENCES), ask(translator, "serving_default", text=SENTENCES)
+    assert several["translation"].shape == (3, SETTINGS.num_best)
+    assert several["translation"][:, 0].tolist() == one["translation"].tolist()
+    assert (several["score"][:, 0] >= several["score"][:, 1]).all()
+    assert (several["translation"][:, 0] != several["translation"][:, 1]).any()
+
+
+def test_a_prefix_is_forced_in_its_own_row_only(translator):
+    texts, free = SENTENCES[:2], nbest(translator, SENTENCES[:2])
+    forced = nbest(translator, texts, ["Zwei Hund", ""])
+    assert all(text.startswith(b"Zwei Hund") for text in forced["translation"][0])
+    assert forced["translation"][1].tolist() == free["translation"][1].tolist()
+
+
+def test_a_prefix_longer_than_any_translation_is_cut_and_flagged(translator):
+    forced = nbest(translator, SENTENCES[:2], ["in the park " * 5, "in"])
+    assert forced["truncated"].tolist() == [True, False]
+    assert forced["length"][0, 0] == SETTINGS.max_target_length
+
+
+def test_a_row_keeps_its_own_length_limit(translator):
+    free = nbest(translator, SENTENCES)
+    limited = nbest(translator, SENTENCES, lengths=[4, 0, 99])
+    assert limited["length"][0].max() <= 4 < free["length"][0].max()
+    assert limited["translation"][1:].tolist() == free["translation"][1:].tolist()
+
+
+def test_hypotheses_that_do_not_exist_are_empty_with_a_finite_score(translator):
+    answer = nbest(translator, SENTENCES[:1], lengths=[1])
+    assert answer["translation"].tolist() == [[b"", b""]]
+    assert answer["score"][0, 0] > -1e8 > answer["score"][0, 1] > -np.inf
+
+
+def test_token_signatures_equal_the_keras_model(translator, model):
+    source = source_of(translator, SENTENCES)
+    target_ids = np.array([[START_ID, 291, 5], [START_ID, 7, 0], [START_ID, 17, 301]], np.int32)
+    answer = ask(
+        translator, "logits", **source, target_ids=target_ids, target_length=np.int32([3, 2, 3])
+    )
+    expected = model({"source_ids": source["source_ids"], "target_ids": target_ids})
+    np.testing.assert_allclose(answer["logits"], expected, atol=1e-5)
+
+
+def test_decoding_step_by_step_equals_one_pass(translator, model):
+    source = source_of(translator, SENTENCES)
+    target_ids = np.random.default_rng(5).integers(4, 307, (3, 5)).astype(np.int32)
+    state = ask(translator, "encode", **source)
+    steps = []
+    for column in range(5):
+        answer = ask(translator, "decode_step", token_ids=target_ids[:, column], **state)
+        steps.append(answer.pop("logits"))
+        state |= answer
+    expected = model({"source_ids": source["source_ids"], "target_ids": target_ids})
+    np.testing.assert_allclose(np.stack(steps, 1), expected, atol=1e-5)
+    assert state["cache"].shape[1] == 5
+    assert state["cache_length"].tolist() == [5, 5, 5]
+
+
+def test_rows_of_one_step_may_stand_at_different_positions(translator):
+    source = source_of(translator, SENTENCES[:2])
+    state = ask(translator, "encode", **source)
+    first = ask(translator, "decode_step", token_ids=np.int32([START_ID, START_ID]), **state)
+    newer = {**state, "cache": first["cache"], "cache_length": first["cache_length"]}
+    second = ask(translator, "decode_step", token_ids=np.int32([293, 293]), **newer)
+    mixed = {**newer, "cache_length": np.int32([1, 0])}
+    answer = ask(translator, "decode_step", token_ids=np.int32([293, START_ID]), **mixed)
+    np.testing.assert_allclose(answer["logits"][0], second["logits"][0], atol=1e-5)
+    np.testing.assert_allclose(answer["logits"][1], first["logits"][1], atol=1e-5)
+    np.testing.assert_allclose(answer["cache"][0], second["cache"][0], atol=1e-5)
+    np.testing.assert_allclose(answer["cache"][1, :1], first["cache"][1], atol=1e-5)
+    assert answer["cache_length"].tolist() == [2, 1]
+
+
+def fill_up(values, columns=2):
+    """Wider rows, as TensorFlow Serving fills them when it merges requests: not with zeros."""
+    widths = [(0, 0), (0, columns)] + [(0, 0)] * (values.ndim - 2)
+    return np.pad(values, widths, constant_values=values.flat[0])
+
+
+def test_what_lies_beyond_a_length_is_never_read(translator):
+    source = source_of(translator, SENTENCES)
+    wide_source = {**source, "source_ids": fill_up(source["source_ids"])}
+    state, wide = ask(translator, "encode", **source), ask(translator, "encode", **wide_source)
+    assert wide["source_length"].tolist() == state["source_length"].tolist()
+    token_ids = np.int32([START_ID] * 3)
+    step = ask(translator, "decode_step", token_ids=token_ids, **state)
+    wide = {k: fill_up(v + 1.0) if v.ndim == 3 else v for k, v in wide.items()}
+    wide["memory"][:, : state["memory"].shape[1]] = state["memory"]
+    wide_step = ask(translator, "decode_step", token_ids=token_ids, **wide)
+    np.testing.assert_allclose(wide_step["logits"], step["logits"], atol=1e-5)
+
+    target = {"target_ids": np.int32([[2, 5], [2, 7], [2, 291]]), "target_length": np.int32([2] * 3)}
+    wide_target = {**target, "target_ids": fill_up(target["target_ids"])}
+    narrow = ask(translator, "logits", **source, **target)["logits"]
+    answer = ask(translator, "logits", **wide_source, **wide_target)["logits"]
+    np.testing.assert_allclose(answer[:, :2], narrow, atol=1e-5)
+
+    ids = translator.target_tokenizer.tokenize(SENTENCES).to_tensor().numpy()
+    lengths = translator.target_tokenizer.tokenize(SENTENCES).row_lengths().numpy().astype(np.int32)
+    texts = ask(translator, "detokenize", token_ids=fill_up(ids), length=lengths)["text"]
+    assert [text.decode() for text in texts] == SENTENCES
+
+
+def test_ids_and_lengths_out_of_range_are_no_error(translator):
+    ids, lengths = np.int32([[5, -3, 2**30], [9, 307, 3]]), np.int32([-2, 99])
+    state = ask(translator, "encode", source_ids=ids, source_length=lengths)
+    assert state["source_length"].tolist() == [0, 3]
+    state["cache_length"] = np.int32([-1, 99])
+    step = ask(translator, "decode_step", token_ids=np.int32([-1, 2**30]), **state)
+    assert np.isfinite(step["logits"]).all()
+    answer = ask(
+        translator,
+        "logits",
+        source_ids=np.zeros([2, 0], np.int32),
+        source_length=lengths,
+        target_ids=ids,
+        target_length=lengths,
+    )
+    assert np.isfinite(answer["logits"]).all()
+    assert ask(translator, "detokenize", token_ids=ids, length=lengths)["text"][0] == b""
+
+
+def test_too_many_ids_are_cut_and_ended(translator):
+    longest = SETTINGS.max_source_length
+    ids = np.full([1, longest + 4], 291, np.int32)
+    ended = np.where(np.arange(longest) == longest - 1, END_ID, ids[:, :longest]).astype(np.int32)
+    cut = ask(translator, "encode", source_ids=ids, source_length=np.int32([longest + 4]))
+    whole = ask(translator, "encode", source_ids=ended, source_length=np.int32([longest]))
+    assert cut["source_length"].tolist() == [longest]
+    np.testing.assert_allclose(cut["memory"], whole["memory"], atol=1e-5)
+
+
+def test_inputs_with_different_numbers_of_rows_are_refused(translator):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
+        nbest(translator, SENTENCES, [""], [0])
+
+
+def test_bfloat16_weights_answer_in_float32(translator, half_translator):
+    source = source_of(translator, SENTENCES)
+    target = {"target_ids": np.int32([[2, 5]] * 3), "target_length": np.int32([2] * 3)}
+    exact = ask(translator, "logits", **source, **target)["logits"]
+    rounded = ask(half_translator, "logits", **source, **target)["logits"]
+    assert {weight.dtype for weight in half_translator.weights} == {tf.bfloat16}
+    assert rounded.dtype == np.float32
+    assert 0 < np.abs(exact - rounded).max() < 0.05 * np.abs(exact).max()
+
+
+def test_settings_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="num_best must be .* num_best=5, num_beams=3"):
+        SearchSettings(num_beams=3, num_best=5)
+    with pytest.raises(ValueError, match="at least 2. Received: max_source_length=1"):
+        SearchSettings(max_source_length=1)
+
+
+def test_a_model_too_small_for_its_tokenizer_is_refused(model, tokenizer):
+    class Larger:
+        vocabulary_size = 311
+
+    with pytest.raises(ValueError, match="a model of 307 ids, a tokenizer of 311"):
+        Translator(functions_of(model), tokenizer, Larger())

@@ -1,0 +1,42 @@
+"""What the README shows runs as shown."""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_a_snippet_runs(snippet):
+    exec(compile(snippet, "README.md", "exec"), {})
+
+
+def test_there_are_snippets():
+    assert len(SNIPPETS) >= 3
+
+
+def test_every_command_in_the_readme_exists():
+    modules = set(re.findall(r"python -m ([\w.]+)", README))
+    assert modules >= {"train", "train.translation"}
+    for module in modules:
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    command = "pip install -e '.[test]' && pytest"
+    assert command in README and command in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_flag_in_the_readme_exists():
+    sources = " ".join(path.read_text() for path in (ROOT / "train").glob("*.py"))
+    known = set(re.findall(r'"(--[a-z-]+)"', sources))
+    fields = re.findall(r"^    (\w+): \w+ = setting", sources, re.MULTILINE)
+    known |= {"--" + name.replace("_", "-") for name in fields}
+    fenced = " ".join(re.findall(r"```\n(.*?)```", README, re.DOTALL))
+    used = set(re.findall(r"(--[a-z-]+)", fenced))
+    assert used and used <= known

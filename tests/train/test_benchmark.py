@@ -1,0 +1,184 @@
+import json
+import os
+
+import pytest
+
+from train import benchmark
+from train.benchmark_peers import Engine, Product, Size, Task, forward_products, training_flops
+from train.benchmark_rounds import measure
+
+SIZE = Size(
+    num_layers=2,
+    hidden_dim=15,
+    intermediate_dim=7,
+    num_heads=3,
+    vocabulary_size=11,
+    batch_size=13,
+    length=17,
+)
+TASK = Task(SIZE, "float32", SIZE.batch_size, threads=1)
+TOY_RUN = ["--size", "toy", "--decode-size", "toy", "--repeats", "1", "--steps", "1"]
+
+
+def counting_engine(task):
+    """Does nothing, and tells how often it was asked to."""
+    calls = []
+
+    def unit():
+        calls.append(None)
+        return float(len(calls))
+
+    return Engine("counts", unit, num_parameters=5, measures_itself=True)
+
+
+def waiting_engine(task):
+    return Engine("waits", lambda: "waited")
+
+
+def engine_that_cannot_be_built(task):
+    raise ValueError("no such layer\nand more")
+
+
+def engine_that_dies(task):
+    os._exit(7)
+
+
+def engine_that_fails_later(task):
+    calls = iter([1.0, 2.0, 3.0])
+    return Engine("stops", lambda: next(calls), measures_itself=True)
+
+
+def test_every_engine_does_every_round_in_a_process_of_its_own_that_stays_alive():
+    entrants = [("a", counting_engine, TASK, "os"), ("b", waiting_engine, TASK, "os")]
+    counting, waiting = measure(entrants, repeats=3, steps=2)
+    assert counting["seconds"] == [3.0, 4.0, 5.0], "two calls of warm-up, then one a round"
+    assert counting["parameters"] == 5, "the engine's own number"
+    assert counting["name"] == "counts", "the engine knows its version"
+    assert waiting["result"] == "waited", "what the last unit of warm-up gave"
+    assert len(waiting["seconds"]) == 3, "one time a round"
+    assert all(0 < seconds < 1 for seconds in waiting["seconds"]), "seconds of one unit"
+
+
+def test_what_is_missing_or_fails_is_told_and_the_others_go_on():
+    entrants = [
+        ("missing", counting_engine, TASK, "no_such_package"),
+        ("unbuilt", engine_that_cannot_be_built, TASK, "os"),
+        ("dead", engine_that_dies, TASK, "os"),
+        ("late", engine_that_fails_later, TASK, "os"),
+        ("well", counting_engine, TASK, "os"),
+    ]
+    rows = measure(entrants, repeats=2, steps=1)
+    assert [row["unavailable"] for row in rows] == [
+        "skipped: no_such_package is not installed",
+        "failed: ValueError: no such layer",
+        "failed: its process ended with code 7",
+        "failed: StopIteration: no message",
+        None,
+    ]
+    assert [len(row["seconds"]) for row in rows] == [0, 0, 0, 0, 2], "only whole measurements"
+
+
+def test_products_of_a_step_are_those_of_the_model():
+    tokens = 13 * 17
+    assert forward_products(SIZE) == {
+        Product(1, tokens, 15, 15): 24,  # 2 encoder and 2 decoder layers: 2 x 4 and 2 x 8
+        Product(39, 17, 5, 17): 6,
+        Product(39, 17, 17, 5): 6,
+        Product(1, tokens, 15, 7): 4,
+        Product(1, tokens, 7, 15): 4,
+        Product(1, tokens, 15, 11): 1,
+    }
+    forward = 24 * 15 * 15 * tokens + 12 * 39 * 17 * 17 * 5 + (8 * 7 + 11) * 15 * tokens
+    assert training_flops(SIZE) == 3 * 2 * forward, "a product is done forward and twice backward"
+
+
+def measured(name, seconds):
+    return {"name": name, "unavailable": None, "seconds": seconds}
+
+
+def test_ratios_are_medians_of_ratios_within_a_round():
+    rows = [measured("ours", [1.0, 2.0, 8.0]), measured("peer", [3.0, 4.0, 40.0])]
+    benchmark.compare(rows, tokens=10)
+    assert rows[1]["ours_is_faster_by"] == [3.0, 2.0, 5.0], "median, lowest, highest"
+    assert rows[1]["tokens_per_second"] == 2.5, "10 tokens in the median of 4 seconds"
+
+
+def test_the_share_of_products_is_of_the_faster_library():
+    rows = [
+        measured("ours", [8.0]),
+        measured("products, slow", [4.0]),
+        measured("products, fast", [2.0]),
+    ]
+    benchmark.compare(rows, tokens=1, flops=16e9)
+    assert rows[0]["share_of_products"] == 0.25, "2 of 8 seconds"
+    assert rows[0]["gflops"] == 2.0, "16 GFLOP in 8 seconds"
+    assert "tokens_per_second" not in rows[2], "products alone give no tokens"
+
+
+def test_the_table_is_aligned_and_names_what_is_not_there():
+    rows = [
+        measured("ours", [0.5]),
+        measured("a peer with a name", [2.0]),
+        {"name": "third", "unavailable": "skipped: third is not installed", "seconds": []},
+    ]
+    benchmark.compare(rows, tokens=100)
+    assert benchmark.table(rows) == [
+        "engine              tokens/s      ms    ours faster by",
+        "ours                     200   500.0",
+        "a peer with a name        50  2000.0  4.00 (4.00-4.00)",
+        "third  skipped: third is not installed",
+    ]
+
+
+def test_the_table_stands_without_our_own_engine():
+    rows = [
+        {"name": "ours", "unavailable": "failed: ValueError: broken", "seconds": []},
+        measured("peer", [2.0]),
+        measured("products, fast", [1.0]),
+    ]
+    benchmark.compare(rows, tokens=100, flops=1e9)
+    assert benchmark.table(rows) == [
+        "engine          tokens/s      ms  ours faster by  GFLOP/s  of products",
+        "peer                  50  2000.0                      0.5          50%",
+        "products, fast            1000.0                        1         100%",
+        "ours  failed: ValueError: broken",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--repeats", "0"], "argument --repeats: must be at least 1. Received: 0."),
+        (["--size", "huge"], "argument --size: invalid choice: 'huge'"),
+        (["--json", "no/such/folder/out.json"], "there is no folder no/such/folder"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
+    report_file = tmp_path / "report.json"
+    options = [*TOY_RUN, "--dtype", "bfloat16", "--decode-batch", "2", "--json", str(report_file)]
+    assert benchmark.main(options) == 0, capsys.readouterr().out
+    training, decoding = json.loads(report_file.read_text())["measurements"]
+    for row in training["engines"] + decoding["engines"]:
+        failure = row["unavailable"] or ""
+        assert not failure.startswith("failed"), f"{row['name']} {failure}"
+    engines = [row for row in training["engines"] if row.get("parameters")]
+    assert len({row["parameters"] for row in engines}) == 1, "all train a model of one size"
+    for row in engines:
+        assert 3 < row["result"] < 6, f"the loss is near log(50): {row}"
+    for row in decoding["engines"]:
+        if row["seconds"]:
+            assert row["result"] == [50], "every engine decodes exactly 50 tokens"
+    assert "keras_transformer" in capsys.readouterr().out
+
+
+def test_our_bfloat16_weights_stand_against_int8():
+    ours, peer = benchmark.decoding_entrants(SIZE, "bfloat16", 2, threads=1)
+    assert (ours[2].dtype, peer[2].dtype) == ("bfloat16", "int8"), "the peer's fastest type"
+    ours, peer = benchmark.decoding_entrants(SIZE, "float32", 2, threads=1)
+    assert (ours[2].dtype, peer[2].dtype) == ("float32", "float32"), "like with like"

@@ -1,0 +1,44 @@
+import argparse
+import dataclasses
+
+import pytest
+
+from train.config import TranslationConfig, add_settings, config_of, load_config
+
+
+def parse(*flags):
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    return config_of(parser.parse_args(flags))
+
+
+def test_every_setting_is_a_flag_with_help():
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    shown = parser.format_help()
+    for field in dataclasses.fields(TranslationConfig):
+        assert "--" + field.name.replace("_", "-") in shown
+        assert field.metadata["help"]
+
+
+def test_a_flag_overrides_the_experiment_and_nothing_else():
+    config = parse("--config", "multi30k", "--steps", "7", "--pre-norm", "--peak-rate", "0.5")
+    expected = dataclasses.replace(load_config("multi30k"), steps=7, pre_norm=True, peak_rate=0.5)
+    assert config == expected
+
+
+def test_an_unknown_experiment_is_named_with_those_that_exist():
+    with pytest.raises(ValueError, match=r"one of demo, multi30k.*Received: 'multi31k'"):
+        load_config("multi31k")
+
+
+def test_a_config_survives_its_file(tmp_path):
+    config = parse("--steps", "11", "--source", "über.txt")
+    config.save(tmp_path / "config.json")
+    assert TranslationConfig.load(tmp_path / "config.json") == config
+
+
+def test_dimensions_leave_the_published_size_alone_unless_asked():
+    assert "num_layers" not in parse().dimensions()
+    assert parse("--num-layers", "3", "--dropout", "0").dimensions()["num_layers"] == 3
+    assert parse("--dropout", "0").dimensions()["dropout"] == 0

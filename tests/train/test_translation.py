@@ -1,0 +1,174 @@
+"""The command from files to a served answer, on letters that are spelled backwards."""
+
+import gzip
+import io
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from keras_transformer.serving.c_api import ask
+from train import translation
+from train.run import Run
+
+SETTINGS = [
+    "--vocabulary-size=280", "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32",
+    "--num-heads=2", "--dropout=0.1", "--tokens-per-batch=128", "--max-length=24",
+    "--warmup-steps=5", "--checkpoint-every=3", "--average=2", "--num-beams=2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Flags for a training and a validation text, one of the files packed."""
+    folder = tmp_path_factory.mktemp("text")
+    draw = random.Random(3)
+    words = ["".join(draw.choices("abcdef", k=draw.randint(1, 7))) for _ in range(211)]
+    sides = {"source": words, "target": [word[::-1] for word in words]}
+    flags = []
+    for side, lines in sides.items():
+        with gzip.open(folder / f"train.{side}.gz", "wt") as file:
+            file.write("\n".join(lines) + "\n")
+        (folder / f"valid.{side}").write_text("\n".join(lines[:13]) + "\n")
+        flags += [f"--{side}", f"{folder}/train.{side}.gz"]
+        flags += [f"--valid-{side}", f"{folder}/valid.{side}"]
+    return flags
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory):
+    """The folder of a run of 11 steps."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    translation.main([*text, *SETTINGS, "--steps=11", "--bleu-every=2", "--run", str(run)])
+    return run
+
+
+def exit_message(capsys, *arguments):
+    with pytest.raises(SystemExit) as caught:
+        translation.main(list(arguments))
+    printed = capsys.readouterr().err
+    message = printed if isinstance(caught.value.code, int) else caught.value.code
+    assert message.strip().count("\n") == 0
+    return message
+
+
+def test_a_run_leaves_model_history_and_pictures(trained):
+    names = {path.name for path in trained.iterdir()}
+    assert {"config.json", "tokenizer.model", "model.keras", "history.csv"} <= names
+    assert {"learning_curves.png", "attention.png", "best.keras"} <= names
+    assert not [name for name in names if name.startswith(".")]
+    history = Run(trained).history()
+    assert np.isfinite(history["loss"]).all() and history["val_loss"]
+
+
+def test_an_interrupted_run_ends_with_the_same_weights(text, trained, tmp_path):
+    run = tmp_path / "interrupted"
+    command = [sys.executable, "-m", "train.translation", *text, *SETTINGS, "--steps=11"]
+    command += ["--bleu-every=2", "--run", str(run)]
+    # The second process is killed once it has saved step 6 and gone on.
+    code = (
+        "import os, sys, keras\n"
+        "from train import translation\n"
+        "class Kill(keras.callbacks.Callback):\n"
+        "    def on_train_batch_end(self, batch, logs=None):\n"
+        "        if int(self.model.optimizer.iterations.numpy()) == 7: os.kill(os.getpid(), 9)\n"
+        "import train.run\n"
+        "callbacks = train.run._callbacks\n"
+        "train.run._callbacks = lambda *arguments: [*callbacks(*arguments), Kill()]\n"
+        "translation.main(sys.argv[1:])\n"
+    )
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    killed = subprocess.run(
+        [sys.executable, "-c", code, *command[3:]], env=environment, timeout=300, check=False
+    )
+    assert killed.returncode == -9
+    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, check=True)
+    assert b"Going on from step 6 of 11." in done.stdout
+    for one, other in zip(Run(run).model().weights, Run(trained).model().weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_a_finished_run_is_not_trained_again(text, trained, capsys):
+    before = (trained / "model.keras").read_bytes()
+    arguments = [*text, *SETTINGS, "--steps=11", "--bleu-every=2", "--run", str(trained)]
+    translation.main(arguments)
+    assert "trained already" in capsys.readouterr().out
+    assert (trained / "model.keras").read_bytes() == before
+
+
+def test_other_settings_never_overwrite_a_run(text, trained, capsys):
+    message = exit_message(capsys, *text, *SETTINGS, "--steps=12", "--run", str(trained))
+    assert "steps is 11 there and 12 now" in message
+
+
+def test_translate_keeps_order_and_number_of_lines(trained, monkeypatch, capfdbinary):
+    lines = b"abc\n\n\xff\xfe d\n" + b"fed " * 999 + b"\n\nabc"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), write_through=True))
+    translation.main(["translate", "--run", str(trained)])
+    answer = sys.stdout.buffer.getvalue().decode().split("\n")
+    assert len(answer) == 7 and answer[-1] == ""
+    assert answer[0] == answer[5] and answer[1] == answer[4] == ""
+
+
+def test_evaluate_prints_bleu_with_its_signature(text, trained, capsys):
+    flags = [*text[2:4], *text[6:8]]
+    flags = [flag.replace("--valid-", "--") for flag in flags]
+    translation.main(["evaluate", "--run", str(trained), *flags])
+    printed = capsys.readouterr().out
+    assert "BLEU: " in printed and "tok:13a" in printed and "case:lc" in printed
+
+
+def test_export_is_answered_without_python_code(trained, tmp_path, capsys):
+    arguments = ["export", "--run", str(trained), "--directory", str(tmp_path), "--name", "letters"]
+    translation.main(arguments)
+    path = tmp_path / "letters" / "1"
+    assert f"Published {path}" in capsys.readouterr().out
+    [answer] = ask(path, [{"signature_name": "serving_default", "inputs": {"text": ["abc", ""]}}])
+    assert answer["outputs"]["translation"][1] == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--stepps=3"], "unrecognized arguments: --stepps=3"),
+        (["--steps=many"], "invalid int value: 'many'"),
+        ([], "Received: 0 of them"),
+        (["--source=nowhere.en", "--target=nowhere.de"], "nowhere.en, which does not exist"),
+        (["--source=nowhere.en"], "belong together"),
+        (["--tsv=a.tsv", "--source=a", "--target=b"], "Received: 2 of them"),
+        (["--config=none"], "--config must be one of"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_leaves_nothing(flags, expected, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert expected in exit_message(capsys, *flags, "--run", str(run))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("--vocabulary-size=9000", "at most"),
+        ("--vocabulary-size=0", "vocabulary"),
+        ("--size=huge", "tiny, base, big"),
+        ("--num-heads=3", "divisible by num_heads"),
+        ("--max-length=1", "No pair is left"),
+        ("--dropout=1.5", "dropout"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_told_before_anything_is_written(
+    text, flag, expected, tmp_path, capsys
+):
+    run = tmp_path / "run"
+    message = exit_message(capsys, *text, *SETTINGS, flag, "--run", str(run))
+    assert expected in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_untrained_folder_is_named(tmp_path, capsys):
+    message = exit_message(capsys, "translate", "--run", str(tmp_path / "none"))
+    assert "holds no run" in message

@@ -1,0 +1,68 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.training import TokenCrossentropy
+
+BATCH, TARGET, VOCABULARY_SIZE = 2, 3, 5
+LOGITS = np.random.default_rng(7).normal(size=(BATCH, TARGET, VOCABULARY_SIZE)).astype("float32")
+LABELS = np.array([[4, 1, 3], [2, 0, 0]])
+
+
+def by_hand(smoothing=0.0, pad_id=0, weights=1.0):
+    log_probabilities = LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True))
+    wanted = (1 - smoothing) * np.eye(VOCABULARY_SIZE)[LABELS] + smoothing / VOCABULARY_SIZE
+    real = (LABELS != pad_id) * weights
+    return (-(wanted * log_probabilities).sum(-1) * real).sum() / real.sum()
+
+
+def value(loss, **arguments):
+    return float(loss(keras.ops.array(LABELS), keras.ops.array(LOGITS), **arguments))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.75])
+def test_it_is_the_mean_over_real_tokens_against_the_smoothed_distribution(smoothing):
+    assert value(TokenCrossentropy(smoothing)) == pytest.approx(by_hand(smoothing), abs=1e-6)
+
+
+def test_padding_is_what_pad_id_says():
+    assert value(TokenCrossentropy(pad_id=3)) == pytest.approx(by_hand(pad_id=3), abs=1e-6)
+    assert by_hand(pad_id=3) != pytest.approx(by_hand(), abs=1e-3), "it makes a difference"
+
+
+def test_sample_weights_are_of_rows_or_of_tokens():
+    rows, tokens = np.array([2.0, 5.0]), np.array([[2.0, 0.0, 3.0], [7.0, 1.0, 1.0]])
+    loss = TokenCrossentropy(0.1)
+    expected = by_hand(0.1, weights=rows[:, None])
+    assert value(loss, sample_weight=rows) == pytest.approx(expected, abs=1e-6), "of rows"
+    expected = by_hand(0.1, weights=tokens)
+    assert value(loss, sample_weight=tokens) == pytest.approx(expected, abs=1e-6), "of tokens"
+
+
+def test_a_batch_of_padding_has_no_loss():
+    assert float(TokenCrossentropy(0.1)(0 * LABELS, keras.ops.array(LOGITS))) == 0.0
+
+
+def test_bfloat16_logits_are_summed_in_float32():
+    loss = TokenCrossentropy()(LABELS, keras.ops.cast(LOGITS, "bfloat16"))
+    assert keras.backend.standardize_dtype(loss.dtype) == "float32"
+    assert float(loss) == pytest.approx(by_hand(), abs=0.02)
+
+
+def test_huge_logits_do_not_overflow():
+    loss = TokenCrossentropy(0.1)(np.array([[1]]), keras.ops.array([[[1e4, -1e4, 0.0]]]))
+    # 0.9 nats for each of 2e4 and 0.1 of their mean distance of 1e4.
+    assert float(loss) == pytest.approx(0.9 * 2e4 + 0.1 * 1e4, rel=1e-5)
+
+
+def test_config_round_trip_keeps_smoothing_and_padding():
+    loss = TokenCrossentropy(0.25, pad_id=3, name="nats")
+    restored = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
+    assert isinstance(restored, TokenCrossentropy) and restored.name == "nats"
+    assert value(restored) == value(loss)
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
+def test_smoothing_out_of_range_is_refused(smoothing):
+    with pytest.raises(ValueError, match=rf"in \[0, 1\). Received: label_smoothing={smoothing}"):
+        TokenCrossentropy(smoothing)

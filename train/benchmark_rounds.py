@@ -1,0 +1,129 @@
+"""Engines in processes of their own that take turns, so that their speeds compare.
+
+Speeds of two runs, or of two machines, do not compare: the clock, the memory and the
+neighbours differ from minute to minute. Here every engine is built once, stays alive, and
+does one round of work when asked; the rounds of all engines interleave.
+"""
+
+import importlib.util
+import multiprocessing
+import os
+import time
+
+# Threads of OpenMP spin for a while when their work is done, and would slow the next engine.
+SECONDS_BETWEEN_ENGINES = 0.3
+
+
+def measure(entrants, repeats, steps):
+    """Lets engines take turns.
+
+    Args:
+        entrants: list of (label, build function, `Task`, package that must be installed).
+        repeats: rounds of each engine.
+        steps: units of work (training steps, or decoded batches) a round.
+
+    Returns:
+        A dictionary an entrant, in the same order: `name`; `unavailable`, why it was skipped
+        or failed, or None; `parameters`, their number; `result` of the last unit of warm-up
+        (the loss, or the lengths of the outputs: to see that all did the same work);
+        `seconds` a unit of work, a list with one number a round.
+    """
+    rows, workers = [], []
+    try:
+        for label, build, task, package in entrants:
+            row = {"name": label, "unavailable": None, "seconds": []}
+            rows.append(row)
+            if importlib.util.find_spec(package) is None:
+                row["unavailable"] = f"skipped: {package} is not installed"
+                continue
+            worker = Worker(build, task, steps)
+            workers.append((worker, row))
+            row.update(worker.introduction)
+        for _ in range(repeats):
+            for worker, row in workers:
+                time.sleep(SECONDS_BETWEEN_ENGINES)
+                row["seconds"].append(worker.round())
+        for worker, row in workers:
+            if worker.failure is not None:
+                row.update(unavailable=f"failed: {worker.failure}", seconds=[])
+    finally:
+        for worker, _ in workers:
+            worker.close()
+    return rows
+
+
+class Worker:
+    """An engine in a process of its own.
+
+    Args:
+        build: function from a `Task` to an `Engine`.
+        task: what the engine is asked to do.
+        steps: units of work a round.
+    """
+
+    def __init__(self, build, task, steps):
+        self.failure = None
+        context = multiprocessing.get_context("spawn")  # a fork would inherit threads and memory
+        self._connection, far_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(far_end, build, task, steps))
+        self._process.start()
+        far_end.close()  # else its end would go unnoticed
+        self.introduction = self._receive() or {}
+
+    def round(self):
+        """Seconds a unit of work; None from an engine that has failed."""
+        if self.failure is not None:
+            return None
+        self._connection.send("round")
+        return self._receive()
+
+    def close(self):
+        self._connection.close()  # the process finds no more requests, and ends
+        self._process.join(timeout=30)
+        if self._process.is_alive():
+            self._process.terminate()
+
+    def _receive(self):
+        try:
+            answer, self.failure = self._connection.recv()
+        except EOFError:
+            self._process.join()
+            answer, self.failure = None, f"its process ended with code {self._process.exitcode}"
+        return answer
+
+
+def _serve(connection, build, task, steps):
+    """Runs in the new process: answers each request for a round until the other end closes."""
+    for stream in (1, 2):  # frameworks greet and warn; failures go through the connection
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    os.environ.update(
+        KERAS_BACKEND="tensorflow",
+        TF_CPP_MIN_LOG_LEVEL="3",
+        CUDA_VISIBLE_DEVICES="-1",
+        OMP_NUM_THREADS=str(task.threads),
+    )
+    try:
+        engine = build(task)
+        engine.unit()  # traces, compiles and allocates
+        introduction = {
+            "name": engine.name,
+            "parameters": engine.num_parameters,
+            "result": engine.unit(),
+        }
+        connection.send((introduction, None))
+        while connection.recv():
+            connection.send((_seconds_a_unit(engine, steps), None))
+    except EOFError:
+        return
+    except Exception as error:  # noqa: BLE001 whatever a framework raises is told in the table
+        message = (str(error).strip() or "no message").splitlines()[0]
+        connection.send((None, f"{type(error).__name__}: {message}"))
+
+
+def _seconds_a_unit(engine, steps):
+    if engine.measures_itself:
+        return engine.unit()
+    start = time.perf_counter()
+    for _ in range(steps):
+        engine.unit()
+    return (time.perf_counter() - start) / steps

@@ -1,0 +1,82 @@
+"""From a trained model to translated text: the served translator, called in this process."""
+
+import functools
+
+import rich.console
+import rich.progress
+import sacrebleu
+import tensorflow as tf
+
+from keras_transformer.models.translation import encode, start_cache, step
+from keras_transformer.serving import ModelFunctions, SearchSettings, Translator
+
+TEXTS_AT_A_TIME = 64
+
+
+def search_settings(config, num_beams=None):
+    num_beams = config.num_beams if num_beams is None else num_beams
+    return SearchSettings(
+        num_beams=num_beams,
+        num_best=num_beams,
+        length_penalty=config.length_penalty,
+        max_source_length=config.max_length,
+        max_target_length=config.max_length,
+    )
+
+
+def model_functions(model):
+    """A model of `models.translation` as the functions that a `Translator` is made of."""
+    return ModelFunctions(
+        weights=model.weights,
+        encode=functools.partial(encode, model),
+        start_cache=functools.partial(start_cache, model),
+        step=functools.partial(step, model),
+        logits=lambda source_ids, target_ids: model(
+            {"source_ids": source_ids, "target_ids": target_ids}, training=False
+        ),
+    )
+
+
+def translator_of(model, tokenizer, settings):
+    return Translator(model_functions(model), tokenizer, settings=settings)
+
+
+def translate(translator, texts):
+    """Translates texts of any length, a few of similar length at a time.
+
+    Args:
+        translator: a `Translator`.
+        texts: a list of strings; an empty one gives an empty translation.
+
+    Returns:
+        A list with the translation of each text, in their order.
+    """
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    starts = range(0, len(order), TEXTS_AT_A_TIME)
+    console = rich.console.Console(stderr=True)
+    translations = [""] * len(texts)
+    for start in rich.progress.track(
+        starts, "Translating", console=console, transient=True, disable=not console.is_terminal
+    ):
+        rows = order[start : start + TEXTS_AT_A_TIME]
+        answer = translator.endpoints["serving_default"](
+            text=tf.constant([texts[row] for row in rows])
+        )
+        for row, text in zip(rows, answer["translation"].numpy(), strict=True):
+            translations[row] = text.decode()
+    return translations
+
+
+def bleu(translations, references, lowercase=False):
+    """sacreBLEU's score of translations against one reference each."""
+    return sacrebleu.BLEU(lowercase=lowercase).corpus_score(translations, [references])
+
+
+def report(translations, references):
+    """Two lines of BLEU, cased and lower-cased, each with sacreBLEU's signature."""
+    lines = []
+    for label, lowercase in (("BLEU", False), ("BLEU, lower-cased", True)):
+        metric = sacrebleu.BLEU(lowercase=lowercase)
+        score = metric.corpus_score(translations, [references]).score
+        lines.append(f"{label}: {score:.2f}   {metric.get_signature()}")
+    return "\n".join(lines)
