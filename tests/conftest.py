@@ -10,7 +10,6 @@ DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "other_backend: runs tests again in a process of its own")
-    config.addinivalue_line("markers", "slow: learns something; minutes rather than seconds")
 
 
 @pytest.fixture(autouse=True)

@@ -112,7 +112,7 @@ def test_more_schedules_than_colours_are_all_drawn():
 def test_schedules_that_do_not_fit_their_steps_are_refused():
     with pytest.raises(ValueError, match=r"steps of shape \(3,\), 'flat' of shape \(2,\)"):
         plots.schedule([1, 2, 3], {"flat": [0.2, 0.2]})
-    with pytest.raises(ValueError, match="at least one schedule. Received: none"):
+    with pytest.raises(ValueError, match=r"at least one schedule\. Received: none"):
         plots.schedule([1, 2, 3], {})
 
 
@@ -155,7 +155,7 @@ def test_a_loss_that_is_not_finite_leaves_a_gap():
 
 
 def test_curves_without_points_are_refused():
-    with pytest.raises(ValueError, match="at least one metric, e.g. 'loss'. Received: none"):
+    with pytest.raises(ValueError, match=r"at least one metric, e\.g\. 'loss'\. Received: none"):
         plots.learning_curves({})
     with pytest.raises(ValueError, match="'loss', training, with 0 points"):
         plots.learning_curves({"loss": []})

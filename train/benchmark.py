@@ -111,7 +111,8 @@ def table(rows):
             share = row["share_of_products"]
             line += [f"{row['gflops']:.3g}", f"{share:.0%}" if share else ""]
         lines.append(line + [""] * (6 - len(line)))
-    lines = [line[: 6 if "gflops" in rows[0] else 4] for line in lines]
+    width = 6 if any("gflops" in row for row in rows) else 4
+    lines = [line[:width] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = [
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()

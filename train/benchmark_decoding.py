@@ -111,6 +111,7 @@ def _write_ctranslate2_model(size, directory):
 
     def fill_norm(norm):
         norm.gamma, norm.beta = np.ones(dim, "float32"), np.zeros(dim, "float32")
+        weights.extend([norm.gamma, norm.beta])
 
     spec = TransformerSpec.from_config(size.num_layers, size.num_heads, pre_norm=True)
     table = random(size.vocabulary_size, dim)

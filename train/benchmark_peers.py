@@ -1,10 +1,11 @@
 """What `train.benchmark` compares in training: our step, its peers, and bare matrix products.
 
 A function here builds a model with random weights for a `Task` and hands back an `Engine`,
-whose `run` is one training step. Each engine lives in a process of its own, so frameworks
-are imported inside the functions. All train the same thing: a pre-norm encoder-decoder with ReLU and
-sinusoidal positions, one table for source, target and output, dropout 0.1 after embeddings
-and sub-layers and on attention weights, padding and causal masks, label smoothing 0.1, Adam.
+whose `unit` is one training step. Each engine lives in a process of its own, so frameworks
+are imported inside the functions. All train the same thing: a pre-norm encoder-decoder with
+ReLU and sinusoidal positions, one table for source, target and output, dropout 0.1 after
+embeddings and sub-layers and on attention weights, padding and causal masks, label smoothing
+0.1, Adam. They have equally many parameters.
 """
 
 import functools

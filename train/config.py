@@ -25,6 +25,7 @@ class TranslationConfig:
     valid_tsv: str = setting("", "the same to measure on")
     dataset: str = setting("", "instead: a TFDS name, e.g. ted_hrlr_translate/pt_to_en")
     data_dir: str = setting("", "where TFDS keeps its data")
+    distinct_sources: bool = setting(False, "train on the first translation of each source only")
     max_pairs: int = setting(0, "use the first so many training pairs; 0 for all")
 
     vocabulary_size: int = setting(8000, "number of pieces, in one vocabulary for both languages")

@@ -127,6 +127,11 @@ def read_text(config):
         if config.valid_source or config.valid_target:
             flags = "--valid-source and --valid-target"
             valid_text = _read_pair(config.valid_source, config.valid_target, flags)
+    if config.distinct_sources:
+        # Going through them backwards, the first translation is the last to be kept.
+        first = dict(zip(reversed(train_text.sources), reversed(train_text.targets), strict=True))
+        sources = list(dict.fromkeys(train_text.sources))
+        train_text = ParallelText(sources, [first[source] for source in sources])
     if config.max_pairs:
         train_text = ParallelText(*(side[: config.max_pairs] for side in train_text))
     return train_text, valid_text

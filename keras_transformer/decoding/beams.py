@@ -132,14 +132,11 @@ def best_candidates(logits, live_log_probs, forced_ids, forbidden_ids):
     is_forced = forced_ids >= 0
     places = tf.where(is_forced, forced_places, places)
     padded_size = blocks.shape[2] * blocks.shape[3]
-    token_ids = places % padded_size
-    if padded_size > vocabulary_size:
-        # Only a candidate that does not exist can be a padding column.
-        token_ids = tf.minimum(token_ids, vocabulary_size - 1)
     return Candidates(
         log_probs=tf.where(is_forced, forced_log_probs, free_log_probs),
         beams=places // padded_size,
-        token_ids=token_ids,
+        # Never a column that fills up the last block: whole blocks of real ones win its ties.
+        token_ids=places % padded_size,
     )
 
 

@@ -44,7 +44,8 @@ class TokenEmbedding(keras.layers.Layer):
     """
 
     def __init__(self, vocabulary_size, hidden_dim, scale=True, **kwargs):
-        super().__init__(**kwargs)
+        # Nothing is cast unasked: ids that arrive as floats would lose digits in bfloat16.
+        super().__init__(autocast=False, **kwargs)
         if vocabulary_size < 1 or hidden_dim < 1:
             raise ValueError(
                 "vocabulary_size and hidden_dim must be at least 1. Received: "

@@ -162,7 +162,7 @@ class ServedModel:
         values = flatten(nested, len(shape))
         sizes = (C.c_int64 * len(shape))(*shape)
         if info["dtype"] != STRING:
-            code, width = NUMBERS[info["dtype"]]
+            code, _ = NUMBERS[info["dtype"]]
             data = struct.pack(f"<{len(values)}{code}", *values)
             tensor = self.lib.TF_AllocateTensor(info["dtype"], sizes, len(shape), len(data))
             C.memmove(self.lib.TF_TensorData(tensor), data, len(data))

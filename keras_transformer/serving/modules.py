@@ -35,7 +35,7 @@ class Translator(tf.Module):
         ...     encode=lambda source_ids: {"mask": source_ids > 0},
         ...     start_cache=lambda memory, beams: tf.zeros((tf.shape(memory["mask"])[0], beams, 0)),
         ...     step=lambda memory, ids, position, cache: (
-        ...         tf.gather(table, ids), tf.concat([cache, tf.cast(ids, tf.float32)[..., None]], 2)),
+        ...         tf.gather(table, ids), tf.pad(cache, [[0, 0], [0, 0], [0, 1]])),
         ...     logits=lambda source_ids, target_ids: tf.gather(table, target_ids),
         ... )
         >>> translator = Translator(functions, train_tokenizer(["ab abc", "abc ab"], 267))

@@ -49,7 +49,7 @@ def prediction_log(name, signature, inputs):
 
     Example:
         >>> prediction_log("demo", "serving_default", {})
-        b'2\\x1a\\n\\x18\\n\\x16\\n\\x04demo\\x1a\\x0fserving_default'
+        b'2\\x1b\\n\\x19\\n\\x17\\n\\x04demo\\x1a\\x0fserving_default'
     """
     model_spec = _field(1, name.encode()) + _field(3, signature.encode())
     request = _field(1, model_spec)

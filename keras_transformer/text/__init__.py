@@ -1,7 +1,7 @@
 """Parallel text: reading it, tokenising it, cutting it into batches."""
 
 from keras_transformer.text.batching import TokenBatches
-from keras_transformer.text.corpora import ParallelText, read_files, read_tsv
+from keras_transformer.text.corpora import ParallelText, read_dataset, read_files, read_tsv
 from keras_transformer.text.demo_corpus import demo_corpus, demo_split
 from keras_transformer.text.tokenizers import (
     END_ID,
@@ -22,6 +22,7 @@ __all__ = [
     "Tokenizer",
     "demo_corpus",
     "demo_split",
+    "read_dataset",
     "read_files",
     "read_tsv",
     "train_tokenizer",

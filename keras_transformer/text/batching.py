@@ -21,7 +21,7 @@ class TokenBatches:
     Tokenises the text once, with tensorflow-text inside a tf.data pipeline, and
     keeps the ids in memory, about four bytes a token. Pairs of similar lengths
     share a batch, so that little of it is padding: pairs are sorted by length
-    and cut so that rows × longest sentence stays within a budget of tokens on
+    and cut so that rows times longest sentence stays within a budget of tokens on
     either side. Every epoch holds each pair once, in batches of the same
     shapes; which pairs of equal lengths meet in a batch, and the order of the
     batches, change from epoch to epoch.
@@ -160,7 +160,7 @@ class TokenBatches:
         return np.array([*cuts, len(pairs)])
 
     def _shuffle(self, epoch):
-        """The pairs of an epoch in sorted order with ties permuted, and the order of its batches."""
+        """The pairs by length with ties permuted, and the order of the batches, of one epoch."""
         seed = tf.stack([tf.constant(self._seed, tf.int64), epoch])
         # A named generator: the default one may differ between processors.
         within, between = tf.unstack(tf.random.split(seed, 2, alg="philox"))

@@ -75,6 +75,82 @@ def read_tsv(path) -> ParallelText:
     return ParallelText(sources, targets)
 
 
+def read_dataset(
+    name, split: str, source: str | None = None, target: str | None = None, data_dir=None
+) -> ParallelText:
+    """Reads a translation data set of TensorFlow Datasets, which must be installed.
+
+    A data set that is not on disk yet is downloaded and prepared first.
+
+    Args:
+        name: a name such as `"ted_hrlr_translate/pt_to_en"`, or a builder whose
+            data is ready, such as `tfds.folder_dataset.TranslateFolder(folder)`.
+        split: `"train"`, `"validation"`, or any split TFDS understands.
+        source: language to translate from. None takes the first of the data set's
+            supervised keys or, if it has none, of its two languages.
+        target: language to translate to. None takes the second.
+        data_dir: folder of prepared data sets; None for that of TFDS.
+
+    Returns:
+        The sentences in the order of the data set.
+
+    Raises:
+        ImportError: if TensorFlow Datasets is not installed.
+        ValueError: if the name, split or a language is unknown, if the data set
+            does not tell source from target, or if the split is empty.
+    """
+    builder = _builder(name, data_dir) if isinstance(name, str) else name
+    source, target = _languages(builder, source, target)
+    if split.partition("[")[0] not in builder.info.splits:
+        raise ValueError(
+            f"Expected one of the splits {sorted(builder.info.splits)}. "
+            f"Received: split={split!r} of {builder.info.full_name}."
+        )
+    sources, targets = [], []
+    for batch in builder.as_dataset(split=split).batch(1024).as_numpy_iterator():
+        sources += [sentence.decode() for sentence in batch[source]]
+        targets += [sentence.decode() for sentence in batch[target]]
+    if not sources:
+        raise ValueError(f"The split {split!r} of {builder.info.full_name} is empty.")
+    return ParallelText(sources, targets)
+
+
+def _builder(name: str, data_dir):
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise ImportError(
+            "Reading a data set by name needs TensorFlow Datasets: pip install tensorflow-datasets."
+        ) from error
+    try:
+        builder = tfds.builder(name, data_dir=data_dir)
+    except tfds.core.DatasetNotFoundError:  # its message lists hundreds of names
+        raise ValueError(
+            "Expected the name of a data set of TensorFlow Datasets, e.g. "
+            f"ted_hrlr_translate/pt_to_en. Received: {name!r}."
+        ) from None
+    builder.download_and_prepare()
+    return builder
+
+
+def _languages(builder, source: str | None, target: str | None) -> tuple[str, str]:
+    """The features to read, of those that hold text."""
+    texts = [key for key, feature in builder.info.features.items() if feature.dtype == "string"]
+    keys = builder.info.supervised_keys or (texts if len(texts) == 2 else None)
+    if keys is None and None in (source, target):
+        raise ValueError(
+            f"{builder.info.full_name} does not tell source from target. "
+            f"Choose source and target among {texts}. Received: {source!r} and {target!r}."
+        )
+    pair = source or keys[0], target or keys[1]
+    if pair[0] == pair[1] or not set(pair) <= set(texts):
+        raise ValueError(
+            f"Source and target must be two of {texts}, the languages of "
+            f"{builder.info.full_name}. Received: {pair[0]!r} and {pair[1]!r}."
+        )
+    return pair
+
+
 def _lines(path) -> Iterator[str]:
     """The lines of a UTF-8 text file, plain or gzip, without their ends."""
     path = pathlib.Path(path)

@@ -157,15 +157,13 @@ def _measure(draw) -> Phrase:
 
 def _trade(draw, subject: Person, tense: str) -> Clause:
     when = numbers.when(draw, tense) if draw.random() < 0.7 else NOTHING
-    far = _measure(draw) if draw.random() < 0.15 else _object(draw)
-    return Clause(subject, draw.choice(words.TRADE), tense, when, NOTHING, far)
+    if draw.random() < 0.15:
+        return Clause(subject, draw.choice(words.SUPPLY), tense, when, NOTHING, _measure(draw))
+    return Clause(subject, draw.choice(words.TRADE), tense, when, NOTHING, _object(draw))
 
 
 def _give(draw, subject: Person, tense: str) -> Clause:
-    if draw.random() < 0.5:
-        receiver = _relative(draw, subject)
-    else:
-        receiver = _person(draw, other=subject)
+    receiver = _relative(draw, subject) if draw.random() < 0.5 else _person(draw, other=subject)
     near = Phrase(receiver.english_object, receiver.dative)
     when = numbers.when(draw, tense) if draw.random() < 0.3 else NOTHING
     return Clause(subject, draw.choice(words.GIVE), tense, when, near, _object(draw))

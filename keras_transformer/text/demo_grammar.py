@@ -18,6 +18,7 @@ class Clause(NamedTuple):
 
 
 NOTHING = Phrase("", "")
+A = Phrase("a", "ein")
 
 
 def english(clause: Clause) -> str:
@@ -91,12 +92,14 @@ def _bent(adjective: Phrase, ending: str) -> str:
 
 
 def the(noun: Noun, case: str, adjective: Phrase) -> Phrase:
+    """`the red coat`: `der rote Mantel`, `den roten Mantel`, `dem roten Mantel`."""
     article = _THE[case][noun.gender]
     bent = _bent(adjective, "en" if article in ("den", "dem") or case == "dative" else "e")
     return Phrase(join("the", adjective.english, noun.english), join(article, bent, noun.german))
 
 
-def a(noun: Noun, case: str, adjective: Phrase, determiner=Phrase("a", "ein")) -> Phrase:
+def a(noun: Noun, case: str, adjective: Phrase, determiner: Phrase = A) -> Phrase:
+    """`a red coat`; or with a determiner that bends like `ein`: no, my, her."""
     ending = _ENDINGS[case][noun.gender]
     # Where the article shows no gender, the adjective must.
     shown = {"": {"m": "er", "n": "es"}.get(noun.gender), "e": "e"}.get(ending, "en")

@@ -5,6 +5,7 @@ does without them.
 """
 
 import datetime
+import functools
 
 from keras_transformer.text import demo_words as words
 from keras_transformer.text.demo_grammar import NOTHING, join
@@ -13,6 +14,7 @@ from keras_transformer.text.demo_words import Phrase
 _LOCALES = ("en_US", "de_DE")
 
 
+@functools.cache
 def number(value: int, ordinal: bool = False) -> Phrase:
     from num2words import num2words
 
@@ -50,7 +52,7 @@ def price(draw) -> Phrase:
 
 def day(draw) -> datetime.date:
     first = datetime.date(1930, 1, 1).toordinal()
-    return datetime.date.fromordinal(first + draw.randrange(40_000))  # to the year 2039
+    return datetime.date.fromordinal(first + draw.randrange(33_000))  # to the year 2020
 
 
 def date(moment: datetime.date, english_pattern: str, german_pattern: str) -> Phrase:
@@ -81,19 +83,21 @@ def clock(draw) -> Phrase:
 
 
 def at(draw) -> Phrase:
-    clock = clock(draw)
-    return Phrase(f"at {clock.english}", f"um {clock.german}")
+    moment = clock(draw)
+    return Phrase(f"at {moment.english}", f"um {moment.german}")
 
 
-def on(draw) -> Phrase:
-    """A day: `on Monday evening`, `on March 3`, `on the third of March`."""
+def on(draw, tense: str) -> Phrase:
+    """A day: `on Monday evening`, `on March 3`, `on the third of March`; with a year if past."""
     moment, kind = day(draw), draw.randrange(5)
     if kind < 2:
         english, german = date(moment, "EEEE", "EEEE")
         part = draw.choice(words.PARTS_OF_DAY) if kind else NOTHING
         return Phrase(join("on", english, part.english), f"am {german}{part.german}")
     if kind < 4:
-        english, german = date(moment, *(("MMMM d", "d. MMMM") if kind == 2 else ("long", "long")))
+        english, german = date(
+            moment, *(("long", "long") if kind == 3 and tense == "past" else ("MMMM d", "d. MMMM"))
+        )
         return Phrase(f"on {english}", f"am {german}")
     ordinal, month = number(moment.day, ordinal=True), date(moment, "MMMM", "MMMM")
     return Phrase(
@@ -107,4 +111,4 @@ def when(draw, tense: str) -> Phrase:
         return at(draw)
     if kind == 1:
         return draw.choice(words.PAST_TIMES if tense == "past" else words.OTHER_TIMES)
-    return on(draw)
+    return on(draw, tense)

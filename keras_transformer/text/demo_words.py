@@ -147,6 +147,7 @@ TRADE = _table(
     unpack unpacks unpacked pack packt ausgepackt aus
     """,
 )
+SUPPLY = [verb for verb in TRADE if verb.base in ("bring along", "buy", "need", "order", "sell")]
 GIVE = _table(
     Verb,
     """

@@ -132,6 +132,7 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int) -> Tokenizer
             model_type="bpe",
             byte_fallback=True,
             character_coverage=_CHARACTER_COVERAGE,
+            split_digits=True,  # so that a number is copied digit by digit, however long
             pad_id=PAD_ID,
             unk_id=UNKNOWN_ID,
             bos_id=START_ID,

@@ -46,17 +46,24 @@ class Checkpoints(keras.callbacks.Callback):
             The number of optimizer steps already taken; 0 if there is no checkpoint.
 
         Raises:
-            ValueError: if the checkpoint is of another model.
+            ValueError: if the checkpoint is of another model, or damaged.
         """
         newest = self._manager.latest_checkpoint
         if newest is None:
             return 0
         try:
-            self._checkpoint.restore(newest).assert_existing_objects_matched()
+            # Nothing may be left over either: the numbering of another model may begin alike.
+            self._checkpoint.restore(newest).assert_consumed()
         except (AssertionError, ValueError) as error:
             raise ValueError(
                 f"The checkpoint {newest} is of another model or optimizer. Train into another "
                 f"folder, or with the settings it was made with. Received: {error}"
+            ) from error
+        except (tf.errors.OpError, IndexError) as error:
+            raise ValueError(
+                f"The checkpoint {newest} is damaged. Take its name out of the file 'checkpoint' "
+                "beside it to go on from an older one, or train into another folder. "
+                f"Received: {error}"
             ) from error
         return int(self._optimizer.iterations.numpy())
 

@@ -22,7 +22,7 @@ class PrefixTable:
         self.log_probs = exact - np.log(np.sum(np.exp(exact), axis=-1, keepdims=True))
 
     def cache(self, num_beams, rows=None):
-        """A dictionary with the row, a number for the prefix, and a list that holds a growing axis."""
+        """A nest of the row, a number for the prefix, and a tensor with a growing axis."""
         rows = np.arange(self.num_rows) if rows is None else np.array(rows, int)
         rows = np.tile(rows[:, None], (1, num_beams)).astype("int32")
         history = tf.zeros((len(rows), num_beams, 5, 0), tf.int32)

@@ -24,7 +24,8 @@ def plain_candidates(logits, live_log_probs, forbidden_ids):
 def test_candidates_are_those_of_one_sort(size, forbidden_ids):
     generator = np.random.default_rng(size)
     logits = generator.normal(0, 3, (5, 3, size)).astype("float32")
-    logits[:, :, :7] += 6.0  # forbidden tokens stand high, or they would prove nothing
+    logits[:, :, list(forbidden_ids)] += 40.0  # high, or they would prove nothing
+    logits[:, :, 50::128] += 20.0  # the best tokens stand in different blocks
     live = np.sort(generator.normal(-3, 2, (5, 3)).astype("float32"))[:, ::-1].copy()
     live[0, 1:] = -np.inf
     free = tf.fill((5, 1), FREE)
@@ -34,7 +35,19 @@ def test_candidates_are_those_of_one_sort(size, forbidden_ids):
     np.testing.assert_allclose(found.log_probs, log_probs, rtol=1e-5)
     np.testing.assert_array_equal(found.beams.numpy()[exists], parents[exists])
     np.testing.assert_array_equal(found.token_ids.numpy()[exists], token_ids[exists])
-    assert np.all(found.token_ids < size), "a filling column must not reach the model"
+    assert np.all(found.token_ids < size)
+
+
+@pytest.mark.parametrize("size", [257, 331])
+@pytest.mark.parametrize("last", [-np.inf, 0.0])
+def test_columns_that_fill_up_a_block_never_reach_the_model(size, last):
+    logits = np.full((2, 3, size), -np.inf, "float32")
+    logits[:, :, 0] = 0.0
+    logits[:, :, size - 1] = last
+    live = np.array([[-1.0, -2.0, -3.0], [-np.inf] * 3], "float32")
+    found = beams.best_candidates(tf.constant(logits), tf.constant(live), tf.fill((2, 1), FREE), ())
+    assert np.all(found.token_ids < size)
+    assert np.all(found.beams < 3)
 
 
 @pytest.mark.parametrize("size", [300, 331, 640])

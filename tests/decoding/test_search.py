@@ -37,6 +37,7 @@ def test_early_stop_changes_nothing(prefix_table, ids_of, alpha, num_beams):
     for seed in range(4):
         table = prefix_table(num_rows=5, vocabulary_size=6, max_length=5, seed=seed)
         found = search(table, num_beams, [5, 2, 3, 5, 4], length_penalty=alpha)
+        assert found.token_ids.shape[2] == np.max(found.lengths), "no column is nothing but filling"
         for row, limit in enumerate([5, 2, 3, 5, 4]):
             best = table.textbook_beam(row, limit, alpha, num_beams)
             assert [ids for ids in ids_of(found, row) if ids] == [ids for _, ids in best]

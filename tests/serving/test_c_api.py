@@ -42,7 +42,10 @@ def test_a_copied_model_answers_many_requests_in_one_process(exported, tmp_path)
             {"inputs": {"text": [["a dog"]]}},
             {"inputs": {"text": [5]}},
             {"signature_name": "detokenize", "inputs": {"token_ids": [[5], [5]], "length": [1]}},
-            {"signature_name": "detokenize", "inputs": {"token_ids": [[5, 6], [5]], "length": [1, 1]}},
+            {
+                "signature_name": "detokenize",
+                "inputs": {"token_ids": [[5, 6], [5]], "length": [1, 1]},
+            },
             ["a dog"],
             {"inputs": {"text": ["a dog"]}},
         ],
@@ -81,14 +84,14 @@ def test_without_the_text_operations_the_model_cannot_be_loaded(exported, monkey
     folder, libraries = c_api.find_libraries()
     assert any("sentencepiece" in library for library in libraries)
     monkeypatch.setattr(c_api, "find_libraries", lambda: (folder, []))
-    with pytest.raises(RuntimeError, match="^Exit code 1: Op type not registered 'Sentencepiece"):
+    with pytest.raises(RuntimeError, match=r"^Exit code 1: Op type not registered 'Sentencepiece"):
         c_api.ask(exported, [])
 
 
 def test_a_missing_model_and_a_slow_one_are_one_clear_line(tmp_path, exported):
-    with pytest.raises(RuntimeError, match="^Exit code 1: Could not find SavedModel"):
+    with pytest.raises(RuntimeError, match=r"^Exit code 1: Could not find SavedModel"):
         c_api.ask(tmp_path, [])
-    with pytest.raises(RuntimeError, match="within 0.01 seconds"):
+    with pytest.raises(RuntimeError, match=r"within 0.01 seconds"):
         c_api.ask(exported, [], timeout=0.01)
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.serving import c_api
 from keras_transformer.serving.checks import check_answers, check_graph, check_size
 
 TEXTS = np.array([b"It is ten past six.", b""], object)
@@ -53,17 +54,31 @@ def test_weights_stored_twice_are_refused(translator, model, tmp_path):
         check_size(str(tmp_path), translator.weights)
 
 
-def test_a_sound_export_passes_and_another_answer_is_refused(exported, translator, golden):
+def test_a_sound_export_passes_and_another_answer_is_refused(
+    exported, translator, golden, monkeypatch
+):
     check_graph(exported)
     check_size(exported, translator.weights)
     requests, (outputs,) = golden
-    other = np.array([b"something else", b""], object)
-    for key, value in [("score", outputs["score"] + 0.01), ("translation", other)]:
+    check_answers(exported, requests * 2, [outputs] * 2)
+
+    answers = c_api.ask(exported, [{"inputs": {"text": TEXTS.tolist()}}])
+    monkeypatch.setattr(c_api, "ask", lambda *_: answers)
+    check_answers(exported, requests, [outputs])
+    other = {
+        "score": outputs["score"] + 0.01,
+        "translation": np.array([b"something else", b""], object),
+        "length": outputs["length"] + 1,
+        "truncated": ~outputs["truncated"],
+    }
+    for key, value in other.items():
         with pytest.raises(RuntimeError, match=f"batch of 2: {key} differs .* Expected: .* Rec"):
             check_answers(exported, requests, [{**outputs, key: value}])
-    with pytest.raises(RuntimeError, match="gave .*'truncated'.*, not"):
+    with pytest.raises(RuntimeError, match=r"gave .*'truncated'.*, not"):
         check_answers(exported, requests, [{"score": outputs["score"]}])
-    check_answers(exported, requests * 2, [outputs] * 2)
+    answers[0]["outputs"]["score"][0] = float("nan")
+    with pytest.raises(RuntimeError, match="score differs"):
+        check_answers(exported, requests, [{**outputs, "score": outputs["score"] * np.nan}])
 
 
 def test_slice_update_needs_xla_and_is_refused(tmp_path):
@@ -72,7 +87,7 @@ def test_slice_update_needs_xla_and_is_refused(tmp_path):
         return {"updated": keras.ops.slice_update(buffer, [0, tf.constant(2)], values)}
 
     path = save(update, tf.TensorSpec([None, 1], tf.float32, "values"), tmp_path)
-    with pytest.raises(RuntimeError, match="XlaDynamicUpdateSlice .* needs XLA"):
+    with pytest.raises(RuntimeError, match=r"XlaDynamicUpdateSlice .* needs XLA"):
         check_graph(path)
     values = np.float32([[3], [7]])
     updated = np.float32([[0, 0, 3, 0, 0], [0, 0, 7, 0, 0]])

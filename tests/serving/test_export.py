@@ -93,7 +93,9 @@ def test_a_failed_check_publishes_nothing_and_gives_the_reason(tokenizer, tmp_pa
         scores = tf.py_function(lambda ids: tf.one_hot(ids, 307), [target_ids], tf.float32)
         return tf.ensure_shape(scores, shape)
 
-    with pytest.raises(RuntimeError, match="demo was not published. .*EagerPyFunc .* calls Python"):
+    with pytest.raises(
+        RuntimeError, match=r"demo was not published. .*EagerPyFunc .* calls Python"
+    ):
         export(table_translator(tokenizer, with_python), tmp_path, "demo")
     assert os.listdir(tmp_path) == []
 

@@ -184,7 +184,10 @@ def test_what_lies_beyond_a_length_is_never_read(translator):
     wide_step = ask(translator, "decode_step", token_ids=token_ids, **wide)
     np.testing.assert_allclose(wide_step["logits"], step["logits"], atol=1e-5)
 
-    target = {"target_ids": np.int32([[2, 5], [2, 7], [2, 291]]), "target_length": np.int32([2] * 3)}
+    target = {
+        "target_ids": np.int32([[2, 5], [2, 7], [2, 291]]),
+        "target_length": np.int32([2] * 3),
+    }
     wide_target = {**target, "target_ids": fill_up(target["target_ids"])}
     narrow = ask(translator, "logits", **source, **target)["logits"]
     answer = ask(translator, "logits", **wide_source, **wide_target)["logits"]
@@ -241,9 +244,9 @@ def test_bfloat16_weights_answer_in_float32(translator, half_translator):
 
 
 def test_settings_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="num_best must be .* num_best=5, num_beams=3"):
+    with pytest.raises(ValueError, match=r"num_best must be .* num_best=5, num_beams=3"):
         SearchSettings(num_beams=3, num_best=5)
-    with pytest.raises(ValueError, match="at least 2. Received: max_source_length=1"):
+    with pytest.raises(ValueError, match=r"at least 2. Received: max_source_length=1"):
         SearchSettings(max_source_length=1)
 
 

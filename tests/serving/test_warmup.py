@@ -49,6 +49,8 @@ def test_a_record_is_the_one_that_tensorflow_serving_defines():
 
 
 def test_all_requests_are_written(tmp_path):
-    write_warm_up(tmp_path, "demo", [("serving_default", {"text": INPUTS["text"][:n]}) for n in (1, 3)])
+    write_warm_up(
+        tmp_path, "demo", [("serving_default", {"text": INPUTS["text"][:n]}) for n in (1, 3)]
+    )
     records = [record.numpy() for record in tf.data.TFRecordDataset(str(tmp_path / WARM_UP_FILE))]
     assert [len(read_log(record)[2]["text"]) for record in records] == [1, 3]

@@ -157,7 +157,7 @@ def test_a_mistake_is_one_clear_line_and_leaves_nothing(flags, expected, tmp_pat
         ("--size=huge", "tiny, base, big"),
         ("--num-heads=3", "divisible by num_heads"),
         ("--max-length=1", "No pair is left"),
-        ("--dropout=1.5", "dropout"),
+        ("--dropout=1.5", "rate=1.5"),
     ],
 )
 def test_a_setting_that_cannot_be_is_told_before_anything_is_written(

@@ -35,8 +35,12 @@ def language_model(tied=True, dropout=0.0, dtype=None, seed=3):
     return Model(ids, projection(hidden, reverse=True))
 
 
+def numpy_of(variable):
+    return keras.ops.convert_to_numpy(variable).astype("float64")  # a copy
+
+
 def weights_of(model):
-    return [np.array(weight, dtype="float64") for weight in model.trainable_variables]
+    return [numpy_of(weight) for weight in model.trainable_variables]
 
 
 def logits_by_hand(weights, ids):
@@ -76,6 +80,4 @@ def norm(arrays):
 
 def assert_weights_equal(model, expected, atol=1e-6, what="the weights are those by hand"):
     for variable, value in zip(model.trainable_variables, expected, strict=True):
-        np.testing.assert_allclose(
-            np.array(variable, dtype="float64"), value, atol=atol, rtol=0, err_msg=what
-        )
+        np.testing.assert_allclose(numpy_of(variable), value, atol=atol, rtol=0, err_msg=what)

@@ -12,7 +12,7 @@ LABELS = np.array([[4, 1, 3], [2, 0, 0]])
 def by_hand(smoothing=0.0, pad_id=0, weights=1.0):
     log_probabilities = LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True))
     wanted = (1 - smoothing) * np.eye(VOCABULARY_SIZE)[LABELS] + smoothing / VOCABULARY_SIZE
-    real = (LABELS != pad_id) * weights
+    real = (pad_id != LABELS) * weights
     return (-(wanted * log_probabilities).sum(-1) * real).sum() / real.sum()
 
 

@@ -11,7 +11,9 @@ LABELS[0, :2] = LOGITS[0, :2].argmax(-1)  # some hits
 
 
 def by_hand(labels, logits, weights):
-    nats = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    nats = (
+        np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    )
     hits = logits.argmax(-1) == labels
     return {
         TokenAccuracy: (hits * weights).sum() / weights.sum(),

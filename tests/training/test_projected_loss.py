@@ -1,9 +1,12 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-pytest.importorskip("tensorflow")
-from .conftest import needs_tensorflow  # noqa: E402
+from keras_transformer.training import projected_loss as module
+from keras_transformer.training.projected_loss import projected_loss
+
+from .conftest import needs_tensorflow
 
 pytestmark = needs_tensorflow
 BATCH, TARGET, DIM, VOCABULARY_SIZE = 3, 5, 2, 7
@@ -11,8 +14,6 @@ BATCH, TARGET, DIM, VOCABULARY_SIZE = 3, 5, 2, 7
 
 @pytest.fixture
 def tensors():
-    import tensorflow as tf
-
     generator = np.random.default_rng(11)
     features = generator.normal(size=(BATCH, TARGET, DIM)).astype("float32")
     table = generator.normal(size=(VOCABULARY_SIZE, DIM)).astype("float32")
@@ -23,8 +24,6 @@ def tensors():
 
 def reference(features, table, labels, smoothing):
     """The same sums and gradients from Keras's own loss, one-hot labels and the tape."""
-    import tensorflow as tf
-
     real = tf.cast(labels != 0, tf.float32)
     with tf.GradientTape() as tape:
         tape.watch([features, table])
@@ -41,8 +40,6 @@ def reference(features, table, labels, smoothing):
 @pytest.mark.parametrize("rows", [1, 2, 4, 100])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_chunks_of_any_size_equal_keras_loss_and_gradients(tensors, monkeypatch, rows, smoothing):
-    from keras_transformer.training import projected_loss as module
-
     monkeypatch.setattr(module, "CHUNK_NUMBERS", rows * VOCABULARY_SIZE)
     sums, *gradients = module.projected_loss(*tensors, smoothing)
     expected_sums, *expected = reference(*tensors, smoothing)
@@ -54,10 +51,6 @@ def test_chunks_of_any_size_equal_keras_loss_and_gradients(tensors, monkeypatch,
 
 
 def test_bfloat16_features_stay_near_float32(tensors):
-    import tensorflow as tf
-
-    from keras_transformer.training.projected_loss import projected_loss
-
     features, table, labels = tensors
     sums, *gradients = projected_loss(tf.cast(features, tf.bfloat16), table, labels, 0.1)
     assert gradients[0].dtype == tf.bfloat16, "gradient of the features has their dtype"
@@ -69,10 +62,6 @@ def test_bfloat16_features_stay_near_float32(tensors):
 
 
 def test_it_also_runs_in_a_graph_with_shapes_unknown(tensors):
-    import tensorflow as tf
-
-    from keras_transformer.training.projected_loss import projected_loss
-
     features, table, labels = tensors
     signature = [
         tf.TensorSpec((None, None, DIM)),
@@ -88,8 +77,6 @@ def test_it_also_runs_in_a_graph_with_shapes_unknown(tensors):
 
 @pytest.mark.parametrize("rows", [BATCH, 0], ids=["all padding", "no rows"])
 def test_without_tokens_everything_is_zero(tensors, rows):
-    from keras_transformer.training.projected_loss import projected_loss
-
     features, table, labels = tensors
     outputs = projected_loss(features[:rows], table, 0 * labels[:rows], 0.1)
     for output in outputs:
@@ -98,8 +85,6 @@ def test_without_tokens_everything_is_zero(tensors, rows):
 
 
 def test_huge_logits_do_not_overflow(tensors):
-    from keras_transformer.training.projected_loss import projected_loss
-
     features, table, labels = tensors
     sums, *gradients = projected_loss(100 * features, 100 * table, labels, 0.1)
     np.testing.assert_allclose(sums, reference(100 * features, 100 * table, labels, 0.1)[0], 1e-5)

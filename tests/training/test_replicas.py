@@ -1,6 +1,7 @@
 """One device and two replicas give the same numbers, whatever the replicas hold."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -16,7 +17,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def results():
     command = [sys.executable, "-m", "tests.training.replicas"]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    process = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     return json.loads(process.stdout.splitlines()[-1])
 
@@ -27,8 +31,8 @@ def test_two_replicas_equal_one(results, case):
     assert result["moved"] > 1e-2, "the training moved the weights"
     assert result["weights"] < 1e-6, "weights after about 20 steps of SGD"
     assert result["averages"] < 1e-6, "moving averages of the weights"
-    assert result["batch_logs"] < 2e-6, "values logged after each batch"
-    assert result["values"] < 2e-6, "values of the epochs and of evaluate"
+    assert result["batch_logs"] < 1e-6, "values logged after each batch"
+    assert result["values"] < 1e-6, "values of the epochs and of evaluate"
 
 
 def test_two_replicas_equal_one_with_adam_schedule_and_weight_decay(results):

@@ -37,5 +37,5 @@ def test_numbers_that_are_not_positive_are_refused(arguments):
     rate, steps = arguments
     with pytest.raises(ValueError, match=f"Received: peak_rate={rate}, warmup_steps={steps}"):
         InverseSqrtWarmup(rate, steps)
-    with pytest.raises(ValueError, match="Received: hidden_dim=0, warmup_steps=5"):
+    with pytest.raises(ValueError, match=r"Received: hidden_dim=0, warmup_steps=5"):
         InverseSqrtWarmup.of_paper(0, 5)

@@ -1,0 +1,227 @@
+"""Encoder and decoder, block and stack: one formula, seen from several sides."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.layers import (
+    Decoder,
+    DecoderBlock,
+    Encoder,
+    EncoderBlock,
+    PositionEmbedding,
+    SinusoidalEncoding,
+    TokenEmbedding,
+)
+from keras_transformer.ops import causal_mask, local_mask
+from tests import reference
+from tests.reference import array, fill, normal
+
+NORMS = pytest.mark.parametrize("pre_norm", [True, False], ids=["pre-norm", "post-norm"])
+POLICIES = pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
+REAL = np.array([[True] * 3 + [False] * 2, [True] * 5])
+SOURCE_REAL = np.array([[True] * 7, [True] * 2 + [False] * 5])
+
+
+def encoder(pre_norm=True, **arguments):
+    layer = Encoder(2, 3, 7, pre_norm=pre_norm, **arguments)
+    layer(normal(2, 5, 6))
+    return fill(layer)
+
+
+def decoder(pre_norm=True, **arguments):
+    layer = Decoder(2, 3, 7, pre_norm=pre_norm, **arguments)
+    layer(normal(2, 5, 6), normal(2, 7, 11))
+    return fill(layer)
+
+
+@NORMS
+def test_encoder_and_its_scores_equal_numpy(pre_norm):
+    layer, inputs = encoder(pre_norm), normal(2, 5, 6)
+    outputs, weights = reference.stack(layer, reference.encoder_block, inputs, REAL[:, None])
+    given = {"padding_mask": keras.ops.array(REAL)}
+    np.testing.assert_allclose(array(layer(inputs, **given)), outputs, atol=1e-5)
+    scores = layer.attention_scores(inputs, **given)
+    assert len(scores) == 2, "one tensor a block"
+    for computed, expected in zip(scores, weights, strict=True):
+        np.testing.assert_allclose(array(computed), expected, atol=1e-5, err_msg="scores")
+        np.testing.assert_allclose(array(computed).sum(axis=-1), 1, rtol=1e-5, err_msg="sums")
+
+
+@NORMS
+def test_decoder_and_its_scores_equal_numpy(pre_norm):
+    layer, inputs, source = decoder(pre_norm), normal(2, 5, 6), normal(2, 7, 11)
+    outputs, weights = reference.stack(
+        layer, reference.decoder_block, inputs, source, REAL[:, None], SOURCE_REAL[:, None]
+    )
+    given = {
+        "padding_mask": keras.ops.array(REAL),
+        "source_padding_mask": keras.ops.array(SOURCE_REAL),
+    }
+    np.testing.assert_allclose(array(layer(inputs, source, **given)), outputs, atol=1e-5)
+    scores = layer.attention_scores(inputs, source, **given)
+    assert len(scores) == 2, "one pair a block"
+    for computed, expected in zip(scores, weights, strict=True):
+        for name, ours, theirs in zip(("self", "cross"), computed, expected, strict=True):
+            np.testing.assert_allclose(array(ours), theirs, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(array(ours).sum(axis=-1), 1, rtol=1e-5, err_msg=name)
+
+
+def test_a_block_alone_shows_the_scores_of_its_call():
+    inputs, source = normal(2, 5, 6), normal(2, 7, 11)
+    block = EncoderBlock(3, 7)
+    block(inputs)
+    _, weights = reference.encoder_block(fill(block), inputs)
+    np.testing.assert_allclose(array(block.attention_scores(inputs)), weights, atol=1e-5)
+    block = DecoderBlock(3, 7)
+    block(inputs, source)
+    _, weights = reference.decoder_block(fill(block), inputs, source)
+    for ours, theirs in zip(block.attention_scores(inputs, source), weights, strict=True):
+        np.testing.assert_allclose(array(ours), theirs, atol=1e-5)
+
+
+@NORMS
+def test_an_attention_mask_further_limits_the_self_attention(pre_norm):
+    mask = np.abs(np.arange(5)[:, None] - np.arange(5)) <= 1
+    layer, inputs = encoder(pre_norm), normal(2, 5, 6)
+    expected, _ = reference.stack(layer, reference.encoder_block, inputs, mask[None])
+    computed = layer(inputs, attention_mask=local_mask(5, radius=1))
+    np.testing.assert_allclose(array(computed), expected, atol=1e-5, err_msg="encoder")
+    layer, source = decoder(pre_norm), normal(2, 7, 11)
+    expected, _ = reference.stack(layer, reference.decoder_block, inputs, source, mask[None])
+    computed = layer(inputs, source, attention_mask=local_mask(5, radius=1))
+    np.testing.assert_allclose(array(computed), expected, atol=1e-5, err_msg="decoder")
+
+
+@NORMS
+def test_future_tokens_do_not_change_past_outputs(pre_norm):
+    layer, inputs, source = decoder(pre_norm), normal(2, 5, 6), normal(2, 7, 11)
+    changed = np.concatenate([inputs[:, :3], normal(2, 2, 6)], axis=1)
+    before, after = array(layer(inputs, source)), array(layer(changed, source))
+    np.testing.assert_allclose(after[:, :3], before[:, :3], atol=1e-6, err_msg="the past")
+    assert np.abs(after[:, 3:] - before[:, 3:]).min() > 1e-4, "the future itself"
+    layer = encoder(pre_norm)
+    before, after = (array(layer(x, attention_mask=causal_mask(5))) for x in (inputs, changed))
+    np.testing.assert_allclose(after[:, :3], before[:, :3], atol=1e-6, err_msg="causal encoder")
+
+
+@NORMS
+def test_padding_does_not_change_real_positions(pre_norm):
+    rows, source = normal(2, 5, 6), normal(2, 7, 11)
+    given = {"padding_mask": keras.ops.array(REAL)}
+    layer = encoder(pre_norm)
+    np.testing.assert_allclose(
+        array(layer(rows, **given))[0, :3], array(layer(rows[:1, :3]))[0], atol=1e-5
+    )
+    layer = decoder(pre_norm)
+    given["source_padding_mask"] = keras.ops.array(SOURCE_REAL)
+    in_batch = array(layer(rows, source, **given))
+    np.testing.assert_allclose(in_batch[0, :3], array(layer(rows[:1, :3], source[:1]))[0], atol=1e-5)
+    np.testing.assert_allclose(in_batch[1], array(layer(rows[1:], source[1:, :2]))[0], atol=1e-5)
+
+
+@POLICIES
+@NORMS
+def test_a_source_of_nothing_but_padding_adds_nothing(pre_norm, dtype):
+    layer = decoder(pre_norm, dtype=dtype)
+    for block in layer.blocks:
+        block.cross_attention.output_projection[1].assign(np.zeros(6))
+    inputs, source = normal(2, 5, 6), normal(2, 7, 11)
+    mask = keras.ops.array(np.array([[False] * 7, [True] * 7]))
+    outputs = array(layer(inputs, source, source_padding_mask=mask))
+    other = array(layer(inputs, 9 * source, source_padding_mask=mask))
+    np.testing.assert_array_equal(other[0], outputs[0], err_msg="the source is not seen")
+    assert np.abs(other[1] - outputs[1]).max() > 0.01, "where it is real it is"
+    for _, cross in layer.attention_scores(inputs, source, source_padding_mask=mask):
+        assert (array(cross)[0] == 0).all(), "scores are zero"
+        np.testing.assert_allclose(array(cross)[1].sum(axis=-1), 1, atol=0.02)
+    steps = array(_steps(layer, inputs, source, mask))
+    tolerance = 1e-5 if dtype == "float32" else 0.15
+    np.testing.assert_allclose(steps[:, :, 0], outputs, atol=tolerance, err_msg="cached steps")
+    moved = array(_steps(layer, inputs, 9 * source, mask))
+    np.testing.assert_array_equal(moved[0], steps[0], err_msg="cached steps see no source")
+
+
+@POLICIES
+@NORMS
+def test_cached_steps_equal_one_pass(pre_norm, dtype):
+    layer, inputs, source = decoder(pre_norm, dtype=dtype), normal(2, 5, 6), normal(2, 7, 11)
+    mask = keras.ops.array(SOURCE_REAL)
+    expected = array(layer(inputs, source, source_padding_mask=mask))
+    steps = array(_steps(layer, inputs, source, mask, num_beams=3))
+    tolerance = 1e-5 if dtype == "float32" else 0.15
+    for beam in range(3):
+        np.testing.assert_allclose(steps[:, :, beam], expected, atol=tolerance)
+
+
+def test_beams_permuted_are_outputs_permuted():
+    layer, source = decoder(), keras.ops.array(normal(2, 7, 11))
+    beams, order = normal(2, 5, 3, 6), np.array([[2, 0, 1], [1, 0, 2]])
+    memory, mask = layer.memory(source), keras.ops.array(SOURCE_REAL)
+    outputs, _ = _run(layer, beams, memory, mask)
+    permuted = np.take_along_axis(beams, order[:, None, :, None], axis=2)
+    again, _ = _run(layer, permuted, memory, mask)
+    expected = np.take_along_axis(outputs, order[:, None, :, None], axis=2)
+    np.testing.assert_allclose(again, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", [SinusoidalEncoding(), PositionEmbedding(5)])
+def test_cached_steps_equal_one_pass_with_embedded_and_positioned_tokens(positions):
+    embedding, layer, source = TokenEmbedding(11, 6), decoder(), normal(2, 7, 11)
+    ids = np.array([[2, 7, 3, 4, 9], [2, 10, 10, 5, 1]], "int32")
+    expected = array(layer(positions(embedding(ids)), source))
+    memory = layer.memory(keras.ops.array(source))
+    cache = layer.empty_cache(2, 1)
+    for position in range(5):
+        vectors = positions.step(embedding(ids[:, position, None]), position)
+        outputs, cache = layer.step(vectors, memory, None, cache)
+        np.testing.assert_allclose(array(outputs)[:, 0], expected[:, position], atol=1e-5)
+
+
+def test_a_batch_of_zero_rows_takes_a_step():
+    layer = decoder()
+    memory = layer.memory(keras.ops.zeros((0, 7, 11)))
+    outputs, cache = layer.step(
+        keras.ops.zeros((0, 3, 6)),
+        memory,
+        keras.ops.zeros((0, 7), dtype="bool"),
+        layer.empty_cache(0, 3),
+    )
+    assert tuple(outputs.shape) == (0, 3, 6), "outputs"
+    assert tuple(cache[0][0].shape) == (0, 3, 3, 1, 2), "cache"
+    assert tuple(encoder()(keras.ops.zeros((0, 5, 6))).shape) == (0, 5, 6), "encoder"
+
+
+@pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "activation_dropout"])
+def test_each_dropout_acts_in_training_only(kind):
+    inputs, source = normal(2, 5, 6), normal(2, 7, 11)
+    for layer, given in ((encoder(**{kind: 0.5}), (inputs,)), (decoder(**{kind: 0.5}), (inputs, source))):
+        calm, training = array(layer(*given)), array(layer(*given, training=True))
+        np.testing.assert_array_equal(array(layer(*given)), calm, err_msg="no chance at rest")
+        assert np.abs(training - calm).max() > 1e-3, f"{kind} acts"
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    for layer_class in (Encoder, Decoder):
+        with pytest.raises(ValueError, match="num_layers must be at least 1. Received: num_layers=0"):
+            layer_class(0, 2, 7)
+    with pytest.raises(ValueError, match="intermediate_dim must be at least 1. Received: 0"):
+        EncoderBlock(2, 0)
+    with pytest.raises(ValueError, match="hidden_dim=7, num_heads=2"):
+        EncoderBlock(2, 5)(normal(2, 3, 7))
+
+
+def _steps(layer, inputs, source, mask, num_beams=1):
+    """Outputs (batch, target, beams, dim) of cached steps with the same token in all beams."""
+    beams = np.repeat(inputs[:, :, None], num_beams, axis=2)
+    memory = layer.memory(keras.ops.cast(source, layer.compute_dtype))
+    return _run(layer, beams, memory, mask)[0]
+
+
+def _run(layer, beams, memory, mask):
+    cache, outputs = layer.empty_cache(len(beams), beams.shape[2]), []
+    for position in range(beams.shape[1]):
+        vectors = keras.ops.cast(beams[:, position], layer.compute_dtype)
+        newest, cache = layer.step(vectors, memory, mask, cache)
+        outputs.append(array(newest))
+    return np.stack(outputs, axis=1), cache

@@ -1,0 +1,130 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.layers import PositionEmbedding, SinusoidalEncoding, TokenEmbedding
+from tests import reference
+from tests.reference import array, exact, normal, truth
+
+IDS = np.array([[7, 3, 0], [10, 7, 2]], "int32")
+
+
+def test_token_vectors_are_rows_of_the_table_times_the_root_of_their_width():
+    layer = TokenEmbedding(11, 16)
+    vectors = array(layer(IDS))
+    np.testing.assert_allclose(vectors, 4 * exact(layer.embeddings)[IDS], rtol=1e-6)
+    layer.scale = False
+    np.testing.assert_allclose(array(layer(IDS)), exact(layer.embeddings)[IDS], rtol=1e-6)
+
+
+def test_in_reverse_a_vector_is_scored_by_its_product_with_every_row():
+    layer = TokenEmbedding(11, 6)
+    layer(IDS)
+    vectors = normal(2, 3, 6)
+    logits = layer(vectors, reverse=True)
+    np.testing.assert_allclose(array(logits), vectors @ exact(layer.embeddings).T, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
+def test_logits_are_float32_under_every_policy(dtype):
+    layer = TokenEmbedding(11, 6, dtype=dtype)
+    logits = layer(layer(IDS), reverse=True)
+    assert keras.backend.standardize_dtype(logits.dtype) == "float32", "eager"
+    vectors = keras.Input((None, 6))
+    symbolic = layer(vectors, reverse=True)
+    assert (symbolic.dtype, symbolic.shape) == ("float32", (None, None, 11)), "symbolic"
+    model = keras.Model(vectors, symbolic)
+    assert model.predict(normal(2, 3, 6), verbose=0).dtype == np.float32, "compiled"
+
+
+def test_one_table_serves_both_ways_and_is_trained_by_both():
+    layer = TokenEmbedding(11, 6)
+    ids = keras.Input((None,), dtype="int32")
+    model = keras.Model(ids, layer(layer(ids), reverse=True))
+    assert len(model.weights) == 1, "tied"
+    before = exact(layer.embeddings)
+    model.compile("sgd", loss="mse", jit_compile=False)
+    model.fit(IDS, normal(2, 3, 11), verbose=0)
+    changed = np.abs(exact(layer.embeddings) - before).max(axis=1) > 0
+    assert changed.all(), "ids that were not looked up are trained as outputs"
+
+
+def test_the_implicit_mask_is_true_for_every_id_but_zero():
+    layer = TokenEmbedding(11, 6)
+    assert truth(layer.compute_mask(keras.ops.array(IDS))).tolist() == [[True, True, False]] + [
+        [True] * 3
+    ]
+    vectors = keras.ops.array(normal(2, 3, 6))
+    assert layer.compute_mask(vectors) is None, "vectors have no padding of their own"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
+def test_ids_that_arrive_as_floats_are_the_same_ids(dtype):
+    # A Sequential model without an Input makes floats of them; bfloat16 knows no 257.
+    layer = TokenEmbedding(1009, 6, dtype=dtype)
+    ids = np.array([[257, 1003, 0]], "int32")
+    expected = array(layer(ids))
+    np.testing.assert_array_equal(array(layer(ids.astype("float32"))), expected, err_msg="layer")
+    np.testing.assert_array_equal(array(keras.Sequential([layer])(ids)), expected, err_msg="model")
+
+
+def test_a_new_table_gives_vectors_and_logits_of_variance_one():
+    layer = TokenEmbedding(101, 97)
+    vectors = array(layer(np.arange(101)[None]))
+    np.testing.assert_allclose(vectors.std(), 1, atol=0.05, err_msg="vectors")
+    logits = array(layer(normal(1, 101, 97), reverse=True))
+    np.testing.assert_allclose(logits.std(), 1, atol=0.05, err_msg="logits")
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_sinusoidal_encoding_adds_the_paper_s_pattern(start):
+    vectors = normal(2, 3, 6)
+    encoded = array(SinusoidalEncoding()(vectors, start=start))
+    pattern = reference.positions(start + 3, 6)[start:]
+    np.testing.assert_allclose(encoded, vectors + pattern, atol=1e-5)
+
+
+def test_position_embedding_adds_its_rows():
+    layer, vectors = PositionEmbedding(11), normal(2, 3, 6)
+    layer(vectors)
+    rows = exact(layer.embeddings)
+    np.testing.assert_allclose(array(layer(vectors)), vectors + rows[:3], atol=1e-6)
+    later = array(layer(vectors, start=5))
+    np.testing.assert_allclose(later, vectors + rows[5:8], atol=1e-6, err_msg="from 5")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("layer_class", [SinusoidalEncoding, PositionEmbedding])
+def test_one_step_encodes_its_position_into_every_beam(layer_class, dtype):
+    arguments = {"max_sequence_length": 11} if layer_class is PositionEmbedding else {}
+    layer = layer_class(**arguments, dtype=dtype)
+    vectors = keras.ops.cast(normal(2, 7, 6), layer.compute_dtype)
+    expected = array(layer(vectors))
+    beams = keras.ops.repeat(vectors[:, 3, None], 5, axis=1)  # (batch, beams, dim)
+    for position in (3, keras.ops.array(3, dtype="int32")):
+        stepped = layer.step(beams, position)
+        assert keras.backend.standardize_dtype(stepped.dtype) == layer.compute_dtype, "dtype"
+        np.testing.assert_allclose(
+            array(stepped), np.repeat(expected[:, 3, None], 5, axis=1), atol=1e-6
+        )
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    for sizes in ((0, 6), (11, 0)):
+        with pytest.raises(ValueError, match="vocabulary_size and hidden_dim must be at least 1"):
+            TokenEmbedding(*sizes)
+    with pytest.raises(ValueError, match="max_wavelength must be positive. Received: 0"):
+        SinusoidalEncoding(max_wavelength=0)
+    with pytest.raises(ValueError, match="dim must be even.*Received: dim=5"):
+        SinusoidalEncoding()(normal(2, 3, 5))
+    with pytest.raises(ValueError, match="at least 1 token. Received: 0"):
+        PositionEmbedding(0)
+
+
+def test_inputs_longer_than_the_learned_positions_are_refused():
+    layer = PositionEmbedding(5)
+    layer(normal(2, 5, 6))
+    with pytest.raises(ValueError, match="last position 7, max_sequence_length=5"):
+        layer(normal(2, 7, 6))
+    with pytest.raises(ValueError, match="last position 6, max_sequence_length=5"):
+        layer(normal(2, 3, 6), start=3)

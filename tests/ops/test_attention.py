@@ -1,0 +1,100 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.ops import (
+    attention_weights,
+    dot_product_attention,
+    merge_heads,
+    split_heads,
+)
+from tests import reference
+from tests.reference import array, normal
+
+DTYPES = {"float32": 1e-5, "bfloat16": 0.03}
+
+
+def test_heads_take_neighbouring_columns_and_come_back_in_the_same_order():
+    inputs = normal(2, 3, 10)
+    heads = split_heads(keras.ops.array(inputs), num_heads=5)
+    assert tuple(heads.shape) == (2, 5, 3, 2), "(batch, heads, length, dim)"
+    np.testing.assert_array_equal(array(heads)[1, 3, 2], inputs[1, 2, 6:8], err_msg="head 3")
+    np.testing.assert_array_equal(array(merge_heads(heads)), inputs, err_msg="there and back")
+
+
+def test_a_batch_of_zero_rows_keeps_its_shape():
+    heads = split_heads(keras.ops.zeros((0, 3, 10)), num_heads=5)
+    assert tuple(heads.shape) == (0, 5, 3, 2), "split"
+    assert tuple(merge_heads(heads).shape) == (0, 3, 10), "merged"
+
+
+def test_weights_are_those_computed_by_hand():
+    # Width 4, so scores are halved: 2 ln 3 / 2 = ln 3 against 0, a ratio of 3 to 1.
+    queries = keras.ops.array([[[[2.0, 0, 0, 0]]]])
+    keys = keras.ops.array([[[[math.log(3), 0, 0, 0], [0.0, 5, 5, 5]]]])
+    values = keras.ops.array([[[[4.0, 0.0], [0.0, 8.0]]]])
+    context, weights = dot_product_attention(queries, keys, values)
+    np.testing.assert_allclose(array(weights).ravel(), [0.75, 0.25], atol=1e-6)
+    np.testing.assert_allclose(array(context).ravel(), [3, 2], atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_equals_numpy(dtype, masked):
+    # Beams stand before the heads, as in decoding; key and value widths differ.
+    queries, keys, values = normal(2, 7, 3, 5, 11), normal(2, 7, 3, 13, 11), normal(2, 7, 3, 13, 17)
+    mask = np.random.uniform(size=(2, 1, 1, 5, 13)) < 0.6 if masked else None
+    context, weights = dot_product_attention(
+        *(keras.ops.cast(x, dtype) for x in (queries, keys, values)),
+        None if mask is None else keras.ops.array(mask),
+    )
+    expected = reference.attention_weights(queries, keys, mask)
+    assert keras.backend.standardize_dtype(weights.dtype) == dtype, "the dtype of the queries"
+    np.testing.assert_allclose(array(weights), expected, atol=DTYPES[dtype], err_msg="weights")
+    np.testing.assert_allclose(
+        array(context), expected @ values, atol=5 * DTYPES[dtype], err_msg="context"
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_target_that_may_attend_to_nothing_takes_nothing(dtype):
+    queries, keys, values = (keras.ops.cast(100 * normal(2, 3, 5, 7), dtype) for _ in range(3))
+    mask = np.ones((2, 1, 5, 5), bool)
+    mask[0, 0, 2] = mask[1] = False
+    context, weights = dot_product_attention(queries, keys, values, keras.ops.array(mask))
+    nothing = ~mask.any(axis=-1)[:, 0]
+    for name, result in (("weights", weights), ("context", context)):
+        rows = np.moveaxis(array(result), 1, 2)  # (batch, target, heads, ...)
+        assert np.isfinite(rows).all(), f"{name} are numbers"
+        assert (rows[nothing] == 0).all(), f"{name} of a fully masked row are exactly zero"
+        assert np.abs(rows[~nothing]).sum(axis=(1, 2)).all(), f"other {name} are not"
+
+
+def test_forbidden_positions_take_exactly_nothing_however_high_their_scores():
+    queries = keras.ops.ones((1, 1, 1, 2))
+    keys = keras.ops.array([[[[1e4, 1e4], [-1e4, -1e4]]]])
+    weights = attention_weights(queries, keys, keras.ops.array([[[[False, True]]]]))
+    assert array(weights).ravel().tolist() == [0.0, 1.0], "all of it goes to what is allowed"
+
+
+def test_scores_too_large_for_exponentials_stay_numbers():
+    queries = keras.ops.ones((1, 1, 1, 2))
+    keys = keras.ops.array([[[[3e4, 3e4], [2e4, 2e4]]]])
+    assert array(attention_weights(queries, keys)).ravel().tolist() == [1.0, 0.0], "no overflow"
+
+
+def test_softmax_is_computed_in_float32_under_bfloat16():
+    # 257 equal shares; bfloat16 sums would stop growing at 256 of them.
+    ones = keras.ops.ones((1, 1, 1025, 2), dtype="bfloat16")
+    weights = attention_weights(ones[:, :, :1], ones)
+    expected = array(keras.ops.cast(keras.ops.array(1 / 1025), "bfloat16"))
+    np.testing.assert_array_equal(array(weights), np.full((1, 1, 1, 1025), expected))
+
+
+def test_dropout_changes_the_context_and_not_the_weights_that_are_returned():
+    queries, keys, values = (keras.ops.array(normal(2, 3, 5, 7)) for _ in range(3))
+    context, weights = dot_product_attention(queries, keys, values, dropout=lambda w: 0 * w)
+    assert not array(context).any(), "what is mixed are the dropped weights"
+    np.testing.assert_allclose(array(weights).sum(axis=-1), 1, rtol=1e-5, err_msg="returned ones")

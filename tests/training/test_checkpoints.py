@@ -1,0 +1,148 @@
+import pathlib
+import signal
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.training import Adam, TokenCrossentropy
+from keras_transformer.training.checkpoints import Checkpoints, average_checkpoints
+
+from .conftest import (
+    IDS,
+    LABELS,
+    assert_weights_equal,
+    language_model,
+    needs_tensorflow,
+    weights_of,
+)
+
+pytestmark = needs_tensorflow
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def compiled(model=None, optimizer=None, **settings):
+    model = model or language_model()
+    model.compile(optimizer or Adam(0.1), TokenCrossentropy(), **settings)
+    return model
+
+
+def train_and_save(directory, steps=3, model=None):
+    """One checkpoint after each step; returns the model and its weights after each."""
+    model = model or compiled()
+    checkpoints = Checkpoints(directory, model, every=1, keep=steps)
+    weights = []
+    for _ in range(steps):
+        model.train_step((IDS, LABELS))
+        checkpoints.save()
+        weights.append(weights_of(model))
+    return model, weights
+
+
+def test_a_killed_training_goes_on_to_bit_identical_weights(tmp_path):
+    """Killed at step 9 of 15, in the middle of an epoch and after the checkpoint of step 8."""
+
+    def run(name, *die_at):
+        command = [sys.executable, "-m", "tests.training.interrupted", tmp_path / name]
+        command += [tmp_path / f"{name}.npz", *die_at]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+    whole = run("whole")
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    assert run("killed", "9").returncode == -signal.SIGKILL, "it was killed"
+    again = run("killed")
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "restored step 8" in again.stdout, "from the last checkpoint, not from the start"
+    expected, values = np.load(tmp_path / "whole.npz"), np.load(tmp_path / "killed.npz")
+    assert len(expected.files) == 3 + 7 + 3, "weights, Adam's state, moving averages"
+    for name in expected.files:
+        np.testing.assert_array_equal(values[name], expected[name], err_msg=name)
+
+
+def test_restore_brings_back_every_part_of_a_training(tmp_path):
+    model = compiled(language_model(dropout=0.5), ema_momentum=0.75)
+    train_and_save(tmp_path, 2, model)
+    restored = compiled(language_model(dropout=0.5, seed=5), ema_momentum=0.75)
+    assert Checkpoints(tmp_path, restored).restore() == 2, "number of steps taken"
+    for _ in range(2):
+        model.train_step((IDS, LABELS))
+        restored.train_step((IDS, LABELS))
+    assert_weights_equal(restored, weights_of(model), atol=0, what="the same dropout and moments")
+    model.swap_averaged_weights()
+    restored.swap_averaged_weights()
+    assert_weights_equal(restored, weights_of(model), atol=0, what="the same moving averages")
+
+
+def test_without_a_checkpoint_training_starts_at_step_0(tmp_path):
+    model = compiled()
+    weights = weights_of(model)
+    assert Checkpoints(tmp_path / "none", model).restore() == 0
+    assert_weights_equal(model, weights, atol=0, what="weights are left alone")
+
+
+def test_fit_saves_every_few_steps_and_at_the_end_and_keeps_the_newest(tmp_path):
+    model = compiled()
+    checkpoints = Checkpoints(tmp_path, model, every=2, keep=2)
+    model.fit(IDS, LABELS, batch_size=1, callbacks=[checkpoints], verbose=0)
+    assert sorted(path.name for path in tmp_path.glob("*.index")) == [
+        "step-4.index",
+        "step-5.index",
+    ]
+
+
+@pytest.mark.parametrize("case", ["wider", "shallower", "other optimizer", "averages"])
+def test_a_checkpoint_of_another_training_is_refused(tmp_path, case):
+    if case == "wider":
+        ids = keras.Input((None,), dtype="int32")
+        other = compiled(type(language_model())(ids, keras.layers.Embedding(11, 5)(ids)))
+    elif case == "shallower":
+        other = compiled(language_model(tied=True))
+    elif case == "averages":
+        other = compiled(ema_momentum=0.75)
+    else:
+        other = compiled(optimizer=keras.optimizers.SGD(0.1))
+    train_and_save(tmp_path, 1, compiled(language_model(tied=case != "shallower")))
+    with pytest.raises(ValueError, match=r"is of another model or optimizer. Train into another"):
+        Checkpoints(tmp_path, other).restore()
+
+
+def test_a_damaged_newest_checkpoint_is_a_clear_error(tmp_path):
+    train_and_save(tmp_path, 2)
+    newest = next(tmp_path.glob("step-2.data*"))
+    newest.write_bytes(newest.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"step-2 is damaged"):
+        Checkpoints(tmp_path, compiled()).restore()
+
+
+def test_average_is_the_mean_of_the_newest_checkpoints(tmp_path):
+    model, weights = train_and_save(tmp_path, 3)
+    assert average_checkpoints(tmp_path, model, count=2) == [2, 3], "steps of the newest two"
+    mean = [(a + b) / 2 for a, b in zip(weights[1], weights[2], strict=True)]
+    assert_weights_equal(model, mean, what="mean of the last two")
+    assert average_checkpoints(tmp_path, model, count=7) == [1, 2, 3], "all there are"
+    mean = [sum(values) / 3 for values in zip(*weights, strict=True)]
+    assert_weights_equal(model, mean, what="mean of all three")
+
+
+def test_average_works_in_a_folder_that_was_moved(tmp_path):
+    model, _ = train_and_save(tmp_path / "here", 1)
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert average_checkpoints(tmp_path / "there", model, count=1) == [1]
+    assert Checkpoints(tmp_path / "there", model).restore() == 1, "and so does going on"
+
+
+def test_average_without_checkpoints_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"at least one checkpoint. Received: count=3, directory="):
+        average_checkpoints(tmp_path, compiled(), count=3)
+
+
+def test_numbers_below_one_and_models_not_compiled_are_refused(tmp_path):
+    for settings in ({"every": 0}, {"keep": 0}):
+        with pytest.raises(
+            ValueError, match=r"every and keep must be at least 1. Received: every="
+        ):
+            Checkpoints(tmp_path, compiled(), **settings)
+    with pytest.raises(ValueError, match=r"Compile the model before"):
+        Checkpoints(tmp_path, language_model())

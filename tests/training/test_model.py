@@ -1,0 +1,140 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.training import (
+    Adam,
+    InverseSqrtWarmup,
+    Model,
+    Perplexity,
+    TokenAccuracy,
+    TokenCrossentropy,
+)
+
+from .conftest import (
+    IDS,
+    LABELS,
+    assert_weights_equal,
+    language_model,
+    loss_by_hand,
+    needs_tensorflow,
+    weights_of,
+)
+
+
+def test_fit_learns_as_by_hand_on_every_backend():
+    """Batches of the same size: there Keras's own step on JAX and PyTorch is right too."""
+    model = language_model()
+    model.compile(keras.optimizers.SGD(0.5), TokenCrossentropy(0.1), metrics=[TokenAccuracy()])
+    weights = weights_of(model)
+    losses = []
+    for _ in range(3):
+        loss, gradients = loss_by_hand(weights, IDS, LABELS, 0.1)
+        losses.append(loss)
+        weights = [w - 0.5 * g for w, g in zip(weights, gradients, strict=True)]
+    history = model.fit(IDS, LABELS, batch_size=5, epochs=3, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(history["loss"], losses, atol=1e-5)
+    assert_weights_equal(model, weights, atol=1e-5)
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("loss", ["mse", keras.losses.MeanSquaredError(), keras.losses.Huber()])
+def test_ordinary_losses_and_metrics_are_those_of_keras(loss):
+    generator = np.random.default_rng(5)
+    x, y = generator.normal(size=(13, 3)), generator.normal(size=(13, 2))
+    results = []
+    for kind in (Model, keras.Model):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((3,))
+        model = kind(inputs, keras.layers.Dense(2)(inputs))
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=["mae"])
+        history = model.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0).history
+        evaluated = model.evaluate(x, y, batch_size=5, verbose=0, return_dict=True)
+        predicted = model.predict(x, batch_size=5, verbose=0)
+        results.append((history, evaluated, predicted))
+    ours, theirs = results
+    assert ours[0].keys() == theirs[0].keys(), "the same names in the logs"
+    for name, values in theirs[0].items():
+        np.testing.assert_allclose(ours[0][name], values, atol=1e-6, err_msg=name)
+        assert ours[1][name] == pytest.approx(theirs[1][name], abs=1e-6), f"evaluated {name}"
+    np.testing.assert_allclose(ours[2], theirs[2], atol=1e-6, err_msg="predictions, so weights")
+
+
+@needs_tensorflow
+def test_ignored_classes_and_accuracy_are_those_of_keras():
+    results = []
+    for kind in (Model, keras.Model):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((None,), dtype="int32")
+        model = kind(inputs, keras.layers.Dense(11)(keras.layers.Embedding(11, 3)(inputs)))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+        model.compile(keras.optimizers.SGD(0.5), loss, metrics=["accuracy"])
+        history = model.fit(IDS, LABELS, epochs=3, shuffle=False, verbose=0).history
+        results.append((history, weights_of(model)))
+    (ours, our_weights), (theirs, their_weights) = results
+    for name, values in theirs.items():
+        np.testing.assert_allclose(ours[name], values, atol=1e-6, err_msg=name)
+    for a, b in zip(our_weights, their_weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@needs_tensorflow
+def test_metrics_with_other_padding_than_the_loss_count_their_own_tokens():
+    model = language_model()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3)
+    metrics = [TokenAccuracy(pad_id=7), Perplexity()]
+    model.compile("sgd", loss, metrics=metrics)
+    values = model.evaluate(IDS, LABELS, verbose=0, return_dict=True)
+    logits = model.predict(IDS, verbose=0)
+    for alone in (TokenAccuracy(pad_id=7), Perplexity()):
+        alone.update_state(LABELS, logits)
+        assert values[alone.name] == pytest.approx(float(alone.result()), abs=1e-5), alone.name
+
+
+@needs_tensorflow
+def test_a_reloaded_model_trains_on_as_the_saved_one(tmp_path):
+    model = language_model(tied=False)
+    model.compile(
+        Adam(InverseSqrtWarmup(0.1, 3)),
+        TokenCrossentropy(0.1),
+        metrics=[Perplexity(), keras.metrics.SparseCategoricalAccuracy()],
+        clip_norm=0.125,
+        accumulation_steps=2,
+        ema_momentum=0.75,
+    )
+    model.fit(IDS, LABELS, verbose=0)
+    model.save(tmp_path / "model.keras")
+    restored = keras.models.load_model(tmp_path / "model.keras")
+    assert type(restored) is Model, "without custom_objects"
+    settings = ("clip_norm", "accumulation_steps", "ema_momentum")
+    assert [getattr(restored._step, name) for name in settings] == [0.125, 2, 0.75]
+    histories = [m.fit(IDS, LABELS, epochs=2, verbose=0).history for m in (model, restored)]
+    assert set(histories[1]) == {"loss", "perplexity", "sparse_categorical_accuracy"}
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(histories[1][name], values, atol=1e-6, err_msg=name)
+    assert_weights_equal(restored, weights_of(model))
+
+
+@needs_tensorflow
+def test_compile_adds_no_layers_and_no_weights():
+    model = language_model()
+    layers, weights = list(model.layers), len(model.variables)
+    model.compile("sgd", TokenCrossentropy(), ema_momentum=0.75)
+    assert model.layers == layers, "what the train step keeps is not part of the model"
+    assert len(model.variables) == weights, "nor of its weights"
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("loss", [["mse"], {"out": "mse"}])
+def test_several_losses_are_refused(loss):
+    inputs = keras.Input((3,))
+    with pytest.raises(ValueError, match=r"one loss for one output.*Received: loss="):
+        Model(inputs, keras.layers.Dense(2, name="out")(inputs)).compile("sgd", loss)
+
+
+@needs_tensorflow
+def test_training_without_a_loss_is_refused():
+    model = language_model()
+    model.compile("sgd")
+    with pytest.raises(ValueError, match=r"need a loss"):
+        model.train_step((IDS, LABELS))
