@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.ops.masks import padding_mask
-from keras_transformer.ops.positions import sinusoidal_positions
+from keras_transformer.ops.positions import check_even, sinusoidal_positions
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -139,6 +139,9 @@ class SinusoidalEncoding(keras.layers.Layer):
             raise ValueError(f"max_wavelength must be positive. Received: {max_wavelength}.")
         self.max_wavelength = max_wavelength
         self.supports_masking = True
+
+    def build(self, input_shape):
+        check_even(input_shape[-1])
 
     def call(self, inputs, start=0):
         length, dim = ops.shape(inputs)[1], inputs.shape[-1]

@@ -28,14 +28,19 @@ def sinusoidal_positions(length, dim, start=0, max_wavelength=10000):
         >>> sinusoidal_positions(2, 2).numpy().round(2).tolist()
         [[0.0, 1.0], [0.84, 0.54]]
     """
-    if dim % 2:
-        raise ValueError(
-            "dim must be even so that every sine has its cosine. "
-            f"Choose e.g. {dim + 1}. Received: dim={dim}."
-        )
+    check_even(dim)
     positions = ops.cast(start + ops.arange(length, dtype="int32"), "float32")
     columns = ops.arange(0, dim, 2, dtype="float32")
     rates = ops.exp(columns * (-math.log(max_wavelength) / dim))
     angles = positions[:, None] * rates  # (length, dim / 2)
     pairs = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)
     return ops.reshape(pairs, (-1, dim))
+
+
+def check_even(dim):
+    """Raises ValueError if `dim` is odd; a layer asks before it computes anything."""
+    if dim % 2:
+        raise ValueError(
+            "dim must be even so that every sine has its cosine. "
+            f"Choose e.g. {dim + 1}. Received: dim={dim}."
+        )

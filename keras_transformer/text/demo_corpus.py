@@ -319,7 +319,7 @@ def _time(draw) -> Phrase:
 def _hours(draw) -> Phrase:
     first, last = numbers.clock(draw), numbers.clock(draw)
     return Phrase(
-        f"the museum is open from {first.english} to {last.english}.",
+        f"the museum is open from {first.english} until {last.english}.",
         f"das Museum ist von {first.german} bis {last.german} geöffnet.",
     )
 

@@ -73,7 +73,7 @@ def clock(draw) -> Phrase:
         moment = datetime.time(hour, minute)
         english, german = (format_time(moment, "short", locale=place) for place in _LOCALES)
         return Phrase(english, f"{german} Uhr")
-    this, following = number(hour % 12 + 1), number((hour + 1) % 12 + 1)
+    this, following = number((hour - 1) % 12 + 1), number(hour % 12 + 1)
     english, german = words.CLOCK[minute // 5]
     german = german.format(this=this.german, next=following.german)
     return Phrase(

@@ -6,6 +6,7 @@ see the same pieces. Byte fallback spells what the vocabulary lacks as bytes:
 no input is ever unknown, and every character survives the way there and back.
 """
 
+import hashlib
 import io
 import os
 import pathlib
@@ -16,6 +17,7 @@ from collections.abc import Iterable
 import sentencepiece
 import tensorflow as tf
 import tensorflow_text
+from tensorflow_text.python.ops import sentencepiece_tokenizer
 
 PAD_ID, UNKNOWN_ID, START_ID, END_ID = 0, 1, 2, 3
 _CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
@@ -54,6 +56,7 @@ class Tokenizer(tf.Module):
         self._pieces = _pieces_of(model)
         self.model = model
         self._sentencepiece = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
+        self._sentencepiece._model_resource = _NamedModel(model)
 
     @property
     def vocabulary_size(self) -> int:
@@ -147,7 +150,7 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int) -> Tokenizer
 
 def _explain(message: str, vocabulary_size: int) -> str:
     """One clear line for what the SentencePiece trainer refuses."""
-    if "sentences_.empty()" in message:
+    if "sentences_.empty()" in message or "all_chars_count" in message:
         return "A vocabulary needs text to learn from. Received: no sentence with any text."
     if most := re.search(r"set it to a value <= (\d+)", message):
         return (
@@ -163,6 +166,26 @@ def _explain(message: str, vocabulary_size: int) -> str:
         f"SentencePiece could not train a vocabulary: {message}. "
         f"Received: vocabulary_size={vocabulary_size}."
     )
+
+
+class _NamedModel(tf.saved_model.experimental.TrackableResource):
+    """A SentencePiece model in memory that outlives the kernel which made it.
+
+    tensorflow-text's own belongs to its kernel, and every `keras.utils.set_random_seed`
+    or `tf.random.set_seed` throws the kernels away: from then on the tokenizer fails with
+    `Resource localhost/_0_SentencepieceOp does not exist`. One with a name stays.
+    """
+
+    def __init__(self, model: bytes):
+        super().__init__()
+        self._model = model
+        _ = self.resource_handle  # made now: first made inside a graph, it would belong to it
+
+    def _create_resource(self):
+        return sentencepiece_tokenizer.gen_sentencepiece_tokenizer.sentencepiece_op(
+            model=self._model,
+            shared_name=f"sentencepiece_{hashlib.sha256(self._model).hexdigest()}",
+        )
 
 
 def _pieces_of(model: bytes) -> list[str]:

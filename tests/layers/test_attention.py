@@ -146,9 +146,9 @@ def test_steps_with_a_cache_equal_one_causal_pass(dtype):
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="at least 1. Received: num_heads=0, key_dim=None"):
+    with pytest.raises(ValueError, match=r"at least 1. Received: num_heads=0, key_dim=None"):
         MultiHeadAttention(0)
-    with pytest.raises(ValueError, match="at least 1. Received: num_heads=2, key_dim=0"):
+    with pytest.raises(ValueError, match=r"at least 1. Received: num_heads=2, key_dim=0"):
         MultiHeadAttention(2, key_dim=0)
-    with pytest.raises(ValueError, match="divisible by num_heads.*hidden_dim=7, num_heads=2"):
+    with pytest.raises(ValueError, match=r"divisible by num_heads.*hidden_dim=7, num_heads=2"):
         MultiHeadAttention(2)(normal(2, 3, 7))

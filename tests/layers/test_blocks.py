@@ -116,7 +116,9 @@ def test_padding_does_not_change_real_positions(pre_norm):
     layer = decoder(pre_norm)
     given["source_padding_mask"] = keras.ops.array(SOURCE_REAL)
     in_batch = array(layer(rows, source, **given))
-    np.testing.assert_allclose(in_batch[0, :3], array(layer(rows[:1, :3], source[:1]))[0], atol=1e-5)
+    np.testing.assert_allclose(
+        in_batch[0, :3], array(layer(rows[:1, :3], source[:1]))[0], atol=1e-5
+    )
     np.testing.assert_allclose(in_batch[1], array(layer(rows[1:], source[1:, :2]))[0], atol=1e-5)
 
 
@@ -195,7 +197,10 @@ def test_a_batch_of_zero_rows_takes_a_step():
 @pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "activation_dropout"])
 def test_each_dropout_acts_in_training_only(kind):
     inputs, source = normal(2, 5, 6), normal(2, 7, 11)
-    for layer, given in ((encoder(**{kind: 0.5}), (inputs,)), (decoder(**{kind: 0.5}), (inputs, source))):
+    for layer, given in (
+        (encoder(**{kind: 0.5}), (inputs,)),
+        (decoder(**{kind: 0.5}), (inputs, source)),
+    ):
         calm, training = array(layer(*given)), array(layer(*given, training=True))
         np.testing.assert_array_equal(array(layer(*given)), calm, err_msg="no chance at rest")
         assert np.abs(training - calm).max() > 1e-3, f"{kind} acts"
@@ -203,9 +208,11 @@ def test_each_dropout_acts_in_training_only(kind):
 
 def test_sizes_that_do_not_fit_are_refused():
     for layer_class in (Encoder, Decoder):
-        with pytest.raises(ValueError, match="num_layers must be at least 1. Received: num_layers=0"):
+        with pytest.raises(
+            ValueError, match=r"num_layers must be at least 1. Received: num_layers=0"
+        ):
             layer_class(0, 2, 7)
-    with pytest.raises(ValueError, match="intermediate_dim must be at least 1. Received: 0"):
+    with pytest.raises(ValueError, match=r"intermediate_dim must be at least 1. Received: 0"):
         EncoderBlock(2, 0)
     with pytest.raises(ValueError, match="hidden_dim=7, num_heads=2"):
         EncoderBlock(2, 5)(normal(2, 3, 7))

@@ -68,7 +68,7 @@ def test_local_mask_allows_positions_within_the_radius(target, source, start, ra
 
 
 def test_negative_radius_is_refused():
-    with pytest.raises(ValueError, match="radius must be at least 0 tokens. Received: radius=-1"):
+    with pytest.raises(ValueError, match=r"radius must be at least 0 tokens. Received: radius=-1"):
         local_mask(3, radius=-1)
 
 

@@ -36,5 +36,5 @@ def test_every_position_is_different_even_when_the_policy_is_bfloat16():
 
 
 def test_an_odd_width_is_refused():
-    with pytest.raises(ValueError, match="Choose e.g. 6. Received: dim=5"):
+    with pytest.raises(ValueError, match=r"Choose e.g. 6. Received: dim=5"):
         sinusoidal_positions(3, 5)

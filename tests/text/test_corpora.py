@@ -78,7 +78,7 @@ def test_tsv_without_text_is_refused(tmp_path):
 
 def test_text_that_is_not_utf_8_is_refused_with_its_line(tmp_path):
     path = tmp_path / "latin"
-    path.write_bytes("a\tb\nc\td\n".encode() + "Äpfel\te\n".encode("latin-1"))
+    path.write_bytes(b"a\tb\nc\td\n" + "Äpfel\te\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"must be UTF-8.*latin, line 3"):
         read_tsv(path)
     with pytest.raises(ValueError, match=r"must be UTF-8.*latin, line 3"):

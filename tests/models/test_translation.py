@@ -1,0 +1,323 @@
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer import models
+from keras_transformer.models.translation import (
+    SIZES,
+    attention_scores,
+    encode,
+    start_cache,
+    step,
+    translation,
+)
+from tests import reference
+from tests.reference import array, exact, fill
+
+TINY = {"num_layers": 2, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
+SOURCE = np.array([[5, 9, 4, 3, 0, 0, 0], [7, 7, 1, 8, 10, 6, 3]], "int32")
+TARGET = np.array([[2, 4, 9, 0, 0], [2, 8, 8, 5, 7]], "int32")
+OPTIONS = {
+    "paper": {"pre_norm": False},
+    "pre-norm": {},
+    "untied": {"tie_output": False},
+    "separate": {"target_vocabulary_size": 13},
+    "separate, untied": {"target_vocabulary_size": 13, "tie_output": False, "pre_norm": False},
+    "gelu": {"activation": "gelu"},
+    "mixed_bfloat16": {"dtype": "mixed_bfloat16"},
+    "bfloat16": {"dtype": "bfloat16", "pre_norm": False},
+}
+
+
+def model_of(**options):
+    return fill(translation(11, **{**TINY, **options}))
+
+
+def score(model, source=SOURCE, target=TARGET):
+    return array(model({"source_ids": source, "target_ids": target}))
+
+
+def step_through(model, source, targets):
+    """Logits (batch, target, beams, vocabulary); targets (batch, target, beams)."""
+    memory = encode(model, keras.ops.array(source))
+    cache, logits = start_cache(model, memory, targets.shape[2]), []
+    for position in range(targets.shape[1]):
+        newest, cache = step(model, memory, keras.ops.array(targets[:, position]), position, cache)
+        assert keras.backend.standardize_dtype(newest.dtype) == "float32", "logits are float32"
+        logits.append(array(newest))
+    return np.stack(logits, axis=1)
+
+
+def tolerance(model):
+    return 1e-5 if model.get_layer("encoder").compute_dtype == "float32" else 0.5
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_cached_steps_equal_one_pass(options):
+    model = model_of(**OPTIONS[options])
+    targets = np.where(TARGET == 0, 6, TARGET)  # a search never feeds padding
+    expected = score(model, target=targets)
+    steps = step_through(model, SOURCE, targets[:, :, None])
+    np.testing.assert_allclose(steps[:, :, 0], expected, atol=tolerance(model))
+
+
+def test_cached_steps_of_a_reloaded_model_equal_one_pass(tmp_path):
+    model = model_of(target_vocabulary_size=13, tie_output=False)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(score(loaded), score(model), err_msg="one pass")
+    steps = step_through(loaded, SOURCE[1:], TARGET[1:, :, None])
+    np.testing.assert_allclose(steps[0, :, 0], score(model)[1], atol=1e-5, err_msg="steps")
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_saved_model_is_the_same_after_reloading(options, tmp_path):
+    model = model_of(**OPTIONS[options])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded) is type(model), "with its own train step"
+    np.testing.assert_array_equal(score(loaded), score(model))
+
+
+def test_several_beams_equal_repeated_rows():
+    model = model_of()
+    beams = np.array([[[2, 2, 2], [4, 9, 5], [7, 1, 1]], [[2, 2, 2], [8, 8, 3], [6, 4, 9]]])
+    together = step_through(model, SOURCE, beams)
+    rows = np.moveaxis(beams, 2, 1).reshape(6, 3)  # (batch * beams, target)
+    apart = step_through(model, np.repeat(SOURCE, 3, axis=0), rows[:, :, None])[:, :, 0]
+    expected = np.moveaxis(apart.reshape(2, 3, 3, 11), 1, 2)
+    np.testing.assert_allclose(together, expected, atol=1e-5)
+
+
+def test_beams_permuted_are_logits_permuted():
+    model = model_of()
+    beams = np.array([[[2, 2, 2], [4, 9, 5]], [[2, 2, 2], [8, 8, 3]]])
+    order = np.array([[2, 0, 1], [1, 0, 2]])[:, None]
+    expected = np.take_along_axis(step_through(model, SOURCE, beams), order[..., None], axis=2)
+    permuted = step_through(model, SOURCE, np.take_along_axis(beams, order, axis=2))
+    np.testing.assert_allclose(permuted, expected, atol=1e-5)
+    # The cache is permuted as a search does it: each beam goes on where another one was.
+    memory = encode(model, keras.ops.array(SOURCE))
+    cache = start_cache(model, memory, 3)
+    _, cache = step(model, memory, keras.ops.array(beams[:, 0]), 0, cache)
+    _, cache = step(model, memory, keras.ops.array(beams[:, 1]), 1, cache)
+    next_ids = np.array([[5, 6, 7], [8, 9, 10]])
+    plain, _ = step(model, memory, keras.ops.array(next_ids), 2, cache)
+    moved = keras.tree.map_structure(
+        lambda x: keras.ops.take_along_axis(
+            x, keras.ops.array(order[:, 0, :, None, None, None]), 1
+        ),
+        cache,
+    )
+    taken = np.take_along_axis(next_ids, order[:, 0], axis=1)
+    logits, _ = step(model, memory, keras.ops.array(taken), 2, moved)
+    expected = np.take_along_axis(array(plain), order[:, 0, :, None], axis=1)
+    np.testing.assert_allclose(array(logits), expected, atol=1e-5)
+
+
+def test_the_cache_starts_with_no_position_and_grows_by_one():
+    model = model_of()
+    memory = encode(model, keras.ops.array(SOURCE))
+    cache = start_cache(model, memory, 5)
+    shapes = {tuple(x.shape) for x in keras.tree.flatten(cache)}
+    assert shapes == {(2, 5, 3, 0, 2)}, "(batch, beams, heads, positions, key_dim)"
+    _, cache = step(model, memory, keras.ops.full((2, 5), 2, dtype="int32"), 0, cache)
+    assert {tuple(x.shape) for x in keras.tree.flatten(cache)} == {(2, 5, 3, 1, 2)}, "one more"
+    assert {x.shape[0] for x in keras.tree.flatten(memory)} == {2}, "nothing is tiled for beams"
+
+
+def test_future_tokens_do_not_change_past_logits():
+    model = model_of()
+    changed = np.concatenate([TARGET[1:, :3], [[6, 6]]], axis=1)
+    before, after = score(model, SOURCE[1:], TARGET[1:]), score(model, SOURCE[1:], changed)
+    np.testing.assert_allclose(after[:, :3], before[:, :3], atol=1e-6, err_msg="the past")
+    assert np.abs(after - before)[:, 3:].max() > 1e-3, "the future itself"
+
+
+@pytest.mark.parametrize("options", ["paper", "pre-norm", "separate, untied"])
+def test_padding_does_not_change_real_positions(options):
+    model = model_of(**OPTIONS[options])
+    in_batch = score(model)
+    alone = score(model, SOURCE[:1, :4], TARGET[:1, :3])
+    np.testing.assert_allclose(in_batch[0, :3], alone[0], atol=1e-5, err_msg="in a batch")
+    padded = score(model, SOURCE[:1], TARGET[:1])
+    np.testing.assert_allclose(padded[0, :3], alone[0], atol=1e-5, err_msg="alone")
+    steps = step_through(model, SOURCE, TARGET[:, :3, None])
+    np.testing.assert_allclose(steps[0, :, 0], alone[0], atol=1e-5, err_msg="in cached steps")
+    compiled = model.predict({"source_ids": SOURCE, "target_ids": TARGET}, verbose=0)
+    np.testing.assert_allclose(compiled[0, :3], alone[0], atol=1e-5, err_msg="compiled")
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_batch_of_zero_rows_works(options):
+    model = model_of(**OPTIONS[options])
+    memory = encode(model, keras.ops.zeros((0, 5), dtype="int32"))
+    cache = start_cache(model, memory, 3)
+    logits, cache = step(model, memory, keras.ops.zeros((0, 3), dtype="int32"), 0, cache)
+    vocabulary = OPTIONS[options].get("target_vocabulary_size", 11)
+    assert tuple(logits.shape) == (0, 3, vocabulary), "logits"
+    empty = np.zeros((0, 5), "int32")
+    assert score(model, empty, empty).shape == (0, 5, vocabulary), "one pass"
+
+
+def test_a_source_of_nothing_but_padding_gives_numbers():
+    model = model_of()
+    source = np.zeros_like(SOURCE)
+    assert np.isfinite(score(model, source)).all(), "one pass"
+    steps = step_through(model, source, TARGET[1:2].repeat(2, axis=0)[:, :, None])
+    expected = score(model, source, TARGET[1:2].repeat(2, axis=0))
+    np.testing.assert_allclose(steps[:, :, 0], expected, atol=1e-5, err_msg="steps")
+
+
+def numpy_translation(model, source_ids, target_ids):
+    """Logits and attention weights by the formulas of the paper, in float64."""
+    names = {layer.name for layer in model.layers}
+    target_table = exact(model.get_layer("target_embedding").embeddings)
+    source_table = target_table
+    if "source_embedding" in names:
+        source_table = exact(model.get_layer("source_embedding").embeddings)
+    output_table = target_table
+    if "output_projection" in names:
+        output_table = exact(model.get_layer("output_projection").embeddings)
+    width = target_table.shape[1]
+
+    def embed(table, ids):
+        return table[ids] * np.sqrt(width) + reference.positions(ids.shape[1], width)
+
+    source_mask, target_mask = (source_ids != 0)[:, None], (target_ids != 0)[:, None]
+    source, encoder_weights = reference.stack(
+        model.get_layer("encoder"),
+        reference.encoder_block,
+        embed(source_table, source_ids),
+        source_mask,
+    )
+    target, decoder_weights = reference.stack(
+        model.get_layer("decoder"),
+        reference.decoder_block,
+        embed(target_table, target_ids),
+        source,
+        target_mask,
+        source_mask,
+    )
+    return target @ output_table.T, encoder_weights, decoder_weights
+
+
+@pytest.mark.parametrize("options", ["paper", "pre-norm", "untied", "separate, untied"])
+def test_logits_and_attention_scores_of_every_layer_equal_numpy(options):
+    model = model_of(**OPTIONS[options])
+    logits, encoder_weights, decoder_weights = numpy_translation(model, SOURCE, TARGET)
+    np.testing.assert_allclose(score(model), logits, atol=2e-5, err_msg="logits")
+    scores = attention_scores(model, keras.ops.array(SOURCE), keras.ops.array(TARGET))
+    expected = {
+        "encoder": encoder_weights,
+        "decoder": [own for own, _ in decoder_weights],
+        "cross": [cross for _, cross in decoder_weights],
+    }
+    assert set(scores) == set(expected), "three kinds of attention"
+    for kind, layers in expected.items():
+        assert len(scores[kind]) == TINY["num_layers"], f"{kind}: one tensor a layer"
+        for computed, weights in zip(scores[kind], layers, strict=True):
+            np.testing.assert_allclose(array(computed), weights, atol=1e-5, err_msg=kind)
+            sums = array(computed).sum(axis=-1)
+            np.testing.assert_allclose(sums, 1, rtol=1e-5, err_msg=f"{kind}: sums")
+
+
+def test_dropout_acts_in_training_only():
+    model = model_of(dropout=0.5)
+    inputs = {"source_ids": SOURCE, "target_ids": TARGET}
+    np.testing.assert_array_equal(array(model(inputs)), array(model(inputs, training=False)))
+    assert np.abs(array(model(inputs, training=True)) - array(model(inputs))).max() > 1e-3
+
+
+def number_of_weights(size, source_vocabulary, target_vocabulary=0, tied=True, pre_norm=True):
+    """By the paper's formulas, nothing allocated."""
+    hidden, intermediate = size["hidden_dim"], size["intermediate_dim"]
+    attention, norm = 4 * (hidden * hidden + hidden), 2 * hidden
+    feed_forward = 2 * hidden * intermediate + intermediate + hidden
+    encoder_block = attention + feed_forward + 2 * norm
+    decoder_block = 2 * attention + feed_forward + 3 * norm
+    tables = source_vocabulary + target_vocabulary
+    tables += 0 if tied else target_vocabulary or source_vocabulary
+    ends = 2 * norm if pre_norm else 0
+    return size["num_layers"] * (encoder_block + decoder_block) + ends + tables * hidden
+
+
+def test_a_model_has_the_weights_of_the_formula():
+    for options in OPTIONS.values():
+        expected = number_of_weights(
+            TINY,
+            11,
+            options.get("target_vocabulary_size", 0),
+            options.get("tie_output", True),
+            options.get("pre_norm", True),
+        )
+        assert model_of(**options).count_params() == expected, f"{options}"
+
+
+@pytest.mark.parametrize(
+    ("size", "vocabulary", "published"),
+    # Vaswani et al. 2017, table 3, with the 37000 tokens of section 5.1; Wu et al. 2021,
+    # table 2, with the 9712 tokens of section 4.1.
+    [("base", 37000, 65e6), ("big", 37000, 213e6), ("tiny", 9712, 2.6e6)],
+)
+def test_sizes_have_about_the_published_number_of_weights(size, vocabulary, published):
+    counted = number_of_weights(SIZES[size], vocabulary, pre_norm=False)
+    np.testing.assert_allclose(counted, published, rtol=0.04, err_msg="published")
+
+
+def test_unknown_sizes_and_dimensions_are_refused():
+    with pytest.raises(ValueError, match=r"one of tiny, base, big. Received: size='huge'"):
+        translation(11, size="huge")
+    with pytest.raises(ValueError, match="hidden_dim=7, num_heads=3"):
+        translation(11, **{**TINY, "hidden_dim": 7})
+    with pytest.raises(ValueError, match="depth"):
+        translation(11, **TINY, depth=3)
+
+
+def test_an_odd_width_is_refused():
+    with pytest.raises(ValueError, match=r"dim must be even.*Received: dim=15"):
+        translation(11, **{**TINY, "hidden_dim": 15})
+
+
+def test_models_are_found_at_the_top_of_their_room():
+    assert models.translation is translation
+
+
+def test_one_fit_step_reaches_every_weight():
+    model = model_of(target_vocabulary_size=13, tie_output=False)
+    before = [exact(weight) for weight in model.trainable_weights]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss=loss, jit_compile=False)
+    history = model.fit({"source_ids": SOURCE, "target_ids": TARGET}, TARGET, verbose=0)
+    assert np.isfinite(history.history["loss"][0]), "the loss is a number"
+    for old, weight in zip(before, model.trainable_weights, strict=True):
+        assert (exact(weight) != old).any(), f"a gradient reaches {weight.path}"
+
+
+def test_logits_equal_those_of_torch():
+    torch = pytest.importorskip("torch")
+    from tests.torch_weights import copy_decoder_block, copy_encoder_block, copy_norm
+
+    model = model_of()
+    theirs = torch.nn.Transformer(6, 3, 2, 2, 7, 0.0, batch_first=True, norm_first=True)
+    for name, copy in (("encoder", copy_encoder_block), ("decoder", copy_decoder_block)):
+        ours, layer = model.get_layer(name), getattr(theirs, name)
+        for block, torch_block in zip(ours.blocks, layer.layers, strict=True):
+            copy(block, torch_block)
+        copy_norm(ours.norm, layer.norm)
+    table = exact(model.get_layer("target_embedding").embeddings)
+
+    def embed(ids):
+        vectors = table[ids] * np.sqrt(6) + reference.positions(ids.shape[1], 6)
+        return torch.tensor(vectors.astype("float32"))
+
+    ignored = torch.tensor(SOURCE == 0)
+    target = theirs(
+        embed(SOURCE),
+        embed(TARGET),
+        tgt_mask=torch.triu(torch.ones(5, 5, dtype=torch.bool), diagonal=1),
+        src_key_padding_mask=ignored,
+        tgt_key_padding_mask=torch.tensor(TARGET == 0),
+        memory_key_padding_mask=ignored,
+    )
+    np.testing.assert_allclose(score(model), target.detach().numpy() @ table.T, atol=2e-5)
