@@ -198,8 +198,10 @@ def _fit(model, config, batches, valid, checkpoints, callbacks):
             steps_per_epoch=steps,
             validation_data=valid,
             callbacks=[*callbacks, checkpoints],
+            shuffle=False,  # the batches are shuffled already
         )
         step += steps * epochs
+    checkpoints.save()
 
 
 def compiled_model(config, vocabulary_size):

@@ -42,11 +42,16 @@ def attention_weights(queries, keys, mask=None):
     scores = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
     scores = ops.cast(scores, "float32")  # (..., heads, target, source)
     if mask is None:
-        return ops.cast(ops.softmax(scores, axis=-1), queries.dtype)
+        return ops.cast(_softmax(scores), queries.dtype)
     # Finite, so that a row of nothing but forbidden positions gives no NaN.
     scores = scores + ops.where(mask, 0.0, -1e30)
     allowed = ops.cast(ops.any(mask, axis=-1, keepdims=True), "float32")
-    return ops.cast(ops.softmax(scores, axis=-1) * allowed, queries.dtype)
+    return ops.cast(_softmax(scores) * allowed, queries.dtype)
+
+
+def _softmax(scores):
+    # Keras warns of a softmax over one number; at the first step of decoding there is just one.
+    return ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
 
 
 def dot_product_attention(queries, keys, values, mask=None, dropout=None):

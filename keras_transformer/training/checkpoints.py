@@ -12,7 +12,10 @@ import tensorflow as tf
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Saves everything that training needs to go on, every few steps and at the end.
+    """Saves everything that training needs to go on, every few steps; call `save` at the end.
+
+    It does not save by itself where `fit` returns: a training that was interrupted takes more
+    calls of `fit`, and must leave the same checkpoints as one that was not.
 
     Args:
         directory: where to keep the checkpoints.
@@ -78,9 +81,6 @@ class Checkpoints(keras.callbacks.Callback):
         if int(self._optimizer.iterations.numpy()) % self.every == 0:
             self.save()
 
-    def on_train_end(self, logs=None):
-        self.save()
-
 
 def average_checkpoints(directory, model, count):
     """Sets the weights of a model to their mean over its newest checkpoints.
@@ -120,12 +120,12 @@ def _state(model):
     """The variables of a training, as lists, so that names may change between versions."""
     seeds = [v for v in model.variables if "seed_generator" in v.path]
     return {
-        "weights": _List(v.value for v in model.weights),
-        "optimizer": _List(v.value for v in model.optimizer.variables),
-        "seeds": _List(v.value for v in seeds),
-        "averages": _List(model._step.averages or []),
+        "weights": _numbered(v.value for v in model.weights),
+        "optimizer": _numbered(v.value for v in model.optimizer.variables),
+        "seeds": _numbered(v.value for v in seeds),
+        "averages": _numbered(model._step.averages or []),
     }
 
 
-def _List(variables):
+def _numbered(variables):
     return tf.train.Checkpoint(**{str(index): v for index, v in enumerate(variables)})

@@ -24,6 +24,8 @@ def python(*arguments, backend):
         "KERAS_BACKEND": backend,
         "PYTHONPATH": str(REPOSITORY),
         "TF_CPP_MIN_LOG_LEVEL": "3",
+        # Compiling is most of the time under JAX, and nothing here is run twice.
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
     }
     return subprocess.run(
         [sys.executable, *arguments],
@@ -35,6 +37,7 @@ def python(*arguments, backend):
     )
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_layers_pass_their_tests_on_another_backend(backend):
     if importlib.util.find_spec(backend) is None:
@@ -42,7 +45,8 @@ def test_layers_pass_their_tests_on_another_backend(backend):
     if keras.backend.backend() == backend:
         pytest.skip("this is the process they run in")
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not other_backend"]
-    run = python(*arguments, "tests/ops", "tests/layers", backend=backend)
+    arguments += ["tests/ops", "tests/layers", "--ignore=tests/layers/test_against_keras_hub.py"]
+    run = python(*arguments, backend=backend)
     assert run.returncode == 0, f"on {backend}:\n{run.stdout[-6000:]}\n{run.stderr[-2000:]}"
 
 

@@ -8,7 +8,7 @@ Hardware, minutes and score: see train/README.md.
 from train.config import TranslationConfig
 
 CONFIG = TranslationConfig(
-    vocabulary_size=1000,
+    vocabulary_size=2000,
     num_layers=2,
     hidden_dim=128,
     intermediate_dim=512,
@@ -16,10 +16,10 @@ CONFIG = TranslationConfig(
     dropout=0.0,
     tokens_per_batch=2048,
     max_length=64,
-    steps=1500,
+    steps=1600,
     peak_rate=0.003,
-    warmup_steps=300,
-    label_smoothing=0.05,
+    warmup_steps=200,
+    label_smoothing=0.0,
     checkpoint_every=100,
     average=3,
     num_beams=4,
