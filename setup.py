@@ -19,7 +19,8 @@ TRAIN = [
     "babel>=2.16,<3",
     "num2words>=0.5.13,<0.6",
 ]
-DATASETS = ["tensorflow-datasets>=4.9.7,<5"]
+# importlib-resources: imported by tensorflow-datasets when it reads files, but not required by it.
+DATASETS = ["tensorflow-datasets>=4.9.7,<5", "importlib-resources>=6,<8"]
 BENCH = ["keras-hub>=0.32,<0.33", "torch>=2.6,<2.14", "ctranslate2>=4.5,<5"]
 
 setup(

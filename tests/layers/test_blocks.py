@@ -41,7 +41,7 @@ def test_encoder_and_its_scores_equal_numpy(pre_norm):
     outputs, weights = reference.stack(layer, reference.encoder_block, inputs, REAL[:, None])
     given = {"padding_mask": keras.ops.array(REAL)}
     np.testing.assert_allclose(array(layer(inputs, **given)), outputs, atol=1e-5)
-    scores = layer.attention_scores(inputs, **given)
+    scores = layer.attention_scores(keras.ops.array(inputs), **given)
     assert len(scores) == 2, "one tensor a block"
     for computed, expected in zip(scores, weights, strict=True):
         np.testing.assert_allclose(array(computed), expected, atol=1e-5, err_msg="scores")
@@ -59,7 +59,7 @@ def test_decoder_and_its_scores_equal_numpy(pre_norm):
         "source_padding_mask": keras.ops.array(SOURCE_REAL),
     }
     np.testing.assert_allclose(array(layer(inputs, source, **given)), outputs, atol=1e-5)
-    scores = layer.attention_scores(inputs, source, **given)
+    scores = layer.attention_scores(keras.ops.array(inputs), keras.ops.array(source), **given)
     assert len(scores) == 2, "one pair a block"
     for computed, expected in zip(scores, weights, strict=True):
         for name, ours, theirs in zip(("self", "cross"), computed, expected, strict=True):
@@ -69,14 +69,15 @@ def test_decoder_and_its_scores_equal_numpy(pre_norm):
 
 def test_a_block_alone_shows_the_scores_of_its_call():
     inputs, source = normal(2, 5, 6), normal(2, 7, 11)
+    tensors = keras.ops.array(inputs), keras.ops.array(source)
     block = EncoderBlock(3, 7)
     block(inputs)
     _, weights = reference.encoder_block(fill(block), inputs)
-    np.testing.assert_allclose(array(block.attention_scores(inputs)), weights, atol=1e-5)
+    np.testing.assert_allclose(array(block.attention_scores(tensors[0])), weights, atol=1e-5)
     block = DecoderBlock(3, 7)
     block(inputs, source)
     _, weights = reference.decoder_block(fill(block), inputs, source)
-    for ours, theirs in zip(block.attention_scores(inputs, source), weights, strict=True):
+    for ours, theirs in zip(block.attention_scores(*tensors), weights, strict=True):
         np.testing.assert_allclose(array(ours), theirs, atol=1e-5)
 
 
@@ -134,7 +135,8 @@ def test_a_source_of_nothing_but_padding_adds_nothing(pre_norm, dtype):
     other = array(layer(inputs, 9 * source, source_padding_mask=mask))
     np.testing.assert_array_equal(other[0], outputs[0], err_msg="the source is not seen")
     assert np.abs(other[1] - outputs[1]).max() > 0.01, "where it is real it is"
-    for _, cross in layer.attention_scores(inputs, source, source_padding_mask=mask):
+    tensors = keras.ops.array(inputs), keras.ops.array(source)
+    for _, cross in layer.attention_scores(*tensors, source_padding_mask=mask):
         assert (array(cross)[0] == 0).all(), "scores are zero"
         np.testing.assert_allclose(array(cross)[1].sum(axis=-1), 1, atol=0.02)
     steps = array(_steps(layer, inputs, source, mask))

@@ -268,8 +268,8 @@ def test_sizes_have_about_the_published_number_of_weights(size, vocabulary, publ
 def test_unknown_sizes_and_dimensions_are_refused():
     with pytest.raises(ValueError, match=r"one of tiny, base, big. Received: size='huge'"):
         translation(11, size="huge")
-    with pytest.raises(ValueError, match="hidden_dim=7, num_heads=3"):
-        translation(11, **{**TINY, "hidden_dim": 7})
+    with pytest.raises(ValueError, match="hidden_dim=8, num_heads=3"):
+        translation(11, **{**TINY, "hidden_dim": 8})
     with pytest.raises(ValueError, match="depth"):
         translation(11, **TINY, depth=3)
 
