@@ -13,6 +13,7 @@ from keras_transformer.layers import (
     SinusoidalEncoding,
     TokenEmbedding,
 )
+from keras_transformer.layers.block import Residual
 from keras_transformer.ops import causal_mask, local_mask
 from tests import reference
 from tests.reference import array, fill, normal
@@ -206,6 +207,13 @@ def test_each_dropout_acts_in_training_only(kind):
         calm, training = array(layer(*given)), array(layer(*given, training=True))
         np.testing.assert_array_equal(array(layer(*given)), calm, err_msg="no chance at rest")
         assert np.abs(training - calm).max() > 1e-3, f"{kind} acts"
+
+
+@NORMS
+def test_a_residual_connection_survives_its_config(pre_norm):
+    config = Residual(dropout=0.25, pre_norm=pre_norm).get_config()
+    again = Residual.from_config(config)
+    assert (again.dropout, again.pre_norm) == (0.25, pre_norm), "both arguments"
 
 
 def test_sizes_that_do_not_fit_are_refused():
