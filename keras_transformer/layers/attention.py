@@ -4,7 +4,7 @@ import functools
 
 import keras
 from keras import ops
-from keras.src.backend import get_keras_mask
+from keras.src.backend import get_keras_mask, set_keras_mask
 
 from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
 from keras_transformer.ops.masks import combine_masks
@@ -98,6 +98,8 @@ class MultiHeadAttention(keras.layers.Layer):
         Returns:
             Weights in [0, 1], (batch, heads, target, source).
         """
+        query = as_called(self, query)
+        value = None if value is None else as_called(self, value)
         return self.attend(query, value, padding_mask, attention_mask)[1]
 
     def attend(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
@@ -201,3 +203,10 @@ def implicit_mask(inputs, padding_mask):
     """The given padding mask, or else the one that Keras carries with the inputs."""
     # Not an attribute of the tensor: the tensors of a jitted JAX function have none.
     return get_keras_mask(inputs) if padding_mask is None else padding_mask
+
+
+def as_called(layer, inputs):
+    """`inputs` as Keras hands them to `call`: in the dtype of the layer, with their mask."""
+    tensor = ops.cast(inputs, layer.compute_dtype)
+    set_keras_mask(tensor, get_keras_mask(inputs))
+    return tensor

@@ -7,7 +7,7 @@ computed once by `memory`; `step` then takes one more token for every beam.
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import implicit_mask
+from keras_transformer.layers.attention import as_called, implicit_mask
 from keras_transformer.layers.block import TransformerLayer
 from keras_transformer.ops.masks import causal_mask, combine_masks
 
@@ -86,6 +86,7 @@ class DecoderBlock(TransformerLayer):
             The pair of weights of the self-attention, (batch, heads, target, target), and
             of the attention to the source, (batch, heads, target, source).
         """
+        inputs, source = as_called(self, inputs), as_called(self, source)
         return self.attend(inputs, source, padding_mask, source_padding_mask, attention_mask)[1]
 
     def attend(
@@ -205,6 +206,7 @@ class Decoder(TransformerLayer):
             A list with one pair a block: weights of the self-attention, (batch, heads,
             target, target), and of the attention to the source, (batch, heads, target, source).
         """
+        inputs, source = as_called(self, inputs), as_called(self, source)
         return self.attend(inputs, source, padding_mask, source_padding_mask, attention_mask)[1]
 
     def attend(

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_transformer.layers.attention import implicit_mask
+from keras_transformer.layers.attention import as_called, implicit_mask
 from keras_transformer.layers.block import TransformerLayer
 
 
@@ -68,7 +68,7 @@ class EncoderBlock(TransformerLayer):
         Returns:
             Weights in [0, 1], (batch, heads, length, length).
         """
-        return self.attend(inputs, padding_mask, attention_mask)[1]
+        return self.attend(as_called(self, inputs), padding_mask, attention_mask)[1]
 
     def attend(self, inputs, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""
@@ -128,7 +128,7 @@ class Encoder(TransformerLayer):
         Returns:
             A list with one tensor a block, (batch, heads, length, length).
         """
-        return self.attend(inputs, padding_mask, attention_mask)[1]
+        return self.attend(as_called(self, inputs), padding_mask, attention_mask)[1]
 
     def attend(self, inputs, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""

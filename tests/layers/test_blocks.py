@@ -68,6 +68,19 @@ def test_decoder_and_its_scores_equal_numpy(pre_norm):
             np.testing.assert_allclose(array(ours).sum(axis=-1), 1, rtol=1e-5, err_msg=name)
 
 
+@POLICIES
+def test_scores_are_shown_for_whatever_may_be_called(dtype):
+    # NumPy, float32 tensors under any policy, and tensors with an implicit mask.
+    layer, inputs, source = decoder(dtype=dtype), normal(2, 5, 6), normal(2, 7, 11)
+    tensors = keras.ops.array(inputs), keras.ops.array(source)
+    for given in ((inputs, source), tensors):
+        for _, cross in layer.attention_scores(*given):
+            assert keras.backend.standardize_dtype(cross.dtype) == layer.compute_dtype, "dtype"
+    ids = np.array([[3, 5, 2, 0, 0]], "int32")
+    for scores in encoder(dtype=dtype).attention_scores(TokenEmbedding(11, 6)(ids)):
+        assert (array(scores)[..., 3:] == 0).all(), "the implicit mask is respected"
+
+
 def test_a_block_alone_shows_the_scores_of_its_call():
     inputs, source = normal(2, 5, 6), normal(2, 7, 11)
     tensors = keras.ops.array(inputs), keras.ops.array(source)

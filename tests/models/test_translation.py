@@ -265,6 +265,11 @@ def test_sizes_have_about_the_published_number_of_weights(size, vocabulary, publ
     np.testing.assert_allclose(counted, published, rtol=0.04, err_msg="published")
 
 
+@pytest.mark.parametrize(("size", "key_dim"), [("base", 64), ("big", 64), ("tiny", 32)])
+def test_heads_have_the_published_width(size, key_dim):
+    assert SIZES[size]["hidden_dim"] == key_dim * SIZES[size]["num_heads"], "d_k of table 3"
+
+
 def test_unknown_sizes_and_dimensions_are_refused():
     with pytest.raises(ValueError, match=r"one of tiny, base, big. Received: size='huge'"):
         translation(11, size="huge")
