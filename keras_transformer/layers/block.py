@@ -1,7 +1,6 @@
 """What all blocks are made of: the residual connection, and the arguments they share."""
 
 import keras
-from keras import ops
 
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.feed_forward import FeedForward
@@ -53,7 +52,6 @@ class Residual(keras.layers.Layer):
 
     def wrap(self, inputs, sublayer, training=None):
         """Like `call` for a sub-layer that returns a pair; passes its second part on."""
-        inputs = ops.cast(inputs, self.compute_dtype)  # Keras casts those of `call` alone
         added, extra = sublayer(self.norm(inputs) if self.pre_norm else inputs)
         outputs = inputs + self._dropout(added, training=training)
         return (outputs if self.pre_norm else self.norm(outputs)), extra
