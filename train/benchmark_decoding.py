@@ -4,6 +4,7 @@ All decode random sources with random weights, NUM_BEAMS beams, and exactly OUTP
 tokens a sentence, whatever the model would like to say.
 """
 
+import functools
 import tempfile
 
 import numpy as np
@@ -78,7 +79,7 @@ def _write_our_model(task, directory):
     def decode(source_ids):
         memory = encode(model, source_ids)
         found = beam_search(
-            lambda token_ids, position, cache: step(model, memory, token_ids, position, cache),
+            functools.partial(step, model, memory),
             start_cache(model, memory, NUM_BEAMS),
             num_beams=NUM_BEAMS,
             limits=tf.fill(tf.shape(source_ids)[:1], OUTPUT_TOKENS),

@@ -38,6 +38,7 @@ class Beams(NamedTuple):
     live_log_probs: tf.Tensor  # (batch, beams)
     finished_ids: tf.Tensor  # (batch, n_best, t + 1)
     finished_scores: tf.Tensor  # (batch, n_best), length penalty applied
+    parents: tf.Tensor  # (batch, beams), the beam each live sequence was in a token ago
 
 
 class Candidates(NamedTuple):
@@ -59,7 +60,13 @@ def start_beams(limits, num_beams, n_best, start_id):
         live_log_probs=tf.concat([first, others], axis=1),
         finished_ids=tf.zeros((batch_size, n_best, 1), tf.int32),
         finished_scores=tf.fill((batch_size, n_best), -np.inf),
+        parents=own_beams(batch_size, num_beams),
     )
+
+
+def own_beams(batch_size, num_beams):
+    """The parents where every beam goes on from itself, (batch, beams) int32."""
+    return tf.tile(tf.range(num_beams)[None], (batch_size, 1))
 
 
 def extend(beams, candidates, end_id, penalty):
@@ -72,8 +79,7 @@ def extend(beams, candidates, end_id, penalty):
         penalty: length penalty of the extended sequences, float32 scalar.
 
     Returns:
-        The state after the token, and the beam each live sequence came from,
-        (batch, beams) int32.
+        The state after the token.
     """
     num_beams = beams.live_ids.shape[1]
     n_best = beams.finished_ids.shape[1]
@@ -94,13 +100,13 @@ def extend(beams, candidates, end_id, penalty):
 
     live_scores = tf.where(is_end, -np.inf, candidates.log_probs)
     live_log_probs, chosen = tf.math.top_k(live_scores, num_beams)
-    extended = Beams(
+    return Beams(
         live_ids=tf.gather(sequences, chosen, batch_dims=1),
         live_log_probs=live_log_probs,
         finished_ids=tf.gather(finished_ids, best, batch_dims=1),
         finished_scores=finished_scores,
+        parents=tf.gather(candidates.beams, chosen, batch_dims=1),
     )
-    return extended, tf.gather(candidates.beams, chosen, batch_dims=1)
 
 
 def best_candidates(logits, live_log_probs, forced_ids, forbidden_ids):

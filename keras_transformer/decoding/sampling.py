@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.decoding.beams import own_beams
 from keras_transformer.decoding.search import (
     PAD_ID,
     call_step,
@@ -51,7 +52,7 @@ def sample(
 
     Args:
         step: as for `beam_search`; samples take the place of beams.
-        cache: as for `beam_search`, any nest of tensors (batch, samples, ...).
+        cache: as for `beam_search`.
         limits: as for `beam_search`.
         start_id: as for `beam_search`.
         end_id: as for `beam_search`.
@@ -72,7 +73,7 @@ def sample(
 
     Example:
         >>> import tensorflow as tf
-        >>> def step(token_ids, position, cache):
+        >>> def step(token_ids, parents, position, cache):
         ...     return 99.0 * tf.one_hot(token_ids + 1, 7), cache
         >>> drawn = sample(step, (), limits=[9], start_id=2, end_id=5, seed=(1, 2))
         >>> drawn.token_ids.numpy().tolist()
@@ -86,12 +87,14 @@ def sample(
         _check_above_zero("top_p", top_p, 1.0)
     seed = _read_seed(seed)
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix)
+    shape = (tf.shape(rules.limits)[0], num_samples)
 
     def is_going_on(_, samples, __):
         return tf.reduce_any(tf.logical_not(samples.has_ended))
 
     def advance(position, samples, cache):
-        logits, cache = call_step(step, samples.token_ids[:, :, -1], position, cache, rules)
+        newest = samples.token_ids[:, :, -1]
+        logits, cache = call_step(step, newest, own_beams(*shape), position, cache, rules)
         allowed = _without(logits, rules.forbidden_ids) / float(temperature)
         step_seed = tf.random.experimental.stateless_fold_in(seed, position)
         drawn = _draw(allowed, step_seed, top_k, 1.0 if top_p is None else top_p)
@@ -102,7 +105,6 @@ def sample(
             cache,
         )
 
-    shape = (tf.shape(rules.limits)[0], num_samples)
     samples = Samples(
         token_ids=tf.fill((*shape, 1), rules.start_id),
         log_probs=tf.zeros(shape),

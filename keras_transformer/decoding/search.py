@@ -39,8 +39,9 @@ def beam_search(
     Source: Wu et al. 2016, equation 14, without coverage (https://arxiv.org/abs/1609.08144).
 
     Args:
-        step: function `(token_ids, position, cache) -> (logits, cache)`; see the package.
-        cache: initial cache, any nest of tensors (batch, beams, ...), `()` if there is none.
+        step: function `(token_ids, parents, position, cache) -> (logits, cache)`; see the
+            package.
+        cache: initial cache, any nest of tensors, batch first, `()` if there is none.
         num_beams: live sequences for each row, at least 1; 1 is greedy search.
         limits: most tokens for each row, the end included, integers (batch,). The last
             token within the limit is forced to be the end. 0 asks for no hypothesis.
@@ -63,7 +64,7 @@ def beam_search(
 
     Example:
         >>> import tensorflow as tf
-        >>> def step(token_ids, position, cache):
+        >>> def step(token_ids, parents, position, cache):
         ...     return 3.0 * tf.one_hot(token_ids + 1, 6), cache
         >>> best = beam_search(step, (), num_beams=2, n_best=1, limits=[5], start_id=1, end_id=4)
         >>> best.token_ids.numpy().tolist(), f"{best.scores.numpy().item():.2f}"
@@ -93,14 +94,13 @@ def beam_search(
         return tf.reduce_any(reachable > beams.finished_scores[:, -1:])
 
     def advance(position, beams, cache):
-        logits, cache = call_step(step, beams.live_ids[:, :, -1], position, cache, rules)
+        newest = beams.live_ids[:, :, -1]
+        logits, cache = call_step(step, newest, beams.parents, position, cache, rules)
         candidates = best_candidates(
             logits, beams.live_log_probs, tf.gather(rules.forced_ids, position), rules.forbidden_ids
         )
         position += 1
-        beams, parents = extend(beams, candidates, rules.end_id, tf.gather(penalties, position))
-        if num_beams > 1:
-            cache = tf.nest.map_structure(lambda c: tf.gather(c, parents, batch_dims=1), cache)
+        beams = extend(beams, candidates, rules.end_id, tf.gather(penalties, position))
         return position, beams, cache
 
     beams = start_beams(rules.limits, num_beams, n_best, rules.start_id)
@@ -121,8 +121,6 @@ def greedy_search(
 ):
     """Takes the most probable token at each step: a beam search with a beam of one.
 
-    Nothing is reordered, so the cache is never copied but to grow.
-
     Args:
         step: as for `beam_search`; it gets token_ids of shape (batch, 1).
         cache: as for `beam_search`, with one beam.
@@ -141,7 +139,7 @@ def greedy_search(
 
     Example:
         >>> import tensorflow as tf
-        >>> def step(token_ids, position, cache):
+        >>> def step(token_ids, parents, position, cache):
         ...     return tf.one_hot(token_ids + 1, 7), cache
         >>> greedy_search(step, (), limits=[9], start_id=2, end_id=5).token_ids.numpy().tolist()
         [[[3, 4, 5]]]
@@ -193,9 +191,9 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix):
     )
 
 
-def call_step(step, token_ids, position, cache, rules):
+def call_step(step, token_ids, parents, position, cache, rules):
     """One call of the step function, its logits in float32 and fit for the rules."""
-    logits, cache = step(token_ids, position, cache)
+    logits, cache = step(token_ids, parents, position, cache)
     size, expected = logits.shape[-1], token_ids.shape[1]
     if logits.shape.rank != 3 or size is None or logits.shape[1] not in (None, expected):
         raise ValueError(

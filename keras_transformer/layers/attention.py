@@ -133,27 +133,25 @@ class MultiHeadAttention(keras.layers.Layer):
         queries = split_heads(self._project(query, self.query), self.num_heads)
         return self.attend_heads(queries, keys, values, mask)
 
-    def step(self, inputs, cache):
+    def step(self, inputs, cache, mask):
         """One position of causal self-attention, for several beams of each row.
 
         Args:
             inputs: vectors at the newest position, (batch, beams, dim).
-            cache: the pair of keys and values of the earlier positions, each
-                (batch, beams, heads, earlier, key_dim).
+            cache: the pair of keys and values of the earlier steps, each
+                (batch, heads, cached, key_dim): one position a beam and step.
+            mask: boolean, (batch, beams, cached + beams), True where a beam may look: at
+                its own past and its newest position, as of `ops.masks.beam_mask`; None if
+                there is one beam.
 
         Returns:
-            The pair of outputs, (batch, beams, dim), and the cache one position longer.
+            The pair of outputs, (batch, beams, dim), and the cache, longer by `beams`.
         """
-        beams, width = ops.shape(inputs)[1], self.query_key_value[0].shape[-1] // 3
-        projected = self._project(inputs, self.query_key_value)
-        dim = width // self.num_heads
-        heads = ops.reshape(projected, (-1, beams, 3, self.num_heads, dim))
-        query, key, value = (heads[:, :, index, :, None] for index in range(3))
-        keys = ops.concatenate([cache[0], key], axis=3)
-        values = ops.concatenate([cache[1], value], axis=3)
-        context, _ = dot_product_attention(query, keys, values)
-        merged = ops.reshape(context, (-1, beams, width))
-        return self._project(merged, self.output_projection), (keys, values)
+        query, key, value = self._project_heads(inputs, self.query_key_value, 3)
+        keys = ops.concatenate([cache[0], key], axis=2)
+        values = ops.concatenate([cache[1], value], axis=2)
+        outputs, _ = self.attend_heads(query, keys, values, mask)
+        return outputs, (keys, values)
 
     def _project_heads(self, inputs, projection, count):
         """`count` projections side by side, each (batch, heads, length, key_dim)."""

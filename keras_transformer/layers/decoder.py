@@ -117,25 +117,27 @@ class DecoderBlock(TransformerLayer):
         """The keys and values of the source, each (batch, heads, source, key_dim)."""
         return self.cross_attention.keys_values(source)
 
-    def step(self, inputs, memory, source_padding_mask, cache):
+    def step(self, inputs, memory, source_padding_mask, cache, mask):
         """One position for several beams of each row.
 
         Args:
             inputs: vectors at the newest position, (batch, beams, dim).
             memory: what `memory` returned.
             source_padding_mask: boolean (batch, source), or None.
-            cache: the pair of keys and values of the earlier positions, each
-                (batch, beams, heads, earlier, key_dim).
+            cache: the pair of keys and values of the earlier steps, each
+                (batch, heads, cached, key_dim).
+            mask: boolean (batch, beams, cached + beams), as of
+                `ops.masks.beam_mask`; None if there is one beam.
 
         Returns:
-            The pair of outputs, (batch, beams, dim), and the cache one position longer.
+            The pair of outputs, (batch, beams, dim), and the cache, longer by `beams`.
         """
-        mask = combine_masks(source_padding_mask)
+        source_mask = combine_masks(source_padding_mask)
         outputs, (cache, _) = self._forward(
             inputs,
-            lambda vectors: self.self_attention.step(vectors, cache),
+            lambda vectors: self.self_attention.step(vectors, cache, mask),
             # The beams stand where targets stand: nothing of the source is repeated.
-            lambda vectors: self.cross_attention.attend_memory(vectors, *memory, mask),
+            lambda vectors: self.cross_attention.attend_memory(vectors, *memory, source_mask),
         )
         return outputs, cache
 
@@ -230,21 +232,21 @@ class Decoder(TransformerLayer):
         """What `step` needs of the source: one pair of keys and values a block."""
         return [block.memory(source) for block in self.blocks]
 
-    def empty_cache(self, batch_size, num_beams):
+    def empty_cache(self, batch_size):
         """The cache before the first step: keys and values of no position, a pair a block.
 
         Returns:
-            A list of pairs of tensors, each (batch, beams, heads, 0, key_dim).
+            A list of pairs of tensors, each (batch, heads, 0, key_dim).
         """
         empty = []
         for block in self.blocks:
             attention = block.self_attention
             width = attention.query_key_value[0].shape[-1] // 3
-            shape = (batch_size, num_beams, self.num_heads, 0, width // self.num_heads)
+            shape = (batch_size, self.num_heads, 0, width // self.num_heads)
             empty.append((ops.zeros(shape, self.compute_dtype),) * 2)
         return empty
 
-    def step(self, inputs, memory, source_padding_mask, cache):
+    def step(self, inputs, memory, source_padding_mask, cache, mask):
         """One position for several beams of each row.
 
         Args:
@@ -252,13 +254,17 @@ class Decoder(TransformerLayer):
             memory: what `memory` returned.
             source_padding_mask: boolean (batch, source), or None.
             cache: what `empty_cache` or the step before returned.
+            mask: boolean (batch, beams, cached + beams), as of
+                `ops.masks.beam_mask`; None if there is one beam.
 
         Returns:
-            The pair of outputs, (batch, beams, dim), and the cache one position longer.
+            The pair of outputs, (batch, beams, dim), and the cache, longer by `beams`.
         """
         outputs, longer = inputs, []
         for block, block_memory, block_cache in zip(self.blocks, memory, cache, strict=True):
-            outputs, grown = block.step(outputs, block_memory, source_padding_mask, block_cache)
+            outputs, grown = block.step(
+                outputs, block_memory, source_padding_mask, block_cache, mask
+            )
             longer.append(grown)
         return self._finish(outputs), longer
 

@@ -6,7 +6,7 @@ from keras import ops
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
-from keras_transformer.ops.masks import padding_mask
+from keras_transformer.ops.masks import beam_mask, padding_mask
 from keras_transformer.training.model import Model
 
 # base, big: Vaswani et al. 2017, table 3 (https://arxiv.org/abs/1706.03762).
@@ -127,20 +127,24 @@ def start_cache(model, memory, num_beams):
     """The cache before the first step.
 
     Returns:
-        A nested structure of tensors (batch, beams, ...); their axis of size 0 grows by
-        one with each step.
+        A nested structure of tensors, batch first; their axis of size 0 grows by
+        `num_beams` with each step.
     """
     batch_size = ops.shape(memory["padding_mask"])[0]
-    return model.get_layer("decoder").empty_cache(batch_size, num_beams)
+    return {
+        "keys_values": model.get_layer("decoder").empty_cache(batch_size),
+        "mask": ops.zeros((batch_size, num_beams, 0), "bool"),
+    }
 
 
-def step(model, memory, token_ids, position, cache):
+def step(model, memory, token_ids, parents, position, cache):
     """Scores what may follow `token_ids`, for every beam of every row.
 
     Args:
         model: of `translation`, as built or reloaded.
         memory: what `encode` returned.
         token_ids: the newest token of each beam, (batch, beams).
+        parents: the beam of the step before that each one goes on from, (batch, beams).
         position: its position in the target, counted from 0, an integer scalar.
         cache: what `start_cache` or the step before returned.
 
@@ -149,10 +153,12 @@ def step(model, memory, token_ids, position, cache):
     """
     vectors = model.get_layer("target_embedding")(token_ids)
     vectors = model.get_layer("positions").step(vectors, position)
-    vectors, cache = model.get_layer("decoder").step(
-        vectors, memory["keys_values"], memory["padding_mask"], cache
+    mask = beam_mask(cache["mask"], parents)
+    vectors, keys_values = model.get_layer("decoder").step(
+        vectors, memory["keys_values"], memory["padding_mask"], cache["keys_values"], mask
     )
-    return _output_projection(model)(vectors, reverse=True), cache
+    logits = _output_projection(model)(vectors, reverse=True)
+    return logits, {"keys_values": keys_values, "mask": mask}
 
 
 def attention_scores(model, source_ids, target_ids):

@@ -7,6 +7,7 @@ from keras_transformer.ops.attention import (
     split_heads,
 )
 from keras_transformer.ops.masks import (
+    beam_mask,
     causal_mask,
     combine_masks,
     local_mask,
@@ -17,6 +18,7 @@ from keras_transformer.ops.positions import sinusoidal_positions
 
 __all__ = [
     "attention_weights",
+    "beam_mask",
     "causal_mask",
     "combine_masks",
     "dot_product_attention",

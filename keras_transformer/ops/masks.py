@@ -96,6 +96,32 @@ def local_mask(target_length, source_length=None, radius=1, start=0):
     return ops.abs(_distance(target_length, source_length, start)) <= radius
 
 
+def beam_mask(mask, parents):
+    """Allows each beam the cached positions of its own past, and its newest one.
+
+    Beams of one row share one cache, in the order in which it was written: every step adds
+    one position a beam, and what is in it is never moved.
+
+    Args:
+        mask: boolean (batch, beams, cached), as of the step before; no position at first.
+        parents: the beam of the step before that each one goes on from, integers
+            (batch, beams), beams static.
+
+    Returns:
+        Boolean (batch, beams, cached + beams).
+
+    Example:
+        >>> first = beam_mask(keras.ops.zeros((1, 2, 0), "bool"), keras.ops.array([[0, 1]]))
+        >>> beam_mask(first, keras.ops.array([[1, 1]])).numpy().tolist()
+        [[[False, True, True, False], [False, True, False, True]]]
+    """
+    num_beams = parents.shape[1]
+    past = ops.take_along_axis(mask, parents[:, :, None], axis=1)
+    newest = ops.arange(num_beams) == ops.arange(num_beams)[:, None]
+    newest = ops.broadcast_to(newest, (ops.shape(parents)[0], num_beams, num_beams))
+    return ops.concatenate([past, newest], axis=2)
+
+
 def combine_masks(*masks):
     """Allows what every given mask allows.
 

@@ -5,6 +5,8 @@ Python connects with the first; TensorFlow Serving then finds the first one unin
 So the model stays hidden behind functions, and the module holds the tf.Variables alone.
 """
 
+import functools
+
 import tensorflow as tf
 
 from keras_transformer.decoding.search import beam_search
@@ -34,7 +36,7 @@ class Translator(tf.Module):
         ...     weights=[table],
         ...     encode=lambda source_ids: {"mask": source_ids > 0},
         ...     start_cache=lambda memory, beams: tf.zeros((tf.shape(memory["mask"])[0], beams, 0)),
-        ...     step=lambda memory, ids, position, cache: (
+        ...     step=lambda memory, ids, parents, position, cache: (
         ...         tf.gather(table, ids), tf.pad(cache, [[0, 0], [0, 0], [0, 1]])),
         ...     logits=lambda source_ids, target_ids: tf.gather(table, target_ids),
         ... )
@@ -191,6 +193,7 @@ class Translator(tf.Module):
             logits, grown = self.functions.step(
                 self.memory_packing.unpack(tf.gather_nd(memory, rows)),
                 tf.gather_nd(ids, rows)[:, None],
+                tf.zeros_like(rows, tf.int32),
                 position,
                 self.cache_packing.unpack(tf.gather_nd(cache, rows)[:, :position]),
             )
@@ -243,7 +246,10 @@ class Translator(tf.Module):
         def start(source_ids):
             memory = self.functions.encode(source_ids)
             cache = self.functions.start_cache(memory, 1)
-            logits, _ = self.functions.step(memory, source_ids[:, :1], tf.constant(0), cache)
+            first = source_ids[:, :1]
+            logits, _ = self.functions.step(
+                memory, first, tf.zeros_like(first), tf.constant(0), cache
+            )
             return memory, cache, logits
 
         spec = tf.TensorSpec([None, None], tf.int32)
@@ -275,12 +281,8 @@ class Translator(tf.Module):
 
     def _search(self, source_ids, limits, num_best, prefix=None):
         memory = self.functions.encode(source_ids)
-
-        def step(token_ids, position, cache):
-            return self.functions.step(memory, token_ids, position, cache)
-
         return beam_search(
-            step,
+            functools.partial(self.functions.step, memory),
             self.functions.start_cache(memory, self.settings.num_beams),
             num_beams=self.settings.num_beams,
             limits=limits,

@@ -11,10 +11,10 @@ class ModelFunctions:
     Args:
         weights: the Keras variables or tf.Variables that the functions read.
         encode: source_ids (batch, source) -> memory, a nested structure, batch first.
-        start_cache: memory, num_beams -> cache, a nested structure (batch, beams, ...) whose
+        start_cache: memory, num_beams -> cache, a nested structure, batch first, whose
             axes of size 0 grow with each step.
-        step: memory, token_ids (batch, beams), position, cache -> logits (batch, beams,
-            vocabulary) and the longer cache.
+        step: memory, token_ids (batch, beams), parents (batch, beams), position, cache ->
+            logits (batch, beams, vocabulary) and the longer cache; see `decoding`.
         logits: source_ids, target_ids -> logits (batch, target, vocabulary).
     """
 

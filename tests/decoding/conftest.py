@@ -28,7 +28,8 @@ class PrefixTable:
         history = tf.zeros((len(rows), num_beams, 5, 0), tf.int32)
         return {"row": tf.constant(rows), "prefix": (tf.zeros_like(rows),), "history": [history]}
 
-    def step(self, token_ids, position, cache):
+    def step(self, token_ids, parents, position, cache):
+        cache = tf.nest.map_structure(lambda x: tf.gather(x, parents, batch_dims=1), cache)
         prefix = cache["prefix"][0] * self.size + token_ids + 1
         prefix = tf.where(position > 0, prefix, 0)
         # Past a row's end there is no table; the search must not need one.
@@ -38,9 +39,9 @@ class PrefixTable:
         history = tf.concat([cache["history"][0], new], axis=3)
         return logits, {"row": cache["row"], "prefix": (prefix,), "history": [history]}
 
-    def step_by_history(self, token_ids, position, cache):
+    def step_by_history(self, token_ids, parents, position, cache):
         """The same logits, from nothing but the growing axis."""
-        _, cache = self.step(token_ids, position, cache)
+        _, cache = self.step(token_ids, parents, position, cache)
         history = cache["history"][0][:, :, 4]  # (batch, beams, t + 1), the start token first
         powers = self.size ** tf.range(position - 1, -1, -1)
         prefix = tf.reduce_sum((history[:, :, 1:] + 1) * powers, axis=2)

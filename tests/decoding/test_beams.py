@@ -100,18 +100,19 @@ def test_finished_sequences_stay_as_they_are():
         live_log_probs=tf.constant([[-1.0, -1.5]]),
         finished_ids=tf.constant([[[1, 9], [0, 0]]]),
         finished_scores=tf.constant([[-2.0, -np.inf]]),
+        parents=tf.constant([[0, 0]]),
     )
     candidates = beams.Candidates(
         log_probs=tf.constant([[-2.0, -3.0, -4.0, -5.0]]),
         beams=tf.constant([[0, 1, 0, 1]]),
         token_ids=tf.constant([[9, 7, 8, 9]]),
     )
-    after, parents = beams.extend(before, candidates, end_id=9, penalty=tf.constant(1.0))
+    after = beams.extend(before, candidates, end_id=9, penalty=tf.constant(1.0))
     assert after.finished_ids.numpy().tolist() == [[[1, 9, 0], [1, 5, 9]]], "the earlier wins a tie"
     assert after.finished_scores.numpy().tolist() == [[-2.0, -2.0]]
     assert after.live_ids.numpy().tolist() == [[[1, 6, 7], [1, 5, 8]]]
     assert after.live_log_probs.numpy().tolist() == [[-3.0, -4.0]]
-    assert parents.numpy().tolist() == [[1, 0]]
+    assert after.parents.numpy().tolist() == [[1, 0]]
 
 
 def test_only_one_beam_counts_before_the_first_token():
@@ -120,3 +121,4 @@ def test_only_one_beam_counts_before_the_first_token():
     assert start.live_log_probs.numpy().tolist() == [[0.0, -inf, -inf], [-inf, -inf, -inf]]
     assert start.live_ids.numpy().tolist() == [[[7]] * 3] * 2
     assert start.finished_ids.shape == (2, 2, 1)
+    assert start.parents.numpy().tolist() == [[0, 1, 2]] * 2, "each goes on from itself"

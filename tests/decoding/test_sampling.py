@@ -64,7 +64,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(prefix_table, optio
 
 
 def test_top_k_keeps_no_more_than_k_of_equals():
-    def step(token_ids, position, cache):
+    def step(token_ids, parents, position, cache):
         return tf.zeros((*token_ids.shape, 11)), cache
 
     drawn = sample(step, (), limits=[2], seed=(1, 2), num_samples=301, top_k=3, **IDS)
@@ -98,7 +98,7 @@ def test_other_rows_do_not_change_what_a_row_draws(prefix_table):
 
 
 def test_steps_of_one_text_are_drawn_independently():
-    def step(token_ids, position, cache):
+    def step(token_ids, parents, position, cache):
         return tf.zeros((*token_ids.shape, 101)), cache
 
     drawn = sample(step, (), limits=[30], seed=(1, 2), forbidden_ids=(0, START, END), **IDS)

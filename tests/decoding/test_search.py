@@ -50,9 +50,9 @@ def test_search_stops_when_no_live_sequence_can_still_win(prefix_table):
     table.logits[:, :, END] = 9.0
     calls = []
 
-    def step(token_ids, position, cache):
+    def step(token_ids, parents, position, cache):
         calls.append(int(position))
-        return table.step(token_ids, position, cache)
+        return table.step(token_ids, parents, position, cache)
 
     search(table, 2, [50, 50], step=step, n_best=1)
     assert calls == [0], "an end of probability near one settles the row at once"
@@ -62,9 +62,9 @@ def test_a_settled_row_does_not_keep_the_loop_running(prefix_table):
     table = prefix_table(num_rows=2, vocabulary_size=5, max_length=5, seed=3, scale=0.1)
     calls = []
 
-    def step(token_ids, position, cache):
+    def step(token_ids, parents, position, cache):
         calls.append(int(position))
-        return table.step(token_ids, position, cache)
+        return table.step(token_ids, parents, position, cache)
 
     search(table, 3, [2, 4], step=step)
     assert max(calls) < 4
@@ -179,7 +179,7 @@ def test_forbidden_ids_are_never_chosen(prefix_table):
 
 
 def test_a_vocabulary_of_one_block_smaller_than_the_candidates():
-    def step(token_ids, position, cache):
+    def step(token_ids, parents, position, cache):
         return tf.zeros((*token_ids.shape, 2)), cache
 
     found = beam_search(
@@ -257,8 +257,8 @@ def test_half_precision_logits_are_summed_in_float32(prefix_table):
     table = prefix_table(num_rows=2, vocabulary_size=6, max_length=5, seed=59)
     table.logits = table.logits.astype(tf.bfloat16.as_numpy_dtype).astype("float32")
 
-    def step(token_ids, position, cache):
-        logits, cache = table.step(token_ids, position, cache)
+    def step(token_ids, parents, position, cache):
+        logits, cache = table.step(token_ids, parents, position, cache)
         return tf.cast(logits, tf.bfloat16), cache
 
     assert_same(search(table, 3, [5, 5], step=step), search(table, 3, [5, 5]))

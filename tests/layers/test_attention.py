@@ -133,16 +133,16 @@ def test_steps_with_a_cache_equal_one_causal_pass(dtype):
     layer = built(MultiHeadAttention(3, dtype=dtype), inputs)
     expected = array(layer(inputs, attention_mask=causal_mask(5)))
     inputs = keras.ops.cast(inputs, layer.compute_dtype)
-    cache = (keras.ops.zeros((2, 1, 3, 0, 2), layer.compute_dtype),) * 2
+    cache = (keras.ops.zeros((2, 3, 0, 2), layer.compute_dtype),) * 2
     for position in range(5):
-        outputs, cache = layer.step(inputs[:, position, None], cache)
+        outputs, cache = layer.step(inputs[:, position, None], cache, None)
         np.testing.assert_allclose(
             array(outputs)[:, 0],
             expected[:, position],
             atol=1e-5 if dtype == "float32" else 0.03,
             err_msg=f"position {position}",
         )
-    assert tuple(cache[0].shape) == (2, 1, 3, 5, 2), "the cache holds every position"
+    assert tuple(cache[0].shape) == (2, 3, 5, 2), "the cache holds every position"
 
 
 def test_sizes_that_do_not_fit_are_refused():

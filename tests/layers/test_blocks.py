@@ -14,7 +14,7 @@ from keras_transformer.layers import (
     TokenEmbedding,
 )
 from keras_transformer.layers.block import Residual
-from keras_transformer.ops import causal_mask, local_mask
+from keras_transformer.ops import beam_mask, causal_mask, local_mask
 from tests import reference
 from tests.reference import array, fill, normal
 
@@ -189,10 +189,10 @@ def test_cached_steps_equal_one_pass_with_embedded_and_positioned_tokens(positio
     ids = np.array([[2, 7, 3, 4, 9], [2, 10, 10, 5, 1]], "int32")
     expected = array(layer(positions(embedding(ids)), source))
     memory = layer.memory(keras.ops.array(source))
-    cache = layer.empty_cache(2, 1)
+    cache = layer.empty_cache(2)
     for position in range(5):
         vectors = positions.step(embedding(ids[:, position, None]), position)
-        outputs, cache = layer.step(vectors, memory, None, cache)
+        outputs, cache = layer.step(vectors, memory, None, cache, None)
         np.testing.assert_allclose(array(outputs)[:, 0], expected[:, position], atol=1e-5)
 
 
@@ -203,10 +203,11 @@ def test_a_batch_of_zero_rows_takes_a_step():
         keras.ops.zeros((0, 3, 6)),
         memory,
         keras.ops.zeros((0, 7), dtype="bool"),
-        layer.empty_cache(0, 3),
+        layer.empty_cache(0),
+        keras.ops.zeros((0, 3, 3), dtype="bool"),
     )
     assert tuple(outputs.shape) == (0, 3, 6), "outputs"
-    assert tuple(cache[0][0].shape) == (0, 3, 3, 1, 2), "cache"
+    assert tuple(cache[0][0].shape) == (0, 3, 3, 2), "cache"
     assert tuple(encoder()(keras.ops.zeros((0, 5, 6))).shape) == (0, 5, 6), "encoder"
 
 
@@ -249,9 +250,13 @@ def _steps(layer, inputs, source, mask, num_beams=1):
 
 
 def _run(layer, beams, memory, mask):
-    cache, outputs = layer.empty_cache(len(beams), beams.shape[2]), []
+    batch_size, _, num_beams = beams.shape[:3]
+    own = np.tile(np.arange(num_beams), (batch_size, 1))
+    cache, outputs = layer.empty_cache(batch_size), []
+    own_past = keras.ops.zeros((batch_size, num_beams, 0), "bool")
     for position in range(beams.shape[1]):
         vectors = keras.ops.cast(beams[:, position], layer.compute_dtype)
-        newest, cache = layer.step(vectors, memory, mask, cache)
+        own_past = beam_mask(own_past, own)
+        newest, cache = layer.step(vectors, memory, mask, cache, own_past)
         outputs.append(array(newest))
     return np.stack(outputs, axis=1), cache

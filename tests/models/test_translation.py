@@ -41,8 +41,10 @@ def step_through(model, source, targets):
     """Logits (batch, target, beams, vocabulary); targets (batch, target, beams)."""
     memory = encode(model, keras.ops.array(source))
     cache, logits = start_cache(model, memory, targets.shape[2]), []
+    own = np.tile(np.arange(targets.shape[2]), (len(targets), 1))
     for position in range(targets.shape[1]):
-        newest, cache = step(model, memory, keras.ops.array(targets[:, position]), position, cache)
+        newest_ids = keras.ops.array(targets[:, position])
+        newest, cache = step(model, memory, newest_ids, own, position, cache)
         assert keras.backend.standardize_dtype(newest.dtype) == "float32", "logits are float32"
         logits.append(array(newest))
     return np.stack(logits, axis=1)
@@ -96,23 +98,21 @@ def test_beams_permuted_are_logits_permuted():
     expected = np.take_along_axis(step_through(model, SOURCE, beams), order[..., None], axis=2)
     permuted = step_through(model, SOURCE, np.take_along_axis(beams, order, axis=2))
     np.testing.assert_allclose(permuted, expected, atol=1e-5)
-    # The cache is permuted as a search does it: each beam goes on where another one was.
+
+
+def test_a_beam_that_goes_on_from_another_sees_the_past_of_that_one():
+    model = model_of()
+    rng = np.random.default_rng(3)
     memory = encode(model, keras.ops.array(SOURCE))
     cache = start_cache(model, memory, 3)
-    _, cache = step(model, memory, keras.ops.array(beams[:, 0]), 0, cache)
-    _, cache = step(model, memory, keras.ops.array(beams[:, 1]), 1, cache)
-    next_ids = np.array([[5, 6, 7], [8, 9, 10]])
-    plain, _ = step(model, memory, keras.ops.array(next_ids), 2, cache)
-    moved = keras.tree.map_structure(
-        lambda x: keras.ops.take_along_axis(
-            x, keras.ops.array(order[:, 0, :, None, None, None]), 1
-        ),
-        cache,
-    )
-    taken = np.take_along_axis(next_ids, order[:, 0], axis=1)
-    logits, _ = step(model, memory, keras.ops.array(taken), 2, moved)
-    expected = np.take_along_axis(array(plain), order[:, 0, :, None], axis=1)
-    np.testing.assert_allclose(array(logits), expected, atol=1e-5)
+    history = np.zeros((2, 0, 3), "int32")  # (batch, position, beams), as each beam knows it
+    for position in range(5):
+        parents, newest = rng.integers(0, 3, (2, 3)), rng.integers(3, 11, (2, 3))
+        past = np.take_along_axis(history, parents[:, None], axis=2)
+        history = np.concatenate([past, newest[:, None]], axis=1)
+        logits, cache = step(model, memory, newest, parents, position, cache)
+        expected = step_through(model, SOURCE, history)[:, -1]
+        np.testing.assert_allclose(array(logits), expected, atol=1e-5, err_msg=f"{position}")
 
 
 def test_the_cache_starts_with_no_position_and_grows_by_one():
@@ -120,9 +120,11 @@ def test_the_cache_starts_with_no_position_and_grows_by_one():
     memory = encode(model, keras.ops.array(SOURCE))
     cache = start_cache(model, memory, 5)
     shapes = {tuple(x.shape) for x in keras.tree.flatten(cache)}
-    assert shapes == {(2, 5, 3, 0, 2)}, "(batch, beams, heads, positions, key_dim)"
-    _, cache = step(model, memory, keras.ops.full((2, 5), 2, dtype="int32"), 0, cache)
-    assert {tuple(x.shape) for x in keras.tree.flatten(cache)} == {(2, 5, 3, 1, 2)}, "one more"
+    assert shapes == {(2, 3, 0, 2), (2, 5, 0)}, "(batch, heads, cached, key_dim), and the mask"
+    ids, parents = keras.ops.full((2, 5), 2, dtype="int32"), np.tile(np.arange(5), (2, 1))
+    _, cache = step(model, memory, ids, parents, 0, cache)
+    shapes = {tuple(x.shape) for x in keras.tree.flatten(cache)}
+    assert shapes == {(2, 3, 5, 2), (2, 5, 5)}, "one more for each beam"
     assert {x.shape[0] for x in keras.tree.flatten(memory)} == {2}, "nothing is tiled for beams"
 
 
@@ -153,7 +155,8 @@ def test_a_batch_of_zero_rows_works(options):
     model = model_of(**OPTIONS[options])
     memory = encode(model, keras.ops.zeros((0, 5), dtype="int32"))
     cache = start_cache(model, memory, 3)
-    logits, cache = step(model, memory, keras.ops.zeros((0, 3), dtype="int32"), 0, cache)
+    none = keras.ops.zeros((0, 3), dtype="int32")
+    logits, cache = step(model, memory, none, none, 0, cache)
     vocabulary = OPTIONS[options].get("target_vocabulary_size", 11)
     assert tuple(logits.shape) == (0, 3, vocabulary), "logits"
     empty = np.zeros((0, 5), "int32")

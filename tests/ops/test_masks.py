@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.ops import (
+    beam_mask,
     causal_mask,
     combine_masks,
     local_mask,
@@ -123,3 +124,18 @@ def test_a_mask_in_numpy_is_as_good_as_a_tensor():
     combined = combine_masks(ids != 0, causal_mask(3))
     expected = loop(lambda b, t, s: ids[b, s] != 0 and s <= t, 1, 3, 3)
     np.testing.assert_array_equal(truth(combined), expected, err_msg="NumPy booleans")
+
+
+def test_beams_may_look_at_their_own_past():
+    rng = np.random.default_rng(7)
+    mask = keras.ops.zeros((2, 3, 0), "bool")
+    pasts = [[[] for _ in range(3)] for _ in range(2)]  # cached positions of each row and beam
+    for step in range(4):
+        parents = rng.integers(0, 3, (2, 3))
+        pasts = [
+            [[*row[parent], step * 3 + beam] for beam, parent in enumerate(chosen)]
+            for row, chosen in zip(pasts, parents, strict=True)
+        ]
+        mask = beam_mask(mask, keras.ops.array(parents))
+        expected = loop(lambda b, t, s: s in pasts[b][t], 2, 3, 3 * step + 3)  # noqa: B023
+        np.testing.assert_array_equal(truth(mask), expected, err_msg=f"step {step}")

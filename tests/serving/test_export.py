@@ -16,9 +16,10 @@ def table_translator(tokenizer, logits=None):
     """A model of one table: the next token depends on the last one only."""
     table = tf.Variable(tf.random.stateless_normal([307, 307], [2, 3]))
 
-    def step(memory, token_ids, position, cache):
+    def step(memory, token_ids, parents, position, cache):
         newest = tf.cast(token_ids, tf.float32)[:, :, None]  # the cache: all earlier tokens
-        return tf.gather(table, token_ids), tf.concat([cache, newest], axis=2)
+        past = tf.gather(cache, parents, batch_dims=1)
+        return tf.gather(table, token_ids), tf.concat([past, newest], axis=2)
 
     def start_cache(memory, num_beams):
         return tf.zeros([tf.shape(memory)[0], num_beams, 0])
