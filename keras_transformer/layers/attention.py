@@ -8,6 +8,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 
 from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
 from keras_transformer.ops.masks import combine_masks
+from keras_transformer.ops.projection import project
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -108,7 +109,7 @@ class MultiHeadAttention(keras.layers.Layer):
         if value is None and self._self_attention:
             queries, keys, values = self._project_heads(query, self.query_key_value, 3)
         else:
-            queries = split_heads(self._project(query, self.query), self.num_heads)
+            queries = split_heads(project(query, *self.query), self.num_heads)
             keys, values = self.keys_values(query if value is None else value)
         mask = combine_masks(padding_mask, attention_mask)
         return self.attend_heads(queries, keys, values, mask, training)
@@ -122,7 +123,7 @@ class MultiHeadAttention(keras.layers.Layer):
         mask = None if mask is None else mask[:, None]  # (batch, 1, target, source)
         dropout = functools.partial(self._dropout, training=training)
         context, weights = dot_product_attention(queries, keys, values, mask, dropout)
-        return self._project(merge_heads(context), self.output_projection), weights
+        return project(merge_heads(context), *self.output_projection), weights
 
     def keys_values(self, value):
         """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""
@@ -130,7 +131,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def attend_memory(self, query, keys, values, mask=None):
         """Like `attend`, from `query` (batch, target, dim) to what `keys_values` returned."""
-        queries = split_heads(self._project(query, self.query), self.num_heads)
+        queries = split_heads(project(query, *self.query), self.num_heads)
         return self.attend_heads(queries, keys, values, mask)
 
     def step(self, inputs, cache, mask):
@@ -155,7 +156,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def _project_heads(self, inputs, projection, count):
         """`count` projections side by side, each (batch, heads, length, key_dim)."""
-        projected = self._project(inputs, projection)
+        projected = project(inputs, *projection)
         dim = projected.shape[-1] // (count * self.num_heads)
         shape = (-1, ops.shape(inputs)[1], count, self.num_heads, dim)
         # One transpose for all; its outermost axis is taken apart without a copy.
@@ -174,11 +175,6 @@ class MultiHeadAttention(keras.layers.Layer):
         if self.use_bias:
             bias = self.add_weight(name=f"{name}_bias", shape=shape[1:], initializer="zeros")
         return kernel, bias
-
-    def _project(self, inputs, projection):
-        kernel, bias = projection
-        outputs = ops.matmul(inputs, ops.cast(kernel, inputs.dtype))
-        return outputs if bias is None else outputs + ops.cast(bias, inputs.dtype)
 
     def compute_mask(self, query, previous_mask=None):
         return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
+from keras_transformer.ops.projection import project
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -76,8 +77,7 @@ class TokenEmbedding(keras.layers.Layer):
         if reverse:
             inputs = ops.cast(inputs, self.compute_dtype)
             table = ops.cast(self.embeddings, self.compute_dtype)
-            logits = ops.matmul(inputs, ops.transpose(table))
-            return ops.cast(logits, "float32")
+            return ops.cast(project(inputs, ops.transpose(table)), "float32")
         # A Sequential model hands on ids as floats, which count exactly to 2^24.
         vectors = ops.take(self.embeddings, ops.cast(inputs, "int32"), axis=0)
         vectors = ops.cast(vectors, self.compute_dtype)

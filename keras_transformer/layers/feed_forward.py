@@ -1,6 +1,7 @@
 """The position-wise feed-forward network."""
 
 import keras
+from keras import ops
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -65,7 +66,10 @@ class FeedForward(keras.layers.Layer):
         )
 
     def call(self, inputs, training=None):
-        return self.narrow(self._dropout(self.widen(inputs), training=training))
+        # One product of two matrices: see `ops.project`.
+        rows = ops.reshape(inputs, (-1, inputs.shape[-1]))
+        rows = self.narrow(self._dropout(self.widen(rows), training=training))
+        return ops.reshape(rows, (-1, *ops.shape(inputs)[1:]))
 
     def compute_output_shape(self, input_shape):
         return input_shape

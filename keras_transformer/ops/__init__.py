@@ -15,6 +15,7 @@ from keras_transformer.ops.masks import (
     valid_length_mask,
 )
 from keras_transformer.ops.positions import sinusoidal_positions
+from keras_transformer.ops.projection import project
 
 __all__ = [
     "attention_weights",
@@ -25,6 +26,7 @@ __all__ = [
     "local_mask",
     "merge_heads",
     "padding_mask",
+    "project",
     "sinusoidal_positions",
     "split_heads",
     "valid_length_mask",

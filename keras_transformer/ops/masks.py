@@ -116,8 +116,10 @@ def beam_mask(mask, parents):
         [[[False, True, True, False], [False, True, False, True]]]
     """
     num_beams = parents.shape[1]
-    past = ops.take_along_axis(mask, parents[:, :, None], axis=1)
-    newest = ops.arange(num_beams) == ops.arange(num_beams)[:, None]
+    beams = ops.arange(num_beams, dtype="int32")
+    is_parent = ops.cast(parents, "int32")[:, :, None] == beams  # (batch, beams, beams)
+    past = ops.any(ops.logical_and(is_parent[..., None], mask[:, None]), axis=2)
+    newest = beams == beams[:, None]
     newest = ops.broadcast_to(newest, (ops.shape(parents)[0], num_beams, num_beams))
     return ops.concatenate([past, newest], axis=2)
 
