@@ -1,4 +1,6 @@
-"""What every docstring example may use without importing it."""
+"""What every docstring example may use, and TensorFlow set up as the commands do it."""
+
+import train  # noqa: F401  # isort: skip  # sets TensorFlow's variables before it is imported
 
 import keras
 import pytest

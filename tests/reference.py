@@ -43,20 +43,20 @@ def multi_head_attention(layer, query, value=None, mask=None):
     """Outputs and weights of our layer, head by head; mask (batch, target, source)."""
     if value is None:
         value = query
-        kernels = np.split(exact(layer.query_key_value[0]), 3, axis=1)
+        kernels = np.split(exact(layer.query_key_value[0]), 3)
         biases = np.split(exact(layer.query_key_value[1]), 3)
     else:
-        kernels = [exact(layer.query[0]), *np.split(exact(layer.key_value[0]), 2, axis=1)]
+        kernels = [exact(layer.query[0]), *np.split(exact(layer.key_value[0]), 2)]
         biases = [exact(layer.query[1]), *np.split(exact(layer.key_value[1]), 2)]
     inputs = (query, value, value)
-    projected = [x @ w + b for x, w, b in zip(inputs, kernels, biases, strict=True)]
+    projected = [x @ w.T + b for x, w, b in zip(inputs, kernels, biases, strict=True)]
     contexts, weights = [], []
     for queries, keys, values in zip(
         *(np.split(x, layer.num_heads, axis=-1) for x in projected), strict=True
     ):
         weights.append(attention_weights(queries, keys, mask))
         contexts.append(weights[-1] @ values)
-    outputs = np.concatenate(contexts, axis=-1) @ exact(layer.output_projection[0])
+    outputs = np.concatenate(contexts, axis=-1) @ exact(layer.output_projection[0]).T
     return outputs + exact(layer.output_projection[1]), np.stack(weights, axis=1)
 
 
@@ -67,8 +67,8 @@ def layer_norm(layer, inputs):
 
 
 def feed_forward(layer, inputs):
-    hidden = inputs @ exact(layer.widen.kernel) + exact(layer.widen.bias)
-    return np.maximum(hidden, 0) @ exact(layer.narrow.kernel) + exact(layer.narrow.bias)
+    hidden = inputs @ exact(layer.widen[0]).T + exact(layer.widen[1])
+    return np.maximum(hidden, 0) @ exact(layer.narrow[0]).T + exact(layer.narrow[1])
 
 
 def residual(layer, inputs, sublayer):

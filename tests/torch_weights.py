@@ -1,4 +1,4 @@
-"""Copies the weights of our layers into PyTorch's, whose kernels are (out, in)."""
+"""Copies the weights of our layers into PyTorch's; both keep kernels as (out, in)."""
 
 import numpy as np
 
@@ -10,10 +10,10 @@ def copy_attention(ours, theirs):
         kernel, bias = (array(weight) for weight in ours.query_key_value)
     else:
         kernel, bias = (
-            np.concatenate([array(query), array(key_value)], axis=-1)
+            np.concatenate([array(query), array(key_value)])
             for query, key_value in zip(ours.query, ours.key_value, strict=True)
         )
-    _set(theirs.in_proj_weight, kernel.T)
+    _set(theirs.in_proj_weight, kernel)
     _set(theirs.in_proj_bias, bias)
     _copy_linear(ours.output_projection, theirs.out_proj)
 
@@ -40,13 +40,13 @@ def copy_norm(ours, theirs):
 
 
 def _copy_feed_forward(ours, theirs):
-    _copy_linear((ours.widen.kernel, ours.widen.bias), theirs.linear1)
-    _copy_linear((ours.narrow.kernel, ours.narrow.bias), theirs.linear2)
+    _copy_linear(ours.widen, theirs.linear1)
+    _copy_linear(ours.narrow, theirs.linear2)
 
 
 def _copy_linear(ours, theirs):
     kernel, bias = ours
-    _set(theirs.weight, array(kernel).T)
+    _set(theirs.weight, array(kernel))
     _set(theirs.bias, array(bias))
 
 

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 from keras.src.backend import get_keras_mask, set_keras_mask
 
+from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
 from keras_transformer.ops.masks import combine_masks
 from keras_transformer.ops.projection import project
@@ -163,18 +164,8 @@ class MultiHeadAttention(keras.layers.Layer):
         return ops.unstack(ops.transpose(ops.reshape(projected, shape), (2, 0, 3, 1, 4)), count)
 
     def _projection(self, name, input_dim, output_dim, count=1):
-        """Kernel and bias of `count` projections side by side, each initialised by itself."""
-
-        def draw(shape, dtype=None):
-            fresh = [self.kernel_initializer.clone() for _ in range(count)]
-            return ops.concatenate([f((input_dim, output_dim), dtype) for f in fresh], axis=-1)
-
-        shape = (input_dim, count * output_dim)
-        kernel = self.add_weight(name=f"{name}_kernel", shape=shape, initializer=draw)
-        bias = None
-        if self.use_bias:
-            bias = self.add_weight(name=f"{name}_bias", shape=shape[1:], initializer="zeros")
-        return kernel, bias
+        initializer = self.kernel_initializer
+        return add_projection(self, name, input_dim, output_dim, initializer, count, self.use_bias)
 
     def compute_mask(self, query, previous_mask=None):
         return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask

@@ -241,7 +241,7 @@ class Decoder(TransformerLayer):
         empty = []
         for block in self.blocks:
             attention = block.self_attention
-            width = attention.query_key_value[0].shape[-1] // 3
+            width = attention.query_key_value[0].shape[0] // 3
             shape = (batch_size, self.num_heads, 0, width // self.num_heads)
             empty.append((ops.zeros(shape, self.compute_dtype),) * 2)
         return empty

@@ -76,8 +76,7 @@ class TokenEmbedding(keras.layers.Layer):
     def call(self, inputs, reverse=False):
         if reverse:
             inputs = ops.cast(inputs, self.compute_dtype)
-            table = ops.cast(self.embeddings, self.compute_dtype)
-            return ops.cast(project(inputs, ops.transpose(table)), "float32")
+            return ops.cast(project(inputs, self.embeddings), "float32")
         # A Sequential model hands on ids as floats, which count exactly to 2^24.
         vectors = ops.take(self.embeddings, ops.cast(inputs, "int32"), axis=0)
         vectors = ops.cast(vectors, self.compute_dtype)

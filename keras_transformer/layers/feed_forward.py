@@ -1,7 +1,9 @@
 """The position-wise feed-forward network."""
 
 import keras
-from keras import ops
+
+from keras_transformer.layers.projection import add_projection
+from keras_transformer.ops.projection import project
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -50,26 +52,13 @@ class FeedForward(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, input_shape):
-        dim = input_shape[-1]
-        self.widen = self._dense(self.intermediate_dim, self.activation, "widen")
-        self.narrow = self._dense(dim, None, "narrow")
-        self.widen.build(input_shape)
-        self.narrow.build((*input_shape[:-1], self.intermediate_dim))
-
-    def _dense(self, units, activation, name):
-        return keras.layers.Dense(
-            units,
-            activation=activation,
-            kernel_initializer=self.kernel_initializer.clone(),
-            dtype=self.dtype_policy,
-            name=name,
-        )
+        dim, inside = input_shape[-1], self.intermediate_dim
+        self.widen = add_projection(self, "widen", dim, inside, self.kernel_initializer)
+        self.narrow = add_projection(self, "narrow", inside, dim, self.kernel_initializer)
 
     def call(self, inputs, training=None):
-        # One product of two matrices: see `ops.project`.
-        rows = ops.reshape(inputs, (-1, inputs.shape[-1]))
-        rows = self.narrow(self._dropout(self.widen(rows), training=training))
-        return ops.reshape(rows, (-1, *ops.shape(inputs)[1:]))
+        activations = self.activation(project(inputs, *self.widen))
+        return project(self._dropout(activations, training=training), *self.narrow)
 
     def compute_output_shape(self, input_shape):
         return input_shape

@@ -11,18 +11,18 @@ def project(inputs, kernel, bias=None):
 
     Args:
         inputs: (..., input_dim).
-        kernel: (input_dim, output_dim).
+        kernel: (output_dim, input_dim), a row for each output.
         bias: (output_dim,), or None.
 
     Returns:
         (..., output_dim), in the dtype of `inputs`.
 
     Example:
-        >>> tuple(project(keras.ops.zeros((5, 3, 2)), keras.ops.zeros((2, 7))).shape)
+        >>> tuple(project(keras.ops.zeros((5, 3, 2)), keras.ops.zeros((7, 2))).shape)
         (5, 3, 7)
     """
     rows = ops.reshape(inputs, (-1, inputs.shape[-1]))
-    outputs = ops.matmul(rows, ops.cast(kernel, inputs.dtype))
+    outputs = ops.matmul(rows, ops.transpose(ops.cast(kernel, inputs.dtype)))
     if bias is not None:
         outputs = outputs + ops.cast(bias, inputs.dtype)
-    return ops.reshape(outputs, (-1, *ops.shape(inputs)[1:-1], kernel.shape[-1]))
+    return ops.reshape(outputs, (-1, *ops.shape(inputs)[1:-1], kernel.shape[0]))

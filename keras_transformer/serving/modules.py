@@ -246,10 +246,8 @@ class Translator(tf.Module):
         def start(source_ids):
             memory = self.functions.encode(source_ids)
             cache = self.functions.start_cache(memory, 1)
-            first = source_ids[:, :1]
-            logits, _ = self.functions.step(
-                memory, first, tf.zeros_like(first), tf.constant(0), cache
-            )
+            zeros = tf.zeros([tf.shape(source_ids)[0], 1], tf.int32)  # one beam
+            logits, _ = self.functions.step(memory, zeros, zeros, tf.constant(0), cache)
             return memory, cache, logits
 
         spec = tf.TensorSpec([None, None], tf.int32)

@@ -14,28 +14,31 @@ SOURCE_REAL = np.array([[True] * 7, [True] * 2 + [False] * 5])
 
 
 def copy_attention(ours, theirs):
-    """KerasHub keeps one kernel (dim, heads, key_dim) for each projection."""
+    """KerasHub keeps one kernel (dim, heads, key_dim) for each projection, ours are (out, in)."""
     if hasattr(ours, "query_key_value"):
-        parts = [np.split(array(weight), 3, axis=-1) for weight in ours.query_key_value]
+        parts = [np.split(array(weight), 3) for weight in ours.query_key_value]
     else:
         parts = [
-            [array(query), *np.split(array(key_value), 2, axis=-1)]
+            [array(query), *np.split(array(key_value), 2)]
             for query, key_value in zip(ours.query, ours.key_value, strict=True)
         ]
     dense = (theirs.query_dense, theirs.key_dense, theirs.value_dense)
     for layer, kernel, bias in zip(dense, *parts, strict=True):
-        layer.kernel.assign(kernel.reshape(layer.kernel.shape))
+        layer.kernel.assign(kernel.T.reshape(layer.kernel.shape))
         layer.bias.assign(bias.reshape(layer.bias.shape))
     kernel, bias = (array(weight) for weight in ours.output_projection)
-    theirs.output_dense.kernel.assign(kernel.reshape(theirs.output_dense.kernel.shape))
+    theirs.output_dense.kernel.assign(kernel.T.reshape(theirs.output_dense.kernel.shape))
     theirs.output_dense.bias.assign(bias)
 
 
 def copy_block(ours, theirs):
     copy_attention(ours.self_attention, theirs._self_attention_layer)
     theirs._self_attention_layer_norm.set_weights(ours.around_self_attention.norm.get_weights())
-    theirs._feedforward_intermediate_dense.set_weights(ours.feed_forward.widen.get_weights())
-    theirs._feedforward_output_dense.set_weights(ours.feed_forward.narrow.get_weights())
+    for dense, (kernel, bias) in (
+        (theirs._feedforward_intermediate_dense, ours.feed_forward.widen),
+        (theirs._feedforward_output_dense, ours.feed_forward.narrow),
+    ):
+        dense.set_weights([array(kernel).T, array(bias)])
     theirs._feedforward_layer_norm.set_weights(ours.around_feed_forward.norm.get_weights())
 
 
