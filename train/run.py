@@ -104,7 +104,9 @@ class Run:
         """The logs of all epochs so far: a dictionary from name to a list of numbers."""
         with open(self.history_file, newline="") as file:
             rows = list(csv.DictReader(file))
-        return {name: [float(row[name]) for row in rows] for name in rows[0] if name != "epoch"}
+        # Without a validation text Keras logs its numbers as "NA".
+        names = [name for name in rows[0] if name != "epoch" and rows[0][name] != "NA"]
+        return {name: [float(row[name]) for row in rows] for name in names}
 
 
 def train(run, config, train_text, valid_text=None):

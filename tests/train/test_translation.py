@@ -64,6 +64,15 @@ def test_a_run_leaves_model_history_and_pictures(trained):
     assert np.isfinite(history["loss"]).all() and history["val_loss"]
 
 
+def test_a_run_without_a_validation_text_has_pictures_too(text, tmp_path):
+    run = tmp_path / "run"
+    translation.main([*text[:2], *text[4:6], *SETTINGS, "--steps=2", "--run", str(run)])
+    assert set(Run(run).history()) == {
+        "loss", "perplexity", "token_accuracy", "tokens_per_second",
+    }  # fmt: skip
+    assert (run / "learning_curves.png").exists()
+
+
 def test_an_interrupted_run_ends_with_the_same_weights(text, trained, tmp_path):
     run = tmp_path / "interrupted"
     command = [sys.executable, "-m", "train.translation", *text, *SETTINGS, "--steps=11"]
