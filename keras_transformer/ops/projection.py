@@ -7,7 +7,7 @@ def project(inputs, kernel, bias=None):
     """Multiplies every vector by a kernel, as one product of two matrices.
 
     The same numbers as `ops.matmul`, which on TensorFlow takes a dozen small operations
-    to learn the shape: at a step of decoding they cost as much as the product.
+    more to learn the shape, again at every step of decoding.
 
     Args:
         inputs: (..., input_dim).
