@@ -45,5 +45,6 @@ setup(
             "ruff>=0.12,<0.18",
         ],
         "bench": [*TRAIN, *BENCH],
+        "ray": [*TRAIN, *DATASETS, "ray[train]>=2.40,<3"],
     },
 )

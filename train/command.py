@@ -5,6 +5,8 @@ import contextlib
 import logging
 import sys
 
+EXIT_CODE_MISTAKE = 2
+
 
 class Parser(argparse.ArgumentParser):
     """Answers a mistake with one line instead of the whole usage."""
@@ -15,7 +17,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message):
-        self.exit(2, f"{self.prog}: {message}. --help lists what there is.\n")
+        self.exit(EXIT_CODE_MISTAKE, f"{self.prog}: {message}. --help lists what there is.\n")
 
 
 @contextlib.contextmanager
@@ -25,6 +27,7 @@ def one_line_errors():
     try:
         yield
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_CODE_MISTAKE)
     except KeyboardInterrupt:
         sys.exit("Stopped. The same command goes on from the last checkpoint.")

@@ -6,6 +6,7 @@ import os
 import pathlib
 
 import keras
+import tensorflow as tf
 
 from keras_transformer.models.translation import translation
 from keras_transformer.text import TokenBatches, Tokenizer, train_tokenizer
@@ -22,7 +23,16 @@ from keras_transformer.training.callbacks import (
     TokensPerSecond,
     save_whole,
 )
-from keras_transformer.training.checkpoints import Checkpoints, average_checkpoints
+from keras_transformer.training.checkpoints import (
+    Checkpoints,
+    SaveOnTerminate,
+    average_checkpoints,
+)
+from keras_transformer.training.distribution import (
+    check_workers_agree,
+    from_all_workers,
+    this_worker,
+)
 from train.config import TranslationConfig
 from train.translator import bleu, search_settings, translate, translator_of
 
@@ -103,30 +113,39 @@ class Run:
     def history(self):
         """The logs of all epochs so far: a dictionary from name to a list of numbers."""
         with open(self.history_file, newline="") as file:
-            rows = list(csv.DictReader(file))
+            # An epoch that was broken off after its row has another, of its second end.
+            rows = list({row["epoch"]: row for row in csv.DictReader(file)}.values())
         # Without a validation text Keras logs its numbers as "NA".
         names = [name for name in rows[0] if name != "epoch" and rows[0][name] != "NA"]
         return {name: [float(row[name]) for row in rows] for name in names}
 
 
-def train(run, config, train_text, valid_text=None):
+def train(run, config, train_text, valid_text=None, strategy=None):
     """Trains a run to its end, from its last checkpoint if it has one.
+
+    With several workers all read the text and the run's folder, and the chief alone writes.
 
     Args:
         run: a `Run`; its folder is created once everything it needs has proved good.
         config: its settings.
         train_text: `ParallelText` to learn from.
         valid_text: `ParallelText` to measure on after each epoch, or None.
+        strategy: of `keras_transformer.training.choose_strategy`; None for one device.
 
     Returns:
         The model, with the mean of the weights of its newest checkpoints.
 
     Raises:
         ValueError: if a setting, the text or the folder does not fit; nothing is written.
+        RuntimeError: if the workers see different folders or texts.
     """
-    exists = run.check(config)
-    if run.model_file.exists():
-        print(f"{run.path} is trained already: nothing to do.")
+    strategy = strategy or tf.distribute.get_strategy()
+    is_chief = this_worker(strategy).index == 0
+    exists, finished = run.check(config), run.model_file.exists()
+    check_workers_agree(strategy, exists + finished, f"what {run.path} holds")
+    if finished:
+        if is_chief:
+            print(f"{run.path} is trained already: nothing to do.")
         return run.model()
     keras.utils.set_random_seed(config.seed)
     if exists:
@@ -139,19 +158,34 @@ def train(run, config, train_text, valid_text=None):
     valid = None
     if valid_text is not None:
         valid = TokenBatches(*valid_text, tokenizer, tokenizer, *limits).epoch()
-    model = compiled_model(config, tokenizer.vocabulary_size)
+    check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
+    with strategy.scope():
+        model = compiled_model(config, tokenizer.vocabulary_size)
+    if is_chief:
+        if not exists:
+            run.create(config, tokenizer)
+        _report(config, model, batches, strategy)
+    from_all_workers(strategy, 0)  # the chief has made the folder
     checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)
-    if not exists:
-        run.create(config, tokenizer)
-    _report(config, model, batches)
-    _fit(model, config, batches, valid, checkpoints, _callbacks(run, config, tokenizer, valid_text))
+    callbacks = [StopOnNonFiniteLoss(), TokensPerSecond()]
+    if valid_text is not None and config.patience:
+        callbacks.append(keras.callbacks.EarlyStopping("val_loss", patience=config.patience))
+    if is_chief:
+        callbacks += _writing_callbacks(run, config, tokenizer, valid_text)
+    _fit(model, config, batches, valid, checkpoints, callbacks, verbose=1 if is_chief else 0)
+    from_all_workers(strategy, 0)  # the chief has saved the last checkpoint
     averaged = average_checkpoints(run.checkpoints, model, config.average)
-    print(f"The model is the mean of the checkpoints at steps {', '.join(map(str, averaged))}.")
-    save_whole(model, run.model_file)
+    if is_chief:
+        steps = ", ".join(map(str, averaged))
+        print(f"The model is the mean of the checkpoints at steps {steps}.")
+        save_whole(model, run.model_file)
     return model
 
 
-def _report(config, model, batches):
+def _report(config, model, batches, strategy):
+    workers, replicas = this_worker(strategy).count, strategy.num_replicas_in_sync
+    if replicas > 1:
+        print(f"{replicas} replicas on {workers} worker{'s' if workers > 1 else ''}.")
     print(
         f"{batches.num_pairs:,} pairs, {batches.num_target_tokens:,} target tokens, "
         f"{batches.num_dropped:,} pairs longer than {config.max_length} tokens left out; "
@@ -160,12 +194,9 @@ def _report(config, model, batches):
     )
 
 
-def _callbacks(run, config, tokenizer, valid_text):
-    callbacks = [
-        StopOnNonFiniteLoss(),
-        TokensPerSecond(),
-        keras.callbacks.CSVLogger(str(run.history_file), append=True),
-    ]
+def _writing_callbacks(run, config, tokenizer, valid_text):
+    """What measures and writes beside training: for the chief alone."""
+    callbacks = []
     if valid_text is not None and config.bleu_every:
         settings = search_settings(config)
 
@@ -173,18 +204,17 @@ def _callbacks(run, config, tokenizer, valid_text):
             translator = translator_of(model, tokenizer, settings)
             return bleu(translate(translator, valid_text.sources), valid_text.targets).score
 
-        callbacks.insert(0, BestScore(bleu_of, run.best_model_file, config.bleu_every, "val_bleu"))
-    if valid_text is not None and config.patience:
-        callbacks.append(keras.callbacks.EarlyStopping("val_loss", patience=config.patience))
+        callbacks.append(BestScore(bleu_of, run.best_model_file, config.bleu_every, "val_bleu"))
+    callbacks.append(keras.callbacks.CSVLogger(str(run.history_file), append=True))
     if config.tensorboard:
         callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
     return callbacks
 
 
-def _fit(model, config, batches, valid, checkpoints, callbacks):
+def _fit(model, config, batches, valid, checkpoints, callbacks, verbose):
     """Calls `fit` from the last checkpoint on, so that epochs end where they would have ended."""
     step = checkpoints.restore()
-    if step:
+    if step and verbose:
         print(f"Going on from step {step} of {config.steps}.")
     per_epoch = batches.steps_per_epoch
     model.stop_training = False
@@ -199,7 +229,8 @@ def _fit(model, config, batches, valid, checkpoints, callbacks):
             epochs=epoch + epochs,
             steps_per_epoch=steps,
             validation_data=valid,
-            callbacks=[*callbacks, checkpoints],
+            callbacks=[*callbacks, checkpoints, SaveOnTerminate(checkpoints)],
+            verbose=verbose,
             shuffle=False,  # the batches are shuffled already
         )
         step += steps * epochs

@@ -5,6 +5,10 @@ Train, or go on where an interrupted training was stopped:
     python -m train.translation --source train.en --target train.de \\
         --valid-source val.en --valid-target val.de --run runs/mine
 
+On several GPUs of this machine it trains by itself; on several workers, with the same numbers:
+
+    python -m train.launch --workers 2 -- python -m train.translation --source ...
+
 Use what came out:
 
     python -m train.translation translate --run runs/mine < in.txt > out.txt
@@ -16,8 +20,10 @@ import sys
 
 from keras_transformer.serving import export, with_dtype
 from keras_transformer.text import ParallelText, corpora, read_files, read_tsv
+from keras_transformer.training.distribution import from_all_workers, this_worker
 from train.command import Parser, one_line_errors
 from train.config import add_settings, config_of
+from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
 from train.pictures import save_pictures
 from train.run import Run, train
 from train.translator import report, search_settings, translate, translator_of
@@ -41,12 +47,21 @@ def main(arguments=None):
 def run_train(arguments):
     parser = Parser(prog="python -m train.translation", description=__doc__)
     parser.add_argument("--run", required=True, help="folder of this run; made if missing")
+    add_device_flags(parser)
     add_settings(parser)
     options = parser.parse_args(arguments)
+    strategy = strategy_of(options)
     config = config_of(options)
     train_text, valid_text = read_text(config)
     run = Run(options.run)
-    model = train(run, config, train_text, valid_text)
+    with leaves_when_a_worker_is_lost(strategy):
+        model = train(run, config, train_text, valid_text, strategy)
+        if this_worker(strategy).index == 0:
+            show_result(run, config, model, train_text, valid_text)
+        from_all_workers(strategy, 0)  # the others stay until the chief is done
+
+
+def show_result(run, config, model, train_text, valid_text):
     text = valid_text or train_text
     save_pictures(run, model, text.sources[0], text.targets[0])
     if valid_text is not None:

@@ -4,7 +4,9 @@ The index plan is a pure function of (seed, epoch), so an interrupted training
 goes on at any step without reading what came before.
 """
 
+import functools
 import logging
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -135,6 +137,11 @@ class TokenBatches:
         steps = tf.data.Dataset.range(len(cuts) - 1)
         return self._finish(steps.map(lambda step: _rows(self._kept, cuts, step)))
 
+    def checksum(self) -> int:
+        """A number that differs as soon as any token of the text does."""
+        parts = [*_parts(self._sources), *_parts(self._targets)]
+        return functools.reduce(lambda total, part: zlib.crc32(part, total), parts, 0)
+
     def _sort_by_length(self):
         """Pairs by length, and for each place the number of its group of equal lengths."""
         source = self._source_lengths[self._kept]
@@ -206,6 +213,10 @@ def _tokenize_all(texts: Sequence[str], tokenizer: Tokenizer) -> tf.RaggedTensor
         lengths.append(chunk.row_lengths().numpy())
     with tf.device("CPU:0"):  # tf.data runs there
         return tf.RaggedTensor.from_row_lengths(np.concatenate(ids), np.concatenate(lengths))
+
+
+def _parts(ids: tf.RaggedTensor) -> list[np.ndarray]:
+    return [ids.flat_values.numpy(), ids.row_splits.numpy()]
 
 
 def _rows(pairs, cuts, batch):

@@ -1,5 +1,7 @@
 """Training: the exact train step, its loss and metrics, the schedule, Adam, checkpoints."""
 
+import keras
+
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy
 from keras_transformer.training.model import Model
@@ -14,3 +16,8 @@ __all__ = [
     "TokenAccuracy",
     "TokenCrossentropy",
 ]
+
+if keras.backend.backend() == "tensorflow":
+    from keras_transformer.training.distribution import choose_strategy, split_cpu
+
+    __all__ += ["choose_strategy", "split_cpu"]

@@ -5,10 +5,25 @@ holds weights, optimizer, moving averages and dropout's random state, and its nu
 optimizer step; data that is a pure function of that step completes it.
 """
 
+import logging
+import os
 import pathlib
+import signal
 
 import keras
 import tensorflow as tf
+
+from keras_transformer.training.distribution import (
+    check_workers_agree,
+    checksum,
+    from_all_workers,
+    this_worker,
+)
+
+# What the variables of a checkpoint mean; 2 since kernels are kept as (output, input).
+FORMAT = 2
+
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how TensorFlow ends the name of a variable's value
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -16,6 +31,10 @@ class Checkpoints(keras.callbacks.Callback):
 
     It does not save by itself where `fit` returns: a training that was interrupted takes more
     calls of `fit`, and must leave the same checkpoints as one that was not.
+
+    With several workers all restore from the same directory, so it must be on a disk that all
+    see, and the chief alone saves. Wherever a checkpoint is restored or due, the workers prove
+    by a checksum that they hold the same weights and the same state of the optimizer.
 
     Args:
         directory: where to keep the checkpoints.
@@ -25,6 +44,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     Raises:
         ValueError: if `every` or `keep` is below 1, or the model is not compiled.
+        RuntimeError: in training, if the workers hold different weights.
     """
 
     def __init__(self, directory, model, every=1000, keep=1):
@@ -36,50 +56,129 @@ class Checkpoints(keras.callbacks.Callback):
         if not model.compiled or not model.optimizer.built:
             raise ValueError("Compile the model before its checkpoints are made.")
         self.every = every
+        self._directory, self._keep = str(directory), keep
         self._optimizer = model.optimizer
-        self._checkpoint = tf.train.Checkpoint(**_state(model))
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint, str(directory), max_to_keep=keep, checkpoint_name="step"
-        )
+        self._strategy = model.distribute_strategy
+        self._seeds = model._step.dropout_seeds
+        self._shared = [v.value for v in [*model.weights, *model.optimizer.variables]]
+        self._shared += model._step.averages or []
+        self._state = tf.train.Checkpoint(**_state(model))
+        self._manager = self._new_manager()
 
     def restore(self):
-        """Restores the newest checkpoint.
+        """Restores the newest checkpoint; one that cannot be used is left out with a warning.
 
         Returns:
             The number of optimizer steps already taken; 0 if there is no checkpoint.
 
         Raises:
-            ValueError: if the checkpoint is of another model, or damaged.
+            ValueError: if there are checkpoints and none can be used.
+            RuntimeError: if workers have restored different ones.
         """
-        newest = self._manager.latest_checkpoint
-        if newest is None:
+        problems = []
+        for path in reversed(self._manager.checkpoints):
+            problem = self._problem_with(path)
+            if problem is None:
+                break
+            problems.append(problem)
+        else:
+            if problems:
+                raise ValueError(
+                    "No checkpoint can be used. Train into another folder, or with the settings "
+                    f"they were made with. Received: {' '.join(problems)}"
+                )
             return 0
-        try:
-            # Nothing may be left over either: the numbering of another model may begin alike.
-            self._checkpoint.restore(newest).assert_consumed()
-        except (AssertionError, ValueError) as error:
-            raise ValueError(
-                f"The checkpoint {newest} is of another model or optimizer. Train into another "
-                f"folder, or with the settings it was made with. Received: {error}"
-            ) from error
-        except (tf.errors.OpError, IndexError) as error:
-            raise ValueError(
-                f"The checkpoint {newest} is damaged. Take its name out of the file 'checkpoint' "
-                "beside it to go on from an older one, or train into another folder. "
-                f"Received: {error}"
-            ) from error
-        return int(self._optimizer.iterations.numpy())
+        if problems:
+            logging.getLogger(__name__).warning("%s Going on from %s.", " ".join(problems), path)
+            self._leave_out_newer_than(path)
+        self._seeds.restored()
+        self._check_workers_agree()
+        return self._step()
 
     def save(self):
         """Saves now, unless this step is saved already."""
-        step = int(self._optimizer.iterations.numpy())
+        if this_worker(self._strategy).index > 0:
+            return
         newest = self._manager.latest_checkpoint
-        if newest is None or int(newest.rsplit("-", 1)[1]) != step:
-            self._manager.save(checkpoint_number=step)
+        if newest is None or _step_of(newest) != self._step():
+            self._manager.save(checkpoint_number=self._step())
 
     def on_train_batch_end(self, batch, logs=None):
-        if int(self._optimizer.iterations.numpy()) % self.every == 0:
+        if self._step() % self.every == 0:
+            self._check_workers_agree()
             self.save()
+
+    def _step(self):
+        return int(self._optimizer.iterations.numpy())
+
+    def _check_workers_agree(self):
+        if this_worker(self._strategy).count > 1:
+            what = f"the checksum of weights and optimizer at step {self._step()}"
+            check_workers_agree(self._strategy, checksum(self._shared), what)
+
+    def _problem_with(self, path):
+        """Restores a checkpoint, or says in a sentence why it cannot."""
+        try:
+            _check_fits(path, self._state)
+            self._state.restore(path).assert_consumed().assert_existing_objects_matched()
+        except ValueError as error:
+            return f"{path} is of another training: {error}."
+        except (AssertionError, tf.errors.OpError, IndexError) as error:
+            return f"{path} is damaged: {str(error).splitlines()[0]}."
+        return None
+
+    def _leave_out_newer_than(self, path):
+        """Takes what cannot be used out of the list of checkpoints; the files stay."""
+        kept = self._manager.checkpoints.index(path) + 1
+        if this_worker(self._strategy).index == 0:
+            state = tf.train.get_checkpoint_state(self._directory)
+            state.model_checkpoint_path = path
+            del state.all_model_checkpoint_paths[kept:]
+            del state.all_model_checkpoint_timestamps[kept:]
+            listing = pathlib.Path(self._directory, "checkpoint")
+            draft = listing.with_name(".checkpoint")
+            draft.write_text(str(state))
+            draft.replace(listing)
+            self._manager = self._new_manager()
+
+    def _new_manager(self):
+        return tf.train.CheckpointManager(
+            self._state, self._directory, max_to_keep=self._keep, checkpoint_name="step"
+        )
+
+
+class SaveOnTerminate(keras.callbacks.Callback):
+    """When the process is told to end (SIGTERM), saves the current step and leaves.
+
+    With several workers it is enough that one of them is told: all save the same step.
+
+    Args:
+        checkpoints: the `Checkpoints` to save to.
+
+    Raises:
+        SystemExit: with the code `os.EX_TEMPFAIL`, 75, once the step is saved.
+    """
+
+    def __init__(self, checkpoints):
+        super().__init__()
+        self._checkpoints = checkpoints
+        self._told = False
+        self._before = None
+
+    def on_train_begin(self, logs=None):
+        self._before = signal.signal(signal.SIGTERM, self._remember)
+
+    def on_train_end(self, logs=None):
+        signal.signal(signal.SIGTERM, self._before)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if any(from_all_workers(self.model.distribute_strategy, int(self._told))):
+            self._checkpoints.save()
+            signal.signal(signal.SIGTERM, self._before)
+            raise SystemExit(os.EX_TEMPFAIL)
+
+    def _remember(self, *_):
+        self._told = True
 
 
 def average_checkpoints(directory, model, count):
@@ -111,21 +210,50 @@ def average_checkpoints(directory, model, count):
     ][-count:]
     readers = [tf.train.load_checkpoint(path) for path in paths]
     for index, variable in enumerate(model.weights):
-        name = f"weights/{index}/.ATTRIBUTES/VARIABLE_VALUE"
+        name = f"weights/{index}{_VALUE}"
         variable.assign(sum(reader.get_tensor(name) for reader in readers) / len(readers))
-    return [int(path.rsplit("-", 1)[1]) for path in paths]
+    return [_step_of(path) for path in paths]
 
 
 def _state(model):
     """The variables of a training, as lists, so that names may change between versions."""
-    seeds = [v for v in model.variables if "seed_generator" in v.path]
     return {
+        "format": tf.Variable(FORMAT, dtype=tf.int64, trainable=False),
         "weights": _numbered(v.value for v in model.weights),
         "optimizer": _numbered(v.value for v in model.optimizer.variables),
-        "seeds": _numbered(v.value for v in seeds),
+        "seeds": _numbered(model._step.dropout_seeds.variables),
         "averages": _numbered(model._step.averages or []),
     }
 
 
 def _numbered(variables):
     return tf.train.Checkpoint(**{str(index): v for index, v in enumerate(variables)})
+
+
+def _check_fits(path, state):
+    """Raises a ValueError that says what differs, before anything is restored."""
+    reader = tf.train.load_checkpoint(path)
+    there = reader.get_variable_to_shape_map()
+    version = "format" + _VALUE
+    if version not in there or reader.get_tensor(version) != FORMAT:
+        found = int(reader.get_tensor(version)) if version in there else 1
+        raise ValueError(f"its format is number {found}, this library reads {FORMAT}")
+    for part in ("weights", "optimizer", "seeds", "averages"):
+        variables = vars(getattr(state, part))
+        here = {
+            f"{part}/{name}{_VALUE}": variable.shape.as_list()
+            for name, variable in variables.items()
+            if name.isdigit()
+        }
+        shapes = {name: shape for name, shape in there.items() if name.startswith(f"{part}/")}
+        if here.keys() != shapes.keys():
+            raise ValueError(f"{part} are {len(shapes)} variables there, {len(here)} here")
+        for name, shape in here.items():
+            if shape != shapes[name]:
+                raise ValueError(
+                    f"{name.removesuffix(_VALUE)} has the shape {shapes[name]} there, {shape} here"
+                )
+
+
+def _step_of(path):
+    return int(path.rsplit("-", 1)[1])

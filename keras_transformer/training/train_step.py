@@ -9,9 +9,11 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
 from keras_transformer.training.projected_loss import projected_loss
+from keras_transformer.training.replicas import DropoutSeeds, check_data
 
 REFUSED_OPTIMIZER_SETTINGS = {
     "clipnorm": "clip_norm",
@@ -41,16 +43,11 @@ class TrainStep:
         _check_optimizer(optimizer)
         _check_arguments(clip_norm, accumulation_steps, ema_momentum)
         _check_loss(loss, kwargs.get("loss_weights"))
-        in_strategy = tf.distribute.has_strategy() or self._distribute_strategy is not None
-        if steps_per_execution != 1 and in_strategy:
-            raise ValueError(
-                "steps_per_execution must be 1 under a tf.distribute strategy: Keras cannot loop "
-                f"over distributed batches. Received: steps_per_execution={steps_per_execution}."
-            )
+        _check_strategy(self, steps_per_execution, jit_compile)
         if jit_compile == "auto":
             # On CPU XLA's products are slower than oneDNN's, several times so in bfloat16.
             jit_compile = bool(tf.config.list_logical_devices("GPU"))
-            jit_compile = jit_compile and not in_strategy
+            jit_compile = jit_compile and not tf.distribute.has_strategy()
         metrics = list(metrics or [])
         # What is summed along with the loss; Keras computes the others from whole logits.
         token_metrics = [m for m in metrics if _counts_tokens_of(loss, m)]
@@ -83,6 +80,7 @@ class TrainStep:
             ema_momentum=ema_momentum,
             averages=averages,
             projection=_find_projection(self) if projected else None,
+            dropout_seeds=DropoutSeeds(self),
         )
 
     @property
@@ -104,14 +102,37 @@ class TrainStep:
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
 
-    def fit(self, *args, class_weight=None, **kwargs):
+    def fit(self, x=None, *args, class_weight=None, **kwargs):
         if class_weight is not None and isinstance(self._step.loss, TokenCrossentropy):
             raise ValueError(
                 "class_weight has no meaning for labels that are sequences of tokens: Keras would "
                 "make one weight of a whole row. Use sample_weight of shape (batch, target). "
                 f"Received: class_weight={class_weight}."
             )
-        return super().fit(*args, class_weight=class_weight, **kwargs)
+        check_data(x, self.distribute_strategy)
+        self._step.dropout_seeds.spread()
+        return super().fit(x, *args, class_weight=class_weight, **kwargs)
+
+    def evaluate(self, x=None, *args, **kwargs):
+        check_data(x, self.distribute_strategy)
+        return super().evaluate(x, *args, **kwargs)
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """Builds Keras's metrics from the shapes of the data.
+
+        Keras would read a first batch, which moves a reshuffled dataset to its second order,
+        and average it over the replicas, which fails with several workers.
+        """
+        if self._distribute_strategy is None:
+            return
+        if iterator is not None:
+            specs = iterator.data_adapter.get_tf_dataset().element_spec
+            # The shape on one replica: of a dataset that was distributed already they are several.
+            data_batch = keras.tree.map_structure(
+                lambda spec: getattr(spec, "_value_specs", [spec])[0], specs
+            )
+        with self._distribute_strategy.scope():
+            self._symbolic_build(data_batch=data_batch)
 
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -225,7 +246,14 @@ class TrainStep:
         self._loss_tracker.update_state(loss / tf.maximum(tokens, 1e-9), sample_weight=share)
         for metric in self._step.token_metrics:
             metric.add_sums(likelihood if isinstance(metric, Perplexity) else hits, tokens)
-        return self.get_metrics_result()
+        logs = self.get_metrics_result()
+        if self._compile_metrics is not None:  # each replica has updated its own
+            counted = [tf.identity(v.value) for v in self._compile_metrics.variables]
+            logs.update(self._compile_metrics.stateless_result(_over_replicas(counted)))
+        if has_workers(self.distribute_strategy):
+            # Keras averages what workers log along an axis, which scalars lack.
+            logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
+        return logs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,6 +273,7 @@ class _StepSettings:
     ema_momentum: float | None
     averages: list | None
     projection: _Projection | None
+    dropout_seeds: DropoutSeeds
 
 
 def _over_replicas(tensors):
@@ -256,6 +285,33 @@ def _counts_tokens_of(loss, metric):
     if not isinstance(loss, TokenCrossentropy) or not isinstance(metric, TokenMetric):
         return False
     return type(metric) in (TokenAccuracy, Perplexity) and metric.pad_id == loss.pad_id
+
+
+def _check_strategy(model, steps_per_execution, jit_compile):
+    if keras.distribution.distribution() is not None:
+        raise ValueError(
+            "keras.distribution does nothing on the TensorFlow backend: training would use one "
+            "device without a word. Use keras_transformer.training.choose_strategy, or the JAX "
+            f"backend. Received: {type(keras.distribution.distribution()).__name__}."
+        )
+    if model.distribute_strategy is not tf.distribute.get_strategy():
+        raise ValueError(
+            "Make the model, its optimizer and compile it inside the same strategy.scope(). "
+            f"Received: a model made under {type(model.distribute_strategy).__name__}, compiled "
+            f"under {type(tf.distribute.get_strategy()).__name__}."
+        )
+    if not tf.distribute.has_strategy():
+        return
+    if steps_per_execution != 1:
+        raise ValueError(
+            "steps_per_execution must be 1 under a tf.distribute strategy: Keras cannot loop "
+            f"over distributed batches. Received: steps_per_execution={steps_per_execution}."
+        )
+    if jit_compile is True:
+        raise ValueError(
+            "jit_compile must be False under a tf.distribute strategy: XLA cannot compile a step "
+            "that reaches over several devices. Received: jit_compile=True."
+        )
 
 
 def _check_loss(loss, loss_weights):

@@ -1,9 +1,7 @@
 """The command from files to a served answer, on letters that are spelled backwards."""
 
-import gzip
 import io
 import os
-import random
 import subprocess
 import sys
 
@@ -14,28 +12,7 @@ from keras_transformer.serving.c_api import ask
 from train import translation
 from train.run import Run
 
-SETTINGS = [
-    "--vocabulary-size=280", "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32",
-    "--num-heads=2", "--dropout=0.1", "--tokens-per-batch=128", "--max-length=24",
-    "--warmup-steps=5", "--checkpoint-every=3", "--average=2", "--num-beams=2",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """Flags for a training and a validation text, one of the files packed."""
-    folder = tmp_path_factory.mktemp("text")
-    draw = random.Random(3)
-    words = ["".join(draw.choices("abcdef", k=draw.randint(1, 7))) for _ in range(211)]
-    sides = {"source": words, "target": [word[::-1] for word in words]}
-    flags = []
-    for side, lines in sides.items():
-        with gzip.open(folder / f"train.{side}.gz", "wt") as file:
-            file.write("\n".join(lines) + "\n")
-        (folder / f"valid.{side}").write_text("\n".join(lines[:13]) + "\n")
-        flags += [f"--{side}", f"{folder}/train.{side}.gz"]
-        flags += [f"--valid-{side}", f"{folder}/valid.{side}"]
-    return flags
+from .conftest import SETTINGS
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +62,8 @@ def test_an_interrupted_run_ends_with_the_same_weights(text, trained, tmp_path):
         "    def on_train_batch_end(self, batch, logs=None):\n"
         "        if int(self.model.optimizer.iterations.numpy()) == 7: os.kill(os.getpid(), 9)\n"
         "import train.run\n"
-        "callbacks = train.run._callbacks\n"
-        "train.run._callbacks = lambda *arguments: [*callbacks(*arguments), Kill()]\n"
+        "callbacks = train.run._writing_callbacks\n"
+        "train.run._writing_callbacks = lambda *a: [*callbacks(*a), Kill()]\n"
         "translation.main(sys.argv[1:])\n"
     )
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}

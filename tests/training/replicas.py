@@ -1,16 +1,20 @@
-"""Trains the same models on one device and on two replicas; prints the differences as JSON.
+"""Trains the same models on the devices that it is told of, and keeps what came out.
 
-A program of its own, since the devices must be split before TensorFlow starts.
+python -m tests.training.replicas DEVICES FOLDER
+
+A program of its own, since the devices must be split before TensorFlow starts. With TF_CONFIG
+it is one of several workers. Writes FOLDER/<index of the worker>.npz.
 """
 
-import functools
-import json
+import pathlib
+import sys
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.text import TokenBatches, train_tokenizer
 from keras_transformer.training import (
     Adam,
     InverseSqrtWarmup,
@@ -18,34 +22,49 @@ from keras_transformer.training import (
     Perplexity,
     TokenAccuracy,
     TokenCrossentropy,
+    choose_strategy,
+    split_cpu,
 )
+from keras_transformer.training.distribution import check_workers_agree, this_worker
 
 VOCABULARY_SIZE, DIM, TARGET = 11, 3, 7
 
 
-def language_model():
+def language_model(dropout=0.0, dtype=None):
     keras.utils.set_random_seed(3)
     ids = keras.Input((None,), dtype="int32")
-    embedding = TokenEmbedding(VOCABULARY_SIZE, DIM)
-    hidden = keras.layers.Dense(DIM, "tanh")(embedding(ids))
+    embedding = TokenEmbedding(VOCABULARY_SIZE, DIM, dtype=dtype)
+    hidden = keras.layers.Dense(DIM, "tanh", dtype=dtype)(embedding(ids))
+    if dropout:
+        hidden = keras.layers.Dropout(dropout, dtype=dtype)(hidden)
     return Model(ids, embedding(hidden, reverse=True))
 
 
-def batches(rows, batch_size):
-    """Long rows in the first half of each batch, short ones in the second."""
+def rows(count, long):
+    """`count` rows of ids and labels, of TARGET tokens where `long`, else of one."""
     generator = np.random.default_rng(5)
-    ids = generator.integers(1, VOCABULARY_SIZE, (rows, TARGET)).astype("int32")
+    ids = generator.integers(1, VOCABULARY_SIZE, (count, TARGET)).astype("int32")
     labels = (2 * ids + 1) % (VOCABULARY_SIZE - 1) + 1  # something to learn
-    lengths = np.where(np.arange(rows) % batch_size < batch_size // 2, TARGET, 1)
-    padding = np.arange(TARGET) >= lengths[:, None]
+    padding = np.arange(TARGET) >= np.where(long, TARGET, 1)[:, None]
     ids[padding] = labels[padding] = 0
-    return tf.data.Dataset.from_tensor_slices((ids, labels)).batch(batch_size)
+    return ids, labels
 
 
-@functools.cache
-def two_replicas():
-    """Only one: strategies of one process disturb each other's collective operations."""
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+def batches(count, batch_size):
+    """Long rows in the first half of each batch, short ones in the second."""
+    long = np.arange(count) % batch_size < batch_size // 2
+    return tf.data.Dataset.from_tensor_slices(rows(count, long)).batch(batch_size)
+
+
+def buckets():
+    """Batches of short rows and of long ones, of different sizes, in a seeded order."""
+    dataset = tf.data.Dataset.from_tensor_slices(rows(29, np.arange(29) % 3 == 0))
+    dataset = dataset.shuffle(29, seed=7)
+
+    def length(ids, _):
+        return tf.reduce_sum(tf.cast(ids != 0, tf.int32))
+
+    return dataset.bucket_by_sequence_length(length, [2], [9, 4])
 
 
 class BatchLogs(keras.callbacks.Callback):
@@ -57,36 +76,34 @@ class BatchLogs(keras.callbacks.Callback):
         self.values.append([float(logs[name]) for name in sorted(logs)])
 
 
-def train(strategy, data, epochs, optimizer, loss, settings):
+def train(strategy, data, repeats, optimizer, loss=None, dropout=0.0, dtype=None, **settings):
+    """What two epochs leave: weights, moving averages, logs of batches, of epochs, and more."""
     with strategy.scope():
-        model = language_model()
-        model.compile(optimizer(), loss(), **settings())
-    start = [np.array(v.value) for v in model.trainable_variables]
+        model = language_model(dropout, dtype)
+        if validated := settings.pop("validated", False):
+            settings["metrics"] = [TokenAccuracy(), Perplexity()]
+        model.compile(optimizer(), loss or TokenCrossentropy(0.1), **settings)
+    start = [v.numpy() for v in model.trainable_variables]
     logs = BatchLogs()
-    history = model.fit(data, epochs=epochs, callbacks=[logs], verbose=0, shuffle=False).history
-    evaluated = model.evaluate(data, verbose=0, return_dict=True)
-    weights = [np.array(v.value) for v in model.trainable_variables]
-    counted = float(model._loss_tracker.count.numpy())
-    averages = [np.array(a) for a in model._step.averages or []]
+    history = model.fit(
+        data.repeat(repeats),
+        epochs=2,
+        callbacks=[logs],
+        validation_data=data if validated else None,
+        verbose=0,
+    ).history
+    evaluated = model.evaluate(data, verbose=0, return_dict=True) if validated else {}
+    weights = [v.numpy() for v in model.trainable_variables]
     moved = max(np.abs(w - s).max() for w, s in zip(weights, start, strict=True))
-    numbers = [*history.values(), list(evaluated.values())]
-    return weights, averages, logs.values, numbers, counted, moved
-
-
-def compare(data, epochs, optimizer, loss=TokenCrossentropy, settings=dict):
-    arguments = (data, epochs, optimizer, loss, settings)
-    one = train(tf.distribute.get_strategy(), *arguments)
-    two = train(two_replicas(), *arguments)
-
-    def difference(index):
-        pairs = zip(one[index], two[index], strict=True)
-        pairs = [(np.array(a), np.array(b)) for a, b in pairs]
-        relative = [np.abs(a - b) / np.maximum(1, np.abs(a)) for a, b in pairs]
-        return max((float(r.max()) for r in relative), default=0.0)
-
-    names = ("weights", "averages", "batch_logs", "values")
-    result = {name: difference(index) for index, name in enumerate(names)}
-    return {**result, "counted": [one[4], two[4]], "moved": float(min(one[5], two[5]))}
+    return {
+        **{f"weights/{index}": weight for index, weight in enumerate(weights)},
+        **{f"averages/{i}": a.numpy() for i, a in enumerate(model._step.averages or [])},
+        "batch_logs": np.array(logs.values),
+        "epoch_logs": np.array([history[name] for name in sorted(history)]),
+        "evaluated": np.array([evaluated[name] for name in sorted(evaluated)]),
+        "counted": np.array(float(model._loss_tracker.count.numpy())),
+        "moved": np.array(moved),
+    }
 
 
 def sgd():
@@ -97,48 +114,137 @@ def adam():
     return Adam(InverseSqrtWarmup(0.1, 3), weight_decay=0.01)
 
 
-def token_loss():
-    return TokenCrossentropy(0.1)
-
-
 def keras_loss():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
 
 
-def token_metrics():
-    return {"metrics": [TokenAccuracy(), Perplexity()]}
-
-
-def everything():
-    return {**token_metrics(), "clip_norm": 0.125, "accumulation_steps": 2, "ema_momentum": 0.75}
-
-
-def refusals():
-    """What is said to settings that a strategy does not allow."""
-    with two_replicas().scope():
-        model = language_model()
-    try:
-        model.compile("sgd", TokenCrossentropy(), steps_per_execution=2)
-    except ValueError as error:
-        return str(error)
-
-
-def main():
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+def trainings(strategy):
+    even, uneven = batches(24, batch_size=8), batches(17, batch_size=8)
+    everything = {"clip_norm": 0.125, "accumulation_steps": 2, "ema_momentum": 0.75}
+    yield "plain", train(strategy, even, 3, sgd)
+    # 8, 8 and 1 rows: at the end only one replica has any.
+    yield "empty share", train(strategy, uneven, 3, sgd, validated=True)
+    yield "everything", train(strategy, uneven, 3, sgd, validated=True, **everything)
+    yield "buckets", train(strategy, buckets(), 2, sgd, clip_norm=0.25)
+    with strategy.scope():
+        loss, accuracy = keras_loss(), keras.metrics.SparseCategoricalAccuracy()
+    yield (
+        "keras loss and metric",
+        train(strategy, uneven, 3, sgd, loss, weighted_metrics=[accuracy]),
     )
-    even, uneven = batches(rows=24, batch_size=6), batches(rows=13, batch_size=6)
-    results = {
-        "plain": compare(even, 5, sgd, token_loss, token_metrics),
-        # 6, 6 and 1 rows: at the end the second replica has none.
-        "empty share": compare(uneven, 7, sgd, token_loss, token_metrics),
-        "everything": compare(uneven, 7, sgd, token_loss, everything),
-        "keras loss": compare(uneven, 7, sgd, keras_loss),
-        "adam": compare(uneven, 2, adam, token_loss),
-        "refused": refusals(),
+    yield "adam", train(strategy, uneven, 1, adam)
+    yield "bfloat16", train(strategy, even, 3, sgd, dtype="mixed_bfloat16", clip_norm=0.125)
+    parts = {"dtype": "mixed_bfloat16", "clip_norm": 0.125, "accumulation_steps": 2}
+    yield "bfloat16 in two parts", train(strategy, even, 3, sgd, **parts)
+    # Each worker takes its part of every batch, as of `TokenBatches`: the same rows on the same
+    # replicas in all arrangements.
+    shares = sharded(even, tf.data.experimental.AutoShardPolicy.DATA)
+    yield "dropout", train(strategy, shares, 3, sgd, dropout=0.5)
+
+
+def sharded(dataset, policy):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy
+    return dataset.with_options(options)
+
+
+def dropout_noise(strategy):
+    """Which of 64 units each replica keeps, in two steps; (replicas, 2, 64)."""
+    with strategy.scope():
+        model = language_model(dropout=0.5)
+        model.compile("sgd", TokenCrossentropy())
+    model._step.dropout_seeds.spread()
+    model._step.dropout_seeds.spread()  # which changes nothing
+    layer = next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout))
+
+    @tf.function
+    def drop():
+        return strategy.run(lambda: layer(tf.ones([1, 1, 64]), training=True))
+
+    steps = [strategy.gather(drop(), axis=0).numpy() for _ in range(2)]
+    return np.concatenate(steps, axis=1) > 0
+
+
+def seen_sentences(strategy):
+    """The sentences that this worker sees in two training epochs and one for validation."""
+    sentences = [" ".join("ab"[int(bit)] for bit in f"{number:b}") for number in range(37)]
+    tokenizer = train_tokenizer(sentences, vocabulary_size=264)
+    data = TokenBatches(sentences, sentences, tokenizer, tokenizer, 64, 16, seed=3)
+    seen = {}
+    for name, dataset, steps in (
+        ("train", data.dataset(), 2 * data.steps_per_epoch),
+        ("resumed", data.dataset(data.steps_per_epoch), data.steps_per_epoch),
+        ("validation", data.epoch(), data.epoch().cardinality().numpy()),
+    ):
+        ids = []
+        for _, (inputs, _) in zip(range(steps), strategy.experimental_distribute_dataset(dataset)):
+            for part in strategy.experimental_local_results(inputs["source_ids"]):
+                ids += tokenizer.detokenize(part).numpy().tolist()
+        seen[f"seen/{name}"] = np.array(ids)
+    return seen
+
+
+def predictions(strategy):
+    with strategy.scope():
+        model = language_model()
+        model.compile("sgd", TokenCrossentropy())
+    return model.predict(batches(17, batch_size=8), verbose=0)
+
+
+def refusals(strategy):
+    """What is said to settings and data that a strategy does not allow."""
+    with strategy.scope():
+        model = language_model()
+        model.compile("sgd", TokenCrossentropy())
+    ids, labels = rows(16, np.arange(16) < 8)
+    dataset = tf.data.Dataset.from_tensor_slices((ids, labels)).batch(8)
+    undivided = sharded(dataset, tf.data.experimental.AutoShardPolicy.OFF)
+    tf.random.set_seed(None)  # Keras's seed would be given to the shuffle below
+
+    def compile_in_scope(**settings):
+        with strategy.scope():
+            model.compile("sgd", TokenCrossentropy(), **settings)
+
+    calls = {
+        "steps_per_execution": lambda: compile_in_scope(steps_per_execution=2),
+        "jit_compile": lambda: compile_in_scope(jit_compile=True),
+        "scope": lambda: model.compile("sgd", TokenCrossentropy()),
     }
-    print(json.dumps(results))
+    if this_worker(strategy).count > 1:
+        index = this_worker(strategy).index
+        calls |= {
+            "arrays": lambda: model.fit(ids, labels, verbose=0),
+            "sharding": lambda: model.fit(undivided, verbose=0),
+            "unseeded": lambda: model.fit(dataset.unbatch().shuffle(8).batch(8), verbose=0),
+            "agree": lambda: check_workers_agree(strategy, 5 + index, "a number"),
+        }
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+            said[f"refused/{name}"] = np.array("")
+        except (ValueError, RuntimeError) as error:
+            said[f"refused/{name}"] = np.array(str(error))
+    return said
+
+
+def main(devices, folder):
+    split_cpu(int(devices))
+    strategy = choose_strategy()
+    results = {}
+    for name, values in trainings(strategy):
+        results.update({f"{name}/{key}": value for key, value in values.items()})
+    results["noise"] = dropout_noise(strategy)
+    results["predictions"] = predictions(strategy)
+    results.update(seen_sentences(strategy))
+    if strategy.num_replicas_in_sync > 1:
+        results.update(refusals(strategy))
+    worker = this_worker(strategy)
+    results["size"] = np.array([worker.count, strategy.num_replicas_in_sync])
+    folder = pathlib.Path(folder)
+    folder.mkdir(exist_ok=True, parents=True)
+    np.savez(folder / f"{worker.index}.npz", **results)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

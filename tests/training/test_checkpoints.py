@@ -1,4 +1,6 @@
+import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -7,12 +9,19 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.training import Adam, TokenCrossentropy
-from keras_transformer.training.checkpoints import Checkpoints, average_checkpoints
+from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.training import Adam, Model, TokenCrossentropy
+from keras_transformer.training.checkpoints import (
+    Checkpoints,
+    SaveOnTerminate,
+    average_checkpoints,
+)
 
 from .conftest import (
+    DIM,
     IDS,
     LABELS,
+    VOCABULARY_SIZE,
     assert_weights_equal,
     language_model,
     needs_tensorflow,
@@ -96,28 +105,96 @@ def test_fit_saves_every_few_steps_alone_and_keeps_the_newest(tmp_path):
     assert saved() == ["step-4.index", "step-5.index"]
 
 
-@pytest.mark.parametrize("case", ["wider", "shallower", "other optimizer", "averages"])
-def test_a_checkpoint_of_another_training_is_refused(tmp_path, case):
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (
+            "wider",
+            r"No checkpoint can be used.*another folder.*weights are 3 variables there, 1 here",
+        ),
+        ("shallower", r"weights are 4 variables there, 3 here"),
+        ("other optimizer", r"optimizer are 8 variables there, 2 here"),
+        ("averages", r"averages are 0 variables there, 3 here"),
+        ("narrower", r"weights/0 has the shape \[11, 3\] there, \[13, 3\] here"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(tmp_path, case, expected):
     if case == "wider":
         ids = keras.Input((None,), dtype="int32")
         other = compiled(type(language_model())(ids, keras.layers.Embedding(11, 5)(ids)))
     elif case == "shallower":
         other = compiled(language_model(tied=True))
+    elif case == "narrower":
+        ids = keras.Input((None,), dtype="int32")
+        table = TokenEmbedding(VOCABULARY_SIZE + 2, DIM)
+        hidden = keras.layers.Dense(DIM, "tanh")(table(ids))
+        other = compiled(Model(ids, table(hidden, reverse=True)))
     elif case == "averages":
         other = compiled(ema_momentum=0.75)
     else:
         other = compiled(optimizer=keras.optimizers.SGD(0.1))
     train_and_save(tmp_path, 1, compiled(language_model(tied=case != "shallower")))
-    with pytest.raises(ValueError, match=r"is of another model or optimizer. Train into another"):
+    before = weights_of(other)
+    with pytest.raises(ValueError, match=expected):
         Checkpoints(tmp_path, other).restore()
+    assert_weights_equal(other, before, atol=0, what="nothing is restored in part")
 
 
-def test_a_damaged_newest_checkpoint_is_a_clear_error(tmp_path):
-    train_and_save(tmp_path, 2)
-    newest = next(tmp_path.glob("step-2.data*"))
+@pytest.mark.parametrize("part", ["data", "index"])
+def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, caplog, part):
+    _, weights = train_and_save(tmp_path, 3)
+    newest = next(tmp_path.glob(f"step-3.{part}*"))
     newest.write_bytes(newest.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"step-2 is damaged"):
+    model = compiled()
+    checkpoints = Checkpoints(tmp_path, model, keep=3)
+    assert checkpoints.restore() == 2, "the last good one"
+    assert_weights_equal(model, weights[1], atol=0)
+    [line] = caplog.messages
+    assert re.search(r"step-3 is damaged: .*Going on from \S*step-2\.", line)
+    assert newest.exists(), "nothing is deleted"
+    model.train_step((IDS, LABELS))
+    checkpoints.save()
+    assert Checkpoints(tmp_path, compiled()).restore() == 3, "saved anew"
+
+
+def test_of_a_checkpoint_of_another_format_the_one_before_is_used(tmp_path, caplog, monkeypatch):
+    train_and_save(tmp_path, 1)
+    model = compiled()
+    monkeypatch.setattr("keras_transformer.training.checkpoints.FORMAT", 3)
+    checkpoints = Checkpoints(tmp_path, model, keep=2)
+    model.optimizer.iterations.assign(5)
+    checkpoints.save()
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path, compiled()).restore() == 1
+    assert (
+        "step-5 is of another training: its format is number 3, this library reads 2" in caplog.text
+    )
+
+
+def test_damaged_checkpoints_alone_are_a_clear_error(tmp_path):
+    train_and_save(tmp_path, 1)
+    only = next(tmp_path.glob("step-1.data*"))
+    only.write_bytes(only.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"No checkpoint can be used.*step-1 is damaged"):
         Checkpoints(tmp_path, compiled()).restore()
+
+
+def test_a_process_told_to_end_saves_its_step_and_says_so_by_its_code(tmp_path):
+    model = compiled()
+    checkpoints = Checkpoints(tmp_path, model)
+
+    class Tell(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        callbacks = [checkpoints, SaveOnTerminate(checkpoints), Tell()]
+        model.fit(IDS, LABELS, batch_size=1, callbacks=callbacks, verbose=0)
+    assert caught.value.code == 75
+    assert Checkpoints(tmp_path, compiled()).restore() == 4, "the step it was in"
+    assert signal.getsignal(signal.SIGTERM) == before, "as it was"
 
 
 def test_average_is_the_mean_of_the_newest_checkpoints(tmp_path):

@@ -1,53 +1,177 @@
-"""One device and two replicas give the same numbers, whatever the replicas hold."""
+"""One device, several replicas and several workers give the same numbers."""
 
-import json
 import os
 import pathlib
-import subprocess
+import re
 import sys
+from collections import Counter
 
+import numpy as np
 import pytest
+
+from train.launch import run_here
 
 from .conftest import needs_tensorflow
 
 pytestmark = needs_tensorflow
-ROOT = pathlib.Path(__file__).parents[2]
+# Name: workers, and devices of each.
+ARRANGEMENTS = {"1": (1, 1), "2": (1, 2), "4": (1, 4), "2 workers": (2, 1), "2 x 2": (2, 2)}
+SEVERAL = [name for name in ARRANGEMENTS if name != "1"]
+WORKERS = ["2 workers", "2 x 2"]
 
 
 @pytest.fixture(scope="module")
-def results():
-    command = [sys.executable, "-m", "tests.training.replicas"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-    process = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return json.loads(process.stdout.splitlines()[-1])
+def results(tmp_path_factory):
+    """What each worker of each arrangement has kept, computed when it is first asked for."""
+    folder = tmp_path_factory.mktemp("replicas")
+    kept = {}
+
+    def of(name):
+        if name not in kept:
+            workers, devices = ARRANGEMENTS[name]
+            command = [sys.executable, "-m", "tests.training.replicas", str(devices)]
+            command.append(str(folder / name))
+            assert run_here(command, workers, restarts=0, start_timeout=120) == 0
+            files = [folder / name / f"{index}.npz" for index in range(workers)]
+            kept[name] = [dict(np.load(file)) for file in files]
+        return kept[name]
+
+    return of
 
 
-@pytest.mark.parametrize("case", ["plain", "empty share", "everything", "keras loss"])
-def test_two_replicas_equal_one(results, case):
-    result = results[case]
-    assert result["moved"] > 1e-2, "the training moved the weights"
-    assert result["weights"] < 1e-6, "weights after about 20 steps of SGD"
-    assert result["averages"] < 1e-6, "moving averages of the weights"
-    assert result["batch_logs"] < 1e-6, "values logged after each batch"
-    assert result["values"] < 1e-6, "values of the epochs and of evaluate"
+@pytest.fixture(autouse=True, scope="module")
+def in_the_root():
+    before = pathlib.Path.cwd()
+    os.chdir(pathlib.Path(__file__).parents[2])
+    yield
+    os.chdir(before)
 
 
-def test_two_replicas_equal_one_with_adam_schedule_and_weight_decay(results):
-    result = results["adam"]
-    assert result["moved"] > 1e-2, "the training moved the weights"
-    assert result["weights"] < 1e-4, "Adam enlarges rounding where gradients are tiny"
-    assert result["batch_logs"] < 1e-5, "losses logged after each batch"
+def assert_same(results, name, case, atol=1e-6):
+    [one] = results("1")
+    names = [key for key in one if key.startswith(f"{case}/")]
+    assert len(names) >= 7, "weights, logs and more"
+    assert one[f"{case}/moved"] > 1e-2, "the training moved the weights"
+    for index, values in enumerate(results(name)):
+        for key in names:
+            np.testing.assert_allclose(
+                values[key], one[key], atol=atol, rtol=1e-6, err_msg=f"{key} on worker {index}"
+            )
 
 
-def test_two_replicas_count_each_token_once(results):
-    one, two = results["plain"]["counted"]
-    # 4 batches of 3 rows of 7 tokens and 3 rows of 1.
-    assert one == two == 96, "tokens the loss was averaged over"
+@pytest.mark.parametrize("name", SEVERAL)
+def test_the_arrangement_is_the_one_meant(results, name):
+    workers, devices = ARRANGEMENTS[name]
+    assert [list(kept["size"]) for kept in results(name)] == [
+        [workers, workers * devices]
+    ] * workers
 
 
-def test_steps_per_execution_is_refused_under_a_strategy(results):
-    assert "steps_per_execution must be 1 under a tf.distribute strategy" in results["refused"]
-    assert results["refused"].endswith("Received: steps_per_execution=2.")
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize(
+    "case", ["plain", "empty share", "everything", "buckets", "keras loss and metric"]
+)
+def test_replicas_equal_one_device(results, name, case):
+    """Weights, averages, logs of batches and epochs, validation and evaluation."""
+    assert_same(results, name, case)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_replicas_equal_one_device_with_adam_schedule_and_weight_decay(results, name):
+    assert_same(results, name, "adam", atol=1e-4)  # Adam enlarges rounding of tiny gradients
+
+
+@pytest.mark.parametrize("name", ["2", "2 workers"])
+def test_two_replicas_in_bfloat16_are_bitwise_one_device_in_two_parts(results, name):
+    [one] = results("1")
+    for values in results(name):
+        for index in range(3):
+            np.testing.assert_array_equal(
+                values[f"bfloat16/weights/{index}"], one[f"bfloat16 in two parts/weights/{index}"]
+            )
+
+
+def test_each_token_is_counted_once(results):
+    for name in ARRANGEMENTS:
+        for values in results(name):
+            # 3 batches of 4 rows of 7 tokens and 4 rows of 1.
+            assert values["plain/counted"] == 96, "tokens the loss was averaged over"
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_dropout_differs_between_replicas_and_is_reproducible(results, name):
+    noise = results(name)[0]["noise"]  # (replicas, steps, units)
+    masks = noise.reshape(-1, noise.shape[-1])
+    assert len(np.unique(masks, axis=0)) == len(masks), "no mask is drawn twice"
+    [one] = results("1")
+    np.testing.assert_array_equal(noise[0], one["noise"][0], "the first replica is one device")
+    # Noise goes with the part of the batch, and these are dealt out to the workers in turn.
+    parts = [0, 2, 1, 3] if name == "2 x 2" else range(len(noise))
+    np.testing.assert_array_equal(noise, results("4")[0]["noise"][parts])
+
+
+def test_dropout_depends_on_the_number_of_replicas_alone(results):
+    for case in ("2", "2 workers"), ("4", "2 x 2"):
+        few, many = (results(name)[0] for name in case)
+        for index in range(3):
+            key = f"dropout/weights/{index}"
+            np.testing.assert_allclose(few[key], many[key], atol=1e-6)
+    difference = results("2")[0]["dropout/weights/0"] - results("4")[0]["dropout/weights/0"]
+    assert np.abs(difference).max() > 1e-3, "other noise on more replicas"
+
+
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+def test_the_shares_of_all_workers_are_the_epoch(results, name):
+    sentences = [" ".join("ab"[int(bit)] for bit in f"{number:b}") for number in range(37)]
+    for part, times in (("train", 2), ("resumed", 1), ("validation", 1)):
+        seen = Counter()
+        for values in results(name):
+            seen.update(text.decode() for text in values[f"seen/{part}"])
+        assert seen == Counter({sentence: times for sentence in sentences}), part
+
+
+@pytest.mark.parametrize("name", ["2", "4"])
+def test_predictions_keep_their_order(results, name):
+    [one], [several] = results("1"), results(name)
+    assert one["predictions"].shape[0] == 17
+    np.testing.assert_allclose(several["predictions"], one["predictions"], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_every_worker_has_all_predictions(results, name):
+    [one] = results("1")
+    for values in results(name):
+        np.testing.assert_allclose(values["predictions"], one["predictions"], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["2", "2 x 2"])
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("steps_per_execution", "must be 1 under a tf.distribute strategy"),
+        ("jit_compile", "jit_compile must be False under a tf.distribute strategy"),
+        ("scope", "inside the same strategy.scope"),
+    ],
+)
+def test_settings_that_a_strategy_cannot_have_are_refused(results, name, setting, expected):
+    for values in results(name):
+        assert expected in str(values[f"refused/{setting}"])
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ("arrays", "must be a tf.data.Dataset.*Received: ndarray"),
+        ("sharding", "auto_shard_policy must be DATA.*Received: OFF"),
+        ("unseeded", "needs a seed"),
+    ],
+)
+def test_data_that_workers_cannot_share_are_refused(results, data, expected):
+    for values in results("2 workers"):
+        assert re.search(expected, str(values[f"refused/{data}"]))
+
+
+def test_workers_that_disagree_stop_with_all_values(results):
+    expected = "The workers must agree in a number. Received: 5 on worker 0, 6 on worker 1."
+    for values in results("2 workers"):
+        assert str(values["refused/agree"]) == expected

@@ -1,0 +1,192 @@
+"""Which devices and machines train a model, and how workers make sure that they agree.
+
+A worker is one process of a training; it has one replica of the model on each of its devices.
+Worker 0 is the chief: it alone writes.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import unittest.mock
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+STRATEGIES = ("auto", "one", "mirrored", "multiworker")
+
+
+class Worker(NamedTuple):
+    """One process of a training."""
+
+    index: int  # 0 is the chief
+    count: int  # of all workers
+
+
+def choose_strategy(name="auto"):
+    """The strategy under which to make, compile and fit a model.
+
+    Call it before anything else of TensorFlow: several workers can only be connected then.
+
+    Args:
+        name: "one" trains on one device; "mirrored" on all GPUs of this machine, or all CPU
+            devices (see `split_cpu`) if it has none; "multiworker" on the workers that the
+            environment variable TF_CONFIG names; "auto" on what there is: the workers of
+            TF_CONFIG if there are several, else all GPUs or CPU devices, if there are several.
+
+    Returns:
+        A `tf.distribute.Strategy`. The same global batches give the same numbers under all.
+
+    Raises:
+        ValueError: if the name is unknown, TF_CONFIG is not as it should be, or TensorFlow was
+            used before.
+
+    Example:
+        >>> import keras_transformer as kt
+        >>> strategy = choose_strategy("one")
+        >>> with strategy.scope():
+        ...     model = kt.translation(vocabulary_size=11, size="tiny")
+        ...     model.compile(kt.Adam(0.001), kt.TokenCrossentropy(), clip_norm=1.0)
+    """
+    if name not in STRATEGIES:
+        raise ValueError(
+            f"The strategy must be one of {', '.join(STRATEGIES)}. Received: {name!r}."
+        )
+    addresses = _addresses()
+    if name == "multiworker" and len(addresses) < 2:
+        raise ValueError(
+            "The strategy 'multiworker' needs the environment variable TF_CONFIG with at least "
+            "two workers. For two on this machine start it with `python -m train.launch "
+            f"--workers 2 -- COMMAND`. Received: TF_CONFIG={os.environ.get('TF_CONFIG', '')!r}."
+        )
+    if name == "multiworker" or (name == "auto" and len(addresses) > 1):
+        return _connect_workers()
+    if name == "one":
+        return tf.distribute.get_strategy()
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    if name == "auto" and len(devices) == 1:
+        return tf.distribute.get_strategy()
+    return tf.distribute.MirroredStrategy([device.name for device in devices])
+
+
+def split_cpu(count):
+    """Makes TensorFlow see `count` CPU devices, to try replicas on a machine without GPUs.
+
+    They share the same cores, so nothing becomes faster. Call it before `choose_strategy`.
+
+    Raises:
+        ValueError: if `count` is below 1, or TensorFlow was used before.
+    """
+    if count < 1:
+        raise ValueError(f"The number of CPU devices must be at least 1. Received: {count}.")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * count
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"The CPU must be split before TensorFlow is used. Received: {error}"
+        ) from error
+
+
+def has_workers(strategy):
+    """Whether a strategy trains on several workers."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def this_worker(strategy):
+    """The `Worker` that this process is under a strategy; worker 0 of 1 if there are no others."""
+    if not has_workers(strategy):
+        return Worker(0, 1)
+    resolver = strategy.cluster_resolver
+    cluster = resolver.cluster_spec().as_dict()
+    chiefs = len(cluster.get("chief", []))
+    index = resolver.task_id + (0 if resolver.task_type == "chief" else chiefs)
+    return Worker(index, chiefs + len(cluster.get("worker", [])))
+
+
+def from_all_workers(strategy, value):
+    """The integers that all workers hand in, in their order; every worker waits for the others."""
+    worker = this_worker(strategy)
+    if worker.count == 1:
+        return [value]
+    per_replica = strategy.run(lambda: tf.constant([value], tf.int64))
+    values = strategy.gather(per_replica, axis=0).numpy()  # (all replicas,)
+    return values[:: len(values) // worker.count].tolist()
+
+
+def check_workers_agree(strategy, value, what):
+    """Stops all workers unless they hand in the same integer.
+
+    Raises:
+        RuntimeError: with what they handed in.
+    """
+    values = from_all_workers(strategy, value)
+    if len(set(values)) > 1:
+        received = ", ".join(f"{value} on worker {index}" for index, value in enumerate(values))
+        raise RuntimeError(f"The workers must agree in {what}. Received: {received}.")
+
+
+def checksum(arrays):
+    """A number that differs as soon as any bit of a list of arrays or variables does."""
+    total = 0
+    for array in arrays:
+        total = zlib.crc32(np.ascontiguousarray(array).view(np.uint8), total)
+    return total
+
+
+def _addresses():
+    """The workers that TF_CONFIG names, chief first; an empty list without TF_CONFIG."""
+    text = os.environ.get("TF_CONFIG", "")
+    try:
+        config = json.loads(text or "{}")
+        cluster = config.get("cluster", {})
+        addresses = [*cluster.get("chief", []), *cluster.get("worker", [])]
+        task = config.get("task", {})
+        well = not addresses or task["index"] in range(len(cluster.get(task["type"], [])))
+        well = well and task.get("type", "worker") in ("chief", "worker")
+    except (ValueError, AttributeError, KeyError, TypeError):
+        well = False
+    if not well:
+        raise ValueError(
+            "TF_CONFIG must name the addresses of all workers and which of them this process is, "
+            'e.g. {"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
+            f'"task": {{"type": "worker", "index": 0}}}}. Received: {text!r}.'
+        )
+    return addresses
+
+
+def _connect_workers():
+    implementation = tf.distribute.experimental.CommunicationImplementation
+    gpus = tf.config.list_physical_devices("GPU")
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=implementation.NCCL if gpus else implementation.RING
+    )
+    try:
+        with contextlib.nullcontext() if gpus else _all_cpu_devices():
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except RuntimeError as error:
+        raise ValueError(
+            "Workers can only be connected before TensorFlow is used. Call choose_strategy first. "
+            f"Received: {error}"
+        ) from error
+
+
+def _all_cpu_devices():
+    """Has a worker without GPUs use all CPU devices that it was split into.
+
+    TensorFlow would take the first, so the arrangement of several GPUs on each of several
+    machines could not be tried without them.
+    """
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    count = len(tf.config.get_logical_device_configuration(cpu) or [None])
+
+    def local_devices(self, cluster_resolver, worker_device):
+        return tuple(f"{worker_device}/device:CPU:{index}" for index in range(count)), "CPU"
+
+    module = sys.modules[tf.distribute.MultiWorkerMirroredStrategy.__module__]
+    extended = module.CollectiveAllReduceExtended
+    return unittest.mock.patch.object(extended, "_initialize_local_devices", local_devices)

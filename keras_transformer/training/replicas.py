@@ -1,0 +1,91 @@
+"""What replicas must not share, and what they must: dropout's noise, and the data."""
+
+import tensorflow as tf
+
+from keras_transformer.training.distribution import has_workers, this_worker
+
+SEED_STRIDE = 1_000_003  # between the seeds of two replicas; prime, so that sums do not meet
+
+
+class DropoutSeeds:
+    """The random state of a model's dropout, different on each replica.
+
+    Keras mirrors the state, so all replicas would drop the same units. A state is a pair of
+    seed and counter; here the seed of the replica that gets part i of each batch is raised by
+    i times a stride. Checkpoints hold the state for part 0, which is that of a single device.
+
+    Args:
+        model: a built model.
+    """
+
+    def __init__(self, model):
+        self._strategy = model.distribute_strategy
+        self.variables = [v.value for v in model.variables if "seed_generator" in v.path]
+        self._first_seeds = None
+
+    def spread(self):
+        """Sets the seeds of this worker's replicas; a second call changes nothing."""
+        if self._strategy.num_replicas_in_sync == 1:
+            return
+        if self._first_seeds is None:
+            self._first_seeds = [int(_copies(v)[0].numpy()[0]) for v in self.variables]
+        worker = this_worker(self._strategy)
+        for variable, seed in zip(self.variables, self._first_seeds, strict=True):
+            for place, copy in enumerate(_copies(variable)):
+                part = place * worker.count + worker.index  # TensorFlow deals them out in turn
+                counter = copy.numpy()[1]
+                copy.assign(tf.constant([seed + part * SEED_STRIDE, counter], copy.dtype))
+
+    def restored(self):
+        """To be called when a checkpoint has set all replicas to the state of the first."""
+        self._first_seeds = None
+        self.spread()
+
+
+def check_data(data, strategy):
+    """Refuses what workers would not divide among themselves.
+
+    Raises:
+        ValueError: with several workers, for anything but a `tf.data.Dataset` in an order that
+            is the same on all of them and is divided by examples.
+    """
+    if not has_workers(strategy) or isinstance(data, tf.distribute.DistributedDataset):
+        return
+    if not isinstance(data, tf.data.Dataset):
+        raise ValueError(
+            "With several workers the data must be a tf.data.Dataset, which TensorFlow divides "
+            "among them; arrays and generators would be shuffled, or repeated, by each worker. "
+            f"Received: {type(data).__name__}."
+        )
+    sharding = tf.data.experimental.AutoShardPolicy
+    policy = data.options().experimental_distribute.auto_shard_policy
+    if policy not in (sharding.AUTO, sharding.DATA):
+        raise ValueError(
+            "With several workers the dataset's auto_shard_policy must be DATA (or AUTO), so that "
+            f"each example is seen by one worker. Received: {policy.name}."
+        )
+    if any(_is_unseeded_shuffle(part) for part in _parts(data)):
+        raise ValueError(
+            "With several workers a shuffled dataset needs a seed, or their shares overlap: "
+            "shuffle(..., seed=1), or keras.utils.set_random_seed(1) before. "
+            "Received: a shuffle without a seed."
+        )
+
+
+def _copies(variable):
+    """The variables of a mirrored one on this worker's devices."""
+    return getattr(variable, "values", [variable])
+
+
+def _parts(dataset):
+    """A dataset and all those that it is made from."""
+    yield dataset
+    for part in dataset._inputs():
+        yield from _parts(part)
+
+
+def _is_unseeded_shuffle(dataset):
+    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
+    if type(dataset).__name__ != "_ShuffleDataset" or any(seed is None for seed in seeds):
+        return False
+    return all(int(seed) == 0 for seed in seeds)

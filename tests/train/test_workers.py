@@ -1,0 +1,126 @@
+"""The command on two workers and on two replicas: killed, told to stop, and as one device."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from train.run import Run
+
+from .conftest import SETTINGS
+
+ROOT = pathlib.Path(__file__).parents[2]
+STEPS = 11
+ENVIRONMENT = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def command(text, run, *flags):
+    return [
+        sys.executable, "-m", "tests.train.dying", *text, *SETTINGS, f"--steps={STEPS}",
+        "--run", str(run), *flags,
+    ]  # fmt: skip
+
+
+def on_two_workers(text, run, dies="", restarts=1):
+    """Runs the command on two workers; `dies` is "worker:step:signal" of the first attempt."""
+    launch = [sys.executable, "-m", "train.launch", "--workers", "2", "--restarts", str(restarts)]
+    done = subprocess.run(
+        [*launch, "--", *command(text, run)],
+        cwd=ROOT,
+        env={**ENVIRONMENT, "DIES": dies, "DIED": str(run) + ".died"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done
+
+
+def weights_of(run):
+    return [weight.numpy() for weight in Run(run).model().weights]
+
+
+@pytest.fixture(scope="module")
+def whole(text, tmp_path_factory):
+    """A run of two workers that nothing has interrupted."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    done = on_two_workers(text, run)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return run, done
+
+
+def test_only_the_chief_writes_and_prints(whole):
+    run, done = whole
+    names = {path.name for path in run.iterdir()}
+    assert names == {
+        "config.json", "tokenizer.model", "checkpoints", "history.csv", "model.keras",
+        "learning_curves.png", "attention.png",
+    }  # fmt: skip
+    assert done.stdout.count("2 replicas on 2 workers.") == 1
+    assert done.stdout.count("BLEU: ") == 1
+    epochs = (run / "history.csv").read_text().splitlines()
+    assert len(epochs) == len(set(epochs)) > 2, "each epoch once"
+
+
+@pytest.mark.parametrize("dies", ["0:7:9", "1:7:9"], ids=["the chief", "another worker"])
+def test_a_killed_worker_changes_nothing_but_the_time(text, whole, tmp_path, dies):
+    run = tmp_path / "killed"
+    done = on_two_workers(text, run, dies)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "starting all again (1 of 1)" in done.stderr
+    assert f"Going on from step 6 of {STEPS}." in done.stdout
+    for one, other in zip(weights_of(run), weights_of(whole[0]), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_worker_told_to_end_stops_all_at_the_same_saved_step(text, whole, tmp_path):
+    run = tmp_path / "stopped"
+    done = on_two_workers(text, run, "1:7:15")
+    assert done.returncode == 75, done.stderr[-3000:]
+    assert (run / "checkpoints" / "step-7.index").exists()
+    assert "again" not in done.stderr
+    done = on_two_workers(text, run, "1:7:15")
+    assert done.returncode == 0 and f"Going on from step 7 of {STEPS}." in done.stdout
+    for one, other in zip(weights_of(run), weights_of(whole[0]), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("number", [9, 15])
+def test_two_replicas_of_one_process_are_stopped_and_go_on_too(text, whole, tmp_path, number):
+    run = tmp_path / "mirrored"
+    arguments = command(text, run, "--virtual-devices=2")
+    environment = {**ENVIRONMENT, "DIES": f"0:7:{number}", "DIED": str(run) + ".died"}
+    options = {"cwd": ROOT, "env": environment, "capture_output": True, "timeout": 300}
+    assert subprocess.run(arguments, **options).returncode == {9: -9, 15: 75}[number]
+    done = subprocess.run(arguments, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for one, other in zip(weights_of(run), weights_of(whole[0]), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4, err_msg="as on two workers")
+
+
+def test_a_worker_left_alone_ends_with_a_line(text, tmp_path):
+    """Started by hand, without a launcher to end it."""
+    from train.launch import Workers
+
+    run = tmp_path / "alone"
+    with Workers(command(text, run), 2) as workers:
+        deadline = time.monotonic() + 200
+        while not list(tmp_path.glob("alone/checkpoints/step-*.index")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        workers.processes[1].send_signal(signal.SIGKILL)
+        assert workers.processes[0].wait(timeout=120) in (76, -6)
+
+
+def test_workers_that_see_other_texts_are_stopped(text, tmp_path):
+    """Worker 1 is given another seed by its environment."""
+    run = tmp_path / "run"
+    done = on_two_workers(text, run, "1:other text:0", restarts=0)
+    assert done.returncode not in (0, 75)
+    assert "The workers must agree in the checksum of the tokenised text. Received: " in done.stderr
+    assert not run.exists(), "nothing is written"

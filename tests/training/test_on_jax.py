@@ -1,0 +1,77 @@
+"""The same models under `keras.distribution` on the JAX backend, and its refusal elsewhere."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer import TokenCrossentropy
+from keras_transformer.training.layouts import layout_map
+
+from .conftest import language_model, needs_tensorflow
+
+pytestmark = [
+    needs_tensorflow,
+    pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax"),
+]
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jax")
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": "jax",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    }
+
+    def run(arrangement):
+        output = folder / f"{arrangement}.npz"
+        command = [sys.executable, "-m", "tests.training.on_jax", arrangement, str(output)]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return dict(np.load(output))
+
+    return {arrangement: run(arrangement) for arrangement in ("one", "data", "model")}
+
+
+@pytest.mark.parametrize("arrangement", ["data", "model"])
+def test_several_devices_equal_one(results, arrangement):
+    one, several = results["one"], results[arrangement]
+    assert one["moved"] > 1e-2, "the training moved the weights"
+    for name in one.keys() - {"cut", "moved"}:
+        np.testing.assert_allclose(several[name], one[name], atol=1e-6, err_msg=name)
+
+
+def test_a_layout_cuts_every_large_weight(results):
+    assert not results["one"]["cut"].size and not results["data"]["cut"].size
+    cut = set(results["model"]["cut"])
+    ends = {path.rsplit("/", 1)[1] for path in cut}
+    assert ends == {
+        "embeddings", "query_key_value_kernel", "query_key_value_bias", "query_kernel",
+        "query_bias", "key_value_kernel", "key_value_bias", "output_kernel", "widen_kernel",
+        "widen_bias", "narrow_kernel",
+    }  # fmt: skip
+    # A table; 2 encoder blocks of 6 weights; 2 decoder blocks of these and 5 of cross-attention.
+    assert len(cut) == 1 + 2 * 6 + 2 * (6 + 5)
+
+
+def test_layouts_and_distributions_are_refused_on_tensorflow():
+    with pytest.raises(ValueError, match=r"need the JAX backend.*Received: backend 'tensorflow'"):
+        layout_map(None)
+    mesh = keras.distribution.DeviceMesh((1,), ["batch"], ["cpu:0"])
+    keras.distribution.set_distribution(keras.distribution.DataParallel(device_mesh=mesh))
+    try:
+        with pytest.raises(ValueError, match=r"does nothing on the TensorFlow backend.*DataPara"):
+            language_model().compile("sgd", TokenCrossentropy())
+    finally:
+        keras.distribution.set_distribution(None)
