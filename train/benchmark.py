@@ -26,6 +26,7 @@ from pathlib import Path
 
 from train import benchmark_decoding as decoding
 from train import benchmark_peers as training
+from train import benchmark_scaling as scaling
 from train.benchmark_peers import Size, Task
 from train.benchmark_rounds import measure
 
@@ -38,6 +39,7 @@ EXAMPLES = """
 examples:
   python -m train.benchmark                                   everything
   python -m train.benchmark --train --size small --dtype bfloat16
+  python -m train.benchmark --scaling                         devices, workers, all-reduce
   python -m train.benchmark --decode --decode-batch 1 --repeats 9 --json decoding.json
   python -m train.benchmark --size toy --decode-size toy --repeats 1 --steps 1
                                      does it run here? (its numbers say nothing)
@@ -146,6 +148,27 @@ def measurements(options):
             yield title, entrants, batch_size * decoding.OUTPUT_TOKENS, None
 
 
+def measure_scaling(options):
+    size_name = options.size[0]
+    size = SIZES[size_name]
+    print("{processor}, {threads} threads".format(**machine(options.threads)), flush=True)
+    print(f"\ntraining, {size_name}: {describe(size)}, float32; the same global batch of", end=" ")
+    print(f"{size.batch_size} x {size.length} everywhere, all on the same cores", flush=True)
+    results = {
+        name: scaling.measure_arrangement(name, size_name, options.steps)
+        for name in scaling.ARRANGEMENTS
+    }
+    print("\n".join(scaling.table(results)), flush=True)
+    rows = measure(scaling.step_entrants(size, options.threads), options.repeats, options.steps)
+    compare(rows, size.batch_size * size.length)
+    print("", "On one device:", *table(rows), sep="\n", flush=True)
+    print("", *scaling.on_paper(SIZES["base"], "base"), sep="\n")
+    if options.json:
+        report = {"machine": machine(options.threads), "scaling": results, "steps": rows}
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return int(rows[0]["unavailable"] is not None)
+
+
 def describe(size):
     return (
         f"{size.num_layers}+{size.num_layers} layers, {size.hidden_dim} wide, "
@@ -177,6 +200,12 @@ def parse(arguments):
     add = parser.add_argument
     add("--train", action="store_true", help="training steps; with neither flag, both")
     add("--decode", action="store_true", help="decoding from an exported SavedModel")
+    add(
+        "--scaling",
+        action="store_true",
+        help="instead: one step over 1, 2, 4 virtual devices and 2 workers, the exact step beside "
+        "Keras's own, and what GPUs and hosts would give on paper",
+    )
     add("--size", nargs="+", choices=SIZES, default=["small", "base"], help="models to train")
     add("--decode-size", choices=SIZES, default="base", help="model that decodes")
     add("--decode-batch", nargs="+", type=_positive, default=[32, 1], help="sentences at once")
@@ -209,6 +238,8 @@ def _positive(text):
 def main(arguments=None):
     """Returns the exit status: 1 if our own engine could not be measured."""
     options = parse(arguments)
+    if options.scaling:
+        return measure_scaling(options)
     report = {"machine": machine(options.threads), "measurements": []}
     print("{processor}, {threads} threads; median of".format(**report["machine"]), end=" ")
     print(f"{options.repeats} rounds of {options.steps}, engines taking turns", flush=True)
