@@ -45,6 +45,6 @@ setup(
             "ruff>=0.12,<0.18",
         ],
         "bench": [*TRAIN, *BENCH],
-        "ray": [*TRAIN, *DATASETS, "ray[train]>=2.40,<3"],
+        "ray": [*TRAIN, *DATASETS, "ray[train]>=2.60,<3"],
     },
 )

@@ -1,12 +1,15 @@
 """What the README shows runs as shown."""
 
+import json
 import pathlib
 import re
+import subprocess
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+RECORD = (ROOT / "train" / "README.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -25,6 +28,17 @@ def test_every_command_in_the_readme_exists():
     for module in modules:
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+
+
+def test_the_line_for_slurm_makes_a_tf_config():
+    block = next(b for b in re.findall(r"```\n(.*?)```", RECORD, re.DOTALL) if "srun" in b)
+    functions = "srun() { shift; SLURM_PROCID=1 \"$@\"; }; scontrol() { printf 'n1\\nn2\\n'; }; "
+    functions += "python() { printenv TF_CONFIG; }; export -f scontrol python; "
+    done = subprocess.run(["bash", "-c", functions + block], capture_output=True, text=True)
+    assert json.loads(done.stdout) == {
+        "cluster": {"worker": ["n1:12345", "n2:12345"]},
+        "task": {"type": "worker", "index": 1},
+    }
 
 
 def test_ci_runs_the_test_command_of_the_readme():

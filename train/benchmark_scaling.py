@@ -43,15 +43,16 @@ def table(results):
         f"{'arrangement':12} {'ms a step':>10} {'tokens/s':>9} {'all-reduce':>11} {'share':>6}"
     ]
     for name, r in results.items():
+        seconds, reducing = r["seconds"], r["all_reduce_seconds"]
         lines.append(
-            f"{name:12} {1000 * r['seconds']:10.1f} {r['tokens'] / r['seconds']:9.0f} "
-            f"{1000 * r['all_reduce_seconds']:8.1f} ms {r['all_reduce_seconds'] / r['seconds']:6.1%}"
+            f"{name:12} {1000 * seconds:10.1f} {r['tokens'] / seconds:9.0f} "
+            f"{1000 * reducing:8.1f} ms {reducing / seconds:6.1%}"
         )
     r = next(iter(results.values()))
     lines.append(
         f"Reduced a step: {r['reduced_bytes'] / 1e6:.1f} MB in one all-reduce; the model has "
-        f"{r['model_bytes'] / 1e6:.1f} MB of weights, {r['table_bytes'] / 1e6:.1f} MB of them token "
-        "tables, whose gradients are reduced whole: the output projection fills every row."
+        f"{r['model_bytes'] / 1e6:.1f} MB of weights, {r['table_bytes'] / 1e6:.1f} MB of them "
+        "token tables, whose gradients are reduced whole: the output projection fills every row."
     )
     return lines
 
@@ -67,7 +68,7 @@ def on_paper(size, size_name):
         f"({GPU_FLOPS / 1e12:.0f} TFLOP/s of products).",
         f"A ring moves 2(n-1)/n of the gradients' {BYTES * parameters / 1e6:.0f} MB: inside a "
         f"host at {NVLINK / 1e9:.0f} GB/s, between hosts at {NETWORK / 1e9:.1f} GB/s. It begins "
-        "when the gradients are complete, so nothing is hidden. Input and stragglers cost nothing here.",
+        "when the gradients are complete, so nothing is hidden. Input and stragglers cost nothing.",
         f"{'hosts':>5} {'GPUs':>5} {'ms a step':>10} {'tokens/s':>11} {'efficiency':>11}",
     ]
     arrangements = [(1, n) for n in (1, 2, 4, GPUS_A_HOST)]

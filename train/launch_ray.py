@@ -26,7 +26,7 @@ def run_on_ray(command, count, restarts):
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
-        from ray.train import FailureConfig, RunConfig, ScalingConfig, report
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.tensorflow import TensorflowTrainer
     except ImportError as error:
         raise ImportError(f"Ray is needed: pip install -e '.[ray]'. Received: {error}") from error
@@ -38,7 +38,7 @@ def run_on_ray(command, count, restarts):
         ).returncode
         if code not in FINAL_CODES:
             raise RuntimeError(f"The worker ended with code {code}.")
-        report({"exit_code": code})
+        return code
 
     ray.init(ignore_reinit_error=True, log_to_driver=True)
     gpus = ray.cluster_resources().get("GPU", 0) >= count
@@ -48,7 +48,7 @@ def run_on_ray(command, count, restarts):
         run_config=RunConfig(failure_config=FailureConfig(max_failures=restarts)),
     )
     try:
-        return trainer.fit().metrics["exit_code"]
+        return trainer.fit().return_value
     except Exception as error:  # Ray's own type holds the errors of all workers
         raise RuntimeError(f"The workers were lost: {str(error).splitlines()[0]}") from error
     finally:

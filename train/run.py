@@ -38,12 +38,13 @@ from train.translator import bleu, search_settings, translate, translator_of
 
 
 class Run:
-    """A folder with config.json, tokenizer.model, checkpoints/, history.csv and model.keras."""
+    """A folder with config.json, tokenizer.model, tokens.npz, checkpoints/ and what comes out."""
 
     def __init__(self, path):
         self.path = pathlib.Path(path)
         self.config_file = self.path / "config.json"
         self.tokenizer_file = self.path / "tokenizer.model"
+        self.tokens_file = self.path / "tokens.npz"
         self.checkpoints = self.path / "checkpoints"
         self.model_file = self.path / "model.keras"
         self.best_model_file = self.path / "best.keras"
@@ -74,12 +75,13 @@ class Run:
             )
         return True
 
-    def create(self, config, tokenizer):
-        """Makes the folder with settings and tokenizer, whole or not at all."""
+    def create(self, config, tokenizer, batches):
+        """Makes the folder with settings, tokenizer and tokens, whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         draft.mkdir()
         tokenizer.save(draft / self.tokenizer_file.name)
+        batches.save(draft / self.tokens_file.name)
         config.save(draft / self.config_file.name)
         draft.rename(self.path)
 
@@ -148,13 +150,14 @@ def train(run, config, train_text, valid_text=None, strategy=None):
             print(f"{run.path} is trained already: nothing to do.")
         return run.model()
     keras.utils.set_random_seed(config.seed)
-    if exists:
+    limits = (config.tokens_per_batch, config.max_length, config.seed)
+    if exists:  # the text is not tokenised again, and may even have changed
         tokenizer = run.tokenizer()
+        batches = TokenBatches.load(run.tokens_file, *limits)
     else:
         sentences = [*train_text.sources, *train_text.targets]
         tokenizer = train_tokenizer(sentences, config.vocabulary_size)
-    limits = (config.tokens_per_batch, config.max_length, config.seed)
-    batches = TokenBatches(*train_text, tokenizer, tokenizer, *limits)
+        batches = TokenBatches(*train_text, tokenizer, tokenizer, *limits)
     valid = None
     if valid_text is not None:
         valid = TokenBatches(*valid_text, tokenizer, tokenizer, *limits).epoch()
@@ -163,7 +166,7 @@ def train(run, config, train_text, valid_text=None, strategy=None):
         model = compiled_model(config, tokenizer.vocabulary_size)
     if is_chief:
         if not exists:
-            run.create(config, tokenizer)
+            run.create(config, tokenizer, batches)
         _report(config, model, batches, strategy)
     from_all_workers(strategy, 0)  # the chief has made the folder
     checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)

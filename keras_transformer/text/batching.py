@@ -6,6 +6,7 @@ goes on at any step without reading what came before.
 
 import functools
 import logging
+import pathlib
 import zlib
 from collections.abc import Sequence
 
@@ -76,28 +77,55 @@ class TokenBatches:
                 "Each source needs one target. "
                 f"Received: {len(sources)} sources, {len(targets)} targets."
             )
-        if tokens_per_batch < max_length:
-            raise ValueError(
-                "tokens_per_batch must be at least max_length, so that any sentence fits into a "
-                f"batch. Received: tokens_per_batch={tokens_per_batch}, max_length={max_length}."
-            )
+        _check_limits(tokens_per_batch, max_length)
         self._sources = _tokenize_all(sources, source_tokenizer)
         self._targets = _tokenize_all(targets, target_tokenizer)
+        self._arrange(tokens_per_batch, max_length, seed)
+
+    def save(self, path) -> None:
+        """Writes the tokenised text to a file of NumPy's format npz, whole or not at all."""
+        path = pathlib.Path(path)
+        draft = path.with_name(f".{path.name}.npz")
+        sides = {"source": self._sources, "target": self._targets}
+        np.savez(
+            draft,
+            **{f"{side}_ids": ids.flat_values.numpy() for side, ids in sides.items()},
+            **{f"{side}_lengths": ids.row_lengths().numpy() for side, ids in sides.items()},
+        )
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path, tokens_per_batch: int = 4096, max_length: int = 256, seed: int = 0):
+        """The batches of a text that `save` has written, without reading or tokenising it again.
+
+        With the same limits and seed they are the same batches.
+        """
+        _check_limits(tokens_per_batch, max_length)
+        batches = cls.__new__(cls)
+        with np.load(path) as sides:
+            batches._sources = _ragged(sides["source_ids"], sides["source_lengths"])
+            batches._targets = _ragged(sides["target_ids"], sides["target_lengths"])
+        batches._arrange(tokens_per_batch, max_length, seed)
+        return batches
+
+    def _arrange(self, tokens_per_batch, max_length, seed):
+        """Leaves out long pairs and decides which rows a batch has."""
+        num_texts = self._sources.nrows().numpy()
         self._source_lengths = self._sources.row_lengths().numpy()
         self._target_lengths = self._targets.row_lengths().numpy()
         longest = np.maximum(self._source_lengths, self._target_lengths)
         self._kept = np.flatnonzero(longest <= max_length)
         self.num_pairs = len(self._kept)
-        self.num_dropped = len(sources) - self.num_pairs
+        self.num_dropped = int(num_texts) - self.num_pairs
         if self.num_pairs == 0:
             raise ValueError(
                 "No pair is left to train on. Give more text or a larger max_length. Received: "
-                f"{len(sources)} pairs, {self.num_dropped} of them longer than {max_length} tokens."
+                f"{num_texts} pairs, {self.num_dropped} of them longer than {max_length} tokens."
             )
         if self.num_dropped:
             logging.getLogger(__name__).warning(
                 "Dropped %d of %d pairs longer than max_length=%d tokens.",
-                self.num_dropped, len(sources), max_length,
+                self.num_dropped, num_texts, max_length,
             )  # fmt: skip
         self.num_target_tokens = int(self._target_lengths[self._kept].sum())
         self._tokens_per_batch = tokens_per_batch
@@ -211,8 +239,20 @@ def _tokenize_all(texts: Sequence[str], tokenizer: Tokenizer) -> tf.RaggedTensor
     for chunk in chunks:
         ids.append(chunk.flat_values.numpy())
         lengths.append(chunk.row_lengths().numpy())
+    return _ragged(np.concatenate(ids), np.concatenate(lengths))
+
+
+def _ragged(ids: np.ndarray, lengths: np.ndarray) -> tf.RaggedTensor:
     with tf.device("CPU:0"):  # tf.data runs there
-        return tf.RaggedTensor.from_row_lengths(np.concatenate(ids), np.concatenate(lengths))
+        return tf.RaggedTensor.from_row_lengths(ids, lengths)
+
+
+def _check_limits(tokens_per_batch: int, max_length: int) -> None:
+    if tokens_per_batch < max_length:
+        raise ValueError(
+            "tokens_per_batch must be at least max_length, so that any sentence fits into a "
+            f"batch. Received: tokens_per_batch={tokens_per_batch}, max_length={max_length}."
+        )
 
 
 def _parts(ids: tf.RaggedTensor) -> list[np.ndarray]:

@@ -177,7 +177,7 @@ def seen_sentences(strategy):
         ("validation", data.epoch(), data.epoch().cardinality().numpy()),
     ):
         ids = []
-        for _, (inputs, _) in zip(range(steps), strategy.experimental_distribute_dataset(dataset)):
+        for inputs, _ in strategy.experimental_distribute_dataset(dataset.take(steps)):
             for part in strategy.experimental_local_results(inputs["source_ids"]):
                 ids += tokenizer.detokenize(part).numpy().tolist()
         seen[f"seen/{name}"] = np.array(ids)
