@@ -1,4 +1,4 @@
-"""Twenty kills at random moments: pytest -m soak (about five minutes)."""
+"""Twenty kills at random moments: pytest -m soak (about four minutes each)."""
 
 import os
 import pathlib
