@@ -87,6 +87,7 @@ class Checkpoints(keras.callbacks.Callback):
                     "No checkpoint can be used. Train into another folder, or with the settings "
                     f"they were made with. Received: {' '.join(problems)}"
                 )
+            self._check_workers_agree()  # another worker may have found one
             return 0
         if problems:
             logging.getLogger(__name__).warning("%s Going on from %s.", " ".join(problems), path)

@@ -25,6 +25,7 @@ from keras_transformer.training import (
     choose_strategy,
     split_cpu,
 )
+from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.distribution import check_workers_agree, this_worker
 
 VOCABULARY_SIZE, DIM, TARGET = 11, 3, 7
@@ -191,7 +192,19 @@ def predictions(strategy):
     return model.predict(batches(17, batch_size=8), verbose=0)
 
 
-def refusals(strategy):
+def restore_on_the_chief_alone(strategy, folder):
+    with strategy.scope():
+        model = language_model()
+        model.compile("sgd", TokenCrossentropy())
+    here = folder / ("shared" if this_worker(strategy).index == 0 else "elsewhere")
+    checkpoints = Checkpoints(here, model)
+    checkpoints.save()
+    for variable in model.trainable_variables:
+        variable.assign(variable.value * 2 + 1)
+    checkpoints.restore()
+
+
+def refusals(strategy, folder):
     """What is said to settings and data that a strategy does not allow."""
     with strategy.scope():
         model = language_model()
@@ -216,6 +229,7 @@ def refusals(strategy):
             "arrays": lambda: model.fit(ids, labels, verbose=0),
             "sharding": lambda: model.fit(undivided, verbose=0),
             "unseeded": lambda: model.fit(dataset.unbatch().shuffle(8).batch(8), verbose=0),
+            "restored": lambda: restore_on_the_chief_alone(strategy, folder),
             "agree": lambda: check_workers_agree(strategy, 5 + index, "a number"),
         }
     said = {}
@@ -231,6 +245,8 @@ def refusals(strategy):
 def main(devices, folder):
     split_cpu(int(devices))
     strategy = choose_strategy()
+    folder = pathlib.Path(folder)
+    folder.mkdir(exist_ok=True, parents=True)
     results = {}
     for name, values in trainings(strategy):
         results.update({f"{name}/{key}": value for key, value in values.items()})
@@ -238,11 +254,9 @@ def main(devices, folder):
     results["predictions"] = predictions(strategy)
     results.update(seen_sentences(strategy))
     if strategy.num_replicas_in_sync > 1:
-        results.update(refusals(strategy))
+        results.update(refusals(strategy, folder))
     worker = this_worker(strategy)
     results["size"] = np.array([worker.count, strategy.num_replicas_in_sync])
-    folder = pathlib.Path(folder)
-    folder.mkdir(exist_ok=True, parents=True)
     np.savez(folder / f"{worker.index}.npz", **results)
 
 

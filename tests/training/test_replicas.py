@@ -175,3 +175,11 @@ def test_workers_that_disagree_stop_with_all_values(results):
     expected = "The workers must agree in a number. Received: 5 on worker 0, 6 on worker 1."
     for values in results("2 workers"):
         assert str(values["refused/agree"]) == expected
+
+
+def test_workers_of_which_one_alone_restored_a_checkpoint_are_stopped(results):
+    for values in results("2 workers"):
+        said = str(values["refused/restored"])
+        assert "must agree in the checksum of weights and optimizer at step 0" in said
+        numbers = re.findall(r"(\d+) on worker", said)
+        assert len(set(numbers)) == 2, "both values are told"
