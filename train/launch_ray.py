@@ -33,8 +33,10 @@ def run_on_ray(command, count, restarts):
     directory = os.getcwd()
 
     def work():
+        environment = dict(os.environ)
+        environment.pop("TF_USE_LEGACY_KERAS", None)  # Ray asks for Keras 2
         code = subprocess.run(
-            command, cwd=directory, preexec_fn=end_with_parent, check=False
+            command, cwd=directory, env=environment, preexec_fn=end_with_parent, check=False
         ).returncode
         if code not in FINAL_CODES:
             raise RuntimeError(f"The worker ended with code {code}.")

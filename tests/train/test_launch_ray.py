@@ -2,12 +2,18 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from train.launch_ray import run_on_ray
+from train.run import Run
 
+from .conftest import SETTINGS
+
+LAUNCH = [sys.executable, "-m", "train.launch"]
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
 
 
@@ -30,3 +36,15 @@ def test_ray_starts_all_again_when_one_is_lost(tmp_path):
 def test_ray_does_not_start_again_what_was_told_to_stop(tmp_path):
     assert run_on_ray(program(tmp_path, "sys.exit(75)"), 2, restarts=1) == 75
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "1-0"]
+
+
+def test_ray_trains_as_the_launcher_of_one_machine_does(text, tmp_path):
+    training = [sys.executable, "-m", "train.translation", *text, *SETTINGS, "--steps=7"]
+    assert run_on_ray([*training, f"--run={tmp_path}/ray"], 2, restarts=0) == 0
+    here = subprocess.run(
+        [*LAUNCH, "--workers", "2", "--", *training, f"--run={tmp_path}/here"], timeout=300
+    )
+    assert here.returncode == 0
+    ray, here = (Run(tmp_path / name).model().weights for name in ("ray", "here"))
+    for one, other in zip(ray, here, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
