@@ -1,7 +1,8 @@
 """The decoder: blocks that look back at the target and across to the source, and their stack.
 
 What does not change while a translation grows, the keys and values of the source, is
-computed once by `memory`; `step` then takes one more token for every beam.
+computed once by `memory`; `step` then takes one more token for every beam. Without a source
+they are the causal blocks of a language model.
 """
 
 import keras
@@ -16,6 +17,8 @@ from keras_transformer.ops.masks import causal_mask, combine_masks
 class DecoderBlock(TransformerLayer):
     """Causal self-attention, attention to the source, then a feed-forward network.
 
+    Built without a source, as a language model has none, it leaves out the attention to it.
+
     Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762);
     pre-norm: Xiong et al. 2020 (https://arxiv.org/abs/2002.04745).
 
@@ -24,7 +27,7 @@ class DecoderBlock(TransformerLayer):
 
     Call arguments:
         inputs: (batch, target, dim).
-        source: outputs of the encoder, (batch, source, source_dim).
+        source: outputs of the encoder, (batch, source, source_dim); None if there is none.
         padding_mask: boolean (batch, target), True for a real token; the implicit Keras
             mask of `inputs` if None.
         source_padding_mask: the same for `source`, (batch, source).
@@ -53,21 +56,21 @@ class DecoderBlock(TransformerLayer):
         self.around_cross_attention = self.residual("around_cross_attention")
         self.around_feed_forward = self.residual("around_feed_forward")
 
-    def build(self, inputs_shape, source_shape):
-        self.self_attention.build(inputs_shape)
-        self.cross_attention.build(inputs_shape, source_shape)
-        for part in (
-            self.feed_forward,
-            self.around_self_attention,
-            self.around_cross_attention,
-            self.around_feed_forward,
-        ):
+    def build(self, inputs_shape, source_shape=None):
+        parts = [self.self_attention, self.feed_forward]
+        parts += [self.around_self_attention, self.around_feed_forward]
+        if source_shape is None:
+            self.cross_attention = self.around_cross_attention = None
+        else:
+            self.cross_attention.build(inputs_shape, source_shape)
+            parts.append(self.around_cross_attention)
+        for part in parts:
             part.build(inputs_shape)
 
     def call(
         self,
         inputs,
-        source,
+        source=None,
         padding_mask=None,
         source_padding_mask=None,
         attention_mask=None,
@@ -78,21 +81,22 @@ class DecoderBlock(TransformerLayer):
         )[0]
 
     def attention_scores(
-        self, inputs, source, padding_mask=None, source_padding_mask=None, attention_mask=None
+        self, inputs, source=None, padding_mask=None, source_padding_mask=None, attention_mask=None
     ):
         """The attention weights of a call with the same arguments.
 
         Returns:
             The pair of weights of the self-attention, (batch, heads, target, target), and
-            of the attention to the source, (batch, heads, target, source).
+            of the attention to the source, (batch, heads, target, source), or None.
         """
-        inputs, source = as_called(self, inputs), as_called(self, source)
+        inputs = as_called(self, inputs)
+        source = None if source is None else as_called(self, source)
         return self.attend(inputs, source, padding_mask, source_padding_mask, attention_mask)[1]
 
     def attend(
         self,
         inputs,
-        source,
+        source=None,
         padding_mask=None,
         source_padding_mask=None,
         attention_mask=None,
@@ -100,7 +104,8 @@ class DecoderBlock(TransformerLayer):
     ):
         """The pair of what `call` and what `attention_scores` return."""
         padding_mask = implicit_mask(inputs, padding_mask)
-        source_padding_mask = implicit_mask(source, source_padding_mask)
+        if source is not None:
+            source_padding_mask = implicit_mask(source, source_padding_mask)
         causal = combine_masks(causal_mask(ops.shape(inputs)[1]), attention_mask)
         return self._forward(
             inputs,
@@ -115,6 +120,8 @@ class DecoderBlock(TransformerLayer):
 
     def memory(self, source):
         """The keys and values of the source, each (batch, heads, source, key_dim)."""
+        if source is None:
+            return None
         return self.cross_attention.keys_values(source)
 
     def step(self, inputs, memory, source_padding_mask, cache, mask):
@@ -144,7 +151,10 @@ class DecoderBlock(TransformerLayer):
     def _forward(self, inputs, self_attention, cross_attention, training=None):
         """Both attentions are functions from vectors to a pair of vectors and something else."""
         outputs, from_self = self.around_self_attention.wrap(inputs, self_attention, training)
-        outputs, from_cross = self.around_cross_attention.wrap(outputs, cross_attention, training)
+        from_cross = None
+        if self.cross_attention is not None:
+            around = self.around_cross_attention
+            outputs, from_cross = around.wrap(outputs, cross_attention, training)
         outputs = self.around_feed_forward(outputs, sublayer=self.feed_forward, training=training)
         return outputs, (from_self, from_cross)
 
@@ -180,7 +190,7 @@ class Decoder(TransformerLayer):
         self.blocks = self.blocks_of(DecoderBlock, num_layers)
         self.norm = self.final_norm()
 
-    def build(self, inputs_shape, source_shape):
+    def build(self, inputs_shape, source_shape=None):
         for block in self.blocks:
             block.build(inputs_shape, source_shape)
         if self.pre_norm:
@@ -189,7 +199,7 @@ class Decoder(TransformerLayer):
     def call(
         self,
         inputs,
-        source,
+        source=None,
         padding_mask=None,
         source_padding_mask=None,
         attention_mask=None,
@@ -200,36 +210,42 @@ class Decoder(TransformerLayer):
         )[0]
 
     def attention_scores(
-        self, inputs, source, padding_mask=None, source_padding_mask=None, attention_mask=None
+        self, inputs, source=None, padding_mask=None, source_padding_mask=None, attention_mask=None
     ):
         """The attention weights of a call with the same arguments.
 
         Returns:
             A list with one pair a block: weights of the self-attention, (batch, heads,
-            target, target), and of the attention to the source, (batch, heads, target, source).
+            target, target), and of the attention to the source, (batch, heads, target, source),
+            or None.
         """
-        inputs, source = as_called(self, inputs), as_called(self, source)
+        inputs = as_called(self, inputs)
+        source = None if source is None else as_called(self, source)
         return self.attend(inputs, source, padding_mask, source_padding_mask, attention_mask)[1]
 
     def attend(
         self,
         inputs,
-        source,
+        source=None,
         padding_mask=None,
         source_padding_mask=None,
         attention_mask=None,
         training=None,
     ):
         """The pair of what `call` and what `attention_scores` return."""
-        masks = implicit_mask(inputs, padding_mask), implicit_mask(source, source_padding_mask)
+        padding_mask = implicit_mask(inputs, padding_mask)
+        if source is not None:
+            source_padding_mask = implicit_mask(source, source_padding_mask)
         outputs, scores = inputs, []
         for block in self.blocks:
-            outputs, weights = block.attend(outputs, source, *masks, attention_mask, training)
+            outputs, weights = block.attend(
+                outputs, source, padding_mask, source_padding_mask, attention_mask, training
+            )
             scores.append(weights)
         return self._finish(outputs), scores
 
     def memory(self, source):
-        """What `step` needs of the source: one pair of keys and values a block."""
+        """What `step` needs of the source: one pair of keys and values a block, or None."""
         return [block.memory(source) for block in self.blocks]
 
     def empty_cache(self, batch_size):
