@@ -16,6 +16,7 @@ from train.command import Parser, one_line_errors
 from train.config import load_config
 from train.pictures import save_pictures
 from train.run import Run, train
+from train.translation import translation_task
 from train.translator import report, search_settings, translate, translator_of
 
 NUM_TRAIN, NUM_HELD_OUT = 30_000, 500
@@ -34,7 +35,7 @@ def run_demo(run, directory):
     start = time.perf_counter()
     config = load_config("demo")
     train_text, held_out = demo_split(NUM_TRAIN, NUM_HELD_OUT, config.seed)
-    model = train(run, config, train_text, held_out)
+    model = train(run, config, translation_task(run, config, train_text, held_out))
 
     translator = translator_of(model, run.tokenizer(), search_settings(config))
     translations = translate(translator, held_out.sources)

@@ -4,25 +4,14 @@ import csv
 import dataclasses
 import os
 import pathlib
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
-from keras_transformer.models.translation import translation
-from keras_transformer.text import TokenBatches, Tokenizer, train_tokenizer
-from keras_transformer.training import (
-    Adam,
-    InverseSqrtWarmup,
-    Perplexity,
-    TokenAccuracy,
-    TokenCrossentropy,
-)
-from keras_transformer.training.callbacks import (
-    BestScore,
-    StopOnNonFiniteLoss,
-    TokensPerSecond,
-    save_whole,
-)
+from keras_transformer.text import load_tokenizer
+from keras_transformer.training import Adam, InverseSqrtWarmup
+from keras_transformer.training.callbacks import StopOnNonFiniteLoss, TokensPerSecond, save_whole
 from keras_transformer.training.checkpoints import (
     Checkpoints,
     SaveOnTerminate,
@@ -34,14 +23,19 @@ from keras_transformer.training.distribution import (
     this_worker,
 )
 from train.config import TranslationConfig
-from train.translator import bleu, search_settings, translate, translator_of
 
 
 class Run:
-    """A folder with config.json, tokenizer.model, tokens.npz, checkpoints/ and what comes out."""
+    """A folder with config.json, tokenizer.model, tokens.npz, checkpoints/ and what comes out.
 
-    def __init__(self, path):
+    Args:
+        path: of the folder.
+        config_class: a subclass of `train.config.TrainingConfig`: whose run it is.
+    """
+
+    def __init__(self, path, config_class=TranslationConfig):
         self.path = pathlib.Path(path)
+        self.config_class = config_class
         self.config_file = self.path / "config.json"
         self.tokenizer_file = self.path / "tokenizer.model"
         self.tokens_file = self.path / "tokens.npz"
@@ -93,10 +87,15 @@ class Run:
         """
         if not self.config_file.exists():
             raise ValueError(f"{self.path} holds no run: there is no {self.config_file.name}.")
-        return TranslationConfig.load(self.config_file)
+        try:
+            return self.config_class.load(self.config_file)
+        except TypeError as error:  # a setting that this command does not know
+            raise ValueError(
+                f"{self.path} holds a run of another command or version. Received: {error}."
+            ) from None
 
     def tokenizer(self):
-        return Tokenizer.load(self.tokenizer_file)
+        return load_tokenizer(self.tokenizer_file)
 
     def model(self):
         """The finished model.
@@ -122,7 +121,29 @@ class Run:
         return {name: [float(row[name]) for row in rows] for name in names}
 
 
-def train(run, config, train_text, valid_text=None, strategy=None):
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a run is trained on, measured by, and what it leaves: what differs between commands.
+
+    Args:
+        read: () -> the pair of a tokenizer and batches (`dataset(step)`, `steps_per_epoch`,
+            `checksum()`, `save(path)`) made from the text.
+        load: path -> the batches that were saved there.
+        build: tokenizer -> a compiled model.
+        describe: batches -> what is printed of the data.
+        validation: tokenizer -> a dataset to measure on after each epoch, or None.
+        callbacks: tokenizer -> those that measure and write, for the chief alone.
+    """
+
+    read: Callable
+    load: Callable
+    build: Callable
+    describe: Callable
+    validation: Callable = lambda tokenizer: None
+    callbacks: Callable = lambda tokenizer: []
+
+
+def train(run, config, task, strategy=None):
     """Trains a run to its end, from its last checkpoint if it has one.
 
     With several workers all read the text and the run's folder, and the chief alone writes.
@@ -130,8 +151,7 @@ def train(run, config, train_text, valid_text=None, strategy=None):
     Args:
         run: a `Run`; its folder is created once everything it needs has proved good.
         config: its settings.
-        train_text: `ParallelText` to learn from.
-        valid_text: `ParallelText` to measure on after each epoch, or None.
+        task: a `Task`.
         strategy: of `keras_transformer.training.choose_strategy`; None for one device.
 
     Returns:
@@ -150,32 +170,29 @@ def train(run, config, train_text, valid_text=None, strategy=None):
             print(f"{run.path} is trained already: nothing to do.")
         return run.model()
     keras.utils.set_random_seed(config.seed)
-    limits = (config.tokens_per_batch, config.max_length, config.seed)
     if exists:  # the text is not tokenised again, and may even have changed
-        tokenizer = run.tokenizer()
-        batches = TokenBatches.load(run.tokens_file, *limits)
+        tokenizer, batches = run.tokenizer(), task.load(run.tokens_file)
     else:
-        sentences = [*train_text.sources, *train_text.targets]
-        tokenizer = train_tokenizer(sentences, config.vocabulary_size)
-        batches = TokenBatches(*train_text, tokenizer, tokenizer, *limits)
-    valid = None
-    if valid_text is not None:
-        valid = TokenBatches(*valid_text, tokenizer, tokenizer, *limits).epoch()
+        tokenizer, batches = task.read()
     check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
+    validation = task.validation(tokenizer)
     with strategy.scope():
-        model = compiled_model(config, tokenizer.vocabulary_size)
+        model = task.build(tokenizer)
     if is_chief:
         if not exists:
             run.create(config, tokenizer, batches)
-        _report(config, model, batches, strategy)
+        _report(config, model, task.describe(batches), batches.steps_per_epoch, strategy)
     from_all_workers(strategy, 0)  # the chief has made the folder
     checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)
     callbacks = [StopOnNonFiniteLoss(), TokensPerSecond()]
-    if valid_text is not None and config.patience:
+    if validation is not None and config.patience:
         callbacks.append(keras.callbacks.EarlyStopping("val_loss", patience=config.patience))
     if is_chief:
-        callbacks += _writing_callbacks(run, config, tokenizer, valid_text)
-    _fit(model, config, batches, valid, checkpoints, callbacks, verbose=1 if is_chief else 0)
+        callbacks += task.callbacks(tokenizer)
+        callbacks.append(keras.callbacks.CSVLogger(str(run.history_file), append=True))
+        if config.tensorboard:
+            callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
+    _fit(model, config, batches, validation, checkpoints, callbacks, verbose=1 if is_chief else 0)
     from_all_workers(strategy, 0)  # the chief has saved the last checkpoint
     averaged = average_checkpoints(run.checkpoints, model, config.average)
     if is_chief:
@@ -185,33 +202,35 @@ def train(run, config, train_text, valid_text=None, strategy=None):
     return model
 
 
-def _report(config, model, batches, strategy):
+def optimizer_of(config):
+    """Adam with the schedule that the settings ask for."""
+    if config.schedule == "inverse_sqrt":
+        rate = InverseSqrtWarmup(config.peak_rate, config.warmup_steps)
+    elif config.schedule == "cosine":
+        rate = keras.optimizers.schedules.CosineDecay(
+            initial_learning_rate=0.0,
+            decay_steps=max(1, config.steps - config.warmup_steps),
+            alpha=0.1,
+            warmup_target=config.peak_rate,
+            warmup_steps=config.warmup_steps,
+        )
+    else:
+        raise ValueError(
+            f"schedule must be inverse_sqrt or cosine. Received: schedule={config.schedule!r}."
+        )
+    optimizer = Adam(rate, beta_2=config.beta_2, weight_decay=config.weight_decay or None)
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    return optimizer
+
+
+def _report(config, model, description, steps_per_epoch, strategy):
     workers, replicas = this_worker(strategy).count, strategy.num_replicas_in_sync
     if replicas > 1:
         print(f"{replicas} replicas on {workers} worker{'s' if workers > 1 else ''}.")
     print(
-        f"{batches.num_pairs:,} pairs, {batches.num_target_tokens:,} target tokens, "
-        f"{batches.num_dropped:,} pairs longer than {config.max_length} tokens left out; "
-        f"{model.count_params():,} parameters; {config.steps:,} steps, "
-        f"{batches.steps_per_epoch:,} an epoch."
+        f"{description}; {model.count_params():,} parameters; {config.steps:,} steps, "
+        f"{steps_per_epoch:,} an epoch."
     )
-
-
-def _writing_callbacks(run, config, tokenizer, valid_text):
-    """What measures and writes beside training: for the chief alone."""
-    callbacks = []
-    if valid_text is not None and config.bleu_every:
-        settings = search_settings(config)
-
-        def bleu_of(model):
-            translator = translator_of(model, tokenizer, settings)
-            return bleu(translate(translator, valid_text.sources), valid_text.targets).score
-
-        callbacks.append(BestScore(bleu_of, run.best_model_file, config.bleu_every, "val_bleu"))
-    callbacks.append(keras.callbacks.CSVLogger(str(run.history_file), append=True))
-    if config.tensorboard:
-        callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
-    return callbacks
 
 
 def _fit(model, config, batches, valid, checkpoints, callbacks, verbose):
@@ -238,15 +257,3 @@ def _fit(model, config, batches, valid, checkpoints, callbacks, verbose):
         )
         step += steps * epochs
     checkpoints.save()
-
-
-def compiled_model(config, vocabulary_size):
-    model = translation(vocabulary_size, **config.dimensions())
-    model.compile(
-        optimizer=Adam(InverseSqrtWarmup(config.peak_rate, config.warmup_steps)),
-        loss=TokenCrossentropy(config.label_smoothing),
-        metrics=[TokenAccuracy(), Perplexity()],
-        clip_norm=config.clip_norm or None,
-        accumulation_steps=config.accumulation_steps,
-    )
-    return model

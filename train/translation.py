@@ -18,15 +18,25 @@ Use what came out:
 
 import sys
 
+from keras_transformer.models.translation import translation
 from keras_transformer.serving import export, with_dtype
-from keras_transformer.text import ParallelText, corpora, read_files, read_tsv
+from keras_transformer.text import (
+    ParallelText,
+    TokenBatches,
+    corpora,
+    read_files,
+    read_tsv,
+    train_tokenizer,
+)
+from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
+from keras_transformer.training.callbacks import BestScore
 from keras_transformer.training.distribution import from_all_workers, this_worker
 from train.command import Parser, one_line_errors
-from train.config import add_settings, config_of
+from train.config import TranslationConfig, add_settings, config_of
 from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
 from train.pictures import save_pictures
-from train.run import Run, train
-from train.translator import report, search_settings, translate, translator_of
+from train.run import Run, Task, optimizer_of, train
+from train.translator import bleu, report, search_settings, translate, translator_of
 
 
 def main(arguments=None):
@@ -48,17 +58,68 @@ def run_train(arguments):
     parser = Parser(prog="python -m train.translation", description=__doc__)
     parser.add_argument("--run", required=True, help="folder of this run; made if missing")
     add_device_flags(parser)
-    add_settings(parser)
+    add_settings(parser, TranslationConfig)
     options = parser.parse_args(arguments)
     strategy = strategy_of(options)
-    config = config_of(options)
+    config = config_of(options, TranslationConfig)
     train_text, valid_text = read_text(config)
     run = Run(options.run)
     with leaves_when_a_worker_is_lost(strategy):
-        model = train(run, config, train_text, valid_text, strategy)
+        task = translation_task(run, config, train_text, valid_text)
+        model = train(run, config, task, strategy)
         if this_worker(strategy).index == 0:
             show_result(run, config, model, train_text, valid_text)
         from_all_workers(strategy, 0)  # the others stay until the chief is done
+
+
+def translation_task(run, config, train_text, valid_text=None):
+    """How a `Run` learns to translate: `ParallelText` to learn from, and to measure on or None."""
+    limits = (config.tokens_per_batch, config.max_length, config.seed)
+
+    def read():
+        sentences = [*train_text.sources, *train_text.targets]
+        tokenizer = train_tokenizer(sentences, config.vocabulary_size)
+        return tokenizer, TokenBatches(*train_text, tokenizer, tokenizer, *limits)
+
+    def validation(tokenizer):
+        if valid_text is None:
+            return None
+        return TokenBatches(*valid_text, tokenizer, tokenizer, *limits).epoch()
+
+    def callbacks(tokenizer):
+        if valid_text is None or not config.bleu_every:
+            return []
+        settings = search_settings(config)
+
+        def bleu_of(model):
+            translator = translator_of(model, tokenizer, settings)
+            return bleu(translate(translator, valid_text.sources), valid_text.targets).score
+
+        return [BestScore(bleu_of, run.best_model_file, config.bleu_every, "val_bleu")]
+
+    return Task(
+        read=read,
+        load=lambda path: TokenBatches.load(path, *limits),
+        build=lambda tokenizer: compiled_model(config, tokenizer.vocabulary_size),
+        describe=lambda batches: (
+            f"{batches.num_pairs:,} pairs, {batches.num_target_tokens:,} target tokens, "
+            f"{batches.num_dropped:,} pairs longer than {config.max_length} tokens left out"
+        ),
+        validation=validation,
+        callbacks=callbacks,
+    )
+
+
+def compiled_model(config, vocabulary_size):
+    model = translation(vocabulary_size, **config.dimensions())
+    model.compile(
+        optimizer=optimizer_of(config),
+        loss=TokenCrossentropy(config.label_smoothing),
+        metrics=[TokenAccuracy(), Perplexity()],
+        clip_norm=config.clip_norm or None,
+        accumulation_steps=config.accumulation_steps,
+    )
+    return model
 
 
 def show_result(run, config, model, train_text, valid_text):

@@ -16,5 +16,6 @@ keys and values stay where they are, and a mask tells whose they are.
 from keras_transformer.decoding.beams import NO_HYPOTHESIS_SCORE, Hypotheses
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search, greedy_search
+from keras_transformer.decoding.streaming import stream
 
-__all__ = ["NO_HYPOTHESIS_SCORE", "Hypotheses", "beam_search", "greedy_search", "sample"]
+__all__ = ["NO_HYPOTHESIS_SCORE", "Hypotheses", "beam_search", "greedy_search", "sample", "stream"]

@@ -1,5 +1,6 @@
 """Sequences drawn at random from a step function."""
 
+import functools
 import numbers
 from typing import NamedTuple
 
@@ -47,6 +48,10 @@ def sample(
     probability. The same seed draws the same text; what a row draws depends on the seed
     and on its place in the batch, not on other rows.
 
+    The seed, the temperature and the cuts may be tensors with one entry a row, as a served
+    model needs, whose requests are merged: then a row draws the same wherever it stands.
+    Such tensors are not checked: a temperature near 0 takes the best token.
+
     Source: Fan et al. 2018 for top-k (https://arxiv.org/abs/1805.04833), Holtzman et al.
     2019 for top-p (https://arxiv.org/abs/1904.09751).
 
@@ -56,11 +61,13 @@ def sample(
         limits: as for `beam_search`.
         start_id: as for `beam_search`.
         end_id: as for `beam_search`.
-        seed: two integers, or an int32 or int64 tensor of the shape (2,).
+        seed: two integers, or an int32 or int64 tensor of the shape (2,) or (batch, 2).
         num_samples: independent sequences for each row, at least 1.
-        temperature: above 0; below 1 sharpens, above 1 flattens.
-        top_k: how many of the best tokens may be drawn, at least 1; None means all.
-        top_p: probability in (0, 1] that the tokens that may be drawn hold; None means 1.
+        temperature: above 0; below 1 sharpens, above 1 flattens; or floats (batch,).
+        top_k: how many of the best tokens may be drawn, at least 1; None means all; or
+            integers (batch,), of which 0 means all.
+        top_p: probability in (0, 1] that the tokens that may be drawn hold; None means 1;
+            or floats (batch,).
         forbidden_ids: as for `beam_search`.
         prefix: as for `beam_search`.
 
@@ -80,12 +87,7 @@ def sample(
         [[[3, 4, 5]]]
     """
     check_at_least("num_samples", num_samples, 1)
-    if top_k is not None:
-        check_at_least("top_k", top_k, 1)
-    _check_above_zero("temperature", temperature, np.inf)
-    if top_p is not None:
-        _check_above_zero("top_p", top_p, 1.0)
-    seed = _read_seed(seed)
+    draw = drawing(seed, temperature, top_k, top_p)
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix)
     shape = (tf.shape(rules.limits)[0], num_samples)
 
@@ -95,9 +97,7 @@ def sample(
     def advance(position, samples, cache):
         newest = samples.token_ids[:, :, -1]
         logits, cache = call_step(step, newest, own_beams(*shape), position, cache, rules)
-        allowed = _without(logits, rules.forbidden_ids) / float(temperature)
-        step_seed = tf.random.experimental.stateless_fold_in(seed, position)
-        drawn = _draw(allowed, step_seed, top_k, 1.0 if top_p is None else top_p)
+        drawn = draw(without(logits, rules.forbidden_ids), position)
         forced = tf.gather(rules.forced_ids, position)  # (batch, 1)
         return (
             position + 1,
@@ -126,7 +126,7 @@ def _append(samples, token_ids, logits, rules):
     )
 
 
-def _without(logits, forbidden_ids):
+def without(logits, forbidden_ids):
     """The logits with minus infinity for the forbidden tokens."""
     if not forbidden_ids:
         return logits
@@ -140,21 +140,74 @@ def _without(logits, forbidden_ids):
     return logits + bias
 
 
+def drawing(seed, temperature=1.0, top_k=None, top_p=None):
+    """Checks the arguments of `sample` that say how tokens are drawn.
+
+    Returns:
+        A function of logits (batch, samples, vocabulary) and their position, which draws one
+        token of each, (batch, samples) int32.
+    """
+    seed = _read_seed(seed)
+    if any(tf.is_tensor(value) for value in (temperature, top_k, top_p)) or seed.shape.rank == 2:
+        return functools.partial(_draw_by_row, seed, temperature, top_k, top_p)
+    if top_k is not None:
+        check_at_least("top_k", top_k, 1)
+    _check_above_zero("temperature", temperature, np.inf)
+    if top_p is not None:
+        _check_above_zero("top_p", top_p, 1.0)
+
+    def draw(logits, position):
+        step_seed = tf.random.experimental.stateless_fold_in(seed, position)
+        return _draw(logits / float(temperature), step_seed, top_k, top_p)
+
+    return draw
+
+
 def _draw(logits, seed, top_k, top_p):
     """One token for each distribution, (batch, samples) int32."""
     num_samples, size = logits.shape[1:]
     flat = tf.reshape(logits, (-1, size))
-    if (top_k is None or top_k >= size) and top_p == 1:
+    if (top_k is None or top_k >= size) and top_p in (None, 1):
         places = tf.random.stateless_categorical(flat, 1, seed, dtype=tf.int32)
         return tf.reshape(places, (-1, num_samples))
     best, ids = tf.math.top_k(flat, min(top_k or size, size))
-    if top_p < 1:
-        probabilities = tf.nn.softmax(best)
-        better = tf.cumsum(probabilities, axis=1, exclusive=True)
-        # A token stays if those before it do not reach top_p; the first one always does.
-        best = tf.where(better < top_p, best, -np.inf)
+    best = tf.where(_is_within(tf.nn.softmax(best), 1.0 if top_p is None else top_p), best, -np.inf)
     places = tf.random.stateless_categorical(best, 1, seed, dtype=tf.int32)
     return tf.reshape(tf.gather(ids, places, batch_dims=1), (-1, num_samples))
+
+
+def _draw_by_row(seeds, temperature, top_k, top_p, logits, position):
+    """Like `_draw`, where every row has a seed, a temperature and cuts of its own."""
+    batch_size, num_samples, size = tf.shape(logits)[0], logits.shape[1], logits.shape[2]
+    seeds = tf.broadcast_to(seeds, (batch_size, 2))
+    temperature = _by_row(temperature, 1.0, tf.float32)
+    top_k, top_p = _by_row(top_k, 0, tf.int32), _by_row(top_p, 1.0, tf.float32)
+    best, ids = tf.math.top_k(logits / tf.maximum(temperature, 1e-4), size)
+    is_kept = (top_k <= 0) | (tf.range(size) < top_k)
+    probabilities = tf.nn.softmax(tf.where(is_kept, best, -np.inf))
+    probabilities = tf.where(_is_within(probabilities, top_p), probabilities, 0.0)
+    shares = tf.cumsum(probabilities, axis=2)  # (batch, samples, vocabulary)
+
+    def uniform(row_seed):
+        row_seed = tf.random.experimental.stateless_fold_in(row_seed, position)
+        return tf.random.stateless_uniform([num_samples], row_seed)
+
+    drawn = tf.map_fn(uniform, seeds, fn_output_signature=tf.float32)  # (batch, samples)
+    is_before = shares <= drawn[..., None] * shares[..., -1:]
+    last = tf.math.count_nonzero(probabilities, axis=2, dtype=tf.int32) - 1
+    places = tf.minimum(tf.math.count_nonzero(is_before, axis=2, dtype=tf.int32), last)
+    return tf.gather(ids, places, batch_dims=2)
+
+
+def _is_within(probabilities, top_p):
+    """Whether the tokens before each one, best first, do not reach top_p; true of the first."""
+    better = tf.cumsum(probabilities, axis=-1, exclusive=True)
+    return (better < top_p) | tf.equal(better, 0.0)
+
+
+def _by_row(value, default, dtype):
+    """One value, or one a row, as (batch or 1, 1, 1)."""
+    return tf.reshape(tf.cast(default if value is None else value, dtype), (-1, 1, 1))
 
 
 def _check_above_zero(name, value, most):
@@ -165,9 +218,11 @@ def _check_above_zero(name, value, most):
 
 def _read_seed(seed):
     seed = tf.convert_to_tensor(seed)
-    if seed.dtype not in (tf.int32, tf.int64) or seed.shape.rank != 1 or seed.shape[0] != 2:
+    is_pair = seed.shape.rank in (1, 2) and seed.shape[-1] == 2
+    if seed.dtype not in (tf.int32, tf.int64) or not is_pair:
         raise ValueError(
-            "seed must be two integers, int32 or int64 of the shape (2,), e.g. (1, 2). "
+            "seed must be two integers, int32 or int64 of the shape (2,) or (batch, 2), "
+            "e.g. (1, 2). "
             f"Received: {seed.dtype.name} of shape {seed.shape}."
         )
     return seed

@@ -15,8 +15,8 @@ class TokenEmbedding(keras.layers.Layer):
     """Looks up a vector for each token id; in reverse, scores every token for a vector.
 
     Used both ways, one table serves as input embedding and as output projection
-    ("tied"). The looked-up vectors are scaled by the square root of their width. Ids
-    equal to 0 are padding: they are marked in the implicit Keras mask.
+    ("tied"). The looked-up vectors are scaled by the square root of their width. Padding
+    is marked in the implicit Keras mask.
 
     Source: Vaswani et al. 2017, section 3.4 (https://arxiv.org/abs/1706.03762).
 
@@ -24,6 +24,7 @@ class TokenEmbedding(keras.layers.Layer):
         vocabulary_size: number of different ids.
         hidden_dim: width of the vectors.
         scale: whether looked-up vectors are multiplied by sqrt(hidden_dim).
+        pad_id: the id that fills up short rows; None if there is none, then no mask is made.
 
     Call arguments:
         inputs: ids, integers (batch, length) in [0, vocabulary_size); with `reverse`,
@@ -44,7 +45,7 @@ class TokenEmbedding(keras.layers.Layer):
         ((1, 3, 4), (1, 3, 11))
     """
 
-    def __init__(self, vocabulary_size, hidden_dim, scale=True, **kwargs):
+    def __init__(self, vocabulary_size, hidden_dim, scale=True, pad_id=0, **kwargs):
         # Nothing is cast unasked: ids that arrive as floats would lose digits in bfloat16.
         super().__init__(autocast=False, **kwargs)
         if vocabulary_size < 1 or hidden_dim < 1:
@@ -55,6 +56,7 @@ class TokenEmbedding(keras.layers.Layer):
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
         self.scale = scale
+        self.pad_id = pad_id
         self.supports_masking = True
 
     def build(self, input_shape=None):
@@ -83,8 +85,9 @@ class TokenEmbedding(keras.layers.Layer):
         return vectors * math.sqrt(self.hidden_dim) if self.scale else vectors
 
     def compute_mask(self, inputs, previous_mask=None):
-        # Only ids have two axes: vectors, with `reverse`, have three.
-        return padding_mask(inputs) if len(inputs.shape) == 2 else previous_mask
+        if len(inputs.shape) > 2:  # vectors, with `reverse`
+            return previous_mask
+        return None if self.pad_id is None else padding_mask(inputs, self.pad_id)
 
     def compute_output_spec(self, inputs, reverse=False):
         if reverse:
@@ -99,6 +102,7 @@ class TokenEmbedding(keras.layers.Layer):
             "vocabulary_size": self.vocabulary_size,
             "hidden_dim": self.hidden_dim,
             "scale": self.scale,
+            "pad_id": self.pad_id,
         }
 
 

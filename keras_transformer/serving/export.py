@@ -1,4 +1,4 @@
-"""From a Translator to a version that TensorFlow Serving picks up: written, checked, published."""
+"""From a served module to a version that TensorFlow Serving picks up: checked, then published."""
 
 import os
 import re
@@ -9,9 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.serving.checks import check_answers, check_graph, check_size
-from keras_transformer.serving.modules import Translator
+from keras_transformer.serving.signatures import ServedModule
 from keras_transformer.serving.warmup import write_batching, write_warm_up
-from keras_transformer.text.tokenizers import START_ID
 
 EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €")
 
@@ -20,18 +19,18 @@ EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €")
 HARD_TEXTS = (b"", b"  ", b"\xff\xfe dog \x80", b"a\x00b", "🦜 日本".encode(), b"word " * 999)
 
 
-def export(translator: Translator, directory, name: str, examples=EXAMPLES, timeout=600) -> str:
-    """Publishes a translator as the next version of a served model.
+def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeout=600) -> str:
+    """Publishes a module as the next version of a served model.
 
     The SavedModel is written beside its place, gets warm-up requests and batching parameters,
     and is checked: graph, size, and the answers of a fresh process without Keras or Python
     code. Only then it is renamed to `<directory>/<name>/<next integer>`, in one step.
 
     Args:
-        translator: the model with its tokenizers and settings.
+        module: a `Translator`, `Generator` or `Classifier`.
         directory: folder of all served models.
         name: of this model, as requests will call it.
-        examples: texts in the source language, at least one, for warm-up and the checks.
+        examples: texts to answer, at least one, for warm-up and the checks.
         timeout: seconds the fresh process may take.
 
     Returns:
@@ -53,11 +52,11 @@ def export(translator: Translator, directory, name: str, examples=EXAMPLES, time
     try:
         draft = os.path.join(workshop, "1")
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-        tf.saved_model.save(translator, draft, dict(translator.endpoints), options)
+        tf.saved_model.save(module, draft, dict(module.endpoints), options)
         texts = np.array([tf.compat.as_bytes(text) for text in examples], object)
-        write_warm_up(draft, name, warm_up_requests(texts))
+        write_warm_up(draft, name, module.warm_up_requests(texts))
         write_batching(draft)
-        validate(draft, translator, texts, timeout)
+        validate(draft, module, texts, timeout)
         return _publish(draft, os.path.join(directory, name))
     except RuntimeError as error:
         raise RuntimeError(f"{name} was not published. {error}") from error
@@ -65,30 +64,21 @@ def export(translator: Translator, directory, name: str, examples=EXAMPLES, time
         shutil.rmtree(workshop)
 
 
-def validate(path, translator: Translator, examples=EXAMPLES, timeout=600):
-    """Checks that a SavedModel runs in TensorFlow Serving and answers as `translator` does.
+def validate(path, module: ServedModule, examples=EXAMPLES, timeout=600):
+    """Checks that a SavedModel runs in TensorFlow Serving and answers as `module` does.
 
     Raises:
         RuntimeError: with the first reason why not.
     """
     check_graph(path)
-    check_size(path, translator.weights)
+    check_size(path, module.weights)
     texts = np.array([tf.compat.as_bytes(text) for text in examples], object)
-    requests, expected = golden_answers(translator, texts)
-    exact = all(weight.dtype != tf.bfloat16 for weight in translator.weights)
+    requests, expected = golden_answers(module, texts)
+    exact = all(weight.dtype != tf.bfloat16 for weight in module.weights)
     check_answers(path, requests, expected, 1e-4 if exact else 2e-2, timeout)
 
 
-def warm_up_requests(texts):
-    """Pairs of signature and inputs for the sizes of request that are most common."""
-    return [
-        ("serving_default", {"text": texts[:1]}),
-        ("serving_default", {"text": texts}),
-        ("translate_nbest", _nbest(texts[:1], prefixes=[b""], lengths=[0])),
-    ]
-
-
-def golden_answers(translator: Translator, texts):
+def golden_answers(module: ServedModule, texts):
     """Requests to every signature, hard ones among them, with the answers of this process.
 
     Returns:
@@ -98,45 +88,13 @@ def golden_answers(translator: Translator, texts):
 
     def ask(signature, **inputs):
         with tf.device("CPU:0"):  # the fresh process has no GPU either
-            outputs = translator.endpoints[signature](**inputs)
+            outputs = module.endpoints[signature](**inputs)
         requests.append((signature, inputs))
         expected.append({key: value.numpy() for key, value in outputs.items()})
         return expected[-1]
 
-    none = texts[:0]
-    all_texts = np.concatenate([texts, np.array(HARD_TEXTS, object)])
-    ask("serving_default", text=all_texts)
-    ask("serving_default", text=texts[:1])
-    ask("serving_default", text=none)
-    first = ask("serving_default", text=texts)["translation"]
-    prefixes = [text[: len(text) // 2].decode(errors="ignore").encode() for text in first]
-    ask("translate_nbest", **_nbest(texts, prefixes, lengths=[5] * len(texts)))
-    ask("translate_nbest", **_nbest(all_texts, [b""] * len(all_texts), [0, 1] * len(all_texts)))
-    ask("translate_nbest", **_nbest(none, [], []))
-
-    tokens = ask("tokenize", text=texts)
-    ids, lengths = tokens["token_ids"], tokens["length"]
-    ask("tokenize", text=none)
-    strange = np.where(ids % 5 == 0, -7, np.where(ids % 7 == 0, 2**30, ids)).astype(np.int32)
-    ask("detokenize", token_ids=strange, length=lengths)
-    ask("encode", source_ids=strange, source_length=lengths)
-    state = ask("encode", source_ids=ids, source_length=lengths)
-    token_ids = np.full(len(texts), START_ID, np.int32)
-    for _ in range(2):
-        answer = ask("decode_step", token_ids=token_ids, **state)
-        token_ids = answer["logits"].argmax(-1).astype(np.int32)
-        state = {**state, "cache": answer["cache"], "cache_length": answer["cache_length"]}
-    ask("logits", source_ids=ids, source_length=lengths, target_ids=ids, target_length=lengths)
+    module.try_out(ask, texts, np.array(HARD_TEXTS, object))
     return requests, expected
-
-
-def _nbest(texts, prefixes, lengths):
-    count = len(texts)
-    return {
-        "text": texts,
-        "target_prefix": np.array(prefixes, object)[:count],
-        "max_length": np.array(lengths, np.int32)[:count],
-    }
 
 
 def _publish(draft, target):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.text.length_plan import LengthPlan, batched
 from keras_transformer.text.tokenizers import END_ID, PAD_ID, START_ID, Tokenizer
 
 _TEXTS_PER_TOKENIZER_CALL = 1024
@@ -78,8 +79,8 @@ class TokenBatches:
                 f"Received: {len(sources)} sources, {len(targets)} targets."
             )
         _check_limits(tokens_per_batch, max_length)
-        self._sources = _tokenize_all(sources, source_tokenizer)
-        self._targets = _tokenize_all(targets, target_tokenizer)
+        self._sources = tokenize_all(sources, source_tokenizer)
+        self._targets = tokenize_all(targets, target_tokenizer)
         self._arrange(tokens_per_batch, max_length, seed)
 
     def save(self, path) -> None:
@@ -103,8 +104,8 @@ class TokenBatches:
         _check_limits(tokens_per_batch, max_length)
         batches = cls.__new__(cls)
         with np.load(path) as sides:
-            batches._sources = _ragged(sides["source_ids"], sides["source_lengths"])
-            batches._targets = _ragged(sides["target_ids"], sides["target_lengths"])
+            batches._sources = ragged(sides["source_ids"], sides["source_lengths"])
+            batches._targets = ragged(sides["target_ids"], sides["target_lengths"])
         batches._arrange(tokens_per_batch, max_length, seed)
         return batches
 
@@ -128,12 +129,9 @@ class TokenBatches:
                 self.num_dropped, num_texts, max_length,
             )  # fmt: skip
         self.num_target_tokens = int(self._target_lengths[self._kept].sum())
-        self._tokens_per_batch = tokens_per_batch
-        self._seed = seed
-
-        self._sorted, self._group_of = self._sort_by_length()
-        self._cuts = self._cut(self._sorted)
-        self.steps_per_epoch = len(self._cuts) - 1
+        lengths = self._source_lengths, self._target_lengths
+        self._plan = LengthPlan(self._kept, *lengths, tokens_per_batch, seed)
+        self.steps_per_epoch = self._plan.steps_per_epoch
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
         """Training batches without end, from step `start_step` on.
@@ -145,73 +143,19 @@ class TokenBatches:
             Elements `({"source_ids": (batch, source), "target_ids": (batch,
             target)}, labels (batch, target))`, int32, padded with 0.
         """
-        first_epoch, first_batch = divmod(start_step, self.steps_per_epoch)
-
-        def batches_of(epoch):
-            pairs, batch_order = self._shuffle(epoch)
-            first = tf.where(epoch == first_epoch, tf.constant(first_batch, tf.int64), 0)
-            steps = tf.data.Dataset.range(first, self.steps_per_epoch)
-            return steps.map(lambda step: _rows(pairs, self._cuts, batch_order[step]))
-
-        epochs = tf.data.Dataset.counter(start=first_epoch)
-        return self._finish(epochs.flat_map(batches_of))
+        return batched(self._plan.epochs(start_step), self._batch)
 
     def epoch(self) -> tf.data.Dataset:
         """Each pair once, in the order of the text: for validation.
 
         The elements are those of `dataset`; batches keep to the same budget.
         """
-        cuts = self._cut(self._kept)
-        steps = tf.data.Dataset.range(len(cuts) - 1)
-        return self._finish(steps.map(lambda step: _rows(self._kept, cuts, step)))
+        return batched(self._plan.in_order(), self._batch)
 
     def checksum(self) -> int:
         """A number that differs as soon as any token of the text does."""
         parts = [*_parts(self._sources), *_parts(self._targets)]
         return functools.reduce(lambda total, part: zlib.crc32(part, total), parts, 0)
-
-    def _sort_by_length(self):
-        """Pairs by length, and for each place the number of its group of equal lengths."""
-        source = self._source_lengths[self._kept]
-        target = self._target_lengths[self._kept]
-        # Up and down in turns: a batch that spans two target lengths then holds sources of
-        # similar lengths, not the longest of one and the shortest of the next.
-        order = np.lexsort((np.where(target % 2 == 0, source, -source), target))
-        source, target = source[order], target[order]
-        is_new = (np.diff(source, prepend=source[0]) != 0) | (
-            np.diff(target, prepend=target[0]) != 0
-        )
-        return self._kept[order], np.cumsum(is_new)
-
-    def _cut(self, pairs):
-        """Places where batches begin, and the end: greedily, as many rows as the budget allows."""
-        source, target = self._source_lengths[pairs], self._target_lengths[pairs]
-        cuts, longest = [0], 0
-        for place, length in enumerate(np.maximum(source, target).tolist()):
-            longest = max(longest, length)
-            if (place + 1 - cuts[-1]) * longest > self._tokens_per_batch:
-                cuts.append(place)
-                longest = length
-        return np.array([*cuts, len(pairs)])
-
-    def _shuffle(self, epoch):
-        """The pairs by length with ties permuted, and the order of the batches, of one epoch."""
-        seed = tf.stack([tf.constant(self._seed, tf.int64), epoch])
-        # A named generator: the default one may differ between processors.
-        within, between = tf.unstack(tf.random.split(seed, 2, alg="philox"))
-        ties = tf.random.stateless_uniform([self.num_pairs], within, dtype=tf.float64, alg="philox")
-        order = tf.argsort(tf.cast(self._group_of, tf.float64) + ties)
-        ranks = tf.random.stateless_uniform([self.steps_per_epoch], between, alg="philox")
-        return tf.gather(self._sorted, order), tf.argsort(ranks)
-
-    def _finish(self, rows: tf.data.Dataset) -> tf.data.Dataset:
-        """From numbers of pairs to padded batches, made ahead of their use."""
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = (
-            tf.data.experimental.AutoShardPolicy.DATA
-        )
-        batches = rows.map(self._batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
     def _batch(self, pairs):
         source_ids = tf.gather(self._sources, pairs).to_tensor(PAD_ID)  # (batch, source)
@@ -222,27 +166,29 @@ class TokenBatches:
         return {"source_ids": source_ids, "target_ids": target_ids}, labels
 
 
-def _tokenize_all(texts: Sequence[str], tokenizer: Tokenizer) -> tf.RaggedTensor:
-    """The ids of each sentence and its end, (sentences, None)."""
+def tokenize_all(texts: Sequence[str], tokenizer: Tokenizer, cut=None) -> tf.RaggedTensor:
+    """The ids of each text, (texts, None): of a sentence and its end, or the first `cut`."""
 
-    def add_end(chunk):
+    def tokens_of(chunk):
         ids = tokenizer.tokenize(chunk)
+        if cut is not None:
+            return ids[:, :cut]
         ends = tf.fill([ids.nrows(), 1], END_ID)
         return tf.concat([ids, ends], axis=1)
 
     chunks = (
         tf.data.Dataset.from_tensor_slices(tf.constant(list(texts), tf.string))
         .batch(_TEXTS_PER_TOKENIZER_CALL)
-        .map(add_end, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .map(tokens_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     )
     ids, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
     for chunk in chunks:
         ids.append(chunk.flat_values.numpy())
         lengths.append(chunk.row_lengths().numpy())
-    return _ragged(np.concatenate(ids), np.concatenate(lengths))
+    return ragged(np.concatenate(ids), np.concatenate(lengths))
 
 
-def _ragged(ids: np.ndarray, lengths: np.ndarray) -> tf.RaggedTensor:
+def ragged(ids: np.ndarray, lengths: np.ndarray) -> tf.RaggedTensor:
     with tf.device("CPU:0"):  # tf.data runs there
         return tf.RaggedTensor.from_row_lengths(ids, lengths)
 
@@ -257,9 +203,3 @@ def _check_limits(tokens_per_batch: int, max_length: int) -> None:
 
 def _parts(ids: tf.RaggedTensor) -> list[np.ndarray]:
     return [ids.flat_values.numpy(), ids.row_splits.numpy()]
-
-
-def _rows(pairs, cuts, batch):
-    """The numbers of the pairs of one batch: a slice of `pairs` between two cuts."""
-    bounds = tf.gather(cuts, tf.stack([batch, batch + 1]))
-    return tf.gather(pairs, tf.range(bounds[0], bounds[1]))

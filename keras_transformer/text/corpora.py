@@ -1,5 +1,6 @@
-"""Reads parallel text: a list of sentences and the list of their translations."""
+"""Reads text: sentences with their translations, texts with their labels, or one long text."""
 
+import contextlib
 import gzip
 import pathlib
 import zlib
@@ -31,7 +32,7 @@ def read_files(source_path, target_path) -> ParallelText:
         FileNotFoundError: if a file is missing.
         ValueError: if the files differ in length, hold no text, or are not UTF-8.
     """
-    sources, targets = list(_lines(source_path)), list(_lines(target_path))
+    sources, targets = list(lines_of(source_path)), list(lines_of(target_path))
     for path, lines in ((source_path, sources), (target_path, targets)):
         if not any(map(str.strip, lines)):
             raise ValueError(f"Expected one sentence a line. Received: {path}, which has no text.")
@@ -59,7 +60,7 @@ def read_tsv(path) -> ParallelText:
             text or is not UTF-8.
     """
     sources, targets = [], []
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(lines_of(path), start=1):
         columns = line.split("\t")
         if len(columns) != 2:
             raise ValueError(
@@ -99,13 +100,9 @@ def read_dataset(
         ValueError: if the name, split or a language is unknown, if the data set
             does not tell source from target, or if the split is empty.
     """
-    builder = _builder(name, data_dir) if isinstance(name, str) else name
+    builder = builder_of(name, data_dir) if isinstance(name, str) else name
     source, target = _languages(builder, source, target)
-    if split.partition("[")[0] not in builder.info.splits:
-        raise ValueError(
-            f"Expected one of the splits {sorted(builder.info.splits)}. "
-            f"Received: split={split!r} of {builder.info.full_name}."
-        )
+    check_split(builder, split)
     sources, targets = [], []
     for batch in builder.as_dataset(split=split).batch(1024).as_numpy_iterator():
         sources += [sentence.decode() for sentence in batch[source]]
@@ -115,7 +112,41 @@ def read_dataset(
     return ParallelText(sources, targets)
 
 
-def _builder(name: str, data_dir):
+def read_text(path) -> bytes:
+    """Reads one long text as it stands, through gzip if the name ends in `.gz`.
+
+    Raises:
+        FileNotFoundError: if the file is missing.
+        ValueError: if it is empty, or named `.gz` and no whole gzip file.
+    """
+    with _opened(path) as file:
+        text = file.read()
+    if not text:
+        raise ValueError(f"Expected a text. Received: {path}, which is empty.")
+    return text
+
+
+def read_text_dataset(name, split: str, data_dir=None) -> bytes:
+    """Reads the texts of a data set of TensorFlow Datasets as one, a line break between them.
+
+    Raises:
+        ImportError: if TensorFlow Datasets is not installed.
+        ValueError: if the name or split is unknown, or it has not exactly one text feature.
+    """
+    builder = builder_of(name, data_dir) if isinstance(name, str) else name
+    check_split(builder, split)
+    texts = [key for key, feature in builder.info.features.items() if feature.dtype == "string"]
+    if len(texts) != 1:
+        raise ValueError(
+            f"{builder.info.full_name} must have one feature that is text. Received: {texts}."
+        )
+    return b"\n".join(
+        example[texts[0]] for example in builder.as_dataset(split=split).as_numpy_iterator()
+    )
+
+
+def builder_of(name: str, data_dir):
+    """The builder of a data set of TensorFlow Datasets, prepared."""
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -131,6 +162,15 @@ def _builder(name: str, data_dir):
         ) from None
     builder.download_and_prepare()
     return builder
+
+
+def check_split(builder, split: str):
+    """Raises a ValueError unless a data set has the split, or the split it is a part of."""
+    if split.partition("[")[0] not in builder.info.splits:
+        raise ValueError(
+            f"Expected one of the splits {sorted(builder.info.splits)}. "
+            f"Received: split={split!r} of {builder.info.full_name}."
+        )
 
 
 def _languages(builder, source: str | None, target: str | None) -> tuple[str, str]:
@@ -151,15 +191,12 @@ def _languages(builder, source: str | None, target: str | None) -> tuple[str, st
     return pair
 
 
-def _lines(path) -> Iterator[str]:
+def lines_of(path) -> Iterator[str]:
     """The lines of a UTF-8 text file, plain or gzip, without their ends."""
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"Expected a text file. Received: {path}, which does not exist.")
     number = 1
     try:
         # Binary files split at "\n" only; str.splitlines would cut at U+2028 as well.
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        with _opened(path) as file:
             for number, line in enumerate(file, start=1):
                 encoding = "utf-8-sig" if number == 1 else "utf-8"  # a byte order mark
                 yield line.decode(encoding).removesuffix("\n").removesuffix("\r")
@@ -167,6 +204,17 @@ def _lines(path) -> Iterator[str]:
         raise ValueError(
             f"The text must be UTF-8. Received: {path}, line {number}: {error.reason}."
         ) from None
+
+
+@contextlib.contextmanager
+def _opened(path):
+    """The file of a path, unpacked if its name ends in `.gz`, to be read as bytes."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected a text file. Received: {path}, which does not exist.")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
             f"A name ending in .gz must be a whole gzip file. Received: {path}: {error}."

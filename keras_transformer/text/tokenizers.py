@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import sentencepiece
 import tensorflow as tf
 import tensorflow_text
+from sentencepiece import sentencepiece_model_pb2
 from tensorflow_text.python.ops import sentencepiece_tokenizer
 
 PAD_ID, UNKNOWN_ID, START_ID, END_ID = 0, 1, 2, 3
@@ -26,6 +27,19 @@ _CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
 # fallback instead of taking a row of the vocabulary each.
 _CHARACTER_COVERAGE = 0.9999
 
+_TRAINER_OPTIONS = {
+    "pieces": {
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "split_digits": True,  # so that a number is copied digit by digit, however long
+    },
+    "words": {
+        "model_type": "word",
+        "normalization_rule_name": "nmt_nfkc_cf",  # which folds upper into lower case
+        "hard_vocab_limit": False,
+    },
+}
+
 
 class Tokenizer(tf.Module):
     """Cuts texts into the pieces of a SentencePiece model and joins them again.
@@ -33,11 +47,11 @@ class Tokenizer(tf.Module):
     A `tf.Module`: assigned to an attribute of another module it is tracked, and
     its methods may be called inside a `tf.function`, a tf.data pipeline or an
     exported signature. Ids: pad 0, unknown 1, start 2, end 3, then 256 bytes
-    (<0x00> to <0xFF>), then pieces of text.
+    (<0x00> to <0xFF>), then pieces of text; or, in a vocabulary of words, those.
 
     Args:
         model: the serialised SentencePiece model, as `train_tokenizer` makes it.
-            A BPE model: on unigram models tensorflow-text and sentencepiece
+            A BPE or word model: on unigram models tensorflow-text and sentencepiece
             break ties differently.
 
     Raises:
@@ -54,6 +68,8 @@ class Tokenizer(tf.Module):
     def __init__(self, model: bytes):
         super().__init__(name="tokenizer")
         self._pieces = _pieces_of(model)
+        trainer = sentencepiece_model_pb2.ModelProto.FromString(model).trainer_spec
+        self._are_words = trainer.model_type == trainer.WORD
         self.model = model
         self._sentencepiece = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
         self._sentencepiece._model_resource = _NamedModel(model)
@@ -65,7 +81,8 @@ class Tokenizer(tf.Module):
 
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
-        return self._sentencepiece.tokenize(tf.convert_to_tensor(texts, tf.string))
+        texts = tf.convert_to_tensor(texts, tf.string)
+        return self._sentencepiece.tokenize(_words_only(texts) if self._are_words else texts)
 
     def detokenize(self, ids) -> tf.Tensor:
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings.
@@ -104,8 +121,14 @@ class Tokenizer(tf.Module):
         return cls(pathlib.Path(path).read_bytes())
 
 
-def train_tokenizer(sentences: Iterable[str], vocabulary_size: int) -> Tokenizer:
-    """Learns a byte-pair vocabulary from text; the same text gives the same vocabulary.
+def train_tokenizer(
+    sentences: Iterable[str], vocabulary_size: int, tokens: str = "pieces"
+) -> Tokenizer:
+    """Learns a vocabulary from text; the same text gives the same vocabulary.
+
+    Pieces are byte pairs, after which nothing is unknown and nothing but spaces is lost.
+    Words are what stands between spaces and punctuation, in lower case and the most frequent
+    ones only: for classifying, not for writing.
 
     Source: Sennrich et al. 2016, section 3.2 (https://arxiv.org/abs/1508.07909),
     in the SentencePiece form of Kudo and Richardson 2018.
@@ -113,29 +136,34 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int) -> Tokenizer
     Args:
         sentences: the text, a sentence an element. For a joint vocabulary of two
             languages give the sentences of both.
-        vocabulary_size: number of ids, of which 260 are control ids and bytes.
+        vocabulary_size: number of ids, of which 260 are control ids and bytes; of words at
+            most so many, 4 of them control ids.
+        tokens: "pieces" or "words".
 
     Returns:
-        A `Tokenizer` of exactly `vocabulary_size` ids.
+        A `Tokenizer`, of pieces with exactly `vocabulary_size` ids.
 
     Raises:
-        ValueError: if there is no text, or the text has too many distinct
-            characters for the vocabulary or too few distinct pieces.
+        ValueError: if there is no text, the text has too many distinct characters for the
+            vocabulary or too few distinct pieces, or `tokens` is something else.
 
     Example:
         >>> train_tokenizer(["to be or not to be"], vocabulary_size=273).vocabulary_size
         273
     """
+    if tokens not in _TRAINER_OPTIONS:
+        raise ValueError(f"tokens must be pieces or words. Received: tokens={tokens!r}.")
+    if tokens == "words":
+        sentences = [text.decode() for text in _words_only(list(sentences)).numpy()]
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
             model_writer=model,
             vocab_size=vocabulary_size,
-            model_type="bpe",
-            byte_fallback=True,
             character_coverage=_CHARACTER_COVERAGE,
-            split_digits=True,  # so that a number is copied digit by digit, however long
+            max_sentence_length=2**20,  # bytes; what is longer would not be learned from
+            **_TRAINER_OPTIONS[tokens],
             pad_id=PAD_ID,
             unk_id=UNKNOWN_ID,
             bos_id=START_ID,
@@ -146,6 +174,12 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int) -> Tokenizer
     except RuntimeError as error:
         raise ValueError(_explain(str(error), vocabulary_size)) from None
     return Tokenizer(model.getvalue())
+
+
+def _words_only(texts):
+    """The texts with a space for all that is no letter, mark, digit or apostrophe."""
+    texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")  # mends what is not UTF-8
+    return tf.strings.regex_replace(texts, r"[^\pL\pM\pN']+", " ")
 
 
 def _explain(message: str, vocabulary_size: int) -> str:

@@ -47,7 +47,7 @@ def choose_strategy(name="auto"):
         >>> import keras_transformer as kt
         >>> strategy = choose_strategy("one")
         >>> with strategy.scope():
-        ...     model = kt.translation(vocabulary_size=11, size="tiny")
+        ...     model = kt.translation(11, size="tiny")
         ...     model.compile(kt.Adam(0.001), kt.TokenCrossentropy(), clip_norm=1.0)
     """
     if name not in STRATEGIES:

@@ -177,3 +177,48 @@ def test_bad_arguments_are_told(prefix_table, options, message):
     arguments = {"limits": [3, 3], "seed": (1, 2), "num_samples": 3, **IDS, **options}
     with pytest.raises(ValueError, match=message):
         sample(table.step, table.cache(3), **arguments)
+
+
+def by_row(table, rows, seeds, temperature, top_k, top_p, num_samples=1):
+    return sample(
+        table.step,
+        table.cache(num_samples, rows),
+        limits=np.full(len(seeds), 2),
+        num_samples=num_samples,
+        seed=np.array(seeds, "int32"),
+        temperature=tf.constant(temperature, tf.float32),
+        top_k=tf.constant(top_k, tf.int32),
+        top_p=tf.constant(top_p, tf.float32),
+        **IDS,
+    ).token_ids.numpy()
+
+
+def test_rows_of_their_own_settings_draw_as_often_as_their_probability_says(prefix_table):
+    table = prefix_table(num_rows=3, vocabulary_size=7, max_length=2, seed=1, scale=1.0)
+    settings = [(0.5, 0, 1.0), (2.0, 3, 1.0), (1.0, 0, 0.7)]
+    seeds = [(1, 1), (1, 2), (1, 3)]
+    num_samples = 4001
+    drawn = by_row(table, [0, 1, 2], seeds, *zip(*settings, strict=True), num_samples)
+    for row, (temperature, top_k, top_p) in enumerate(settings):
+        expected = exact_probabilities(table.logits[row, 0], temperature, top_k or None, top_p)
+        counts = np.bincount(drawn[row, :, 0], minlength=7)
+        errors = 5 * np.sqrt(num_samples * expected * (1 - expected))
+        assert np.all(np.abs(counts - num_samples * expected) <= errors), row
+
+
+def test_a_row_with_its_own_seed_draws_the_same_wherever_it_stands(prefix_table):
+    table = prefix_table(num_rows=3, vocabulary_size=9, max_length=2, seed=4, scale=0.1)
+    settings = ([0.9, 1.5, 1.0], [0, 5, 3], [0.9, 1.0, 0.8])
+    together = by_row(table, [0, 1, 2], [(7, 0), (8, 0), (9, 0)], *settings, num_samples=5)
+    turned = [values[::-1] for values in settings]
+    other = by_row(table, [2, 1, 0], [(9, 0), (8, 0), (7, 0)], *turned, num_samples=5)
+    np.testing.assert_array_equal(together, other[::-1])
+
+
+def test_a_temperature_near_zero_takes_the_best_token(prefix_table):
+    table = prefix_table(num_rows=2, vocabulary_size=7, max_length=2, seed=2)
+    drawn = by_row(table, [0, 1], [(1, 1), (2, 2)], [0.0, 0.0], [0, 0], [1.0, 1.0], 11)
+    for row in range(2):
+        first = table.logits[row, 0].copy()
+        first[[0, START]] = -np.inf
+        assert set(drawn[row, :, 0]) == {np.argmax(first)}

@@ -8,13 +8,13 @@ from train.config import TranslationConfig, add_settings, config_of, load_config
 
 def parse(*flags):
     parser = argparse.ArgumentParser()
-    add_settings(parser)
-    return config_of(parser.parse_args(flags))
+    add_settings(parser, TranslationConfig)
+    return config_of(parser.parse_args(flags), TranslationConfig)
 
 
 def test_every_setting_is_a_flag_with_help():
     parser = argparse.ArgumentParser()
-    add_settings(parser)
+    add_settings(parser, TranslationConfig)
     shown = parser.format_help()
     for field in dataclasses.fields(TranslationConfig):
         assert "--" + field.name.replace("_", "-") in shown

@@ -1,21 +1,25 @@
-"""What is exported: a module from text to translations, with raw variables and no layers.
-
-A `tf.Module` that holds a Keras layer saves each weight as a second variable that only
-Python connects with the first; TensorFlow Serving then finds the first one uninitialised.
-So the model stays hidden behind functions, and the module holds the tf.Variables alone.
-"""
+"""What is exported of a translation model: a module from text to translations."""
 
 import functools
 
+import numpy as np
 import tensorflow as tf
 
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.serving.packing import Packing
 from keras_transformer.serving.settings import ModelFunctions, SearchSettings
+from keras_transformer.serving.signatures import (
+    IDS,
+    NUMBER,
+    TEXT,
+    ServedModule,
+    check_rows,
+    signature,
+)
 from keras_transformer.text.tokenizers import END_ID, PAD_ID, START_ID, UNKNOWN_ID, Tokenizer
 
 
-class Translator(tf.Module):
+class Translator(ServedModule):
     """Text in, translation out, and the steps between, as the signatures of a SavedModel.
 
     Inputs and outputs have the batch as their first axis, floating outputs are float32.
@@ -53,10 +57,8 @@ class Translator(tf.Module):
         target_tokenizer: Tokenizer | None = None,
         settings: SearchSettings | None = None,
     ):
-        super().__init__(name="translator")
+        super().__init__(functions.weights, "translator")
         self.functions = functions  # a dataclass: not tracked, so no layer is saved
-        # The tensors of the Keras variables: these are what is saved.
-        self.weights = [w if isinstance(w, tf.Variable) else w.value for w in functions.weights]
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
         self.settings = settings or SearchSettings()
@@ -106,7 +108,7 @@ class Translator(tf.Module):
             first; truncated, (batch,), whether text or prefix were cut. Where there are fewer
             translations, the rest are "" with a score of about -1e9.
         """
-        _check_rows(text, target_prefix, max_length)
+        check_rows(text, target_prefix, max_length)
         source_ids, source_cut, is_empty = self._source(text)
         prefix = self.target_tokenizer.tokenize(target_prefix)
         longest = self.settings.max_target_length
@@ -138,7 +140,7 @@ class Translator(tf.Module):
 
     def detokenize(self, token_ids, length):
         """Joins (batch, length) target ids to text, (batch,); control ids are left out."""
-        _check_rows(token_ids, length)
+        check_rows(token_ids, length)
         inside = tf.sequence_mask(length, tf.shape(token_ids)[1])
         ids = tf.where(inside, token_ids, PAD_ID)
         return {"text": self.target_tokenizer.detokenize(ids)}
@@ -180,7 +182,7 @@ class Translator(tf.Module):
         Returns:
             logits, (batch, vocabulary); cache and cache_length, one column longer.
         """
-        _check_rows(token_ids, memory, source_length, cache, cache_length)
+        check_rows(token_ids, memory, source_length, cache, cache_length)
         inside = tf.sequence_mask(source_length, tf.shape(memory)[1])
         memory = tf.where(inside[..., None], memory, 0.0)  # also makes its mask False there
         columns = tf.shape(cache)[1]
@@ -218,26 +220,57 @@ class Translator(tf.Module):
         Returns:
             logits, (batch, target, vocabulary); of no meaning beyond target_length.
         """
-        _check_rows(source_ids, target_ids, target_length)
+        check_rows(source_ids, target_ids, target_length)
         source, _ = self._clean(source_ids, source_length)
         inside = tf.sequence_mask(target_length, tf.shape(target_ids)[1])
         target = tf.where(inside, _known(target_ids, self.target_tokenizer), PAD_ID)
         target = target[:, : self.settings.max_target_length]
         return {"logits": tf.cast(self.functions.logits(source, target), tf.float32)}
 
+    def default_inputs(self, texts):
+        return {"text": texts}
+
+    def warm_up_requests(self, texts):
+        one = _nbest(texts[:1], prefixes=[b""], lengths=[0])
+        return [*super().warm_up_requests(texts), ("translate_nbest", one)]
+
+    def try_out(self, ask, texts, hard_texts):
+        none = texts[:0]
+        all_texts = np.concatenate([texts, hard_texts])
+        ask("serving_default", text=all_texts)
+        ask("serving_default", text=texts[:1])
+        ask("serving_default", text=none)
+        first = ask("serving_default", text=texts)["translation"]
+        prefixes = [text[: len(text) // 2].decode(errors="ignore").encode() for text in first]
+        ask("translate_nbest", **_nbest(texts, prefixes, lengths=[5] * len(texts)))
+        ask("translate_nbest", **_nbest(all_texts, [b""] * len(all_texts), [0, 1] * len(all_texts)))
+        ask("translate_nbest", **_nbest(none, [], []))
+
+        tokens = ask("tokenize", text=texts)
+        ids, lengths = tokens["token_ids"], tokens["length"]
+        ask("tokenize", text=none)
+        strange = np.where(ids % 5 == 0, -7, np.where(ids % 7 == 0, 2**30, ids)).astype(np.int32)
+        ask("detokenize", token_ids=strange, length=lengths)
+        ask("encode", source_ids=strange, source_length=lengths)
+        state = ask("encode", source_ids=ids, source_length=lengths)
+        token_ids = np.full(len(texts), START_ID, np.int32)
+        for _ in range(2):
+            answer = ask("decode_step", token_ids=token_ids, **state)
+            token_ids = answer["logits"].argmax(-1).astype(np.int32)
+            state = {**state, "cache": answer["cache"], "cache_length": answer["cache_length"]}
+        ask("logits", source_ids=ids, source_length=lengths, target_ids=ids, target_length=lengths)
+
     def _endpoints(self):
         memory = tf.TensorSpec([None, None, self.memory_packing.features], tf.float32)
         cache = tf.TensorSpec([None, None, self.cache_packing.features], tf.float32)
-        text, length = tf.TensorSpec([None], tf.string), tf.TensorSpec([None], tf.int32)
-        ids = tf.TensorSpec([None, None], tf.int32)
         return {
-            "serving_default": _signature(self.translate, text),
-            "translate_nbest": _signature(self.translate_nbest, text, text, length),
-            "tokenize": _signature(self.tokenize, text),
-            "detokenize": _signature(self.detokenize, ids, length),
-            "encode": _signature(self.encode, ids, length),
-            "decode_step": _signature(self.decode_step, length, memory, length, cache, length),
-            "logits": _signature(self.logits, ids, length, ids, length),
+            "serving_default": signature(self.translate, TEXT),
+            "translate_nbest": signature(self.translate_nbest, TEXT, TEXT, NUMBER),
+            "tokenize": signature(self.tokenize, TEXT),
+            "detokenize": signature(self.detokenize, IDS, NUMBER),
+            "encode": signature(self.encode, IDS, NUMBER),
+            "decode_step": signature(self.decode_step, NUMBER, memory, NUMBER, cache, NUMBER),
+            "logits": signature(self.logits, IDS, NUMBER, IDS, NUMBER),
         }
 
     def _layout(self):
@@ -263,7 +296,7 @@ class Translator(tf.Module):
 
     def _clean(self, ids, lengths):
         """Source ids that any model can read, ended also where they had to be cut; lengths."""
-        _check_rows(ids, lengths)
+        check_rows(ids, lengths)
         longest = self.settings.max_source_length
         inside = tf.sequence_mask(lengths, tf.shape(ids)[1])
         ids = tf.where(inside, _known(ids, self.source_tokenizer), PAD_ID)
@@ -308,18 +341,13 @@ class Translator(tf.Module):
         return logits, newest
 
 
-def _signature(method, *specs):
-    names = method.__code__.co_varnames[1 : method.__code__.co_argcount]
-    named = [tf.TensorSpec(s.shape, s.dtype, name) for s, name in zip(specs, names, strict=True)]
-    return tf.function(method, input_signature=named, autograph=False)
-
-
-def _check_rows(first, *others):
-    """A request whose inputs have different numbers of rows is refused, not guessed at."""
-    for other in others:
-        tf.debugging.assert_equal(
-            tf.shape(first)[0], tf.shape(other)[0], "All inputs need the same number of rows."
-        )
+def _nbest(texts, prefixes, lengths):
+    count = len(texts)
+    return {
+        "text": texts,
+        "target_prefix": np.array(prefixes, object)[:count],
+        "max_length": np.array(lengths, np.int32)[:count],
+    }
 
 
 def _lengths(ids):

@@ -1,0 +1,101 @@
+"""An encoder that gives a sequence one or more labels, as a functional Keras model."""
+
+import keras
+
+from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
+from keras_transformer.layers.encoder import Encoder
+from keras_transformer.layers.pooling import SequencePooling
+from keras_transformer.ops.masks import padding_mask
+from keras_transformer.training.model import Model
+
+# former: the classifier of Bloem 2019 (https://peterbloem.nl/blog/transformers), with its
+# defaults for IMDb. small: ours, for a few thousand texts.
+SIZES = {
+    "small": {
+        "num_layers": 1,
+        "hidden_dim": 128,
+        "intermediate_dim": 256,
+        "num_heads": 4,
+        "dropout": 0.1,
+    },
+    "former": {
+        "num_layers": 6,
+        "hidden_dim": 128,
+        "intermediate_dim": 512,
+        "num_heads": 8,
+        "dropout": 0.0,
+    },
+}
+
+
+def classifier(
+    vocabulary_size,
+    num_labels,
+    size="small",
+    pooling="mean",
+    token_dropout=0.0,
+    name="classifier",
+    **dimensions,
+):
+    """Builds an encoder whose pooled vectors are scored for each label.
+
+    Source: Bloem 2019 (https://peterbloem.nl/blog/transformers).
+
+    Args:
+        vocabulary_size: number of ids.
+        num_labels: number of labels.
+        size: a row of `SIZES`: "small" or "former".
+        pooling: of the encoder's vectors: "mean", "max" or "first".
+        token_dropout: probability in [0, 1) with which the whole vector of a token is dropped.
+        name: of the model.
+        **dimensions: replace columns of that row (num_layers, hidden_dim,
+            intermediate_dim, num_heads, dropout), or are further arguments of the blocks
+            (attention_dropout, activation_dropout, activation, pre_norm, dtype).
+
+    Returns:
+        A functional Keras model. Input: `token_ids`, integers (batch, length), 0 for
+        padding. Output: float32 logits, (batch, num_labels).
+
+    Raises:
+        ValueError: if `size`, `pooling` or a dimension is unknown, or hidden_dim cannot be
+            divided by num_heads.
+
+    Example:
+        >>> model = classifier(11, num_labels=2)
+        >>> tuple(model(keras.ops.array([[3, 5, 2], [7, 0, 0]])).shape)
+        (2, 2)
+    """
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
+    block = {**SIZES[size], **dimensions}
+    hidden_dim, dropout = block.pop("hidden_dim"), block["dropout"]
+    dtype = block.get("dtype")
+    token_ids = keras.Input((None,), dtype="int32", name="token_ids")
+    vectors = TokenEmbedding(vocabulary_size, hidden_dim, dtype=dtype, name="embedding")(token_ids)
+    # One draw a token for all of its vector.
+    vectors = keras.layers.Dropout(
+        token_dropout, noise_shape=(None, None, 1), dtype=dtype, name="token_dropout"
+    )(vectors)
+    vectors = SinusoidalEncoding(dtype=dtype, name="positions")(vectors)
+    vectors = keras.layers.Dropout(dropout, dtype=dtype, name="embedding_dropout")(vectors)
+    vectors = Encoder(**block, name="encoder")(vectors)
+    pooled = SequencePooling(pooling, dtype=dtype, name="pooling")(vectors)
+    pooled = keras.layers.Dropout(dropout, dtype=dtype, name="pooled_dropout")(pooled)
+    logits = keras.layers.Dense(num_labels, dtype="float32", name="head")(pooled)
+    return Model(token_ids, logits, name=name)
+
+
+def attention_scores(model, token_ids):
+    """The attention weights of every layer and head for given texts.
+
+    Args:
+        model: of `classifier`, as built or reloaded.
+        token_ids: (batch, length), 0 for padding.
+
+    Returns:
+        A dictionary of one list, "encoder", with one tensor (batch, heads, length, length)
+        a layer.
+    """
+    vectors = model.get_layer("positions")(model.get_layer("embedding")(token_ids))
+    mask = padding_mask(token_ids)
+    return {"encoder": model.get_layer("encoder").attention_scores(vectors, mask)}

@@ -1,0 +1,147 @@
+"""A causal Transformer that scores the next token of a text, as a functional Keras model."""
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.decoder import Decoder
+from keras_transformer.layers.embedding import (
+    PositionEmbedding,
+    SinusoidalEncoding,
+    TokenEmbedding,
+)
+from keras_transformer.ops.masks import beam_mask
+from keras_transformer.training.model import Model
+
+# small: the CPU setting of nanoGPT for Shakespeare, medium: its GPU setting
+# (https://github.com/karpathy/nanoGPT, README).
+SIZES = {
+    "small": {
+        "num_layers": 4,
+        "hidden_dim": 128,
+        "intermediate_dim": 512,
+        "num_heads": 4,
+        "dropout": 0.0,
+    },
+    "medium": {
+        "num_layers": 6,
+        "hidden_dim": 384,
+        "intermediate_dim": 1536,
+        "num_heads": 6,
+        "dropout": 0.2,
+    },
+}
+
+
+def language_model(
+    vocabulary_size,
+    max_sequence_length=None,
+    size="small",
+    scale_embedding=True,
+    name="language_model",
+    **dimensions,
+):
+    """Builds a causal Transformer that scores the next token after each position.
+
+    Every id is a token, 0 too: rows are filled up at their end, where no real position looks.
+
+    Source: Radford et al. 2018, section 3.1
+    (https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf).
+
+    Args:
+        vocabulary_size: number of ids.
+        max_sequence_length: number of learned positions, in tokens; None adds sinusoids
+            instead, which have no end.
+        size: a row of `SIZES`: "small" or "medium".
+        scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
+        name: of the model.
+        **dimensions: replace columns of that row (num_layers, hidden_dim,
+            intermediate_dim, num_heads, dropout), or are further arguments of the blocks
+            (attention_dropout, activation_dropout, activation, pre_norm, dtype).
+
+    Returns:
+        A functional Keras model. Input: `token_ids`, integers (batch, length). Output:
+        float32 logits of the token after each, (batch, length, vocabulary_size). Token
+        embedding and output projection are one table.
+
+    Raises:
+        ValueError: if `size` or a dimension is unknown, or hidden_dim cannot be divided
+            by num_heads.
+
+    Example:
+        >>> model = language_model(11, num_layers=1)
+        >>> tuple(model(keras.ops.array([[3, 5, 2]])).shape)
+        (1, 3, 11)
+    """
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
+    block = {**SIZES[size], "activation": "gelu", **dimensions}
+    hidden_dim = block.pop("hidden_dim")
+    dtype = block.get("dtype")
+    token_ids = keras.Input((None,), dtype="int32", name="token_ids")
+    embedding = TokenEmbedding(
+        vocabulary_size, hidden_dim, scale_embedding, pad_id=None, dtype=dtype, name="embedding"
+    )
+    if max_sequence_length is None:
+        positions = SinusoidalEncoding(dtype=dtype, name="positions")
+    else:
+        positions = PositionEmbedding(max_sequence_length, dtype=dtype, name="positions")
+    dropout = keras.layers.Dropout(block["dropout"], dtype=dtype, name="embedding_dropout")
+    vectors = dropout(positions(embedding(token_ids)))
+    vectors = Decoder(**block, name="decoder")(vectors)
+    return Model(token_ids, embedding(vectors, reverse=True), name=name)
+
+
+def start_cache(model, batch_size, num_beams=1):
+    """The cache before the first step.
+
+    Args:
+        model: of `language_model`, as built or reloaded.
+        batch_size: number of rows, an integer scalar.
+        num_beams: sequences that grow from each row.
+
+    Returns:
+        A nested structure of tensors, batch first; their axis of size 0 grows by
+        `num_beams` with each step.
+    """
+    return {
+        "keys_values": model.get_layer("decoder").empty_cache(batch_size),
+        "mask": ops.zeros((batch_size, num_beams, 0), "bool"),
+    }
+
+
+def step(model, token_ids, parents, position, cache):
+    """Scores what may follow `token_ids`, for every beam of every row.
+
+    Args:
+        model: of `language_model`, as built or reloaded.
+        token_ids: the newest token of each beam, (batch, beams).
+        parents: the beam of the step before that each one goes on from, (batch, beams).
+        position: its position in the text, counted from 0, an integer scalar.
+        cache: what `start_cache` or the step before returned.
+
+    Returns:
+        The pair of float32 logits, (batch, beams, vocabulary), and the longer cache.
+    """
+    embedding, decoder = model.get_layer("embedding"), model.get_layer("decoder")
+    vectors = model.get_layer("positions").step(embedding(token_ids), position)
+    mask = beam_mask(cache["mask"], parents)
+    vectors, keys_values = decoder.step(
+        vectors, decoder.memory(None), None, cache["keys_values"], mask
+    )
+    return embedding(vectors, reverse=True), {"keys_values": keys_values, "mask": mask}
+
+
+def attention_scores(model, token_ids):
+    """The attention weights of every layer and head for given texts.
+
+    Args:
+        model: of `language_model`, as built or reloaded.
+        token_ids: (batch, length).
+
+    Returns:
+        A dictionary of one list, "decoder", with one tensor (batch, heads, length, length)
+        a layer.
+    """
+    vectors = model.get_layer("positions")(model.get_layer("embedding")(token_ids))
+    pairs = model.get_layer("decoder").attention_scores(vectors)
+    return {"decoder": [own for own, _ in pairs]}

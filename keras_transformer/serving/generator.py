@@ -1,0 +1,210 @@
+"""What is exported of a language model: a module from prompts to text."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.decoding.sampling import sample
+from keras_transformer.serving.signatures import (
+    IDS,
+    NUMBER,
+    REAL,
+    TEXT,
+    ServedModule,
+    check_rows,
+    signature,
+)
+from keras_transformer.text.tokenizers import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+
+CONTROL_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorFunctions:
+    """A language model as functions of tensors; `models.language_model` has them.
+
+    Args:
+        weights: the Keras variables or tf.Variables that the functions read.
+        start_cache: batch_size, num_beams -> cache, a nested structure, batch first, whose
+            axes of size 0 grow with each step.
+        step: token_ids (batch, beams), parents (batch, beams), position, cache -> logits
+            (batch, beams, vocabulary) and the longer cache; see `decoding`.
+        logits: token_ids (batch, length) -> logits (batch, length, vocabulary).
+    """
+
+    weights: Sequence
+    start_cache: Callable
+    step: Callable
+    logits: Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingSettings:
+    """How a served language model writes; fixed in the graph.
+
+    Args:
+        context: most tokens of prompt and continuation together, at least 2.
+        max_tokens: length of a continuation of `serving_default`, below `context`.
+        temperature: of `serving_default`; near 0 takes the best token.
+        empty_prompt: what stands for an empty prompt, at least one token.
+    """
+
+    context: int = 256
+    max_tokens: int = 128
+    temperature: float = 0.8
+    empty_prompt: str = "\n"
+
+    def __post_init__(self):
+        if not 1 <= self.max_tokens < self.context:
+            raise ValueError(
+                "max_tokens must be at least 1 and below context, which holds the prompt too. "
+                f"Received: max_tokens={self.max_tokens}, context={self.context}."
+            )
+
+
+class Generator(ServedModule):
+    """Goes on with texts, and says how likely texts are, as the signatures of a SavedModel.
+
+    Inputs and outputs have the batch as their first axis. What a row is answered does not
+    depend on the other rows, which TensorFlow Serving may have merged from other requests.
+
+    Args:
+        functions: the model.
+        tokenizer: cuts prompts, joins continuations.
+        settings: `SamplingSettings()` if None.
+    """
+
+    def __init__(self, functions: GeneratorFunctions, tokenizer, settings=None):
+        super().__init__(functions.weights, "generator")
+        self.functions = functions  # a dataclass: not tracked, so no layer is saved
+        self.tokenizer = tokenizer
+        self.settings = settings or SamplingSettings()
+        self.endpoints = {
+            "serving_default": signature(self.write, TEXT),
+            "generate": signature(self.generate, TEXT, NUMBER, REAL, NUMBER, REAL, NUMBER),
+            "score": signature(self.score, TEXT),
+            "tokenize": signature(self.tokenize, TEXT),
+            "detokenize": signature(self.detokenize, IDS, NUMBER),
+        }
+
+    def write(self, prompt):
+        """A continuation of each prompt, (batch,) strings, as of `generate`, always the same."""
+        rows = tf.ones([tf.shape(prompt)[0]], tf.int32)
+        return self.generate(
+            prompt,
+            max_tokens=rows * self.settings.max_tokens,
+            temperature=tf.cast(rows, tf.float32) * self.settings.temperature,
+            top_k=rows * 0,
+            top_p=tf.cast(rows, tf.float32),
+            seed=rows * 0,
+        )
+
+    def generate(self, prompt, max_tokens, temperature, top_k, top_p, seed):
+        """Goes on with each prompt.
+
+        Args:
+            prompt: (batch,) strings; one that leaves no room for the continuation loses its
+                beginning.
+            max_tokens: (batch,) length of the continuation, cut to [1, context - 1].
+            temperature: (batch,) below 1 sharpens; near 0 takes the best token.
+            top_k: (batch,) so many of the best tokens may be drawn; 0 for all.
+            top_p: (batch,) share of probability that the tokens that may be drawn hold.
+            seed: (batch,) the same seed draws the same text.
+
+        Returns:
+            continuation, (batch,) strings; length, (batch,), of it in tokens; truncated,
+            (batch,), whether the prompt was cut.
+        """
+        check_rows(prompt, max_tokens, temperature, top_k, top_p, seed)
+        context = self.settings.context
+        new = tf.clip_by_value(max_tokens, 1, context - 1)
+        prompt = tf.where(tf.equal(prompt, ""), self.settings.empty_prompt, prompt)
+        ids = self.tokenizer.tokenize(prompt)
+        lengths = tf.cast(ids.row_lengths(), tf.int32)
+        kept = tf.minimum(lengths, context - new)
+        # The newest `kept` tokens of each row.
+        places = tf.ragged.range(lengths - kept, lengths)
+        ids = tf.gather(ids, places, batch_dims=1).to_tensor(PAD_ID, shape=[None, context])
+        first, rest = ids[:, 0], ids[:, 1:]
+        drawn = sample(
+            lambda token_ids, parents, position, cache: self.functions.step(
+                tf.where(position == 0, first[:, None], token_ids), parents, position, cache
+            ),
+            self.functions.start_cache(tf.shape(first)[0], 1),
+            limits=kept + new,
+            start_id=START_ID,
+            end_id=END_ID,
+            seed=tf.stack([seed, seed * 0], axis=1),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            forbidden_ids=CONTROL_IDS,
+            prefix=rest,
+        )
+        written = drawn.token_ids[:, 0]  # the rest of the prompt, the continuation, the end
+        places = tf.range(tf.shape(written)[1])
+        is_new = (places >= (kept - 1)[:, None]) & (places < (kept - 1 + new)[:, None])
+        return {
+            "continuation": self.tokenizer.detokenize(tf.where(is_new, written, PAD_ID)),
+            "length": new,
+            "truncated": lengths > kept,
+        }
+
+    def score(self, text):
+        """How likely each text is, given its first token.
+
+        Returns:
+            nats, (batch,), the sum of the negative log-likelihoods; length, (batch,), of how
+            many tokens; truncated, (batch,), whether the text was longer than the context
+            and its rest not read.
+        """
+        ids = self.tokenizer.tokenize(text)
+        lengths = tf.cast(ids.row_lengths(), tf.int32)
+        longest = self.settings.context + 1
+        ids = ids[:, :longest].to_tensor(PAD_ID)
+        ids = tf.pad(ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(ids)[1])]])
+        logits = tf.cast(self.functions.logits(ids[:, :-1]), tf.float32)
+        nats = tf.nn.sparse_softmax_cross_entropy_with_logits(ids[:, 1:], logits)
+        counted = tf.clip_by_value(lengths, 1, longest) - 1
+        inside = tf.sequence_mask(counted, tf.shape(nats)[1], tf.float32)
+        return {
+            "nats": tf.reduce_sum(nats * inside, axis=1),
+            "length": counted,
+            "truncated": lengths > longest,
+        }
+
+    def tokenize(self, text):
+        """token_ids, (batch, length), filled up with 0, and length, (batch,), of each text."""
+        ids = self.tokenizer.tokenize(text)
+        lengths = tf.cast(ids.row_lengths(), tf.int32)
+        return {"token_ids": ids.to_tensor(PAD_ID), "length": lengths}
+
+    def detokenize(self, token_ids, length):
+        """Joins (batch, length) ids to text, (batch,); control ids are left out."""
+        check_rows(token_ids, length)
+        inside = tf.sequence_mask(length, tf.shape(token_ids)[1])
+        return {"text": self.tokenizer.detokenize(tf.where(inside, token_ids, PAD_ID))}
+
+    def default_inputs(self, texts):
+        return {"prompt": texts}
+
+    def try_out(self, ask, texts, hard_texts):
+        all_texts = np.concatenate([texts, hard_texts])
+        none = texts[:0]
+        for some in (all_texts, texts[:1], none):
+            ask("serving_default", prompt=some)
+            ask("score", text=some)
+            tokens = ask("tokenize", text=some)
+            ask("detokenize", **tokens)
+        rows = np.arange(len(all_texts), dtype=np.int32)
+        ask(
+            "generate",
+            prompt=all_texts,
+            max_tokens=rows * 3,
+            temperature=rows.astype(np.float32) / 5,
+            top_k=rows % 4,
+            top_p=(1 - rows / 20).astype(np.float32),
+            seed=rows,
+        )

@@ -1,0 +1,234 @@
+"""Texts with labels: reading them, and cutting them into batches."""
+
+import os
+import pathlib
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.text.batching import ragged, tokenize_all
+from keras_transformer.text.corpora import builder_of, check_split, lines_of
+from keras_transformer.text.length_plan import LengthPlan, batched
+from keras_transformer.text.tokenizers import PAD_ID
+
+# Lengths count as equal up to the next multiple, so that other texts meet in every epoch.
+_LENGTH_STEP = 16
+
+
+class LabelledText(NamedTuple):
+    """Texts and their labels: `labels[i]` are those of `texts[i]`, each a row of `names`.
+
+    A text may have several labels, or none; `names` is sorted.
+    """
+
+    texts: list[str]
+    labels: list[tuple[str, ...]]
+    names: list[str]
+
+
+def labelled(texts, labels, names=None) -> LabelledText:
+    """Checks texts and labels and lists the names of the labels.
+
+    Args:
+        texts: a list of strings.
+        labels: for each text a tuple of names.
+        names: all that are allowed, e.g. those of the training text; None takes those there are.
+
+    Raises:
+        ValueError: if there is no text, there are fewer than two labels, or a label is not
+            among `names`.
+    """
+    found = sorted({name for row in labels for name in row})
+    names = found if names is None else list(names)
+    if not texts or len(names) < 2:
+        raise ValueError(
+            "Classification needs texts with at least two different labels. "
+            f"Received: {len(texts)} texts, labels {names}."
+        )
+    if unknown := set(found) - set(names):
+        raise ValueError(f"Labels must be among {names}. Received: {sorted(unknown)}.")
+    return LabelledText(list(texts), list(labels), names)
+
+
+def read_labelled_folder(path, names=None) -> LabelledText:
+    """Reads a folder of folders: each inner one is named by a label and holds files of texts.
+
+    The layout of the Large Movie Review Dataset, whose folder of unlabelled texts, `unsup`,
+    is left out. Files end in `.txt` and are read in the order of their names.
+
+    Raises:
+        FileNotFoundError: if there is no such folder.
+        ValueError: as `labelled`, and if a file is not UTF-8.
+    """
+    path = pathlib.Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"Expected a folder of labels. Received: {path}, which is none.")
+    texts, labels = [], []
+    for file in sorted(path.glob("*/*.txt")):
+        if file.parent.name == "unsup":
+            continue
+        try:
+            texts.append(file.read_text("utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"A text must be UTF-8. Received: {file}: {error.reason}.") from None
+        labels.append((file.parent.name,))
+    return labelled(texts, labels, names)
+
+
+def read_labelled_tsv(path, names=None) -> LabelledText:
+    """Reads a file of two columns, text TAB label, without a header; `.gz` is unpacked.
+
+    Several labels of a text are joined by commas; a text without one has an empty column.
+
+    Raises:
+        FileNotFoundError: if the file is missing.
+        ValueError: as `labelled`, and if a line has not exactly two columns.
+    """
+    texts, labels = [], []
+    for number, line in enumerate(lines_of(path), start=1):
+        columns = line.split("\t")
+        if len(columns) != 2:
+            raise ValueError(
+                "Each line must have two columns: text, one tab, label. "
+                f"Received: {path}, line {number} with {len(columns)}: {line[:80]!r}."
+            )
+        texts.append(columns[0])
+        labels.append(tuple(name for name in columns[1].split(",") if name))
+    return labelled(texts, labels, names)
+
+
+def read_labelled_dataset(name, split: str, names=None, data_dir=None) -> LabelledText:
+    """Reads a data set of TensorFlow Datasets with a text and a class label.
+
+    Raises:
+        ImportError: if TensorFlow Datasets is not installed.
+        ValueError: if the name or split is unknown, or the features are others.
+    """
+    builder = builder_of(name, data_dir) if isinstance(name, str) else name
+    check_split(builder, split)
+    features = builder.info.features
+    texts = [key for key, feature in features.items() if feature.dtype == "string"]
+    classes = [key for key, feature in features.items() if hasattr(feature, "int2str")]
+    if len(classes) != 1 or not texts:
+        raise ValueError(
+            f"{builder.info.full_name} must have a text and one class label. "
+            f"Received: texts {texts}, labels {classes}."
+        )
+    text = "text" if "text" in texts else texts[0]
+    rows = list(builder.as_dataset(split=split).as_numpy_iterator())
+    int2str = features[classes[0]].int2str
+    labels = [(int2str(int(row[classes[0]])),) for row in rows]
+    return labelled([row[text].decode() for row in rows], labels, names)
+
+
+def hold_out(text: LabelledText, count: int, seed: int) -> tuple[LabelledText, LabelledText]:
+    """Sets `count` examples aside, drawn with the seed: the pair of the others and of these.
+
+    Raises:
+        ValueError: if `count` is not below the number of examples.
+    """
+    if not 0 < count < len(text.texts):
+        raise ValueError(
+            "hold_out must leave examples to learn from. "
+            f"Received: hold_out={count} of {len(text.texts)} examples."
+        )
+    order = np.random.default_rng(seed).permutation(len(text.texts))
+    parts = np.sort(order[count:]), np.sort(order[:count])
+    return tuple(
+        labelled([text.texts[i] for i in part], [text.labels[i] for i in part], text.names)
+        for part in parts
+    )
+
+
+class LabelledBatches:
+    """Batches of token ids and labels, for training a classifier.
+
+    Texts are cut after `max_length` tokens. As in `TokenBatches` texts of similar lengths
+    share a batch, and data order is a pure function of seed and step.
+
+    Args:
+        text: a `LabelledText`.
+        tokenizer: cuts the texts.
+        tokens_per_batch: most tokens of a batch, padding included.
+        max_length: tokens that are read of a text, at most `tokens_per_batch`.
+        seed: integer that fixes the order of every epoch.
+
+    Attributes:
+        num_texts: texts of an epoch.
+        num_tokens: tokens of an epoch, padding not.
+        steps_per_epoch: batches of an epoch, the same for every epoch.
+
+    Example:
+        >>> from keras_transformer.text import train_tokenizer
+        >>> text = labelled(["a b", "b"], [("good",), ("bad",)])
+        >>> batches = LabelledBatches(text, train_tokenizer(text.texts, vocabulary_size=263))
+        >>> ids, labels = next(iter(batches.epoch()))
+        >>> tuple(ids.shape), labels.numpy().tolist()
+        ((2, 3), [[0.0, 1.0], [1.0, 0.0]])
+    """
+
+    def __init__(self, text, tokenizer, tokens_per_batch=8192, max_length=512, seed=0):
+        ids = tokenize_all(text.texts, tokenizer, cut=max_length)
+        place = {name: index for index, name in enumerate(text.names)}
+        labels = np.zeros((len(text.texts), len(text.names)), np.float32)
+        for row, of_row in enumerate(text.labels):
+            labels[row, [place[name] for name in of_row]] = 1.0
+        self._arrange(ids, labels, tokens_per_batch, seed)
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Training batches without end, from step `start_step` on.
+
+        Returns:
+            Elements of token ids, int32 (batch, length), padded with 0, and labels, float32
+            (batch, labels), 1 for each label that a text has.
+        """
+        return batched(self._plan.epochs(start_step), self._batch)
+
+    def epoch(self) -> tf.data.Dataset:
+        """Each text once, in the order of the text: for validation."""
+        return batched(self._plan.in_order(), self._batch)
+
+    def save(self, path) -> None:
+        """Writes the tokenised texts to a file of NumPy's format npz, whole or not at all."""
+        path = pathlib.Path(path)
+        draft = path.with_name(f".{os.getpid()}.{path.name}.npz")
+        lengths = self._ids.row_lengths().numpy()
+        np.savez(draft, ids=self._ids.flat_values.numpy(), lengths=lengths, labels=self._labels)
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path, tokens_per_batch=8192, seed=0) -> "LabelledBatches":
+        """The batches of texts that `save` has written, without tokenising them again."""
+        batches = cls.__new__(cls)
+        with np.load(path) as kept:
+            ids = ragged(kept["ids"], kept["lengths"])
+            batches._arrange(ids, kept["labels"], tokens_per_batch, seed)
+        return batches
+
+    def checksum(self) -> int:
+        """A number that differs as soon as any token or label does."""
+        total = zlib.crc32(self._ids.flat_values.numpy())
+        total = zlib.crc32(self._ids.row_splits.numpy(), total)
+        return zlib.crc32(np.ascontiguousarray(self._labels), total)
+
+    def _arrange(self, ids, labels, tokens_per_batch, seed):
+        self._ids, self._labels = ids, labels
+        lengths = ids.row_lengths().numpy()
+        self.num_texts, self.num_tokens = len(lengths), int(lengths.sum())
+        longest = int(lengths.max(initial=0))
+        if longest > tokens_per_batch:
+            raise ValueError(
+                "tokens_per_batch must be at least max_length, so that any text fits into a "
+                f"batch. Received: tokens_per_batch={tokens_per_batch}, max_length={longest}."
+            )
+        rounded = np.minimum(-(-lengths // _LENGTH_STEP) * _LENGTH_STEP, tokens_per_batch)
+        self._plan = LengthPlan(np.arange(len(lengths)), rounded, rounded, tokens_per_batch, seed)
+        self.steps_per_epoch = self._plan.steps_per_epoch
+
+    def _batch(self, rows):
+        ids = tf.gather(self._ids, rows).to_tensor(PAD_ID)  # (batch, length)
+        # At least one column, so that there is something to pool.
+        missing = tf.maximum(0, 1 - tf.shape(ids)[1])
+        return tf.pad(ids, [[0, 0], [0, missing]]), tf.gather(self._labels, rows)

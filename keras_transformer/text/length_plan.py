@@ -1,0 +1,106 @@
+"""Which rows of a text share a batch: rows of similar lengths, and other ones every epoch."""
+
+import numpy as np
+import tensorflow as tf
+
+
+class LengthPlan:
+    """Cuts rows that have two lengths, e.g. of source and target, into batches.
+
+    Rows are sorted by length and cut so that their number times the longest stays within
+    a budget of tokens on either side. Every epoch holds each row once, in batches of the same
+    shapes; which rows of equal lengths meet in a batch, and the order of the batches, are a
+    pure function of seed and epoch.
+
+    Args:
+        rows: numbers of the rows, integers (rows,).
+        source_lengths: of all rows, in tokens, by number.
+        target_lengths: the same of the other side.
+        tokens_per_batch: most tokens of a batch, padding included, on either side.
+        seed: integer that fixes the order of every epoch.
+
+    Attributes:
+        steps_per_epoch: batches of an epoch, the same for every epoch.
+
+    Example:
+        >>> plan = LengthPlan(np.arange(4), *[np.array([2, 5, 2, 5])] * 2, tokens_per_batch=10)
+        >>> sorted(sorted(rows.numpy().tolist()) for rows in plan.epochs().take(2))
+        [[0, 2], [1, 3]]
+    """
+
+    def __init__(self, rows, source_lengths, target_lengths, tokens_per_batch, seed=0):
+        self._source_lengths, self._target_lengths = source_lengths, target_lengths
+        self._tokens_per_batch, self._seed = tokens_per_batch, seed
+        self._rows = rows
+        self._sorted, self._group_of = self._sort_by_length()
+        self._cuts = self._cut(self._sorted)
+        self.steps_per_epoch = len(self._cuts) - 1
+
+    def epochs(self, start_step: int = 0) -> tf.data.Dataset:
+        """The rows of each batch, without end, from step `start_step` on.
+
+        Starting late costs nothing: skipped batches are never made.
+        """
+        first_epoch, first_batch = divmod(start_step, self.steps_per_epoch)
+
+        def batches_of(epoch):
+            rows, batch_order = self._shuffle(epoch)
+            first = tf.where(epoch == first_epoch, tf.constant(first_batch, tf.int64), 0)
+            steps = tf.data.Dataset.range(first, self.steps_per_epoch)
+            return steps.map(lambda step: _slice(rows, self._cuts, batch_order[step]))
+
+        return tf.data.Dataset.counter(start=first_epoch).flat_map(batches_of)
+
+    def in_order(self) -> tf.data.Dataset:
+        """The rows of each batch, each row once, in the order of the text."""
+        cuts = self._cut(self._rows)
+        return tf.data.Dataset.range(len(cuts) - 1).map(lambda step: _slice(self._rows, cuts, step))
+
+    def _sort_by_length(self):
+        """Rows by length, and for each place the number of its group of equal lengths."""
+        source, target = self._source_lengths[self._rows], self._target_lengths[self._rows]
+        # Up and down in turns: a batch that spans two target lengths then holds sources of
+        # similar lengths, not the longest of one and the shortest of the next.
+        order = np.lexsort((np.where(target % 2 == 0, source, -source), target))
+        source, target = source[order], target[order]
+        is_new = (np.diff(source, prepend=source[0]) != 0) | (
+            np.diff(target, prepend=target[0]) != 0
+        )
+        return self._rows[order], np.cumsum(is_new)
+
+    def _cut(self, rows):
+        """Places where batches begin, and the end: greedily, as many rows as the budget allows."""
+        source, target = self._source_lengths[rows], self._target_lengths[rows]
+        cuts, longest = [0], 0
+        for place, length in enumerate(np.maximum(source, target).tolist()):
+            longest = max(longest, length)
+            if (place + 1 - cuts[-1]) * longest > self._tokens_per_batch:
+                cuts.append(place)
+                longest = length
+        return np.array([*cuts, len(rows)])
+
+    def _shuffle(self, epoch):
+        """The rows by length with ties permuted, and the order of the batches, of one epoch."""
+        seed = tf.stack([tf.constant(self._seed, tf.int64), epoch])
+        # A named generator: the default one may differ between processors.
+        within, between = tf.unstack(tf.random.split(seed, 2, alg="philox"))
+        ties = tf.random.stateless_uniform(
+            [len(self._rows)], within, dtype=tf.float64, alg="philox"
+        )
+        order = tf.argsort(tf.cast(self._group_of, tf.float64) + ties)
+        ranks = tf.random.stateless_uniform([self.steps_per_epoch], between, alg="philox")
+        return tf.gather(self._sorted, order), tf.argsort(ranks)
+
+
+def batched(rows: tf.data.Dataset, batch) -> tf.data.Dataset:
+    """From the rows of batches to the batches, made ahead of their use, divided by replicas."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    batches = rows.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+
+def _slice(rows, cuts, batch):
+    """The rows of one batch: those between two cuts."""
+    bounds = tf.gather(cuts, tf.stack([batch, batch + 1]))
+    return tf.gather(rows, tf.range(bounds[0], bounds[1]))

@@ -1,0 +1,87 @@
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.decoding import sample, stream
+from keras_transformer.models.language_model import language_model, start_cache, step
+from tests.reference import array, fill
+
+END = 3
+
+
+@pytest.fixture(scope="module")
+def model():
+    sizes = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 2}
+    return fill(language_model(11, **sizes))
+
+
+def write(model, prompt, num_tokens, context, seed=(5, 7), **options):
+    return list(
+        stream(
+            functools.partial(step, model),
+            functools.partial(start_cache, model, 1),
+            prompt,
+            num_tokens=num_tokens,
+            context=context,
+            seed=seed,
+            forbidden_ids=(0, END),
+            **options,
+        )
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.5, "top_k": 4}, {"top_p": 0.7}], ids=str)
+def test_streamed_tokens_are_those_that_sample_draws(model, options):
+    prompt, count = [5, 9, 4], 6
+    drawn = sample(
+        functools.partial(step, model),
+        start_cache(model, 1),
+        limits=[len(prompt) + count],
+        start_id=prompt[0],
+        end_id=END,
+        seed=(5, 7),
+        prefix=[prompt[1:]],
+        forbidden_ids=(0, END),
+        **options,
+    )
+    expected = drawn.token_ids.numpy()[0, 0, len(prompt) - 1 : -1]
+    np.testing.assert_array_equal(write(model, prompt, count, context=32, **options), expected)
+
+
+def test_a_full_context_goes_on_from_its_newest_half(model):
+    written = write(model, [5, 9], num_tokens=20, context=8, top_k=1)
+    text = [5, 9]
+    read = 0
+    for newest in written:
+        scores = array(model(np.array([text[read:]])))[0, -1]
+        scores[[0, END]] = -np.inf
+        assert newest == scores.argmax()
+        text.append(newest)
+        if len(text) - read > 8:
+            read = len(text) - 4
+    assert len(written) == 20
+
+
+def test_a_prompt_longer_than_the_context_loses_its_beginning(model):
+    long, short = [4, 5, 6, 7, 8, 9, 10, 4, 6], [6, 7, 8, 9, 10, 4, 6]
+    expected = write(model, short, 3, context=7, top_k=1)
+    assert write(model, long, 3, context=7, top_k=1) == expected
+
+
+def test_a_token_is_there_as_soon_as_it_is_drawn():
+    steps = []
+
+    def counted(token_ids, parents, position, cache):
+        tf.py_function(lambda: steps.append(1), [], [])
+        return tf.one_hot(token_ids + 1, 9) * 99.0, cache
+
+    tokens = stream(counted, tuple, [3], num_tokens=4, context=5, seed=(1, 2))
+    assert next(tokens) == 4 and len(steps) == 1
+    assert next(tokens) == 5 and len(steps) == 2
+
+
+def test_no_prompt_is_refused(model):
+    with pytest.raises(ValueError, match=r"at least one token\. Received: none"):
+        write(model, [], 3, context=7)

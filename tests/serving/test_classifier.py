@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.models.classifier import classifier
+from keras_transformer.serving import Classifier, ClassifierFunctions, c_api, export
+from keras_transformer.text import train_tokenizer
+from tests.reference import array, fill
+
+TEXTS = ["the cat is good", "a bad dog", "bad bad bad"]
+LABELS = ["bad", "good", "schön"]
+
+
+@pytest.fixture(scope="module", params=["pieces", "words"])
+def tokenizer(request):
+    return train_tokenizer(TEXTS, 275 if request.param == "pieces" else 9, request.param)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    sizes = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
+    return fill(classifier(tokenizer.vocabulary_size, 3, **sizes))
+
+
+def module_of(model, tokenizer, several=False):
+    functions = ClassifierFunctions(model.weights, lambda ids: model(ids, training=False))
+    return Classifier(functions, tokenizer, LABELS, max_length=7, several=several)
+
+
+def ask(module, signature="serving_default", **inputs):
+    outputs = module.endpoints[signature](**{k: tf.constant(v) for k, v in inputs.items()})
+    return {key: value.numpy() for key, value in outputs.items()}
+
+
+def test_labels_and_probabilities_are_those_of_the_model(model, tokenizer):
+    answer = ask(module_of(model, tokenizer), text=TEXTS)
+    for row, text in enumerate(TEXTS):
+        logits = array(model(tokenizer.tokenize([text]).to_tensor()[:, :7]))[0]
+        powers = np.exp(logits - logits.max())
+        np.testing.assert_allclose(answer["probabilities"][row], powers / powers.sum(), atol=1e-5)
+        assert answer["label"][row].decode() == LABELS[logits.argmax()]
+        assert [name.decode() for name in answer["labels"][row]] == LABELS
+        assert answer["truncated"][row] == (len(tokenizer.tokenize([text]).to_list()[0]) > 7)
+
+
+def test_several_labels_are_those_of_at_least_one_half(model, tokenizer):
+    answer = ask(module_of(model, tokenizer, several=True), text=[*TEXTS, ""])
+    for row in range(4):
+        chosen = np.flatnonzero(answer["probabilities"][row] >= 0.5)
+        assert answer["label"][row].decode() == ",".join(LABELS[index] for index in chosen)
+    assert np.abs(answer["probabilities"].sum(axis=1) - 1).max() > 1e-3
+
+
+def test_ids_beyond_the_length_or_the_vocabulary_do_no_harm(model, tokenizer):
+    module = module_of(model, tokenizer)
+    ids = np.array([[4, 5, 99999, -3], [4, 5, 1, 1]], "int32")
+    answer = ask(module, "logits", token_ids=ids, length=np.array([2, 2], "int32"))["logits"]
+    np.testing.assert_allclose(answer[0], answer[1], atol=1e-6)
+
+
+def test_an_export_answers_in_a_fresh_process(model, tokenizer, tmp_path):
+    module = module_of(model, tokenizer)
+    path = export(module, tmp_path, "moods", TEXTS)
+    [answer] = c_api.ask(path, [{"inputs": {"text": TEXTS}}])
+    expected = ask(module, text=TEXTS)
+    assert answer["outputs"]["label"] == [label.decode() for label in expected["label"]]
+    np.testing.assert_allclose(
+        answer["outputs"]["probabilities"], expected["probabilities"], atol=1e-5
+    )
+
+
+def test_a_label_without_a_logit_is_refused(model, tokenizer):
+    functions = ClassifierFunctions(model.weights, model)
+    with pytest.raises(ValueError, match="Received: 3 logits, 2 labels"):
+        Classifier(functions, tokenizer, LABELS[:2])

@@ -1,0 +1,128 @@
+import functools
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.models.language_model import language_model, start_cache, step
+from keras_transformer.serving import (
+    Generator,
+    GeneratorFunctions,
+    SamplingSettings,
+    c_api,
+    export,
+    with_dtype,
+)
+from keras_transformer.text import SymbolTokenizer
+from tests.reference import array, fill
+
+SETTINGS = SamplingSettings(context=13, max_tokens=5)
+
+
+def functions_of(model):
+    return GeneratorFunctions(
+        model.weights, functools.partial(start_cache, model), functools.partial(step, model), model
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    sizes = {"num_layers": 2, "hidden_dim": 12, "intermediate_dim": 7, "num_heads": 3}
+    return fill(language_model(260, **sizes))
+
+
+@pytest.fixture(scope="module")
+def generator(model):
+    return Generator(functions_of(model), SymbolTokenizer(), SETTINGS)
+
+
+def ask(generator, signature, **inputs):
+    outputs = generator.endpoints[signature](**{k: tf.constant(v) for k, v in inputs.items()})
+    return {key: value.numpy() for key, value in outputs.items()}
+
+
+def greedy(generator, prompts, lengths):
+    rows = np.ones(len(prompts), "int32")
+    return ask(
+        generator,
+        "generate",
+        prompt=prompts,
+        max_tokens=np.array(lengths, "int32"),
+        temperature=0 * rows.astype("float32"),
+        top_k=0 * rows,
+        top_p=rows.astype("float32"),
+        seed=rows,
+    )
+
+
+def test_the_best_token_is_written_as_by_the_whole_model(model, generator):
+    answer = greedy(generator, ["to be", "or"], [4, 6])
+    for row, (prompt, length) in enumerate((("to be", 4), ("or", 6))):
+        ids = [byte + 4 for byte in prompt.encode()]
+        for _ in range(length):
+            scores = array(model(np.array([ids])))[0, -1]
+            ids.append(int(scores[4:].argmax()) + 4)
+        expected = SymbolTokenizer().detokenize([ids[-length:]]).numpy()[0]
+        assert answer["continuation"][row] == expected
+        assert answer["length"][row] == length and not answer["truncated"][row]
+
+
+def test_a_prompt_alone_goes_on_as_in_a_batch(generator):
+    prompts = ["to be or not to be", "", "or", b"\xff not"]
+    together = ask(generator, "serving_default", prompt=prompts)
+    assert together["truncated"].tolist() == [True, False, False, False]
+    for row, prompt in enumerate(prompts):
+        alone = ask(generator, "serving_default", prompt=[prompt])
+        assert alone["continuation"][0] == together["continuation"][row]
+
+
+def test_seeds_draw_different_texts(generator):
+    rows = np.ones(7, "int32")
+    answer = ask(
+        generator,
+        "generate",
+        prompt=["to be"] * 7,
+        max_tokens=5 * rows,
+        temperature=rows.astype("float32"),
+        top_k=0 * rows,
+        top_p=rows.astype("float32"),
+        seed=np.array([1, 2, 3, 4, 5, 6, 1], "int32"),
+    )["continuation"]
+    assert answer[0] == answer[6] and len(set(answer.tolist())) > 3
+
+
+def test_a_score_is_what_the_model_thinks_of_the_text(model, generator):
+    texts = ["to be or not", "or", "x", "", "longer than the context is"]
+    answer = ask(generator, "score", text=texts)
+    for row, text in enumerate(texts):
+        ids = [byte + 4 for byte in text.encode()][:14]
+        nats = 0.0
+        if len(ids) > 1:
+            scores = array(model(np.array([ids[:-1]])))[0].astype("float64")
+            for position, label in enumerate(ids[1:]):
+                powers = np.exp(scores[position] - scores[position].max())
+                nats -= math.log(powers[label] / powers.sum())
+        np.testing.assert_allclose(answer["nats"][row], nats, rtol=1e-4, atol=1e-4)
+        assert answer["length"][row] == max(0, len(ids) - 1)
+        assert answer["truncated"][row] == (len(text) > 14)
+
+
+def test_an_export_answers_in_a_fresh_process(model, generator, tmp_path):
+    path = export(generator, tmp_path, "writer", ["to be", "or not"])
+    expected = ask(generator, "serving_default", prompt=["to be"])
+    [answer] = c_api.ask(path, [{"inputs": {"prompt": ["to be"]}}])
+    assert answer["outputs"]["continuation"] == [expected["continuation"][0].decode()]
+    half = Generator(functions_of(with_dtype(model, "bfloat16")), SymbolTokenizer(), SETTINGS)
+    assert export(half, tmp_path, "half", ["to be"]).endswith("half/1")
+
+
+def test_requests_of_unequal_rows_are_refused(generator):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
+        greedy(generator, ["to be", "or"], [4])
+
+
+@pytest.mark.parametrize("sizes", [(13, 13), (13, 0), (1, 1)])
+def test_lengths_that_do_not_fit_the_context_are_refused(sizes):
+    with pytest.raises(ValueError, match="at least 1 and below context"):
+        SamplingSettings(*sizes)

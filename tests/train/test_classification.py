@@ -1,0 +1,106 @@
+"""The command from files of texts to a served label."""
+
+import io
+import json
+import random
+import re
+import sys
+
+import pytest
+
+from keras_transformer.serving.c_api import ask
+from train import classification
+from train.config import ClassificationConfig
+from train.run import Run
+
+FLAGS = [
+    "--vocabulary-size=20", "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32",
+    "--num-heads=2", "--tokens-per-batch=64", "--max-length=16", "--warmup-steps=5",
+    "--peak-rate=0.01", "--steps=120", "--checkpoint-every=60", "--average=1",
+]  # fmt: skip
+
+
+def write_tsv(path, several):
+    """Words of which one decides: "yes" is good; with several labels "loud" adds another."""
+    draw = random.Random(3)
+    lines = []
+    for _ in range(150):
+        words = draw.choices(["a", "b", "yes", "loud"], [4, 4, 1, 1], k=draw.randint(1, 9))
+        labels = ["good" if "yes" in words else "bad"]
+        labels += ["noisy"] * (several and "loud" in words)
+        lines.append(" ".join(words) + "\t" + ",".join(labels))
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module", params=["one label", "several"])
+def trained(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    write_tsv(folder / "texts.tsv", request.param == "several")
+    flags = ["--tsv", str(folder / "texts.tsv"), "--hold-out=30", *FLAGS]
+    classification.main([*flags, "--run", str(folder / "run")])
+    return folder, flags, request.param == "several"
+
+
+def test_a_run_learns_which_words_decide(trained, capsys):
+    folder, _, several = trained
+    history = Run(folder / "run", ClassificationConfig).history()
+    assert history["val_accuracy"][-1] > 0.9
+    flags = ["--run", str(folder / "run"), "--tsv", str(folder / "texts.tsv")]
+    classification.main(["evaluate", *flags])
+    share, right = re.search(
+        r"Accuracy: ([\d.]+)% \((\d+) of 150", capsys.readouterr().out
+    ).groups()
+    assert float(share) == pytest.approx(int(right) / 1.5, abs=0.01)
+    assert int(right) > 135
+    labels = json.loads((folder / "run" / "labels.json").read_text())
+    assert labels["several"] == several
+
+
+def test_standard_input_is_classified_line_by_line(trained, monkeypatch, capsys):
+    folder, _, several = trained
+    stdin = io.TextIOWrapper(io.BytesIO(b"a yes b\na b\n\nyes LOUD, a\n"))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    classification.main(["classify", "--run", str(folder / "run")])
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 4 and all(0.3 < float(share) <= 1 for _, share in rows)
+    assert [rows[0][0], rows[1][0]] == ["good", "bad"]
+    assert rows[3][0] == ("good,noisy" if several else "good")
+
+
+def test_a_trained_run_is_served(trained, tmp_path, capsys):
+    folder, _, several = trained
+    run = ["--run", str(folder / "run"), "--directory", str(tmp_path)]
+    classification.main(["export", *run, "--name", "moods"])
+    assert f"Published {tmp_path}/moods/1." in capsys.readouterr().out
+    [answer] = ask(tmp_path / "moods" / "1", [{"inputs": {"text": ["a yes b", "b b"]}}])
+    assert answer["outputs"]["label"] == ["good", "bad"]
+    assert len(answer["outputs"]["probabilities"][0]) == (3 if several else 2)
+
+
+def test_the_same_command_finds_the_trained_run(trained, capsys):
+    folder, flags, _ = trained
+    classification.main([*flags, "--run", str(folder / "run")])
+    assert "is trained already: nothing to do." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "Give texts to learn from"),
+        (["--tsv=missing.tsv"], "missing.tsv, which does not exist"),
+        (["--folder=missing"], "Expected a folder of labels. Received: missing"),
+        (["--tsv", "TEXTS", "--hold-out=150"], "hold_out=150 of 150 examples"),
+        (["--tsv", "TEXTS", "--hold-out=3", "--valid-tsv", "TEXTS"], "one kind of texts"),
+        (["--tsv", "TEXTS", "--pooling=last"], "Received: pooling='last'"),
+        (["--tsv", "TEXTS", "--tokens=bytes"], "tokens must be pieces or words"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(trained, flags, expected, tmp_path, capsys):
+    texts = str(trained[0] / "texts.tsv")
+    flags = [texts if flag == "TEXTS" else flag for flag in flags]
+    with pytest.raises(SystemExit) as caught:
+        classification.main([*FLAGS, *flags, "--run", str(tmp_path / "run")])
+    message = capsys.readouterr().err
+    assert caught.value.code == 2 and message.count("\n") == 1, message
+    assert re.search(expected, message)
+    assert not (tmp_path / "run").exists()

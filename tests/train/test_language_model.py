@@ -1,0 +1,90 @@
+"""The command from a file of text to a served continuation."""
+
+import re
+
+import numpy as np
+import pytest
+
+from keras_transformer.serving.c_api import ask
+from train import language_model
+from train.config import LanguageModelConfig
+from train.run import Run
+
+TEXT = "the cat sat on the mat; the dog lay on the log.\n" * 40
+FLAGS = [
+    "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2",
+    "--context=16", "--batch-size=8", "--warmup-steps=5", "--peak-rate=0.01",
+    "--evaluate-every=10", "--checkpoint-every=15", "--average=1", "--hold-out=0.1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["characters", "bytes"])
+def trained(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "text.txt").write_text(TEXT)
+    flags = ["--text", str(folder / "text.txt"), f"--tokens={request.param}", *FLAGS]
+    run = folder / "run"
+    language_model.main([*flags, "--steps=150", "--run", str(run)])
+    return flags, run
+
+
+def test_a_run_learns_and_leaves_its_history(trained):
+    history = Run(trained[1], LanguageModelConfig).history()
+    assert history["val_loss"][0] > 1.0 > history["val_loss"][-1]
+    assert len(history["loss"]) == 15
+
+
+def test_evaluation_counts_each_token_once(trained, tmp_path, capsys):
+    _, run = trained
+    (tmp_path / "other.txt").write_text(TEXT[:101])
+    arguments = ["--run", str(run), "--text", str(tmp_path / "other.txt")]
+    language_model.main(["evaluate", *arguments, "--stride=1"])
+    line = capsys.readouterr().out
+    nats, bits = re.match(r"([\d.]+) nats a token.*; ([\d.]+) bits a character", line).groups()
+    assert "101 tokens, context 16, stride 1." in line
+    np.testing.assert_allclose(float(bits) * 101, float(nats) * 100 / np.log(2), rtol=1e-3)
+    language_model.main(["evaluate", *arguments, "--stride=16"])
+    rough = float(capsys.readouterr().out.split()[0])
+    assert rough > float(nats), "less context, a worse prediction"
+
+
+def test_sampling_writes_text_like_the_training_text(trained, capsys):
+    _, run = trained
+    arguments = ["--run", str(run), "--prompt", "the cat ", "--length=60", "--temperature=0.1"]
+    language_model.main(["sample", *arguments])
+    written = capsys.readouterr().out
+    assert written.startswith("the cat ") and len(written) == 69
+    assert written.count("the ") >= 3
+
+
+def test_a_trained_run_is_served(trained, tmp_path, capsys):
+    _, run = trained
+    language_model.main(
+        ["export", "--run", str(run), "--name", "mats", "--directory", str(tmp_path)]
+    )
+    assert f"Published {tmp_path}/mats/1." in capsys.readouterr().out
+    [answer] = ask(tmp_path / "mats" / "1", [{"inputs": {"prompt": ["the cat "]}}])
+    assert len(answer["outputs"]["continuation"][0]) == 8
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "Give a text to learn from"),
+        (["--text=missing.txt"], "missing.txt, which does not exist"),
+        (["--hold-out=1.5"], r"hold_out must be a share in \[0, 1\). Received: 1.5"),
+        (["--tokens=words"], "tokens must be one of characters, bytes. Received: 'words'"),
+        (["--config=multi30k"], "Received: 'multi30k', a TranslationConfig"),
+        (["--schedule=linear"], "schedule must be inverse_sqrt or cosine"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(flags, expected, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    arguments = ["--text", str(text), *flags] if flags else []
+    with pytest.raises(SystemExit) as caught:
+        language_model.main([*arguments, "--run", str(tmp_path / "run")])
+    message = capsys.readouterr().err
+    assert caught.value.code == 2 and message.count("\n") == 1
+    assert re.search(expected, message)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,235 @@
+"""Trains a text classifier on your own texts, measures it, classifies with it, exports it.
+
+Train, or go on where an interrupted training was stopped:
+
+    python -m train.classification --folder aclImdb/train --hold-out 5000 --run runs/imdb
+
+Use what came out:
+
+    python -m train.classification classify --run runs/imdb < texts.txt > labels.tsv
+    python -m train.classification evaluate --run runs/imdb --folder aclImdb/test
+    python -m train.classification export --run runs/imdb --name imdb
+
+Texts come from a folder with a folder of .txt files for each label, from a file of two columns
+(text TAB label, several labels joined by commas), or from TensorFlow Datasets.
+"""
+
+import json
+import sys
+
+import keras
+import tensorflow as tf
+
+from keras_transformer.models.classifier import classifier
+from keras_transformer.serving import Classifier, ClassifierFunctions, export, with_dtype
+from keras_transformer.text import LabelledBatches, train_tokenizer
+from keras_transformer.text.labelled import (
+    hold_out,
+    read_labelled_dataset,
+    read_labelled_folder,
+    read_labelled_tsv,
+)
+from keras_transformer.training.distribution import from_all_workers, this_worker
+from train.command import Parser, one_line_errors
+from train.config import ClassificationConfig, add_settings, config_of
+from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
+from train.run import Run, Task, optimizer_of, train
+
+TEXTS_AT_A_TIME = 64
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    commands = {"classify": run_classify, "evaluate": run_evaluate, "export": run_export}
+    name = arguments[0] if arguments and arguments[0] in commands else ""
+    with one_line_errors():
+        if name:
+            commands[name](arguments[1:])
+        else:
+            run_train(arguments)
+
+
+def run_train(arguments):
+    parser = Parser(prog="python -m train.classification", description=__doc__)
+    parser.add_argument("--run", required=True, help="folder of this run; made if missing")
+    add_device_flags(parser)
+    add_settings(parser, ClassificationConfig)
+    options = parser.parse_args(arguments)
+    strategy = strategy_of(options)
+    config = config_of(options, ClassificationConfig)
+    train_text, valid_text = read_text(config)
+    run = Run(options.run, ClassificationConfig)
+    with leaves_when_a_worker_is_lost(strategy):
+        model = train(run, config, classification_task(config, train_text, valid_text), strategy)
+        if this_worker(strategy).index == 0:
+            save_labels(run, train_text)
+            if valid_text is not None:
+                print(report(model, run.tokenizer(), valid_text, config))
+        from_all_workers(strategy, 0)  # the others stay until the chief is done
+
+
+def run_classify(arguments):
+    parser = _run_parser("classify", "Classifies standard input, a text a line: label, share.")
+    options = parser.parse_args(arguments)
+    module = classifier_of(Run(options.run, ClassificationConfig))
+    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    lines = text.removesuffix("\n").split("\n") if text else []
+    for start in range(0, len(lines), TEXTS_AT_A_TIME):
+        some = tf.constant(lines[start : start + TEXTS_AT_A_TIME])
+        answer = module.endpoints["serving_default"](text=some)
+        best = answer["probabilities"].numpy().max(axis=1)
+        for label, share in zip(answer["label"].numpy(), best, strict=True):
+            print(f"{label.decode()}\t{share:.4f}")
+
+
+def run_evaluate(arguments):
+    parser = _run_parser("evaluate", "Measures a trained run on other texts.")
+    parser.add_argument("--folder", default="", help="folder of folders of texts")
+    parser.add_argument("--tsv", default="", help="instead: one file, text TAB label")
+    options = parser.parse_args(arguments)
+    run = Run(options.run, ClassificationConfig)
+    text = read_one(options.folder, options.tsv, names=labels_of(run)["names"])
+    print(report(run.model(), run.tokenizer(), text, run.config()))
+
+
+def run_export(arguments):
+    parser = _run_parser("export", "Publishes a trained run as a SavedModel.")
+    parser.add_argument("--directory", default="saved_models", help="folder of served models")
+    parser.add_argument("--name", required=True, help="of the served model")
+    parser.add_argument("--dtype", default="float32", help="of the weights: float32 or bfloat16")
+    options = parser.parse_args(arguments)
+    module = classifier_of(Run(options.run, ClassificationConfig), options.dtype)
+    try:
+        print(f"Published {export(module, options.directory, options.name)}.")
+    except RuntimeError as error:  # it says why, and that nothing was published
+        sys.exit(f"error: {error}")
+
+
+def _run_parser(command, description):
+    parser = Parser(prog=f"python -m train.classification {command}", description=description)
+    parser.add_argument("--run", required=True, help="folder of a trained run")
+    return parser
+
+
+def classifier_of(run, dtype="float32"):
+    """The served `Classifier` of a trained run."""
+    model, labels = with_dtype(run.model(), dtype), labels_of(run)
+    functions = ClassifierFunctions(model.weights, lambda ids: model(ids, training=False))
+    length = run.config().max_length
+    return Classifier(functions, run.tokenizer(), labels["names"], length, labels["several"])
+
+
+def classification_task(config, train_text, valid_text=None):
+    """How a `Run` learns to classify: `LabelledText` to learn from, and to measure on or None."""
+    limits = (config.tokens_per_batch, config.max_length, config.seed)
+
+    def read():
+        tokenizer = train_tokenizer(train_text.texts, config.vocabulary_size, config.tokens)
+        return tokenizer, LabelledBatches(train_text, tokenizer, *limits)
+
+    def validation(tokenizer):
+        if valid_text is None:
+            return None
+        return LabelledBatches(valid_text, tokenizer, *limits).epoch()
+
+    return Task(
+        read=read,
+        load=lambda path: LabelledBatches.load(path, config.tokens_per_batch, config.seed),
+        build=lambda tokenizer: compiled_model(config, tokenizer.vocabulary_size, train_text),
+        describe=lambda batches: f"{batches.num_texts:,} texts, {batches.num_tokens:,} tokens",
+        validation=validation,
+    )
+
+
+def compiled_model(config, vocabulary_size, text):
+    model = classifier(
+        vocabulary_size,
+        len(text.names),
+        pooling=config.pooling,
+        token_dropout=config.token_dropout,
+        **config.dimensions(),
+    )
+    if has_several(text):
+        loss = keras.losses.BinaryCrossentropy(True, config.label_smoothing)
+        accuracy = keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0)
+    else:
+        loss = keras.losses.CategoricalCrossentropy(True, config.label_smoothing)
+        accuracy = keras.metrics.CategoricalAccuracy(name="accuracy")
+    model.compile(
+        optimizer=optimizer_of(config),
+        loss=loss,
+        weighted_metrics=[accuracy],
+        clip_norm=config.clip_norm or None,
+        accumulation_steps=config.accumulation_steps,
+    )
+    return model
+
+
+def has_several(text):
+    """Whether there are texts with several labels, or none."""
+    return any(len(labels) != 1 for labels in text.labels)
+
+
+def report(model, tokenizer, text, config):
+    """A line of how many texts got their label, or all of their labels and no other."""
+    batches = LabelledBatches(text, tokenizer, config.tokens_per_batch, config.max_length)
+    right = 0
+    for ids, labels in batches.epoch():
+        logits = model(ids, training=False)
+        if has_several(text):
+            is_right = tf.reduce_all((logits >= 0) == (labels > 0), axis=1)
+        else:
+            is_right = tf.equal(tf.argmax(logits, axis=1), tf.argmax(labels, axis=1))
+        right += int(tf.math.count_nonzero(is_right))
+    return f"Accuracy: {right / len(text.texts):.2%} ({right:,} of {len(text.texts):,} texts)."
+
+
+def save_labels(run, text):
+    """Keeps the names of the labels with the run."""
+    labels = {"names": text.names, "several": has_several(text)}
+    draft = run.path / ".labels.json"
+    draft.write_text(json.dumps(labels) + "\n")
+    draft.replace(run.path / "labels.json")
+
+
+def labels_of(run):
+    run.config()  # says so if the folder holds no run
+    path = run.path / "labels.json"
+    if not path.exists():
+        raise ValueError(f"{run.path} holds no finished run: there is no {path.name}.")
+    return json.loads(path.read_text())
+
+
+def read_text(config):
+    """The training texts that a config names, and those to measure on; None without.
+
+    Raises:
+        ValueError: if the config names no texts, or several.
+    """
+    names = ("folder", "tsv", "dataset")
+    if sum(bool(getattr(config, name)) for name in names) != 1:
+        raise ValueError("Give texts to learn from: one of --folder, --tsv and --dataset.")
+    if config.hold_out and (config.valid_folder or config.valid_tsv):
+        raise ValueError("Give one kind of texts to measure on: --hold-out, or a second text.")
+    if config.dataset:
+        where = config.data_dir or None
+        text = read_labelled_dataset(config.dataset, "train", data_dir=where)
+        if not config.hold_out:
+            return text, read_labelled_dataset(config.dataset, "test", text.names, where)
+    else:
+        text = read_one(config.folder, config.tsv)
+    if config.hold_out:
+        return hold_out(text, config.hold_out, config.seed)
+    if config.valid_folder or config.valid_tsv:
+        return text, read_one(config.valid_folder, config.valid_tsv, text.names)
+    return text, None
+
+
+def read_one(folder, tsv, names=None):
+    if bool(folder) == bool(tsv):
+        raise ValueError("Give texts to measure on: a folder or a TSV file.")
+    return read_labelled_folder(folder, names) if folder else read_labelled_tsv(tsv, names)
+
+
+if __name__ == "__main__":
+    main()

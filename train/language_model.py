@@ -1,0 +1,261 @@
+"""Trains a language model on a text, measures it, writes with it, exports it.
+
+Train, or go on where an interrupted training was stopped:
+
+    python -m train.language_model --text shakespeare.txt --hold-out 0.1 --run runs/shakespeare
+
+Use what came out:
+
+    python -m train.language_model sample --run runs/shakespeare --prompt "KING RICHARD:"
+    python -m train.language_model evaluate --run runs/shakespeare --text other.txt --stride 16
+    python -m train.language_model export --run runs/shakespeare --name shakespeare
+"""
+
+import functools
+import math
+import pathlib
+import sys
+
+from keras_transformer.decoding import stream
+from keras_transformer.models.language_model import language_model, start_cache, step
+from keras_transformer.serving import (
+    Generator,
+    GeneratorFunctions,
+    SamplingSettings,
+    export,
+    with_dtype,
+)
+from keras_transformer.serving.generator import CONTROL_IDS
+from keras_transformer.text import SymbolTokenizer, TextWindows, corpora, sliding_windows
+from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
+from keras_transformer.training.distribution import from_all_workers, this_worker
+from train.command import Parser, one_line_errors
+from train.config import LanguageModelConfig, add_settings, config_of
+from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
+from train.run import Run, Task, optimizer_of, train
+
+TOKENS = ("characters", "bytes")
+LONGEST_CHARACTER = 4  # bytes of UTF-8
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    commands = {"sample": run_sample, "evaluate": run_evaluate, "export": run_export}
+    name = arguments[0] if arguments and arguments[0] in commands else ""
+    with one_line_errors():
+        if name:
+            commands[name](arguments[1:])
+        else:
+            run_train(arguments)
+
+
+def run_train(arguments):
+    parser = Parser(prog="python -m train.language_model", description=__doc__)
+    parser.add_argument("--run", required=True, help="folder of this run; made if missing")
+    add_device_flags(parser)
+    add_settings(parser, LanguageModelConfig)
+    options = parser.parse_args(arguments)
+    strategy = strategy_of(options)
+    config = config_of(options, LanguageModelConfig)
+    train_text, valid_text = read_text(config)
+    run = Run(options.run, LanguageModelConfig)
+    with leaves_when_a_worker_is_lost(strategy):
+        model = train(run, config, language_model_task(config, train_text, valid_text), strategy)
+        if this_worker(strategy).index == 0 and valid_text:
+            print(report(model, run.tokenizer(), valid_text, config.context, config.stride))
+        from_all_workers(strategy, 0)  # the others stay until the chief is done
+
+
+def run_sample(arguments):
+    parser = _run_parser("sample", "Writes on from a prompt, to standard output, as it goes.")
+    parser.add_argument("--prompt", default="\n", help="what to go on from (default a line break)")
+    parser.add_argument("--length", type=int, default=500, help="tokens to write (default 500)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="above 0 (default 0.8)")
+    parser.add_argument("--top-k", type=int, help="draw among so many of the best tokens")
+    parser.add_argument("--top-p", type=float, help="draw among the best that hold this share")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed, the same text")
+    options = parser.parse_args(arguments)
+    run = Run(options.run, LanguageModelConfig)
+    model, tokenizer = run.model(), run.tokenizer()
+    prompt = token_ids(tokenizer, options.prompt or "\n")
+    written = stream(
+        functools.partial(step, model),
+        functools.partial(start_cache, model, 1),
+        prompt,
+        num_tokens=options.length,
+        context=run.config().context,
+        seed=(options.seed, 0),
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        forbidden_ids=CONTROL_IDS,
+    )
+    print(options.prompt, end="", flush=True)
+    for text in texts_of(tokenizer, written):
+        print(text, end="", flush=True)
+    print()
+
+
+def run_evaluate(arguments):
+    parser = _run_parser("evaluate", "Measures a trained run on another text.")
+    parser.add_argument("--text", required=True, help="file of text")
+    parser.add_argument("--context", type=int, default=0, help="in tokens (default as trained)")
+    parser.add_argument("--stride", type=int, default=0, help="in tokens (default half of it)")
+    options = parser.parse_args(arguments)
+    run = Run(options.run, LanguageModelConfig)
+    text = corpora.read_text(options.text)
+    context = options.context or run.config().context
+    print(report(run.model(), run.tokenizer(), text, context, options.stride))
+
+
+def run_export(arguments):
+    parser = _run_parser("export", "Publishes a trained run as a SavedModel.")
+    parser.add_argument("--directory", default="saved_models", help="folder of served models")
+    parser.add_argument("--name", required=True, help="of the served model")
+    parser.add_argument("--dtype", default="float32", help="of the weights: float32 or bfloat16")
+    options = parser.parse_args(arguments)
+    run = Run(options.run, LanguageModelConfig)
+    context = run.config().context
+    settings = SamplingSettings(context=context, max_tokens=context // 2)
+    model = with_dtype(run.model(), options.dtype)
+    generator = Generator(generator_functions(model), run.tokenizer(), settings)
+    try:
+        print(f"Published {export(generator, options.directory, options.name)}.")
+    except RuntimeError as error:  # it says why, and that nothing was published
+        sys.exit(f"error: {error}")
+
+
+def _run_parser(command, description):
+    parser = Parser(prog=f"python -m train.language_model {command}", description=description)
+    parser.add_argument("--run", required=True, help="folder of a trained run")
+    return parser
+
+
+def generator_functions(model):
+    """A model of `models.language_model` as the functions that a `Generator` is made of."""
+    return GeneratorFunctions(
+        weights=model.weights,
+        start_cache=functools.partial(start_cache, model),
+        step=functools.partial(step, model),
+        logits=lambda token_ids: model(token_ids, training=False),
+    )
+
+
+def texts_of(tokenizer, ids):
+    """The text of each token that arrives, held back while bytes of a character are missing."""
+    pending = []
+    for token_id in ids:
+        pending.append(token_id)
+        text = tokenizer.detokenize([pending]).numpy()[0].decode()
+        if not text.endswith("\ufffd") or len(pending) == LONGEST_CHARACTER:
+            yield text
+            pending = []
+    if pending:
+        yield tokenizer.detokenize([pending]).numpy()[0].decode()
+
+
+def language_model_task(config, train_text, valid_text=b""):
+    """How a `Run` learns to go on with a text."""
+    sizes = (config.context, config.batch_size, config.evaluate_every, config.seed)
+
+    def read():
+        tokenizer = tokenizer_of(config, train_text)
+        return tokenizer, TextWindows(token_ids(tokenizer, train_text), *sizes)
+
+    def validation(tokenizer):
+        if not valid_text:
+            return None
+        stride = config.stride or config.context // 2
+        ids = token_ids(tokenizer, valid_text)
+        return sliding_windows(ids, config.context, stride, config.batch_size)
+
+    return Task(
+        read=read,
+        load=lambda path: TextWindows.load(path, *sizes),
+        build=lambda tokenizer: compiled_model(config, tokenizer.vocabulary_size),
+        describe=lambda windows: f"{windows.num_tokens:,} tokens of text",
+        validation=validation,
+    )
+
+
+def compiled_model(config, vocabulary_size):
+    model = language_model(vocabulary_size, **config.dimensions())
+    model.compile(
+        optimizer=optimizer_of(config),
+        loss=TokenCrossentropy(config.label_smoothing),
+        metrics=[TokenAccuracy(), Perplexity()],
+        clip_norm=config.clip_norm or None,
+        accumulation_steps=config.accumulation_steps,
+    )
+    return model
+
+
+def read_text(config):
+    """The training text that a config names, and the one to measure on, empty if there is none.
+
+    Raises:
+        ValueError: if the config names no text, or two to measure on.
+    """
+    if not config.text:
+        raise ValueError("Give a text to learn from: --text, a file or a TFDS name.")
+    if config.valid_text and config.hold_out:
+        raise ValueError(
+            "Give one text to measure on: --valid-text or --hold-out. "
+            f"Received: {config.valid_text!r} and {config.hold_out}."
+        )
+    if not 0 <= config.hold_out < 1:
+        raise ValueError(f"hold_out must be a share in [0, 1). Received: {config.hold_out}.")
+    if pathlib.Path(config.text).is_file() or "." in config.text:
+        text = corpora.read_text(config.text)
+    else:
+        text = corpora.read_text_dataset(config.text, "train", config.data_dir or None)
+    if config.valid_text:
+        return text, corpora.read_text(config.valid_text)
+    cut = len(text) - int(len(text) * config.hold_out)
+    return text[:cut], text[cut:]
+
+
+def tokenizer_of(config, text):
+    """The vocabulary of a text, which holds all of its characters or all bytes."""
+    if config.tokens == "bytes":
+        return SymbolTokenizer()
+    if config.tokens != "characters":
+        raise ValueError(f"tokens must be one of {', '.join(TOKENS)}. Received: {config.tokens!r}.")
+    try:
+        return SymbolTokenizer("".join(set(text.decode())))
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"Characters need a text in UTF-8; otherwise take --tokens bytes. Received: {error}."
+        ) from None
+
+
+def token_ids(tokenizer, text):
+    return tokenizer.tokenize([text]).flat_values.numpy()
+
+
+def report(model, tokenizer, text, context, stride=0):
+    """A line of what the model thinks of a text: nats a token, perplexity, bits.
+
+    Args:
+        model: of `language_model`.
+        tokenizer: of its run.
+        text: all of it but its first token is predicted.
+        context: longest past that the model is given, in tokens.
+        stride: tokens by which that context slides; 0 for half of it.
+    """
+    stride = stride or max(1, context // 2)
+    ids = token_ids(tokenizer, text)
+    windows = sliding_windows(ids, context, stride, batch_size=max(1, 8192 // context))
+    model.compile("adam", TokenCrossentropy())
+    nats = model.evaluate(windows, verbose=0)
+    bits = nats * (len(ids) - 1) / math.log(2)
+    characters = len(text.decode(errors="replace"))
+    return (
+        f"{nats:.4f} nats a token, perplexity {math.exp(nats):.3f}; "
+        f"{bits / characters:.4f} bits a character, {bits / len(text):.4f} bits a byte; "
+        f"{len(ids):,} tokens, context {context}, stride {stride}."
+    )
+
+
+if __name__ == "__main__":
+    main()
