@@ -101,7 +101,8 @@ class LanguageModelConfig(TrainingConfig):
     data_dir: str = setting("", "where TFDS keeps its data")
     hold_out: float = setting(0.0, "share at the end of the text to measure on instead")
 
-    tokens: str = setting("characters", "what the text is cut into: characters or bytes")
+    tokens: str = setting("characters", "what the text is cut into: characters, bytes or pieces")
+    vocabulary_size: int = setting(2000, "number of pieces")
     size: str = setting("small", "row of keras_transformer.models.language_model.SIZES")
     context: int = setting(256, "length of the windows the model is trained on, in tokens")
     batch_size: int = setting(32, "windows in a batch")

@@ -26,7 +26,13 @@ from keras_transformer.serving import (
     with_dtype,
 )
 from keras_transformer.serving.generator import CONTROL_IDS
-from keras_transformer.text import SymbolTokenizer, TextWindows, corpora, sliding_windows
+from keras_transformer.text import (
+    SymbolTokenizer,
+    TextWindows,
+    corpora,
+    sliding_windows,
+    train_byte_pairs,
+)
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from keras_transformer.training.distribution import from_all_workers, this_worker
 from train.command import Parser, one_line_errors
@@ -34,7 +40,7 @@ from train.config import LanguageModelConfig, add_settings, config_of
 from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
 from train.run import Run, Task, optimizer_of, train
 
-TOKENS = ("characters", "bytes")
+TOKENS = ("characters", "bytes", "pieces")
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 
@@ -217,10 +223,13 @@ def read_text(config):
 
 def tokenizer_of(config, text):
     """The vocabulary of a text, which holds all of its characters or all bytes."""
+    if config.tokens not in TOKENS:
+        raise ValueError(f"tokens must be one of {', '.join(TOKENS)}. Received: {config.tokens!r}.")
     if config.tokens == "bytes":
         return SymbolTokenizer()
-    if config.tokens != "characters":
-        raise ValueError(f"tokens must be one of {', '.join(TOKENS)}. Received: {config.tokens!r}.")
+    if config.tokens == "pieces":
+        lines = text.decode(errors="replace").splitlines(keepends=True)
+        return train_byte_pairs(lines, config.vocabulary_size)
     try:
         return SymbolTokenizer("".join(set(text.decode())))
     except UnicodeDecodeError as error:

@@ -7,6 +7,15 @@ from keras_transformer.ops.projection import project
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
+def gelu_tanh(inputs):
+    """GELU in the approximation by tanh, as GPT-2 has it.
+
+    Source: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
+    """
+    return keras.activations.gelu(inputs, approximate=True)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class FeedForward(keras.layers.Layer):
     """Widens every token vector, applies an activation, and narrows it again.
 

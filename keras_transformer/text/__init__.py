@@ -1,6 +1,7 @@
 """Text: reading it, tokenising it, cutting it into batches."""
 
 from keras_transformer.text.batching import TokenBatches
+from keras_transformer.text.byte_pairs import BytePairTokenizer, train_byte_pairs
 from keras_transformer.text.corpora import ParallelText, read_dataset, read_files, read_tsv
 from keras_transformer.text.demo_corpus import demo_corpus, demo_split
 from keras_transformer.text.labelled import LabelledBatches, LabelledText
@@ -19,8 +20,11 @@ from keras_transformer.text.windows import TextWindows, sliding_windows
 def load_tokenizer(path):
     """The tokenizer that its `save` has written to a file, of whichever kind it is."""
     with open(path, "rb") as file:
-        is_json = file.read(1) == b"{"  # which no SentencePiece model begins with
-    return (SymbolTokenizer if is_json else Tokenizer).load(path)
+        beginning = file.read(16)
+    if not beginning.startswith(b"{"):
+        return Tokenizer.load(path)  # a SentencePiece model, which never begins so
+    kind = SymbolTokenizer if b"characters" in beginning else BytePairTokenizer
+    return kind.load(path)
 
 
 __all__ = [
@@ -28,6 +32,7 @@ __all__ = [
     "PAD_ID",
     "START_ID",
     "UNKNOWN_ID",
+    "BytePairTokenizer",
     "LabelledBatches",
     "LabelledText",
     "ParallelText",
@@ -42,5 +47,6 @@ __all__ = [
     "read_files",
     "read_tsv",
     "sliding_windows",
+    "train_byte_pairs",
     "train_tokenizer",
 ]

@@ -6,9 +6,8 @@ import pathlib
 
 import tensorflow as tf
 
-from keras_transformer.text.tokenizers import END_ID, UNKNOWN_ID
+from keras_transformer.text.tokenizers import CONTROL_PIECES, END_ID, UNKNOWN_ID
 
-_CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
 _FIRST_ID = END_ID + 1
 
 
@@ -82,7 +81,7 @@ class SymbolTokenizer(tf.Module):
 
     def pieces(self, ids) -> list[str]:
         """The symbols of some ids as text, to label an axis."""
-        names = [*_CONTROL_PIECES]
+        names = [*CONTROL_PIECES]
         if self.characters is None:
             names += [chr(n) if 32 <= n < 127 else f"<0x{n:02X}>" for n in range(256)]
         else:

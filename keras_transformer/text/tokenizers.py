@@ -21,7 +21,7 @@ from sentencepiece import sentencepiece_model_pb2
 from tensorflow_text.python.ops import sentencepiece_tokenizer
 
 PAD_ID, UNKNOWN_ID, START_ID, END_ID = 0, 1, 2, 3
-_CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
+CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
 
 # Characters beyond this share of the text (a stray Greek letter in English) are left to byte
 # fallback instead of taking a row of the vocabulary each.
@@ -168,7 +168,7 @@ def train_tokenizer(
             unk_id=UNKNOWN_ID,
             bos_id=START_ID,
             eos_id=END_ID,
-            pad_piece=_CONTROL_PIECES[PAD_ID],
+            pad_piece=CONTROL_PIECES[PAD_ID],
             minloglevel=2,  # its progress report would go to the terminal
         )
     except RuntimeError as error:
@@ -232,9 +232,9 @@ def _pieces_of(model: bytes) -> list[str]:
             f"Received: {len(model)} bytes that are not one."
         ) from None
     pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
-    if pieces[: len(_CONTROL_PIECES)] != _CONTROL_PIECES:
+    if pieces[: len(CONTROL_PIECES)] != CONTROL_PIECES:
         raise ValueError(
-            f"The first pieces of a SentencePiece model must be {_CONTROL_PIECES}. "
-            f"Received: {pieces[: len(_CONTROL_PIECES)]}."
+            f"The first pieces of a SentencePiece model must be {CONTROL_PIECES}. "
+            f"Received: {pieces[: len(CONTROL_PIECES)]}."
         )
     return pieces

@@ -73,7 +73,7 @@ def test_a_trained_run_is_served(trained, tmp_path, capsys):
         ([], "Give a text to learn from"),
         (["--text=missing.txt"], "missing.txt, which does not exist"),
         (["--hold-out=1.5"], r"hold_out must be a share in \[0, 1\). Received: 1.5"),
-        (["--tokens=words"], "tokens must be one of characters, bytes. Received: 'words'"),
+        (["--tokens=words"], "one of characters, bytes, pieces. Received: 'words'"),
         (["--config=multi30k"], "Received: 'multi30k', a TranslationConfig"),
         (["--schedule=linear"], "schedule must be inverse_sqrt or cosine"),
     ],

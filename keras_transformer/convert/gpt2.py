@@ -1,0 +1,96 @@
+"""GPT-2's weights: by the names of Hugging Face, or out of a backbone of KerasHub."""
+
+import numpy as np
+
+
+def load_gpt2(model, arrays):
+    """Gives a model of `models.gpt2` released weights.
+
+    Args:
+        model: of `gpt2`, in the size of the weights.
+        arrays: {name: array} as Hugging Face names them, e.g. what
+            `safetensors.numpy.load_file("model.safetensors")` returns; a leading
+            "transformer." is allowed, what is not needed (attention masks, the tied head) is
+            left out.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: if an array is missing or has another shape.
+
+    Example:
+        >>> from keras_transformer.models.gpt2 import gpt2
+        >>> load_gpt2(gpt2(num_layers=1, hidden_dim=4, num_heads=2), {})
+        Traceback (most recent call last):
+        ...
+        ValueError: The weights of GPT-2 must hold wte.weight. Received: 0 arrays.
+    """
+    arrays = {name.removeprefix("transformer."): array for name, array in arrays.items()}
+
+    def put(variable, name, turned=False):
+        if name not in arrays:
+            raise ValueError(
+                f"The weights of GPT-2 must hold {name}. Received: {len(arrays)} arrays."
+            )
+        array = np.asarray(arrays[name], "float32")
+        array = array.T if turned else array  # their kernels are (input, output)
+        if array.shape != tuple(variable.shape):
+            raise ValueError(
+                f"{name} must have the shape {tuple(variable.shape)} in this model. "
+                f"Received: {array.shape}."
+            )
+        variable.assign(array)
+
+    def put_projection(projection, name):
+        kernel, bias = projection
+        put(kernel, f"{name}.weight", turned=True)
+        put(bias, f"{name}.bias")
+
+    def put_norm(norm, name):
+        put(norm.gamma, f"{name}.weight")
+        put(norm.beta, f"{name}.bias")
+
+    put(model.get_layer("embedding").embeddings, "wte.weight")
+    put(model.get_layer("positions").embeddings, "wpe.weight")
+    decoder = model.get_layer("decoder")
+    for index, block in enumerate(decoder.blocks):
+        put_norm(block.around_self_attention.norm, f"h.{index}.ln_1")
+        put_projection(block.self_attention.query_key_value, f"h.{index}.attn.c_attn")
+        put_projection(block.self_attention.output_projection, f"h.{index}.attn.c_proj")
+        put_norm(block.around_feed_forward.norm, f"h.{index}.ln_2")
+        put_projection(block.feed_forward.widen, f"h.{index}.mlp.c_fc")
+        put_projection(block.feed_forward.narrow, f"h.{index}.mlp.c_proj")
+    put_norm(decoder.norm, "ln_f")
+    return model
+
+
+def arrays_of_keras_hub_gpt2(backbone):
+    """The weights of a `keras_hub.models.GPT2Backbone`, named as `load_gpt2` takes them."""
+    arrays = {
+        "wte.weight": backbone.token_embedding.embeddings,
+        "wpe.weight": backbone.position_embedding.position_embeddings,
+        "ln_f.weight": backbone.layer_norm.gamma,
+        "ln_f.bias": backbone.layer_norm.beta,
+    }
+    for index, layer in enumerate(backbone.transformer_layers):
+        attention, hidden_dim = layer._self_attention_layer, backbone.hidden_dim
+        parts = (attention._query_dense, attention._key_dense, attention._value_dense)
+        kernels = [np.array(part.kernel).reshape(hidden_dim, -1) for part in parts]
+        biases = [np.array(part.bias).reshape(-1) for part in parts]
+        of_layer = {
+            "ln_1.weight": layer._self_attention_layer_norm.gamma,
+            "ln_1.bias": layer._self_attention_layer_norm.beta,
+            "attn.c_attn.weight": np.concatenate(kernels, axis=1),
+            "attn.c_attn.bias": np.concatenate(biases),
+            "attn.c_proj.weight": np.array(attention._output_dense.kernel).reshape(-1, hidden_dim),
+            "attn.c_proj.bias": attention._output_dense.bias,
+            "ln_2.weight": layer._feedforward_layer_norm.gamma,
+            "ln_2.bias": layer._feedforward_layer_norm.beta,
+            "mlp.c_fc.weight": layer._feedforward_intermediate_dense.kernel,
+            "mlp.c_fc.bias": layer._feedforward_intermediate_dense.bias,
+            "mlp.c_proj.weight": layer._feedforward_output_dense.kernel,
+            "mlp.c_proj.bias": layer._feedforward_output_dense.bias,
+        }
+        arrays.update({f"h.{index}.{name}": array for name, array in of_layer.items()})
+    return {name: np.array(array) for name, array in arrays.items()}
