@@ -13,10 +13,11 @@ from keras_transformer.layers import (
     FeedForward,
     MultiHeadAttention,
     PositionEmbedding,
+    SequencePooling,
     SinusoidalEncoding,
     TokenEmbedding,
 )
-from keras_transformer.models import translation
+from keras_transformer.models import classifier, gpt2, language_model, translation
 from keras_transformer.ops import (
     causal_mask,
     combine_masks,
@@ -47,12 +48,16 @@ __all__ = [
     "MultiHeadAttention",
     "Perplexity",
     "PositionEmbedding",
+    "SequencePooling",
     "SinusoidalEncoding",
     "TokenAccuracy",
     "TokenCrossentropy",
     "TokenEmbedding",
     "causal_mask",
+    "classifier",
     "combine_masks",
+    "gpt2",
+    "language_model",
     "local_mask",
     "padding_mask",
     "translation",

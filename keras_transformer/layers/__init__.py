@@ -9,6 +9,7 @@ from keras_transformer.layers.embedding import (
 )
 from keras_transformer.layers.encoder import Encoder, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.pooling import SequencePooling
 
 __all__ = [
     "Decoder",
@@ -18,6 +19,7 @@ __all__ = [
     "FeedForward",
     "MultiHeadAttention",
     "PositionEmbedding",
+    "SequencePooling",
     "SinusoidalEncoding",
     "TokenEmbedding",
 ]

@@ -1,5 +1,8 @@
 """Models as functions that return functional Keras models."""
 
+from keras_transformer.models.classifier import classifier
+from keras_transformer.models.gpt2 import gpt2
+from keras_transformer.models.language_model import language_model
 from keras_transformer.models.translation import translation
 
-__all__ = ["translation"]
+__all__ = ["classifier", "gpt2", "language_model", "translation"]

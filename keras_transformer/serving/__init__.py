@@ -2,7 +2,12 @@
 
 from keras_transformer.serving.classifier import Classifier, ClassifierFunctions
 from keras_transformer.serving.export import export, validate
-from keras_transformer.serving.generator import Generator, GeneratorFunctions, SamplingSettings
+from keras_transformer.serving.generator import (
+    Generator,
+    GeneratorFunctions,
+    SamplingSettings,
+    after_control_ids,
+)
 from keras_transformer.serving.precision import with_dtype
 from keras_transformer.serving.settings import ModelFunctions, SearchSettings
 from keras_transformer.serving.translator import Translator
@@ -16,6 +21,7 @@ __all__ = [
     "SamplingSettings",
     "SearchSettings",
     "Translator",
+    "after_control_ids",
     "export",
     "validate",
     "with_dtype",

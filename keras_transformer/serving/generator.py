@@ -40,6 +40,28 @@ class GeneratorFunctions:
     logits: Callable
 
 
+def after_control_ids(functions: GeneratorFunctions) -> GeneratorFunctions:
+    """A model whose ids are all text, such as GPT-2, for ids that begin with control ids.
+
+    Serve it with a tokenizer whose `first_id` is 4. The control ids are never likely.
+    """
+    count = len(CONTROL_IDS)
+
+    def with_control_ids(logits):
+        columns = [[0, 0]] * (logits.shape.rank - 1) + [[count, 0]]
+        return tf.pad(tf.cast(logits, tf.float32), columns, constant_values=-1e9)
+
+    def step(token_ids, parents, position, cache):
+        ids = tf.maximum(token_ids - count, 0)
+        logits, cache = functions.step(ids, parents, position, cache)
+        return with_control_ids(logits), cache
+
+    def logits(token_ids):
+        return with_control_ids(functions.logits(tf.maximum(token_ids - count, 0)))
+
+    return GeneratorFunctions(functions.weights, functions.start_cache, step, logits)
+
+
 @dataclasses.dataclass(frozen=True)
 class SamplingSettings:
     """How a served language model writes; fixed in the graph.

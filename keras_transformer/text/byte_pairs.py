@@ -30,6 +30,8 @@ class BytePairTokenizer(tf.Module):
         vocabulary: id of each piece, as in GPT-2's `vocab.json`.
         merges: pairs of pieces, a space between them, the first one first, as in its
             `merges.txt`.
+        first_id: what is added to all ids; 4 leaves room for pad, unknown, start and end,
+            as batches and `serving.Generator` need it, where the vocabulary has none.
 
     Attributes:
         control_ids: those that stand for no text, such as the end of one.
@@ -45,7 +47,7 @@ class BytePairTokenizer(tf.Module):
         [b'to be\\n']
     """
 
-    def __init__(self, vocabulary: dict[str, int], merges: Sequence[str]):
+    def __init__(self, vocabulary: dict[str, int], merges: Sequence[str], first_id: int = 0):
         super().__init__(name="tokenizer")
         try:
             import keras_hub
@@ -53,6 +55,8 @@ class BytePairTokenizer(tf.Module):
             raise ImportError(
                 f"Byte pairs need KerasHub: pip install keras-hub. {error}"
             ) from error
+        if first_id not in (0, len(CONTROL_PIECES)):
+            raise ValueError(f"first_id must be 0 or 4. Received: first_id={first_id}.")
         if sorted(vocabulary.values()) != list(range(len(vocabulary))):
             raise ValueError(
                 "The ids of a vocabulary must be 0, 1, 2 and so on. "
@@ -62,7 +66,8 @@ class BytePairTokenizer(tf.Module):
         self._pieces = tuple(sorted(vocabulary, key=vocabulary.get))
         self._merges = tuple(merges)
         control = [name for name in (*CONTROL_PIECES, END_OF_TEXT) if name in vocabulary]
-        self.control_ids = tuple(vocabulary[name] for name in control)
+        self.first_id = first_id
+        self.control_ids = (*range(first_id), *(vocabulary[name] + first_id for name in control))
         self._byte_pairs = keras_hub.tokenizers.BytePairTokenizer(
             vocabulary=dict(vocabulary), merges=list(merges), unsplittable_tokens=control
         )
@@ -73,7 +78,7 @@ class BytePairTokenizer(tf.Module):
     @property
     def vocabulary_size(self) -> int:
         """Number of ids."""
-        return len(self._pieces)
+        return len(self._pieces) + self.first_id
 
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
@@ -82,9 +87,10 @@ class BytePairTokenizer(tf.Module):
         if tf.executing_eagerly():  # then KerasHub answers with lists
             rows = [text.decode() for text in texts.numpy()]
             rows = self._byte_pairs.tokenize(rows) if rows else []
-            return tf.ragged.constant([list(row) for row in rows], tf.int32, ragged_rank=1)
+            rows = [[int(token_id) + self.first_id for token_id in row] for row in rows]
+            return tf.ragged.constant(rows, tf.int32, ragged_rank=1)
         # To one text KerasHub gives a dense row of ids; with one more they stay ragged.
-        return self._byte_pairs.tokenize(tf.concat([texts, [""]], axis=0))[:-1]
+        return self._byte_pairs.tokenize(tf.concat([texts, [""]], axis=0))[:-1] + self.first_id
 
     def detokenize(self, ids) -> tf.Tensor:
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings.
@@ -96,20 +102,21 @@ class BytePairTokenizer(tf.Module):
         is_text = (ids >= 0) & (ids < self.vocabulary_size)
         for control in self.control_ids:
             is_text &= tf.not_equal(ids, control)
-        kept = tf.ragged.boolean_mask(ids, is_text)
+        kept = tf.ragged.boolean_mask(ids, is_text) - self.first_id
         joined = self._joined(kept)
         return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces of some ids as text, to label an axis; a leading "Ġ" is a space."""
-        return [self._pieces[int(token_id)] for token_id in ids]
+        names = [*CONTROL_PIECES, *self._pieces] if self.first_id else self._pieces
+        return [names[int(token_id)] for token_id in ids]
 
     def save(self, path) -> None:
         """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
         path = pathlib.Path(path)
         draft = path.with_name(f".{os.getpid()}.{path.name}")
         vocabulary = {piece: number for number, piece in enumerate(self._pieces)}
-        content = {"vocabulary": vocabulary, "merges": self._merges}
+        content = {"vocabulary": vocabulary, "merges": self._merges, "first_id": self.first_id}
         draft.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
         draft.replace(path)
 
@@ -119,11 +126,12 @@ class BytePairTokenizer(tf.Module):
         return cls(**json.loads(pathlib.Path(path).read_text("utf-8")))
 
     @classmethod
-    def from_files(cls, vocabulary_path, merges_path) -> "BytePairTokenizer":
+    def from_files(cls, vocabulary_path, merges_path, first_id=0) -> "BytePairTokenizer":
         """Reads GPT-2's `vocab.json` and `merges.txt` as they were released."""
         lines = pathlib.Path(merges_path).read_text("utf-8").split("\n")
         merges = [line for line in lines if line and not line.startswith("#version")]
-        return cls(json.loads(pathlib.Path(vocabulary_path).read_text("utf-8")), merges)
+        vocabulary = json.loads(pathlib.Path(vocabulary_path).read_text("utf-8"))
+        return cls(vocabulary, merges, first_id)
 
 
 def train_byte_pairs(texts: Iterable[str], vocabulary_size: int) -> BytePairTokenizer:

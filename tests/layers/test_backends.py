@@ -1,4 +1,4 @@
-"""`ops/` and `layers/` run on every Keras backend: their tests once more, on the others."""
+"""`ops/`, `layers/`, `models/` run on every Keras backend: their tests once more, on others."""
 
 import ast
 import importlib.util
@@ -47,6 +47,8 @@ def test_layers_pass_their_tests_on_another_backend(backend):
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not other_backend"]
     # The oracles of other libraries agree with NumPy's; once is enough.
     arguments += ["tests/ops", "tests/layers", "--ignore-glob=*/test_against_*.py"]
+    if backend == "jax":
+        arguments += ["tests/models"]
     run = python(*arguments, backend=backend)
     assert run.returncode == 0, f"on {backend}:\n{run.stdout[-6000:]}\n{run.stderr[-2000:]}"
 

@@ -1,20 +1,23 @@
 import functools
+import json
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.models.gpt2 import gpt2
 from keras_transformer.models.language_model import language_model, start_cache, step
 from keras_transformer.serving import (
     Generator,
     GeneratorFunctions,
     SamplingSettings,
+    after_control_ids,
     c_api,
     export,
     with_dtype,
 )
-from keras_transformer.text import SymbolTokenizer
+from keras_transformer.text import BytePairTokenizer, SymbolTokenizer, train_byte_pairs
 from tests.reference import array, fill
 
 SETTINGS = SamplingSettings(context=13, max_tokens=5)
@@ -115,6 +118,32 @@ def test_an_export_answers_in_a_fresh_process(model, generator, tmp_path):
     assert answer["outputs"]["continuation"] == [expected["continuation"][0].decode()]
     half = Generator(functions_of(with_dtype(model, "bfloat16")), SymbolTokenizer(), SETTINGS)
     assert export(half, tmp_path, "half", ["to be"]).endswith("half/1")
+
+
+def test_gpt2_is_served_with_its_own_ids(tmp_path):
+    pytest.importorskip("keras_hub")
+    text = "to be or not to be, that is the question! "
+    bytes_only = train_byte_pairs([text], 270)
+    bytes_only.save(tmp_path / "kept.json")
+    kept = json.loads((tmp_path / "kept.json").read_text("utf-8"))
+    pieces = sorted(kept["vocabulary"], key=kept["vocabulary"].get)[4:]
+    vocabulary = {piece: number for number, piece in enumerate([*pieces, "<|endoftext|>"])}
+    tokenizer = BytePairTokenizer(vocabulary, kept["merges"], first_id=4)
+    sizes = {"num_layers": 1, "hidden_dim": 12, "num_heads": 3}
+    model = fill(gpt2(vocabulary_size=len(vocabulary), max_sequence_length=13, **sizes))
+    functions = after_control_ids(functions_of(model))
+    generator = Generator(functions, tokenizer, SETTINGS)
+    ids = [vocabulary["!"], vocabulary["t"]]  # "!" is 0 to GPT-2
+    assert ids[0] == 0
+    for _ in range(4):
+        scores = array(model(np.array([ids])))[0, -1]
+        ids.append(int(scores.argmax()))
+    written = greedy(generator, ["!t"], [4])["continuation"][0]
+    assert written == tokenizer.detokenize([[i + 4 for i in ids[2:]]]).numpy()[0]
+    path = export(generator, tmp_path, "gpt2", ["to be", "!"])
+    [answer] = c_api.ask(path, [{"inputs": {"prompt": ["to be"]}}])
+    expected = ask(generator, "serving_default", prompt=["to be"])["continuation"][0]
+    assert answer["outputs"]["continuation"] == [expected.decode()]
 
 
 def test_requests_of_unequal_rows_are_refused(generator):

@@ -57,6 +57,12 @@ def test_released_files_are_read_with_their_ids(tokenizer, tmp_path):
     assert released.tokenize(TEXTS).to_list() == expected
     assert released.control_ids == (346,)
     assert released.tokenize(["a<|endoftext|>"]).to_list()[0][-1] == 346
+    shifted = BytePairTokenizer.from_files(tmp_path / "vocab.json", tmp_path / "merges.txt", 4)
+    assert shifted.tokenize(TEXTS).to_list() == tokenizer.tokenize(TEXTS).to_list()
+    assert shifted.vocabulary_size == 351 and shifted.control_ids == (0, 1, 2, 3, 350)
+    shifted.save(tmp_path / "shifted.json")
+    again = load_tokenizer(tmp_path / "shifted.json")
+    assert again.detokenize(again.tokenize(TEXTS)).numpy()[0].decode() == TEXTS[0]
 
 
 def test_strange_ids_and_bytes_are_welcome(tokenizer):

@@ -1,0 +1,29 @@
+"""Characters of Shakespeare with the best model that two cores train in 90 minutes.
+
+    python -m train.language_model --config shakespeare --text shakespeare.txt \
+        --run runs/shakespeare
+
+Hardware, minutes and score: see train/README.md.
+"""
+
+from train.config import LanguageModelConfig
+
+CONFIG = LanguageModelConfig(
+    hold_out=0.1,
+    size="medium",
+    hidden_dim=256,
+    intermediate_dim=1024,
+    num_heads=4,
+    dropout=0.2,
+    context=256,
+    batch_size=32,
+    dtype="mixed_bfloat16",
+    steps=5000,
+    peak_rate=0.002,
+    warmup_steps=200,
+    weight_decay=0.1,
+    clip_norm=1.0,
+    evaluate_every=500,
+    checkpoint_every=100,
+    average=5,
+)
