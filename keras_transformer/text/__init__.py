@@ -14,7 +14,7 @@ from keras_transformer.text.tokenizers import (
     Tokenizer,
     train_tokenizer,
 )
-from keras_transformer.text.windows import TextWindows, sliding_windows
+from keras_transformer.text.windows import TextSegments, TextWindows, sliding_windows
 
 
 def load_tokenizer(path):
@@ -37,6 +37,7 @@ __all__ = [
     "LabelledText",
     "ParallelText",
     "SymbolTokenizer",
+    "TextSegments",
     "TextWindows",
     "TokenBatches",
     "Tokenizer",

@@ -10,7 +10,31 @@ import tensorflow as tf
 from keras_transformer.text.tokenizers import PAD_ID
 
 
-class TextWindows:
+class _LongText:
+    """The tokens of one long text, kept and compared."""
+
+    def __init__(self, ids):
+        self._ids = np.asarray(ids, np.int32)
+        self.num_tokens = len(self._ids)
+
+    def save(self, path) -> None:
+        """Writes the tokens to a file of NumPy's format npy, whole or not at all."""
+        path = pathlib.Path(path)
+        draft = path.with_name(f".{os.getpid()}.{path.name}.npy")
+        np.save(draft, self._ids)
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path, *args, **kwargs):
+        """The batches of a text that `save` has written, without tokenising it again."""
+        return cls(np.load(path), *args, **kwargs)
+
+    def checksum(self) -> int:
+        """A number that differs as soon as any token of the text does."""
+        return zlib.crc32(self._ids)
+
+
+class TextWindows(_LongText):
     """Batches of random windows of a long text, for training a language model.
 
     A window of n tokens is what the model reads; the labels are the same window one token
@@ -35,20 +59,19 @@ class TextWindows:
     """
 
     def __init__(self, ids, length, batch_size, steps_per_epoch=500, seed=0):
-        ids = np.asarray(ids, np.int32)
+        super().__init__(ids)
         if min(length, batch_size, steps_per_epoch) < 1:
             raise ValueError(
                 "length, batch_size and steps_per_epoch must be at least 1. Received: "
                 f"length={length}, batch_size={batch_size}, steps_per_epoch={steps_per_epoch}."
             )
-        if len(ids) <= length:
+        if self.num_tokens <= length:
             raise ValueError(
                 "The text must be longer than a window, since the labels are one token further "
-                f"on. Received: {len(ids)} tokens, length={length}."
+                f"on. Received: {self.num_tokens} tokens, length={length}."
             )
         self.steps_per_epoch = steps_per_epoch
-        self.num_tokens = len(ids)
-        self._ids, self._length, self._batch_size, self._seed = ids, length, batch_size, seed
+        self._length, self._batch_size, self._seed = length, batch_size, seed
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
         """Batches without end, from step `start_step` on.
@@ -69,21 +92,58 @@ class TextWindows:
 
         return _ahead(tf.data.Dataset.counter(start_step).map(batch))
 
-    def save(self, path) -> None:
-        """Writes the tokens to a file of NumPy's format npy, whole or not at all."""
-        path = pathlib.Path(path)
-        draft = path.with_name(f".{os.getpid()}.{path.name}.npy")
-        np.save(draft, self._ids)
-        draft.replace(path)
 
-    @classmethod
-    def load(cls, path, *args, **kwargs) -> "TextWindows":
-        """The windows of a text that `save` has written, without tokenising it again."""
-        return cls(np.load(path), *args, **kwargs)
+class TextSegments(_LongText):
+    """Batches of segments that go on from each other, for a model that carries a memory.
 
-    def checksum(self) -> int:
-        """A number that differs as soon as any token of the text does."""
-        return zlib.crc32(self._ids)
+    The text is cut into as many streams as a batch has rows. Row i of each batch goes on where
+    row i of the batch before ended; at the end of its stream it goes on into the next one, so
+    that an epoch is nearly the whole text and only one row of each epoch starts it anew.
+
+    Args:
+        ids: the tokens of the whole text, integers (tokens,).
+        length: of a segment, in tokens.
+        batch_size: streams.
+
+    Attributes:
+        steps_per_epoch: batches until each stream has been read once.
+
+    Raises:
+        ValueError: if the text is too short for one segment a stream, or a size is below 1.
+
+    Example:
+        >>> segments = TextSegments(range(100, 113), length=3, batch_size=2)
+        >>> [inputs.numpy().tolist() for inputs, _ in segments.dataset().take(3)]
+        [[[100, 101, 102], [106, 107, 108]], [[103, 104, 105], [109, 110, 111]], \
+[[106, 107, 108], [100, 101, 102]]]
+    """
+
+    def __init__(self, ids, length, batch_size):
+        super().__init__(ids)
+        if min(length, batch_size) < 1 or self.num_tokens <= length * batch_size:
+            raise ValueError(
+                "Each stream of the text must hold a segment of at least one token. Received: "
+                f"{self.num_tokens} tokens, length={length}, batch_size={batch_size}."
+            )
+        self._length, self._batch_size = length, batch_size
+        self.steps_per_epoch = (self.num_tokens - 1) // (length * batch_size)
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Batches without end, from step `start_step` on: a pure function of the step.
+
+        Returns:
+            Elements of token ids and labels, int32, both (batch, length).
+        """
+        ids = tf.constant(self._ids)
+
+        def batch(step):
+            epoch, place = step // self.steps_per_epoch, step % self.steps_per_epoch
+            streams = (tf.range(self._batch_size, dtype=tf.int64) + epoch) % self._batch_size
+            starts = (streams * self.steps_per_epoch + place) * self._length
+            rows = tf.gather(ids, starts[:, None] + tf.range(self._length + 1, dtype=tf.int64))
+            return rows[:, :-1], rows[:, 1:]
+
+        return _ahead(tf.data.Dataset.counter(start_step).map(batch))
 
 
 def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.Dataset:

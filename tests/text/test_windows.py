@@ -1,7 +1,9 @@
+import itertools
+
 import numpy as np
 import pytest
 
-from keras_transformer.text import TextWindows, sliding_windows
+from keras_transformer.text import TextSegments, TextWindows, sliding_windows
 
 TEXT = np.arange(100, 141)  # 41 tokens, each of them once
 
@@ -43,6 +45,21 @@ def test_saved_windows_are_the_same(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tokens.npz"]
 
 
+def test_rows_of_segments_go_on_from_batch_to_batch():
+    segments = TextSegments(TEXT, length=4, batch_size=3)
+    assert segments.steps_per_epoch == 3, "36 of 40 labels are in the streams"
+    batches = [(x.numpy(), y.numpy()) for x, y in segments.dataset().take(10)]
+    for inputs, labels in batches:
+        np.testing.assert_array_equal(labels, inputs + 1)
+    for step, ((before, _), (after, _)) in enumerate(itertools.pairwise(batches), 1):
+        goes_on = after[:, 0] == before[:, -1] + 1
+        assert goes_on.sum() == (3 if step % 3 else 2), "one row begins the text anew an epoch"
+    epoch = np.concatenate([inputs.ravel() for inputs, _ in batches[:3]])
+    assert sorted(epoch) == list(range(100, 136))
+    later = [x.numpy() for x, _ in segments.dataset(5).take(2)]
+    np.testing.assert_array_equal(later, [batches[5][0], batches[6][0]])
+
+
 @pytest.mark.parametrize(("length", "stride"), [(7, 1), (7, 3), (7, 7), (40, 11), (64, 5), (1, 1)])
 def test_each_token_but_the_first_is_a_label_once(length, stride):
     seen = []
@@ -61,6 +78,7 @@ def test_each_token_but_the_first_is_a_label_once(length, stride):
     [
         (lambda: TextWindows(TEXT, 41, 5), "Received: 41 tokens, length=41"),
         (lambda: TextWindows(TEXT, 7, 0), "Received: length=7, batch_size=0"),
+        (lambda: TextSegments(TEXT, 14, 3), "Received: 41 tokens, length=14, batch_size=3"),
         (lambda: sliding_windows(TEXT, 7, 8, 3), "Received: 41 tokens, stride=8, length=7"),
         (lambda: sliding_windows(TEXT[:1], 7, 3, 3), "Received: 1 tokens"),
     ],
