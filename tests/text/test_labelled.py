@@ -38,7 +38,7 @@ def rows_of(dataset, tokenizer):
 def test_an_epoch_is_every_text_once_with_its_label(text, tokenizer):
     batches = LabelledBatches(text, tokenizer, tokens_per_batch=48, max_length=11, seed=5)
     expected = [(t, (0.0, 1.0) if n % 2 else (1.0, 0.0)) for n, t in enumerate(TEXTS)]
-    assert rows_of(batches.epoch(), tokenizer) == expected
+    assert sorted(rows_of(batches.epoch(), tokenizer)) == sorted(expected)
     epochs = rows_of(batches.dataset().take(2 * batches.steps_per_epoch), tokenizer)
     first, second = epochs[:37], epochs[37:]
     assert sorted(first) == sorted(second) == sorted(expected)
@@ -76,7 +76,7 @@ def test_texts_may_have_several_labels_or_none(tokenizer, tmp_path):
     text = read_labelled_tsv(file)
     assert text.names == ["x", "y", "z"]
     [(_, labels)] = LabelledBatches(text, tokenizer).epoch()
-    assert labels.numpy().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert sorted(labels.numpy().tolist()) == [[0, 0, 0], [0, 1, 0], [1, 0, 1]]
 
 
 def test_a_text_without_tokens_still_has_a_column(tokenizer):
