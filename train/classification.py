@@ -173,9 +173,10 @@ def has_several(text):
 def report(model, tokenizer, text, config):
     """A line of how many texts got their label, or all of their labels and no other."""
     batches = LabelledBatches(text, tokenizer, config.tokens_per_batch, config.max_length)
+    logits_of = tf.function(lambda ids: model(ids, training=False), reduce_retracing=True)
     right = 0
     for ids, labels in batches.epoch():
-        logits = model(ids, training=False)
+        logits = logits_of(ids)
         if has_several(text):
             is_right = tf.reduce_all((logits >= 0) == (labels > 0), axis=1)
         else:
