@@ -46,39 +46,62 @@ def attention_heat_map(attention_scores, target_tokens, source_tokens, title=Non
         2
     """
     scores = _checked_attention(attention_scores, target_tokens, source_tokens)
-    num_heads, num_rows, num_columns = scores.shape
+    num_heads = len(scores)
     # Full rows where that can be: 8 heads are 4 and 4.
     columns = next((n for n in (4, 3, 2) if num_heads % n == 0), min(4, num_heads))
-    rows = math.ceil(num_heads / columns)
-    cell = 0.34 if num_heads == 1 else 0.24  # inches a token
-    size = (
-        columns * max(1.6, cell * num_columns) + 2.0,
-        rows * max(1.2, cell * num_rows) + 1.6,
-    )
-    figure = _new_figure(size, title)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    highest = scores.max() or 1.0  # rows with nothing to attend to are all zeros
-    for axes in grid.flat[num_heads:]:
-        axes.set_axis_off()
-    for head, axes in enumerate(grid.flat[:num_heads]):
-        image = axes.imshow(scores[head], cmap="Blues", vmin=0.0, vmax=highest, aspect="auto")
-        if num_heads > 1:
-            axes.set_title(f"head {head + 1}", color=INK, fontsize="medium")
-        # Prices hold dollar signs, which matplotlib would read as formulas.
-        axes.set_xticks(range(num_columns), source_tokens, rotation=90, parse_math=False)
-        axes.set_yticks(range(num_rows), target_tokens, parse_math=False)
-        # A last row that is not full leaves panels above it at the bottom of their column.
-        axes.tick_params(length=0, colors=INK, labelbottom=head + columns >= num_heads)
-        axes.spines[:].set_visible(False)
-        _separate_cells(axes, num_rows, num_columns)
-    figure.supxlabel("source tokens", color=INK, fontsize="medium")
-    figure.supylabel("target tokens", color=INK, fontsize="medium")
-    _color_bar(figure, image, grid, "attention probability")
-    return figure
+    titles = [f"head {head + 1}" for head in range(num_heads)] if num_heads > 1 else [""]
+    return _heat_maps(scores, titles, columns, target_tokens, source_tokens, title)
+
+
+def attention_grid(attention_scores, target_tokens, source_tokens, title=None):
+    """Draws every head of every layer at once: a row of panels a layer, a panel a head.
+
+    All share one colour scale, as in `attention_heat_map`, so it can be seen at a glance
+    in which layers and heads something happens.
+
+    Args:
+        attention_scores: probabilities in [0, 1], a list with one array a layer,
+            (heads, target, source), every layer with as many heads.
+        target_tokens: one string for each row of a panel.
+        source_tokens: one string for each column of a panel.
+        title: a line above the picture, or None.
+
+    Returns:
+        A `matplotlib.figure.Figure`; its last axes are the colour bar.
+
+    Raises:
+        ValueError: if there is no layer, the layers differ in their heads, the
+            tokens do not fit the scores, or a score is not a number in [0, 1].
+
+    Example:
+        >>> layer = [[[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]]
+        >>> figure = attention_grid([layer, layer], ["Guten", "Tag"], ["a", "good", "day"])
+        >>> [axes.get_title() for axes in figure.axes[:-1]]
+        ['layer 1, head 1', 'layer 2, head 1']
+    """
+    layers = [_checked_attention(s, target_tokens, source_tokens) for s in attention_scores]
+    num_heads = [len(layer) for layer in layers]
+    if len(set(num_heads)) != 1:
+        raise ValueError(
+            "attention_scores must have at least one layer, and every layer as many heads. "
+            f"Received: layers of {num_heads} heads."
+        )
+    titles = [
+        f"layer {layer + 1}, head {head + 1}"
+        for layer in range(len(layers))
+        for head in range(num_heads[0])
+    ]
+    scores = np.concatenate(layers)
+    return _heat_maps(scores, titles, num_heads[0], target_tokens, source_tokens, title)
 
 
 def positional_encoding(encoding, title="Positional encoding"):
-    """Draws the pattern that tells the model where a token stands.
+    """Draws the pattern that tells the model where a token stands, and how it tells distance.
+
+    Beside the pattern is a curve of the Euclidean distance between the rows of two positions,
+    over how far apart these are: its mean over all such pairs, in a band from the smallest to
+    the largest. An encoding by which a model can tell neighbours from strangers has a curve
+    that rises; a narrow band says that only the offset counts, not where in the text it is.
 
     Args:
         encoding: one row a position, (positions, dim), as the sinusoidal table
@@ -86,8 +109,9 @@ def positional_encoding(encoding, title="Positional encoding"):
         title: a line above the picture, or None.
 
     Returns:
-        A `matplotlib.figure.Figure`: positions downwards, dimensions to the
-        right, blue below zero, white at zero, red above.
+        A `matplotlib.figure.Figure`. Its first axes are the pattern: positions
+        downwards, dimensions to the right, blue below zero, white at zero, red
+        above; its second axes the curve.
 
     Raises:
         ValueError: if `encoding` is not a table of finite numbers.
@@ -103,8 +127,8 @@ def positional_encoding(encoding, title="Positional encoding"):
             "encoding must be a table of shape (positions, dim) with at least one entry. "
             f"Received: shape={table.shape}."
         )
-    figure = _new_figure((7.0, 4.2), title)
-    axes = figure.subplots()
+    figure = _new_figure((10.5, 4.2), title)
+    axes, curve = figure.subplots(1, 2, width_ratios=(3, 2))
     largest = np.abs(table).max() or 1.0
     image = axes.imshow(
         table, cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="auto", interpolation="nearest"
@@ -114,6 +138,12 @@ def positional_encoding(encoding, title="Positional encoding"):
     axes.tick_params(colors=INK)
     axes.spines[:].set_visible(False)
     _color_bar(figure, image, axes, "value")
+    mean, smallest, largest = _neighbour_distances(table).T
+    offsets = np.arange(len(table))
+    curve.fill_between(offsets, smallest, largest, color=LINE_COLORS[0], alpha=0.25, linewidth=0)
+    curve.plot(offsets, mean, color=LINE_COLORS[0], linewidth=1.8)
+    _dress_lines(curve, "offset, tokens", "distance of two encodings", legend=False)
+    curve.set_ylim(bottom=0.0)
     return figure
 
 
@@ -218,6 +248,45 @@ def _epochs_of(metric, label, num_points, num_epochs):
         )
     interval = num_epochs // num_points
     return interval * np.arange(1, num_points + 1)
+
+
+def _neighbour_distances(table):
+    """Mean, least and greatest distance of rows `offset` apart, (offsets, 3)."""
+    distances = []
+    for offset in range(len(table)):
+        apart = np.linalg.norm(table[offset:] - table[: len(table) - offset], axis=-1)
+        distances.append((apart.mean(), apart.min(), apart.max()))
+    return np.array(distances)
+
+
+def _heat_maps(scores, titles, columns, target_tokens, source_tokens, title):
+    """A grid of panels, `columns` wide, one for each (target, source) of `scores`."""
+    num_panels, num_rows, num_columns = scores.shape
+    rows = math.ceil(num_panels / columns)
+    cell = 0.34 if num_panels == 1 else 0.24  # inches a token
+    size = (
+        columns * max(1.6, cell * num_columns) + 2.0,
+        rows * max(1.2, cell * num_rows) + 1.6,
+    )
+    figure = _new_figure(size, title)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    highest = scores.max() or 1.0  # rows with nothing to attend to are all zeros
+    for axes in grid.flat[num_panels:]:
+        axes.set_axis_off()
+    for panel, axes in enumerate(grid.flat[:num_panels]):
+        image = axes.imshow(scores[panel], cmap="Blues", vmin=0.0, vmax=highest, aspect="auto")
+        axes.set_title(titles[panel], color=INK, fontsize="medium")
+        # Prices hold dollar signs, which matplotlib would read as formulas.
+        axes.set_xticks(range(num_columns), source_tokens, rotation=90, parse_math=False)
+        axes.set_yticks(range(num_rows), target_tokens, parse_math=False)
+        # A last row that is not full leaves panels above it at the bottom of their column.
+        axes.tick_params(length=0, colors=INK, labelbottom=panel + columns >= num_panels)
+        axes.spines[:].set_visible(False)
+        _separate_cells(axes, num_rows, num_columns)
+    figure.supxlabel("source tokens", color=INK, fontsize="medium")
+    figure.supylabel("target tokens", color=INK, fontsize="medium")
+    _color_bar(figure, image, grid, "attention probability")
+    return figure
 
 
 def _checked_attention(attention_scores, target_tokens, source_tokens):

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from keras_transformer import plots
+from tests.reference import positions as sinusoidal_table
 
 SOURCE = ["a", "day", "$5$"]
 TARGET = ["Guten", "Tag"]
@@ -56,6 +57,32 @@ def test_a_row_with_nothing_to_attend_to_is_drawn():
     assert png(plots.attention_heat_map(np.zeros((2, 3)), TARGET, SOURCE)), "all zeros is a picture"
 
 
+def test_the_grid_has_a_row_a_layer_and_a_column_a_head():
+    layers = np.random.uniform(size=(3, 2, 2, 3))
+    layers[2, 1, 1, 2] = 1.0
+    figure = plots.attention_grid(list(layers), TARGET, SOURCE, title="encoder")
+    panels = [axes for axes in figure.axes if axes.images]
+    for index, axes in enumerate(panels):
+        layer, head = divmod(index, 2)
+        place = axes.get_subplotspec()
+        assert (place.rowspan.start, place.colspan.start) == (layer, head), "its place"
+        assert axes.get_title() == f"layer {layer + 1}, head {head + 1}"
+        np.testing.assert_array_equal(axes.images[0].get_array(), layers[layer, head])
+        assert axes.images[0].get_clim() == (0.0, 1.0), "one colour scale for all"
+        assert labels(axes, "x") == (SOURCE if layer == 2 else []), "named once a column"
+        assert labels(axes, "y") == (TARGET if head == 0 else []), "named once a row"
+    assert len(panels) == 6 and figure.get_suptitle() == "encoder"
+
+
+def test_layers_that_make_no_grid_are_refused():
+    with pytest.raises(ValueError, match=r"as many heads. Received: layers of \[1, 2\] heads"):
+        plots.attention_grid([SCORES[None], np.stack([SCORES, SCORES])], TARGET, SOURCE)
+    with pytest.raises(ValueError, match=r"at least one layer.*Received: layers of \[\] heads"):
+        plots.attention_grid([], TARGET, SOURCE)
+    with pytest.raises(ValueError, match=r"Received: shape=\(2, 2, 2, 3\)"):
+        plots.attention_grid([np.zeros((2, 2, 2, 3))], TARGET, SOURCE)
+
+
 @pytest.mark.parametrize(
     ("scores", "message"),
     [
@@ -79,6 +106,30 @@ def test_positional_encoding_is_drawn_with_zero_in_the_middle_of_the_colours():
     assert axes.images[0].get_clim() == (-24.0, 24.0), "zero is white"
     assert axes.get_xlabel() == "dimension", "columns are dimensions"
     assert axes.get_ylabel() == "position, tokens", "rows are positions"
+
+
+def test_the_curve_is_the_distance_of_two_positions_over_how_far_apart_they_are():
+    encoding = np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 4.0]])  # distances 5, 0 and 5
+    curve = plots.positional_encoding(encoding).axes[1]
+    [line], [band] = curve.lines, curve.collections
+    np.testing.assert_array_equal(line.get_xdata(), [0, 1, 2])
+    np.testing.assert_allclose(line.get_ydata(), [0, 2.5, 5])
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices}
+    assert corners == {(0, 0), (1, 0), (1, 5), (2, 5)}, "from the nearest pair to the farthest"
+    assert curve.get_xlabel() == "offset, tokens"
+    assert curve.get_ylabel() == "distance of two encodings"
+
+
+def test_the_distance_of_sines_depends_on_the_offset_alone_and_grows_at_first():
+    table = sinusoidal_table(length=53, dim=22)
+    curve = plots.positional_encoding(table).axes[1]
+    distances = curve.lines[0].get_ydata()
+    np.testing.assert_allclose(distances, np.linalg.norm(table - table[0], axis=-1), atol=1e-9)
+    assert (np.diff(distances[:4]) > 0).all(), "neighbours are nearer than strangers"
+
+
+def test_one_position_alone_has_a_picture():
+    assert png(plots.positional_encoding([[1.0, 2.0]]))
 
 
 def test_an_encoding_that_is_no_table_is_refused():
