@@ -60,6 +60,37 @@ def multi_head_attention(layer, query, value=None, mask=None):
     return outputs + exact(layer.output_projection[1]), np.stack(weights, axis=1)
 
 
+def relative_attention(layer, inputs, memory=None, mask=None):
+    """Outputs and weights, score by score; mask (batch, target, past + target), made causal."""
+    source = inputs if memory is None else np.concatenate([memory, inputs], axis=1)
+    past, num_heads = source.shape[1] - inputs.shape[1], layer.num_heads
+    patterns = positions(source.shape[1], source.shape[2])
+    kernel, bias = layer.query_key_value
+    projected = np.stack(
+        np.split(source @ exact(kernel).T + (0 if bias is None else exact(bias)), 3, -1)
+    )
+    projected = np.stack(np.split(projected, num_heads, axis=-1), axis=2)
+    queries, keys, values = projected  # each (batch, heads, source, key_dim)
+    distances = np.split(patterns @ exact(layer.distance_projection[0]).T, num_heads, axis=-1)
+    u, v = exact(layer.content_bias)[:, 0], exact(layer.distance_bias)[:, 0]
+    weights = np.zeros((len(inputs), num_heads, inputs.shape[1], source.shape[1]))
+    mask = np.broadcast_to(True if mask is None else mask, weights[:, 0].shape)
+    for row, head, i in np.ndindex(weights.shape[:3]):
+        query = queries[row, head, past + i]
+        for j in range(past + i + 1):
+            if mask[row, i, j]:
+                by_content = (query + u[head]) @ keys[row, head, j]
+                by_distance = (query + v[head]) @ distances[head][past + i - j]
+                score = (by_content + by_distance) / np.sqrt(len(query))
+                weights[row, head, i, j] = np.exp(score)
+    total = weights.sum(axis=-1, keepdims=True)
+    weights /= np.where(total == 0, 1, total)
+    context = np.concatenate(np.moveaxis(weights @ values, 1, 0), axis=-1)
+    outputs = context @ exact(layer.output_projection[0]).T
+    bias = layer.output_projection[1]
+    return outputs + (0 if bias is None else exact(bias)), weights
+
+
 def layer_norm(layer, inputs):
     centred = inputs - inputs.mean(axis=-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
@@ -109,6 +140,29 @@ def decoder_block(block, inputs, source, mask=None, source_mask=None):
         block.around_feed_forward, outputs, lambda x: (feed_forward(block.feed_forward, x), None)
     )
     return outputs, (from_self, from_cross)
+
+
+def transformer_xl_block(block, inputs, memory=None, mask=None):
+    around = block.around_self_attention
+    if memory is not None and block.pre_norm:
+        memory = layer_norm(around.norm, memory)
+    outputs, weights = residual(
+        around, inputs, lambda x: relative_attention(block.self_attention, x, memory, mask)
+    )
+    outputs, _ = residual(
+        block.around_feed_forward, outputs, lambda x: (feed_forward(block.feed_forward, x), None)
+    )
+    return outputs, weights
+
+
+def transformer_xl(layer, inputs, memories=None, mask=None):
+    """Outputs, memories and weights of every block."""
+    outputs, longer, weights = inputs, [], []
+    for block, memory in zip(layer.blocks, memories or [None] * layer.num_layers, strict=True):
+        longer.append(outputs if memory is None else np.concatenate([memory, outputs], axis=1))
+        outputs, from_block = transformer_xl_block(block, outputs, memory, mask)
+        weights.append(from_block)
+    return (layer_norm(layer.norm, outputs) if layer.pre_norm else outputs), longer, weights
 
 
 def stack(layer, block_function, inputs, *others):

@@ -115,15 +115,17 @@ class MultiHeadAttention(keras.layers.Layer):
         mask = combine_masks(padding_mask, attention_mask)
         return self.attend_heads(queries, keys, values, mask, training)
 
-    def attend_heads(self, queries, keys, values, mask=None, training=None):
+    def attend_heads(self, queries, keys, values, mask=None, training=None, bias=None):
         """Attention over projected heads (batch, heads, length, dim), then the output projection.
+
+        A bias of the scores broadcasts to (batch, heads, target, source).
 
         Returns:
             The pair of outputs (batch, target, dim) and weights (batch, heads, target, source).
         """
         mask = None if mask is None else mask[:, None]  # (batch, 1, target, source)
         dropout = functools.partial(self._dropout, training=training)
-        context, weights = dot_product_attention(queries, keys, values, mask, dropout)
+        context, weights = dot_product_attention(queries, keys, values, mask, dropout, bias)
         return project(merge_heads(context), *self.output_projection), weights
 
     def keys_values(self, value):

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention and the split of a vector into heads."""
+"""Scaled dot-product attention, the split of a vector into heads, and scores by distance."""
 
 import math
 
@@ -20,10 +20,10 @@ def merge_heads(inputs):
     return ops.reshape(ops.transpose(inputs, (0, 2, 1, 3)), (-1, length, num_heads * dim))
 
 
-def attention_weights(queries, keys, mask=None):
+def attention_weights(queries, keys, mask=None, bias=None):
     """How much each target position takes from each source position.
 
-    softmax(Q K^T / sqrt(d)), computed in float32 under every dtype policy. A target
+    softmax(Q K^T / sqrt(d) + bias), computed in float32 under every dtype policy. A target
     position that may attend to nothing takes nothing: its weights are all zero.
 
     Source: Vaswani et al. 2017, equation 1 (https://arxiv.org/abs/1706.03762).
@@ -33,6 +33,7 @@ def attention_weights(queries, keys, mask=None):
         keys: (..., heads, source, dim).
         mask: boolean, broadcasts to (..., heads, target, source); True where attention
             is allowed; None allows everything.
+        bias: added to the scores, broadcasts to (..., heads, target, source), or None.
 
     Returns:
         Weights in [0, 1], (..., heads, target, source), in the dtype of `queries`.
@@ -41,6 +42,8 @@ def attention_weights(queries, keys, mask=None):
     queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
     scores = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
     scores = ops.cast(scores, "float32")  # (..., heads, target, source)
+    if bias is not None:
+        scores = scores + ops.cast(bias, "float32")
     if mask is None:
         return ops.cast(_softmax(scores), queries.dtype)
     # Finite, so that a row of nothing but forbidden positions gives no NaN.
@@ -54,7 +57,7 @@ def _softmax(scores):
     return ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
 
 
-def dot_product_attention(queries, keys, values, mask=None, dropout=None):
+def dot_product_attention(queries, keys, values, mask=None, dropout=None, bias=None):
     """Mixes the values of the source positions by their attention weights.
 
     Args:
@@ -63,11 +66,41 @@ def dot_product_attention(queries, keys, values, mask=None, dropout=None):
         values: (..., heads, source, value_dim).
         mask: as for `attention_weights`.
         dropout: a function from weights to weights, or None.
+        bias: as for `attention_weights`.
 
     Returns:
         The pair of context, (..., heads, target, value_dim), and weights before
         dropout, (..., heads, target, source).
     """
-    weights = attention_weights(queries, keys, mask)
+    weights = attention_weights(queries, keys, mask, bias)
     dropped = weights if dropout is None else dropout(weights)
     return ops.matmul(dropped, values), weights
+
+
+def relative_shift(scores):
+    """Moves scores from the column of their distance to the column of their source position.
+
+    The last target stands at the last source. So target i and source j are
+    source - target + i - j positions apart, and no two targets find the score of a source
+    in the same column: each row is moved by one column less than the row above it. That is
+    one reading of the same numbers with rows of another length.
+
+    Source: Dai et al. 2019, appendix B (https://arxiv.org/abs/1901.02860).
+
+    Args:
+        scores: (batch, heads, target, source), where column c is of the distance
+            source - 1 - c: the farthest first, distance 0 last.
+
+    Returns:
+        The same shape, at [..., i, j] the score of target i for source j. A source after
+        its target has no distance; what is found there has no meaning and must be masked.
+
+    Example:
+        >>> scores = keras.ops.array([[[[2, 1, 0], [5, 4, 3]]]])
+        >>> relative_shift(scores)[0, 0].numpy().tolist()
+        [[1, 0, 0], [5, 4, 3]]
+    """
+    _, num_heads, target, source = ops.shape(scores)
+    padded = ops.pad(scores, ((0, 0), (0, 0), (0, 0), (1, 0)))
+    rows = ops.reshape(padded, (-1, num_heads, source + 1, target))
+    return ops.reshape(rows[:, :, 1:], (-1, num_heads, target, source))

@@ -1,8 +1,9 @@
 """Checkpoints that hold everything, to go on exactly where a training was stopped.
 
 Keras's own leave out the state of dropout and the place in the data. Here a checkpoint
-holds weights, optimizer, moving averages and dropout's random state, and its number is the
-optimizer step; data that is a pure function of that step completes it.
+holds weights, optimizer, moving averages, dropout's random state and what a model carries from
+batch to batch, and its number is the optimizer step; data that is a pure function of that step
+completes it.
 """
 
 import logging
@@ -17,8 +18,10 @@ from keras_transformer.training.distribution import (
     check_workers_agree,
     checksum,
     from_all_workers,
+    has_workers,
     this_worker,
 )
+from keras_transformer.training.replicas import carried_variables
 
 # What the variables of a checkpoint mean; 2 since kernels are kept as (output, input).
 FORMAT = 2
@@ -43,7 +46,8 @@ class Checkpoints(keras.callbacks.Callback):
         keep: number of checkpoints to keep, the newest; at least 1.
 
     Raises:
-        ValueError: if `every` or `keep` is below 1, or the model is not compiled.
+        ValueError: if `every` or `keep` is below 1, the model is not compiled, or it carries a
+            memory on several workers, of which the chief knows its own alone.
         RuntimeError: in training, if the workers hold different weights.
     """
 
@@ -55,6 +59,12 @@ class Checkpoints(keras.callbacks.Callback):
             )
         if not model.compiled or not model.optimizer.built:
             raise ValueError("Compile the model before its checkpoints are made.")
+        if has_workers(model.distribute_strategy) and carried_variables(model):
+            raise ValueError(
+                "The memory that a model carries cannot be saved from several workers, since only "
+                "the chief writes. Train on one worker, with as many replicas as you like. "
+                f"Received: {this_worker(model.distribute_strategy).count} workers."
+            )
         self.every = every
         self._directory, self._keep = str(directory), keep
         self._optimizer = model.optimizer
@@ -224,6 +234,7 @@ def _state(model):
         "optimizer": _numbered(v.value for v in model.optimizer.variables),
         "seeds": _numbered(model._step.dropout_seeds.variables),
         "averages": _numbered(model._step.averages or []),
+        "carried": _numbered(carried_variables(model)),
     }
 
 
@@ -239,7 +250,7 @@ def _check_fits(path, state):
     if version not in there or reader.get_tensor(version) != FORMAT:
         found = int(reader.get_tensor(version)) if version in there else 1
         raise ValueError(f"its format is number {found}, this library reads {FORMAT}")
-    for part in ("weights", "optimizer", "seeds", "averages"):
+    for part in ("weights", "optimizer", "seeds", "averages", "carried"):
         variables = vars(getattr(state, part))
         here = {
             f"{part}/{name}{_VALUE}": variable.shape.as_list()

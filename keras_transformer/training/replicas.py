@@ -1,4 +1,4 @@
-"""What replicas must not share, and what they must: dropout's noise, and the data."""
+"""What replicas must not share, and what they must: dropout's noise, memories, and the data."""
 
 import tensorflow as tf
 
@@ -40,6 +40,29 @@ class DropoutSeeds:
         """To be called when a checkpoint has set all replicas to the state of the first."""
         self._first_seeds = None
         self.spread()
+
+
+def carried_variables(model):
+    """What a model carries from batch to batch, such as a memory, for the rows of each replica.
+
+    Returns:
+        A list of the TensorFlow variables on all of this worker's devices.
+    """
+    carried = [v.value for v in model.variables if v.synchronization == "on_read"]
+    return [copy for variable in carried for copy in _copies(variable)]
+
+
+def check_carried(model, accumulation_steps):
+    """Refuses to cut the batches of a model that carries something for each of their rows.
+
+    Raises:
+        ValueError: if `accumulation_steps` is above 1 and the model carries something.
+    """
+    if accumulation_steps > 1 and carried_variables(model):
+        raise ValueError(
+            "accumulation_steps must be 1 for a model that carries a memory, since it is that of "
+            f"all rows of a batch. Received: accumulation_steps={accumulation_steps}."
+        )
 
 
 def check_data(data, strategy):

@@ -13,7 +13,7 @@ from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
 from keras_transformer.training.projected_loss import projected_loss
-from keras_transformer.training.replicas import DropoutSeeds, check_data
+from keras_transformer.training.replicas import DropoutSeeds, check_carried, check_data
 
 REFUSED_OPTIMIZER_SETTINGS = {
     "clipnorm": "clip_norm",
@@ -42,6 +42,7 @@ class TrainStep:
         optimizer = keras.optimizers.get(optimizer)
         _check_optimizer(optimizer)
         _check_arguments(clip_norm, accumulation_steps, ema_momentum)
+        check_carried(self, accumulation_steps)
         _check_loss(loss, kwargs.get("loss_weights"))
         _check_strategy(self, steps_per_execution, jit_compile)
         if jit_compile == "auto":

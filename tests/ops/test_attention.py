@@ -10,6 +10,7 @@ from keras_transformer.ops import (
     merge_heads,
     split_heads,
 )
+from keras_transformer.ops.attention import relative_shift
 from tests import reference
 from tests.reference import array, normal
 
@@ -100,3 +101,26 @@ def test_dropout_changes_the_context_and_not_the_weights_that_are_returned():
     context, weights = dot_product_attention(queries, keys, values, dropout=lambda w: 0 * w)
     assert not array(context).any(), "what is mixed are the dropped weights"
     np.testing.assert_allclose(array(weights).sum(axis=-1), 1, rtol=1e-5, err_msg="returned ones")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bias_is_added_to_the_scores_and_not_scaled(dtype):
+    queries, keys, bias = normal(2, 3, 5, 11), normal(2, 3, 7, 11), normal(1, 3, 5, 7)
+    weights = attention_weights(
+        *(keras.ops.cast(x, dtype) for x in (queries, keys)), bias=keras.ops.cast(bias, dtype)
+    )
+    scores = queries @ np.swapaxes(keys, -1, -2) / math.sqrt(11) + bias
+    expected = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(array(weights), expected, atol=DTYPES[dtype])
+
+
+@pytest.mark.parametrize(("target", "source"), [(5, 5), (3, 7), (1, 4), (4, 4), (1, 1)])
+def test_a_relative_shift_is_the_loop_over_targets_and_sources(target, source):
+    scores = normal(2, 3, target, source)
+    shifted = array(relative_shift(keras.ops.array(scores)))
+    assert shifted.shape == scores.shape
+    for i in range(target):
+        for j in range(source - target + i + 1):  # the sources that are not after the target
+            distance = source - target + i - j
+            expected = scores[..., i, source - 1 - distance]
+            np.testing.assert_array_equal(shifted[..., i, j], expected, err_msg=f"{i}, {j}")
