@@ -42,6 +42,7 @@ setup(
             "jax>=0.7,<0.11",
             "pytest>=8,<10",
             "pytest-timeout>=2.3,<3",
+            "pytest-xdist>=3.6,<4",
             "ruff>=0.12,<0.18",
         ],
         "bench": [*TRAIN, *BENCH],

@@ -137,7 +137,7 @@ def seen(page, folder, actions):
     path.write_text(page.replace("</body>", f"<script>{script}</script></body>"))
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     command += [f"--user-data-dir={folder}/profile", path.as_uri()]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
     document = Document(run.stdout)
     return json.loads(document.texts[[tag for tag, _ in document.tags].index("title")])
 

@@ -81,7 +81,7 @@ def test_what_ends_the_launcher_ends_the_workers(tmp_path, number):
     while len([path for path in tmp_path.iterdir() if path.read_text()]) < 2:
         time.sleep(0.05)
     launcher.send_signal(number)
-    code = launcher.wait(timeout=30)
+    code = launcher.wait(timeout=300)
     assert code == (-9 if number == signal.SIGKILL else 75)
     pids = [int(path.read_text()) for path in tmp_path.iterdir()]
     deadline = time.monotonic() + 10
@@ -101,6 +101,6 @@ def test_what_ends_the_launcher_ends_the_workers(tmp_path, number):
 )
 def test_a_mistake_is_one_clear_line(arguments, expected):
     command = [sys.executable, "-m", "train.launch", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and expected in done.stderr
     assert done.stderr.strip().count("\n") == 0

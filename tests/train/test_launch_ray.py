@@ -42,7 +42,7 @@ def test_ray_trains_as_the_launcher_of_one_machine_does(text, tmp_path):
     training = [sys.executable, "-m", "train.translation", *text, *SETTINGS, "--steps=7"]
     assert run_on_ray([*training, f"--run={tmp_path}/ray"], 2, restarts=0) == 0
     here = subprocess.run(
-        [*LAUNCH, "--workers", "2", "--", *training, f"--run={tmp_path}/here"], timeout=300
+        [*LAUNCH, "--workers", "2", "--", *training, f"--run={tmp_path}/here"], timeout=900
     )
     assert here.returncode == 0
     ray, here = (Run(tmp_path / name).model().weights for name in ("ray", "here"))

@@ -67,10 +67,10 @@ def test_an_interrupted_run_ends_with_the_same_weights(text, trained, tmp_path):
     )
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     killed = subprocess.run(
-        [sys.executable, "-c", code, *command[3:]], env=environment, timeout=300, check=False
+        [sys.executable, "-c", code, *command[3:]], env=environment, timeout=900, check=False
     )
     assert killed.returncode == -9
-    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, check=True)
+    done = subprocess.run(command, env=environment, timeout=900, capture_output=True, check=True)
     assert b"Going on from step 6 of 11." in done.stdout
     for one, other in zip(Run(run).model().weights, Run(trained).model().weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())

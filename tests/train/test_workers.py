@@ -35,7 +35,7 @@ def on_two_workers(text, run, dies="", restarts=1):
         env={**ENVIRONMENT, "DIES": dies, "DIED": str(run) + ".died"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     return done
 
@@ -113,7 +113,7 @@ def test_a_worker_left_alone_ends_with_a_line(text, tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         workers.processes[1].send_signal(signal.SIGKILL)
-        assert workers.processes[0].wait(timeout=120) in (76, -6)
+        assert workers.processes[0].wait(timeout=900) in (76, -6)
 
 
 def test_workers_that_see_other_texts_are_stopped(text, tmp_path):

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def run(*command):
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

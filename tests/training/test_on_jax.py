@@ -36,7 +36,7 @@ def results(tmp_path_factory):
         output = folder / f"{arrangement}.npz"
         command = [sys.executable, "-m", "tests.training.on_jax", arrangement, str(output)]
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stderr[-3000:]
         return dict(np.load(output))

@@ -31,7 +31,7 @@ def results(tmp_path_factory):
             workers, devices = ARRANGEMENTS[name]
             command = [sys.executable, "-m", "tests.training.replicas", str(devices)]
             command.append(str(folder / name))
-            assert run_here(command, workers, restarts=0, start_timeout=120) == 0
+            assert run_here(command, workers, restarts=0, start_timeout=600) == 0
             files = [folder / name / f"{index}.npz" for index in range(workers)]
             kept[name] = [dict(np.load(file)) for file in files]
         return kept[name]
