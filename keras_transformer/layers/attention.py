@@ -1,13 +1,11 @@
 """Multi-head attention, written once and called on whole sequences or step by step."""
 
-import functools
-
 import keras
 from keras import ops
 from keras.src.backend import get_keras_mask, set_keras_mask
 
 from keras_transformer.layers.projection import add_projection
-from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
+from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
 from keras_transformer.ops.masks import combine_masks
 from keras_transformer.ops.projection import project
 
@@ -124,9 +122,23 @@ class MultiHeadAttention(keras.layers.Layer):
             The pair of outputs (batch, target, dim) and weights (batch, heads, target, source).
         """
         mask = None if mask is None else mask[:, None]  # (batch, 1, target, source)
-        dropout = functools.partial(self._dropout, training=training)
-        context, weights = dot_product_attention(queries, keys, values, mask, dropout, bias)
+        weights = self.weights_of(queries, keys, mask, bias)
+        context = ops.matmul(self._dropout(weights, training=training), values)
         return project(merge_heads(context), *self.output_projection), weights
+
+    def weights_of(self, queries, keys, mask=None, bias=None):
+        """What a kind of attention is told apart by: weights from queries and keys.
+
+        Args:
+            queries: (batch, heads, target, key_dim).
+            keys: (batch, heads, source, key_dim).
+            mask: boolean, broadcasts to (batch, heads, target, source), or None.
+            bias: of the scores, broadcasts to the same, or None.
+
+        Returns:
+            Weights in [0, 1], (batch, heads, target, source); zeros where all is forbidden.
+        """
+        return attention_weights(queries, keys, mask, bias)
 
     def keys_values(self, value):
         """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""

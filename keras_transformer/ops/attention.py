@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, the split of a vector into heads, and scores by distance."""
+"""Dot-product and additive attention, the split of a vector into heads, scores by distance."""
 
 import math
 
@@ -40,16 +40,50 @@ def attention_weights(queries, keys, mask=None, bias=None):
     """
     # Scaling the queries touches fewer numbers than scaling the scores.
     queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
-    scores = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
-    scores = ops.cast(scores, "float32")  # (..., heads, target, source)
+    return _masked_softmax(ops.matmul(queries, ops.swapaxes(keys, -1, -2)), mask, bias)
+
+
+def additive_attention_weights(queries, keys, directions, mask=None, bias=None):
+    """Like `attention_weights`, by a small network in place of the dot product.
+
+    softmax(v . tanh(q + k)), the softmax in float32. The tanh of every pair of a target and a
+    source position is held in memory: `dim` times as many numbers as there are weights.
+
+    Source: Bahdanau et al. 2014, section A.1.2 (https://arxiv.org/abs/1409.0473).
+
+    Args:
+        queries: (..., heads, target, dim).
+        keys: (..., heads, source, dim).
+        directions: v, one for each head, (heads, dim).
+        mask: as for `attention_weights`.
+        bias: as for `attention_weights`.
+
+    Returns:
+        Weights in [0, 1], (..., heads, target, source), in the dtype of `queries`.
+
+    Example:
+        >>> queries, keys = keras.ops.zeros((2, 3, 5, 7)), keras.ops.zeros((2, 3, 4, 7))
+        >>> weights = additive_attention_weights(queries, keys, keras.ops.ones((3, 7)))
+        >>> weights[0, 0, 0].numpy().tolist()
+        [0.25, 0.25, 0.25, 0.25]
+    """
+    directions = ops.cast(directions, queries.dtype)[:, None, :, None]  # (heads, 1, dim, 1)
+    pairs = ops.tanh(queries[..., :, None, :] + keys[..., None, :, :])
+    return _masked_softmax(ops.matmul(pairs, directions)[..., 0], mask, bias)
+
+
+def _masked_softmax(scores, mask, bias):
+    """Weights, in the dtype of the scores, (..., heads, target, source)."""
+    dtype = scores.dtype
+    scores = ops.cast(scores, "float32")
     if bias is not None:
         scores = scores + ops.cast(bias, "float32")
     if mask is None:
-        return ops.cast(_softmax(scores), queries.dtype)
+        return ops.cast(_softmax(scores), dtype)
     # Finite, so that a row of nothing but forbidden positions gives no NaN.
     scores = scores + ops.where(mask, 0.0, -1e30)
     allowed = ops.cast(ops.any(mask, axis=-1, keepdims=True), "float32")
-    return ops.cast(_softmax(scores) * allowed, queries.dtype)
+    return ops.cast(_softmax(scores) * allowed, dtype)
 
 
 def _softmax(scores):

@@ -1,0 +1,50 @@
+"""Additive attention: a small network, not a dot product, compares queries and keys."""
+
+import keras
+
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.projection import add_projection
+from keras_transformer.ops.attention import additive_attention_weights
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class AdditiveAttention(MultiHeadAttention):
+    """`MultiHeadAttention` with the scores v . tanh(q + k), v learned for each head.
+
+    Called, cached and masked like `MultiHeadAttention`. With `num_heads=1` the scores are
+    those of the paper, from a decoder's state to an encoder's; the heads, and the projections
+    of values and outputs, are the Transformer's. It takes `key_dim` times the memory of the
+    dot product for its scores, so it is for short texts and for comparisons.
+
+    Source: Bahdanau et al. 2014, section A.1.2 (https://arxiv.org/abs/1409.0473).
+
+    Args:
+        num_heads: and all further arguments as for `MultiHeadAttention`;
+            `kernel_initializer` also draws v.
+
+    Call arguments:
+        As for `MultiHeadAttention`.
+
+    Returns:
+        Same shape as `query`.
+
+    Raises:
+        ValueError: as `MultiHeadAttention` does.
+
+    Example:
+        >>> layer = AdditiveAttention(num_heads=2)
+        >>> tuple(layer(keras.ops.zeros((3, 5, 4)), keras.ops.zeros((3, 7, 6))).shape)
+        (3, 5, 4)
+    """
+
+    def build(self, query_shape, value_shape=None):
+        super().build(query_shape, value_shape)
+        key_dim = self.output_projection[0].shape[1] // self.num_heads
+        initializer = self.kernel_initializer
+        # One projection a head to one number: a kernel (heads, key_dim).
+        self.directions, _ = add_projection(
+            self, "score", key_dim, 1, initializer, count=self.num_heads, use_bias=False
+        )
+
+    def weights_of(self, queries, keys, mask=None, bias=None):
+        return additive_attention_weights(queries, keys, self.directions, mask, bias)
