@@ -6,6 +6,7 @@ searches and serves text is TensorFlow's and is imported by its own name:
 """
 
 from keras_transformer.layers import (
+    AdditiveAttention,
     Decoder,
     DecoderBlock,
     Encoder,
@@ -13,11 +14,14 @@ from keras_transformer.layers import (
     FeedForward,
     MultiHeadAttention,
     PositionEmbedding,
+    RelativeAttention,
     SequencePooling,
     SinusoidalEncoding,
     TokenEmbedding,
+    TransformerXL,
+    TransformerXLBlock,
 )
-from keras_transformer.models import classifier, gpt2, language_model, translation
+from keras_transformer.models import classifier, gpt2, language_model, transformer_xl, translation
 from keras_transformer.ops import (
     causal_mask,
     combine_masks,
@@ -38,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Adam",
+    "AdditiveAttention",
     "Decoder",
     "DecoderBlock",
     "Encoder",
@@ -48,11 +53,14 @@ __all__ = [
     "MultiHeadAttention",
     "Perplexity",
     "PositionEmbedding",
+    "RelativeAttention",
     "SequencePooling",
     "SinusoidalEncoding",
     "TokenAccuracy",
     "TokenCrossentropy",
     "TokenEmbedding",
+    "TransformerXL",
+    "TransformerXLBlock",
     "causal_mask",
     "classifier",
     "combine_masks",
@@ -60,6 +68,7 @@ __all__ = [
     "language_model",
     "local_mask",
     "padding_mask",
+    "transformer_xl",
     "translation",
     "valid_length_mask",
 ]

@@ -1,5 +1,6 @@
 """Keras layers that fit into anyone's model, on every Keras backend."""
 
+from keras_transformer.layers.additive_attention import AdditiveAttention
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.decoder import Decoder, DecoderBlock
 from keras_transformer.layers.embedding import (
@@ -10,8 +11,11 @@ from keras_transformer.layers.embedding import (
 from keras_transformer.layers.encoder import Encoder, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.pooling import SequencePooling
+from keras_transformer.layers.relative_attention import RelativeAttention
+from keras_transformer.layers.transformer_xl import TransformerXL, TransformerXLBlock
 
 __all__ = [
+    "AdditiveAttention",
     "Decoder",
     "DecoderBlock",
     "Encoder",
@@ -19,7 +23,10 @@ __all__ = [
     "FeedForward",
     "MultiHeadAttention",
     "PositionEmbedding",
+    "RelativeAttention",
     "SequencePooling",
     "SinusoidalEncoding",
     "TokenEmbedding",
+    "TransformerXL",
+    "TransformerXLBlock",
 ]
