@@ -166,7 +166,7 @@ class LabelledBatches:
         >>> batches = LabelledBatches(text, train_tokenizer(text.texts, vocabulary_size=263))
         >>> ids, labels = next(iter(batches.epoch()))
         >>> tuple(ids.shape), sorted(labels.numpy().tolist())
-        ((2, 3), [[0.0, 1.0], [1.0, 0.0]])
+        ((2, 4), [[0.0, 1.0], [1.0, 0.0]])
     """
 
     def __init__(self, text, tokenizer, tokens_per_batch=8192, max_length=512, seed=0):
