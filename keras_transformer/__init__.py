@@ -18,10 +18,8 @@ from keras_transformer.layers import (
     SequencePooling,
     SinusoidalEncoding,
     TokenEmbedding,
-    TransformerXL,
-    TransformerXLBlock,
 )
-from keras_transformer.models import classifier, gpt2, language_model, transformer_xl, translation
+from keras_transformer.models import classifier, gpt2, language_model, translation
 from keras_transformer.ops import (
     causal_mask,
     combine_masks,
@@ -59,8 +57,6 @@ __all__ = [
     "TokenAccuracy",
     "TokenCrossentropy",
     "TokenEmbedding",
-    "TransformerXL",
-    "TransformerXLBlock",
     "causal_mask",
     "classifier",
     "combine_masks",
@@ -68,7 +64,6 @@ __all__ = [
     "language_model",
     "local_mask",
     "padding_mask",
-    "transformer_xl",
     "translation",
     "valid_length_mask",
 ]

@@ -12,7 +12,6 @@ from keras_transformer.layers.encoder import Encoder, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.pooling import SequencePooling
 from keras_transformer.layers.relative_attention import RelativeAttention
-from keras_transformer.layers.transformer_xl import TransformerXL, TransformerXLBlock
 
 __all__ = [
     "AdditiveAttention",
@@ -27,6 +26,4 @@ __all__ = [
     "SequencePooling",
     "SinusoidalEncoding",
     "TokenEmbedding",
-    "TransformerXL",
-    "TransformerXLBlock",
 ]
