@@ -11,7 +11,6 @@ from keras_transformer.layers.embedding import (
 from keras_transformer.layers.encoder import Encoder, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.pooling import SequencePooling
-from keras_transformer.layers.relative_attention import RelativeAttention
 
 __all__ = [
     "AdditiveAttention",
@@ -22,7 +21,6 @@ __all__ = [
     "FeedForward",
     "MultiHeadAttention",
     "PositionEmbedding",
-    "RelativeAttention",
     "SequencePooling",
     "SinusoidalEncoding",
     "TokenEmbedding",
