@@ -58,7 +58,7 @@ def test_only_the_chief_writes_and_prints(whole):
     names = {path.name for path in run.iterdir()}
     assert names == {
         "config.json", "tokenizer.model", "tokens.npz", "checkpoints", "history.csv", "model.keras",
-        "learning_curves.png", "attention.png",
+        "learning_curves.png", "attention.png", "attention.html",
     }  # fmt: skip
     assert done.stdout.count("2 replicas on 2 workers.") == 1
     assert done.stdout.count("BLEU: ") == 1
