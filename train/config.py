@@ -104,11 +104,15 @@ class LanguageModelConfig(TrainingConfig):
     tokens: str = setting("characters", "what the text is cut into: characters, bytes or pieces")
     vocabulary_size: int = setting(2000, "number of pieces")
     size: str = setting("small", "row of keras_transformer.models.language_model.SIZES")
+    activation: str = setting("gelu", "of the feed-forward networks, a name of Keras")
     context: int = setting(256, "length of the windows the model is trained on, in tokens")
     batch_size: int = setting(32, "windows in a batch")
     evaluate_every: int = setting(500, "steps of what is called an epoch")
     stride: int = setting(0, "tokens by which the context slides in evaluation; 0 for half of it")
     schedule: str = setting("cosine", "of the rate after that: cosine, or inverse_sqrt")
+
+    def dimensions(self):
+        return {**super().dimensions(), "activation": self.activation}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
