@@ -14,11 +14,14 @@ from keras_transformer.layers import (
     FeedForward,
     MultiHeadAttention,
     PositionEmbedding,
+    RelativeAttention,
     SequencePooling,
     SinusoidalEncoding,
     TokenEmbedding,
+    TransformerXL,
+    TransformerXLBlock,
 )
-from keras_transformer.models import classifier, gpt2, language_model, translation
+from keras_transformer.models import classifier, gpt2, language_model, transformer_xl, translation
 from keras_transformer.ops import (
     causal_mask,
     combine_masks,
@@ -50,11 +53,14 @@ __all__ = [
     "MultiHeadAttention",
     "Perplexity",
     "PositionEmbedding",
+    "RelativeAttention",
     "SequencePooling",
     "SinusoidalEncoding",
     "TokenAccuracy",
     "TokenCrossentropy",
     "TokenEmbedding",
+    "TransformerXL",
+    "TransformerXLBlock",
     "causal_mask",
     "classifier",
     "combine_masks",
@@ -62,6 +68,7 @@ __all__ = [
     "language_model",
     "local_mask",
     "padding_mask",
+    "transformer_xl",
     "translation",
     "valid_length_mask",
 ]

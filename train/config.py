@@ -103,7 +103,11 @@ class LanguageModelConfig(TrainingConfig):
 
     tokens: str = setting("characters", "what the text is cut into: characters, bytes or pieces")
     vocabulary_size: int = setting(2000, "number of pieces")
-    size: str = setting("small", "row of keras_transformer.models.language_model.SIZES")
+    model: str = setting(
+        "transformer", "transformer, or transformer_xl, which remembers earlier segments"
+    )
+    size: str = setting("small", "row of SIZES in keras_transformer/models/ of that model")
+    memory_length: int = setting(-1, "tokens that transformer_xl remembers; -1 as in the row")
     activation: str = setting("gelu", "of the feed-forward networks, a name of Keras")
     context: int = setting(256, "length of the windows the model is trained on, in tokens")
     batch_size: int = setting(32, "windows in a batch")
@@ -112,7 +116,10 @@ class LanguageModelConfig(TrainingConfig):
     schedule: str = setting("cosine", "of the rate after that: cosine, or inverse_sqrt")
 
     def dimensions(self):
-        return {**super().dimensions(), "activation": self.activation}
+        chosen = {**super().dimensions(), "activation": self.activation}
+        if self.memory_length >= 0:
+            chosen["memory_length"] = self.memory_length
+        return chosen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,23 @@ Use what came out:
     python -m train.language_model sample --run runs/shakespeare --prompt "KING RICHARD:"
     python -m train.language_model evaluate --run runs/shakespeare --text other.txt --stride 16
     python -m train.language_model export --run runs/shakespeare --name shakespeare
+
+With --model transformer_xl a memory is carried from segment to segment of the text.
 """
 
+import dataclasses
 import functools
 import math
 import pathlib
 import sys
 
+import tensorflow as tf
+
 from keras_transformer.decoding import stream
 from keras_transformer.models.language_model import language_model, start_cache, step
+from keras_transformer.models.transformer_xl import score, transformer_xl
+from keras_transformer.models.transformer_xl import start_cache as start_xl_cache
+from keras_transformer.models.transformer_xl import step as xl_step
 from keras_transformer.serving import (
     Generator,
     GeneratorFunctions,
@@ -28,6 +36,7 @@ from keras_transformer.serving import (
 from keras_transformer.serving.generator import CONTROL_IDS
 from keras_transformer.text import (
     SymbolTokenizer,
+    TextSegments,
     TextWindows,
     corpora,
     sliding_windows,
@@ -41,6 +50,8 @@ from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strate
 from train.run import Run, Task, optimizer_of, train
 
 TOKENS = ("characters", "bytes", "pieces")
+# How each kind of model writes: its `start_cache` and its `step`.
+MODELS = {"transformer": (start_cache, step), "transformer_xl": (start_xl_cache, xl_step)}
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 
@@ -68,7 +79,7 @@ def run_train(arguments):
     with leaves_when_a_worker_is_lost(strategy):
         model = train(run, config, language_model_task(config, train_text, valid_text), strategy)
         if this_worker(strategy).index == 0 and valid_text:
-            print(report(model, run.tokenizer(), valid_text, config.context, config.stride))
+            print(report(config, model, run.tokenizer(), valid_text))
         from_all_workers(strategy, 0)  # the others stay until the chief is done
 
 
@@ -82,14 +93,15 @@ def run_sample(arguments):
     parser.add_argument("--seed", type=int, default=0, help="the same seed, the same text")
     options = parser.parse_args(arguments)
     run = Run(options.run, LanguageModelConfig)
-    model, tokenizer = run.model(), run.tokenizer()
+    config, model, tokenizer = run.config(), run.model(), run.tokenizer()
+    start, advance = MODELS[config.model]
     prompt = token_ids(tokenizer, options.prompt or "\n")
     written = stream(
-        functools.partial(step, model),
-        functools.partial(start_cache, model, 1),
+        functools.partial(advance, model),
+        functools.partial(start, model, 1),
         prompt,
         num_tokens=options.length,
-        context=run.config().context,
+        context=reach(config, model),
         seed=(options.seed, 0),
         temperature=options.temperature,
         top_k=options.top_k,
@@ -105,13 +117,25 @@ def run_sample(arguments):
 def run_evaluate(arguments):
     parser = _run_parser("evaluate", "Measures a trained run on another text.")
     parser.add_argument("--text", required=True, help="file of text")
-    parser.add_argument("--context", type=int, default=0, help="in tokens (default as trained)")
-    parser.add_argument("--stride", type=int, default=0, help="in tokens (default half of it)")
+    parser.add_argument("--context", type=int, help="in tokens (default as trained)")
+    parser.add_argument("--stride", type=int, help="in tokens (default half of the context)")
+    parser.add_argument(
+        "--memory-length", type=int, help="of transformer_xl, in tokens (default as trained)"
+    )
     options = parser.parse_args(arguments)
     run = Run(options.run, LanguageModelConfig)
     text = corpora.read_text(options.text)
-    context = options.context or run.config().context
-    print(report(run.model(), run.tokenizer(), text, context, options.stride))
+    given = {
+        name: value
+        for name in ("context", "stride", "memory_length")
+        if (value := getattr(options, name)) is not None
+    }
+    config = dataclasses.replace(run.config(), **given)
+    if "stride" in given and config.model == "transformer_xl":
+        raise ValueError("transformer_xl reads segments with a memory; it has no --stride.")
+    if "memory_length" in given and config.model != "transformer_xl":
+        raise ValueError(f"--memory-length is of transformer_xl. The run is of {config.model}.")
+    print(report(config, run.model(), run.tokenizer(), text))
 
 
 def run_export(arguments):
@@ -121,10 +145,10 @@ def run_export(arguments):
     parser.add_argument("--dtype", default="float32", help="of the weights: float32 or bfloat16")
     options = parser.parse_args(arguments)
     run = Run(options.run, LanguageModelConfig)
-    context = run.config().context
+    config, model = run.config(), with_dtype(run.model(), options.dtype)
+    context = reach(config, model)
     settings = SamplingSettings(context=context, max_tokens=context // 2)
-    model = with_dtype(run.model(), options.dtype)
-    generator = Generator(generator_functions(model), run.tokenizer(), settings)
+    generator = Generator(generator_functions(config, model), run.tokenizer(), settings)
     try:
         print(f"Published {export(generator, options.directory, options.name)}.")
     except RuntimeError as error:  # it says why, and that nothing was published
@@ -137,14 +161,22 @@ def _run_parser(command, description):
     return parser
 
 
-def generator_functions(model):
-    """A model of `models.language_model` as the functions that a `Generator` is made of."""
+def generator_functions(config, model):
+    """The model of a run as the functions that a `Generator` is made of."""
+    start, advance = MODELS[config.model]
     return GeneratorFunctions(
         weights=model.weights,
-        start_cache=functools.partial(start_cache, model),
-        step=functools.partial(step, model),
+        start_cache=functools.partial(start, model),
+        step=functools.partial(advance, model),
         logits=lambda token_ids: model(token_ids, training=False),
     )
+
+
+def reach(config, model):
+    """How many tokens a model was trained to look back at, with its memory."""
+    if config.model == "transformer_xl":
+        return config.context + model.get_layer("recurrence").memory_length
+    return config.context
 
 
 def texts_of(tokenizer, ids):
@@ -162,22 +194,29 @@ def texts_of(tokenizer, ids):
 
 def language_model_task(config, train_text, valid_text=b""):
     """How a `Run` learns to go on with a text."""
-    sizes = (config.context, config.batch_size, config.evaluate_every, config.seed)
+    if config.model not in MODELS:
+        raise ValueError(f"model must be one of {', '.join(MODELS)}. Received: {config.model!r}.")
+    if config.model == "transformer_xl":
+        batches, sizes = TextSegments, (config.context, config.batch_size)
+    else:
+        batches = TextWindows
+        sizes = (config.context, config.batch_size, config.evaluate_every, config.seed)
 
     def read():
         tokenizer = tokenizer_of(config, train_text)
-        return tokenizer, TextWindows(token_ids(tokenizer, train_text), *sizes)
+        return tokenizer, batches(token_ids(tokenizer, train_text), *sizes)
 
     def validation(tokenizer):
         if not valid_text:
             return None
-        stride = config.stride or config.context // 2
+        # Outside of training transformer_xl has no memory, so it reads a longer window.
+        length = config.context + max(config.memory_length, 0)
         ids = token_ids(tokenizer, valid_text)
-        return sliding_windows(ids, config.context, stride, config.batch_size)
+        return sliding_windows(ids, length, stride_of(config), config.batch_size)
 
     return Task(
         read=read,
-        load=lambda path: TextWindows.load(path, *sizes),
+        load=lambda path: batches.load(path, *sizes),
         build=lambda tokenizer: compiled_model(config, tokenizer.vocabulary_size),
         describe=lambda windows: f"{windows.num_tokens:,} tokens of text",
         validation=validation,
@@ -185,7 +224,11 @@ def language_model_task(config, train_text, valid_text=b""):
 
 
 def compiled_model(config, vocabulary_size):
-    model = language_model(vocabulary_size, **config.dimensions())
+    if config.model == "transformer_xl":
+        rows = config.batch_size // tf.distribute.get_strategy().num_replicas_in_sync
+        model = transformer_xl(vocabulary_size, rows, **config.dimensions())
+    else:
+        model = language_model(vocabulary_size, **config.dimensions())
     model.compile(
         optimizer=optimizer_of(config),
         loss=TokenCrossentropy(config.label_smoothing),
@@ -194,6 +237,10 @@ def compiled_model(config, vocabulary_size):
         accumulation_steps=config.accumulation_steps,
     )
     return model
+
+
+def stride_of(config):
+    return config.stride or max(1, config.context // 2)
 
 
 def read_text(config):
@@ -242,27 +289,34 @@ def token_ids(tokenizer, text):
     return tokenizer.tokenize([text]).flat_values.numpy()
 
 
-def report(model, tokenizer, text, context, stride=0):
+def report(config, model, tokenizer, text):
     """A line of what the model thinks of a text: nats a token, perplexity, bits.
 
     Args:
-        model: of `language_model`.
+        config: of its run, or with another context, stride or memory.
+        model: of `MODELS[config.model]`.
         tokenizer: of its run.
-        text: all of it but its first token is predicted.
-        context: longest past that the model is given, in tokens.
-        stride: tokens by which that context slides; 0 for half of it.
+        text: bytes; all of it but its first token is predicted.
     """
-    stride = stride or max(1, context // 2)
     ids = token_ids(tokenizer, text)
-    windows = sliding_windows(ids, context, stride, batch_size=max(1, 8192 // context))
-    model.compile("adam", TokenCrossentropy())
-    nats = model.evaluate(windows, verbose=0)
+    if config.model == "transformer_xl":
+        memory_length = config.memory_length
+        if memory_length < 0:
+            memory_length = model.get_layer("recurrence").memory_length
+        total, count = score(model, ids[None], config.context, memory_length)
+        nats, given = total / count, f"segments of {config.context}, memory {memory_length}"
+    else:
+        batch_size = max(1, 8192 // config.context)
+        windows = sliding_windows(ids, config.context, stride_of(config), batch_size)
+        model.compile("adam", TokenCrossentropy())
+        nats = model.evaluate(windows, verbose=0)
+        given = f"context {config.context}, stride {stride_of(config)}"
     bits = nats * (len(ids) - 1) / math.log(2)
     characters = len(text.decode(errors="replace"))
     return (
         f"{nats:.4f} nats a token, perplexity {math.exp(nats):.3f}; "
         f"{bits / characters:.4f} bits a character, {bits / len(text):.4f} bits a byte; "
-        f"{len(ids):,} tokens, context {context}, stride {stride}."
+        f"{len(ids):,} tokens, {given}."
     )
 
 

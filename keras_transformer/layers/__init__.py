@@ -11,6 +11,8 @@ from keras_transformer.layers.embedding import (
 from keras_transformer.layers.encoder import Encoder, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.pooling import SequencePooling
+from keras_transformer.layers.relative_attention import RelativeAttention
+from keras_transformer.layers.transformer_xl import TransformerXL, TransformerXLBlock
 
 __all__ = [
     "AdditiveAttention",
@@ -21,7 +23,10 @@ __all__ = [
     "FeedForward",
     "MultiHeadAttention",
     "PositionEmbedding",
+    "RelativeAttention",
     "SequencePooling",
     "SinusoidalEncoding",
     "TokenEmbedding",
+    "TransformerXL",
+    "TransformerXLBlock",
 ]

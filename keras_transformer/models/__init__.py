@@ -3,6 +3,7 @@
 from keras_transformer.models.classifier import classifier
 from keras_transformer.models.gpt2 import gpt2
 from keras_transformer.models.language_model import language_model
+from keras_transformer.models.transformer_xl import transformer_xl
 from keras_transformer.models.translation import translation
 
-__all__ = ["classifier", "gpt2", "language_model", "translation"]
+__all__ = ["classifier", "gpt2", "language_model", "transformer_xl", "translation"]

@@ -1,0 +1,177 @@
+"""Causal self-attention that knows distances instead of positions, and looks into a memory."""
+
+import math
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.attention import MultiHeadAttention, as_called, implicit_mask
+from keras_transformer.layers.projection import add_projection
+from keras_transformer.ops.attention import relative_shift, split_heads
+from keras_transformer.ops.masks import causal_mask, combine_masks
+from keras_transformer.ops.positions import check_even, sinusoidal_positions
+from keras_transformer.ops.projection import project
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class RelativeAttention(MultiHeadAttention):
+    """Self-attention to a memory and to what came before, scored by content and by distance.
+
+    A target with query q scores a source with key k, at a distance whose sinusoidal pattern
+    is projected to r, by ((q + u) k + (q + v) r) / sqrt(key_dim). The vectors u and v are
+    learned for each head. No score depends on where a text was cut, so vectors kept from one
+    segment serve as the memory of the next, and more of them may be kept than in training.
+
+    Source: Dai et al. 2019, section 3.3 (https://arxiv.org/abs/1901.02860), with u and v
+    for each layer, as its authors trained their largest models.
+
+    Args:
+        num_heads: number of heads, at least 1.
+        key_dim: width of each head; the width of the inputs divided by `num_heads` if None.
+        dropout: probability in [0, 1) with which an attention weight is dropped.
+        use_bias: whether the projections of queries, keys, values and outputs add a bias;
+            those of the paper do not.
+        kernel_initializer: of each projection by itself.
+
+    Call arguments:
+        query: (batch, target, dim), dim even.
+        memory: vectors that stand before those of `query`, (batch, past, dim), or None.
+        padding_mask: boolean (batch, past + target), True for a real token. If None, the
+            implicit Keras mask of `query`, and all of the memory, are used.
+        attention_mask: boolean, broadcasts to (batch, target, past + target); further limits
+            the attention, which is always causal.
+        training: whether dropout is applied.
+
+    Returns:
+        Same shape as `query`.
+
+    Raises:
+        ValueError: as for `MultiHeadAttention`, and if dim is odd.
+
+    Example:
+        >>> layer = RelativeAttention(num_heads=2)
+        >>> tuple(layer(keras.ops.zeros((3, 5, 4)), keras.ops.zeros((3, 7, 4))).shape)
+        (3, 5, 4)
+    """
+
+    def __init__(self, num_heads, key_dim=None, dropout=0.0, use_bias=False, **kwargs):
+        super().__init__(num_heads, key_dim, dropout, use_bias, **kwargs)
+
+    def build(self, query_shape, memory_shape=None):
+        hidden_dim = query_shape[-1]
+        check_even(hidden_dim)
+        super().build(query_shape)
+        inner = self.output_projection[0].shape[1]
+        self.distance_projection = add_projection(
+            self, "distance", hidden_dim, inner, self.kernel_initializer, use_bias=False
+        )
+        shape = (self.num_heads, 1, inner // self.num_heads)
+        small = keras.initializers.RandomNormal(stddev=0.02)
+        self.content_bias = self.add_weight(name="content_bias", shape=shape, initializer=small)
+        self.distance_bias = self.add_weight(
+            name="distance_bias", shape=shape, initializer=small.clone()
+        )
+
+    def call(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
+        return self.attend(query, memory, padding_mask, attention_mask, training)[0]
+
+    def attention_scores(self, query, memory=None, padding_mask=None, attention_mask=None):
+        """The attention weights of a call with the same arguments.
+
+        Returns:
+            Weights in [0, 1], (batch, heads, target, past + target).
+        """
+        query = as_called(self, query)
+        memory = None if memory is None else as_called(self, memory)
+        return self.attend(query, memory, padding_mask, attention_mask)[1]
+
+    def attend(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
+        """The pair of what `call` and what `attention_scores` return."""
+        padding_mask = memory_padding_mask(query, memory, padding_mask)
+        if memory is None:
+            queries, keys, values = self._project_heads(query, self.query_key_value, 3)
+        else:
+            [queries] = self._project_heads(query, self._projections(0, 1), 1)
+            keys, values = self.keys_values(ops.concatenate([memory, query], axis=1))
+        target, source = ops.shape(queries)[2], ops.shape(keys)[2]
+        farthest_first = ops.flip(sinusoidal_positions(source, query.shape[-1]), axis=0)
+        distances = self._project_distances(farthest_first, query.dtype)
+        bias = relative_shift(self._distance_scores(queries, distances))
+        causal = causal_mask(target, start=source - target)
+        mask = combine_masks(causal, padding_mask, attention_mask)
+        return self._attend_with(queries, keys, values, mask, training, bias)
+
+    def keys_values(self, value):
+        """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""
+        return self._project_heads(value, self._projections(1, 3), 2)
+
+    def empty_cache(self, batch_size):
+        """The cache before the first step: keys, values and distances, of no position.
+
+        Returns:
+            Three tensors, each (batch, heads, 0, key_dim).
+        """
+        key_dim = self.content_bias.shape[2]
+        empty = ops.zeros((batch_size, self.num_heads, 0, key_dim), self.compute_dtype)
+        return (empty, empty, empty)
+
+    def step(self, inputs, cache, mask):
+        """One position, for several beams of each row.
+
+        Args:
+            inputs: vectors at the newest position, (batch, beams, dim).
+            cache: what `empty_cache` or the step before returned: keys and values, which grow
+                by one position a beam and step, and projected distances, the farthest
+                first, which grow by one a step.
+            mask: boolean (batch, beams, cached + beams), as of `ops.masks.beam_mask`; None
+                if there is one beam.
+
+        Returns:
+            The pair of outputs, (batch, beams, dim), and the longer cache.
+        """
+        queries, key, value = self._project_heads(inputs, self.query_key_value, 3)
+        keys = ops.concatenate([cache[0], key], axis=2)
+        values = ops.concatenate([cache[1], value], axis=2)
+        batch_size, num_heads, steps, key_dim = ops.shape(cache[2])
+        farthest = sinusoidal_positions(1, inputs.shape[-1], start=steps)
+        farthest = self._project_distances(farthest, inputs.dtype)
+        farthest = ops.broadcast_to(farthest, (batch_size, num_heads, 1, key_dim))
+        distances = ops.concatenate([farthest, cache[2]], axis=2)
+        bias = self._distance_scores(queries, distances)  # (batch, heads, beams, steps + 1)
+        # Every step has written one position a beam, and all of these are as far away.
+        bias = ops.repeat(bias, inputs.shape[1], axis=3)
+        outputs, _ = self._attend_with(queries, keys, values, mask, None, bias)
+        return outputs, (keys, values, distances)
+
+    def _attend_with(self, queries, keys, values, mask, training, bias):
+        queries = queries + ops.cast(self.content_bias, queries.dtype)
+        return self.attend_heads(queries, keys, values, mask, training, bias)
+
+    def _projections(self, start, stop):
+        """Some of the projections to queries, keys and values, which stand side by side."""
+        kernel, bias = self.query_key_value
+        inner = kernel.shape[0] // 3
+        rows = slice(start * inner, stop * inner)
+        return kernel[rows], None if bias is None else bias[rows]
+
+    def _project_distances(self, patterns, dtype):
+        """(distances, dim) -> (1, heads, distances, key_dim)."""
+        projected = project(ops.cast(patterns, dtype)[None], *self.distance_projection)
+        return split_heads(projected, self.num_heads)
+
+    def _distance_scores(self, queries, distances):
+        """(batch, heads, target, distances), to be added to the scores by content."""
+        queries = queries + ops.cast(self.distance_bias, queries.dtype)
+        queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
+        return ops.matmul(queries, ops.swapaxes(distances, -1, -2))
+
+    def compute_output_shape(self, query_shape, memory_shape=None):
+        return query_shape
+
+
+def memory_padding_mask(inputs, memory, padding_mask):
+    """The given padding mask, or else the implicit one of the inputs after an unmasked memory."""
+    mask = implicit_mask(inputs, padding_mask)
+    if padding_mask is not None or mask is None or memory is None:
+        return mask
+    return ops.concatenate([ops.ones(ops.shape(memory)[:2], "bool"), mask], axis=1)

@@ -1,0 +1,235 @@
+"""Transformer-XL, a language model that remembers earlier segments of a text."""
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.segment_recurrence import SegmentRecurrence
+from keras_transformer.layers.transformer_xl import TransformerXL
+from keras_transformer.ops.masks import beam_mask
+from keras_transformer.training.model import Model
+
+# enwik8, wikitext103, wikitext103_large: Dai et al. 2019, section 4.1, with the dimensions of
+# the training scripts that its authors published (https://github.com/kimiyoung/transformer-xl:
+# pytorch/run_enwik8_base.sh, pytorch/run_wt103_base.sh, tf/scripts/wt103_large_tpu.sh).
+# small: of no paper, to be trained without a GPU.
+SIZES = {
+    "small": {
+        "num_layers": 4,
+        "hidden_dim": 128,
+        "intermediate_dim": 512,
+        "num_heads": 4,
+        "dropout": 0.1,
+        "memory_length": 64,
+    },
+    "enwik8": {
+        "num_layers": 12,
+        "hidden_dim": 512,
+        "intermediate_dim": 2048,
+        "num_heads": 8,
+        "dropout": 0.1,
+        "memory_length": 512,
+    },
+    "wikitext103": {
+        "num_layers": 16,
+        "hidden_dim": 410,
+        "intermediate_dim": 2100,
+        "num_heads": 10,
+        "dropout": 0.1,
+        "memory_length": 150,
+    },
+    "wikitext103_large": {
+        "num_layers": 18,
+        "hidden_dim": 1024,
+        "intermediate_dim": 4096,
+        "num_heads": 16,
+        "dropout": 0.2,
+        "attention_dropout": 0.2,
+        "memory_length": 384,
+    },
+}
+
+
+def transformer_xl(
+    vocabulary_size, batch_size, size="small", start_id=None, name="transformer_xl", **dimensions
+):
+    """Builds a language model whose training carries a memory from segment to segment.
+
+    In training, row i of each batch must go on where row i of the batch before ended: give
+    `fit` batches of `batch_size` rows each, with shuffle=False; `forget` where other text
+    begins. In every other use a row is read by itself, and may be as long as you like;
+    `score` and `read` carry a memory that is given to them.
+
+    Source: Dai et al. 2019 (https://arxiv.org/abs/1901.02860); the word models there have an
+    adaptive softmax, this one has a plain one.
+
+    Args:
+        vocabulary_size: number of ids.
+        batch_size: rows of a training batch, of its share on each replica.
+        size: a row of `SIZES`: "small", "enwik8", "wikitext103" or "wikitext103_large".
+        start_id: the id with which each document begins, at which the memory of its row is
+            reset; None if all is one text.
+        name: of the model.
+        **dimensions: replace columns of that row (num_layers, hidden_dim,
+            intermediate_dim, num_heads, dropout, memory_length in tokens), or are further
+            arguments of the blocks (attention_dropout, activation_dropout, which is `dropout`
+            if not given, activation, pre_norm, dtype).
+
+    Returns:
+        A functional Keras model. Input: `token_ids` (batch, length), integers, 0 for padding.
+        Output: float32 logits of the next token, (batch, length, vocabulary_size).
+
+    Raises:
+        ValueError: if `size` or a dimension is unknown, hidden_dim is odd or cannot be divided
+            by num_heads, batch_size is below 1 or memory_length below 0.
+
+    Example:
+        >>> model = transformer_xl(11, batch_size=2, num_layers=1)
+        >>> tuple(model(keras.ops.array([[3, 5, 2]])).shape)
+        (1, 3, 11)
+    """
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
+    block = {**SIZES[size], **dimensions}
+    block.setdefault("activation_dropout", block["dropout"])
+    hidden_dim, memory_length = block.pop("hidden_dim"), block.pop("memory_length")
+    dtype = block.get("dtype")
+
+    token_ids = keras.Input((None,), dtype="int32", name="token_ids")
+    embedding = TokenEmbedding(vocabulary_size, hidden_dim, dtype=dtype, name="embedding")
+    dropout = keras.layers.Dropout(block["dropout"], dtype=dtype, name="dropout")
+    stack = TransformerXL(**block, name="stack")
+    recurrence = SegmentRecurrence(stack, batch_size, memory_length, start_id, name="recurrence")
+    vectors = dropout(recurrence(dropout(embedding(token_ids)), token_ids))
+    return Model(token_ids, embedding(vectors, reverse=True), name=name)
+
+
+def forget(model):
+    """Empties the memory that training has left, before it goes on with other text.
+
+    Args:
+        model: of `transformer_xl`, as built or reloaded.
+    """
+    model.get_layer("recurrence").forget()
+
+
+def read(model, token_ids, memory=None):
+    """Scores one segment of a text with the memory of what came before, outside of training.
+
+    Args:
+        model: of `transformer_xl`, as built or reloaded.
+        token_ids: (batch, length), 0 for padding, which may only end a document.
+        memory: what `read` returned for the segment before, or `newest` left of it; None at
+            the beginning of a text.
+
+    Returns:
+        The pair of float32 logits, (batch, length, vocabulary), and the memory of everything
+        read so far.
+    """
+    embedding = model.get_layer("embedding")
+    vectors, memory = model.get_layer("recurrence").advance(embedding(token_ids), token_ids, memory)
+    return embedding(vectors, reverse=True), memory
+
+
+def newest(memory, length):
+    """The newest part of a memory, at most `length` tokens; a longer memory is slower.
+
+    Args:
+        memory: what `read` returned.
+        length: number of tokens, at least 0.
+
+    Returns:
+        A memory for `read`.
+    """
+    memories, is_remembered = memory
+    start = max(is_remembered.shape[1] - length, 0)
+    return [vectors[:, start:] for vectors in memories], is_remembered[:, start:]
+
+
+def score(model, token_ids, segment_length, memory_length):
+    """How well a model predicts long texts, with a memory of any length.
+
+    Every token but the first of each text is predicted, and padding is not counted. A longer
+    memory than in training mostly helps: Dai et al. 2019 train on enwik8 with 512 tokens and
+    evaluate with 2100.
+
+    Args:
+        model: of `transformer_xl`, as built or reloaded.
+        token_ids: one text a row, (batch, length), 0 for padding at the end.
+        segment_length: number of tokens to read at once, at least 1.
+        memory_length: number of earlier tokens to look back at from each segment, at least 0.
+
+    Returns:
+        The pair of the sum of -ln(probability) over all predicted tokens, in nats, and their
+        number. Their ratio is the loss; divided by ln(2), bits per token.
+
+    Raises:
+        ValueError: if `segment_length` is below 1 or `memory_length` below 0.
+
+    Example:
+        >>> model = transformer_xl(11, batch_size=2, num_layers=1)
+        >>> _, count = score(model, [[3, 5, 2, 7], [4, 6, 8, 0]], segment_length=2, memory_length=5)
+        >>> count
+        5
+    """
+    if segment_length < 1 or memory_length < 0:
+        raise ValueError(
+            "segment_length must be at least 1 token and memory_length at least 0. "
+            f"Received: segment_length={segment_length}, memory_length={memory_length}."
+        )
+    token_ids = ops.convert_to_tensor(token_ids, dtype="int32")
+    total, count, memory = 0.0, 0, None
+    for start in range(0, token_ids.shape[1] - 1, segment_length):
+        labels = token_ids[:, start + 1 : start + 1 + segment_length]
+        segment = token_ids[:, start : start + labels.shape[1]]
+        logits, memory = read(model, segment, memory)
+        memory = newest(memory, memory_length)
+        log_probs = ops.log_softmax(logits, axis=-1)
+        chosen = ops.take_along_axis(log_probs, labels[:, :, None], axis=-1)[:, :, 0]
+        is_real = ops.not_equal(labels, 0)
+        total -= float(ops.sum(ops.where(is_real, chosen, 0.0)))
+        count += int(ops.sum(ops.cast(is_real, "int32")))
+    return total, count
+
+
+def start_cache(model, batch_size, num_beams=1):
+    """The cache before the first step of generation.
+
+    Args:
+        model: of `transformer_xl`, as built or reloaded.
+        batch_size: number of texts, an integer scalar.
+        num_beams: how many continuations of each.
+
+    Returns:
+        A nested structure of tensors, batch first; their axes of size 0 grow with each step.
+    """
+    stack = model.get_layer("recurrence").layer
+    return {
+        "stack": stack.empty_cache(batch_size),
+        "mask": ops.zeros((batch_size, num_beams, 0), "bool"),
+    }
+
+
+def step(model, token_ids, parents, position, cache):
+    """Scores what may follow `token_ids`, for every beam of every row.
+
+    Args:
+        model: of `transformer_xl`, as built or reloaded.
+        token_ids: the newest token of each beam, (batch, beams).
+        parents: the beam of the step before that each one goes on from, (batch, beams).
+        position: not used: the distances to the tokens in the cache are all that counts.
+        cache: what `start_cache` or the step before returned.
+
+    Returns:
+        The pair of float32 logits, (batch, beams, vocabulary), and the longer cache.
+    """
+    embedding, recurrence = model.get_layer("embedding"), model.get_layer("recurrence")
+    mask = beam_mask(cache["mask"], parents)
+    if recurrence.start_id is not None:
+        # What begins a document sees nothing but itself, and so do all that go on from it.
+        num_beams = token_ids.shape[1]
+        goes_on = ops.not_equal(token_ids, recurrence.start_id)[:, :, None]
+        past = ops.logical_and(mask[:, :, :-num_beams], goes_on)
+        mask = ops.concatenate([past, mask[:, :, -num_beams:]], axis=2)
+    vectors, longer = recurrence.layer.step(embedding(token_ids), cache["stack"], mask)
+    return embedding(vectors, reverse=True), {"stack": longer, "mask": mask}
