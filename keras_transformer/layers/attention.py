@@ -22,7 +22,8 @@ class MultiHeadAttention(keras.layers.Layer):
     Args:
         num_heads: number of heads, at least 1.
         key_dim: width of each head; the width of the query input divided by
-            `num_heads` if None.
+            `num_heads` if None. The whole width makes wide heads, with `num_heads`
+            times the weights.
         dropout: probability in [0, 1) with which an attention weight is dropped.
         use_bias: whether the four projections add a bias.
         kernel_initializer: of each projection by itself, Glorot as in the paper.

@@ -96,6 +96,25 @@ def test_softmax_is_computed_in_float32_under_bfloat16():
     np.testing.assert_allclose(array(weights), expected, rtol=2**-8)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [11, 16])
+def test_scaling_before_the_product_equals_scaling_after_it(dim, dtype):
+    queries, keys = (keras.ops.cast(normal(2, 3, 5, dim), dtype) for _ in range(2))
+    scores = keras.ops.matmul(queries, keras.ops.swapaxes(keys, -1, -2)) / math.sqrt(dim)
+    after = array(keras.ops.cast(keras.ops.softmax(keras.ops.cast(scores, "float32")), dtype))
+    before = array(attention_weights(queries, keys))
+    if dim == 16:  # a power of four: multiplying by 1/4 rounds nothing
+        np.testing.assert_array_equal(before, after)
+    np.testing.assert_allclose(before, after, atol=DTYPES[dtype])
+
+
+def test_scaling_before_the_product_spares_float16_an_overflow():
+    # 16 products of 100 and 100: 160,000 before scaling, beyond the 65,504 of float16.
+    queries = keras.ops.full((1, 1, 1, 16), 100.0, dtype="float16")
+    keys = keras.ops.cast([[[[100.0] * 16, [0.0] * 16]]], "float16")
+    assert array(attention_weights(queries, keys)).ravel().tolist() == [1.0, 0.0]
+
+
 def test_dropout_changes_the_context_and_not_the_weights_that_are_returned():
     queries, keys, values = (keras.ops.array(normal(2, 3, 5, 7)) for _ in range(3))
     context, weights = dot_product_attention(queries, keys, values, dropout=lambda w: 0 * w)

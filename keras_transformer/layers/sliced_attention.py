@@ -1,0 +1,113 @@
+"""Self-attention of narrow heads, which see a slice of the vectors, with or without weights."""
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.attention import as_called, implicit_mask
+from keras_transformer.layers.projection import add_projection
+from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
+from keras_transformer.ops.masks import combine_masks
+from keras_transformer.ops.projection import project
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SlicedAttention(keras.layers.Layer):
+    """Cuts every vector into slices and attends with each slice by itself, a head a slice.
+
+    Of d numbers and h heads, what a head sees and what its queries, keys and values cost:
+
+    | heads  | layer                              | sees         | weights of all heads |
+    | ------ | ---------------------------------- | ------------ | -------------------- |
+    | narrow | `SlicedAttention(h)`               | d / h of d   | 3 d d / h            |
+    | usual  | `MultiHeadAttention(h)`            | d, as d / h  | 3 d d                |
+    | wide   | `MultiHeadAttention(h, key_dim=d)` | all d        | 3 d d h              |
+
+    Without projections, queries, keys and values are the slice as it is, the outputs are put
+    side by side, and nothing is learned; with one head that is softmax(X X^T / sqrt(d)) X,
+    the plainest self-attention there is.
+
+    Source: Bloem 2019, "Transformers from scratch" (https://peterbloem.nl/blog/transformers).
+
+    Args:
+        num_heads: number of slices, at least 1.
+        use_projections: whether every head projects its slice to queries, keys and values,
+            and an output projection with a bias mixes the heads.
+
+    Call arguments:
+        inputs: (batch, length, dim).
+        padding_mask: boolean (batch, length), True for a real token; the implicit Keras
+            mask of `inputs` if None.
+        attention_mask: boolean, broadcasts to (batch, length, length); True where
+            attention is allowed.
+
+    Returns:
+        Same shape as `inputs`.
+
+    Raises:
+        ValueError: if `num_heads` is below 1 or does not divide the width of the inputs.
+
+    Example:
+        >>> layer = SlicedAttention(num_heads=1, use_projections=False)
+        >>> layer(keras.ops.eye(2)[None])[0].numpy().round(2).tolist()
+        [[0.67, 0.33], [0.33, 0.67]]
+    """
+
+    def __init__(self, num_heads, use_projections=True, **kwargs):
+        super().__init__(**kwargs)
+        if num_heads < 1:
+            raise ValueError(f"num_heads must be at least 1. Received: num_heads={num_heads}.")
+        self.num_heads = num_heads
+        self.use_projections = use_projections
+        self.supports_masking = True
+
+    def build(self, input_shape):
+        hidden_dim = input_shape[-1]
+        if hidden_dim % self.num_heads:
+            raise ValueError(
+                "hidden_dim must be divisible by num_heads so that every slice has the same "
+                f"width. Received: hidden_dim={hidden_dim}, num_heads={self.num_heads}."
+            )
+        if self.use_projections:
+            dim, initializer = hidden_dim // self.num_heads, keras.initializers.GlorotUniform()
+            self.query_key_value, _ = add_projection(
+                self, "query_key_value", dim, dim, initializer, 3 * self.num_heads, use_bias=False
+            )
+            self.output_projection = add_projection(
+                self, "output", hidden_dim, hidden_dim, initializer
+            )
+
+    def call(self, inputs, padding_mask=None, attention_mask=None):
+        return self.attend(inputs, padding_mask, attention_mask)[0]
+
+    def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
+        """The attention weights of a call with the same arguments.
+
+        Returns:
+            Weights in [0, 1], (batch, heads, length, length).
+        """
+        return self.attend(as_called(self, inputs), padding_mask, attention_mask)[1]
+
+    def attend(self, inputs, padding_mask=None, attention_mask=None):
+        """The pair of what `call` and what `attention_scores` return."""
+        mask = combine_masks(implicit_mask(inputs, padding_mask), attention_mask)
+        mask = None if mask is None else mask[:, None]  # (batch, 1, length, length)
+        slices = split_heads(inputs, self.num_heads)  # (batch, heads, length, dim)
+        if not self.use_projections:
+            context, weights = dot_product_attention(slices, slices, slices, mask)
+            return merge_heads(context), weights
+        dim = slices.shape[-1]
+        kernel = ops.reshape(self.query_key_value, (self.num_heads, 3 * dim, dim))
+        kernel = ops.swapaxes(ops.cast(kernel, slices.dtype), 1, 2)
+        queries, keys, values = ops.split(ops.matmul(slices, kernel), 3, axis=-1)
+        context, weights = dot_product_attention(queries, keys, values, mask)
+        return project(merge_heads(context), *self.output_projection), weights
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "use_projections": self.use_projections,
+        }
