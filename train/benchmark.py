@@ -24,6 +24,7 @@ import statistics
 import sys
 from pathlib import Path
 
+from train import benchmark_attention as attention
 from train import benchmark_decoding as decoding
 from train import benchmark_peers as training
 from train import benchmark_scaling as scaling
@@ -40,6 +41,7 @@ examples:
   python -m train.benchmark                                   everything
   python -m train.benchmark --train --size small --dtype bfloat16
   python -m train.benchmark --scaling                         devices, workers, all-reduce
+  python -m train.benchmark --attention                       sparse attention beside dense
   python -m train.benchmark --decode --decode-batch 1 --repeats 9 --json decoding.json
   python -m train.benchmark --size toy --decode-size toy --repeats 1 --steps 1
                                      does it run here? (its numbers say nothing)
@@ -169,6 +171,22 @@ def measure_scaling(options):
     return int(rows[0]["unavailable"] is not None)
 
 
+def measure_attention(options):
+    print("{processor}, all its threads".format(**machine(options.threads)), flush=True)
+    print(f"\n{attention.DESCRIPTION}; the median of {options.repeats} training passes", flush=True)
+    results = {
+        (pattern, length): attention.measure_attention(pattern, length, options.repeats)
+        for length in options.length
+        for pattern in attention.PATTERNS
+    }
+    print("\n".join(attention.table(results)), flush=True)
+    if options.json:
+        rows = [{"pattern": p, "length": n, **result} for (p, n), result in results.items()]
+        report = {"machine": machine(options.threads), "attention": rows}
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
 def describe(size):
     return (
         f"{size.num_layers}+{size.num_layers} layers, {size.hidden_dim} wide, "
@@ -206,6 +224,18 @@ def parse(arguments):
         help="instead: one step over 1, 2, 4 virtual devices and 2 workers, the exact step beside "
         "Keras's own, and what GPUs and hosts would give on paper",
     )
+    add(
+        "--attention",
+        action="store_true",
+        help="instead: time and memory of one layer of sparse attention beside the dense one",
+    )
+    add(
+        "--length",
+        nargs="+",
+        type=_positive,
+        default=attention.LENGTHS,
+        help="of the sequences of --attention, in tokens",
+    )
     add("--size", nargs="+", choices=SIZES, default=["small", "base"], help="models to train")
     add("--decode-size", choices=SIZES, default="base", help="model that decodes")
     add("--decode-batch", nargs="+", type=_positive, default=[32, 1], help="sentences at once")
@@ -240,6 +270,8 @@ def main(arguments=None):
     options = parse(arguments)
     if options.scaling:
         return measure_scaling(options)
+    if options.attention:
+        return measure_attention(options)
     report = {"machine": machine(options.threads), "measurements": []}
     print("{processor}, {threads} threads; median of".format(**report["machine"]), end=" ")
     print(f"{options.repeats} rounds of {options.steps}, engines taking turns", flush=True)

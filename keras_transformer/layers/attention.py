@@ -91,7 +91,8 @@ class MultiHeadAttention(keras.layers.Layer):
         self.output_projection = self._projection("output", inner, hidden_dim)
 
     def call(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
-        return self.attend(query, value, padding_mask, attention_mask, training)[0]
+        outputs, _ = self.attend(query, value, padding_mask, attention_mask, training, False)
+        return outputs
 
     def attention_scores(self, query, value=None, padding_mask=None, attention_mask=None):
         """The attention weights of a call with the same arguments.
@@ -103,8 +104,19 @@ class MultiHeadAttention(keras.layers.Layer):
         value = None if value is None else as_called(self, value)
         return self.attend(query, value, padding_mask, attention_mask)[1]
 
-    def attend(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
-        """The pair of what `call` and what `attention_scores` return."""
+    def attend(
+        self,
+        query,
+        value=None,
+        padding_mask=None,
+        attention_mask=None,
+        training=None,
+        with_scores=True,
+    ):
+        """The pair of what `call` and what `attention_scores` return.
+
+        Scores may be None without `with_scores`: not every attention has them at hand.
+        """
         padding_mask = implicit_mask(query if value is None else value, padding_mask)
         if value is None and self._self_attention:
             queries, keys, values = self._project_heads(query, self.query_key_value, 3)

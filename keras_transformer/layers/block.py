@@ -4,6 +4,7 @@ import keras
 
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.sparse_attention import SparseAttention
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -75,6 +76,9 @@ class TransformerLayer(keras.layers.Layer):
         activation: of the feed-forward network, any Keras activation.
         pre_norm: whether each sub-layer sees normalised inputs, instead of its sum with
             the residual being normalised as in the paper.
+        attention_pattern: for long sequences, the arguments of a `SparseAttention` that
+            takes the place of the dense self-attention, such as
+            {"pattern": "strided", "block_size": 64}; None for the dense one.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class TransformerLayer(keras.layers.Layer):
         activation_dropout=0.0,
         activation="relu",
         pre_norm=True,
+        attention_pattern=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -96,12 +101,14 @@ class TransformerLayer(keras.layers.Layer):
         self.activation_dropout = activation_dropout
         self.activation = keras.activations.get(activation)
         self.pre_norm = pre_norm
+        self.attention_pattern = attention_pattern
         self.supports_masking = True
 
-    def attention(self, name):
-        return MultiHeadAttention(
-            self.num_heads, dropout=self.attention_dropout, dtype=self.dtype_policy, name=name
-        )
+    def attention(self, name, pattern=None, causal=False):
+        given = {"dropout": self.attention_dropout, "dtype": self.dtype_policy, "name": name}
+        if pattern is None:
+            return MultiHeadAttention(self.num_heads, **given)
+        return SparseAttention(self.num_heads, **pattern, causal=causal, **given)
 
     def feed_forward_network(self):
         return FeedForward(
@@ -139,6 +146,7 @@ class TransformerLayer(keras.layers.Layer):
             "activation_dropout": self.activation_dropout,
             "activation": keras.activations.serialize(self.activation),
             "pre_norm": self.pre_norm,
+            "attention_pattern": self.attention_pattern,
         }
 
     def compute_output_shape(self, input_shape, *_):

@@ -32,14 +32,15 @@ class DecoderBlock(TransformerLayer):
             mask of `inputs` if None.
         source_padding_mask: the same for `source`, (batch, source).
         attention_mask: boolean, broadcasts to (batch, target, target); further limits the
-            self-attention, which is always causal.
+            self-attention, which is always causal; None with an `attention_pattern`.
         training: whether dropout is applied.
 
     Returns:
         Same shape as `inputs`.
 
     Raises:
-        ValueError: if the width of the inputs cannot be divided by `num_heads`.
+        ValueError: if the width of the inputs cannot be divided by `num_heads`, or there are
+            both an `attention_pattern` and an `attention_mask`.
 
     Example:
         >>> block = DecoderBlock(num_heads=2, intermediate_dim=7)
@@ -49,7 +50,7 @@ class DecoderBlock(TransformerLayer):
 
     def __init__(self, num_heads, intermediate_dim, *args, **kwargs):
         super().__init__(num_heads, intermediate_dim, *args, **kwargs)
-        self.self_attention = self.attention("self_attention")
+        self.self_attention = self.attention("self_attention", self.attention_pattern, causal=True)
         self.cross_attention = self.attention("cross_attention")
         self.feed_forward = self.feed_forward_network()
         self.around_self_attention = self.residual("around_self_attention")
@@ -77,7 +78,7 @@ class DecoderBlock(TransformerLayer):
         training=None,
     ):
         return self.attend(
-            inputs, source, padding_mask, source_padding_mask, attention_mask, training
+            inputs, source, padding_mask, source_padding_mask, attention_mask, training, False
         )[0]
 
     def attention_scores(
@@ -101,19 +102,22 @@ class DecoderBlock(TransformerLayer):
         source_padding_mask=None,
         attention_mask=None,
         training=None,
+        with_scores=True,
     ):
-        """The pair of what `call` and what `attention_scores` return."""
+        """The pair of what `call` and what `attention_scores` return, as of the attention."""
         padding_mask = implicit_mask(inputs, padding_mask)
         if source is not None:
             source_padding_mask = implicit_mask(source, source_padding_mask)
-        causal = combine_masks(causal_mask(ops.shape(inputs)[1]), attention_mask)
+        # A pattern is causal by itself: it saves the time and memory of a mask, too.
+        if self.attention_pattern is None:
+            attention_mask = combine_masks(causal_mask(ops.shape(inputs)[1]), attention_mask)
         return self._forward(
             inputs,
             lambda vectors: self.self_attention.attend(
-                vectors, None, padding_mask, causal, training
+                vectors, None, padding_mask, attention_mask, training, with_scores
             ),
             lambda vectors: self.cross_attention.attend(
-                vectors, source, source_padding_mask, None, training
+                vectors, source, source_padding_mask, None, training, with_scores
             ),
             training,
         )
@@ -206,7 +210,7 @@ class Decoder(TransformerLayer):
         training=None,
     ):
         return self.attend(
-            inputs, source, padding_mask, source_padding_mask, attention_mask, training
+            inputs, source, padding_mask, source_padding_mask, attention_mask, training, False
         )[0]
 
     def attention_scores(
@@ -231,15 +235,22 @@ class Decoder(TransformerLayer):
         source_padding_mask=None,
         attention_mask=None,
         training=None,
+        with_scores=True,
     ):
-        """The pair of what `call` and what `attention_scores` return."""
+        """The pair of what `call` and what `attention_scores` return, as of the attention."""
         padding_mask = implicit_mask(inputs, padding_mask)
         if source is not None:
             source_padding_mask = implicit_mask(source, source_padding_mask)
         outputs, scores = inputs, []
         for block in self.blocks:
             outputs, weights = block.attend(
-                outputs, source, padding_mask, source_padding_mask, attention_mask, training
+                outputs,
+                source,
+                padding_mask,
+                source_padding_mask,
+                attention_mask,
+                training,
+                with_scores,
             )
             scores.append(weights)
         return self._finish(outputs), scores

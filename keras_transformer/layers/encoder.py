@@ -22,20 +22,24 @@ class EncoderBlock(TransformerLayer):
         activation: of the feed-forward network, any Keras activation.
         pre_norm: whether each sub-layer sees normalised inputs, instead of its sum with
             the residual being normalised as in the paper.
+        attention_pattern: for long sequences, the arguments of a `SparseAttention` that
+            takes the place of the dense self-attention, such as
+            {"pattern": "strided", "block_size": 64}; None for the dense one.
 
     Call arguments:
         inputs: (batch, length, dim).
         padding_mask: boolean (batch, length), True for a real token; the implicit Keras
             mask of `inputs` if None.
         attention_mask: boolean, broadcasts to (batch, length, length); True where
-            attention is allowed.
+            attention is allowed. None with an `attention_pattern`.
         training: whether dropout is applied.
 
     Returns:
         Same shape as `inputs`.
 
     Raises:
-        ValueError: if the width of the inputs cannot be divided by `num_heads`.
+        ValueError: if the width of the inputs cannot be divided by `num_heads`, or there are
+            both an `attention_pattern` and an `attention_mask`.
 
     Example:
         >>> block = EncoderBlock(num_heads=2, intermediate_dim=7)
@@ -45,7 +49,7 @@ class EncoderBlock(TransformerLayer):
 
     def __init__(self, num_heads, intermediate_dim, *args, **kwargs):
         super().__init__(num_heads, intermediate_dim, *args, **kwargs)
-        self.self_attention = self.attention("self_attention")
+        self.self_attention = self.attention("self_attention", self.attention_pattern)
         self.feed_forward = self.feed_forward_network()
         self.around_self_attention = self.residual("around_self_attention")
         self.around_feed_forward = self.residual("around_feed_forward")
@@ -60,7 +64,7 @@ class EncoderBlock(TransformerLayer):
             part.build(input_shape)
 
     def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
-        return self.attend(inputs, padding_mask, attention_mask, training)[0]
+        return self.attend(inputs, padding_mask, attention_mask, training, with_scores=False)[0]
 
     def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
         """The attention weights of a call with the same arguments.
@@ -70,13 +74,15 @@ class EncoderBlock(TransformerLayer):
         """
         return self.attend(as_called(self, inputs), padding_mask, attention_mask)[1]
 
-    def attend(self, inputs, padding_mask=None, attention_mask=None, training=None):
-        """The pair of what `call` and what `attention_scores` return."""
+    def attend(
+        self, inputs, padding_mask=None, attention_mask=None, training=None, with_scores=True
+    ):
+        """The pair of what `call` and what `attention_scores` return, as of the attention."""
         padding_mask = implicit_mask(inputs, padding_mask)
         outputs, weights = self.around_self_attention.wrap(
             inputs,
             lambda vectors: self.self_attention.attend(
-                vectors, None, padding_mask, attention_mask, training
+                vectors, None, padding_mask, attention_mask, training, with_scores
             ),
             training,
         )
@@ -120,7 +126,7 @@ class Encoder(TransformerLayer):
             part.build(input_shape)
 
     def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
-        return self.attend(inputs, padding_mask, attention_mask, training)[0]
+        return self.attend(inputs, padding_mask, attention_mask, training, with_scores=False)[0]
 
     def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
         """The attention weights of a call with the same arguments.
@@ -130,12 +136,16 @@ class Encoder(TransformerLayer):
         """
         return self.attend(as_called(self, inputs), padding_mask, attention_mask)[1]
 
-    def attend(self, inputs, padding_mask=None, attention_mask=None, training=None):
-        """The pair of what `call` and what `attention_scores` return."""
+    def attend(
+        self, inputs, padding_mask=None, attention_mask=None, training=None, with_scores=True
+    ):
+        """The pair of what `call` and what `attention_scores` return, as of the attention."""
         padding_mask = implicit_mask(inputs, padding_mask)
         outputs, scores = inputs, []
         for block in self.blocks:
-            outputs, weights = block.attend(outputs, padding_mask, attention_mask, training)
+            outputs, weights = block.attend(
+                outputs, padding_mask, attention_mask, training, with_scores
+            )
             scores.append(weights)
         return (self.norm(outputs) if self.pre_norm else outputs), scores
 

@@ -96,6 +96,66 @@ def local_mask(target_length, source_length=None, radius=1, start=0):
     return ops.abs(_distance(target_length, source_length, start)) <= radius
 
 
+def strided_mask(target_length, source_length=None, *, stride, start=0):
+    """Allows each target position what is near, and every `stride`-th position beyond.
+
+    Near are the positions at most `stride` away. For both patterns of the paper, which are
+    causal, `combine_masks` with `causal_mask`.
+
+    Source: Child et al. 2019, section 4.3 (https://arxiv.org/abs/1904.10509).
+
+    Args:
+        target_length: number of target positions, an integer scalar.
+        source_length: number of source positions; `start + target_length` if None.
+        stride: distance in tokens, at least 1; l in the paper.
+        start: position of the first target among the source positions, in tokens.
+
+    Returns:
+        Boolean (1, target, source).
+
+    Raises:
+        ValueError: if `stride` is below 1.
+
+    Example:
+        >>> strided_mask(1, 7, stride=3, start=6).numpy().tolist()
+        [[[True, False, False, True, True, True, True]]]
+    """
+    check_at_least_one(stride=stride)
+    distance = ops.abs(_distance(target_length, source_length, start))
+    return ops.logical_or(distance <= stride, distance % stride == 0)
+
+
+def fixed_mask(target_length, source_length=None, *, block_size, summary_size, start=0):
+    """Allows each target position its own block, and the end of every other block.
+
+    Blocks are `block_size` positions long, the first begins at position 0.
+
+    Source: Child et al. 2019, section 4.3 (https://arxiv.org/abs/1904.10509).
+
+    Args:
+        target_length: number of target positions, an integer scalar.
+        source_length: number of source positions; `start + target_length` if None.
+        block_size: length of a block in tokens, at least 1; l in the paper.
+        summary_size: how many positions at the end of a block all others may attend to,
+            from 1 to `block_size`; c in the paper.
+        start: position of the first target among the source positions, in tokens.
+
+    Returns:
+        Boolean (1, target, source).
+
+    Raises:
+        ValueError: if a size is out of its range.
+
+    Example:
+        >>> fixed_mask(1, 7, block_size=3, summary_size=1, start=6).numpy().tolist()
+        [[[False, False, True, False, False, True, True]]]
+    """
+    check_summary_size(block_size, summary_size)
+    targets, sources = _positions(target_length, source_length, start)
+    same_block = targets // block_size == sources // block_size
+    return ops.logical_or(same_block, sources % block_size >= block_size - summary_size)
+
+
 def beam_mask(mask, parents):
     """Allows each beam the cached positions of its own past, and its newest one.
 
@@ -170,10 +230,33 @@ def _as_attention_mask(mask):
     )
 
 
+def check_at_least_one(**sizes):
+    """Refuses sizes, in tokens, that are below 1; each is called by its name."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1 token. Received: {name}={size}.")
+
+
+def check_summary_size(block_size, summary_size):
+    """Refuses blocks that are not longer than nothing, or not as long as their summary."""
+    check_at_least_one(block_size=block_size, summary_size=summary_size)
+    if summary_size > block_size:
+        raise ValueError(
+            "summary_size must be at most block_size: the summary is the end of a block. "
+            f"Received: block_size={block_size}, summary_size={summary_size}."
+        )
+
+
 def _distance(target_length, source_length, start):
     """Source position minus target position, (1, target, source)."""
+    targets, sources = _positions(target_length, source_length, start)
+    return sources - targets
+
+
+def _positions(target_length, source_length, start):
+    """Target positions, (1, target, 1), and source positions, (1, 1, source)."""
     if source_length is None:
         source_length = start + target_length
     targets = start + ops.arange(target_length, dtype="int32")
     sources = ops.arange(source_length, dtype="int32")
-    return (sources[None, :] - targets[:, None])[None]
+    return targets[None, :, None], sources[None, None, :]

@@ -4,12 +4,14 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.ops import (
+from keras_transformer.ops.masks import (
     beam_mask,
     causal_mask,
     combine_masks,
+    fixed_mask,
     local_mask,
     padding_mask,
+    strided_mask,
     valid_length_mask,
 )
 from tests.reference import truth
@@ -73,6 +75,63 @@ def test_negative_radius_is_refused():
         local_mask(3, radius=-1)
 
 
+PLACES = pytest.mark.parametrize(
+    ("target", "source", "start"), [(23, None, 0), (3, None, 11), (5, 17, 7)]
+)
+
+
+@PLACES
+@pytest.mark.parametrize("stride", [1, 3, 5, 29])
+def test_strided_mask_allows_what_is_near_and_every_stride_th_position(
+    target, source, start, stride
+):
+    mask = strided_mask(target, source, stride=stride, start=start)
+    source = start + target if source is None else source
+
+    def rule(b, t, s):
+        near = range(start + t - stride, start + t + stride + 1)
+        return s in near or (s - start - t) % stride == 0
+
+    expected = loop(rule, 1, target, source)
+    np.testing.assert_array_equal(truth(mask), expected, err_msg="both of the paper's sets")
+
+
+@PLACES
+@pytest.mark.parametrize(("block_size", "summary_size"), [(1, 1), (3, 1), (5, 2), (5, 5), (29, 3)])
+def test_fixed_mask_allows_the_own_block_and_the_ends_of_all(
+    target, source, start, block_size, summary_size
+):
+    sizes = {"block_size": block_size, "summary_size": summary_size}
+    mask = fixed_mask(target, source, **sizes, start=start)
+    source = start + target if source is None else source
+    blocks = [range(first, first + block_size) for first in range(0, 60, block_size)]
+
+    def rule(b, t, s):
+        own = any(s in block and start + t in block for block in blocks)
+        return own or any(s in block[-summary_size:] for block in blocks)
+
+    expected = loop(rule, 1, target, source)
+    np.testing.assert_array_equal(truth(mask), expected, err_msg="blocks begin at position 0")
+
+
+def test_the_masks_of_the_sparse_transformer_are_causal_beside_a_causal_mask():
+    strided = combine_masks(strided_mask(8, stride=3), causal_mask(8))
+    assert np.flatnonzero(truth(strided)[0, 6]).tolist() == [0, 3, 4, 5, 6], "strided"
+    fixed = combine_masks(fixed_mask(8, block_size=3, summary_size=1), causal_mask(8))
+    assert np.flatnonzero(truth(fixed)[0, 7]).tolist() == [2, 5, 6, 7], "fixed"
+
+
+def test_sizes_of_sparse_patterns_out_of_their_range_are_refused():
+    with pytest.raises(ValueError, match=r"stride must be at least 1 token. Received: stride=0"):
+        strided_mask(3, stride=0)
+    with pytest.raises(ValueError, match=r"at least 1 token. Received: block_size=0"):
+        fixed_mask(3, block_size=0, summary_size=1)
+    with pytest.raises(ValueError, match=r"at least 1 token. Received: summary_size=0"):
+        fixed_mask(3, block_size=2, summary_size=0)
+    with pytest.raises(ValueError, match=r"at most block_size.*block_size=2, summary_size=3"):
+        fixed_mask(3, block_size=2, summary_size=3)
+
+
 def test_a_start_known_only_at_run_time_gives_the_same_masks():
     start = keras.ops.array(2, dtype="int32")
     np.testing.assert_array_equal(
@@ -80,6 +139,17 @@ def test_a_start_known_only_at_run_time_gives_the_same_masks():
     )
     np.testing.assert_array_equal(
         truth(local_mask(3, 5, 1, start)), truth(local_mask(3, 5, 1, 2)), err_msg="local"
+    )
+    np.testing.assert_array_equal(
+        truth(strided_mask(3, 5, stride=2, start=start)),
+        truth(strided_mask(3, 5, stride=2, start=2)),
+        err_msg="strided",
+    )
+    sizes = {"block_size": 2, "summary_size": 1}
+    np.testing.assert_array_equal(
+        truth(fixed_mask(3, 5, **sizes, start=start)),
+        truth(fixed_mask(3, 5, **sizes, start=2)),
+        err_msg="fixed",
     )
 
 

@@ -1,0 +1,153 @@
+"""Multi-head attention within one sequence that computes only what a sparse pattern allows."""
+
+import functools
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.attention import MultiHeadAttention, implicit_mask
+from keras_transformer.ops.attention import merge_heads
+from keras_transformer.ops.masks import (
+    causal_mask,
+    check_at_least_one,
+    check_summary_size,
+    combine_masks,
+    fixed_mask,
+    local_mask,
+    strided_mask,
+)
+from keras_transformer.ops.projection import project
+from keras_transformer.ops.sparse_attention import (
+    fixed_attention,
+    local_attention,
+    strided_attention,
+)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SparseAttention(MultiHeadAttention):
+    """Self-attention for long sequences: every position attends to a few others.
+
+    "local" allows the positions at most `block_size` away; "strided" those and every
+    `block_size`-th position beyond, for data with that period, such as the rows of an image;
+    "fixed" the own block and the last `summary_size` positions of every other block, for data
+    without a period, such as text. With a `block_size` near the square root of the length n,
+    time and memory of the last two grow as n * sqrt(n).
+
+    The weights are those of `MultiHeadAttention`, and so are the outputs where that layer is
+    given `pattern_mask`. For a pattern that is not listed, such as the edges of a graph, give
+    `MultiHeadAttention` an `attention_mask`.
+
+    Source: Child et al. 2019, section 4.3, with both sets of positions in every head as in
+    section 5.1 (https://arxiv.org/abs/1904.10509).
+
+    Args:
+        num_heads: number of heads, at least 1.
+        pattern: "strided", "fixed" or "local".
+        block_size: in tokens, at least 1; l in the paper. Lengths of sequences need not be
+            multiples of it.
+        summary_size: of "fixed", in tokens, from 1 to `block_size`; c in the paper, which
+            takes 8 to 32 of 128 to 256. No other pattern uses it.
+        causal: whether later positions are forbidden.
+        **kwargs: all further arguments as for `MultiHeadAttention`.
+
+    Call arguments:
+        query: (batch, length, dim).
+        value: None; a pattern lies within one sequence.
+        padding_mask: boolean (batch, length), True for a real token; the implicit Keras mask
+            of `query` if None.
+        attention_mask: None; the pattern stands in its place.
+        training: whether dropout is applied.
+
+    Returns:
+        Same shape as `query`.
+
+    Raises:
+        ValueError: if `pattern` is none of the three, a size is out of its range, or `value`
+            or `attention_mask` is given.
+
+    Example:
+        >>> layer = SparseAttention(num_heads=2, pattern="strided", block_size=3, causal=True)
+        >>> tuple(layer(keras.ops.zeros((5, 11, 4))).shape)
+        (5, 11, 4)
+    """
+
+    def __init__(self, num_heads, pattern, block_size, summary_size=8, causal=False, **kwargs):
+        super().__init__(num_heads, **kwargs)
+        if pattern == "local":
+            functions, sizes = (local_mask, local_attention), {"radius": block_size}
+        elif pattern == "strided":
+            functions, sizes = (strided_mask, strided_attention), {"stride": block_size}
+        elif pattern == "fixed":
+            check_summary_size(block_size, summary_size)
+            sizes = {"block_size": block_size, "summary_size": summary_size}
+            functions = (fixed_mask, fixed_attention)
+        else:
+            raise ValueError(
+                f"pattern must be 'strided', 'fixed' or 'local'. Received: pattern={pattern!r}."
+            )
+        check_at_least_one(block_size=block_size)
+        self._pattern_mask, self._pattern_attention = (
+            functools.partial(f, **sizes) for f in functions
+        )
+        self.pattern = pattern
+        self.block_size = block_size
+        self.summary_size = summary_size
+        self.causal = causal
+
+    def pattern_mask(self, target_length, source_length=None, start=0):
+        """What the pattern allows, boolean (1, target, source); arguments as of `local_mask`."""
+        mask = self._pattern_mask(target_length, source_length, start=start)
+        if not self.causal:
+            return mask
+        return combine_masks(mask, causal_mask(target_length, source_length, start))
+
+    def attend(
+        self,
+        query,
+        value=None,
+        padding_mask=None,
+        attention_mask=None,
+        training=None,
+        with_scores=True,
+    ):
+        """The pair of what `call` and what `attention_scores` return.
+
+        The scores have length * length numbers a head. With them nothing is saved: all is
+        computed as in the dense layer.
+        """
+        if value is not None or attention_mask is not None:
+            shapes = (getattr(given, "shape", None) for given in (value, attention_mask))
+            raise ValueError(
+                "SparseAttention attends within one sequence, to what its pattern allows. Use "
+                "MultiHeadAttention for a value or an attention_mask. Received: value of shape "
+                "{}, attention_mask of shape {}.".format(*shapes)
+            )
+        if with_scores:
+            mask = self.pattern_mask(ops.shape(query)[1])
+            return super().attend(query, None, padding_mask, mask, training)
+        context = self._pattern_attention(
+            *self._project_heads(query, self.query_key_value, 3),
+            causal=self.causal,
+            padding_mask=implicit_mask(query, padding_mask),
+            dropout=functools.partial(self._dropout, training=training),
+        )
+        return project(merge_heads(context), *self.output_projection), None
+
+    def step(self, inputs, cache, mask):
+        num_beams = inputs.shape[1]
+        position = ops.shape(cache[0])[2] // num_beams
+        # One position a beam and step: all beams of a step stand at the same position.
+        allowed = self.pattern_mask(1, position + 1, position)
+        return super().step(
+            inputs, cache, combine_masks(ops.repeat(allowed, num_beams, axis=2), mask)
+        )
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "pattern": self.pattern,
+            "block_size": self.block_size,
+            "summary_size": self.summary_size,
+            "causal": self.causal,
+        }

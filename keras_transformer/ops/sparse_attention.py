@@ -1,0 +1,256 @@
+"""Attention in which only the blocks of positions that a pattern allows are computed.
+
+A sequence of n positions is cut into blocks of l. A position compares itself with the
+positions of a few blocks nearby and with a few that it can see everywhere: about l + n / l of
+them, so with l near the square root of n, time and memory grow as n * sqrt(n). All functions
+equal `dot_product_attention` under the mask of the same name in `ops.masks`.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from keras_transformer.ops.masks import (
+    causal_mask,
+    check_at_least_one,
+    check_summary_size,
+    combine_masks,
+    local_mask,
+)
+
+FORBIDDEN = -1e30  # finite, so that it minus itself is a number
+
+
+def local_attention(queries, keys, values, radius, causal=False, padding_mask=None, dropout=None):
+    """Attention to the positions at most `radius` away, as `local_mask` allows them.
+
+    Time and memory grow as length * radius.
+
+    Args:
+        queries: (batch, heads, length, key_dim).
+        keys: (batch, heads, length, key_dim).
+        values: (batch, heads, length, value_dim).
+        radius: largest allowed distance, in tokens, at least 1.
+        causal: whether later positions are forbidden.
+        padding_mask: boolean (batch, length), True for a real token; None if all are.
+        dropout: a function that drops some of the attention weights, or None. It is called
+            for several parts of them, and before they are normalised.
+
+    Returns:
+        Context, (batch, heads, length, value_dim); zeros for a position that may attend to
+        nothing.
+
+    Raises:
+        ValueError: if `radius` is below 1, or `padding_mask` is not boolean.
+
+    Example:
+        >>> heads = keras.ops.ones((2, 3, 11, 5))
+        >>> tuple(local_attention(heads, heads, heads, radius=4).shape)
+        (2, 3, 11, 5)
+    """
+    check_at_least_one(radius=radius)
+    blocks = _cut(queries, keys, values, padding_mask, radius)
+    return _joined([_window(blocks, causal, dropout)], ops.shape(queries)[2])
+
+
+def strided_attention(queries, keys, values, stride, causal=False, padding_mask=None, dropout=None):
+    """Attention to nearby positions and to every `stride`-th, as `strided_mask` allows them.
+
+    Time and memory grow as length * (stride + length / stride).
+
+    Source: Child et al. 2019, section 4.3 (https://arxiv.org/abs/1904.10509); both of its sets
+    of positions in every head, which section 5.1 calls merged.
+
+    Args:
+        queries: and all other arguments but `stride` as for `local_attention`.
+        stride: distance in tokens, at least 1; l in the paper.
+
+    Returns:
+        As `local_attention`.
+
+    Raises:
+        ValueError: if `stride` is below 1.
+
+    Example:
+        >>> heads = keras.ops.ones((2, 3, 11, 5))
+        >>> tuple(strided_attention(heads, heads, heads, stride=4).shape)
+        (2, 3, 11, 5)
+    """
+    check_at_least_one(stride=stride)
+    blocks = _cut(queries, keys, values, padding_mask, stride)
+    parts = [_window(blocks, causal, dropout), _columns(blocks, causal, dropout)]
+    return _joined(parts, ops.shape(queries)[2])
+
+
+def fixed_attention(
+    queries,
+    keys,
+    values,
+    block_size,
+    summary_size,
+    causal=False,
+    padding_mask=None,
+    dropout=None,
+):
+    """Attention to the own block and the ends of all blocks, as `fixed_mask` allows them.
+
+    Time and memory grow as length * (block_size + summary_size * length / block_size).
+
+    Source: Child et al. 2019, section 4.3 (https://arxiv.org/abs/1904.10509); both of its sets
+    of positions in every head, which section 5.1 calls merged.
+
+    Args:
+        queries: and all other arguments but the two sizes as for `local_attention`.
+        block_size: length of a block in tokens, at least 1; l in the paper.
+        summary_size: how many positions at the end of a block all other blocks may
+            attend to, from 1 to `block_size`; c in the paper.
+
+    Returns:
+        As `local_attention`.
+
+    Raises:
+        ValueError: if a size is out of its range.
+
+    Example:
+        >>> heads = keras.ops.ones((2, 3, 11, 5))
+        >>> tuple(fixed_attention(heads, heads, heads, block_size=4, summary_size=2).shape)
+        (2, 3, 11, 5)
+    """
+    check_summary_size(block_size, summary_size)
+    blocks = _cut(queries, keys, values, padding_mask, block_size)
+    parts = [
+        _own_block(blocks, causal, dropout),
+        _summaries(blocks, summary_size, causal, dropout),
+    ]
+    return _joined(parts, ops.shape(queries)[2])
+
+
+class _Blocks(NamedTuple):
+    """A sequence cut into blocks, the last one filled up, with the queries already scaled."""
+
+    queries: Any  # (batch, heads, blocks, block, key_dim)
+    keys: Any  # (batch, heads, blocks, block, key_dim)
+    values: Any  # (batch, heads, blocks, block, value_dim)
+    real: Any  # boolean (batch or 1, 1, blocks, block, 1), False for what fills up
+
+
+class _Sums(NamedTuple):
+    """What some source positions add to the softmax of every target position.
+
+    With s the scores and h the highest of them: sum(exp(s - h) v), sum(exp(s - h)), and h.
+    """
+
+    context: Any  # (batch, heads, blocks, block, value_dim)
+    total: Any  # float32 (batch, heads, blocks, block, 1)
+    highest: Any  # float32 (batch, heads, blocks, block, 1)
+
+
+def _cut(queries, keys, values, padding_mask, size):
+    length = ops.shape(queries)[2]
+    if padding_mask is None:
+        padding_mask = ops.ones((1, length), dtype="bool")
+    real = combine_masks(padding_mask)[..., None]  # (batch or 1, 1, length, 1)
+    num_blocks = (length + size - 1) // size
+    missing = num_blocks * size - length
+
+    def cut(inputs):
+        _, heads, _, dim = inputs.shape
+        filled = ops.pad(inputs, [[0, 0], [0, 0], [0, missing], [0, 0]])
+        return ops.reshape(filled, (-1, heads, num_blocks, size, dim))
+
+    queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
+    return _Blocks(cut(queries), cut(keys), cut(values), cut(real))
+
+
+def _window(blocks, causal, dropout):
+    """The positions at most one block length away."""
+    size = blocks.queries.shape[3]
+    keys, values, real = (_with_neighbours(x, causal) for x in blocks[1:])
+    width = keys.shape[3]
+    mask = combine_masks(
+        local_mask(size, width, radius=size, start=size),
+        causal_mask(size, width, start=size) if causal else None,
+    )
+    return _sums(blocks.queries, keys, values, mask, real, dropout)
+
+
+def _with_neighbours(inputs, causal):
+    """Each block after the one before it and, unless causal, before the one after it."""
+    outside = ops.zeros_like(inputs[:, :, :1])
+    blocks = [ops.concatenate([outside, inputs[:, :, :-1]], axis=2), inputs]
+    if not causal:
+        blocks.append(ops.concatenate([inputs[:, :, 1:], outside], axis=2))
+    return ops.concatenate(blocks, axis=3)  # (batch, heads, blocks, 2 or 3 * block, dim)
+
+
+def _columns(blocks, causal, dropout):
+    """The positions two or more whole blocks away: `_window` has those that are nearer."""
+    # Same places of all blocks, side by side: (batch, heads, block, blocks, dim).
+    queries, keys, values, real = (ops.swapaxes(x, 2, 3) for x in blocks)
+    mask = _far_blocks(ops.shape(keys)[3], 1, causal)
+    sums = _sums(queries, keys, values, mask, real, dropout)
+    return _Sums(*(ops.swapaxes(x, 2, 3) for x in sums))
+
+
+def _own_block(blocks, causal, dropout):
+    size = blocks.queries.shape[3]
+    mask = causal_mask(size) if causal else ops.ones((1, size, size), dtype="bool")
+    return _sums(*blocks[:3], mask, blocks.real, dropout)
+
+
+def _summaries(blocks, summary_size, causal, dropout):
+    """The last positions of all blocks but the own."""
+    num_blocks, size = ops.shape(blocks.queries)[2], blocks.queries.shape[3]
+
+    def in_a_row(inputs):  # (batch, heads, 1, positions, dim): one product for all blocks
+        _, heads, _, positions, dim = inputs.shape
+        return ops.reshape(inputs, (-1, heads, 1, num_blocks * positions, dim))
+
+    mask = _far_blocks(num_blocks, 0, causal)
+    mask = ops.repeat(ops.repeat(mask, size, axis=1), summary_size, axis=2)
+    keys, values, real = (in_a_row(x[:, :, :, -summary_size:]) for x in blocks[1:])
+    sums = _sums(in_a_row(blocks.queries), keys, values, mask, real, dropout)
+    heads = blocks.queries.shape[1]
+    return _Sums(*(ops.reshape(x, (-1, heads, num_blocks, size, x.shape[-1])) for x in sums))
+
+
+def _far_blocks(num_blocks, distance, causal):
+    """Allows each block those more than `distance` blocks away, (1, blocks, blocks)."""
+    return combine_masks(
+        ops.logical_not(local_mask(num_blocks, radius=distance)),
+        causal_mask(num_blocks) if causal else None,
+    )
+
+
+def _sums(queries, keys, values, mask, real, dropout):
+    """The sums over the `keys` that `mask`, (1, target, source), allows and that are `real`."""
+    scores = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
+    allowed = ops.logical_and(mask, ops.swapaxes(real, -1, -2))
+    scores = ops.cast(scores, "float32") + ops.where(allowed, 0.0, FORBIDDEN)
+    # Half of it, so that where nothing is allowed all powers are 0 and none is 1.
+    highest = ops.maximum(ops.max(scores, axis=-1, keepdims=True), FORBIDDEN / 2)
+    highest = ops.stop_gradient(highest)  # it cancels out
+    powers = ops.exp(scores - highest)
+    total = ops.sum(powers, axis=-1, keepdims=True)
+    powers = ops.cast(powers, values.dtype)
+    if dropout is not None:
+        powers = dropout(powers)
+    return _Sums(ops.matmul(powers, values), total, highest)
+
+
+def _joined(parts, length):
+    """One softmax over all parts: brings them to a common highest score, adds, divides."""
+    highest = parts[0].highest
+    for part in parts[1:]:
+        highest = ops.maximum(highest, part.highest)
+    context = total = 0.0
+    for part in parts:
+        share = ops.exp(part.highest - highest)
+        context += share * ops.cast(part.context, "float32")
+        total += share * part.total
+    context = context / ops.where(total == 0.0, 1.0, total)
+    _, heads, _, size, dim = context.shape
+    num_blocks = ops.shape(context)[2]
+    context = ops.reshape(context, (-1, heads, num_blocks * size, dim))[:, :, :length]
+    return ops.cast(context, parts[0].context.dtype)

@@ -1,0 +1,135 @@
+"""Blocks that are computed against all blocks under the mask of the same name."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.ops import causal_mask, combine_masks, dot_product_attention, local_mask
+from keras_transformer.ops.masks import fixed_mask, strided_mask
+from keras_transformer.ops.sparse_attention import (
+    fixed_attention,
+    local_attention,
+    strided_attention,
+)
+from tests import reference
+from tests.reference import array, normal, truth
+
+PATTERNS = {
+    "local": (local_attention, local_mask, {"radius": 5}),
+    "local, neighbours": (local_attention, local_mask, {"radius": 1}),
+    "strided": (strided_attention, strided_mask, {"stride": 3}),
+    "strided, every position": (strided_attention, strided_mask, {"stride": 1}),
+    "fixed": (fixed_attention, fixed_mask, {"block_size": 5, "summary_size": 2}),
+    "fixed, whole blocks": (fixed_attention, fixed_mask, {"block_size": 3, "summary_size": 3}),
+}
+EACH_PATTERN = pytest.mark.parametrize("pattern", PATTERNS)
+CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["both sides", "causal"])
+
+
+def heads(length, key_dim=7, value_dim=11):
+    """Queries, keys and values of 2 rows and 3 heads."""
+    return (
+        normal(2, 3, length, key_dim),
+        normal(2, 3, length, key_dim),
+        normal(2, 3, length, value_dim),
+    )
+
+
+def pattern_mask(pattern, length, causal):
+    _, mask_function, sizes = PATTERNS[pattern]
+    mask = mask_function(length, **sizes)
+    return combine_masks(mask, causal_mask(length) if causal else None)
+
+
+def sparse(pattern, inputs, **arguments):
+    function, _, sizes = PATTERNS[pattern]
+    return function(*(keras.ops.array(x) for x in inputs), **sizes, **arguments)
+
+
+@EACH_PATTERN
+@CAUSAL
+# Shorter than a block, whole blocks, and blocks that are left unfinished.
+@pytest.mark.parametrize("length", [1, 2, 15, 23])
+def test_sparse_attention_equals_numpy_under_the_mask_of_its_name(pattern, causal, length):
+    queries, keys, values = heads(length)
+    mask = truth(pattern_mask(pattern, length, causal))
+    expected = reference.attention_weights(queries, keys, mask) @ values
+    computed = sparse(pattern, (queries, keys, values), causal=causal)
+    assert tuple(computed.shape) == (2, 3, length, 11), "the width of the values"
+    np.testing.assert_allclose(array(computed), expected, atol=1e-5)
+
+
+@EACH_PATTERN
+@CAUSAL
+def test_padding_is_not_seen_and_a_position_without_others_gives_zeros(pattern, causal):
+    queries, keys, values = heads(23)
+    real = np.random.uniform(size=(2, 23)) < 0.5
+    real[1] = np.arange(23) == 11
+    mask = truth(pattern_mask(pattern, 23, causal)) & real[:, None]
+    nothing = ~mask.any(axis=-1)
+    assert nothing.any() or not causal, "the first positions of row 1 see only padding"
+    expected = reference.attention_weights(queries, keys, mask[:, None]) @ values
+    computed = sparse(
+        pattern, (queries, keys, values), causal=causal, padding_mask=keras.ops.array(real)
+    )
+    np.testing.assert_allclose(array(computed), expected, atol=1e-5)
+    assert (np.moveaxis(array(computed), 1, 2)[nothing] == 0).all(), "exactly zero"
+
+
+@EACH_PATTERN
+def test_scores_too_large_for_exponentials_stay_numbers(pattern):
+    queries, keys, values = heads(23)
+    inputs = [keras.ops.array(x) for x in (300 * queries, keys, values)]
+    mask = pattern_mask(pattern, 23, causal=True)
+    expected, _ = dot_product_attention(*inputs, mask[:, None])
+    computed = sparse(pattern, inputs, causal=True)
+    np.testing.assert_allclose(array(computed), array(expected), atol=1e-3)
+
+
+@EACH_PATTERN
+def test_under_bfloat16_only_the_last_digits_differ(pattern):
+    inputs = [keras.ops.cast(x, "bfloat16") for x in heads(23)]
+    real = np.arange(23) < np.array([[23], [0]])
+    mask = combine_masks(keras.ops.array(real), pattern_mask(pattern, 23, causal=True))
+    expected, _ = dot_product_attention(
+        *(keras.ops.cast(x, "float32") for x in inputs), mask[:, None]
+    )
+    computed = sparse(pattern, inputs, causal=True, padding_mask=keras.ops.array(real))
+    assert keras.backend.standardize_dtype(computed.dtype) == "bfloat16", "dtype of the values"
+    np.testing.assert_allclose(array(computed), array(expected), atol=0.04)
+    assert (array(computed)[1] == 0).all(), "a row of padding"
+
+
+@EACH_PATTERN
+def test_no_tensor_has_as_many_numbers_as_the_dense_weights(pattern):
+    sizes = []
+
+    def watch(weights):
+        sizes.append(int(np.prod(weights.shape)))
+        return weights
+
+    length = 121
+    sparse(pattern, heads(length), dropout=watch)
+    per_position = sum(sizes) / (2 * 3 * length)
+    if pattern == "strided, every position" or pattern == "fixed, whole blocks":
+        assert per_position < length + 13, "a pattern that allows all has nothing to save"
+    else:
+        assert per_position < length / 2, "blocks that allow nothing are not computed"
+
+
+@EACH_PATTERN
+def test_dropped_weights_are_not_made_up_for(pattern):
+    inputs = heads(23)
+    halved = sparse(pattern, inputs, dropout=lambda weights: 0.5 * weights)
+    whole = sparse(pattern, inputs)
+    np.testing.assert_allclose(array(halved), 0.5 * array(whole), atol=1e-5)
+
+
+def test_blocks_of_no_length_are_refused():
+    inputs = heads(3)
+    with pytest.raises(ValueError, match=r"radius must be at least 1 token. Received: radius=0"):
+        local_attention(*inputs, radius=0)
+    with pytest.raises(ValueError, match=r"stride must be at least 1 token. Received: stride=0"):
+        strided_attention(*inputs, stride=0)
+    with pytest.raises(ValueError, match=r"at most block_size.*block_size=2, summary_size=3"):
+        fixed_attention(*inputs, block_size=2, summary_size=3)
