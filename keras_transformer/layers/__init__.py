@@ -12,6 +12,8 @@ from keras_transformer.layers.encoder import Encoder, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.pooling import SequencePooling
 from keras_transformer.layers.relative_attention import RelativeAttention
+from keras_transformer.layers.sliced_attention import SlicedAttention
+from keras_transformer.layers.sparse_attention import SparseAttention
 from keras_transformer.layers.transformer_xl import TransformerXL, TransformerXLBlock
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "RelativeAttention",
     "SequencePooling",
     "SinusoidalEncoding",
+    "SlicedAttention",
+    "SparseAttention",
     "TokenEmbedding",
     "TransformerXL",
     "TransformerXLBlock",

@@ -218,7 +218,13 @@ def implicit_mask(inputs, padding_mask):
 
 
 def as_called(layer, inputs):
-    """`inputs` as Keras hands them to `call`: in the dtype of the layer, with their mask."""
+    """`inputs` as Keras hands them to `call`: in the dtype of the layer, with their mask.
+
+    Raises:
+        ValueError: if the layer was never called, so that it has no weights yet.
+    """
+    if not layer.built:
+        raise ValueError(f"Call the layer before you look into it. Received: unbuilt {layer.name}.")
     tensor = ops.cast(inputs, layer.compute_dtype)
     set_keras_mask(tensor, get_keras_mask(inputs))
     return tensor

@@ -227,7 +227,7 @@ def _sums(queries, keys, values, mask, real, dropout):
     """The sums over the `keys` that `mask`, (1, target, source), allows and that are `real`."""
     scores = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
     allowed = ops.logical_and(mask, ops.swapaxes(real, -1, -2))
-    scores = ops.cast(scores, "float32") + ops.where(allowed, 0.0, FORBIDDEN)
+    scores = ops.where(allowed, ops.cast(scores, "float32"), FORBIDDEN)
     # Half of it, so that where nothing is allowed all powers are 0 and none is 1.
     highest = ops.maximum(ops.max(scores, axis=-1, keepdims=True), FORBIDDEN / 2)
     highest = ops.stop_gradient(highest)  # it cancels out

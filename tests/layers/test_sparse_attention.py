@@ -206,6 +206,9 @@ def test_a_decoder_with_a_pattern_is_a_dense_one_with_its_mask(pattern, tmp_path
 def test_a_pattern_of_the_target_leaves_the_attention_to_the_source_dense():
     inputs, source = normal(2, LENGTH, 6), normal(2, 7, 11)
     decoder = Decoder(1, 3, 7, attention_pattern=PATTERNS["local"])
+    with pytest.raises(ValueError, match="Call the layer before you look into it"):
+        decoder.attention_scores(inputs, source)
+    decoder(inputs, source)
     [(own, cross)] = decoder.attention_scores(inputs, source)
     assert (array(own)[:, :, 16, :11] == 0).all(), "the target looks 5 tokens back"
     assert (array(cross) > 0).all(), "and at the whole source"
