@@ -22,6 +22,7 @@ class EncoderBlock(TransformerLayer):
         activation: of the feed-forward network, any Keras activation.
         pre_norm: whether each sub-layer sees normalised inputs, instead of its sum with
             the residual being normalised as in the paper.
+        norm_epsilon: added to the variance by every normalisation.
 
     Call arguments:
         inputs: (batch, length, dim).
