@@ -136,31 +136,31 @@ def bert_pretraining(backbone, name="bert_pretraining"):
     )
 
 
-def bert_classifier(backbone, num_classes, dropout=0.1, name="bert_classifier"):
-    """Puts on a backbone a head that tells the class of a text or of a pair of texts.
+def bert_classifier(backbone, num_labels, dropout=0.1, name="bert_classifier"):
+    """Puts on a backbone a head that labels a text or a pair of texts.
 
     Source: Devlin et al. 2018, section 4.1 (https://arxiv.org/abs/1810.04805).
 
     Args:
         backbone: of `bert`, as built, pretrained or reloaded.
-        num_classes: number of classes.
+        num_labels: number of labels.
         dropout: probability in [0, 1) with which a number of the pooled vector is dropped.
         name: of the model.
 
     Returns:
         A functional Keras model with the inputs of the backbone. Output: float32 logits,
-        (batch, num_classes).
+        (batch, num_labels).
 
     Example:
-        >>> bert_classifier(bert(11, size="tiny", num_layers=1), num_classes=3).output_shape
+        >>> bert_classifier(bert(11, size="tiny", num_layers=1), num_labels=3).output_shape
         (None, 3)
     """
     pooled = keras.layers.Dropout(dropout, name="head_dropout")(backbone.output["pooled"])
-    return Model(backbone.input, _logits(num_classes, "classes")(pooled), name=name)
+    return Model(backbone.input, _logits(num_labels, "head")(pooled), name=name)
 
 
 def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labeller"):
-    """Puts on a backbone a head that tells the label of each token, e.g. of a name.
+    """Puts on a backbone a head that labels each token, e.g. as part of a name.
 
     Source: Devlin et al. 2018, section 5.3 (https://arxiv.org/abs/1810.04805), without the
     conditional random field, as there.
@@ -181,7 +181,7 @@ def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labe
         (None, None, 5)
     """
     vectors = keras.layers.Dropout(dropout, name="head_dropout")(backbone.output["vectors"])
-    return Model(backbone.input, _logits(num_labels, "labels")(vectors), name=name)
+    return Model(backbone.input, _logits(num_labels, "head")(vectors), name=name)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -220,6 +220,6 @@ def _norm(name, epsilon, dtype):
     return keras.layers.LayerNormalization(epsilon=epsilon, dtype=dtype, name=name)
 
 
-def _logits(num_classes, name):
+def _logits(num_labels, name):
     # In float32 under every dtype policy, as the logits of all models here.
-    return keras.layers.Dense(num_classes, dtype="float32", name=name)
+    return keras.layers.Dense(num_labels, dtype="float32", name=name)

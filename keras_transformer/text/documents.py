@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.text.batching import tokenize_all
 from keras_transformer.text.masking import mask_tokens
 from keras_transformer.text.segments import pack_segments
 from keras_transformer.text.word_pieces import WordPieceTokenizer
 
 _NUM_SPECIAL = 3  # [CLS] first [SEP] second [SEP]
-_SENTENCES_PER_TOKENIZER_CALL = 1024
+_UNCUT = 2**31 - 1
 
 
 class PretrainingBatches:
@@ -230,13 +231,6 @@ class PretrainingBatches:
 def _tokenize_all(documents, tokenizer):
     """All ids, the number of them in each sentence, and of sentences in each document."""
     sentences = [sentence for document in documents for sentence in document]
-    chunks = (
-        tf.data.Dataset.from_tensor_slices(tf.constant(sentences, tf.string))
-        .batch(_SENTENCES_PER_TOKENIZER_CALL)
-        .map(tokenizer.tokenize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    )
-    ids, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
-    for chunk in chunks:
-        ids.append(chunk.flat_values.numpy())
-        lengths.append(chunk.row_lengths().numpy())
-    return np.concatenate(ids), np.concatenate(lengths), [len(document) for document in documents]
+    ids = tokenize_all(sentences, tokenizer, cut=_UNCUT)
+    numbers = np.array([len(document) for document in documents], np.int64)
+    return ids.flat_values.numpy(), ids.row_lengths().numpy(), numbers
