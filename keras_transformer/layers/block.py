@@ -21,6 +21,7 @@ class Residual(keras.layers.Layer):
     Args:
         dropout: probability in [0, 1) with which what the sub-layer adds is dropped.
         pre_norm: whether to normalise the sub-layer's inputs instead of the sum.
+        norm_epsilon: added to the variance by the normalisation.
 
     Call arguments:
         inputs: (batch, length, dim).
@@ -35,12 +36,13 @@ class Residual(keras.layers.Layer):
         (2, 3, 5)
     """
 
-    def __init__(self, dropout=0.0, pre_norm=True, **kwargs):
+    def __init__(self, dropout=0.0, pre_norm=True, norm_epsilon=LAYER_NORM_EPSILON, **kwargs):
         super().__init__(**kwargs)
         self.dropout = dropout
         self.pre_norm = pre_norm
+        self.norm_epsilon = norm_epsilon
         self.norm = keras.layers.LayerNormalization(
-            epsilon=LAYER_NORM_EPSILON, dtype=self.dtype_policy, name="norm"
+            epsilon=norm_epsilon, dtype=self.dtype_policy, name="norm"
         )
         self._dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
@@ -61,7 +63,12 @@ class Residual(keras.layers.Layer):
         return input_shape
 
     def get_config(self):
-        return {**super().get_config(), "dropout": self.dropout, "pre_norm": self.pre_norm}
+        return {
+            **super().get_config(),
+            "dropout": self.dropout,
+            "pre_norm": self.pre_norm,
+            "norm_epsilon": self.norm_epsilon,
+        }
 
 
 class TransformerLayer(keras.layers.Layer):
@@ -79,6 +86,7 @@ class TransformerLayer(keras.layers.Layer):
         attention_pattern: for long sequences, the arguments of a `SparseAttention` that
             takes the place of the dense self-attention, such as
             {"pattern": "strided", "block_size": 64}; None for the dense one.
+        norm_epsilon: added to the variance by every normalisation.
     """
 
     def __init__(
@@ -91,6 +99,7 @@ class TransformerLayer(keras.layers.Layer):
         activation="relu",
         pre_norm=True,
         attention_pattern=None,
+        norm_epsilon=LAYER_NORM_EPSILON,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -102,6 +111,7 @@ class TransformerLayer(keras.layers.Layer):
         self.activation = keras.activations.get(activation)
         self.pre_norm = pre_norm
         self.attention_pattern = attention_pattern
+        self.norm_epsilon = norm_epsilon
         self.supports_masking = True
 
     def attention(self, name, pattern=None, causal=False):
@@ -120,7 +130,9 @@ class TransformerLayer(keras.layers.Layer):
         )
 
     def residual(self, name):
-        return Residual(self.dropout, self.pre_norm, dtype=self.dtype_policy, name=name)
+        return Residual(
+            self.dropout, self.pre_norm, self.norm_epsilon, dtype=self.dtype_policy, name=name
+        )
 
     def blocks_of(self, block_class, num_layers):
         """`num_layers` blocks with the arguments of this layer."""
@@ -134,7 +146,7 @@ class TransformerLayer(keras.layers.Layer):
         if not self.pre_norm:
             return None
         return keras.layers.LayerNormalization(
-            epsilon=LAYER_NORM_EPSILON, dtype=self.dtype_policy, name="norm"
+            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name="norm"
         )
 
     def block_config(self):
@@ -147,6 +159,7 @@ class TransformerLayer(keras.layers.Layer):
             "activation": keras.activations.serialize(self.activation),
             "pre_norm": self.pre_norm,
             "attention_pattern": self.attention_pattern,
+            "norm_epsilon": self.norm_epsilon,
         }
 
     def compute_output_shape(self, input_shape, *_):

@@ -25,6 +25,7 @@ class EncoderBlock(TransformerLayer):
         attention_pattern: for long sequences, the arguments of a `SparseAttention` that
             takes the place of the dense self-attention, such as
             {"pattern": "strided", "block_size": 64}; None for the dense one.
+        norm_epsilon: added to the variance by every normalisation.
 
     Call arguments:
         inputs: (batch, length, dim).

@@ -78,3 +78,46 @@ class TokenCrossentropy(keras.losses.Loss):
             "pad_id": self.pad_id,
             "name": self.name,
         }
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class PretrainingLoss(keras.losses.Loss):
+    """The sum of BERT's two losses: of masked tokens and of the next sentence.
+
+    Each is a mean of its own, over the masked tokens and over the examples of the whole
+    batch. The data brings the weights that make a sum over examples of the first: only it
+    sees the whole batch, of which a replica, or a part of an accumulated step, sees a share.
+
+    Source: Devlin et al. 2018, appendix A.2 (https://arxiv.org/abs/1810.04805).
+
+    Call arguments:
+        y_true: a dictionary of `masked_tokens`, the ids before masking, integers (batch,
+            masked); `masked_weights`, (batch, masked), for each masked token the number of
+            examples a masked token of the batch, for padding 0; and `next_sentence`,
+            (batch,), 0 if the second text follows the first, 1 if it is random.
+        y_pred: logits of `bert_pretraining`.
+
+    Returns:
+        Nats, a scalar: the mean over the examples.
+
+    Example:
+        >>> y_true = {"masked_tokens": [[7, 0]], "masked_weights": [[1.0, 0.0]]}
+        >>> y_true = {**y_true, "next_sentence": [1]}
+        >>> logits = {"masked_tokens": [[[0.0] * 8] * 2], "next_sentence": [[0.0, 0.0]]}
+        >>> round(float(PretrainingLoss()(y_true, logits)), 4)  # log 8 + log 2
+        2.7726
+    """
+
+    def __init__(self, name="loss"):
+        super().__init__(name=name)
+
+    def call(self, y_true, y_pred):
+        """The loss of each example, (batch,); their mean is the loss."""
+        token_loss = TokenCrossentropy().call
+        masked = token_loss(y_true["masked_tokens"], y_pred["masked_tokens"])
+        masked = masked * ops.cast(y_true["masked_weights"], masked.dtype)  # (batch, masked)
+        following = token_loss(y_true["next_sentence"], y_pred["next_sentence"])  # (batch,)
+        return ops.sum(masked, axis=-1) + following
+
+    def get_config(self):
+        return {"name": self.name}

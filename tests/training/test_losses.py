@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.training import TokenCrossentropy
+from keras_transformer.training.losses import PretrainingLoss
 
 BATCH, TARGET, VOCABULARY_SIZE = 2, 3, 5
 LOGITS = np.random.default_rng(7).normal(size=(BATCH, TARGET, VOCABULARY_SIZE)).astype("float32")
@@ -66,3 +67,25 @@ def test_config_round_trip_keeps_smoothing_and_padding():
 def test_smoothing_out_of_range_is_refused(smoothing):
     with pytest.raises(ValueError, match=rf"in \[0, 1\). Received: label_smoothing={smoothing}"):
         TokenCrossentropy(smoothing)
+
+
+def test_pretraining_loss_is_the_sum_of_two_means():
+    following = np.random.default_rng(3).normal(size=(BATCH, 2)).astype("float32")
+    real = LABELS != 0
+    y_true = {
+        "masked_tokens": LABELS,
+        "masked_weights": real * BATCH / real.sum(),
+        "next_sentence": np.array([1, 0]),
+    }
+    y_pred = {"masked_tokens": LOGITS, "next_sentence": following}
+    both = keras.tree.map_structure(keras.ops.array, (y_true, y_pred))
+    log_probabilities = following - np.log(np.exp(following).sum(-1, keepdims=True))
+    expected = by_hand() - (log_probabilities[0, 1] + log_probabilities[1, 0]) / 2
+    assert float(PretrainingLoss()(*both)) == pytest.approx(expected, abs=1e-6)
+    assert tuple(PretrainingLoss().call(*both).shape) == (BATCH,), "one number an example"
+
+
+def test_pretraining_loss_survives_a_config_round_trip():
+    config = keras.saving.serialize_keras_object(PretrainingLoss(name="nats"))
+    restored = keras.saving.deserialize_keras_object(config)
+    assert isinstance(restored, PretrainingLoss) and restored.name == "nats"

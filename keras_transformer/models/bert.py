@@ -1,0 +1,225 @@
+"""BERT as functional Keras models: the backbone, and the heads that share its weights."""
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.embedding import PositionEmbedding, TokenEmbedding
+from keras_transformer.layers.encoder import Encoder
+from keras_transformer.ops.masks import padding_mask
+from keras_transformer.training.model import Model
+
+# base, large: Devlin et al. 2018, section 3 (https://arxiv.org/abs/1810.04805).
+# tiny, mini, small: Turc et al. 2019 (https://arxiv.org/abs/1908.08962).
+# The inner width is four times the outer one and a head is 64 wide, in all of them.
+SIZES = {
+    "tiny": {"num_layers": 2, "hidden_dim": 128, "intermediate_dim": 512, "num_heads": 2},
+    "mini": {"num_layers": 4, "hidden_dim": 256, "intermediate_dim": 1024, "num_heads": 4},
+    "small": {"num_layers": 4, "hidden_dim": 512, "intermediate_dim": 2048, "num_heads": 8},
+    "base": {"num_layers": 12, "hidden_dim": 768, "intermediate_dim": 3072, "num_heads": 12},
+    "large": {"num_layers": 24, "hidden_dim": 1024, "intermediate_dim": 4096, "num_heads": 16},
+}
+# Devlin et al. 2018, appendix A.2; the epsilon is that of the released code.
+_BLOCK = {
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "activation": "gelu",  # with the error function, not its approximation by tanh
+    "pre_norm": False,
+    "norm_epsilon": 1e-12,
+}
+_NUM_SEGMENTS = 2
+
+
+def bert(vocabulary_size, size="base", max_sequence_length=512, name="bert", **dimensions):
+    """Builds the backbone of BERT, which turns tokens into vectors that know their context.
+
+    It is the checkpoint: save it, reload it, and build any head of this file around it. The
+    heads do not copy it; training a head trains the backbone.
+
+    Source: Devlin et al. 2018 (https://arxiv.org/abs/1810.04805).
+
+    Args:
+        vocabulary_size: number of token ids.
+        size: a row of `SIZES`: "tiny", "mini", "small", "base" or "large".
+        max_sequence_length: number of positions that have a vector, in tokens.
+        name: of the model.
+        **dimensions: replace columns of that row (num_layers, hidden_dim,
+            intermediate_dim, num_heads), or are further arguments of the blocks
+            (dropout and attention_dropout, 0.1 each; activation_dropout, dtype).
+
+    Returns:
+        A functional Keras model. Inputs: a dictionary of `token_ids`, 0 for padding, and
+        `segment_ids`, 0 in the first text and 1 in the second, integers (batch, length).
+        Outputs: a dictionary of `vectors`, (batch, length, hidden_dim), and `pooled`,
+        (batch, hidden_dim) in [-1, 1], computed from the first vector, that of [CLS].
+
+    Raises:
+        ValueError: if `size` or a dimension is unknown, or hidden_dim cannot be divided
+            by num_heads.
+
+    Example:
+        >>> model = bert(11, size="tiny", num_layers=1)
+        >>> ids = keras.ops.array([[2, 5, 3]])
+        >>> outputs = model({"token_ids": ids, "segment_ids": keras.ops.zeros_like(ids)})
+        >>> {name: tuple(output.shape) for name, output in outputs.items()}
+        {'vectors': (1, 3, 128), 'pooled': (1, 128)}
+    """
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
+    block = {**_BLOCK, **SIZES[size], **dimensions}
+    hidden_dim = block.pop("hidden_dim")
+    dtype = block.get("dtype")
+
+    token_ids = keras.Input((None,), dtype="int32", name="token_ids")
+    segment_ids = keras.Input((None,), dtype="int32", name="segment_ids")
+    tokens = TokenEmbedding(
+        vocabulary_size, hidden_dim, scale=False, dtype=dtype, name="token_embedding"
+    )(token_ids)
+    segments = keras.layers.Embedding(
+        _NUM_SEGMENTS, hidden_dim, dtype=dtype, name="segment_embedding"
+    )(segment_ids)
+    vectors = keras.layers.Add(dtype=dtype, name="add_segments")([tokens, segments])
+    vectors = PositionEmbedding(max_sequence_length, dtype=dtype, name="positions")(vectors)
+    vectors = _norm("embedding_norm", block["norm_epsilon"], dtype)(vectors)
+    vectors = keras.layers.Dropout(block["dropout"], dtype=dtype, name="embedding_dropout")(vectors)
+    # Said, not implied: the mask of the tokens ends where the segments are added.
+    vectors = Encoder(**block, name="encoder")(vectors, padding_mask=padding_mask(token_ids))
+    pooler = keras.layers.Dense(hidden_dim, "tanh", dtype=dtype, name="pooler")
+    return Model(
+        {"token_ids": token_ids, "segment_ids": segment_ids},
+        {"vectors": vectors, "pooled": pooler(vectors[:, 0])},
+        name=name,
+    )
+
+
+def bert_pretraining(backbone, name="bert_pretraining"):
+    """Puts on a backbone the two heads of pretraining: masked tokens and next sentence.
+
+    Only the masked positions are projected to the vocabulary, about one in seven.
+
+    Source: Devlin et al. 2018, section 3.1 (https://arxiv.org/abs/1810.04805).
+
+    Args:
+        backbone: of `bert`, as built or reloaded. Its token embeddings are also the output
+            projection.
+        name: of the model.
+
+    Returns:
+        A functional Keras model. Inputs: those of the backbone and `masked_positions`,
+        integers (batch, masked), 0 for padding. Outputs: a dictionary of float32 logits,
+        `masked_tokens` (batch, masked, vocabulary_size) and `next_sentence` (batch, 2):
+        the second text follows the first, or is random. Train it with `PretrainingLoss`.
+
+    Example:
+        >>> model = bert_pretraining(bert(11, size="tiny", num_layers=1))
+        >>> ids = keras.ops.array([[2, 5, 3]])
+        >>> positions = keras.ops.array([[1]])
+        >>> inputs = {"token_ids": ids, "segment_ids": ids * 0, "masked_positions": positions}
+        >>> {name: tuple(logits.shape) for name, logits in model(inputs).items()}
+        {'masked_tokens': (1, 1, 11), 'next_sentence': (1, 2)}
+    """
+    token_embedding = backbone.get_layer("token_embedding")
+    dtype = token_embedding.dtype_policy
+    positions = keras.Input((None,), dtype="int32", name="masked_positions")
+    vectors = ops.take_along_axis(backbone.output["vectors"], positions[..., None], axis=1)
+    vectors = keras.layers.Dense(  # (batch, masked, hidden_dim)
+        token_embedding.hidden_dim, _BLOCK["activation"], dtype=dtype, name="masked_token_dense"
+    )(vectors)
+    vectors = _norm("masked_token_norm", _BLOCK["norm_epsilon"], dtype)(vectors)
+    logits = token_embedding(vectors, reverse=True)
+    return Model(
+        {**backbone.input, "masked_positions": positions},
+        {
+            "masked_tokens": VocabularyBias(dtype=dtype, name="masked_token_bias")(logits),
+            "next_sentence": _logits(2, "next_sentence")(backbone.output["pooled"]),
+        },
+        name=name,
+    )
+
+
+def bert_classifier(backbone, num_labels, dropout=0.1, name="bert_classifier"):
+    """Puts on a backbone a head that labels a text or a pair of texts.
+
+    Source: Devlin et al. 2018, section 4.1 (https://arxiv.org/abs/1810.04805).
+
+    Args:
+        backbone: of `bert`, as built, pretrained or reloaded.
+        num_labels: number of labels.
+        dropout: probability in [0, 1) with which a number of the pooled vector is dropped.
+        name: of the model.
+
+    Returns:
+        A functional Keras model with the inputs of the backbone. Output: float32 logits,
+        (batch, num_labels).
+
+    Example:
+        >>> bert_classifier(bert(11, size="tiny", num_layers=1), num_labels=3).output_shape
+        (None, 3)
+    """
+    pooled = keras.layers.Dropout(dropout, name="head_dropout")(backbone.output["pooled"])
+    return Model(backbone.input, _logits(num_labels, "head")(pooled), name=name)
+
+
+def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labeller"):
+    """Puts on a backbone a head that labels each token, e.g. as part of a name.
+
+    Source: Devlin et al. 2018, section 5.3 (https://arxiv.org/abs/1810.04805), without the
+    conditional random field, as there.
+
+    Args:
+        backbone: of `bert`, as built, pretrained or reloaded.
+        num_labels: number of labels; if trained with `TokenCrossentropy`, label 0 included,
+            which marks the tokens that do not count.
+        dropout: probability in [0, 1) with which a number of a vector is dropped.
+        name: of the model.
+
+    Returns:
+        A functional Keras model with the inputs of the backbone. Output: float32 logits,
+        (batch, length, num_labels).
+
+    Example:
+        >>> bert_token_labeller(bert(11, size="tiny", num_layers=1), num_labels=5).output_shape
+        (None, None, 5)
+    """
+    vectors = keras.layers.Dropout(dropout, name="head_dropout")(backbone.output["vectors"])
+    return Model(backbone.input, _logits(num_labels, "head")(vectors), name=name)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class VocabularyBias(keras.layers.Layer):
+    """Adds a learned number to the logit of each token, in float32.
+
+    Call arguments:
+        logits: (..., vocabulary).
+
+    Returns:
+        Same shape, float32.
+
+    Example:
+        >>> tuple(VocabularyBias()(keras.ops.zeros((2, 3, 5))).shape)
+        (2, 3, 5)
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
+
+    def build(self, input_shape):
+        self.bias = self.add_weight(name="bias", shape=input_shape[-1:], initializer="zeros")
+
+    def call(self, logits):
+        return ops.cast(logits, "float32") + ops.cast(self.bias, "float32")
+
+    def compute_output_spec(self, logits):
+        return keras.KerasTensor(logits.shape, dtype="float32")
+
+    def get_config(self):
+        return super().get_config()  # which Keras would refuse, unasked, for a dtype policy
+
+
+def _norm(name, epsilon, dtype):
+    return keras.layers.LayerNormalization(epsilon=epsilon, dtype=dtype, name=name)
+
+
+def _logits(num_labels, name):
+    # In float32 under every dtype policy, as the logits of all models here.
+    return keras.layers.Dense(num_labels, dtype="float32", name=name)

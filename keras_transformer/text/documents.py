@@ -1,0 +1,236 @@
+"""From plain documents to batches for the pretraining of BERT, masked anew in every epoch.
+
+Batch k is a pure function of (text, seed, k), so an interrupted training goes on at any
+step without reading what came before.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.text.batching import tokenize_all
+from keras_transformer.text.masking import mask_tokens
+from keras_transformer.text.segments import pack_segments
+from keras_transformer.text.word_pieces import WordPieceTokenizer
+
+_NUM_SPECIAL = 3  # [CLS] first [SEP] second [SEP]
+_UNCUT = 2**31 - 1
+
+
+class PretrainingBatches:
+    """Pairs of texts in which tokens are masked, and of which half do not belong together.
+
+    Tokenises the text once and keeps the ids in memory, about four bytes a token. Each
+    document is cut into passages of whole sentences that fill a row or, by their last
+    sentence, more than that. Every time a passage is read it is cut anew at the end of one
+    of its sentences; in half of the cases what follows is replaced by the beginning of a
+    random place in another document, of the same length, so that length tells nothing.
+    A pair too long for a row loses the beginning of its first and the end of its second
+    text, the longer one first: the first still ends where the second begins.
+
+    Every epoch reads each passage once, in another order. Rows have a fixed length.
+
+    Source: Devlin et al. 2018, section 3.1 and appendix A.2
+    (https://arxiv.org/abs/1810.04805). Masks and pairs are drawn for every epoch, as Liu et
+    al. 2019 do with masks (https://arxiv.org/abs/1907.11692), not ten times beforehand.
+
+    Args:
+        documents: each a sequence of sentences. Those that have fewer than two sentences
+            with tokens are dropped and reported.
+        tokenizer: a `WordPieceTokenizer`.
+        batch_size: rows of a batch; the last batch of an epoch may have fewer.
+        max_length: of a row, in tokens, special ones included.
+        seed: integer that fixes the pairs, the masks and the order of every epoch.
+
+    Attributes:
+        num_passages: passages of the text, the rows of an epoch.
+        num_dropped: documents that were dropped.
+        steps_per_epoch: batches of an epoch.
+
+    Raises:
+        ValueError: if fewer than two documents are left, `batch_size` is below 1, or
+            `max_length` leaves no room for two texts.
+
+    Example:
+        >>> from keras_transformer.text.word_pieces import train_word_pieces
+        >>> documents = [["a b c", "c b"], ["b", "a a"]]
+        >>> tokenizer = train_word_pieces(sum(documents, []), vocabulary_size=8)
+        >>> batches = PretrainingBatches(documents, tokenizer, batch_size=2, max_length=7)
+        >>> inputs, labels = next(iter(batches.dataset()))
+        >>> sorted(inputs), sorted(labels), inputs["token_ids"].shape
+        (['masked_positions', 'segment_ids', 'token_ids'],
+         ['masked_tokens', 'masked_weights', 'next_sentence'], TensorShape([2, 7]))
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[Sequence[str]],
+        tokenizer: WordPieceTokenizer,
+        batch_size: int = 32,
+        max_length: int = 128,
+        seed: int = 0,
+    ):
+        if batch_size < 1 or max_length < _NUM_SPECIAL + 2:
+            raise ValueError(
+                f"batch_size must be at least 1 and max_length at least {_NUM_SPECIAL + 2} tokens: "
+                f"{_NUM_SPECIAL} special ones and one of each text. "
+                f"Received: batch_size={batch_size}, max_length={max_length}."
+            )
+        self._tokenizer, self._batch_size, self._seed = tokenizer, batch_size, seed
+        self._max_length, self._room = max_length, max_length - _NUM_SPECIAL
+        self._keep(*_tokenize_all(documents, tokenizer))
+        passages = [
+            [first, last, document]
+            for document in range(len(self._first_sentences) - 1)
+            for first, last in self._passages_of(document)
+        ]
+        self._passages = np.array(passages)
+        self.num_passages = len(passages)
+        self.steps_per_epoch = -(-self.num_passages // batch_size)
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Batches without end, from step `start_step` on.
+
+        Element k is a pure function of the text, the seed and `start_step + k`. Starting
+        late costs nothing: skipped batches are never made. The first `steps_per_epoch` of
+        another text serve for validation.
+
+        Returns:
+            Elements `(inputs, labels)`, of `bert_pretraining` and of `PretrainingLoss`;
+            int32, padded with 0, but for the weights, which are float32.
+        """
+        first_epoch, first_batch = divmod(start_step, self.steps_per_epoch)
+
+        def batches_of(epoch):
+            order = self._shuffle(epoch)
+            first = tf.where(epoch == first_epoch, tf.constant(first_batch, tf.int64), 0)
+            steps = tf.data.Dataset.range(first, self.steps_per_epoch)
+            return steps.map(
+                lambda step: (epoch * self.steps_per_epoch + step, self._rows(order, step))
+            )
+
+        batches = tf.data.Dataset.counter(start=first_epoch).flat_map(batches_of)
+        batches = batches.map(self._batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.DATA
+        )
+        return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+    def _keep(self, ids, lengths, document_lengths):
+        """Leaves out sentences without tokens, and documents of fewer than two others."""
+        document_of = np.repeat(np.arange(len(document_lengths)), document_lengths)
+        counts = np.bincount(document_of[lengths > 0], minlength=len(document_lengths))
+        kept = (lengths > 0) & (counts[document_of] >= 2)
+        self.num_dropped = int((counts < 2).sum())
+        counts = counts[counts >= 2]
+        if len(counts) < 2:
+            raise ValueError(
+                "There must be at least two documents of two sentences, for a random sentence "
+                f"comes from another one. Received: {len(document_lengths)} documents, "
+                f"{self.num_dropped} of them shorter."
+            )
+        if self.num_dropped:
+            logging.getLogger(__name__).warning(
+                "Dropped %d of %d documents of fewer than two sentences.",
+                self.num_dropped, len(document_lengths),
+            )  # fmt: skip
+        self._ids = ids[np.repeat(kept, lengths)]
+        # Where each sentence starts, in tokens, and each document, in sentences; and the ends.
+        self._starts = np.append(0, np.cumsum(lengths[kept]))
+        self._first_sentences = np.append(0, np.cumsum(counts))
+
+    def _passages_of(self, document):
+        """Pairs of first and last sentence: as few as fill a row, and at least two."""
+        first, end = self._first_sentences[document : document + 2]
+        last = first
+        while last < end - 1:
+            full = self._starts[first] + self._room
+            last = max(first + 1, np.searchsorted(self._starts, full) - 1)
+            # A sentence that would be left alone is read together with the one before it.
+            last = min(last, end - 1)
+            yield int(first), int(last)
+            first = min(last + 1, end - 2)
+
+    def _rows(self, order, batch):
+        """The passages of one batch of an epoch, (batch, 3)."""
+        first = batch * self._batch_size
+        return tf.gather(self._passages, order[first : first + self._batch_size])
+
+    def _shuffle(self, epoch):
+        seed = self._seed_of(epoch, purpose=0)
+        # A named generator: the default one may differ between processors.
+        ranks = tf.random.stateless_uniform([self.num_passages], seed, alg="philox")
+        return tf.argsort(ranks, stable=True)
+
+    def _seed_of(self, number, purpose):
+        """A seed for each epoch (purpose 0) or step (purpose 1)."""
+        return tf.stack([tf.constant(2 * self._seed + purpose, tf.int64), number])
+
+    def _batch(self, step, passages):
+        seed = self._seed_of(step, purpose=1)
+        for_pairs, for_masks = tf.unstack(tf.random.split(seed, 2, alg="philox"))
+        first_ids, second_ids, is_random = self._pairs(passages, for_pairs)
+        inputs = pack_segments(self._tokenizer, first_ids, second_ids, self._max_length)
+        inputs = {name: self._pad(ids) for name, ids in inputs.items()}
+        inputs["token_ids"], positions, labels = mask_tokens(
+            inputs["token_ids"], self._tokenizer, for_masks
+        )
+        inputs["masked_positions"] = positions
+        is_masked = tf.cast(labels != self._tokenizer.pad_id, tf.float32)
+        rows = tf.cast(tf.shape(labels)[0], tf.float32)
+        return inputs, {
+            "masked_tokens": labels,
+            "masked_weights": is_masked * rows / tf.maximum(tf.reduce_sum(is_masked), 1.0),
+            "next_sentence": tf.cast(is_random, tf.int32),
+        }
+
+    def _pairs(self, passages, seed):
+        """First and second ids, (batch, None), and whether the second is random, (batch,)."""
+        first, last, document = tf.unstack(passages, axis=1)
+        draws = tf.random.stateless_uniform(
+            [4, tf.shape(passages)[0]], seed, dtype=tf.float64, alg="philox"
+        )
+
+        def random_below(limit, draw):
+            return tf.cast(draw * tf.cast(limit, tf.float64), tf.int64)  # in [0, limit)
+
+        middle = first + 1 + random_below(last - first, draws[0])
+        start, cut, end = (tf.gather(self._starts, i) for i in (first, middle, last + 1))
+        first_length, second_length = self._cut_to_room(cut - start, end - cut)
+
+        others = tf.size(self._first_sentences, tf.int64) - 2
+        other = random_below(others, draws[1])
+        other += tf.cast(other >= document, tf.int64)  # any document but this one
+        begin, stop = (tf.gather(self._first_sentences, i) for i in (other, other + 1))
+        sentence = begin + random_below(stop - begin, draws[2])
+        begin, stop = (tf.gather(self._starts, i) for i in (sentence, stop))
+
+        is_random = draws[3] < 0.5
+        second_start = tf.where(is_random, begin, cut)
+        second_length = tf.where(is_random, tf.minimum(second_length, stop - begin), second_length)
+        first_ids = self._tokens(cut - first_length, first_length)
+        return first_ids, self._tokens(second_start, second_length), is_random
+
+    def _cut_to_room(self, first, second):
+        """Lengths that fit into a row, of which the longer one was cut first."""
+        half = tf.constant(-(-self._room // 2), tf.int64)
+        first = tf.minimum(first, tf.maximum(half, self._room - second))
+        return first, tf.minimum(second, self._room - first)
+
+    def _tokens(self, starts, lengths):
+        places = tf.ragged.range(starts, starts + lengths)
+        return places.with_flat_values(tf.gather(self._ids, places.flat_values))
+
+    def _pad(self, ids):
+        return tf.pad(ids, [[0, 0], [0, self._max_length - tf.shape(ids)[1]]])
+
+
+def _tokenize_all(documents, tokenizer):
+    """All ids, the number of them in each sentence, and of sentences in each document."""
+    sentences = [sentence for document in documents for sentence in document]
+    ids = tokenize_all(sentences, tokenizer, cut=_UNCUT)
+    numbers = np.array([len(document) for document in documents], np.int64)
+    return ids.flat_values.numpy(), ids.row_lengths().numpy(), numbers

@@ -1,0 +1,77 @@
+"""Hides tokens for a model to find again: 80 % by [MASK], 10 % by others, 10 % not at all."""
+
+import tensorflow as tf
+
+from keras_transformer.text.word_pieces import WordPieceTokenizer
+
+SHARE = 0.15  # of the tokens of a row
+_MASKED, _REPLACED = 0.8, 0.1  # of those; the others stay as they are
+
+
+def mask_tokens(token_ids, tokenizer: WordPieceTokenizer, seed):
+    """Chooses 15 % of the tokens of each row, and replaces most of them.
+
+    Of each row exactly 15 % are chosen, rounded, and at least one. Of the chosen tokens each
+    one by itself becomes [MASK] with probability 0.8 and a random piece of the vocabulary
+    with probability 0.1. Special tokens are neither chosen nor drawn. The same seed gives the
+    same choice, on every kind of processor.
+
+    Source: Devlin et al. 2018, section 3.1 (https://arxiv.org/abs/1810.04805).
+
+    Args:
+        token_ids: int32 (batch, length), 0 for padding.
+        tokenizer: knows the special ids and the size of the vocabulary.
+        seed: two integers, (2,).
+
+    Returns:
+        Three int32 tensors: the ids with tokens replaced, (batch, length), the positions
+        that were chosen, and the ids that were there, (batch, masked), where masked is 15 %
+        of the length. What a shorter row has fewer is 0 in both, at the end.
+
+    Example:
+        >>> special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        >>> tokenizer = WordPieceTokenizer([*special, "a", "b"])
+        >>> _, positions, labels = mask_tokens([[2, 5, 3, 0]], tokenizer, [3, 5])
+        >>> positions.numpy().tolist(), labels.numpy().tolist()
+        ([[1]], [[5]])
+    """
+    token_ids = tf.convert_to_tensor(token_ids, tf.int32)
+    choice, action, piece = tf.unstack(tf.random.split(seed, 3, alg="philox"))
+
+    special_ids = tf.constant(tokenizer.special_ids)
+    ordinary = tf.reduce_all(token_ids[..., None] != special_ids, axis=-1)  # (batch, length)
+    most = _share_of(tf.shape(token_ids)[1])
+    count = _share_of(tf.reduce_sum(tf.cast(ordinary, tf.int32), axis=1, keepdims=True))
+    ranks = tf.random.stateless_uniform(tf.shape(token_ids), choice, alg="philox")
+    ranks, positions = tf.math.top_k(tf.where(ordinary, ranks, -1.0), most)  # (batch, masked)
+    chosen = (tf.range(most) < count) & (ranks >= 0)
+
+    positions = tf.where(chosen, positions, 0)
+    current = tf.gather(token_ids, positions, batch_dims=1)
+    draws = tf.random.stateless_uniform(tf.shape(positions), action, alg="philox")
+    replaced = tf.where(
+        draws < _MASKED + _REPLACED, _random_ids(current, tokenizer, piece), current
+    )
+    replaced = tf.where(draws < _MASKED, tokenizer.mask_id, replaced)
+    # Where fewer are chosen, position 0 is written as it is.
+    replaced = tf.where(chosen, replaced, current)
+    rows = tf.broadcast_to(tf.range(tf.shape(token_ids)[0])[:, None], tf.shape(positions))
+    masked_ids = tf.tensor_scatter_nd_update(
+        token_ids, tf.stack([rows, positions], axis=-1), replaced
+    )
+    return masked_ids, positions, tf.where(chosen, current, tokenizer.pad_id)
+
+
+def _share_of(count):
+    share = tf.cast(tf.round(SHARE * tf.cast(count, tf.float32)), tf.int32)
+    return tf.maximum(share, 1)
+
+
+def _random_ids(like, tokenizer, seed):
+    """Any ids of the vocabulary but the special ones, each as likely, in the shape of `like`."""
+    special = set(tokenizer.special_ids)
+    ordinary = tf.constant([i for i in range(tokenizer.vocabulary_size) if i not in special])
+    places = tf.random.stateless_uniform(
+        tf.shape(like), seed, maxval=tf.size(ordinary), dtype=tf.int32, alg="philox"
+    )
+    return tf.gather(ordinary, places)
