@@ -23,7 +23,17 @@ from keras_transformer.layers import (
     TransformerXL,
     TransformerXLBlock,
 )
-from keras_transformer.models import classifier, gpt2, language_model, transformer_xl, translation
+from keras_transformer.models import (
+    bert,
+    bert_classifier,
+    bert_pretraining,
+    bert_token_labeller,
+    classifier,
+    gpt2,
+    language_model,
+    transformer_xl,
+    translation,
+)
 from keras_transformer.ops import (
     causal_mask,
     combine_masks,
@@ -36,6 +46,7 @@ from keras_transformer.training import (
     InverseSqrtWarmup,
     Model,
     Perplexity,
+    PretrainingLoss,
     TokenAccuracy,
     TokenCrossentropy,
 )
@@ -55,6 +66,7 @@ __all__ = [
     "MultiHeadAttention",
     "Perplexity",
     "PositionEmbedding",
+    "PretrainingLoss",
     "RelativeAttention",
     "SequencePooling",
     "SinusoidalEncoding",
@@ -65,6 +77,10 @@ __all__ = [
     "TokenEmbedding",
     "TransformerXL",
     "TransformerXLBlock",
+    "bert",
+    "bert_classifier",
+    "bert_pretraining",
+    "bert_token_labeller",
     "causal_mask",
     "classifier",
     "combine_masks",

@@ -10,6 +10,8 @@ Use what came out:
     python -m train.classification evaluate --run runs/imdb --folder aclImdb/test
     python -m train.classification export --run runs/imdb --name imdb
 
+With --pretrained, the model of a run of train.pretraining is trained on.
+
 Texts come from a folder with a folder of .txt files for each label, from a file of two columns
 (text TAB label, several labels joined by commas), or from TensorFlow Datasets.
 """
@@ -20,9 +22,15 @@ import sys
 import keras
 import tensorflow as tf
 
+from keras_transformer.models.bert import bert_backbone, bert_classifier
 from keras_transformer.models.classifier import classifier
 from keras_transformer.serving import Classifier, ClassifierFunctions, export, with_dtype
-from keras_transformer.text import LabelledBatches, train_tokenizer
+from keras_transformer.text import (
+    LabelledBatches,
+    load_tokenizer,
+    pack_segments,
+    train_tokenizer,
+)
 from keras_transformer.text.labelled import (
     hold_out,
     read_labelled_dataset,
@@ -31,7 +39,7 @@ from keras_transformer.text.labelled import (
 )
 from keras_transformer.training.distribution import from_all_workers, this_worker
 from train.command import Parser, one_line_errors
-from train.config import ClassificationConfig, add_settings, config_of
+from train.config import ClassificationConfig, PretrainingConfig, add_settings, config_of
 from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
 from train.run import Run, Task, optimizer_of, train
 
@@ -113,42 +121,110 @@ def _run_parser(command, description):
 
 def classifier_of(run, dtype="float32"):
     """The served `Classifier` of a trained run."""
+    config, tokenizer = run.config(), run.tokenizer()
     model, labels = with_dtype(run.model(), dtype), labels_of(run)
-    functions = ClassifierFunctions(model.weights, lambda ids: model(ids, training=False))
-    length = run.config().max_length
-    return Classifier(functions, run.tokenizer(), labels["names"], length, labels["several"])
+    prepare, length = inputs_of(config, tokenizer)
+    functions = ClassifierFunctions(model.weights, lambda ids: model(prepare(ids), training=False))
+    return Classifier(functions, tokenizer, labels["names"], length, labels["several"])
+
+
+def inputs_of(config, tokenizer):
+    """A function from token ids, (batch, length), to what the model reads, and their most."""
+    if not config.pretrained:
+        return lambda ids: ids, config.max_length
+
+    def with_special_tokens(ids):
+        rows = tf.RaggedTensor.from_tensor(ids, padding=tokenizer.pad_id)
+        return pack_segments(tokenizer, rows, max_length=config.max_length)
+
+    return with_special_tokens, config.max_length - 2  # [CLS] and [SEP]
 
 
 def classification_task(config, train_text, valid_text=None):
     """How a `Run` learns to classify: `LabelledText` to learn from, and to measure on or None."""
-    limits = (config.tokens_per_batch, config.max_length, config.seed)
+    pretrained = pretrained_run(config)
 
     def read():
-        tokenizer = train_tokenizer(train_text.texts, config.vocabulary_size, config.tokens)
-        return tokenizer, LabelledBatches(train_text, tokenizer, *limits)
+        if pretrained:
+            tokenizer = pretrained.tokenizer()
+        else:
+            tokenizer = train_tokenizer(train_text.texts, config.vocabulary_size, config.tokens)
+        return tokenizer, batches_of(config, tokenizer, train_text)
+
+    def load(path):
+        prepare, _ = inputs_of(config, load_tokenizer(path.with_name("tokenizer.model")))
+        return LabelledBatches.load(path, config.tokens_per_batch, config.seed, prepare)
 
     def validation(tokenizer):
         if valid_text is None:
             return None
-        return LabelledBatches(valid_text, tokenizer, *limits).epoch()
+        return batches_of(config, tokenizer, valid_text).epoch()
+
+    def build(tokenizer):
+        if pretrained:
+            model = pretrained_classifier(config, pretrained, train_text)
+        else:
+            model = new_classifier(config, tokenizer.vocabulary_size, train_text)
+        return compiled(model, config, train_text)
 
     return Task(
         read=read,
-        load=lambda path: LabelledBatches.load(path, config.tokens_per_batch, config.seed),
-        build=lambda tokenizer: compiled_model(config, tokenizer.vocabulary_size, train_text),
+        load=load,
+        build=build,
         describe=lambda batches: f"{batches.num_texts:,} texts, {batches.num_tokens:,} tokens",
         validation=validation,
     )
 
 
-def compiled_model(config, vocabulary_size, text):
-    model = classifier(
+def batches_of(config, tokenizer, text):
+    prepare, length = inputs_of(config, tokenizer)
+    return LabelledBatches(text, tokenizer, config.tokens_per_batch, length, config.seed, prepare)
+
+
+def pretrained_run(config):
+    """The run that a config wants to go on from, or None.
+
+    Raises:
+        ValueError: if it holds no finished model, or cannot have what else the config asks for.
+    """
+    if not config.pretrained:
+        if config.from_scratch:
+            raise ValueError("--from-scratch compares with --pretrained: give both.")
+        return None
+    run = Run(config.pretrained, PretrainingConfig)
+    names = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "token_dropout")
+    if given := [name for name in names if getattr(config, name)]:
+        raise ValueError(
+            "The model of --pretrained has its sizes already. "
+            f"Received: {', '.join(f'{name}={getattr(config, name)}' for name in given)}."
+        )
+    if not 2 < config.max_length <= run.config().positions:
+        raise ValueError(
+            f"max_length must be at most the {run.config().positions} tokens that the model of "
+            f"--pretrained can read. Received: max_length={config.max_length}."
+        )
+    return run
+
+
+def pretrained_classifier(config, run, text):
+    backbone = bert_backbone(run.model())
+    if config.from_scratch:
+        backbone = keras.models.clone_model(backbone)
+    dropout = max(config.dropout, 0.0)
+    return bert_classifier(backbone, len(text.names), dropout)
+
+
+def new_classifier(config, vocabulary_size, text):
+    return classifier(
         vocabulary_size,
         len(text.names),
         pooling=config.pooling,
         token_dropout=config.token_dropout,
         **config.dimensions(),
     )
+
+
+def compiled(model, config, text):
     if has_several(text):
         loss = keras.losses.BinaryCrossentropy(True, config.label_smoothing)
         accuracy = keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0)
@@ -172,7 +248,7 @@ def has_several(text):
 
 def report(model, tokenizer, text, config):
     """A line of how many texts got their label, or all of their labels and no other."""
-    batches = LabelledBatches(text, tokenizer, config.tokens_per_batch, config.max_length)
+    batches = batches_of(config, tokenizer, text)
     logits_of = tf.function(lambda ids: model(ids, training=False), reduce_retracing=True)
     right = 0
     for ids, labels in batches.epoch():

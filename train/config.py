@@ -134,6 +134,9 @@ class ClassificationConfig(TrainingConfig):
     data_dir: str = setting("", "where TFDS keeps its data")
     hold_out: int = setting(0, "examples, drawn with the seed, to measure on instead")
 
+    pretrained: str = setting("", "run of train.pretraining whose model is trained on")
+    from_scratch: bool = setting(False, "give that model new weights, to compare with")
+
     tokens: str = setting("words", "what texts are cut into: words or pieces")
     vocabulary_size: int = setting(20_000, "number of words or pieces")
     size: str = setting("small", "row of keras_transformer.models.classifier.SIZES")
@@ -141,6 +144,22 @@ class ClassificationConfig(TrainingConfig):
     token_dropout: float = setting(0.0, "probability of an unknown token instead of the real one")
     tokens_per_batch: int = setting(8192, "most tokens of a batch")
     max_length: int = setting(512, "tokens that are read of a text")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainingConfig(TrainingConfig):
+    """One experiment of `python -m train.pretraining`."""
+
+    documents: str = setting("", "folder of .txt files, or a file with an empty line between two")
+    hold_out: int = setting(0, "documents, drawn with the seed, to measure on instead")
+
+    vocabulary_size: int = setting(8000, "number of word pieces")
+    size: str = setting("mini", "row of keras_transformer.models.bert.SIZES")
+    attention_dropout: float = setting(0.1, "probability of dropping an attention weight")
+    pre_norm: bool = setting(False, "normalise before each sub-layer instead of after")
+    batch_size: int = setting(32, "pairs of texts in a batch")
+    max_length: int = setting(128, "tokens of a pair")
+    positions: int = setting(512, "tokens of the longest text that the model can ever read")
 
 
 def load_config(name):

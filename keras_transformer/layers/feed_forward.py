@@ -1,6 +1,7 @@
 """The position-wise feed-forward network."""
 
 import keras
+from keras import ops
 
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.projection import project
@@ -66,8 +67,14 @@ class FeedForward(keras.layers.Layer):
         self.narrow = add_projection(self, "narrow", inside, dim, self.kernel_initializer)
 
     def call(self, inputs, training=None):
-        activations = self.activation(project(inputs, *self.widen))
+        activations = self._activate(project(inputs, *self.widen))
         return project(self._dropout(activations, training=training), *self.narrow)
+
+    def _activate(self, inputs):
+        if self.activation is keras.activations.relu:  # exact in every dtype
+            return self.activation(inputs)
+        # In float32: TensorFlow's GELU of bfloat16 takes half as long again on a CPU.
+        return ops.cast(self.activation(ops.cast(inputs, "float32")), inputs.dtype)
 
     def compute_output_shape(self, input_shape):
         return input_shape

@@ -136,6 +136,19 @@ def bert_pretraining(backbone, name="bert_pretraining"):
     )
 
 
+def bert_backbone(model):
+    """The backbone inside a model of `bert_pretraining`, as built or reloaded, with its weights.
+
+    Example:
+        >>> model = bert_pretraining(bert(11, size="tiny", num_layers=1))
+        >>> sorted(bert_backbone(model).output)
+        ['pooled', 'vectors']
+    """
+    inputs = {name: model.input[name] for name in ("token_ids", "segment_ids")}
+    vectors, pooled = (model.get_layer(name).output for name in ("encoder", "pooler"))
+    return Model(inputs, {"vectors": vectors, "pooled": pooled}, name="bert")
+
+
 def bert_classifier(backbone, num_labels, dropout=0.1, name="bert_classifier"):
     """Puts on a backbone a head that labels a text or a pair of texts.
 

@@ -29,7 +29,8 @@ def with_dtype(model, dtype):
         raise ValueError(f'dtype must be "float32" or "bfloat16". Received: dtype={dtype!r}.')
 
     def in_dtype(layer):
-        if isinstance(layer, keras.layers.InputLayer):
+        is_layer = isinstance(layer, keras.layers.Layer)  # and not an operation of keras.ops
+        if not is_layer or isinstance(layer, keras.layers.InputLayer):
             return layer.__class__.from_config(layer.get_config())
         return layer.__class__.from_config({**layer.get_config(), "dtype": dtype})
 

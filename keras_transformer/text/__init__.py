@@ -4,7 +4,14 @@ from keras_transformer.text.batching import TokenBatches
 from keras_transformer.text.byte_pairs import BytePairTokenizer, train_byte_pairs
 from keras_transformer.text.corpora import ParallelText, read_dataset, read_files, read_tsv
 from keras_transformer.text.demo_corpus import demo_corpus, demo_split
+from keras_transformer.text.documents import (
+    PretrainingBatches,
+    read_documents,
+    split_sentences,
+)
 from keras_transformer.text.labelled import LabelledBatches, LabelledText
+from keras_transformer.text.masking import mask_tokens
+from keras_transformer.text.segments import pack_segments
 from keras_transformer.text.symbols import SymbolTokenizer
 from keras_transformer.text.tokenizers import (
     END_ID,
@@ -15,14 +22,17 @@ from keras_transformer.text.tokenizers import (
     train_tokenizer,
 )
 from keras_transformer.text.windows import TextSegments, TextWindows, sliding_windows
+from keras_transformer.text.word_pieces import WordPieceTokenizer, train_word_pieces
 
 
 def load_tokenizer(path):
     """The tokenizer that its `save` has written to a file, of whichever kind it is."""
     with open(path, "rb") as file:
         beginning = file.read(16)
-    if not beginning.startswith(b"{"):
+    if not beginning.startswith((b"{", b"[")):
         return Tokenizer.load(path)  # a SentencePiece model, which never begins so
+    if beginning.startswith(b"[PAD]"):
+        return WordPieceTokenizer.load(path)
     kind = SymbolTokenizer if b"characters" in beginning else BytePairTokenizer
     return kind.load(path)
 
@@ -36,18 +46,25 @@ __all__ = [
     "LabelledBatches",
     "LabelledText",
     "ParallelText",
+    "PretrainingBatches",
     "SymbolTokenizer",
     "TextSegments",
     "TextWindows",
     "TokenBatches",
     "Tokenizer",
+    "WordPieceTokenizer",
     "demo_corpus",
     "demo_split",
     "load_tokenizer",
+    "mask_tokens",
+    "pack_segments",
     "read_dataset",
+    "read_documents",
     "read_files",
     "read_tsv",
     "sliding_windows",
+    "split_sentences",
     "train_byte_pairs",
     "train_tokenizer",
+    "train_word_pieces",
 ]

@@ -5,18 +5,24 @@ step without reading what came before.
 """
 
 import logging
+import os
+import pathlib
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_text
 
 from keras_transformer.text.batching import tokenize_all
+from keras_transformer.text.corpora import read_text
 from keras_transformer.text.masking import mask_tokens
 from keras_transformer.text.segments import pack_segments
 from keras_transformer.text.word_pieces import WordPieceTokenizer
 
 _NUM_SPECIAL = 3  # [CLS] first [SEP] second [SEP]
 _UNCUT = 2**31 - 1
+_AT_A_TIME = 1000  # texts
 
 
 class PretrainingBatches:
@@ -45,6 +51,7 @@ class PretrainingBatches:
         seed: integer that fixes the pairs, the masks and the order of every epoch.
 
     Attributes:
+        num_tokens: tokens of all documents.
         num_passages: passages of the text, the rows of an epoch.
         num_dropped: documents that were dropped.
         steps_per_epoch: batches of an epoch.
@@ -78,9 +85,13 @@ class PretrainingBatches:
                 f"{_NUM_SPECIAL} special ones and one of each text. "
                 f"Received: batch_size={batch_size}, max_length={max_length}."
             )
+        self._keep(*_tokenize_all(documents, tokenizer))
+        self._arrange(tokenizer, batch_size, max_length, seed)
+
+    def _arrange(self, tokenizer, batch_size, max_length, seed):
         self._tokenizer, self._batch_size, self._seed = tokenizer, batch_size, seed
         self._max_length, self._room = max_length, max_length - _NUM_SPECIAL
-        self._keep(*_tokenize_all(documents, tokenizer))
+        self.num_tokens = len(self._ids)
         passages = [
             [first, last, document]
             for document in range(len(self._first_sentences) - 1)
@@ -118,6 +129,32 @@ class PretrainingBatches:
             tf.data.experimental.AutoShardPolicy.DATA
         )
         return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+
+    def save(self, path) -> None:
+        """Writes the tokenised documents to a file of NumPy's format npz, whole or not at all."""
+        path = pathlib.Path(path)
+        draft = path.with_name(f".{os.getpid()}.{path.name}.npz")
+        np.savez(
+            draft, ids=self._ids, starts=self._starts, first_sentences=self._first_sentences,
+            num_dropped=self.num_dropped,
+        )  # fmt: skip
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path, tokenizer, batch_size=32, max_length=128, seed=0) -> "PretrainingBatches":
+        """The batches of documents that `save` has written, without tokenising them again."""
+        batches = cls.__new__(cls)
+        with np.load(path) as kept:
+            batches._ids, batches._starts = kept["ids"], kept["starts"]
+            batches._first_sentences = kept["first_sentences"]
+            batches.num_dropped = int(kept["num_dropped"])
+        batches._arrange(tokenizer, batch_size, max_length, seed)
+        return batches
+
+    def checksum(self) -> int:
+        """A number that differs as soon as any token, sentence or document does."""
+        total = zlib.crc32(self._ids)
+        return zlib.crc32(self._first_sentences, zlib.crc32(self._starts, total))
 
     def _keep(self, ids, lengths, document_lengths):
         """Leaves out sentences without tokens, and documents of fewer than two others."""
@@ -226,6 +263,54 @@ class PretrainingBatches:
 
     def _pad(self, ids):
         return tf.pad(ids, [[0, 0], [0, self._max_length - tf.shape(ids)[1]]])
+
+
+def read_documents(path) -> list[str]:
+    """Reads documents: the `.txt` files of a folder and of those in it, or the parts of one file.
+
+    In a file, `.gz` or not, documents stand between empty lines. Files are read in the order
+    of their names.
+
+    Raises:
+        FileNotFoundError: if there is nothing at the path.
+        ValueError: if there are fewer than two documents, or one is not UTF-8.
+    """
+    path = pathlib.Path(path)
+    if path.is_dir():
+        files = sorted(path.rglob("*.txt"))
+        texts = [(file, file.read_bytes()) for file in files]
+    else:
+        texts = [(path, text) for text in read_text(path).replace(b"\r\n", b"\n").split(b"\n\n")]
+    documents = []
+    for file, text in texts:
+        try:
+            documents.append(text.decode())
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"A document must be UTF-8. Received: {file}: {error.reason}."
+            ) from None
+    documents = [document for document in documents if not document.isspace() and document]
+    if len(documents) < 2:
+        raise ValueError(
+            "Expected at least two documents: a folder of .txt files, or a file with an empty line "
+            f"between them. Received: {path} with {len(documents)}."
+        )
+    return documents
+
+
+def split_sentences(texts: Sequence[str]) -> list[list[str]]:
+    """Cuts each text after its sentences, with tensorflow-text's rules for punctuation.
+
+    Example:
+        >>> split_sentences(["Once more? Once more!", "No"])
+        [['Once more?', 'Once more!'], ['No']]
+    """
+    breaker = tensorflow_text.StateBasedSentenceBreaker()
+    sentences = []
+    for start in range(0, len(texts), _AT_A_TIME):
+        broken = tf.strings.strip(breaker.break_sentences(texts[start : start + _AT_A_TIME]))
+        sentences += [[sentence.decode() for sentence in text] for text in broken.to_list()]
+    return sentences
 
 
 def _tokenize_all(documents, tokenizer):

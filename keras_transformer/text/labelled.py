@@ -154,6 +154,8 @@ class LabelledBatches:
         tokens_per_batch: most tokens of a batch, padding included.
         max_length: tokens that are read of a text, at most `tokens_per_batch`.
         seed: integer that fixes the order of every epoch.
+        prepare: from token ids, (batch, length), to the inputs of the model, when they are more
+            than that; None if they are not.
 
     Attributes:
         num_texts: texts of an epoch.
@@ -169,13 +171,15 @@ class LabelledBatches:
         ((2, 4), [[0.0, 1.0], [1.0, 0.0]])
     """
 
-    def __init__(self, text, tokenizer, tokens_per_batch=8192, max_length=512, seed=0):
+    def __init__(
+        self, text, tokenizer, tokens_per_batch=8192, max_length=512, seed=0, prepare=None
+    ):
         ids = tokenize_all(text.texts, tokenizer, cut=max_length)
         place = {name: index for index, name in enumerate(text.names)}
         labels = np.zeros((len(text.texts), len(text.names)), np.float32)
         for row, of_row in enumerate(text.labels):
             labels[row, [place[name] for name in of_row]] = 1.0
-        self._arrange(ids, labels, tokens_per_batch, seed)
+        self._arrange(ids, labels, tokens_per_batch, seed, prepare)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
         """Training batches without end, from step `start_step` on.
@@ -199,12 +203,12 @@ class LabelledBatches:
         draft.replace(path)
 
     @classmethod
-    def load(cls, path, tokens_per_batch=8192, seed=0) -> "LabelledBatches":
+    def load(cls, path, tokens_per_batch=8192, seed=0, prepare=None) -> "LabelledBatches":
         """The batches of texts that `save` has written, without tokenising them again."""
         batches = cls.__new__(cls)
         with np.load(path) as kept:
             ids = ragged(kept["ids"], kept["lengths"])
-            batches._arrange(ids, kept["labels"], tokens_per_batch, seed)
+            batches._arrange(ids, kept["labels"], tokens_per_batch, seed, prepare)
         return batches
 
     def checksum(self) -> int:
@@ -213,8 +217,8 @@ class LabelledBatches:
         total = zlib.crc32(self._ids.row_splits.numpy(), total)
         return zlib.crc32(np.ascontiguousarray(self._labels), total)
 
-    def _arrange(self, ids, labels, tokens_per_batch, seed):
-        self._ids, self._labels = ids, labels
+    def _arrange(self, ids, labels, tokens_per_batch, seed, prepare):
+        self._ids, self._labels, self._prepare = ids, labels, prepare
         lengths = ids.row_lengths().numpy()
         self.num_texts, self.num_tokens = len(lengths), int(lengths.sum())
         longest = int(lengths.max(initial=0))
@@ -231,4 +235,7 @@ class LabelledBatches:
         ids = tf.gather(self._ids, rows).to_tensor(PAD_ID)  # (batch, length)
         # At least one column, so that there is something to pool.
         missing = tf.maximum(0, 1 - tf.shape(ids)[1])
-        return tf.pad(ids, [[0, 0], [0, missing]]), tf.gather(self._labels, rows)
+        inputs = tf.pad(ids, [[0, 0], [0, missing]])
+        if self._prepare is not None:
+            inputs = self._prepare(inputs)
+        return inputs, tf.gather(self._labels, rows)

@@ -45,13 +45,20 @@ def pack_segments(
             f"max_length must be more than the {num_special} special tokens of a row. "
             f"Received: max_length={max_length}."
         )
-    trimmer = tensorflow_text.ShrinkLongestTrimmer(max_length - num_special)
+    room = max_length - num_special
+    segments = [tf.cast(ids, tf.int32) for ids in segments]
+    if second_ids is None:
+        segments = [segments[0][:, :room]]
+    else:
+        segments = tensorflow_text.ShrinkLongestTrimmer(room).trim(segments)
     token_ids, segment_ids = tensorflow_text.combine_segments(
-        trimmer.trim([tf.cast(ids, tf.int32) for ids in segments]),
+        segments,
         start_of_sequence_id=tokenizer.class_id,
         end_of_segment_id=tokenizer.separator_id,
     )
+    # Without rows there is still a first column, which BERT pools.
+    missing = [[0, 0], [0, tf.cast(tf.equal(token_ids.nrows(), 0), tf.int32)]]
     return {
-        "token_ids": token_ids.to_tensor(tokenizer.pad_id),
-        "segment_ids": tf.cast(segment_ids, tf.int32).to_tensor(0),
+        "token_ids": tf.pad(token_ids.to_tensor(tokenizer.pad_id), missing),
+        "segment_ids": tf.pad(tf.cast(segment_ids, tf.int32).to_tensor(0), missing),
     }

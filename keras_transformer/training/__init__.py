@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_transformer.training.losses import TokenCrossentropy
+from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy
 from keras_transformer.training.model import Model
 from keras_transformer.training.optimizers import Adam
@@ -13,6 +13,7 @@ __all__ = [
     "InverseSqrtWarmup",
     "Model",
     "Perplexity",
+    "PretrainingLoss",
     "TokenAccuracy",
     "TokenCrossentropy",
 ]

@@ -173,7 +173,7 @@ def test_segments_and_positions_matter():
     order = [0, 2, 1, 3, 4, 5, 6]
     swapped = {name: ids[1:2, order] for name, ids in INPUTS.items()}
     other = arrays(model(swapped))["vectors"][0, order]
-    assert np.abs(other - outputs[1]).max() > 1e-2, "positions"
+    assert np.abs(other - outputs[1]).max() > 1e-3, "positions"
 
 
 def test_a_masked_token_is_scored_at_its_position_only():

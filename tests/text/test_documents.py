@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from keras_transformer.text.documents import PretrainingBatches
+from keras_transformer.text.documents import PretrainingBatches, read_documents
 from keras_transformer.text.word_pieces import WordPieceTokenizer
 from tests.text.test_masking import assert_binomial
 
@@ -58,6 +58,33 @@ def rows_of(batch):
         assert batch["segment_ids"][index].tolist() == [*segments, *padding], "segments"
         first, second = row[1:first_end].tolist(), row[first_end + 1 : second_end].tolist()
         yield first, second, int(batch["next_sentence"][index])
+
+
+def test_saved_documents_make_the_same_batches(batches, documents, tmp_path):
+    batches.save(tmp_path / "tokens.npz")
+    tokenizer = tokenizer_of(documents)
+    loaded = PretrainingBatches.load(tmp_path / "tokens.npz", tokenizer, BATCH, MAX_LENGTH, seed=3)
+    assert loaded.checksum() == batches.checksum()
+    assert loaded.steps_per_epoch == batches.steps_per_epoch
+    assert same(elements(loaded, 4, start_step=9), elements(batches, 4, start_step=9))
+    other = PretrainingBatches(documents[1:], tokenizer, BATCH, MAX_LENGTH, seed=3)
+    assert other.checksum() != batches.checksum()
+
+
+def test_documents_are_the_files_of_a_folder_or_the_parts_of_a_file(tmp_path):
+    (tmp_path / "texts" / "b").mkdir(parents=True)
+    (tmp_path / "texts" / "b" / "1.txt").write_text("Two.")
+    (tmp_path / "texts" / "a.txt").write_text("One. And?")
+    (tmp_path / "texts" / "a.csv").write_text("none")
+    assert read_documents(tmp_path / "texts") == ["One. And?", "Two."]
+    (tmp_path / "text.txt").write_bytes(b"One.\r\nAnd?\r\n\r\nTwo.\r\n")
+    assert read_documents(tmp_path / "text.txt") == ["One.\nAnd?", "Two.\n"]
+    (tmp_path / "text.txt").write_bytes(b"One.")
+    with pytest.raises(ValueError, match=r"an empty line between them. Received: .* with 1\."):
+        read_documents(tmp_path / "text.txt")
+    (tmp_path / "text.txt").write_bytes(b"One.\n\n\xff")
+    with pytest.raises(ValueError, match="must be UTF-8"):
+        read_documents(tmp_path / "text.txt")
 
 
 def same(some, others):

@@ -1,0 +1,120 @@
+"""The commands from plain documents to a served label of a pretrained model."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from keras_transformer.serving.c_api import ask
+from train import classification, pretraining
+from train.config import ClassificationConfig, PretrainingConfig
+from train.run import Run
+
+FLAGS = [
+    "--vocabulary-size=80", "--num-layers=1", "--hidden-dim=32", "--intermediate-dim=32",
+    "--num-heads=2", "--max-length=24", "--positions=40", "--batch-size=8", "--warmup-steps=5",
+    "--peak-rate=0.005", "--checkpoint-every=30", "--average=1", "--dropout=0",
+    "--attention-dropout=0", "--pre-norm", "--hold-out=20",
+]  # fmt: skip
+TUNING = [
+    "--max-length=40", "--tokens-per-batch=320", "--warmup-steps=5", "--peak-rate=0.01",
+    "--steps=40", "--checkpoint-every=40", "--average=1", "--hold-out=20",
+]  # fmt: skip
+
+
+def documents():
+    """Rows of the same few words: the neighbours tell a word, and the topic a document."""
+    draw = random.Random(3)
+    for _ in range(100):
+        topic = draw.choice(["cats purr at night", "dogs bark by day"])
+        yield " ".join(f"The {topic}." for _ in range(draw.randint(4, 9))), topic[:3]
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    for number, (text, label) in enumerate(documents()):
+        (folder / "reviews" / label).mkdir(parents=True, exist_ok=True)
+        (folder / "reviews" / label / f"{number}.txt").write_text(text)
+    flags = ["--documents", str(folder / "reviews"), *FLAGS]
+    pretraining.main([*flags, "--steps=210", "--run", str(folder / "bert")])
+    return folder, flags
+
+
+def test_masked_pieces_are_found(pretrained, capsys):
+    folder, flags = pretrained
+    pretraining.main([*flags, "--steps=210", "--run", str(folder / "bert")])
+    said = capsys.readouterr().out
+    assert "is trained already" in said
+    assert float(re.search(r"Masked pieces found: ([\d.]+)%", said)[1]) > 50, "one in five is a dot"
+    history = Run(folder / "bert", PretrainingConfig).history()
+    assert history["val_loss"][-1] < history["val_loss"][0]
+
+
+def test_a_pretrained_model_is_tuned_and_served(pretrained, capsys):
+    folder, _ = pretrained
+    flags = ["--pretrained", str(folder / "bert"), "--folder", str(folder / "reviews"), *TUNING]
+    classification.main([*flags, "--run", str(folder / "tuned")])
+    assert "Accuracy: 100.00% (20 of 20 texts)." in capsys.readouterr().out
+    classification.main(
+        ["export", "--run", str(folder / "tuned"), "--name", "topics", "--directory", str(folder)]
+    )
+    texts = ["The dogs bark by day.", "The cats purr at night. " * 20]
+    [answer] = ask(folder / "topics" / "1", [{"inputs": {"text": texts}}])
+    assert list(answer["outputs"]["label"]) == ["dog", "cat"]
+    assert list(answer["outputs"]["truncated"]) == [False, True]
+
+
+def test_the_same_model_from_scratch_starts_with_other_weights(pretrained):
+    folder, _ = pretrained
+    text = classification.read_one(str(folder / "reviews"), "")
+    backbone = Run(folder / "bert", PretrainingConfig).model().get_layer("encoder").get_weights()
+    for from_scratch in (False, True):
+        config = ClassificationConfig(
+            pretrained=str(folder / "bert"), from_scratch=from_scratch, max_length=40
+        )
+        run = classification.pretrained_run(config)
+        model = classification.pretrained_classifier(config, run, text)
+        weights = model.get_layer("encoder").get_weights()
+        pairs = zip(weights, backbone, strict=True)
+        assert all(np.array_equal(ours, theirs) for ours, theirs in pairs) != from_scratch
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "Give documents to learn from"),
+        (["--documents=missing.txt"], "missing.txt, which does not exist"),
+        (["--documents={folder}", "--hold-out=99"], "hold_out=99 of 100"),
+        (
+            ["--documents={folder}", "--vocabulary-size=60", "--size=huge"],
+            "size must be one of tiny, mini",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(pretrained, flags, expected, tmp_path, capsys):
+    flags = [flag.format(folder=pretrained[0] / "reviews") for flag in flags]
+    with pytest.raises(SystemExit) as caught:
+        pretraining.main([*flags, "--run", str(tmp_path / "run")])
+    message = capsys.readouterr().err
+    assert caught.value.code == 2 and message.count("\n") == 1
+    assert re.search(expected, message)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--num-layers=3"], "has its sizes already. Received: num_layers=3"),
+        (["--max-length=41"], "at most the 40 tokens"),
+    ],
+)
+def test_what_a_pretrained_model_cannot_have_is_refused(
+    pretrained, flags, expected, tmp_path, capsys
+):
+    folder, _ = pretrained
+    flags = ["--pretrained", str(folder / "bert"), "--folder", str(folder / "reviews"), *flags]
+    with pytest.raises(SystemExit):
+        classification.main([*flags, "--run", str(tmp_path / "run")])
+    assert re.search(expected, capsys.readouterr().err)

@@ -1,0 +1,28 @@
+"""A small BERT from the text of film reviews, without those that are held out.
+
+    python -m train.pretraining --config bert_imdb --documents aclImdb/train --run runs/bert
+
+Hardware, minutes and score: see train/README.md.
+"""
+
+from train.config import PretrainingConfig
+
+CONFIG = PretrainingConfig(
+    hold_out=5000,
+    size="mini",
+    vocabulary_size=8000,
+    pre_norm=True,  # learns faster in so short a training
+    dropout=0.0,
+    attention_dropout=0.0,
+    max_length=128,
+    batch_size=64,
+    dtype="mixed_bfloat16",
+    steps=2500,
+    peak_rate=0.001,
+    warmup_steps=250,
+    schedule="cosine",
+    weight_decay=0.01,
+    clip_norm=1.0,
+    checkpoint_every=250,
+    average=1,
+)

@@ -1,0 +1,139 @@
+"""Pretrains BERT on plain documents: masked word pieces, and whether one text follows another.
+
+Train, or go on where an interrupted training was stopped:
+
+    python -m train.pretraining --documents aclImdb/train --hold-out 5000 --run runs/bert
+
+Use what came out, with the same held-out documents if count and seed are the same:
+
+    python -m train.classification --pretrained runs/bert --folder aclImdb/train --hold-out 5000 \\
+        --run runs/imdb_bert
+"""
+
+import itertools
+import sys
+
+import numpy as np
+
+from keras_transformer.models.bert import bert, bert_pretraining
+from keras_transformer.text import (
+    PretrainingBatches,
+    load_tokenizer,
+    read_documents,
+    split_sentences,
+    train_word_pieces,
+)
+from keras_transformer.training import PretrainingLoss, TokenAccuracy
+from keras_transformer.training.distribution import from_all_workers, this_worker
+from train.command import Parser, one_line_errors
+from train.config import PretrainingConfig, add_settings, config_of
+from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
+from train.run import Run, Task, optimizer_of, train
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = Parser(prog="python -m train.pretraining", description=__doc__)
+    parser.add_argument("--run", required=True, help="folder of this run; made if missing")
+    add_device_flags(parser)
+    add_settings(parser, PretrainingConfig)
+    with one_line_errors():
+        options = parser.parse_args(arguments)
+        strategy = strategy_of(options)
+        config = config_of(options, PretrainingConfig)
+        task = pretraining_task(config, *read_texts(config))
+        run = Run(options.run, PretrainingConfig)
+        with leaves_when_a_worker_is_lost(strategy):
+            model = train(run, config, task, strategy)
+            if this_worker(strategy).index == 0 and config.hold_out:
+                print(report(compiled(model, config), task.validation(run.tokenizer())))
+            from_all_workers(strategy, 0)  # the others stay until the chief is done
+
+
+def pretraining_task(config, train_texts, valid_texts):
+    """How a `Run` learns to fill in what is masked.
+
+    Args:
+        config: its settings.
+        train_texts: a list of documents.
+        valid_texts: those to measure on, an empty list for none.
+    """
+    sizes = (config.batch_size, config.max_length, config.seed)
+
+    def read():
+        documents = split_sentences(train_texts)
+        sentences = list(itertools.chain.from_iterable(documents))
+        tokenizer = train_word_pieces(sentences, config.vocabulary_size)
+        return tokenizer, PretrainingBatches(documents, tokenizer, *sizes)
+
+    def load(path):
+        return PretrainingBatches.load(
+            path, load_tokenizer(path.with_name("tokenizer.model")), *sizes
+        )
+
+    def validation(tokenizer):
+        if not valid_texts:
+            return None
+        batches = PretrainingBatches(split_sentences(valid_texts), tokenizer, *sizes)
+        return batches.dataset().take(batches.steps_per_epoch)
+
+    return Task(
+        read=read,
+        load=load,
+        build=lambda tokenizer: compiled(model_of(config, tokenizer.vocabulary_size), config),
+        describe=lambda batches: (
+            f"{batches.num_tokens:,} word pieces, {batches.num_passages:,} passages"
+        ),
+        validation=validation,
+    )
+
+
+def model_of(config, vocabulary_size):
+    backbone = bert(vocabulary_size, max_sequence_length=config.positions, **config.dimensions())
+    return bert_pretraining(backbone)
+
+
+def compiled(model, config):
+    model.compile(
+        optimizer=optimizer_of(config),
+        loss=PretrainingLoss(),
+        # In the order of the names; a next sentence has no padding.
+        metrics=[[TokenAccuracy(name="accuracy")], [TokenAccuracy(pad_id=-1, name="accuracy")]],
+        clip_norm=config.clip_norm or None,
+        accumulation_steps=config.accumulation_steps,
+    )
+    return model
+
+
+def report(model, batches):
+    """A line of how well masked pieces and following texts are told."""
+    logs = model.evaluate(batches, verbose=0, return_dict=True)
+    return (
+        f"Masked pieces found: {logs['masked_tokens_accuracy']:.2%}. "
+        f"Next texts told from random ones: {logs['next_sentence_accuracy']:.2%}. "
+        f"Loss of both: {logs['loss']:.4f} nats."
+    )
+
+
+def read_texts(config):
+    """The documents to learn from and those held out, which may be none.
+
+    Raises:
+        ValueError: if the config names no documents, or as many are held out.
+    """
+    if not config.documents:
+        raise ValueError("Give documents to learn from: --documents, a folder or a file.")
+    texts = read_documents(config.documents)
+    if not 0 <= config.hold_out <= len(texts) - 2:
+        raise ValueError(
+            "hold_out must leave two documents to learn from. "
+            f"Received: hold_out={config.hold_out} of {len(texts)}."
+        )
+    # As `hold_out` of labelled texts does, so that both hold out the same.
+    order = np.random.default_rng(config.seed).permutation(len(texts))
+    parts = np.sort(order[config.hold_out :]), np.sort(order[: config.hold_out])
+    return tuple([texts[i] for i in part] for part in parts)
+
+
+if __name__ == "__main__":
+    main()
