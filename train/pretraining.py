@@ -14,6 +14,7 @@ import itertools
 import sys
 
 import numpy as np
+import tensorflow as tf
 
 from keras_transformer.models.bert import bert, bert_pretraining
 from keras_transformer.text import (
@@ -75,7 +76,9 @@ def pretraining_task(config, train_texts, valid_texts):
         if not valid_texts:
             return None
         batches = PretrainingBatches(split_sentences(valid_texts), tokenizer, *sizes)
-        return batches.dataset().take(batches.steps_per_epoch)
+        count = batches.steps_per_epoch
+        # Keras warns of a dataset that ends and had not said when.
+        return batches.dataset().take(count).apply(tf.data.experimental.assert_cardinality(count))
 
     return Task(
         read=read,

@@ -308,7 +308,9 @@ def split_sentences(texts: Sequence[str]) -> list[list[str]]:
     breaker = tensorflow_text.StateBasedSentenceBreaker()
     sentences = []
     for start in range(0, len(texts), _AT_A_TIME):
-        broken = tf.strings.strip(breaker.break_sentences(texts[start : start + _AT_A_TIME]))
+        # The breaker cuts a space of several bytes, such as NEL, in two.
+        spaced = tf.strings.regex_replace(texts[start : start + _AT_A_TIME], r"[\p{Z}\x{85}]", " ")
+        broken = tf.strings.strip(breaker.break_sentences(spaced))
         sentences += [[sentence.decode() for sentence in text] for text in broken.to_list()]
     return sentences
 

@@ -7,6 +7,8 @@ import time
 
 import keras
 
+from keras_transformer.training.losses import TokenCrossentropy
+
 
 class StopOnNonFiniteLoss(keras.callbacks.Callback):
     """Stops training with a clear error at the first step whose loss is not finite.
@@ -27,20 +29,27 @@ class StopOnNonFiniteLoss(keras.callbacks.Callback):
 
 
 class TokensPerSecond(keras.callbacks.Callback):
-    """Adds to the logs how many real target tokens are trained on per second of the epoch."""
+    """Adds to the logs how many real target tokens are trained on per second of the epoch.
+
+    Of a loss that counts rows, such as that of a classifier, they are rows: examples.
+    """
+
+    def on_train_begin(self, logs=None):
+        of_tokens = isinstance(self.model.loss, TokenCrossentropy)
+        self._name = "tokens_per_second" if of_tokens else "examples_per_second"
 
     def on_epoch_begin(self, epoch, logs=None):
         self._start = time.perf_counter()
         self._rate = 0
 
     def on_train_batch_end(self, batch, logs=None):
-        # The loss is averaged over tokens, so its tracker has counted them.
+        # The loss is averaged over them, so its tracker has counted them.
         tokens = float(self.model._loss_tracker.count.numpy())
         self._rate = round(tokens / (time.perf_counter() - self._start))
-        logs["tokens_per_second"] = self._rate
+        logs[self._name] = self._rate
 
     def on_epoch_end(self, epoch, logs=None):
-        logs["tokens_per_second"] = self._rate  # without the time that validation took
+        logs[self._name] = self._rate  # without the time that validation took
 
 
 class BestScore(keras.callbacks.Callback):

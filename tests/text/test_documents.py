@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from keras_transformer.text.documents import PretrainingBatches, read_documents
+from keras_transformer.text.documents import PretrainingBatches, read_documents, split_sentences
 from keras_transformer.text.word_pieces import WordPieceTokenizer
 from tests.text.test_masking import assert_binomial
 
@@ -69,6 +69,12 @@ def test_saved_documents_make_the_same_batches(batches, documents, tmp_path):
     assert same(elements(loaded, 4, start_step=9), elements(batches, 4, start_step=9))
     other = PretrainingBatches(documents[1:], tokenizer, BATCH, MAX_LENGTH, seed=3)
     assert other.checksum() != batches.checksum()
+
+
+def test_sentences_end_at_any_kind_of_space():
+    text = "Go.\u0085Yes!\u00a0It is 3,5 m… So\u2003what?"
+    expected = ["Go.", "Yes!", "It is 3,5 m…", "So what?"]
+    assert split_sentences([text, ""])[0] == expected
 
 
 def test_documents_are_the_files_of_a_folder_or_the_parts_of_a_file(tmp_path):

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.training import TokenCrossentropy
+from keras_transformer.training import Model, TokenCrossentropy
 from keras_transformer.training.callbacks import BestScore, StopOnNonFiniteLoss, TokensPerSecond
 
 from .conftest import (
@@ -65,6 +65,15 @@ def test_tokens_per_second_counts_real_tokens_of_the_epoch(monkeypatch):
     # 6 and 5 real tokens; two epochs of 2 and of 4 seconds.
     assert rates == [6, round(11 / 2), 3, round(11 / 4)], "rates after each batch"
     assert history["tokens_per_second"] == [round(11 / 2), round(11 / 4)], "rates of the epochs"
+
+
+def test_without_tokens_examples_are_counted():
+    inputs = keras.Input((3,))
+    model = Model(inputs, keras.layers.Dense(2)(inputs))
+    model.compile("sgd", loss="mse")
+    ones = np.ones((5, 3), "float32")
+    history = model.fit(ones, ones[:, :2], callbacks=[TokensPerSecond()], verbose=0).history
+    assert history["examples_per_second"][0] > 0 and "tokens_per_second" not in history
 
 
 def test_best_score_saves_the_model_that_had_the_highest(tmp_path):
