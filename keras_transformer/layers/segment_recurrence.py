@@ -106,8 +106,8 @@ class SegmentRecurrence(keras.layers.Wrapper):
         Returns:
             The pair of outputs, (batch, length, dim), and the memory, longer by `length`.
         """
-        no_tokens = ops.zeros_like(token_ids[:, :0], dtype="bool")
-        memories, is_remembered = (None, no_tokens) if memory is None else memory
+        nothing = ops.zeros_like(token_ids[:, :0], dtype="bool")
+        memories, is_remembered = (None, nothing) if memory is None else memory
         is_real = ops.concatenate([is_remembered, padding_mask(token_ids)], axis=1)
         same_document = None
         if self.start_id is not None:
@@ -122,6 +122,19 @@ class SegmentRecurrence(keras.layers.Wrapper):
         if same_document is not None:
             is_real = ops.logical_and(is_real, same_document[:, -1])
         return outputs, (memories, is_real)
+
+    def attention_scores(self, inputs, token_ids):
+        """The attention weights of each block when a row is read by itself.
+
+        Returns:
+            A list with one tensor a block, (batch, heads, length, length).
+        """
+        same_document = None
+        if self.start_id is not None:
+            nothing = ops.zeros_like(token_ids[:, :0], dtype="bool")
+            same_document = self._same_document(nothing, token_ids)
+        is_real = padding_mask(token_ids)
+        return self.layer.attention_scores(inputs, None, is_real, same_document)
 
     def _same_document(self, is_remembered, token_ids):
         """Boolean (batch, length, past + length): True between tokens of one document."""

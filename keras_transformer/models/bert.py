@@ -197,6 +197,25 @@ def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labe
     return Model(backbone.input, _logits(num_labels, "head")(vectors), name=name)
 
 
+def attention_scores(model, token_ids, segment_ids):
+    """The attention weights of every layer and head for given texts.
+
+    Args:
+        model: of any function here, as built or reloaded.
+        token_ids: (batch, length), 0 for padding.
+        segment_ids: (batch, length).
+
+    Returns:
+        A dictionary of one list, "encoder", with one tensor (batch, heads, length, length)
+        a layer.
+    """
+    inputs = {name: model.input[name] for name in ("token_ids", "segment_ids")}
+    embedded = keras.Model(inputs, model.get_layer("embedding_dropout").output)
+    vectors = embedded({"token_ids": token_ids, "segment_ids": segment_ids})
+    mask = padding_mask(ops.convert_to_tensor(token_ids))
+    return {"encoder": model.get_layer("encoder").attention_scores(vectors, mask)}
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class VocabularyBias(keras.layers.Layer):
     """Adds a learned number to the logit of each token, in float32.

@@ -233,3 +233,19 @@ def step(model, token_ids, parents, position, cache):
         mask = ops.concatenate([past, mask[:, :, -num_beams:]], axis=2)
     vectors, longer = recurrence.layer.step(embedding(token_ids), cache["stack"], mask)
     return embedding(vectors, reverse=True), {"stack": longer, "mask": mask}
+
+
+def attention_scores(model, token_ids):
+    """The attention weights of every layer and head for given texts, without a memory.
+
+    Args:
+        model: of `transformer_xl`, as built or reloaded.
+        token_ids: (batch, length), 0 for padding.
+
+    Returns:
+        A dictionary of one list, "decoder", with one tensor (batch, heads, length, length)
+        a layer.
+    """
+    token_ids = ops.convert_to_tensor(token_ids, dtype="int32")
+    vectors = model.get_layer("embedding")(token_ids)
+    return {"decoder": model.get_layer("recurrence").attention_scores(vectors, token_ids)}

@@ -7,6 +7,7 @@ import pytest
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models.bert import (
     SIZES,
+    attention_scores,
     bert,
     bert_classifier,
     bert_pretraining,
@@ -174,6 +175,17 @@ def test_segments_and_positions_matter():
     swapped = {name: ids[1:2, order] for name, ids in INPUTS.items()}
     other = arrays(model(swapped))["vectors"][0, order]
     assert np.abs(other - outputs[1]).max() > 1e-3, "positions"
+
+
+def test_attention_scores_never_look_at_padding():
+    backbone = fill(backbone_of())
+    scores = attention_scores(bert_classifier(backbone, 2), TOKENS, SEGMENTS)["encoder"]
+    assert [tuple(layer.shape) for layer in scores] == [(3, 3, 7, 7)] * 2
+    for layer in map(array, scores):
+        np.testing.assert_allclose(layer.sum(-1), 1, atol=1e-5)
+        assert (layer.swapaxes(1, 3)[~REAL] == 0).all() and (layer.swapaxes(1, 3)[REAL] > 0).all()
+    other = attention_scores(backbone, TOKENS, 1 - SEGMENTS)["encoder"]
+    assert np.abs(array(other[0]) - array(scores[0])).max() > 1e-3, "segments matter"
 
 
 def test_a_masked_token_is_scored_at_its_position_only():

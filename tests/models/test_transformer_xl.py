@@ -6,6 +6,7 @@ import tensorflow as tf
 from keras_transformer.decoding import greedy_search
 from keras_transformer.models.transformer_xl import (
     SIZES,
+    attention_scores,
     forget,
     newest,
     read,
@@ -216,6 +217,16 @@ def test_validation_between_two_epochs_leaves_the_memory_alone():
     np.testing.assert_allclose(validated, alone, rtol=1e-6)
     again = list(losses(model, ids))
     assert abs(again[0] - alone[0]) > 1e-4, "without forgetting, the end is before the beginning"
+
+
+def test_attention_scores_look_back_within_the_document():
+    scores = attention_scores(model_of(start_id=START), text(17))["decoder"]
+    assert [tuple(layer.shape) for layer in scores] == [(3, 3, 17, 17)] * 2
+    for layer in map(array, scores):
+        np.testing.assert_allclose(layer.sum(-1), 1, atol=1e-5)
+        np.testing.assert_array_equal(np.triu(layer, 1), 0)
+        assert (layer[0, :, 9:, :9] == 0).all(), "a document begins at token 9 of row 0"
+        assert (layer[2, :, 9:, :9] > 0).all()
 
 
 def test_dropout_acts_in_training_only():
