@@ -1,0 +1,24 @@
+"""The sentiment of film reviews, from a BERT pretrained on the text of the others.
+
+    python -m train.classification --config imdb_bert --pretrained runs/bert \
+        --folder aclImdb/train --run runs/imdb_bert
+
+Hardware, minutes and score, also without the pretraining: see train/README.md.
+"""
+
+from train.config import ClassificationConfig
+
+CONFIG = ClassificationConfig(
+    hold_out=5000,
+    max_length=256,
+    dropout=0.1,
+    tokens_per_batch=8192,
+    steps=600,
+    peak_rate=0.0005,
+    warmup_steps=100,
+    schedule="cosine",
+    weight_decay=0.01,
+    clip_norm=1.0,
+    checkpoint_every=100,
+    average=1,
+)
