@@ -10,6 +10,7 @@ from train.config import PretrainingConfig
 CONFIG = PretrainingConfig(
     hold_out=5000,
     size="mini",
+    num_layers=2,
     vocabulary_size=8000,
     pre_norm=True,  # learns faster in so short a training
     dropout=0.0,
@@ -17,12 +18,12 @@ CONFIG = PretrainingConfig(
     max_length=128,
     batch_size=64,
     dtype="mixed_bfloat16",
-    steps=2500,
+    steps=1500,
     peak_rate=0.001,
-    warmup_steps=250,
+    warmup_steps=150,
     schedule="cosine",
     weight_decay=0.01,
     clip_norm=1.0,
-    checkpoint_every=250,
+    checkpoint_every=100,
     average=1,
 )
