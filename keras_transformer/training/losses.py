@@ -87,6 +87,8 @@ class PretrainingLoss(keras.losses.Loss):
     Each is a mean of its own, over the masked tokens and over the examples of the whole
     batch. The data brings the weights that make a sum over examples of the first: only it
     sees the whole batch, of which a replica, or a part of an accumulated step, sees a share.
+    It is a loss of two outputs, which the library's train step on TensorFlow takes; Keras's
+    own, on JAX and PyTorch, wants a loss for each.
 
     Source: Devlin et al. 2018, appendix A.2 (https://arxiv.org/abs/1810.04805).
 

@@ -18,6 +18,9 @@ from keras_transformer.training.metrics import TokenAccuracy
 from tests.layers.test_against_keras_hub import copy_block
 from tests.reference import array, exact, fill
 
+needs_tensorflow = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="a loss of two outputs needs our train step"
+)
 TINY = {"num_layers": 2, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
 VOCABULARY, LONGEST = 29, 13
 TOKENS = np.array([[2, 9, 4, 3, 8, 3, 0], [2, 17, 28, 8, 3, 6, 3], [2, 3, 5, 3, 0, 0, 0]], "int32")
@@ -227,6 +230,7 @@ def test_bfloat16_gives_about_the_same_logits():
         np.testing.assert_allclose(computed, logits, atol=0.1 * np.abs(logits).max(), err_msg=name)
 
 
+@needs_tensorflow
 def test_heads_share_the_backbone_and_train_it():
     backbone = backbone_of(dropout=0.0, attention_dropout=0.0)
     pretraining, classifier = bert_pretraining(backbone), bert_classifier(backbone, 3, dropout=0.0)
@@ -256,6 +260,7 @@ def gradient_reaches_all(model, inputs, labels, loss):
         assert (exact(weight) != old).any(), f"a gradient reaches {weight.path}"
 
 
+@needs_tensorflow
 def test_one_fit_step_reaches_every_weight():
     labels = np.where(REAL, TOKENS % 4 + 1, 0)
     gradient_reaches_all(bert_pretraining(backbone_of()), ALL_INPUTS, LABELS, PretrainingLoss())
@@ -264,6 +269,7 @@ def test_one_fit_step_reaches_every_weight():
     gradient_reaches_all(bert_token_labeller(backbone_of(), 5), INPUTS, labels, TokenCrossentropy())
 
 
+@needs_tensorflow
 def test_the_pretraining_heads_learn_a_few_examples_by_heart():
     model = bert_pretraining(backbone_of(hidden_dim=24, num_heads=2, dropout=0.0))
     accuracies = [[TokenAccuracy()], [TokenAccuracy(pad_id=-1)]]
