@@ -146,7 +146,7 @@ class SegmentRecurrence(keras.layers.Wrapper):
 
     def forget(self):
         """Empties the memory of all rows, before a training goes on with other text."""
-        self._is_remembered.assign(ops.zeros_like(self._is_remembered))
+        self._is_remembered.assign(ops.zeros(self._is_remembered.shape, "bool"))
 
     def _own_variable(self, name, shape, dtype):
         """State of which every replica has its own, of which the first is shown to others."""
