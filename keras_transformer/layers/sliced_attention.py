@@ -48,8 +48,9 @@ class SlicedAttention(keras.layers.Layer):
 
     Example:
         >>> layer = SlicedAttention(num_heads=1, use_projections=False)
-        >>> layer(keras.ops.eye(2)[None])[0].numpy().round(2).tolist()
-        [[0.67, 0.33], [0.33, 0.67]]
+        >>> layer(keras.ops.eye(2)[None])[0].numpy().round(2)
+        array([[0.67, 0.33],
+               [0.33, 0.67]], dtype=float32)
     """
 
     def __init__(self, num_heads, use_projections=True, **kwargs):
