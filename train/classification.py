@@ -25,12 +25,7 @@ import tensorflow as tf
 from keras_transformer.models.bert import bert_backbone, bert_classifier
 from keras_transformer.models.classifier import classifier
 from keras_transformer.serving import Classifier, ClassifierFunctions, export, with_dtype
-from keras_transformer.text import (
-    LabelledBatches,
-    load_tokenizer,
-    pack_segments,
-    train_tokenizer,
-)
+from keras_transformer.text import LabelledBatches, pack_segments, train_tokenizer
 from keras_transformer.text.labelled import (
     hold_out,
     read_labelled_dataset,
@@ -151,8 +146,8 @@ def classification_task(config, train_text, valid_text=None):
             tokenizer = train_tokenizer(train_text.texts, config.vocabulary_size, config.tokens)
         return tokenizer, batches_of(config, tokenizer, train_text)
 
-    def load(path):
-        prepare, _ = inputs_of(config, load_tokenizer(path.with_name("tokenizer.model")))
+    def load(path, tokenizer):
+        prepare, _ = inputs_of(config, tokenizer)
         return LabelledBatches.load(path, config.tokens_per_batch, config.seed, prepare)
 
     def validation(tokenizer):

@@ -13,17 +13,16 @@ Use what came out, with the same held-out documents if count and seed are the sa
 import itertools
 import sys
 
-import numpy as np
 import tensorflow as tf
 
 from keras_transformer.models.bert import bert, bert_pretraining
 from keras_transformer.text import (
     PretrainingBatches,
-    load_tokenizer,
     read_documents,
     split_sentences,
     train_word_pieces,
 )
+from keras_transformer.text.labelled import split_rows
 from keras_transformer.training import PretrainingLoss, TokenAccuracy
 from keras_transformer.training.distribution import from_all_workers, this_worker
 from train.command import Parser, one_line_errors
@@ -67,11 +66,6 @@ def pretraining_task(config, train_texts, valid_texts):
         tokenizer = train_word_pieces(sentences, config.vocabulary_size)
         return tokenizer, PretrainingBatches(documents, tokenizer, *sizes)
 
-    def load(path):
-        return PretrainingBatches.load(
-            path, load_tokenizer(path.with_name("tokenizer.model")), *sizes
-        )
-
     def validation(tokenizer):
         if not valid_texts:
             return None
@@ -82,7 +76,7 @@ def pretraining_task(config, train_texts, valid_texts):
 
     return Task(
         read=read,
-        load=load,
+        load=lambda path, tokenizer: PretrainingBatches.load(path, tokenizer, *sizes),
         build=lambda tokenizer: compiled(model_of(config, tokenizer.vocabulary_size), config),
         describe=lambda batches: (
             f"{batches.num_tokens:,} word pieces, {batches.num_passages:,} passages"
@@ -132,9 +126,7 @@ def read_texts(config):
             "hold_out must leave two documents to learn from. "
             f"Received: hold_out={config.hold_out} of {len(texts)}."
         )
-    # As `hold_out` of labelled texts does, so that both hold out the same.
-    order = np.random.default_rng(config.seed).permutation(len(texts))
-    parts = np.sort(order[config.hold_out :]), np.sort(order[: config.hold_out])
+    parts = split_rows(len(texts), config.hold_out, config.seed)  # as of labelled texts
     return tuple([texts[i] for i in part] for part in parts)
 
 

@@ -128,7 +128,7 @@ class Task:
     Args:
         read: () -> the pair of a tokenizer and batches (`dataset(step)`, `steps_per_epoch`,
             `checksum()`, `save(path)`) made from the text.
-        load: path -> the batches that were saved there.
+        load: path, tokenizer -> the batches that were saved there.
         build: tokenizer -> a compiled model.
         describe: batches -> what is printed of the data.
         validation: tokenizer -> a dataset to measure on after each epoch, or None.
@@ -171,7 +171,8 @@ def train(run, config, task, strategy=None):
         return run.model()
     keras.utils.set_random_seed(config.seed)
     if exists:  # the text is not tokenised again, and may even have changed
-        tokenizer, batches = run.tokenizer(), task.load(run.tokens_file)
+        tokenizer = run.tokenizer()
+        batches = task.load(run.tokens_file, tokenizer)
     else:
         tokenizer, batches = task.read()
     check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")

@@ -99,7 +99,7 @@ def translation_task(run, config, train_text, valid_text=None):
 
     return Task(
         read=read,
-        load=lambda path: TokenBatches.load(path, *limits),
+        load=lambda path, _: TokenBatches.load(path, *limits),
         build=lambda tokenizer: compiled_model(config, tokenizer.vocabulary_size),
         describe=lambda batches: (
             f"{batches.num_pairs:,} pairs, {batches.num_target_tokens:,} target tokens, "

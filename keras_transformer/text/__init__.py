@@ -29,10 +29,10 @@ def load_tokenizer(path):
     """The tokenizer that its `save` has written to a file, of whichever kind it is."""
     with open(path, "rb") as file:
         beginning = file.read(16)
-    if not beginning.startswith((b"{", b"[")):
-        return Tokenizer.load(path)  # a SentencePiece model, which never begins so
     if beginning.startswith(b"[PAD]"):
         return WordPieceTokenizer.load(path)
+    if not beginning.startswith(b"{"):
+        return Tokenizer.load(path)  # a SentencePiece model, which never begins so
     kind = SymbolTokenizer if b"characters" in beginning else BytePairTokenizer
     return kind.load(path)
 

@@ -6,6 +6,7 @@ goes on at any step without reading what came before.
 
 import functools
 import logging
+import os
 import pathlib
 import zlib
 from collections.abc import Sequence
@@ -85,15 +86,12 @@ class TokenBatches:
 
     def save(self, path) -> None:
         """Writes the tokenised text to a file of NumPy's format npz, whole or not at all."""
-        path = pathlib.Path(path)
-        draft = path.with_name(f".{path.name}.npz")
         sides = {"source": self._sources, "target": self._targets}
-        np.savez(
-            draft,
+        save_arrays(
+            path,
             **{f"{side}_ids": ids.flat_values.numpy() for side, ids in sides.items()},
             **{f"{side}_lengths": ids.row_lengths().numpy() for side, ids in sides.items()},
         )
-        draft.replace(path)
 
     @classmethod
     def load(cls, path, tokens_per_batch: int = 4096, max_length: int = 256, seed: int = 0):
@@ -164,6 +162,14 @@ class TokenBatches:
         # Where the label is padding, the shifted row holds the end of a shorter sentence.
         target_ids = tf.where(labels == PAD_ID, PAD_ID, shifted)
         return {"source_ids": source_ids, "target_ids": target_ids}, labels
+
+
+def save_arrays(path, **arrays) -> None:
+    """Writes arrays to a file of NumPy's format npz, whole or not at all."""
+    path = pathlib.Path(path)
+    draft = path.with_name(f".{os.getpid()}.{path.name}.npz")
+    np.savez(draft, **arrays)
+    draft.replace(path)
 
 
 def tokenize_all(texts: Sequence[str], tokenizer: Tokenizer, cut=None) -> tf.RaggedTensor:

@@ -5,7 +5,6 @@ step without reading what came before.
 """
 
 import logging
-import os
 import pathlib
 import zlib
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_text
 
-from keras_transformer.text.batching import tokenize_all
+from keras_transformer.text.batching import save_arrays, tokenize_all
 from keras_transformer.text.corpora import read_text
+from keras_transformer.text.length_plan import batched
 from keras_transformer.text.masking import mask_tokens
 from keras_transformer.text.segments import pack_segments
 from keras_transformer.text.word_pieces import WordPieceTokenizer
@@ -122,23 +122,15 @@ class PretrainingBatches:
                 lambda step: (epoch * self.steps_per_epoch + step, self._rows(order, step))
             )
 
-        batches = tf.data.Dataset.counter(start=first_epoch).flat_map(batches_of)
-        batches = batches.map(self._batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = (
-            tf.data.experimental.AutoShardPolicy.DATA
-        )
-        return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+        epochs = tf.data.Dataset.counter(start=first_epoch)
+        return batched(epochs.flat_map(batches_of), self._batch)
 
     def save(self, path) -> None:
         """Writes the tokenised documents to a file of NumPy's format npz, whole or not at all."""
-        path = pathlib.Path(path)
-        draft = path.with_name(f".{os.getpid()}.{path.name}.npz")
-        np.savez(
-            draft, ids=self._ids, starts=self._starts, first_sentences=self._first_sentences,
+        save_arrays(
+            path, ids=self._ids, starts=self._starts, first_sentences=self._first_sentences,
             num_dropped=self.num_dropped,
         )  # fmt: skip
-        draft.replace(path)
 
     @classmethod
     def load(cls, path, tokenizer, batch_size=32, max_length=128, seed=0) -> "PretrainingBatches":

@@ -1,6 +1,5 @@
 """Texts with labels: reading them, and cutting them into batches."""
 
-import os
 import pathlib
 import zlib
 from typing import NamedTuple
@@ -8,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.text.batching import ragged, tokenize_all
+from keras_transformer.text.batching import ragged, save_arrays, tokenize_all
 from keras_transformer.text.corpora import builder_of, check_split, lines_of
 from keras_transformer.text.length_plan import LengthPlan, batched
 from keras_transformer.text.tokenizers import PAD_ID
@@ -134,12 +133,16 @@ def hold_out(text: LabelledText, count: int, seed: int) -> tuple[LabelledText, L
             "hold_out must leave examples to learn from. "
             f"Received: hold_out={count} of {len(text.texts)} examples."
         )
-    order = np.random.default_rng(seed).permutation(len(text.texts))
-    parts = np.sort(order[count:]), np.sort(order[:count])
     return tuple(
         labelled([text.texts[i] for i in part], [text.labels[i] for i in part], text.names)
-        for part in parts
+        for part in split_rows(len(text.texts), count, seed)
     )
+
+
+def split_rows(number: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draws `count` of the rows 0 to `number` - 1: the others and these, each in order."""
+    order = np.random.default_rng(seed).permutation(number)
+    return np.sort(order[count:]), np.sort(order[:count])
 
 
 class LabelledBatches:
@@ -196,11 +199,8 @@ class LabelledBatches:
 
     def save(self, path) -> None:
         """Writes the tokenised texts to a file of NumPy's format npz, whole or not at all."""
-        path = pathlib.Path(path)
-        draft = path.with_name(f".{os.getpid()}.{path.name}.npz")
-        lengths = self._ids.row_lengths().numpy()
-        np.savez(draft, ids=self._ids.flat_values.numpy(), lengths=lengths, labels=self._labels)
-        draft.replace(path)
+        ids, lengths = self._ids.flat_values.numpy(), self._ids.row_lengths().numpy()
+        save_arrays(path, ids=ids, lengths=lengths, labels=self._labels)
 
     @classmethod
     def load(cls, path, tokens_per_batch=8192, seed=0, prepare=None) -> "LabelledBatches":

@@ -66,6 +66,17 @@ def test_a_pretrained_model_is_tuned_and_served(pretrained, capsys):
     assert list(answer["outputs"]["truncated"]) == [False, True]
 
 
+def test_pretraining_and_tuning_hold_out_the_same_texts(pretrained):
+    folder, _ = pretrained
+    given = {"hold_out": 20, "seed": 5}
+    documents = PretrainingConfig(documents=str(folder / "reviews"), **given)
+    labelled = ClassificationConfig(folder=str(folder / "reviews"), **given)
+    for texts, labelled_texts in zip(
+        pretraining.read_texts(documents), classification.read_text(labelled), strict=True
+    ):
+        assert texts == labelled_texts.texts
+
+
 def test_the_same_model_from_scratch_starts_with_other_weights(pretrained):
     folder, _ = pretrained
     text = classification.read_one(str(folder / "reviews"), "")
