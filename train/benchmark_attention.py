@@ -10,9 +10,10 @@ import json
 import math
 import resource
 import statistics
-import subprocess
 import sys
 import time
+
+from train.benchmark_rounds import answer_of
 
 HIDDEN_DIM, NUM_HEADS, BATCH_SIZE = 512, 8, 1
 PATTERNS = ["dense", "strided", "fixed", "local"]
@@ -39,10 +40,7 @@ def measure_attention(pattern, length, repeats):
     """
     command = [sys.executable, "-m", "train.benchmark_attention", pattern, str(length)]
     command += ["--repeats", str(repeats)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{pattern} ended with code {done.returncode}: {done.stderr[-1000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return answer_of(command, pattern)
 
 
 def table(results):

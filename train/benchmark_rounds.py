@@ -6,8 +6,10 @@ does one round of work when asked; the rounds of all engines interleave.
 """
 
 import importlib.util
+import json
 import multiprocessing
 import os
+import subprocess
 import time
 
 # Threads of OpenMP spin for a while when their work is done, and would slow the next engine.
@@ -127,3 +129,11 @@ def _seconds_a_unit(engine, steps):
     for _ in range(steps):
         engine.unit()
     return (time.perf_counter() - start) / steps
+
+
+def answer_of(command, name):
+    """What a command prints last, read as JSON; `name` is what its failure is called."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name} ended with code {done.returncode}: {done.stderr[-1000:]}")
+    return json.loads(done.stdout.splitlines()[-1])

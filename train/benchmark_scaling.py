@@ -9,11 +9,11 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 import sys
 import time
 
 from train.benchmark_peers import Engine, Task, import_keras, ours_training, training_flops
+from train.benchmark_rounds import answer_of
 
 ARRANGEMENTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 workers": (2, 1)}
 BYTES = 4  # of a float32, in which gradients are reduced
@@ -31,10 +31,7 @@ def measure_arrangement(name, size_name, steps):
     command = [sys.executable, "-m", "train.benchmark_scaling", str(devices)]
     command += ["--size", size_name, "--steps", str(steps)]
     launch = [sys.executable, "-m", "train.launch", "--workers", str(workers), "--restarts", "0"]
-    done = subprocess.run([*launch, "--", *command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{name} ended with code {done.returncode}: {done.stderr[-1000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return answer_of([*launch, "--", *command], name)
 
 
 def table(results):

@@ -106,12 +106,10 @@ class SegmentRecurrence(keras.layers.Wrapper):
         Returns:
             The pair of outputs, (batch, length, dim), and the memory, longer by `length`.
         """
-        nothing = ops.zeros_like(token_ids[:, :0], dtype="bool")
-        memories, is_remembered = (None, nothing) if memory is None else memory
+        no_tokens = ops.zeros_like(token_ids[:, :0], dtype="bool")
+        memories, is_remembered = (None, no_tokens) if memory is None else memory
         is_real = ops.concatenate([is_remembered, padding_mask(token_ids)], axis=1)
-        same_document = None
-        if self.start_id is not None:
-            same_document = self._same_document(is_remembered, token_ids)
+        same_document = self._same_document(is_remembered, token_ids)
         outputs, memories = self.layer(
             inputs,
             memories,
@@ -129,15 +127,13 @@ class SegmentRecurrence(keras.layers.Wrapper):
         Returns:
             A list with one tensor a block, (batch, heads, length, length).
         """
-        same_document = None
-        if self.start_id is not None:
-            nothing = ops.zeros_like(token_ids[:, :0], dtype="bool")
-            same_document = self._same_document(nothing, token_ids)
-        is_real = padding_mask(token_ids)
-        return self.layer.attention_scores(inputs, None, is_real, same_document)
+        same_document = self._same_document(token_ids[:, :0], token_ids)
+        return self.layer.attention_scores(inputs, None, padding_mask(token_ids), same_document)
 
     def _same_document(self, is_remembered, token_ids):
-        """Boolean (batch, length, past + length): True between tokens of one document."""
+        """Boolean (batch, length, past + length), True within a document; None if all is one."""
+        if self.start_id is None:
+            return None
         is_start = ops.cast(ops.equal(token_ids, self.start_id), "int32")
         targets = ops.cumsum(is_start, axis=1)  # 0 as long as that of the memory goes on
         past = ops.zeros_like(is_remembered, dtype="int32")

@@ -144,9 +144,8 @@ def bert_backbone(model):
         >>> sorted(bert_backbone(model).output)
         ['pooled', 'vectors']
     """
-    inputs = {name: model.input[name] for name in ("token_ids", "segment_ids")}
     vectors, pooled = (model.get_layer(name).output for name in ("encoder", "pooler"))
-    return Model(inputs, {"vectors": vectors, "pooled": pooled}, name="bert")
+    return Model(_text_inputs(model), {"vectors": vectors, "pooled": pooled}, name="bert")
 
 
 def bert_classifier(backbone, num_labels, dropout=0.1, name="bert_classifier"):
@@ -209,8 +208,7 @@ def attention_scores(model, token_ids, segment_ids):
         A dictionary of one list, "encoder", with one tensor (batch, heads, length, length)
         a layer.
     """
-    inputs = {name: model.input[name] for name in ("token_ids", "segment_ids")}
-    embedded = keras.Model(inputs, model.get_layer("embedding_dropout").output)
+    embedded = keras.Model(_text_inputs(model), model.get_layer("embedding_dropout").output)
     vectors = embedded({"token_ids": token_ids, "segment_ids": segment_ids})
     mask = padding_mask(ops.convert_to_tensor(token_ids))
     return {"encoder": model.get_layer("encoder").attention_scores(vectors, mask)}
@@ -246,6 +244,10 @@ class VocabularyBias(keras.layers.Layer):
 
     def get_config(self):
         return super().get_config()  # which Keras would refuse, unasked, for a dtype policy
+
+
+def _text_inputs(model):
+    return {name: model.input[name] for name in ("token_ids", "segment_ids")}
 
 
 def _norm(name, epsilon, dtype):

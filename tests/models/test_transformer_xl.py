@@ -142,7 +142,7 @@ def test_a_search_finds_what_repeated_passes_find():
 
 
 @needs_tensorflow
-@pytest.mark.parametrize("memory_length", [0, 5, 100])
+@pytest.mark.parametrize("memory_length", [0, 3, 5, 9, 100])
 @pytest.mark.parametrize("segment_length", [1, 7, 100])
 def test_a_score_is_the_sum_of_nats_with_the_memory_asked_for(segment_length, memory_length):
     """Also with a longer memory than in training, which is 5."""

@@ -28,7 +28,9 @@ def test_a_flag_overrides_the_experiment_and_nothing_else():
 
 
 def test_an_unknown_experiment_is_named_with_those_that_exist():
-    with pytest.raises(ValueError, match=r"one of .*demo, imdb, .*multi30k.*Received: 'multi31k'"):
+    with pytest.raises(
+        ValueError, match=r"one of bert_imdb, demo, imdb, imdb_bert, multi30k.*Received: 'multi31k'"
+    ):
         load_config("multi31k")
 
 
