@@ -187,7 +187,8 @@ def pretrained_run(config):
             raise ValueError("--from-scratch compares with --pretrained: give both.")
         return None
     run = Run(config.pretrained, PretrainingConfig)
-    names = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "token_dropout")
+    names = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "activation")
+    names += ("token_dropout",)
     if given := [name for name in names if getattr(config, name)]:
         raise ValueError(
             "The model of --pretrained has its sizes already. "
@@ -206,7 +207,7 @@ def pretrained_classifier(config, run, text):
     if config.from_scratch:
         backbone = keras.models.clone_model(backbone)
     dropout = max(config.dropout, 0.0)
-    return bert_classifier(backbone, len(text.names), dropout)
+    return bert_classifier(backbone, len(text.names), dropout, config.pooling)
 
 
 def new_classifier(config, vocabulary_size, text):

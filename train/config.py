@@ -24,6 +24,9 @@ class TrainingConfig:
     dropout: float = setting(-1.0, "probability of dropping a residual; -1 as in the row")
     attention_dropout: float = setting(0.0, "probability of dropping an attention weight")
     activation_dropout: float = setting(0.0, "probability of dropping a feed-forward activation")
+    activation: str = setting(
+        "", "of the feed-forward networks, a name of Keras; none for that of the model"
+    )
     pre_norm: bool = setting(True, "normalise before each sub-layer instead of after")
     dtype: str = setting("float32", "Keras dtype policy: float32 or mixed_bfloat16")
 
@@ -52,7 +55,7 @@ class TrainingConfig:
         chosen = {"size": self.size, "pre_norm": self.pre_norm, "dtype": self.dtype}
         chosen["attention_dropout"] = self.attention_dropout
         chosen["activation_dropout"] = self.activation_dropout
-        for name in ("num_layers", "hidden_dim", "intermediate_dim", "num_heads"):
+        for name in ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "activation"):
             if getattr(self, name):
                 chosen[name] = getattr(self, name)
         if self.dropout >= 0:
@@ -108,7 +111,6 @@ class LanguageModelConfig(TrainingConfig):
     )
     size: str = setting("small", "row of SIZES in keras_transformer/models/ of that model")
     memory_length: int = setting(-1, "tokens that transformer_xl remembers; -1 as in the row")
-    activation: str = setting("gelu", "of the feed-forward networks, a name of Keras")
     context: int = setting(256, "length of the windows the model is trained on, in tokens")
     batch_size: int = setting(32, "windows in a batch")
     evaluate_every: int = setting(500, "steps of what is called an epoch")
@@ -116,7 +118,7 @@ class LanguageModelConfig(TrainingConfig):
     schedule: str = setting("cosine", "of the rate after that: cosine, or inverse_sqrt")
 
     def dimensions(self):
-        chosen = {**super().dimensions(), "activation": self.activation}
+        chosen = super().dimensions()
         if self.memory_length >= 0:
             chosen["memory_length"] = self.memory_length
         return chosen
@@ -140,7 +142,9 @@ class ClassificationConfig(TrainingConfig):
     tokens: str = setting("words", "what texts are cut into: words or pieces")
     vocabulary_size: int = setting(20_000, "number of words or pieces")
     size: str = setting("small", "row of keras_transformer.models.classifier.SIZES")
-    pooling: str = setting("mean", "of the token vectors: mean, max or first")
+    pooling: str = setting(
+        "mean", "of the token vectors: mean, max or first, which is [CLS] with --pretrained"
+    )
     token_dropout: float = setting(0.0, "probability of an unknown token instead of the real one")
     tokens_per_batch: int = setting(8192, "most tokens of a batch")
     max_length: int = setting(512, "tokens that are read of a text")
