@@ -29,6 +29,7 @@ class TrainingConfig:
     )
     pre_norm: bool = setting(True, "normalise before each sub-layer instead of after")
     dtype: str = setting("float32", "Keras dtype policy: float32 or mixed_bfloat16")
+    remat: bool = setting(False, "save memory: compute the activations of each block twice")
 
     steps: int = setting(8000, "optimizer steps")
     peak_rate: float = setting(0.001, "highest learning rate")
@@ -55,6 +56,7 @@ class TrainingConfig:
         chosen = {"size": self.size, "pre_norm": self.pre_norm, "dtype": self.dtype}
         chosen["attention_dropout"] = self.attention_dropout
         chosen["activation_dropout"] = self.activation_dropout
+        chosen["remat"] = self.remat
         for name in ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "activation"):
             if getattr(self, name):
                 chosen[name] = getattr(self, name)

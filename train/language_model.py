@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from keras_transformer.decoding import stream
 from keras_transformer.models.language_model import language_model, start_cache, step
+from keras_transformer.models.transformer_xl import SIZES as XL_SIZES
 from keras_transformer.models.transformer_xl import score, transformer_xl
 from keras_transformer.models.transformer_xl import start_cache as start_xl_cache
 from keras_transformer.models.transformer_xl import step as xl_step
@@ -101,7 +102,7 @@ def run_sample(arguments):
         functools.partial(start, model, 1),
         prompt,
         num_tokens=options.length,
-        context=reach(config, model),
+        context=reach(config),
         seed=(options.seed, 0),
         temperature=options.temperature,
         top_k=options.top_k,
@@ -146,7 +147,7 @@ def run_export(arguments):
     options = parser.parse_args(arguments)
     run = Run(options.run, LanguageModelConfig)
     config, model = run.config(), with_dtype(run.model(), options.dtype)
-    context = reach(config, model)
+    context = reach(config)
     settings = SamplingSettings(context=context, max_tokens=context // 2)
     generator = Generator(generator_functions(config, model), run.tokenizer(), settings)
     try:
@@ -172,11 +173,18 @@ def generator_functions(config, model):
     )
 
 
-def reach(config, model):
+def reach(config):
     """How many tokens a model was trained to look back at, with its memory."""
-    if config.model == "transformer_xl":
-        return config.context + model.get_layer("recurrence").memory_length
-    return config.context
+    return config.context + memory_length_of(config)
+
+
+def memory_length_of(config):
+    """How many tokens the model of a config remembers; 0 if it has no memory."""
+    if config.model != "transformer_xl":
+        return 0
+    if config.memory_length >= 0:
+        return config.memory_length
+    return XL_SIZES.get(config.size, {}).get("memory_length", 0)  # the model refuses other sizes
 
 
 def texts_of(tokenizer, ids):
@@ -210,9 +218,8 @@ def language_model_task(config, train_text, valid_text=b""):
         if not valid_text:
             return None
         # Outside of training transformer_xl has no memory, so it reads a longer window.
-        length = config.context + max(config.memory_length, 0)
         ids = token_ids(tokenizer, valid_text)
-        return sliding_windows(ids, length, stride_of(config), config.batch_size)
+        return sliding_windows(ids, reach(config), stride_of(config), config.batch_size)
 
     return Task(
         read=read,
@@ -300,9 +307,7 @@ def report(config, model, tokenizer, text):
     """
     ids = token_ids(tokenizer, text)
     if config.model == "transformer_xl":
-        memory_length = config.memory_length
-        if memory_length < 0:
-            memory_length = model.get_layer("recurrence").memory_length
+        memory_length = memory_length_of(config)
         total, count = score(model, ids[None], config.context, memory_length)
         nats, given = total / count, f"segments of {config.context}, memory {memory_length}"
     else:

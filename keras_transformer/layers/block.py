@@ -1,6 +1,7 @@
 """What all blocks are made of: the residual connection, and the arguments they share."""
 
 import keras
+from keras import ops
 
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.feed_forward import FeedForward
@@ -87,6 +88,8 @@ class TransformerLayer(keras.layers.Layer):
             takes the place of the dense self-attention, such as
             {"pattern": "strided", "block_size": 64}; None for the dense one.
         norm_epsilon: added to the variance by every normalisation.
+        remat: whether the activations of a block are computed again in the backward pass
+            instead of being kept, which saves memory and costs a second forward pass.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class TransformerLayer(keras.layers.Layer):
         pre_norm=True,
         attention_pattern=None,
         norm_epsilon=LAYER_NORM_EPSILON,
+        remat=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -112,6 +116,7 @@ class TransformerLayer(keras.layers.Layer):
         self.pre_norm = pre_norm
         self.attention_pattern = attention_pattern
         self.norm_epsilon = norm_epsilon
+        self.remat = remat
         self.supports_masking = True
 
     def attention(self, name, pattern=None, causal=False):
@@ -160,10 +165,39 @@ class TransformerLayer(keras.layers.Layer):
             "pre_norm": self.pre_norm,
             "attention_pattern": self.attention_pattern,
             "norm_epsilon": self.norm_epsilon,
+            "remat": self.remat,
         }
+
+    def rematerialised(self, function, training, *inputs):
+        """`function(*inputs)`, a pair, computed twice where `remat` asks for it; then half."""
+        if not (self.remat and training):
+            return function(*inputs)
+        return _computed_twice(self, lambda *given: function(*given)[0], *inputs), None
 
     def compute_output_shape(self, input_shape, *_):
         return input_shape
 
     def get_config(self):
         return {**super().get_config(), **self.block_config()}
+
+
+def _computed_twice(layer, function, *inputs):
+    """`function(*inputs)`, a tensor, of which no activation is kept for the backward pass.
+
+    The function must draw once from each random state of the layer. `keras.remat` by itself
+    would draw dropout anew in the second forward pass, and so return gradients of another
+    function than the first.
+    """
+    states = [v for v in layer.variables if "seed_generator" in v.path]
+    weights = [v for v in layer.variables if all(v is not state for state in states)]
+    drawn = [(state, state.value * 1) for state in states]
+    for state, value in drawn:
+        # As `SeedGenerator.next` goes on: a pair of seed and counter.
+        state.assign(value + ops.convert_to_tensor([0, 1], dtype=state.dtype))
+
+    def pure(*given):
+        inputs, values = given[: -len(weights)], given[-len(weights) :]
+        with keras.StatelessScope([*zip(weights, values, strict=True), *drawn]):
+            return function(*inputs)
+
+    return keras.remat(pure)(*inputs, *(weight.value for weight in weights))

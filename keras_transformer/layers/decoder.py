@@ -111,16 +111,21 @@ class DecoderBlock(TransformerLayer):
         # A pattern is causal by itself: it saves the time and memory of a mask, too.
         if self.attention_pattern is None:
             attention_mask = combine_masks(causal_mask(ops.shape(inputs)[1]), attention_mask)
-        return self._forward(
-            inputs,
-            lambda vectors: self.self_attention.attend(
-                vectors, None, padding_mask, attention_mask, training, with_scores
-            ),
-            lambda vectors: self.cross_attention.attend(
-                vectors, source, source_padding_mask, None, training, with_scores
-            ),
-            training,
-        )
+
+        def forward(inputs, source=None):
+            return self._forward(
+                inputs,
+                lambda vectors: self.self_attention.attend(
+                    vectors, None, padding_mask, attention_mask, training, with_scores
+                ),
+                lambda vectors: self.cross_attention.attend(
+                    vectors, source, source_padding_mask, None, training, with_scores
+                ),
+                training,
+            )
+
+        given = [inputs] if source is None else [inputs, source]
+        return self.rematerialised(forward, training, *given)
 
     def memory(self, source):
         """The keys and values of the source, each (batch, heads, source, key_dim)."""

@@ -26,6 +26,8 @@ class EncoderBlock(TransformerLayer):
             takes the place of the dense self-attention, such as
             {"pattern": "strided", "block_size": 64}; None for the dense one.
         norm_epsilon: added to the variance by every normalisation.
+        remat: whether the activations of a block are computed again in the backward pass
+            instead of being kept, which saves memory and costs a second forward pass.
 
     Call arguments:
         inputs: (batch, length, dim).
@@ -80,15 +82,19 @@ class EncoderBlock(TransformerLayer):
     ):
         """The pair of what `call` and what `attention_scores` return, as of the attention."""
         padding_mask = implicit_mask(inputs, padding_mask)
-        outputs, weights = self.around_self_attention.wrap(
-            inputs,
-            lambda vectors: self.self_attention.attend(
-                vectors, None, padding_mask, attention_mask, training, with_scores
-            ),
-            training,
-        )
-        outputs = self.around_feed_forward(outputs, sublayer=self.feed_forward, training=training)
-        return outputs, weights
+
+        def forward(inputs):
+            outputs, weights = self.around_self_attention.wrap(
+                inputs,
+                lambda vectors: self.self_attention.attend(
+                    vectors, None, padding_mask, attention_mask, training, with_scores
+                ),
+                training,
+            )
+            around = self.around_feed_forward
+            return around(outputs, sublayer=self.feed_forward, training=training), weights
+
+        return self.rematerialised(forward, training, inputs)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -75,15 +75,20 @@ class TransformerXLBlock(TransformerLayer):
     def attend(self, inputs, memory=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""
         padding_mask = memory_padding_mask(inputs, memory, padding_mask)
-        if memory is not None and self.pre_norm:
-            memory = self.around_self_attention.norm(memory)
-        return self._forward(
-            inputs,
-            lambda vectors: self.self_attention.attend(
-                vectors, memory, padding_mask, attention_mask, training
-            ),
-            training,
-        )
+
+        def forward(inputs, memory=None):
+            if memory is not None and self.pre_norm:
+                memory = self.around_self_attention.norm(memory)
+            return self._forward(
+                inputs,
+                lambda vectors: self.self_attention.attend(
+                    vectors, memory, padding_mask, attention_mask, training
+                ),
+                training,
+            )
+
+        given = [inputs] if memory is None else [inputs, memory]
+        return self.rematerialised(forward, training, *given)
 
     def step(self, inputs, cache, mask):
         """One position for several beams of each row, as of `RelativeAttention.step`."""

@@ -12,11 +12,12 @@ from keras_transformer.layers import (
     PositionEmbedding,
     SinusoidalEncoding,
     TokenEmbedding,
+    TransformerXL,
 )
 from keras_transformer.layers.block import Residual
 from keras_transformer.ops import beam_mask, causal_mask, local_mask
 from tests import reference
-from tests.reference import array, fill, normal
+from tests.reference import array, exact, fill, normal
 
 NORMS = pytest.mark.parametrize("pre_norm", [True, False], ids=["pre-norm", "post-norm"])
 POLICIES = pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
@@ -221,6 +222,48 @@ def test_each_dropout_acts_in_training_only(kind):
         calm, training = array(layer(*given)), array(layer(*given, training=True))
         np.testing.assert_array_equal(array(layer(*given)), calm, err_msg="no chance at rest")
         assert np.abs(training - calm).max() > 1e-3, f"{kind} acts"
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 1e-2)])
+@pytest.mark.parametrize("stack", [Encoder, Decoder, TransformerXL])
+def test_training_with_rematerialisation_is_training_without(stack, dtype, tolerance):
+    """In every weight and random state, with dropout wherever there can be any."""
+    weights, states = trained(stack, False, dtype)
+    same_weights, same_states = trained(stack, True, dtype)
+    for ours, expected in zip(same_weights, weights, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=tolerance, err_msg="weights")
+    assert states, "dropout has drawn"
+    np.testing.assert_array_equal(same_states, states, err_msg="random states")
+    calm, _ = trained(stack, False, dtype, dropout=0.0)
+    changes = [np.abs(x - y).max() for x, y in zip(weights, calm, strict=True)]
+    assert max(changes) > 3e-2, "dropout makes a difference"
+
+
+def trained(stack, remat, dtype, dropout=0.3):
+    """The weights of a small model after two steps of training, and its random states."""
+    keras.utils.set_random_seed(7)
+    of_blocks = {"activation_dropout": dropout, "attention_dropout": dropout, "remat": remat}
+    symbols = [keras.Input((None, 6), name=name) for name in ("inputs", "others")]
+    # Kernels before the stack, so that gradients for both of its inputs are seen.
+    given = [
+        keras.layers.Dense(6, dtype=dtype, name=f"before_{index}")(tensor)
+        for index, tensor in enumerate(symbols)
+    ]
+    layer = stack(2, 3, 7, dropout, **of_blocks, dtype=dtype, name="stack")
+    if stack is Decoder:
+        outputs = layer(*given)
+    elif stack is TransformerXL:
+        outputs = layer(given[0], [given[1]] * 2)[0]
+    else:
+        outputs = keras.layers.Add(dtype=dtype, name="add")([layer(given[0]), given[1]])
+    model = keras.Model(symbols, outputs)
+    model.compile("sgd", "mse", jit_compile=keras.backend.backend() == "jax")
+    rng = np.random.default_rng(3)
+    for _ in range(2):
+        inputs, others, targets = rng.normal(size=(3, 2, 5, 6)).astype("float32")
+        model.train_on_batch([inputs, others], targets)
+    held = model.trainable_variables, model.non_trainable_variables
+    return tuple([exact(variable) for variable in variables] for variables in held)
 
 
 @NORMS

@@ -198,10 +198,27 @@ def test_a_masked_token_is_scored_at_its_position_only():
     np.testing.assert_allclose(swapped[:, ::-1], together, atol=1e-6)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_a_classifier_may_pool_all_vectors_but_padding(pooling):
+    backbone = backbone_of()
+    model = fill(bert_classifier(backbone, 3, pooling=pooling))
+    vectors = arrays(backbone(INPUTS))["vectors"]
+    pool = {"mean": np.mean, "max": np.max}[pooling]
+    pooled = [pool(row[real], axis=0) for row, real in zip(vectors, REAL, strict=True)]
+    kernel, bias = (array(weight) for weight in model.get_layer("head").weights)
+    np.testing.assert_allclose(array(model(INPUTS)), np.array(pooled) @ kernel + bias, atol=1e-5)
+
+
+def test_an_unknown_pooling_is_refused():
+    with pytest.raises(ValueError, match=r"pooling must be one of .*Received: pooling='last'"):
+        bert_classifier(backbone_of(), 3, pooling="last")
+
+
 def every_head(backbone):
     return {
         "pretraining": (bert_pretraining(backbone), ALL_INPUTS),
         "classifier": (bert_classifier(backbone, 3), INPUTS),
+        "classifier of the mean": (bert_classifier(backbone, 3, pooling="mean"), INPUTS),
         "token labeller": (bert_token_labeller(backbone, 5), INPUTS),
         "backbone": (backbone, INPUTS),
     }

@@ -1,5 +1,6 @@
 """The command from a file of text to a served continuation."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -87,6 +88,16 @@ def test_a_trained_run_is_served(trained, tmp_path, capsys):
     [answer] = ask(tmp_path / "mats" / "1", [{"inputs": {"prompt": ["the cat "]}}])
     written = 18 if has_memory(Run(run, LanguageModelConfig)) else 8  # half of what it sees
     assert len(answer["outputs"]["continuation"][0]) == written
+
+
+def test_validation_of_a_memory_reads_as_far_back_as_training_does():
+    config = LanguageModelConfig(model="transformer_xl", context=16, tokens="characters")
+    text = TEXT.encode()
+    for memory_length, longest in ((-1, 16 + 64), (0, 16), (20, 36)):  # 64: the row of the size
+        given = dataclasses.replace(config, memory_length=memory_length)
+        tokenizer = language_model.tokenizer_of(given, text)
+        windows = language_model.language_model_task(given, text, text).validation(tokenizer)
+        assert next(iter(windows))[0].shape[1] == longest
 
 
 @pytest.mark.parametrize(
