@@ -14,7 +14,7 @@ from keras_transformer.serving.c_api import ask
 from keras_transformer.text import demo_split
 from train.command import Parser, one_line_errors
 from train.config import load_config
-from train.pictures import save_pictures
+from train.pictures import save_pictures, translation_attention
 from train.run import Run, train
 from train.translation import translation_task
 from train.translator import report, search_settings, translate, translator_of
@@ -45,7 +45,9 @@ def run_demo(run, directory):
     for source, translation in list(zip(held_out.sources, translations, strict=True))[:5]:
         print(f"  {source}\n    {translation}")
 
-    for path in save_pictures(run, model, held_out.sources[0], translations[0]):
+    pair = held_out.sources[0], translations[0]
+    attention = translation_attention(model, run.tokenizer(), *pair)
+    for path in save_pictures(run, attention, title=pair[0]):
         print(f"Picture: {path}")
     version = export(translator, directory, "demo", examples=held_out.sources[:3])
     print(f"Published {version}. One request, answered as TensorFlow Serving would:")

@@ -22,8 +22,9 @@ import sys
 import keras
 import tensorflow as tf
 
+from keras_transformer.models.bert import attention_scores as bert_attention_scores
 from keras_transformer.models.bert import bert_backbone, bert_classifier
-from keras_transformer.models.classifier import classifier
+from keras_transformer.models.classifier import attention_scores, classifier
 from keras_transformer.serving import Classifier, ClassifierFunctions, export, with_dtype
 from keras_transformer.text import LabelledBatches, pack_segments, train_tokenizer
 from keras_transformer.text.labelled import (
@@ -36,6 +37,7 @@ from keras_transformer.training.distribution import from_all_workers, this_worke
 from train.command import Parser, one_line_errors
 from train.config import ClassificationConfig, PretrainingConfig, add_settings, config_of
 from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
+from train.pictures import LONGEST, save_pictures, self_attention
 from train.run import Run, Task, optimizer_of, train
 
 TEXTS_AT_A_TIME = 64
@@ -66,9 +68,25 @@ def run_train(arguments):
         model = train(run, config, classification_task(config, train_text, valid_text), strategy)
         if this_worker(strategy).index == 0:
             save_labels(run, train_text)
-            if valid_text is not None:
-                print(report(model, run.tokenizer(), valid_text, config))
+            show_result(run, config, model, train_text, valid_text)
         from_all_workers(strategy, 0)  # the others stay until the chief is done
+
+
+def show_result(run, config, model, train_text, valid_text):
+    tokenizer = run.tokenizer()
+    prepare, length = inputs_of(config, tokenizer)
+    # Some texts may be empty; the longest of a few has something to show.
+    text = max((valid_text or train_text).texts[:100], key=len)
+    ids = tokenizer.tokenize([text])[:, : min(length, LONGEST)].to_tensor()
+    if config.pretrained:
+        inputs = prepare(ids)
+        ids, scores = inputs["token_ids"], bert_attention_scores(model, **inputs)
+    else:
+        scores = attention_scores(model, ids)
+    attention = self_attention(scores, tokenizer, ids[0].numpy())
+    save_pictures(run, attention, title=f"{text[:LONGEST]}...")
+    if valid_text is not None:
+        print(report(model, tokenizer, valid_text, config))
 
 
 def run_classify(arguments):

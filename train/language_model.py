@@ -22,8 +22,14 @@ import sys
 import tensorflow as tf
 
 from keras_transformer.decoding import stream
-from keras_transformer.models.language_model import language_model, start_cache, step
+from keras_transformer.models.language_model import (
+    attention_scores,
+    language_model,
+    start_cache,
+    step,
+)
 from keras_transformer.models.transformer_xl import SIZES as XL_SIZES
+from keras_transformer.models.transformer_xl import attention_scores as xl_attention_scores
 from keras_transformer.models.transformer_xl import score, transformer_xl
 from keras_transformer.models.transformer_xl import start_cache as start_xl_cache
 from keras_transformer.models.transformer_xl import step as xl_step
@@ -48,11 +54,15 @@ from keras_transformer.training.distribution import from_all_workers, this_worke
 from train.command import Parser, one_line_errors
 from train.config import LanguageModelConfig, add_settings, config_of
 from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
+from train.pictures import LONGEST, save_pictures, self_attention
 from train.run import Run, Task, optimizer_of, train
 
 TOKENS = ("characters", "bytes", "pieces")
-# How each kind of model writes: its `start_cache` and its `step`.
-MODELS = {"transformer": (start_cache, step), "transformer_xl": (start_xl_cache, xl_step)}
+# How each kind of model writes, its `start_cache` and its `step`, and shows where it looks.
+MODELS = {
+    "transformer": (start_cache, step, attention_scores),
+    "transformer_xl": (start_xl_cache, xl_step, xl_attention_scores),
+}
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 
@@ -79,9 +89,19 @@ def run_train(arguments):
     run = Run(options.run, LanguageModelConfig)
     with leaves_when_a_worker_is_lost(strategy):
         model = train(run, config, language_model_task(config, train_text, valid_text), strategy)
-        if this_worker(strategy).index == 0 and valid_text:
-            print(report(config, model, run.tokenizer(), valid_text))
+        if this_worker(strategy).index == 0:
+            show_result(run, config, model, train_text, valid_text)
         from_all_workers(strategy, 0)  # the others stay until the chief is done
+
+
+def show_result(run, config, model, train_text, valid_text):
+    tokenizer = run.tokenizer()
+    ids = token_ids(tokenizer, valid_text or train_text)[:LONGEST]
+    scores = MODELS[config.model][-1](model, ids[None])
+    beginning = tokenizer.detokenize([ids]).numpy()[0].decode()
+    save_pictures(run, self_attention(scores, tokenizer, ids), title=beginning)
+    if valid_text:
+        print(report(config, model, tokenizer, valid_text))
 
 
 def run_sample(arguments):
@@ -95,7 +115,7 @@ def run_sample(arguments):
     options = parser.parse_args(arguments)
     run = Run(options.run, LanguageModelConfig)
     config, model, tokenizer = run.config(), run.model(), run.tokenizer()
-    start, advance = MODELS[config.model]
+    start, advance, _ = MODELS[config.model]
     prompt = token_ids(tokenizer, options.prompt or "\n")
     written = stream(
         functools.partial(advance, model),
@@ -164,7 +184,7 @@ def _run_parser(command, description):
 
 def generator_functions(config, model):
     """The model of a run as the functions that a `Generator` is made of."""
-    start, advance = MODELS[config.model]
+    start, advance, _ = MODELS[config.model]
     return GeneratorFunctions(
         weights=model.weights,
         start_cache=functools.partial(start, model),

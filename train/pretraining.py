@@ -15,9 +15,10 @@ import sys
 
 import tensorflow as tf
 
-from keras_transformer.models.bert import bert, bert_pretraining
+from keras_transformer.models.bert import attention_scores, bert, bert_pretraining
 from keras_transformer.text import (
     PretrainingBatches,
+    pack_segments,
     read_documents,
     split_sentences,
     train_word_pieces,
@@ -28,6 +29,7 @@ from keras_transformer.training.distribution import from_all_workers, this_worke
 from train.command import Parser, one_line_errors
 from train.config import PretrainingConfig, add_settings, config_of
 from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
+from train.pictures import LONGEST, save_pictures, self_attention
 from train.run import Run, Task, optimizer_of, train
 
 
@@ -41,12 +43,15 @@ def main(arguments=None):
         options = parser.parse_args(arguments)
         strategy = strategy_of(options)
         config = config_of(options, PretrainingConfig)
-        task = pretraining_task(config, *read_texts(config))
+        train_texts, valid_texts = read_texts(config)
+        task = pretraining_task(config, train_texts, valid_texts)
         run = Run(options.run, PretrainingConfig)
         with leaves_when_a_worker_is_lost(strategy):
             model = train(run, config, task, strategy)
-            if this_worker(strategy).index == 0 and config.hold_out:
-                print(report(compiled(model, config), task.validation(run.tokenizer())))
+            if this_worker(strategy).index == 0:
+                show_attention(run, model, max((valid_texts or train_texts)[:100], key=len))
+                if valid_texts:
+                    print(report(compiled(model, config), task.validation(run.tokenizer())))
             from_all_workers(strategy, 0)  # the others stay until the chief is done
 
 
@@ -83,6 +88,16 @@ def pretraining_task(config, train_texts, valid_texts):
         ),
         validation=validation,
     )
+
+
+def show_attention(run, model, text):
+    """Puts the pictures of a trained model reading the beginning of a text into its run."""
+    tokenizer, length = run.tokenizer(), min(run.config().max_length, LONGEST)
+    inputs = pack_segments(tokenizer, tokenizer.tokenize([text]), max_length=length)
+    attention = self_attention(
+        attention_scores(model, **inputs), tokenizer, inputs["token_ids"][0].numpy()
+    )
+    save_pictures(run, attention, title=f"{text[:LONGEST]}...")
 
 
 def model_of(config, vocabulary_size):

@@ -34,7 +34,7 @@ from keras_transformer.training.distribution import from_all_workers, this_worke
 from train.command import Parser, one_line_errors
 from train.config import TranslationConfig, add_settings, config_of
 from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
-from train.pictures import save_pictures
+from train.pictures import save_pictures, translation_attention
 from train.run import Run, Task, optimizer_of, train
 from train.translator import bleu, report, search_settings, translate, translator_of
 
@@ -124,7 +124,8 @@ def compiled_model(config, vocabulary_size):
 
 def show_result(run, config, model, train_text, valid_text):
     text = valid_text or train_text
-    save_pictures(run, model, text.sources[0], text.targets[0])
+    pair = text.sources[0], text.targets[0]
+    save_pictures(run, translation_attention(model, run.tokenizer(), *pair), title=pair[0])
     if valid_text is not None:
         translator = translator_of(model, run.tokenizer(), search_settings(config))
         print(report(translate(translator, valid_text.sources), valid_text.targets))

@@ -43,6 +43,8 @@ def trained(request, tmp_path_factory):
 
 def test_a_run_learns_which_words_decide(trained, capsys):
     folder, _, several = trained
+    names = {path.name for path in (folder / "run").iterdir()}
+    assert names >= {"learning_curves.png", "attention.png", "attention.html"}
     history = Run(folder / "run", ClassificationConfig).history()
     assert history["val_accuracy"][-1] > 0.9
     flags = ["--run", str(folder / "run"), "--tsv", str(folder / "texts.tsv")]

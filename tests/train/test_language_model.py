@@ -38,6 +38,8 @@ def trained(request, tmp_path_factory):
 
 def test_a_run_learns_and_leaves_its_history(trained):
     run = Run(trained[1], LanguageModelConfig)
+    names = {path.name for path in trained[1].iterdir()}
+    assert names >= {"learning_curves.png", "attention.png", "attention.html"}
     history = run.history()
     assert history["val_loss"][0] > 1.0 > history["val_loss"][-1]
     # Segments are read one after another; with windows an epoch is 10 steps.

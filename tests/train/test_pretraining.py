@@ -19,7 +19,7 @@ FLAGS = [
 ]  # fmt: skip
 TUNING = [
     "--max-length=40", "--tokens-per-batch=320", "--warmup-steps=5", "--peak-rate=0.01",
-    "--steps=40", "--checkpoint-every=40", "--average=1", "--hold-out=20",
+    "--steps=40", "--checkpoint-every=40", "--average=1", "--hold-out=20", "--pooling=mean",
 ]  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def pretrained(tmp_path_factory):
 
 def test_masked_pieces_are_found(pretrained, capsys):
     folder, flags = pretrained
+    assert "[CLS]" in (folder / "bert" / "attention.html").read_text()
     pretraining.main([*flags, "--steps=210", "--run", str(folder / "bert")])
     said = capsys.readouterr().out
     assert "is trained already" in said
@@ -57,6 +58,7 @@ def test_a_pretrained_model_is_tuned_and_served(pretrained, capsys):
     flags = ["--pretrained", str(folder / "bert"), "--folder", str(folder / "reviews"), *TUNING]
     classification.main([*flags, "--run", str(folder / "tuned")])
     assert "Accuracy: 100.00% (20 of 20 texts)." in capsys.readouterr().out
+    assert "[CLS]" in (folder / "tuned" / "attention.html").read_text()
     classification.main(
         ["export", "--run", str(folder / "tuned"), "--name", "topics", "--directory", str(folder)]
     )
