@@ -109,7 +109,7 @@ class LanguageModelConfig(TrainingConfig):
     tokens: str = setting("characters", "what the text is cut into: characters, bytes or pieces")
     vocabulary_size: int = setting(2000, "number of pieces")
     model: str = setting(
-        "transformer", "transformer, or transformer_xl, which remembers earlier segments"
+        "transformer", "transformer, gpt2, or transformer_xl, which remembers earlier segments"
     )
     size: str = setting("small", "row of SIZES in keras_transformer/models/ of that model")
     memory_length: int = setting(-1, "tokens that transformer_xl remembers; -1 as in the row")

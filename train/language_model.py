@@ -22,6 +22,7 @@ import sys
 import tensorflow as tf
 
 from keras_transformer.decoding import stream
+from keras_transformer.models.gpt2 import gpt2
 from keras_transformer.models.language_model import (
     attention_scores,
     language_model,
@@ -61,6 +62,7 @@ TOKENS = ("characters", "bytes", "pieces")
 # How each kind of model writes, its `start_cache` and its `step`, and shows where it looks.
 MODELS = {
     "transformer": (start_cache, step, attention_scores),
+    "gpt2": (start_cache, step, attention_scores),
     "transformer_xl": (start_xl_cache, xl_step, xl_attention_scores),
 }
 LONGEST_CHARACTER = 4  # bytes of UTF-8
@@ -96,7 +98,7 @@ def run_train(arguments):
 
 def show_result(run, config, model, train_text, valid_text):
     tokenizer = run.tokenizer()
-    ids = token_ids(tokenizer, valid_text or train_text)[:LONGEST]
+    ids = token_ids(tokenizer, valid_text or train_text)[: min(config.context, LONGEST)]
     scores = MODELS[config.model][-1](model, ids[None])
     beginning = tokenizer.detokenize([ids]).numpy()[0].decode()
     save_pictures(run, self_attention(scores, tokenizer, ids), title=beginning)
@@ -254,6 +256,9 @@ def compiled_model(config, vocabulary_size):
     if config.model == "transformer_xl":
         rows = config.batch_size // tf.distribute.get_strategy().num_replicas_in_sync
         model = transformer_xl(vocabulary_size, rows, **config.dimensions())
+    elif config.model == "gpt2":
+        given = {"vocabulary_size": vocabulary_size, "max_sequence_length": config.context}
+        model = gpt2(**given, **config.dimensions())
     else:
         model = language_model(vocabulary_size, **config.dimensions())
     model.compile(

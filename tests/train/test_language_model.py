@@ -21,7 +21,7 @@ FLAGS = [
 
 KINDS = {
     "characters": ["--tokens=characters"],
-    "bytes": ["--tokens=bytes"],
+    "bytes, GPT-2": ["--tokens=bytes", "--model=gpt2", "--size=124M"],
     "a memory": ["--tokens=characters", "--model=transformer_xl", "--memory-length=20"],
 }
 
@@ -109,7 +109,7 @@ def test_validation_of_a_memory_reads_as_far_back_as_training_does():
         (["--text=missing.txt"], "missing.txt, which does not exist"),
         (["--hold-out=1.5"], r"hold_out must be a share in \[0, 1\). Received: 1.5"),
         (["--tokens=words"], "one of characters, bytes, pieces. Received: 'words'"),
-        (["--model=lstm"], "one of transformer, transformer_xl. Received: 'lstm'"),
+        (["--model=lstm"], "one of transformer, gpt2, transformer_xl. Received: 'lstm'"),
         (["--config=multi30k"], "Received: 'multi30k', a TranslationConfig"),
         (["--schedule=linear"], "schedule must be inverse_sqrt or cosine"),
     ],
