@@ -23,7 +23,7 @@ import keras
 import tensorflow as tf
 
 from keras_transformer.models.bert import attention_scores as bert_attention_scores
-from keras_transformer.models.bert import bert_backbone, bert_classifier
+from keras_transformer.models.bert import bert, bert_classifier
 from keras_transformer.models.classifier import attention_scores, classifier
 from keras_transformer.serving import Classifier, ClassifierFunctions, export, with_dtype
 from keras_transformer.text import LabelledBatches, pack_segments, train_tokenizer
@@ -221,10 +221,18 @@ def pretrained_run(config):
 
 
 def pretrained_classifier(config, run, text):
-    backbone = bert_backbone(run.model())
-    if config.from_scratch:
-        backbone = keras.models.clone_model(backbone)
-    dropout = max(config.dropout, 0.0)
+    """The pretrained backbone with a new head, in the dtype and with the dropout of this config."""
+    earlier = run.config()
+    given = {**earlier.dimensions(), "dtype": config.dtype, "remat": config.remat}
+    given["attention_dropout"] = config.attention_dropout
+    given["activation_dropout"] = config.activation_dropout
+    given["dropout"] = dropout = config.dropout if config.dropout >= 0 else 0.1  # as published
+    backbone = bert(run.tokenizer().vocabulary_size, max_sequence_length=earlier.positions, **given)
+    if not config.from_scratch:
+        model = run.model()
+        for layer in backbone.layers:
+            if layer.weights:
+                layer.set_weights(model.get_layer(layer.name).get_weights())
     return bert_classifier(backbone, len(text.names), dropout, config.pooling)
 
 

@@ -6,7 +6,9 @@ import re
 import numpy as np
 import pytest
 
+from keras_transformer.models.bert import bert_backbone
 from keras_transformer.serving.c_api import ask
+from keras_transformer.text import pack_segments
 from train import classification, pretraining
 from train.config import ClassificationConfig, PretrainingConfig
 from train.run import Run
@@ -79,19 +81,23 @@ def test_pretraining_and_tuning_hold_out_the_same_texts(pretrained):
         assert texts == labelled_texts.texts
 
 
-def test_the_same_model_from_scratch_starts_with_other_weights(pretrained):
+def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretrained):
     folder, _ = pretrained
+    run = Run(folder / "bert", PretrainingConfig)
+    ids = run.tokenizer().tokenize(["The cats purr.", "The dogs bark by night."])
+    inputs = pack_segments(run.tokenizer(), ids, max_length=24)
+    expected = bert_backbone(run.model())(inputs)["vectors"].numpy()
     text = classification.read_one(str(folder / "reviews"), "")
-    backbone = Run(folder / "bert", PretrainingConfig).model().get_layer("encoder").get_weights()
     for from_scratch in (False, True):
         config = ClassificationConfig(
-            pretrained=str(folder / "bert"), from_scratch=from_scratch, max_length=40
-        )
-        run = classification.pretrained_run(config)
+            pretrained=run.path, from_scratch=from_scratch, pooling="first",
+            dropout=0.25, attention_dropout=0.5,
+        )  # fmt: skip
         model = classification.pretrained_classifier(config, run, text)
-        weights = model.get_layer("encoder").get_weights()
-        pairs = zip(weights, backbone, strict=True)
-        assert all(np.array_equal(ours, theirs) for ours, theirs in pairs) != from_scratch
+        encoder = model.get_layer("encoder")
+        assert (encoder.dropout, encoder.attention_dropout) == (0.25, 0.5)
+        vectors = bert_backbone(model)(inputs)["vectors"].numpy()
+        assert (np.abs(vectors - expected).max() < 1e-5) != from_scratch
 
 
 @pytest.mark.parametrize(

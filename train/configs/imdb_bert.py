@@ -12,6 +12,7 @@ CONFIG = ClassificationConfig(
     hold_out=5000,
     max_length=256,
     dropout=0.1,
+    dtype="mixed_bfloat16",
     tokens_per_batch=8192,
     steps=300,
     peak_rate=0.0005,
