@@ -10,16 +10,17 @@ from train.config import ClassificationConfig
 
 CONFIG = ClassificationConfig(
     hold_out=5000,
-    max_length=256,
+    max_length=512,
+    pooling="mean",
     dropout=0.1,
     dtype="mixed_bfloat16",
     tokens_per_batch=8192,
-    steps=300,
+    steps=700,
     peak_rate=0.0005,
     warmup_steps=50,
     schedule="cosine",
     weight_decay=0.01,
     clip_norm=1.0,
-    checkpoint_every=100,
-    average=1,
+    checkpoint_every=50,
+    average=3,
 )

@@ -1,0 +1,26 @@
+"""The sentiment of film-review sentences, from a BERT pretrained on the text of film reviews.
+
+    python -m train.classification --config sst2_bert --pretrained runs/bert \
+        --tsv train.tsv --valid-tsv dev.tsv --run runs/sst2_bert
+
+Hardware, minutes and score, also without the pretraining: see train/README.md.
+"""
+
+from train.config import ClassificationConfig
+
+CONFIG = ClassificationConfig(
+    max_length=64,
+    pooling="mean",
+    dropout=0.2,
+    attention_dropout=0.1,
+    dtype="mixed_bfloat16",
+    tokens_per_batch=2048,
+    steps=400,
+    peak_rate=0.0003,
+    warmup_steps=50,
+    schedule="cosine",
+    weight_decay=0.01,
+    clip_norm=1.0,
+    checkpoint_every=25,
+    average=4,
+)
