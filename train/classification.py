@@ -25,7 +25,7 @@ import tensorflow as tf
 from keras_transformer.models.bert import attention_scores as bert_attention_scores
 from keras_transformer.models.bert import bert, bert_classifier
 from keras_transformer.models.classifier import attention_scores, classifier
-from keras_transformer.serving import Classifier, ClassifierFunctions, export, with_dtype
+from keras_transformer.serving import Classifier, ClassifierFunctions, with_dtype
 from keras_transformer.text import LabelledBatches, pack_segments, train_tokenizer
 from keras_transformer.text.labelled import (
     hold_out,
@@ -33,46 +33,35 @@ from keras_transformer.text.labelled import (
     read_labelled_folder,
     read_labelled_tsv,
 )
-from keras_transformer.training.distribution import from_all_workers, this_worker
-from train.command import Parser, one_line_errors
-from train.config import ClassificationConfig, PretrainingConfig, add_settings, config_of
-from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
+from train import experiment
+from train.config import ClassificationConfig, PretrainingConfig
+from train.experiment import run_parser
 from train.pictures import LONGEST, save_pictures, self_attention
-from train.run import Run, Task, optimizer_of, train
+from train.run import Run, Task, optimizer_of
 
+NAME = "classification"
 TEXTS_AT_A_TIME = 64
 
 
 def main(arguments=None):
-    arguments = sys.argv[1:] if arguments is None else arguments
     commands = {"classify": run_classify, "evaluate": run_evaluate, "export": run_export}
-    name = arguments[0] if arguments and arguments[0] in commands else ""
-    with one_line_errors():
-        if name:
-            commands[name](arguments[1:])
-        else:
-            run_train(arguments)
+    experiment.run_command(arguments, run_train, commands)
 
 
 def run_train(arguments):
-    parser = Parser(prog="python -m train.classification", description=__doc__)
-    parser.add_argument("--run", required=True, help="folder of this run; made if missing")
-    add_device_flags(parser)
-    add_settings(parser, ClassificationConfig)
-    options = parser.parse_args(arguments)
-    strategy = strategy_of(options)
-    config = config_of(options, ClassificationConfig)
-    train_text, valid_text = read_text(config)
-    run = Run(options.run, ClassificationConfig)
-    with leaves_when_a_worker_is_lost(strategy):
-        model = train(run, config, classification_task(config, train_text, valid_text), strategy)
-        if this_worker(strategy).index == 0:
-            save_labels(run, train_text)
-            show_result(run, config, model, train_text, valid_text)
-        from_all_workers(strategy, 0)  # the others stay until the chief is done
+    experiment.run_training(
+        arguments,
+        NAME,
+        __doc__,
+        ClassificationConfig,
+        read_text,
+        lambda _, *given: classification_task(*given),
+        show_result,
+    )
 
 
 def show_result(run, config, model, train_text, valid_text):
+    save_labels(run, train_text)
     tokenizer = run.tokenizer()
     prepare, length = inputs_of(config, tokenizer)
     # Some texts may be empty; the longest of a few has something to show.
@@ -90,7 +79,7 @@ def show_result(run, config, model, train_text, valid_text):
 
 
 def run_classify(arguments):
-    parser = _run_parser("classify", "Classifies standard input, a text a line: label, share.")
+    parser = run_parser(NAME, "classify", "Classifies standard input, a text a line: label, share.")
     options = parser.parse_args(arguments)
     module = classifier_of(Run(options.run, ClassificationConfig))
     text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
@@ -104,7 +93,7 @@ def run_classify(arguments):
 
 
 def run_evaluate(arguments):
-    parser = _run_parser("evaluate", "Measures a trained run on other texts.")
+    parser = run_parser(NAME, "evaluate", "Measures a trained run on other texts.")
     parser.add_argument("--folder", default="", help="folder of folders of texts")
     parser.add_argument("--tsv", default="", help="instead: one file, text TAB label")
     options = parser.parse_args(arguments)
@@ -114,22 +103,7 @@ def run_evaluate(arguments):
 
 
 def run_export(arguments):
-    parser = _run_parser("export", "Publishes a trained run as a SavedModel.")
-    parser.add_argument("--directory", default="saved_models", help="folder of served models")
-    parser.add_argument("--name", required=True, help="of the served model")
-    parser.add_argument("--dtype", default="float32", help="of the weights: float32 or bfloat16")
-    options = parser.parse_args(arguments)
-    module = classifier_of(Run(options.run, ClassificationConfig), options.dtype)
-    try:
-        print(f"Published {export(module, options.directory, options.name)}.")
-    except RuntimeError as error:  # it says why, and that nothing was published
-        sys.exit(f"error: {error}")
-
-
-def _run_parser(command, description):
-    parser = Parser(prog=f"python -m train.classification {command}", description=description)
-    parser.add_argument("--run", required=True, help="folder of a trained run")
-    return parser
+    experiment.run_export(arguments, NAME, ClassificationConfig, classifier_of)
 
 
 def classifier_of(run, dtype="float32"):

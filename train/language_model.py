@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import math
 import pathlib
-import sys
 
 import tensorflow as tf
 
@@ -38,7 +37,6 @@ from keras_transformer.serving import (
     Generator,
     GeneratorFunctions,
     SamplingSettings,
-    export,
     with_dtype,
 )
 from keras_transformer.serving.generator import CONTROL_IDS
@@ -51,13 +49,13 @@ from keras_transformer.text import (
     train_byte_pairs,
 )
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
-from keras_transformer.training.distribution import from_all_workers, this_worker
-from train.command import Parser, one_line_errors
-from train.config import LanguageModelConfig, add_settings, config_of
-from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
+from train import experiment
+from train.config import LanguageModelConfig
+from train.experiment import run_parser
 from train.pictures import LONGEST, save_pictures, self_attention
-from train.run import Run, Task, optimizer_of, train
+from train.run import Run, Task, optimizer_of
 
+NAME = "language_model"
 TOKENS = ("characters", "bytes", "pieces")
 # How each kind of model writes, its `start_cache` and its `step`, and shows where it looks.
 MODELS = {
@@ -69,31 +67,20 @@ LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 
 def main(arguments=None):
-    arguments = sys.argv[1:] if arguments is None else arguments
     commands = {"sample": run_sample, "evaluate": run_evaluate, "export": run_export}
-    name = arguments[0] if arguments and arguments[0] in commands else ""
-    with one_line_errors():
-        if name:
-            commands[name](arguments[1:])
-        else:
-            run_train(arguments)
+    experiment.run_command(arguments, run_train, commands)
 
 
 def run_train(arguments):
-    parser = Parser(prog="python -m train.language_model", description=__doc__)
-    parser.add_argument("--run", required=True, help="folder of this run; made if missing")
-    add_device_flags(parser)
-    add_settings(parser, LanguageModelConfig)
-    options = parser.parse_args(arguments)
-    strategy = strategy_of(options)
-    config = config_of(options, LanguageModelConfig)
-    train_text, valid_text = read_text(config)
-    run = Run(options.run, LanguageModelConfig)
-    with leaves_when_a_worker_is_lost(strategy):
-        model = train(run, config, language_model_task(config, train_text, valid_text), strategy)
-        if this_worker(strategy).index == 0:
-            show_result(run, config, model, train_text, valid_text)
-        from_all_workers(strategy, 0)  # the others stay until the chief is done
+    experiment.run_training(
+        arguments,
+        NAME,
+        __doc__,
+        LanguageModelConfig,
+        read_text,
+        lambda _, *given: language_model_task(*given),
+        show_result,
+    )
 
 
 def show_result(run, config, model, train_text, valid_text):
@@ -107,7 +94,7 @@ def show_result(run, config, model, train_text, valid_text):
 
 
 def run_sample(arguments):
-    parser = _run_parser("sample", "Writes on from a prompt, to standard output, as it goes.")
+    parser = run_parser(NAME, "sample", "Writes on from a prompt, to standard output, as it goes.")
     parser.add_argument("--prompt", default="\n", help="what to go on from (default a line break)")
     parser.add_argument("--length", type=int, default=500, help="tokens to write (default 500)")
     parser.add_argument("--temperature", type=float, default=0.8, help="above 0 (default 0.8)")
@@ -138,7 +125,7 @@ def run_sample(arguments):
 
 
 def run_evaluate(arguments):
-    parser = _run_parser("evaluate", "Measures a trained run on another text.")
+    parser = run_parser(NAME, "evaluate", "Measures a trained run on another text.")
     parser.add_argument("--text", required=True, help="file of text")
     parser.add_argument("--context", type=int, help="in tokens (default as trained)")
     parser.add_argument("--stride", type=int, help="in tokens (default half of the context)")
@@ -162,26 +149,15 @@ def run_evaluate(arguments):
 
 
 def run_export(arguments):
-    parser = _run_parser("export", "Publishes a trained run as a SavedModel.")
-    parser.add_argument("--directory", default="saved_models", help="folder of served models")
-    parser.add_argument("--name", required=True, help="of the served model")
-    parser.add_argument("--dtype", default="float32", help="of the weights: float32 or bfloat16")
-    options = parser.parse_args(arguments)
-    run = Run(options.run, LanguageModelConfig)
-    config, model = run.config(), with_dtype(run.model(), options.dtype)
-    context = reach(config)
+    experiment.run_export(arguments, NAME, LanguageModelConfig, generator_of)
+
+
+def generator_of(run, dtype="float32"):
+    """The served `Generator` of a trained run."""
+    config, context = run.config(), reach(run.config())
+    functions = generator_functions(config, with_dtype(run.model(), dtype))
     settings = SamplingSettings(context=context, max_tokens=context // 2)
-    generator = Generator(generator_functions(config, model), run.tokenizer(), settings)
-    try:
-        print(f"Published {export(generator, options.directory, options.name)}.")
-    except RuntimeError as error:  # it says why, and that nothing was published
-        sys.exit(f"error: {error}")
-
-
-def _run_parser(command, description):
-    parser = Parser(prog=f"python -m train.language_model {command}", description=description)
-    parser.add_argument("--run", required=True, help="folder of a trained run")
-    return parser
+    return Generator(functions, run.tokenizer(), settings)
 
 
 def generator_functions(config, model):

@@ -11,7 +11,6 @@ Use what came out, with the same held-out documents if count and seed are the sa
 """
 
 import itertools
-import sys
 
 import tensorflow as tf
 
@@ -25,34 +24,26 @@ from keras_transformer.text import (
 )
 from keras_transformer.text.labelled import split_rows
 from keras_transformer.training import PretrainingLoss, TokenAccuracy
-from keras_transformer.training.distribution import from_all_workers, this_worker
-from train.command import Parser, one_line_errors
-from train.config import PretrainingConfig, add_settings, config_of
-from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
+from train import experiment
+from train.config import PretrainingConfig
 from train.pictures import LONGEST, save_pictures, self_attention
-from train.run import Run, Task, optimizer_of, train
+from train.run import Task, optimizer_of
 
 
 def main(arguments=None):
-    arguments = sys.argv[1:] if arguments is None else arguments
-    parser = Parser(prog="python -m train.pretraining", description=__doc__)
-    parser.add_argument("--run", required=True, help="folder of this run; made if missing")
-    add_device_flags(parser)
-    add_settings(parser, PretrainingConfig)
-    with one_line_errors():
-        options = parser.parse_args(arguments)
-        strategy = strategy_of(options)
-        config = config_of(options, PretrainingConfig)
-        train_texts, valid_texts = read_texts(config)
-        task = pretraining_task(config, train_texts, valid_texts)
-        run = Run(options.run, PretrainingConfig)
-        with leaves_when_a_worker_is_lost(strategy):
-            model = train(run, config, task, strategy)
-            if this_worker(strategy).index == 0:
-                show_attention(run, model, max((valid_texts or train_texts)[:100], key=len))
-                if valid_texts:
-                    print(report(compiled(model, config), task.validation(run.tokenizer())))
-            from_all_workers(strategy, 0)  # the others stay until the chief is done
+    experiment.run_command(arguments, run_train, commands={})
+
+
+def run_train(arguments):
+    experiment.run_training(
+        arguments,
+        "pretraining",
+        __doc__,
+        PretrainingConfig,
+        read_texts,
+        lambda _, *given: pretraining_task(*given),
+        show_result,
+    )
 
 
 def pretraining_task(config, train_texts, valid_texts):
@@ -90,14 +81,16 @@ def pretraining_task(config, train_texts, valid_texts):
     )
 
 
-def show_attention(run, model, text):
-    """Puts the pictures of a trained model reading the beginning of a text into its run."""
-    tokenizer, length = run.tokenizer(), min(run.config().max_length, LONGEST)
+def show_result(run, config, model, train_texts, valid_texts):
+    tokenizer, length = run.tokenizer(), min(config.max_length, LONGEST)
+    text = max((valid_texts or train_texts)[:100], key=len)
     inputs = pack_segments(tokenizer, tokenizer.tokenize([text]), max_length=length)
-    attention = self_attention(
-        attention_scores(model, **inputs), tokenizer, inputs["token_ids"][0].numpy()
-    )
+    scores = attention_scores(model, **inputs)
+    attention = self_attention(scores, tokenizer, inputs["token_ids"][0].numpy())
     save_pictures(run, attention, title=f"{text[:LONGEST]}...")
+    if valid_texts:
+        task = pretraining_task(config, train_texts, valid_texts)
+        print(report(compiled(model, config), task.validation(tokenizer)))
 
 
 def model_of(config, vocabulary_size):

@@ -19,7 +19,7 @@ Use what came out:
 import sys
 
 from keras_transformer.models.translation import translation
-from keras_transformer.serving import export, with_dtype
+from keras_transformer.serving import with_dtype
 from keras_transformer.text import (
     ParallelText,
     TokenBatches,
@@ -30,46 +30,25 @@ from keras_transformer.text import (
 )
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from keras_transformer.training.callbacks import BestScore
-from keras_transformer.training.distribution import from_all_workers, this_worker
-from train.command import Parser, one_line_errors
-from train.config import TranslationConfig, add_settings, config_of
-from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
+from train import experiment
+from train.config import TranslationConfig
+from train.experiment import run_parser
 from train.pictures import save_pictures, translation_attention
-from train.run import Run, Task, optimizer_of, train
+from train.run import Run, Task, optimizer_of
 from train.translator import bleu, report, search_settings, translate, translator_of
+
+NAME = "translation"
 
 
 def main(arguments=None):
-    arguments = sys.argv[1:] if arguments is None else arguments
-    commands = {
-        "translate": run_translate,
-        "evaluate": run_evaluate,
-        "export": run_export,
-    }
-    name = arguments[0] if arguments and arguments[0] in commands else ""
-    with one_line_errors():
-        if name:
-            commands[name](arguments[1:])
-        else:
-            run_train(arguments)
+    commands = {"translate": run_translate, "evaluate": run_evaluate, "export": run_export}
+    experiment.run_command(arguments, run_train, commands)
 
 
 def run_train(arguments):
-    parser = Parser(prog="python -m train.translation", description=__doc__)
-    parser.add_argument("--run", required=True, help="folder of this run; made if missing")
-    add_device_flags(parser)
-    add_settings(parser, TranslationConfig)
-    options = parser.parse_args(arguments)
-    strategy = strategy_of(options)
-    config = config_of(options, TranslationConfig)
-    train_text, valid_text = read_text(config)
-    run = Run(options.run)
-    with leaves_when_a_worker_is_lost(strategy):
-        task = translation_task(run, config, train_text, valid_text)
-        model = train(run, config, task, strategy)
-        if this_worker(strategy).index == 0:
-            show_result(run, config, model, train_text, valid_text)
-        from_all_workers(strategy, 0)  # the others stay until the chief is done
+    experiment.run_training(
+        arguments, NAME, __doc__, TranslationConfig, read_text, translation_task, show_result
+    )
 
 
 def translation_task(run, config, train_text, valid_text=None):
@@ -132,10 +111,10 @@ def show_result(run, config, model, train_text, valid_text):
 
 
 def run_translate(arguments):
-    parser = _run_parser("translate", "Translates standard input, a sentence a line.")
+    parser = run_parser(NAME, "translate", "Translates standard input, a sentence a line.")
     parser.add_argument("--num-beams", type=int, help="instead of the run's own number")
     options = parser.parse_args(arguments)
-    translator = _translator(options)
+    translator = _translator(Run(options.run), options.num_beams)
     # Bytes that are not UTF-8 become U+FFFD; lines end at "\n" alone, so their number is kept.
     text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
     lines = text.removesuffix("\n").split("\n") if text else []
@@ -144,39 +123,28 @@ def run_translate(arguments):
 
 
 def run_evaluate(arguments):
-    parser = _run_parser("evaluate", "Measures BLEU of a trained run on other text.")
+    parser = run_parser(NAME, "evaluate", "Measures BLEU of a trained run on other text.")
     parser.add_argument("--source", required=True, help="sentences, one a line")
     parser.add_argument("--target", required=True, help="their translations")
     parser.add_argument("--num-beams", type=int, help="instead of the run's own number")
     options = parser.parse_args(arguments)
     text = read_files(options.source, options.target)
-    print(report(translate(_translator(options), text.sources), text.targets))
+    print(
+        report(
+            translate(_translator(Run(options.run), options.num_beams), text.sources), text.targets
+        )
+    )
 
 
 def run_export(arguments):
-    parser = _run_parser("export", "Publishes a trained run as a SavedModel.")
-    parser.add_argument("--directory", default="saved_models", help="folder of served models")
-    parser.add_argument("--name", required=True, help="of the served model")
-    parser.add_argument("--dtype", default="float32", help="of the weights: float32 or bfloat16")
-    options = parser.parse_args(arguments)
-    translator = _translator(options, options.dtype)
-    try:
-        print(f"Published {export(translator, options.directory, options.name)}.")
-    except RuntimeError as error:  # it says why, and that nothing was published
-        sys.exit(f"error: {error}")
+    experiment.run_export(
+        arguments, NAME, TranslationConfig, lambda run, dtype: _translator(run, dtype=dtype)
+    )
 
 
-def _run_parser(command, description):
-    parser = Parser(prog=f"python -m train.translation {command}", description=description)
-    parser.add_argument("--run", required=True, help="folder of a trained run")
-    return parser
-
-
-def _translator(options, dtype=None):
-    run = Run(options.run)
-    settings = search_settings(run.config(), getattr(options, "num_beams", None))
+def _translator(run, num_beams=None, dtype=None):
     model = run.model() if dtype is None else with_dtype(run.model(), dtype)
-    return translator_of(model, run.tokenizer(), settings)
+    return translator_of(model, run.tokenizer(), search_settings(run.config(), num_beams))
 
 
 def read_text(config):
