@@ -10,7 +10,7 @@ Use what came out:
     python -m train.classification evaluate --run runs/imdb --folder aclImdb/test
     python -m train.classification export --run runs/imdb --name imdb
 
-With --pretrained, the model of a run of train.pretraining is trained on.
+With --pretrained, the BERT of a run of train.pretraining is trained on, or one that was tuned.
 
 Texts come from a folder with a folder of .txt files for each label, from a file of two columns
 (text TAB label, several labels joined by commas), or from TensorFlow Datasets.
@@ -41,6 +41,7 @@ from train.run import Run, Task, optimizer_of
 
 NAME = "classification"
 TEXTS_AT_A_TIME = 64
+LABELS = "labels.json"
 
 
 def main(arguments=None):
@@ -129,12 +130,11 @@ def inputs_of(config, tokenizer):
 
 def classification_task(config, train_text, valid_text=None):
     """How a `Run` learns to classify: `LabelledText` to learn from, and to measure on or None."""
-    pretrained = pretrained_run(config)
+    pretrained_tokenizer, pretrained_model = pretrained_of(config)
 
     def read():
-        if pretrained:
-            tokenizer = pretrained.tokenizer()
-        else:
+        tokenizer = pretrained_tokenizer
+        if tokenizer is None:
             tokenizer = train_tokenizer(train_text.texts, config.vocabulary_size, config.tokens)
         return tokenizer, batches_of(config, tokenizer, train_text)
 
@@ -148,8 +148,8 @@ def classification_task(config, train_text, valid_text=None):
         return batches_of(config, tokenizer, valid_text).epoch()
 
     def build(tokenizer):
-        if pretrained:
-            model = pretrained_classifier(config, pretrained, train_text)
+        if pretrained_model:
+            model = pretrained_classifier(config, pretrained_model, train_text)
         else:
             model = new_classifier(config, tokenizer.vocabulary_size, train_text)
         return compiled(model, config, train_text)
@@ -168,17 +168,17 @@ def batches_of(config, tokenizer, text):
     return LabelledBatches(text, tokenizer, config.tokens_per_batch, length, config.seed, prepare)
 
 
-def pretrained_run(config):
-    """The run that a config wants to go on from, or None.
+def pretrained_of(config):
+    """The tokenizer and the model that a config wants to go on from; a pair of None without.
 
     Raises:
-        ValueError: if it holds no finished model, or cannot have what else the config asks for.
+        ValueError: if the run holds no finished BERT, or one that cannot have what else the
+            config asks for.
     """
     if not config.pretrained:
         if config.from_scratch:
             raise ValueError("--from-scratch compares with --pretrained: give both.")
-        return None
-    run = Run(config.pretrained, PretrainingConfig)
+        return None, None
     names = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "activation")
     names += ("token_dropout",)
     if given := [name for name in names if getattr(config, name)]:
@@ -186,27 +186,47 @@ def pretrained_run(config):
             "The model of --pretrained has its sizes already. "
             f"Received: {', '.join(f'{name}={getattr(config, name)}' for name in given)}."
         )
-    if not 2 < config.max_length <= run.config().positions:
+    run = Run(config.pretrained, PretrainingConfig)
+    if (run.path / LABELS).exists():
+        run = Run(config.pretrained, ClassificationConfig)
+    model = run.model()
+    if "token_embedding" not in [layer.name for layer in model.layers]:
         raise ValueError(
-            f"max_length must be at most the {run.config().positions} tokens that the model of "
-            f"--pretrained can read. Received: max_length={config.max_length}."
+            "--pretrained must be a run of train.pretraining, or one that has gone on from such a "
+            f"run. Received: {config.pretrained}, whose model is no BERT."
         )
-    return run
+    positions = model.get_layer("positions").max_sequence_length
+    if not 2 < config.max_length <= positions:
+        raise ValueError(
+            f"max_length must be at most the {positions} tokens that the model of --pretrained can "
+            f"read. Received: max_length={config.max_length}."
+        )
+    return run.tokenizer(), model
 
 
-def pretrained_classifier(config, run, text):
-    """The pretrained backbone with a new head, in the dtype and with the dropout of this config."""
-    earlier = run.config()
-    given = {**earlier.dimensions(), "dtype": config.dtype, "remat": config.remat}
-    given["attention_dropout"] = config.attention_dropout
-    given["activation_dropout"] = config.activation_dropout
-    given["dropout"] = dropout = config.dropout if config.dropout >= 0 else 0.1  # as published
-    backbone = bert(run.tokenizer().vocabulary_size, max_sequence_length=earlier.positions, **given)
+def pretrained_classifier(config, model, text):
+    """The backbone of a model with a new head, in the dtype and with the dropout of this config.
+
+    A pooler, if asked for, is new where the model has none.
+    """
+    encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
+    sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")
+    given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
+    ours = ("attention_dropout", "activation_dropout", "dtype", "remat")
+    given |= {name: getattr(config, name) for name in ours}
+    dropout = config.dropout if config.dropout >= 0 else 0.1  # as published
+    backbone = bert(
+        table.vocabulary_size,
+        max_sequence_length=model.get_layer("positions").max_sequence_length,
+        hidden_dim=table.hidden_dim,
+        dropout=dropout,
+        **given,
+    )
     if not config.from_scratch:
-        model = run.model()
+        trained = {layer.name: layer for layer in model.layers}
         for layer in backbone.layers:
-            if layer.weights:
-                layer.set_weights(model.get_layer(layer.name).get_weights())
+            if layer.weights and layer.name in trained:
+                layer.set_weights(trained[layer.name].get_weights())
     return bert_classifier(backbone, len(text.names), dropout, config.pooling)
 
 
@@ -262,12 +282,12 @@ def save_labels(run, text):
     labels = {"names": text.names, "several": has_several(text)}
     draft = run.path / ".labels.json"
     draft.write_text(json.dumps(labels) + "\n")
-    draft.replace(run.path / "labels.json")
+    draft.replace(run.path / LABELS)
 
 
 def labels_of(run):
     run.config()  # says so if the folder holds no run
-    path = run.path / "labels.json"
+    path = run.path / LABELS
     if not path.exists():
         raise ValueError(f"{run.path} holds no finished run: there is no {path.name}.")
     return json.loads(path.read_text())

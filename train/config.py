@@ -138,7 +138,7 @@ class ClassificationConfig(TrainingConfig):
     data_dir: str = setting("", "where TFDS keeps its data")
     hold_out: int = setting(0, "examples, drawn with the seed, to measure on instead")
 
-    pretrained: str = setting("", "run of train.pretraining whose model is trained on")
+    pretrained: str = setting("", "run of train.pretraining, or tuned from one, to train on")
     from_scratch: bool = setting(False, "give that model new weights, to compare with")
 
     tokens: str = setting("words", "what texts are cut into: words or pieces")

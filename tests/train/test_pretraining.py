@@ -70,6 +70,30 @@ def test_a_pretrained_model_is_tuned_and_served(pretrained, capsys):
     assert list(answer["outputs"]["truncated"]) == [False, True]
 
 
+def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, tmp_path, capsys):
+    folder, _ = pretrained
+    flags = ["--pretrained", str(folder / "bert"), "--folder", str(folder / "reviews"), *TUNING]
+    classification.main([*flags, "--run", str(folder / "tuned")])
+    texts = [text for text, _ in documents()][:60]
+    lines = [f"{text}\t{'short' if len(text.split('.')) < 6 else 'long'}" for text in texts]
+    (tmp_path / "lengths.tsv").write_text("\n".join(lines) + "\n")
+    flags = ["--pretrained", str(folder / "tuned"), "--tsv", str(tmp_path / "lengths.tsv"), *TUNING]
+    classification.main([*flags, "--run", str(tmp_path / "again")])
+    assert "of 20 texts" in capsys.readouterr().out
+    tuned, again = (
+        Run(path, ClassificationConfig).model().get_layer("token_embedding").get_weights()[0]
+        for path in (folder / "tuned", tmp_path / "again")
+    )
+    assert 0 < np.abs(tuned - again).mean() < np.abs(tuned).mean(), "it went on from there"
+    # A classifier that is no BERT is not taken for one.
+    own = ["--tsv", str(tmp_path / "lengths.tsv"), "--steps=1", "--vocabulary-size=20"]
+    classification.main([*own, "--run", str(tmp_path / "plain")])
+    flags = ["--pretrained", str(tmp_path / "plain"), "--tsv", str(tmp_path / "lengths.tsv")]
+    with pytest.raises(SystemExit):
+        classification.main([*flags, "--run", str(tmp_path / "never")])
+    assert "whose model is no BERT" in capsys.readouterr().err
+
+
 def test_pretraining_and_tuning_hold_out_the_same_texts(pretrained):
     folder, _ = pretrained
     given = {"hold_out": 20, "seed": 5}
@@ -93,7 +117,8 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
             pretrained=run.path, from_scratch=from_scratch, pooling="first",
             dropout=0.25, attention_dropout=0.5,
         )  # fmt: skip
-        model = classification.pretrained_classifier(config, run, text)
+        _, model = classification.pretrained_of(config)
+        model = classification.pretrained_classifier(config, model, text)
         encoder = model.get_layer("encoder")
         assert (encoder.dropout, encoder.attention_dropout) == (0.25, 0.5)
         vectors = bert_backbone(model)(inputs)["vectors"].numpy()
