@@ -115,7 +115,7 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
     for from_scratch in (False, True):
         config = ClassificationConfig(
             pretrained=run.path, from_scratch=from_scratch, pooling="first",
-            dropout=0.25, attention_dropout=0.5,
+            dropout=0.25, attention_dropout=0.5, max_length=40,
         )  # fmt: skip
         _, model = classification.pretrained_of(config)
         model = classification.pretrained_classifier(config, model, text)

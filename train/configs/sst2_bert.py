@@ -1,9 +1,9 @@
-"""The sentiment of film-review sentences, from a BERT pretrained on the text of film reviews.
+"""The sentiment of film-review sentences, from a BERT that was tuned on that of reviews.
 
-    python -m train.classification --config sst2_bert --pretrained runs/bert \
+    python -m train.classification --config sst2_bert --pretrained runs/imdb_bert \
         --tsv train.tsv --valid-tsv dev.tsv --run runs/sst2_bert
 
-Hardware, minutes and score, also without the pretraining: see train/README.md.
+Hardware, minutes and score, also without those labels: see train/README.md.
 """
 
 from train.config import ClassificationConfig
