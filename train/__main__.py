@@ -35,7 +35,7 @@ def run_demo(run, directory):
     start = time.perf_counter()
     config = load_config("demo")
     train_text, held_out = demo_split(NUM_TRAIN, NUM_HELD_OUT, config.seed)
-    model = train(run, config, translation_task(run, config, train_text, held_out))
+    model = train(run, config, translation_task(config, train_text, held_out))
 
     translator = translator_of(model, run.tokenizer(), search_settings(config))
     translations = translate(translator, held_out.sources)

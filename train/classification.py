@@ -51,13 +51,7 @@ def main(arguments=None):
 
 def run_train(arguments):
     experiment.run_training(
-        arguments,
-        NAME,
-        __doc__,
-        ClassificationConfig,
-        read_text,
-        lambda _, *given: classification_task(*given),
-        show_result,
+        arguments, NAME, __doc__, ClassificationConfig, read_text, classification_task, show_result
     )
 
 

@@ -36,7 +36,7 @@ def run_training(arguments, name, description, config_class, read_text, task_of,
         description: of its --help.
         config_class: of its settings.
         read_text: config -> the pair of texts to learn from and to measure on.
-        task_of: run, config and both texts -> a `Task`.
+        task_of: config and both texts -> a `Task`.
         show_result: called by the chief with run, config, model and both texts.
     """
     parser = Parser(prog=f"python -m train.{name}", description=description)
@@ -49,7 +49,7 @@ def run_training(arguments, name, description, config_class, read_text, task_of,
     texts = read_text(config)
     run = Run(options.run, config_class)
     with leaves_when_a_worker_is_lost(strategy):
-        model = train(run, config, task_of(run, config, *texts), strategy)
+        model = train(run, config, task_of(config, *texts), strategy)
         if this_worker(strategy).index == 0:
             show_result(run, config, model, *texts)
         from_all_workers(strategy, 0)  # the others stay until the chief is done

@@ -73,13 +73,7 @@ def main(arguments=None):
 
 def run_train(arguments):
     experiment.run_training(
-        arguments,
-        NAME,
-        __doc__,
-        LanguageModelConfig,
-        read_text,
-        lambda _, *given: language_model_task(*given),
-        show_result,
+        arguments, NAME, __doc__, LanguageModelConfig, read_text, language_model_task, show_result
     )
 
 

@@ -41,7 +41,7 @@ def run_train(arguments):
         __doc__,
         PretrainingConfig,
         read_texts,
-        lambda _, *given: pretraining_task(*given),
+        pretraining_task,
         show_result,
     )
 

@@ -132,7 +132,7 @@ class Task:
         build: tokenizer -> a compiled model.
         describe: batches -> what is printed of the data.
         validation: tokenizer -> a dataset to measure on after each epoch, or None.
-        callbacks: tokenizer -> those that measure and write, for the chief alone.
+        callbacks: run, tokenizer -> those that measure and write, for the chief alone.
     """
 
     read: Callable
@@ -140,7 +140,7 @@ class Task:
     build: Callable
     describe: Callable
     validation: Callable = lambda tokenizer: None
-    callbacks: Callable = lambda tokenizer: []
+    callbacks: Callable = lambda run, tokenizer: []
 
 
 def train(run, config, task, strategy=None):
@@ -189,7 +189,7 @@ def train(run, config, task, strategy=None):
     if validation is not None and config.patience:
         callbacks.append(keras.callbacks.EarlyStopping("val_loss", patience=config.patience))
     if is_chief:
-        callbacks += task.callbacks(tokenizer)
+        callbacks += task.callbacks(run, tokenizer)
         callbacks.append(keras.callbacks.CSVLogger(str(run.history_file), append=True))
         if config.tensorboard:
             callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))

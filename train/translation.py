@@ -51,7 +51,7 @@ def run_train(arguments):
     )
 
 
-def translation_task(run, config, train_text, valid_text=None):
+def translation_task(config, train_text, valid_text=None):
     """How a `Run` learns to translate: `ParallelText` to learn from, and to measure on or None."""
     limits = (config.tokens_per_batch, config.max_length, config.seed)
 
@@ -65,7 +65,7 @@ def translation_task(run, config, train_text, valid_text=None):
             return None
         return TokenBatches(*valid_text, tokenizer, tokenizer, *limits).epoch()
 
-    def callbacks(tokenizer):
+    def callbacks(run, tokenizer):
         if valid_text is None or not config.bleu_every:
             return []
         settings = search_settings(config)

@@ -37,7 +37,7 @@ def python(*arguments, backend):
     )
 
 
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_layers_pass_their_tests_on_another_backend(backend):
     if importlib.util.find_spec(backend) is None:

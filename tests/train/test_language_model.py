@@ -21,7 +21,8 @@ FLAGS = [
 
 KINDS = {
     "characters": ["--tokens=characters"],
-    "bytes, GPT-2": ["--tokens=bytes", "--model=gpt2", "--size=124M"],
+    "bytes": ["--tokens=bytes"],
+    "GPT-2": ["--tokens=bytes", "--model=gpt2", "--size=124M"],
     "a memory": ["--tokens=characters", "--model=transformer_xl", "--memory-length=20"],
 }
 

@@ -21,7 +21,7 @@ FLAGS = [
 ]  # fmt: skip
 TUNING = [
     "--max-length=40", "--tokens-per-batch=320", "--warmup-steps=5", "--peak-rate=0.01",
-    "--steps=40", "--checkpoint-every=40", "--average=1", "--hold-out=20", "--pooling=mean",
+    "--steps=40", "--checkpoint-every=40", "--average=1", "--hold-out=20",
 ]  # fmt: skip
 
 
@@ -111,6 +111,7 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
     ids = run.tokenizer().tokenize(["The cats purr.", "The dogs bark by night."])
     inputs = pack_segments(run.tokenizer(), ids, max_length=24)
     expected = bert_backbone(run.model())(inputs)["vectors"].numpy()
+    trained = run.model().get_layer("encoder").get_weights()
     text = classification.read_one(str(folder / "reviews"), "")
     for from_scratch in (False, True):
         config = ClassificationConfig(
@@ -121,6 +122,8 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
         model = classification.pretrained_classifier(config, model, text)
         encoder = model.get_layer("encoder")
         assert (encoder.dropout, encoder.attention_dropout) == (0.25, 0.5)
+        pairs = zip(encoder.get_weights(), trained, strict=True)
+        assert all(np.array_equal(ours, theirs) for ours, theirs in pairs) != from_scratch
         vectors = bert_backbone(model)(inputs)["vectors"].numpy()
         assert (np.abs(vectors - expected).max() < 1e-5) != from_scratch
 
