@@ -174,7 +174,6 @@ def pretrained_of(config):
             raise ValueError("--from-scratch compares with --pretrained: give both.")
         return None, None
     names = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "activation")
-    names += ("token_dropout",)
     if given := [name for name in names if getattr(config, name)]:
         raise ValueError(
             "The model of --pretrained has its sizes already. "
@@ -206,7 +205,7 @@ def pretrained_classifier(config, model, text):
     encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
     sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")
     given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
-    ours = ("attention_dropout", "activation_dropout", "dtype", "remat")
+    ours = ("token_dropout", "attention_dropout", "activation_dropout", "dtype", "remat")
     given |= {name: getattr(config, name) for name in ours}
     dropout = config.dropout if config.dropout >= 0 else 0.1  # as published
     backbone = bert(

@@ -30,7 +30,14 @@ _BLOCK = {
 _NUM_SEGMENTS = 2
 
 
-def bert(vocabulary_size, size="base", max_sequence_length=512, name="bert", **dimensions):
+def bert(
+    vocabulary_size,
+    size="base",
+    max_sequence_length=512,
+    token_dropout=0.0,
+    name="bert",
+    **dimensions,
+):
     """Builds the backbone of BERT, which turns tokens into vectors that know their context.
 
     It is the checkpoint: save it, reload it, and build any head of this file around it. The
@@ -42,6 +49,8 @@ def bert(vocabulary_size, size="base", max_sequence_length=512, name="bert", **d
         vocabulary_size: number of token ids.
         size: a row of `SIZES`: "tiny", "mini", "small", "base" or "large".
         max_sequence_length: number of positions that have a vector, in tokens.
+        token_dropout: probability in [0, 1) with which the whole vector of a token is dropped,
+            but for those of its position and segment.
         name: of the model.
         **dimensions: replace columns of that row (num_layers, hidden_dim,
             intermediate_dim, num_heads), or are further arguments of the blocks
@@ -76,6 +85,9 @@ def bert(vocabulary_size, size="base", max_sequence_length=512, name="bert", **d
     tokens = TokenEmbedding(
         vocabulary_size, hidden_dim, scale=False, dtype=dtype, name="token_embedding"
     )(token_ids)
+    tokens = keras.layers.Dropout(  # one draw a token for all of its vector
+        token_dropout, noise_shape=(None, None, 1), dtype=dtype, name="token_dropout"
+    )(tokens)
     segments = keras.layers.Embedding(
         _NUM_SEGMENTS, hidden_dim, dtype=dtype, name="segment_embedding"
     )(segment_ids)

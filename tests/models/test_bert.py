@@ -299,6 +299,17 @@ def test_the_pretraining_heads_learn_a_few_examples_by_heart():
     assert last["masked_tokens_token_accuracy"] == last["next_sentence_token_accuracy"] == 1
 
 
+def test_token_dropout_hides_in_training_which_tokens_were_there():
+    backbone = backbone_of(token_dropout=0.5, dropout=0.0, attention_dropout=0.0)
+    ids = np.arange(5, VOCABULARY, dtype="int32")[:, None]  # texts of one token, all different
+    different = []
+    for training in (False, True):
+        outputs = backbone({"token_ids": ids, "segment_ids": 0 * ids}, training=training)
+        different.append(len(np.unique(array(outputs["vectors"]).round(3), axis=0)))
+    assert different[0] == len(ids), "at rest every token counts"
+    assert 2 < different[1] < len(ids) - 2, "in training those that were dropped are alike"
+
+
 def test_dropout_acts_in_training_only():
     for name, (model, inputs) in every_head(backbone_of(dropout=0.5)).items():
         calls = [model(inputs), model(inputs, training=False), model(inputs, training=True)]

@@ -116,12 +116,13 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
     for from_scratch in (False, True):
         config = ClassificationConfig(
             pretrained=run.path, from_scratch=from_scratch, pooling="first",
-            dropout=0.25, attention_dropout=0.5, max_length=40,
+            token_dropout=0.75, dropout=0.25, attention_dropout=0.5, max_length=40,
         )  # fmt: skip
         _, model = classification.pretrained_of(config)
         model = classification.pretrained_classifier(config, model, text)
         encoder = model.get_layer("encoder")
         assert (encoder.dropout, encoder.attention_dropout) == (0.25, 0.5)
+        assert model.get_layer("token_dropout").rate == 0.75
         pairs = zip(encoder.get_weights(), trained, strict=True)
         assert all(np.array_equal(ours, theirs) for ours, theirs in pairs) != from_scratch
         vectors = bert_backbone(model)(inputs)["vectors"].numpy()
