@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.encoder import Encoder
 from keras_transformer.text import TokenBatches, train_tokenizer
 from keras_transformer.training import (
     Adam,
@@ -29,15 +30,18 @@ from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.distribution import check_workers_agree, this_worker
 
 VOCABULARY_SIZE, DIM, TARGET = 11, 3, 7
+OF_MODEL = ("dropout", "dtype", "remat")
 
 
-def language_model(dropout=0.0, dtype=None):
+def language_model(dropout=0.0, dtype=None, remat=None):
     keras.utils.set_random_seed(3)
     ids = keras.Input((None,), dtype="int32")
     embedding = TokenEmbedding(VOCABULARY_SIZE, DIM, dtype=dtype)
     hidden = keras.layers.Dense(DIM, "tanh", dtype=dtype)(embedding(ids))
     if dropout:
         hidden = keras.layers.Dropout(dropout, dtype=dtype)(hidden)
+    if remat is not None:
+        hidden = Encoder(2, num_heads=1, intermediate_dim=5, dropout=0.25, remat=remat)(hidden)
     return Model(ids, embedding(hidden, reverse=True))
 
 
@@ -77,10 +81,11 @@ class BatchLogs(keras.callbacks.Callback):
         self.values.append([float(logs[name]) for name in sorted(logs)])
 
 
-def train(strategy, data, repeats, optimizer, loss=None, dropout=0.0, dtype=None, **settings):
+def train(strategy, data, repeats, optimizer, loss=None, **settings):
     """What two epochs leave: weights, moving averages, logs of batches, of epochs, and more."""
     with strategy.scope():
-        model = language_model(dropout, dtype)
+        of_model = {name: settings.pop(name) for name in OF_MODEL if name in settings}
+        model = language_model(**of_model)
         if validated := settings.pop("validated", False):
             settings["metrics"] = [TokenAccuracy(), Perplexity()]
         model.compile(optimizer(), loss or TokenCrossentropy(0.1), **settings)
@@ -133,6 +138,8 @@ def trainings(strategy):
         "keras loss and metric",
         train(strategy, uneven, 3, sgd, loss, weighted_metrics=[accuracy]),
     )
+    yield "blocks", train(strategy, uneven, 1, sgd, remat=False)
+    yield "rematerialised blocks", train(strategy, uneven, 1, sgd, remat=True)
     yield "adam", train(strategy, uneven, 1, adam)
     yield "bfloat16", train(strategy, even, 3, sgd, dtype="mixed_bfloat16", clip_norm=0.125)
     parts = {"dtype": "mixed_bfloat16", "clip_norm": 0.125, "accumulation_steps": 2}

@@ -91,6 +91,16 @@ def test_two_replicas_in_bfloat16_are_bitwise_one_device_in_two_parts(results, n
             )
 
 
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+def test_rematerialisation_changes_no_bit_of_a_training_with_dropout(results, name):
+    for values in results(name):
+        keys = [key for key in values if key.startswith("blocks/")]
+        assert len(keys) >= 29, "weights of two blocks, logs and more"
+        assert values["blocks/moved"] > 1e-2, "the training moved the weights"
+        for key in keys:
+            np.testing.assert_array_equal(values[f"rematerialised {key}"], values[key])
+
+
 def test_each_token_is_counted_once(results):
     for name in ARRANGEMENTS:
         for values in results(name):
