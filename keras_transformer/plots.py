@@ -15,6 +15,7 @@ import numpy as np
 LINE_COLORS = ("#2f6fb5", "#d9772b", "#2a9d8f", "#8a5fb0", "#b5485d", "#6b6b6b")
 INK = "#333333"
 UNITS = {"loss": "nats per token"}
+WIDEST_ROW = 130  # tokens of all panels side by side, about 30 inches
 
 
 def attention_heat_map(attention_scores, target_tokens, source_tokens, title=None):
@@ -47,8 +48,9 @@ def attention_heat_map(attention_scores, target_tokens, source_tokens, title=Non
     """
     scores = _checked_attention(attention_scores, target_tokens, source_tokens)
     num_heads = len(scores)
+    most = max(1, min(4, num_heads, WIDEST_ROW // len(source_tokens)))
     # Full rows where that can be: 8 heads are 4 and 4.
-    columns = next((n for n in (4, 3, 2) if num_heads % n == 0), min(4, num_heads))
+    columns = next((n for n in range(most, 1, -1) if num_heads % n == 0), most)
     titles = [f"head {head + 1}" for head in range(num_heads)] if num_heads > 1 else [""]
     return _heat_maps(scores, titles, columns, target_tokens, source_tokens, title)
 

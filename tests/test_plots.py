@@ -57,6 +57,15 @@ def test_a_row_with_nothing_to_attend_to_is_drawn():
     assert png(plots.attention_heat_map(np.zeros((2, 3)), TARGET, SOURCE)), "all zeros is a picture"
 
 
+@pytest.mark.parametrize(("length", "columns"), [(32, 4), (64, 2), (128, 1)])
+def test_panels_of_long_texts_are_put_below_each_other(length, columns):
+    tokens = ["a"] * length
+    figure = plots.attention_heat_map(np.zeros((4, 1, length)), ["b"], tokens)
+    panels = [axes.get_subplotspec() for axes in figure.axes if axes.images]
+    assert len({panel.colspan.start for panel in panels}) == columns
+    assert figure.get_figwidth() < 35, "inches"
+
+
 def test_the_grid_has_a_row_a_layer_and_a_column_a_head():
     layers = np.random.uniform(size=(3, 2, 2, 3))
     layers[2, 1, 1, 2] = 1.0
