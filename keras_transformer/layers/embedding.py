@@ -11,6 +11,60 @@ from keras_transformer.ops.projection import project
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenDropout(keras.layers.Layer):
+    """Leaves tokens out in training: each becomes padding, which nothing looks at.
+
+    Unlike dropout of the vectors, it does not scale what stays: a normalisation after it
+    would see other sums in training than afterwards. The first token of a row stays, so that
+    no row is empty and [CLS] is there.
+
+    Source: word dropout of Iyyer et al. 2015, section 3
+    (https://aclanthology.org/P15-1162).
+
+    Args:
+        rate: probability in [0, 1) with which a token is left out.
+        pad_id: the id of padding.
+
+    Call arguments:
+        inputs: ids, integers (batch, length).
+        training: whether to leave any out.
+
+    Returns:
+        Same shape and dtype.
+
+    Raises:
+        ValueError: if `rate` is outside of [0, 1).
+
+    Example:
+        >>> ids = keras.ops.array([[3, 5, 7]])
+        >>> TokenDropout(0.5)(ids).numpy().tolist()  # at rest
+        [[3, 5, 7]]
+    """
+
+    def __init__(self, rate, pad_id=0, **kwargs):
+        super().__init__(autocast=False, **kwargs)
+        if not 0 <= rate < 1:
+            raise ValueError(f"rate must be in [0, 1). Received: rate={rate}.")
+        self.rate = rate
+        self.pad_id = pad_id
+        if rate:
+            self.seed_generator = keras.random.SeedGenerator()
+
+    def call(self, inputs, training=False):
+        if not (training and self.rate):
+            return inputs
+        draws = keras.random.uniform(ops.shape(inputs), dtype="float32", seed=self.seed_generator)
+        is_first = ops.arange(ops.shape(inputs)[1]) == 0
+        return ops.where((draws >= self.rate) | is_first, inputs, self.pad_id)
+
+    def compute_output_spec(self, inputs, training=False):
+        return keras.KerasTensor(inputs.shape, inputs.dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "rate": self.rate, "pad_id": self.pad_id}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenEmbedding(keras.layers.Layer):
     """Looks up a vector for each token id; in reverse, scores every token for a vector.
 

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.embedding import PositionEmbedding, TokenEmbedding
+from keras_transformer.layers.embedding import PositionEmbedding, TokenDropout, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
 from keras_transformer.ops.masks import padding_mask
@@ -49,8 +49,7 @@ def bert(
         vocabulary_size: number of token ids.
         size: a row of `SIZES`: "tiny", "mini", "small", "base" or "large".
         max_sequence_length: number of positions that have a vector, in tokens.
-        token_dropout: probability in [0, 1) with which the whole vector of a token is dropped,
-            but for those of its position and segment.
+        token_dropout: probability in [0, 1) with which a token is left out in training.
         name: of the model.
         **dimensions: replace columns of that row (num_layers, hidden_dim,
             intermediate_dim, num_heads), or are further arguments of the blocks
@@ -82,12 +81,10 @@ def bert(
 
     token_ids = keras.Input((None,), dtype="int32", name="token_ids")
     segment_ids = keras.Input((None,), dtype="int32", name="segment_ids")
+    kept_ids = TokenDropout(token_dropout, name="token_dropout")(token_ids)
     tokens = TokenEmbedding(
         vocabulary_size, hidden_dim, scale=False, dtype=dtype, name="token_embedding"
-    )(token_ids)
-    tokens = keras.layers.Dropout(  # one draw a token for all of its vector
-        token_dropout, noise_shape=(None, None, 1), dtype=dtype, name="token_dropout"
-    )(tokens)
+    )(kept_ids)
     segments = keras.layers.Embedding(
         _NUM_SEGMENTS, hidden_dim, dtype=dtype, name="segment_embedding"
     )(segment_ids)
@@ -96,7 +93,7 @@ def bert(
     vectors = _norm("embedding_norm", block["norm_epsilon"], dtype)(vectors)
     vectors = keras.layers.Dropout(block["dropout"], dtype=dtype, name="embedding_dropout")(vectors)
     # Said, not implied: the mask of the tokens ends where the segments are added.
-    vectors = Encoder(**block, name="encoder")(vectors, padding_mask=padding_mask(token_ids))
+    vectors = Encoder(**block, name="encoder")(vectors, padding_mask=padding_mask(kept_ids))
     pooler = keras.layers.Dense(hidden_dim, "tanh", dtype=dtype, name="pooler")
     return Model(
         {"token_ids": token_ids, "segment_ids": segment_ids},
@@ -189,7 +186,7 @@ def bert_classifier(backbone, num_labels, dropout=0.1, pooling="first", name="be
     """
     pooled = backbone.output["pooled"]
     if pooling != "first":
-        mask = padding_mask(backbone.input["token_ids"])
+        mask = padding_mask(backbone.get_layer("token_dropout").output)
         dtype = backbone.get_layer("token_embedding").dtype_policy
         pooled = SequencePooling(pooling, dtype=dtype, name="pooling")(
             backbone.output["vectors"], padding_mask=mask
