@@ -6,6 +6,7 @@ from keras_transformer.layers.decoder import Decoder, DecoderBlock
 from keras_transformer.layers.embedding import (
     PositionEmbedding,
     SinusoidalEncoding,
+    TokenDropout,
     TokenEmbedding,
 )
 from keras_transformer.layers.encoder import Encoder, EncoderBlock
@@ -30,6 +31,7 @@ __all__ = [
     "SinusoidalEncoding",
     "SlicedAttention",
     "SparseAttention",
+    "TokenDropout",
     "TokenEmbedding",
     "TransformerXL",
     "TransformerXLBlock",

@@ -2,7 +2,12 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers import PositionEmbedding, SinusoidalEncoding, TokenEmbedding
+from keras_transformer.layers import (
+    PositionEmbedding,
+    SinusoidalEncoding,
+    TokenDropout,
+    TokenEmbedding,
+)
 from tests import reference
 from tests.reference import array, exact, normal, truth
 
@@ -112,10 +117,24 @@ def test_one_step_encodes_its_position_into_every_beam(layer_class, dtype):
         )
 
 
+def test_token_dropout_leaves_out_its_share_but_never_the_first():
+    layer = TokenDropout.from_config(TokenDropout(0.25, pad_id=7).get_config())
+    ids = np.full((101, 41), 3, "int32")
+    np.testing.assert_array_equal(exact(layer(ids)), ids, err_msg="none at rest")
+    left = exact(layer(ids, training=True))
+    assert set(np.unique(left)) == {3, 7}, "tokens and padding"
+    np.testing.assert_array_equal(left[:, 0], 3)
+    # 4040 draws of a quarter have a standard deviation of 0.007.
+    assert abs((left[:, 1:] == 7).mean() - 0.25) < 0.04
+    assert np.abs(exact(layer(ids, training=True)) - left).max() > 0, "others each time"
+
+
 def test_sizes_that_do_not_fit_are_refused():
     for sizes in ((0, 6), (11, 0)):
         with pytest.raises(ValueError, match="vocabulary_size and hidden_dim must be at least 1"):
             TokenEmbedding(*sizes)
+    with pytest.raises(ValueError, match=r"rate must be in \[0, 1\). Received: rate=1.0"):
+        TokenDropout(1.0)
     with pytest.raises(ValueError, match=r"max_wavelength must be positive. Received: 0"):
         SinusoidalEncoding(max_wavelength=0)
     with pytest.raises(ValueError, match=r"dim must be even.*Received: dim=5"):
