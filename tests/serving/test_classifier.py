@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from keras_transformer.models.classifier import classifier
 from keras_transformer.serving import Classifier, ClassifierFunctions, c_api, export
-from keras_transformer.text import train_tokenizer
+from keras_transformer.text import WordPieceTokenizer, train_tokenizer
 from tests.reference import array, fill
 
 TEXTS = ["the cat is good", "a bad dog", "bad bad bad"]
@@ -67,6 +67,17 @@ def test_an_export_answers_in_a_fresh_process(model, tokenizer, tmp_path):
     np.testing.assert_allclose(
         answer["outputs"]["probabilities"], expected["probabilities"], atol=1e-5
     )
+
+
+def test_a_large_vocabulary_of_word_pieces_is_exported(tmp_path):
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = WordPieceTokenizer([*special, *(f"word{number}" for number in range(20_000))])
+    sizes = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
+    model = fill(classifier(tokenizer.vocabulary_size, 3, **sizes))
+    texts = ["word3 word19999", "word7"]
+    path = export(module_of(model, tokenizer), tmp_path, "moods", texts)
+    [answer] = c_api.ask(path, [{"inputs": {"text": texts}, "signature_name": "tokenize"}])
+    assert answer["outputs"]["token_ids"] == [[8, 20_004], [12, 0]]
 
 
 def test_a_label_without_a_logit_is_refused(model, tokenizer):
