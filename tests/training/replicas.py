@@ -30,7 +30,6 @@ from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.distribution import check_workers_agree, this_worker
 
 VOCABULARY_SIZE, DIM, TARGET = 11, 3, 7
-OF_MODEL = ("dropout", "dtype", "remat")
 
 
 def language_model(dropout=0.0, dtype=None, remat=None):
@@ -81,11 +80,12 @@ class BatchLogs(keras.callbacks.Callback):
         self.values.append([float(logs[name]) for name in sorted(logs)])
 
 
-def train(strategy, data, repeats, optimizer, loss=None, **settings):
+def train(
+    strategy, data, repeats, optimizer, loss=None, dropout=0.0, dtype=None, remat=None, **settings
+):
     """What two epochs leave: weights, moving averages, logs of batches, of epochs, and more."""
     with strategy.scope():
-        of_model = {name: settings.pop(name) for name in OF_MODEL if name in settings}
-        model = language_model(**of_model)
+        model = language_model(dropout, dtype, remat)
         if validated := settings.pop("validated", False):
             settings["metrics"] = [TokenAccuracy(), Perplexity()]
         model.compile(optimizer(), loss or TokenCrossentropy(0.1), **settings)
