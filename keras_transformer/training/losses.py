@@ -3,6 +3,9 @@
 import keras
 from keras import ops
 
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenCrossentropy(keras.losses.Loss):
@@ -50,8 +53,7 @@ class TokenCrossentropy(keras.losses.Loss):
         """The loss of each position, (batch, target), padding included."""
         logits = ops.cast(y_pred, "float32")
         labels = ops.cast(y_true, "int32")
-        # TensorFlow has it in one operation; a gather's gradient costs more than the rest.
-        nats = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        nats = _crossentropy(labels, logits)
         if not self.label_smoothing:
             return nats
         uniform = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
@@ -123,3 +125,29 @@ class PretrainingLoss(keras.losses.Loss):
 
     def get_config(self):
         return {"name": self.name}
+
+
+def _crossentropy(labels, logits):
+    """-log softmax(logits)[label]: (..., vocabulary) float32 with labels (...) to (...)."""
+    if keras.backend.backend() != "tensorflow":
+        return ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+
+    # TensorFlow's own operation takes ten times as long as its softmax, from which both the
+    # loss and its gradient, softmax - one_hot(label), follow; a gather's gradient is slow too.
+    @tf.custom_gradient
+    def crossentropy(logits):
+        probabilities = tf.nn.softmax(logits)
+        highest = tf.reduce_max(logits, axis=-1)
+        chosen = tf.gather(logits, labels, batch_dims=labels.shape.rank)
+        # The highest probability is 1 / sum(exp(logits - highest)).
+        nats = highest - chosen - tf.math.log(tf.reduce_max(probabilities, axis=-1))
+
+        def gradient(upstream):
+            weighted = tf.reshape(probabilities * upstream[..., None], [-1, logits.shape[-1]])
+            at = tf.stack([tf.range(tf.size(labels)), tf.reshape(labels, [-1])], axis=1)
+            weighted = tf.tensor_scatter_nd_sub(weighted, at, tf.reshape(upstream, [-1]))
+            return tf.reshape(weighted, tf.shape(logits))
+
+        return nats, gradient
+
+    return crossentropy(logits)

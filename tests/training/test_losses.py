@@ -5,6 +5,8 @@ import pytest
 from keras_transformer.training import TokenCrossentropy
 from keras_transformer.training.losses import PretrainingLoss
 
+from .conftest import needs_tensorflow
+
 BATCH, TARGET, VOCABULARY_SIZE = 2, 3, 5
 LOGITS = np.random.default_rng(7).normal(size=(BATCH, TARGET, VOCABULARY_SIZE)).astype("float32")
 LABELS = np.array([[4, 1, 3], [2, 0, 0]])
@@ -54,6 +56,34 @@ def test_huge_logits_do_not_overflow():
     loss = TokenCrossentropy(0.1)(np.array([[1]]), keras.ops.array([[[1e4, -1e4, 0.0]]]))
     # 0.9 nats for each of 2e4 and 0.1 of their mean distance of 1e4.
     assert float(loss) == pytest.approx(0.9 * 2e4 + 0.1 * 1e4, rel=1e-5)
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_its_gradient_is_softmax_minus_the_smoothed_label(smoothing, is_compiled):
+    import tensorflow as tf
+
+    upstream = np.array([[2.0, -3.0, 0.0], [0.5, 1.0, 7.0]], "float32")
+
+    @tf.function(jit_compile=is_compiled)
+    def gradient(logits):
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            total = tf.reduce_sum(TokenCrossentropy(smoothing).call(LABELS, logits) * upstream)
+        return tape.gradient(total, logits)
+
+    probabilities = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
+    wanted = (1 - smoothing) * np.eye(VOCABULARY_SIZE)[LABELS] + smoothing / VOCABULARY_SIZE
+    expected = (probabilities - wanted) * upstream[..., None]
+    np.testing.assert_allclose(gradient(tf.constant(LOGITS)), expected, atol=1e-6)
+
+
+@needs_tensorflow
+def test_a_sure_prediction_loses_no_digits():
+    logits = keras.ops.array([[[40.0, 25.0, 24.0]]])  # softmax of the label: 1 - 4.2e-7
+    loss = float(TokenCrossentropy(pad_id=1)(keras.ops.array([[0]]), logits))
+    assert loss == pytest.approx(np.log1p(np.exp(-15.0) + np.exp(-16.0)), abs=6e-8)
 
 
 def test_config_round_trip_keeps_smoothing_and_padding():
