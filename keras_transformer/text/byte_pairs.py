@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from keras_transformer.text.tokenizers import CONTROL_PIECES
+from keras_transformer.text.tokenizers import CONTROL_PIECES, as_texts, check_texts
 
 END_OF_TEXT = "<|endoftext|>"  # of GPT-2
 
@@ -82,7 +82,7 @@ class BytePairTokenizer(tf.Module):
 
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
-        texts = tf.convert_to_tensor(texts, tf.string)
+        texts = as_texts(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")  # mends what is not UTF-8
         if tf.executing_eagerly():  # then KerasHub answers with lists
             rows = [text.decode() for text in texts.numpy()]
@@ -146,8 +146,9 @@ def train_byte_pairs(texts: Iterable[str], vocabulary_size: int) -> BytePairToke
 
     Raises:
         ImportError: without `tokenizers`.
-        ValueError: if there is no room for more than the bytes.
+        ValueError: if `texts` is one string, or there is no room for more than the bytes.
     """
+    check_texts(texts)
     if vocabulary_size <= 260:
         raise ValueError(
             "A vocabulary of byte pairs must have more than 260 ids: 4 control ids, 256 bytes. "

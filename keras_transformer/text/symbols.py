@@ -6,7 +6,7 @@ import pathlib
 
 import tensorflow as tf
 
-from keras_transformer.text.tokenizers import CONTROL_PIECES, END_ID, UNKNOWN_ID
+from keras_transformer.text.tokenizers import CONTROL_PIECES, END_ID, UNKNOWN_ID, as_texts
 
 _FIRST_ID = END_ID + 1
 
@@ -48,7 +48,7 @@ class SymbolTokenizer(tf.Module):
 
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
-        texts = tf.convert_to_tensor(texts, tf.string)
+        texts = as_texts(texts)
         if self.characters is None:
             symbols = tf.strings.bytes_split(texts)
             numbers = tf.reshape(tf.io.decode_raw(symbols.flat_values, tf.uint8), [-1])

@@ -81,7 +81,7 @@ class Tokenizer(tf.Module):
 
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
-        texts = tf.convert_to_tensor(texts, tf.string)
+        texts = as_texts(texts)
         return self._sentencepiece.tokenize(_words_only(texts) if self._are_words else texts)
 
     def detokenize(self, ids) -> tf.Tensor:
@@ -153,6 +153,7 @@ def train_tokenizer(
     """
     if tokens not in _TRAINER_OPTIONS:
         raise ValueError(f"tokens must be pieces or words. Received: tokens={tokens!r}.")
+    check_texts(sentences)
     if tokens == "words":
         sentences = [text.decode() for text in _words_only(list(sentences)).numpy()]
     model = io.BytesIO()
@@ -174,6 +175,26 @@ def train_tokenizer(
     except RuntimeError as error:
         raise ValueError(_explain(str(error), vocabulary_size)) from None
     return Tokenizer(model.getvalue())
+
+
+def as_texts(texts) -> tf.Tensor:
+    """Strings, (batch,), as a tensor; a single string is refused."""
+    texts = tf.convert_to_tensor(texts, tf.string)
+    if texts.shape.rank not in (None, 1):
+        raise ValueError(
+            "Texts come in batches: strings of shape (batch,), such as a list of them. "
+            f"Received: strings of shape {tuple(texts.shape)}."
+        )
+    return texts
+
+
+def check_texts(texts):
+    """Refuses a string where texts to learn from are wanted: it would be one a letter."""
+    if isinstance(texts, (str, bytes)):
+        raise ValueError(
+            "A vocabulary is learned from several texts, such as a list of strings. "
+            f"Received: one string, {texts[:20]!r}."
+        )
 
 
 def _words_only(texts):

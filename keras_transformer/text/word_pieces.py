@@ -16,6 +16,8 @@ import sentencepiece
 import tensorflow as tf
 import tensorflow_text
 
+from keras_transformer.text.tokenizers import as_texts, check_texts
+
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 _SPECIAL_PIECES = [PAD, UNKNOWN, CLASS, SEPARATOR, MASK]
 _CONTINUES = "##"  # begins a piece that does not begin a word
@@ -158,7 +160,7 @@ def split_words(texts, lowercase: bool = True) -> tf.RaggedTensor:
         >>> split_words(["Déjà-vu…"]).to_list()
         [[b'deja', b'-', b'vu', b'\\xe2\\x80\\xa6']]
     """
-    texts = tf.convert_to_tensor(texts, tf.string)
+    texts = as_texts(texts)
     texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="ignore")
     texts = tf.strings.regex_replace(texts, _WHITE_SPACE, " ")
     texts = tf.strings.regex_replace(texts, _CONTROL, "")
@@ -196,6 +198,7 @@ def train_word_pieces(
         >>> train_word_pieces(["to be or not to be"], vocabulary_size=20).vocabulary_size
         20
     """
+    check_texts(sentences)
     counts = _count_words(sentences, lowercase)
     if not counts:
         raise ValueError("A vocabulary needs text to learn from. Received: no word.")

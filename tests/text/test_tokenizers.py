@@ -9,7 +9,17 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 
-from keras_transformer.text import END_ID, PAD_ID, START_ID, UNKNOWN_ID, Tokenizer, train_tokenizer
+from keras_transformer.text import (
+    END_ID,
+    PAD_ID,
+    START_ID,
+    UNKNOWN_ID,
+    SymbolTokenizer,
+    Tokenizer,
+    train_byte_pairs,
+    train_tokenizer,
+    train_word_pieces,
+)
 
 SENTENCES = ["the cat sat on the mat", "a cat and a hat", "that hat sat there", "Grüße, 17 Äpfel"]
 STRANGE = ["", " ", "  two  spaces ", "日本語", "cat🐈hat", "tab\there", "1234567", "▁", "ﬁne ½ …"]
@@ -182,3 +192,21 @@ def test_model_with_other_control_ids_is_refused():
     )
     with pytest.raises(ValueError, match=r"must be \['<pad>'.*Received: \['<unk>'"):
         Tokenizer(model.getvalue())
+
+
+TRAINERS = {train_tokenizer: 307, train_word_pieces: 60, train_byte_pairs: 270}
+
+
+@pytest.mark.parametrize("train", TRAINERS)
+def test_one_string_is_no_text_to_learn_a_vocabulary_from(train):
+    with pytest.raises(ValueError, match=r"several texts.*Received: one string, 'the cat'"):
+        train("the cat", TRAINERS[train])
+
+
+@pytest.mark.parametrize("make", [*TRAINERS, SymbolTokenizer])
+def test_one_string_is_no_batch(make):
+    tokenizer = make(SENTENCES, TRAINERS[make]) if make in TRAINERS else make()
+    with pytest.raises(ValueError, match=r"such as a list of them. Received: .*shape \(\)"):
+        tokenizer.tokenize("the cat")
+    with pytest.raises(ValueError, match=r"Received: strings of shape \(1, 2\)"):
+        tokenizer.tokenize([["the", "cat"]])
