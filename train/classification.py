@@ -141,7 +141,7 @@ def classification_task(config, train_text, valid_text=None):
             return None
         return batches_of(config, tokenizer, valid_text).epoch()
 
-    def build(tokenizer):
+    def build(tokenizer, batches):
         if pretrained_model:
             model = pretrained_classifier(config, pretrained_model, train_text)
         else:

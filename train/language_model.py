@@ -216,7 +216,7 @@ def language_model_task(config, train_text, valid_text=b""):
     return Task(
         read=read,
         load=lambda path, _: batches.load(path, *sizes),
-        build=lambda tokenizer: compiled_model(config, tokenizer.vocabulary_size),
+        build=lambda tokenizer, batches: compiled_model(config, tokenizer.vocabulary_size),
         describe=lambda windows: f"{windows.num_tokens:,} tokens of text",
         validation=validation,
     )

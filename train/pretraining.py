@@ -73,7 +73,7 @@ def pretraining_task(config, train_texts, valid_texts):
     return Task(
         read=read,
         load=lambda path, tokenizer: PretrainingBatches.load(path, tokenizer, *sizes),
-        build=lambda tokenizer: compiled(model_of(config, tokenizer.vocabulary_size), config),
+        build=lambda tokenizer, batches: compiled(model_of(config, batches.token_counts()), config),
         describe=lambda batches: (
             f"{batches.num_tokens:,} word pieces, {batches.num_passages:,} passages"
         ),
@@ -93,9 +93,9 @@ def show_result(run, config, model, train_texts, valid_texts):
         print(report(compiled(model, config), task.validation(tokenizer)))
 
 
-def model_of(config, vocabulary_size):
-    backbone = bert(vocabulary_size, max_sequence_length=config.positions, **config.dimensions())
-    return bert_pretraining(backbone)
+def model_of(config, token_counts):
+    backbone = bert(len(token_counts), max_sequence_length=config.positions, **config.dimensions())
+    return bert_pretraining(backbone, token_counts)
 
 
 def compiled(model, config):

@@ -129,7 +129,7 @@ class Task:
         read: () -> the pair of a tokenizer and batches (`dataset(step)`, `steps_per_epoch`,
             `checksum()`, `save(path)`) made from the text.
         load: path, tokenizer -> the batches that were saved there.
-        build: tokenizer -> a compiled model.
+        build: tokenizer, batches -> a compiled model.
         describe: batches -> what is printed of the data.
         validation: tokenizer -> a dataset to measure on after each epoch, or None.
         callbacks: run, tokenizer -> those that measure and write, for the chief alone.
@@ -178,7 +178,7 @@ def train(run, config, task, strategy=None):
     check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
     validation = task.validation(tokenizer)
     with strategy.scope():
-        model = task.build(tokenizer)
+        model = task.build(tokenizer, batches)
     if is_chief:
         if not exists:
             run.create(config, tokenizer, batches)

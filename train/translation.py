@@ -79,7 +79,7 @@ def translation_task(config, train_text, valid_text=None):
     return Task(
         read=read,
         load=lambda path, _: TokenBatches.load(path, *limits),
-        build=lambda tokenizer: compiled_model(config, tokenizer.vocabulary_size),
+        build=lambda tokenizer, batches: compiled_model(config, tokenizer.vocabulary_size),
         describe=lambda batches: (
             f"{batches.num_pairs:,} pairs, {batches.num_target_tokens:,} target tokens, "
             f"{batches.num_dropped:,} pairs longer than {config.max_length} tokens left out"

@@ -1,6 +1,7 @@
 """BERT as functional Keras models: the backbone, and the heads that share its weights."""
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_transformer.layers.embedding import PositionEmbedding, TokenDropout, TokenEmbedding
@@ -102,7 +103,7 @@ def bert(
     )
 
 
-def bert_pretraining(backbone, name="bert_pretraining"):
+def bert_pretraining(backbone, token_counts=None, name="bert_pretraining"):
     """Puts on a backbone the two heads of pretraining: masked tokens and next sentence.
 
     Only the masked positions are projected to the vocabulary, about one in seven.
@@ -112,6 +113,11 @@ def bert_pretraining(backbone, name="bert_pretraining"):
     Args:
         backbone: of `bert`, as built or reloaded. Its token embeddings are also the output
             projection.
+        token_counts: how often each token occurs in the text, (vocabulary_size,). The bias
+            of the logits starts as the logarithm of their shares. Without, it starts at zero,
+            and Adam, whose steps are as long for rare tokens as for frequent ones, teaches
+            frequencies to the embeddings instead: all move the same way, until every two are
+            alike and tuning can hardly part them.
         name: of the model.
 
     Returns:
@@ -137,14 +143,19 @@ def bert_pretraining(backbone, name="bert_pretraining"):
     )(vectors)
     vectors = _norm("masked_token_norm", _BLOCK["norm_epsilon"], dtype)(vectors)
     logits = token_embedding(vectors, reverse=True)
-    return Model(
+    bias = VocabularyBias(dtype=dtype, name="masked_token_bias")
+    model = Model(
         {**backbone.input, "masked_positions": positions},
         {
-            "masked_tokens": VocabularyBias(dtype=dtype, name="masked_token_bias")(logits),
+            "masked_tokens": bias(logits),
             "next_sentence": _logits(2, "next_sentence")(backbone.output["pooled"]),
         },
         name=name,
     )
+    if token_counts is not None:
+        counts = np.asarray(token_counts, "float64") + 1  # each occurs
+        bias.bias.assign(np.log(counts / counts.sum()))
+    return model
 
 
 def bert_backbone(model):

@@ -125,6 +125,10 @@ class PretrainingBatches:
         epochs = tf.data.Dataset.counter(start=first_epoch)
         return batched(epochs.flat_map(batches_of), self._batch)
 
+    def token_counts(self) -> np.ndarray:
+        """How often each id of the vocabulary occurs in the documents, (vocabulary_size,)."""
+        return np.bincount(self._ids, minlength=self._tokenizer.vocabulary_size)
+
     def save(self, path) -> None:
         """Writes the tokenised documents to a file of NumPy's format npz, whole or not at all."""
         save_arrays(
