@@ -299,6 +299,15 @@ def test_the_pretraining_heads_learn_a_few_examples_by_heart():
     assert last["masked_tokens_token_accuracy"] == last["next_sentence_token_accuracy"] == 1
 
 
+def test_the_bias_of_masked_tokens_starts_at_their_frequencies():
+    counts = np.random.default_rng(3).integers(0, 1000, VOCABULARY)
+    bias = bert_pretraining(backbone_of(), counts).get_layer("masked_token_bias").bias
+    expected = (counts + 1) / (counts + 1).sum()
+    np.testing.assert_allclose(np.exp(exact(bias)), expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="shape"):
+        bert_pretraining(backbone_of(), counts[1:])
+
+
 @pytest.mark.parametrize("pooling", ["first", "mean", "max"])
 def test_a_text_with_tokens_dropped_is_the_text_with_padding_there(pooling):
     backbone = fill(backbone_of(token_dropout=0.5, dropout=0.0, attention_dropout=0.0))

@@ -204,6 +204,15 @@ def test_every_epoch_reads_each_passage_once_in_another_order(batches):
     assert rows == ([BATCH] * (batches.steps_per_epoch - 1) + [rest]) * 2
 
 
+def test_every_token_is_counted(documents):
+    tokenizer = tokenizer_of(documents)
+    batches = PretrainingBatches([*documents, documents[0]], tokenizer, BATCH, MAX_LENGTH)
+    twice = tokenizer.tokenize([" ".join(documents[0])]).flat_values.numpy()
+    expected = np.append(np.zeros(len(SPECIAL)), np.ones(batches.num_tokens - len(twice)))
+    expected[twice] = 2
+    np.testing.assert_array_equal(batches.token_counts(), expected)
+
+
 def test_masks_and_pairs_differ_from_epoch_to_epoch(documents):
     batches = PretrainingBatches(documents[:2], tokenizer_of(documents), 97, MAX_LENGTH)
     assert batches.steps_per_epoch == 1

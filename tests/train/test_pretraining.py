@@ -55,6 +55,17 @@ def test_masked_pieces_are_found(pretrained, capsys):
     assert history["val_loss"][-1] < history["val_loss"][0]
 
 
+def test_training_starts_from_the_frequencies_of_the_text():
+    texts = [text for text, _ in documents()]
+    config = PretrainingConfig(size="tiny", vocabulary_size=80, max_length=24)
+    task = pretraining.pretraining_task(config, texts, [])
+    tokenizer, batches = task.read()
+    shares = np.exp(task.build(tokenizer, batches).get_layer("masked_token_bias").get_weights()[0])
+    dots = sum(text.count(".") for text in texts) / batches.num_tokens
+    [[dot]] = tokenizer.tokenize(["."]).to_list()
+    assert shares[dot] == pytest.approx(dots, rel=0.05) and shares.sum() == pytest.approx(1)
+
+
 def test_a_pretrained_model_is_tuned_and_served(pretrained, capsys):
     folder, _ = pretrained
     flags = ["--pretrained", str(folder / "bert"), "--folder", str(folder / "reviews"), *TUNING]
