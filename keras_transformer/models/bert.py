@@ -116,8 +116,7 @@ def bert_pretraining(backbone, token_counts=None, name="bert_pretraining"):
         token_counts: how often each token occurs in the text, (vocabulary_size,). The bias
             of the logits starts as the logarithm of their shares. Without, it starts at zero,
             and Adam, whose steps are as long for rare tokens as for frequent ones, teaches
-            frequencies to the embeddings instead: all move the same way, until every two are
-            alike and tuning can hardly part them.
+            frequencies to the embeddings, which all drift the same way.
         name: of the model.
 
     Returns:
