@@ -222,9 +222,12 @@ class SinusoidalEncoding(keras.layers.Layer):
 class PositionEmbedding(keras.layers.Layer):
     """Adds to each token vector a learned vector for its position.
 
-    Use it where the longest sequence is known beforehand, as BERT and GPT-2 do.
+    Use it where the longest sequence is known beforehand, as BERT and GPT-2 do. The vectors
+    start as sines and cosines, as long as those of the tokens: attention sees from the first
+    step on what stands side by side, which from random vectors it learns late.
 
-    Source: Gehring et al. 2017, section 3.1 (https://arxiv.org/abs/1705.03122).
+    Source: Gehring et al. 2017, section 3.1 (https://arxiv.org/abs/1705.03122); the start,
+    Vaswani et al. 2017, section 3.5 (https://arxiv.org/abs/1706.03762).
 
     Args:
         max_sequence_length: number of positions that have a vector, in tokens.
@@ -259,7 +262,7 @@ class PositionEmbedding(keras.layers.Layer):
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(self.max_sequence_length, input_shape[-1]),
-            initializer=keras.initializers.RandomNormal(stddev=0.02),
+            initializer=_unit_sinusoids,
         )
 
     def call(self, inputs, start=0):
@@ -285,3 +288,10 @@ class PositionEmbedding(keras.layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), "max_sequence_length": self.max_sequence_length}
+
+
+def _unit_sinusoids(shape, dtype=None):
+    """Sinusoidal positions of length 1, that of the vectors of `TokenEmbedding`."""
+    length, dim = shape
+    even = dim + dim % 2  # an odd width lacks the last cosine
+    return ops.cast(sinusoidal_positions(length, even)[:, :dim] * math.sqrt(2 / even), dtype)

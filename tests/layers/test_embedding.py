@@ -101,6 +101,14 @@ def test_position_embedding_adds_its_rows():
     np.testing.assert_allclose(later, vectors + rows[5:8], atol=1e-6, err_msg="from 5")
 
 
+@pytest.mark.parametrize("dim", [6, 5])
+def test_learned_positions_start_as_the_paper_s_pattern_as_long_as_tokens(dim):
+    layer = PositionEmbedding(11)
+    layer(normal(2, 3, dim))
+    pattern = reference.positions(11, 6)[:, :dim] / 3**0.5  # of three pairs of length 1
+    np.testing.assert_allclose(exact(layer.embeddings), pattern, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("layer_class", [SinusoidalEncoding, PositionEmbedding])
 def test_one_step_encodes_its_position_into_every_beam(layer_class, dtype):
