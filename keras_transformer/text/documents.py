@@ -31,8 +31,9 @@ class PretrainingBatches:
     Tokenises the text once and keeps the ids in memory, about four bytes a token. Each
     document is cut into passages of whole sentences that fill a row or, by their last
     sentence, more than that. Every time a passage is read it is cut anew at the end of one
-    of its sentences; in half of the cases what follows is replaced by the beginning of a
-    random place in another document, of the same length, so that length tells nothing.
+    of its sentences, and a sentence of another document is drawn; what follows is cut to
+    the length of what stands from there to the end, and in half of the cases replaced by
+    it: length tells nothing.
     A pair too long for a row loses the beginning of its first and the end of its second
     text, the longer one first: the first still ends where the second begins.
 
@@ -224,7 +225,7 @@ class PretrainingBatches:
         """First and second ids, (batch, None), and whether the second is random, (batch,)."""
         first, last, document = tf.unstack(passages, axis=1)
         draws = tf.random.stateless_uniform(
-            [4, tf.shape(passages)[0]], seed, dtype=tf.float64, alg="philox"
+            [3, tf.shape(passages)[0]], seed, dtype=tf.float64, alg="philox"
         )
 
         def random_below(limit, draw):
@@ -234,16 +235,19 @@ class PretrainingBatches:
         start, cut, end = (tf.gather(self._starts, i) for i in (first, middle, last + 1))
         first_length, second_length = self._cut_to_room(cut - start, end - cut)
 
-        others = tf.size(self._first_sentences, tf.int64) - 2
-        other = random_below(others, draws[1])
-        other += tf.cast(other >= document, tf.int64)  # any document but this one
-        begin, stop = (tf.gather(self._first_sentences, i) for i in (other, other + 1))
-        sentence = begin + random_below(stop - begin, draws[2])
-        begin, stop = (tf.gather(self._starts, i) for i in (sentence, stop))
+        # Any sentence but those of this document, up to the end of its own.
+        own, own_end = (tf.gather(self._first_sentences, i) for i in (document, document + 1))
+        others = self._first_sentences[-1] - (own_end - own)
+        sentence = random_below(others, draws[1])
+        sentence += tf.where(sentence >= own, own_end - own, 0)
+        next_document = tf.searchsorted(self._first_sentences, sentence, side="right")
+        begin = tf.gather(self._starts, sentence)
+        stop = tf.gather(self._starts, tf.gather(self._first_sentences, next_document))
 
-        is_random = draws[3] < 0.5
+        is_random = draws[2] < 0.5
         second_start = tf.where(is_random, begin, cut)
-        second_length = tf.where(is_random, tf.minimum(second_length, stop - begin), second_length)
+        # What follows is as short as what might have replaced it: length tells nothing.
+        second_length = tf.minimum(second_length, stop - begin)
         first_ids = self._tokens(cut - first_length, first_length)
         return first_ids, self._tokens(second_start, second_length), is_random
 

@@ -150,25 +150,30 @@ def test_passages_fill_a_row_and_leave_no_sentence_alone():
 
 
 def test_long_pairs_lose_their_outer_ends_the_longer_one_first():
-    documents = [[" ".join(map(str, range(10, 30))), " ".join(map(str, range(30, 33)))], ["7", "8"]]
+    documents = [
+        [" ".join(map(str, range(10, 30))), " ".join(map(str, range(30, 33)))],
+        ["1 2 3", "4 5 6"],
+    ]
     batches = PretrainingBatches(documents, tokenizer_of(documents), 2, 12, seed=1)
     pairs = {
         tuple(map(tuple, (first, second)))
         for batch in elements(batches, 30)
         for first, second, label in rows_of(batch)
-        if label == 0 and len(first) > 1
+        if label == 0 and len(first) > 3
     }
     assert pairs == {(tuple(range(19, 25)), (25, 26, 27))}, "six of twenty tokens, and three"
 
 
-def test_length_does_not_tell_a_random_sentence(documents):
-    long = numbered_documents(longest=2)  # of one token each
-    batches = PretrainingBatches([d * 5 for d in long], tokenizer_of(long), 7, 9, seed=3)
+@pytest.mark.parametrize("max_length", [9, 30, 99])  # a few sentences, a document, more
+def test_length_does_not_tell_a_random_sentence(documents, max_length):
+    batches = PretrainingBatches(documents, tokenizer_of(documents), 7, max_length, seed=3)
     lengths = {0: [], 1: []}
-    for batch in elements(batches, 20 * batches.steps_per_epoch):
-        for index, length in enumerate((batch["token_ids"] != 0).sum(axis=1)):
-            lengths[int(batch["next_sentence"][index])].append(length)
-    assert np.mean(lengths[0]) == pytest.approx(np.mean(lengths[1]), abs=0.3)
+    for batch in elements(batches, 2000 // batches.steps_per_epoch * batches.steps_per_epoch):
+        for first, second, label in rows_of(batch):
+            lengths[label].append([len(first), len(second)])
+    following, random = map(np.array, lengths.values())
+    errors = np.hypot(*(part.std(axis=0) / len(part) ** 0.5 for part in (following, random)))
+    assert (np.abs(following.mean(axis=0) - random.mean(axis=0)) < 4 * errors).all()
 
 
 def test_shapes_are_fixed_and_weights_sum_to_the_rows(batches):
