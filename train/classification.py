@@ -56,7 +56,10 @@ def run_train(arguments):
 
 
 def show_result(run, config, model, train_text, valid_text):
-    save_labels(run, train_text)
+    if not (run.path / LABELS).exists():
+        save_labels(run)
+    labels = labels_of(run)
+    check_names(labels["names"], train_text)
     tokenizer = run.tokenizer()
     prepare, length = inputs_of(config, tokenizer)
     # Some texts may be empty; the longest of a few has something to show.
@@ -70,7 +73,7 @@ def show_result(run, config, model, train_text, valid_text):
     attention = self_attention(scores, tokenizer, ids[0].numpy())
     save_pictures(run, attention, title=f"{text[:LONGEST]}...")
     if valid_text is not None:
-        print(report(model, tokenizer, valid_text, config))
+        print(report(model, tokenizer, valid_text, config, labels["several"]))
 
 
 def run_classify(arguments):
@@ -93,8 +96,9 @@ def run_evaluate(arguments):
     parser.add_argument("--tsv", default="", help="instead: one file, text TAB label")
     options = parser.parse_args(arguments)
     run = Run(options.run, ClassificationConfig)
-    text = read_one(options.folder, options.tsv, names=labels_of(run)["names"])
-    print(report(run.model(), run.tokenizer(), text, run.config()))
+    labels = labels_of(run)
+    text = read_one(options.folder, options.tsv, labels["names"])
+    print(report(run.model(), run.tokenizer(), text, run.config(), labels["several"]))
 
 
 def run_export(arguments):
@@ -134,11 +138,14 @@ def classification_task(config, train_text, valid_text=None):
 
     def load(path, tokenizer):
         prepare, _ = inputs_of(config, tokenizer)
-        return LabelledBatches.load(path, config.tokens_per_batch, config.seed, prepare)
+        batches = LabelledBatches.load(path, config.tokens_per_batch, config.seed, prepare)
+        check_names(batches.names, train_text)
+        return batches
 
     def validation(tokenizer):
         if valid_text is None:
             return None
+        check_number(valid_text, has_several(train_text))
         return batches_of(config, tokenizer, valid_text).epoch()
 
     def build(tokenizer, batches):
@@ -146,7 +153,7 @@ def classification_task(config, train_text, valid_text=None):
             model = pretrained_classifier(config, pretrained_model, train_text)
         else:
             model = new_classifier(config, tokenizer.vocabulary_size, train_text)
-        return compiled(model, config, train_text)
+        return compiled(model, config, batches.several)
 
     return Task(
         read=read,
@@ -173,10 +180,12 @@ def pretrained_of(config):
         if config.from_scratch:
             raise ValueError("--from-scratch compares with --pretrained: give both.")
         return None, None
-    names = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "activation")
-    if given := [name for name in names if getattr(config, name)]:
+    sizes = ("size", "num_layers", "hidden_dim", "intermediate_dim", "num_heads", "activation")
+    names = (*sizes, "pre_norm", "tokens", "vocabulary_size")
+    usual = ClassificationConfig()
+    if given := [name for name in names if getattr(config, name) != getattr(usual, name)]:
         raise ValueError(
-            "The model of --pretrained has its sizes already. "
+            "The model of --pretrained has its sizes and its vocabulary already. "
             f"Received: {', '.join(f'{name}={getattr(config, name)}' for name in given)}."
         )
     run = Run(config.pretrained, PretrainingConfig)
@@ -191,7 +200,7 @@ def pretrained_of(config):
     positions = model.get_layer("positions").max_sequence_length
     if not 2 < config.max_length <= positions:
         raise ValueError(
-            f"max_length must be at most the {positions} tokens that the model of --pretrained can "
+            f"max_length must be 3 to {positions} tokens, which the model of --pretrained can "
             f"read. Received: max_length={config.max_length}."
         )
     return run.tokenizer(), model
@@ -233,8 +242,8 @@ def new_classifier(config, vocabulary_size, text):
     )
 
 
-def compiled(model, config, text):
-    if has_several(text):
+def compiled(model, config, several):
+    if several:
         loss = keras.losses.BinaryCrossentropy(True, config.label_smoothing)
         accuracy = keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0)
     else:
@@ -255,14 +264,34 @@ def has_several(text):
     return any(len(labels) != 1 for labels in text.labels)
 
 
-def report(model, tokenizer, text, config):
+def check_number(text, several):
+    """Raises ValueError if a text has not one label where the model gives each text one."""
+    if not several and has_several(text):
+        wrong = next(i for i, labels in enumerate(text.labels) if len(labels) != 1)
+        raise ValueError(
+            "This model gives each text one label: so must the texts to measure on have. "
+            f"Received: {len(text.labels[wrong])} labels of {text.texts[wrong][:80]!r}."
+        )
+
+
+def check_names(names, text):
+    """Raises ValueError if a run has learned other labels than those of today's text."""
+    if names != text.names:
+        raise ValueError(
+            f"This run has learned the labels {names}. Give it texts with these, or choose "
+            f"another --run. Received: {text.names}."
+        )
+
+
+def report(model, tokenizer, text, config, several):
     """A line of how many texts got their label, or all of their labels and no other."""
+    check_number(text, several)
     batches = batches_of(config, tokenizer, text)
     logits_of = tf.function(lambda ids: model(ids, training=False), reduce_retracing=True)
     right = 0
     for ids, labels in batches.epoch():
         logits = logits_of(ids)
-        if has_several(text):
+        if several:
             is_right = tf.reduce_all((logits >= 0) == (labels > 0), axis=1)
         else:
             is_right = tf.equal(tf.argmax(logits, axis=1), tf.argmax(labels, axis=1))
@@ -270,9 +299,11 @@ def report(model, tokenizer, text, config):
     return f"Accuracy: {right / len(text.texts):.2%} ({right:,} of {len(text.texts):,} texts)."
 
 
-def save_labels(run, text):
-    """Keeps the names of the labels with the run."""
-    labels = {"names": text.names, "several": has_several(text)}
+def save_labels(run):
+    """Keeps the names of the labels that a run has learned beside its model."""
+    config = run.config()
+    batches = LabelledBatches.load(run.tokens_file, config.tokens_per_batch)
+    labels = {"names": batches.names, "several": batches.several}
     draft = run.path / ".labels.json"
     draft.write_text(json.dumps(labels) + "\n")
     draft.replace(run.path / LABELS)

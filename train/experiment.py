@@ -49,9 +49,10 @@ def run_training(arguments, name, description, config_class, read_text, task_of,
     texts = read_text(config)
     run = Run(options.run, config_class)
     with leaves_when_a_worker_is_lost(strategy):
-        model = train(run, config, task_of(config, *texts), strategy)
+        train(run, config, task_of(config, *texts), strategy)
         if this_worker(strategy).index == 0:
-            show_result(run, config, model, *texts)
+            # Read again: one that was trained on several devices is bound to them.
+            show_result(run, config, run.model(), *texts)
         from_all_workers(strategy, 0)  # the others stay until the chief is done
 
 

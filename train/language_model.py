@@ -267,6 +267,8 @@ def read_text(config):
     if config.valid_text:
         return text, corpora.read_text(config.valid_text)
     cut = len(text) - int(len(text) * config.hold_out)
+    while cut < len(text) and text[cut] & 0xC0 == 0x80:  # inside a character of UTF-8
+        cut += 1
     return text[:cut], text[cut:]
 
 

@@ -22,7 +22,7 @@ from keras_transformer.text import (
     split_sentences,
     train_word_pieces,
 )
-from keras_transformer.text.labelled import split_rows
+from keras_transformer.text.labelled import labelled_files, split_rows
 from keras_transformer.training import PretrainingLoss, TokenAccuracy
 from train import experiment
 from train.config import PretrainingConfig
@@ -54,6 +54,16 @@ def pretraining_task(config, train_texts, valid_texts):
         train_texts: a list of documents.
         valid_texts: those to measure on, an empty list for none.
     """
+    if config.max_length > config.positions:
+        raise ValueError(
+            "max_length must be at most positions, the tokens that the model can ever read. "
+            f"Received: max_length={config.max_length}, positions={config.positions}."
+        )
+    if config.label_smoothing:
+        raise ValueError(
+            "Pretraining has no smoothing of labels: leave --label-smoothing at 0. "
+            f"Received: {config.label_smoothing}."
+        )
     sizes = (config.batch_size, config.max_length, config.seed)
 
     def read():
@@ -129,13 +139,16 @@ def read_texts(config):
     if not config.documents:
         raise ValueError("Give documents to learn from: --documents, a folder or a file.")
     texts = read_documents(config.documents)
-    if not 0 <= config.hold_out <= len(texts) - 2:
+    # Of a folder of labels the same are drawn as for classification; `unsup` is learned from.
+    some = len(labelled_files(config.documents)) or len(texts)
+    if not 0 <= config.hold_out <= some - 2:
         raise ValueError(
             "hold_out must leave two documents to learn from. "
-            f"Received: hold_out={config.hold_out} of {len(texts)}."
+            f"Received: hold_out={config.hold_out} of {some}."
         )
-    parts = split_rows(len(texts), config.hold_out, config.seed)  # as of labelled texts
-    return tuple([texts[i] for i in part] for part in parts)
+    others, held_out = split_rows(some, config.hold_out, config.seed)
+    learned = [*others, *range(some, len(texts))]
+    return tuple([texts[i] for i in part] for part in (learned, held_out))
 
 
 if __name__ == "__main__":

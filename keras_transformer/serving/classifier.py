@@ -96,7 +96,8 @@ class Classifier(ServedModule):
         """logits, (batch, labels), of token ids, (batch, length), and their lengths, (batch,)."""
         inside = tf.sequence_mask(length, tf.shape(token_ids)[1])
         is_known = (token_ids >= 0) & (token_ids < self.tokenizer.vocabulary_size)
-        ids = tf.where(inside, tf.where(is_known, token_ids, 1), PAD_ID)[:, : self.max_length]
+        ids = tf.where(is_known, token_ids, self.tokenizer.unknown_id)
+        ids = tf.where(inside, ids, PAD_ID)[:, : self.max_length]
         return {"logits": tf.cast(self.functions.logits(ids), tf.float32)}
 
     def default_inputs(self, texts):

@@ -15,6 +15,7 @@ import tensorflow_text
 
 from keras_transformer.text.batching import save_arrays, tokenize_all
 from keras_transformer.text.corpora import read_text
+from keras_transformer.text.labelled import labelled_files
 from keras_transformer.text.length_plan import batched
 from keras_transformer.text.masking import mask_tokens
 from keras_transformer.text.segments import pack_segments
@@ -269,7 +270,8 @@ def read_documents(path) -> list[str]:
     """Reads documents: the `.txt` files of a folder and of those in it, or the parts of one file.
 
     In a file, `.gz` or not, documents stand between empty lines. Files are read in the order
-    of their names.
+    of their names; of a folder of labels first the `labelled_files`, then those in `unsup`,
+    and nothing that lies beside, as the lists of addresses of the Large Movie Review Dataset.
 
     Raises:
         FileNotFoundError: if there is nothing at the path.
@@ -277,10 +279,12 @@ def read_documents(path) -> list[str]:
     """
     path = pathlib.Path(path)
     if path.is_dir():
-        files = sorted(path.rglob("*.txt"))
-        texts = [(file, file.read_bytes()) for file in files]
+        labelled = labelled_files(path)
+        unlabelled = sorted(path.glob("unsup/*.txt") if labelled else path.rglob("*.txt"))
+        texts = [(file, file.read_bytes()) for file in [*labelled, *unlabelled]]
     else:
-        texts = [(path, text) for text in read_text(path).replace(b"\r\n", b"\n").split(b"\n\n")]
+        parts = read_text(path).replace(b"\r\n", b"\n").split(b"\n\n")
+        texts = [(path, part) for part in parts if part.strip()]
     documents = []
     for file, text in texts:
         try:
@@ -289,7 +293,6 @@ def read_documents(path) -> list[str]:
             raise ValueError(
                 f"A document must be UTF-8. Received: {file}: {error.reason}."
             ) from None
-    documents = [document for document in documents if not document.isspace() and document]
     if len(documents) < 2:
         raise ValueError(
             "Expected at least two documents: a folder of .txt files, or a file with an empty line "

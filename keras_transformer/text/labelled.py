@@ -55,7 +55,9 @@ def read_labelled_folder(path, names=None) -> LabelledText:
     """Reads a folder of folders: each inner one is named by a label and holds files of texts.
 
     The layout of the Large Movie Review Dataset, whose folder of unlabelled texts, `unsup`,
-    is left out. Files end in `.txt` and are read in the order of their names.
+    is left out. Files end in `.txt` and are read in the order of their names. Where folders
+    hold folders of such files, as those of that data set's training and test texts do, no
+    label is found.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -65,15 +67,27 @@ def read_labelled_folder(path, names=None) -> LabelledText:
     if not path.is_dir():
         raise FileNotFoundError(f"Expected a folder of labels. Received: {path}, which is none.")
     texts, labels = [], []
-    for file in sorted(path.glob("*/*.txt")):
-        if file.parent.name == "unsup":
-            continue
+    for file in _files_of_labels(path):
         try:
             texts.append(file.read_text("utf-8"))
         except UnicodeDecodeError as error:
             raise ValueError(f"A text must be UTF-8. Received: {file}: {error.reason}.") from None
         labels.append((file.parent.name,))
     return labelled(texts, labels, names)
+
+
+def labelled_files(path) -> list[pathlib.Path]:
+    """What `read_labelled_folder` reads, in its order; nothing if there are no two labels."""
+    path = pathlib.Path(path)
+    files = _files_of_labels(path) if path.is_dir() else []
+    return files if len({file.parent for file in files}) > 1 else []
+
+
+def _files_of_labels(path):
+    """The files of the folders in a folder, unless there are folders of files in those."""
+    if next(path.glob("*/*/**/*.txt"), None):
+        return []
+    return [file for file in sorted(path.glob("*/*.txt")) if file.parent.name != "unsup"]
 
 
 def read_labelled_tsv(path, names=None) -> LabelledText:
@@ -161,6 +175,8 @@ class LabelledBatches:
             than that; None if they are not.
 
     Attributes:
+        names: of the labels, in the order of their columns.
+        several: whether there are texts with several labels, or none.
         num_texts: texts of an epoch.
         num_tokens: tokens of an epoch, padding not.
         steps_per_epoch: batches of an epoch, the same for every epoch.
@@ -182,7 +198,11 @@ class LabelledBatches:
         labels = np.zeros((len(text.texts), len(text.names)), np.float32)
         for row, of_row in enumerate(text.labels):
             labels[row, [place[name] for name in of_row]] = 1.0
-        self._arrange(ids, labels, tokens_per_batch, seed, prepare)
+        self._arrange(ids, labels, text.names, tokens_per_batch, seed, prepare)
+
+    @property
+    def several(self) -> bool:
+        return bool((self._labels.sum(axis=1) != 1).any())
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
         """Training batches without end, from step `start_step` on.
@@ -200,7 +220,8 @@ class LabelledBatches:
     def save(self, path) -> None:
         """Writes the tokenised texts to a file of NumPy's format npz, whole or not at all."""
         ids, lengths = self._ids.flat_values.numpy(), self._ids.row_lengths().numpy()
-        save_arrays(path, ids=ids, lengths=lengths, labels=self._labels)
+        names = np.array(self.names)
+        save_arrays(path, ids=ids, lengths=lengths, labels=self._labels, names=names)
 
     @classmethod
     def load(cls, path, tokens_per_batch=8192, seed=0, prepare=None) -> "LabelledBatches":
@@ -208,24 +229,27 @@ class LabelledBatches:
         batches = cls.__new__(cls)
         with np.load(path) as kept:
             ids = ragged(kept["ids"], kept["lengths"])
-            batches._arrange(ids, kept["labels"], tokens_per_batch, seed, prepare)
+            names = kept["names"].tolist()
+            batches._arrange(ids, kept["labels"], names, tokens_per_batch, seed, prepare)
         return batches
 
     def checksum(self) -> int:
-        """A number that differs as soon as any token or label does."""
-        total = zlib.crc32(self._ids.flat_values.numpy())
+        """A number that differs as soon as any token, label or name of a label does."""
+        total = zlib.crc32("\0".join(self.names).encode())
+        total = zlib.crc32(self._ids.flat_values.numpy(), total)
         total = zlib.crc32(self._ids.row_splits.numpy(), total)
         return zlib.crc32(np.ascontiguousarray(self._labels), total)
 
-    def _arrange(self, ids, labels, tokens_per_batch, seed, prepare):
+    def _arrange(self, ids, labels, names, tokens_per_batch, seed, prepare):
         self._ids, self._labels, self._prepare = ids, labels, prepare
+        self.names = list(names)
         lengths = ids.row_lengths().numpy()
         self.num_texts, self.num_tokens = len(lengths), int(lengths.sum())
         longest = int(lengths.max(initial=0))
         if longest > tokens_per_batch:
             raise ValueError(
                 "tokens_per_batch must be at least max_length, so that any text fits into a "
-                f"batch. Received: tokens_per_batch={tokens_per_batch}, max_length={longest}."
+                f"batch. Received: tokens_per_batch={tokens_per_batch}, a text of {longest} tokens."
             )
         rounded = np.minimum(-(-lengths // _LENGTH_STEP) * _LENGTH_STEP, tokens_per_batch)
         self._plan = LengthPlan(np.arange(len(lengths)), rounded, rounded, tokens_per_batch, seed)

@@ -53,12 +53,12 @@ def mask_tokens(token_ids, tokenizer: WordPieceTokenizer, seed):
         draws < _MASKED + _REPLACED, _random_ids(current, tokenizer, piece), current
     )
     replaced = tf.where(draws < _MASKED, tokenizer.mask_id, replaced)
-    # Where fewer are chosen, position 0 is written as it is.
-    replaced = tf.where(chosen, replaced, current)
-    rows = tf.broadcast_to(tf.range(tf.shape(token_ids)[0])[:, None], tf.shape(positions))
-    masked_ids = tf.tensor_scatter_nd_update(
-        token_ids, tf.stack([rows, positions], axis=-1), replaced
-    )
+    # Where fewer are chosen, the first of them is written again; without any, what was there.
+    replaced = tf.where(chosen[:, :1], replaced, current)
+    replaced = tf.where(chosen, replaced, replaced[:, :1])
+    at = tf.where(chosen, positions, positions[:, :1])
+    rows = tf.broadcast_to(tf.range(tf.shape(token_ids)[0])[:, None], tf.shape(at))
+    masked_ids = tf.tensor_scatter_nd_update(token_ids, tf.stack([rows, at], axis=-1), replaced)
     return masked_ids, positions, tf.where(chosen, current, tokenizer.pad_id)
 
 

@@ -65,6 +65,8 @@ class Tokenizer(tf.Module):
         (2, [b'abc ab', b''])
     """
 
+    unknown_id = UNKNOWN_ID
+
     def __init__(self, model: bytes):
         super().__init__(name="tokenizer")
         self._pieces = _pieces_of(model)

@@ -137,11 +137,14 @@ class WordPieceTokenizer(tf.Module):
         draft.replace(path)
 
     @classmethod
-    def load(cls, path, lowercase: bool = True) -> "WordPieceTokenizer":
-        """Reads what `save` wrote or a released vocab.txt, which does not tell the case."""
+    def load(cls, path, lowercase: bool | None = None) -> "WordPieceTokenizer":
+        """Reads what `save` wrote or a released vocab.txt; if not told, cased by its capitals."""
         lines = pathlib.Path(path).read_bytes().decode("utf-8").split("\n")
         pieces = [line.removesuffix("\r") for line in lines]
-        return cls(pieces[:-1] if pieces[-1] == "" else pieces, lowercase)
+        pieces = pieces[:-1] if pieces[-1] == "" else pieces
+        if lowercase is None:
+            lowercase = all(p == p.lower() for p in pieces if p not in _SPECIAL_PIECES)
+        return cls(pieces, lowercase)
 
 
 def split_words(texts, lowercase: bool = True) -> tf.RaggedTensor:

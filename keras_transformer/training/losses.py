@@ -53,7 +53,11 @@ class TokenCrossentropy(keras.losses.Loss):
         """The loss of each position, (batch, target), padding included."""
         logits = ops.cast(y_pred, "float32")
         labels = ops.cast(y_true, "int32")
+        labels = ops.where(labels == self.pad_id, 0, labels)  # which may be outside, as -1 is
         nats = _crossentropy(labels, logits)
+        # Where no processor refuses labels outside of the vocabulary they must not go unseen.
+        is_inside = (labels >= 0) & (labels < logits.shape[-1])
+        nats = ops.where(is_inside, nats, float("nan"))
         if not self.label_smoothing:
             return nats
         uniform = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)

@@ -45,7 +45,7 @@ class TokenMetric(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenAccuracy(TokenMetric):
-    """Share of the real tokens that have the highest logit, in [0, 1].
+    """Share of the real tokens that have the highest logit, alone or with others, in [0, 1].
 
     Example:
         >>> metric = TokenAccuracy()

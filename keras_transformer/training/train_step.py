@@ -126,6 +126,10 @@ class TrainStep:
         """
         if self._distribute_strategy is None:
             return
+        if self._compile_loss is not None:
+            # Keras's wrapper of the loss, which is not used: `_sums` calls the loss itself. It
+            # would refuse labels that are more than the outputs, as those of `PretrainingLoss`.
+            self._compile_loss.built = True
         if iterator is not None:
             specs = iterator.data_adapter.get_tf_dataset().element_spec
             # The shape on one replica: of a dataset that was distributed already they are several.

@@ -93,6 +93,13 @@ def test_documents_are_the_files_of_a_folder_or_the_parts_of_a_file(tmp_path):
         read_documents(tmp_path / "text.txt")
 
 
+def test_documents_with_labels_come_first_and_lists_beside_them_are_none(tmp_path):
+    for name in ("unsup/0", "neg/1", "pos/2", "urls_neg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.txt").write_text(name)
+    assert read_documents(tmp_path) == ["neg/1", "pos/2", "unsup/0"]
+
+
 def same(some, others):
     return len(some) == len(others) and all(
         np.array_equal(one[name], other[name])

@@ -60,11 +60,15 @@ def test_saved_batches_are_the_same(text, tokenizer, tmp_path):
     batches = LabelledBatches(text, tokenizer, 48, 11, seed=5)
     batches.save(tmp_path / "tokens.npz")
     loaded = LabelledBatches.load(tmp_path / "tokens.npz", 48, seed=5)
-    other = LabelledBatches(labelled(TEXTS, LABELS[::-1]), tokenizer, 48, 11)
     assert loaded.checksum() == batches.checksum()
-    other_text = LabelledBatches(labelled(TEXTS[::-1], LABELS), tokenizer, 48, 11)
-    assert len({batches.checksum(), other_text.checksum()}) == 2
-    assert other.num_texts == 37
+    assert loaded.names == batches.names == ["even", "odd"]
+    others = [
+        labelled(TEXTS[::-1], LABELS),
+        labelled(TEXTS, LABELS[1:] + LABELS[:1]),
+        labelled(TEXTS, [(name[0] + "?",) for name in LABELS]),
+    ]
+    checksums = {LabelledBatches(other, tokenizer, 48, 11).checksum() for other in others}
+    assert len({batches.checksum(), *checksums}) == 4
     assert rows_of(loaded.dataset().take(9), tokenizer) == rows_of(
         batches.dataset().take(9), tokenizer
     )
@@ -75,8 +79,10 @@ def test_texts_may_have_several_labels_or_none(tokenizer, tmp_path):
     file.write_bytes(gzip.compress(b"a b\tx,z\nb\t\na\ty\n"))
     text = read_labelled_tsv(file)
     assert text.names == ["x", "y", "z"]
-    [(_, labels)] = LabelledBatches(text, tokenizer).epoch()
+    batches = LabelledBatches(text, tokenizer)
+    [(_, labels)] = batches.epoch()
     assert sorted(labels.numpy().tolist()) == [[0, 0, 0], [0, 1, 0], [1, 0, 1]]
+    assert batches.several
 
 
 def test_a_text_without_tokens_still_has_a_column(tokenizer):
@@ -103,10 +109,16 @@ def test_folders_are_labels(tmp_path):
         read_labelled_folder(tmp_path)
 
 
+def test_a_folder_of_folders_of_labels_has_no_labels(tmp_path):
+    for name in ("train/pos/1", "test/neg/2", "train/urls", "test/urls"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.txt").write_text("Gut.")
+    with pytest.raises(ValueError, match=r"at least two different labels. Received: 0 texts"):
+        read_labelled_folder(tmp_path)
+
+
 def test_a_data_set_of_tfds_is_read(tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")
-    builder = tfds.testing.DummyDatasetSharedGenerator  # so that a missing API is told here
-    assert builder is not None
 
     class Moods(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")

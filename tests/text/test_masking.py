@@ -56,6 +56,16 @@ def test_chosen_positions_are_distinct_and_labels_are_what_was_there(rows, maske
         assert (places[~chosen] == 0).all(), "and points to [CLS]"
 
 
+def test_rows_without_special_tokens_lose_as_many():
+    rows = np.full((499, 40), 7, "int32")
+    rows[:, 11:] = 0  # two of eleven are chosen, and there is room for six
+    masked_ids, positions, labels = (t.numpy() for t in mask_tokens(rows, TOKENIZER, [5, 7]))
+    assert (positions[labels != 0] == 0).any(), "the first one may be chosen"
+    shown = np.take_along_axis(masked_ids, positions, axis=1)[labels != 0]
+    assert_binomial((shown == MASK).sum(), shown.size, 0.8, "[MASK]")
+    assert_binomial((masked_ids[:, 0] == MASK).sum(), 499, 0.8 * 2 / 11, "[MASK] at the first")
+
+
 def test_nothing_but_chosen_tokens_changes_and_no_special_one_is_chosen(rows, masked):
     masked_ids, positions, labels = masked
     chosen = np.zeros_like(rows, bool)

@@ -8,6 +8,7 @@ import string
 import pytest
 import tensorflow as tf
 
+from keras_transformer.text import load_tokenizer
 from keras_transformer.text.word_pieces import WordPieceTokenizer, split_words, train_word_pieces
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -141,6 +142,16 @@ def test_vocabulary_file_has_a_piece_a_line(ending, tmp_path):
     tokenizer.save(tmp_path / "new" / "vocab.txt")
     assert (tmp_path / "new" / "vocab.txt").read_bytes() == "\n".join([*pieces, ""]).encode()
     assert os.listdir(tmp_path / "new") == ["vocab.txt"], "and no draft stays behind"
+
+
+@pytest.mark.parametrize("lowercase", [True, False], ids=["uncased", "cased"])
+def test_a_saved_vocabulary_knows_its_case(lowercase, tmp_path):
+    tokenizer = train_word_pieces(["Anna and Otto", "an Otter"] * 3, 30, lowercase)
+    tokenizer.save(tmp_path / "vocab.txt")
+    loaded = load_tokenizer(tmp_path / "vocab.txt")
+    texts = ["Otto", "otto", "\u00d6tter"]
+    assert loaded.tokenize(texts).to_list() == tokenizer.tokenize(texts).to_list()
+    assert loaded.lowercase == lowercase
 
 
 def test_same_text_gives_the_same_vocabulary(tokenizer):

@@ -4,6 +4,7 @@ import io
 import json
 import random
 import re
+import shutil
 import sys
 
 import pytest
@@ -83,6 +84,42 @@ def test_the_same_command_finds_the_trained_run(trained, capsys):
     folder, flags, _ = trained
     classification.main([*flags, "--run", str(folder / "run")])
     assert "is trained already: nothing to do." in capsys.readouterr().out
+
+
+def test_a_run_keeps_the_names_of_its_labels(trained, tmp_path, capsys):
+    folder, flags, _ = trained
+    renamed = tmp_path / "renamed.tsv"
+    renamed.write_text((folder / "texts.tsv").read_text().replace("\tbad", "\tzzz"))
+    stopped = shutil.copytree(folder / "run", tmp_path / "run")
+    (stopped / "model.keras").unlink()
+    (stopped / "labels.json").unlink()
+    for config in (folder / "run" / "config.json", stopped / "config.json"):
+        kept = config.read_text()
+        config.write_text(kept.replace(str(folder / "texts.tsv"), str(renamed)))
+        arguments = ["--tsv", str(renamed), *flags[2:], "--run", str(config.parent)]
+        with pytest.raises(SystemExit):
+            classification.main(arguments)
+        config.write_text(kept)
+        message = capsys.readouterr().err
+        assert re.search(r"has learned the labels \['bad', 'good'.*Received: .*'zzz'", message)
+    assert '"bad"' in (folder / "run" / "labels.json").read_text()
+
+
+def test_texts_are_judged_as_the_model_was_trained(trained, tmp_path, capsys):
+    folder, flags, several = trained
+    (tmp_path / "none.tsv").write_text("yes\tgood\na b\t\n")
+    command = ["evaluate", "--run", str(folder / "run"), "--tsv", str(tmp_path / "none.tsv")]
+    if several:
+        (tmp_path / "none.tsv").write_text("yes loud\tgood\na b\tbad\n")
+        classification.main(command)  # by the share of each label, as it is served
+        assert "(1 of 2 texts)" in capsys.readouterr().out
+        return
+    training = [*flags[:2], *FLAGS, "--valid-tsv", str(tmp_path / "none.tsv")]
+    for arguments in (command, [*training, "--run", str(tmp_path / "run")]):
+        with pytest.raises(SystemExit):
+            classification.main(arguments)
+        assert "Received: 0 labels of 'a b'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

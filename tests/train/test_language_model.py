@@ -103,6 +103,15 @@ def test_validation_of_a_memory_reads_as_far_back_as_training_does():
         assert next(iter(windows))[0].shape[1] == longest
 
 
+@pytest.mark.parametrize("hold_out", [0.1, 0.2, 0.3, 0.4])
+def test_no_character_is_cut(hold_out, tmp_path):
+    (tmp_path / "text.txt").write_text("дом€😀" * 9, "utf-8")
+    config = LanguageModelConfig(text=str(tmp_path / "text.txt"), hold_out=hold_out)
+    rest, held_out = (part.decode() for part in language_model.read_text(config))
+    assert rest + held_out == "дом€😀" * 9
+    assert len(held_out.encode()) == pytest.approx(117 * hold_out, abs=4)
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -105,15 +106,20 @@ def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, tmp_path, caps
     assert "whose model is no BERT" in capsys.readouterr().err
 
 
-def test_pretraining_and_tuning_hold_out_the_same_texts(pretrained):
-    folder, _ = pretrained
+@pytest.mark.parametrize("beside", [[], ["unsup/1", "urls"], ["cat/empty"]])
+def test_pretraining_and_tuning_hold_out_the_same_texts(pretrained, beside, tmp_path):
+    folder = shutil.copytree(pretrained[0] / "reviews", tmp_path / "reviews")
+    for name in beside:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / f"{name}.txt").write_text("" if "empty" in name else name)
     given = {"hold_out": 20, "seed": 5}
-    documents = PretrainingConfig(documents=str(folder / "reviews"), **given)
-    labelled = ClassificationConfig(folder=str(folder / "reviews"), **given)
-    for texts, labelled_texts in zip(
-        pretraining.read_texts(documents), classification.read_text(labelled), strict=True
-    ):
-        assert texts == labelled_texts.texts
+    documents = PretrainingConfig(documents=str(folder), **given)
+    labelled = ClassificationConfig(folder=str(folder), **given)
+    (texts, held_out), (labelled_texts, labelled_held_out) = (
+        pretraining.read_texts(documents), classification.read_text(labelled)
+    )  # fmt: skip
+    assert held_out == labelled_held_out.texts
+    assert texts == labelled_texts.texts + ["unsup/1"] * ("unsup/1" in beside)
 
 
 def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretrained):
@@ -150,6 +156,8 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
             ["--documents={folder}", "--vocabulary-size=60", "--size=huge"],
             "size must be one of tiny, mini",
         ),
+        (["--documents={folder}", "--max-length=513"], "max_length=513, positions=512"),
+        (["--documents={folder}", "--label-smoothing=0.1"], "no smoothing of labels.* 0.1"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(pretrained, flags, expected, tmp_path, capsys):
@@ -165,8 +173,9 @@ def test_mistakes_are_one_line_and_leave_nothing(pretrained, flags, expected, tm
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--num-layers=3"], "has its sizes already. Received: num_layers=3"),
-        (["--max-length=41"], "at most the 40 tokens"),
+        (["--num-layers=3"], "has its sizes and its vocabulary already. Received: num_layers=3"),
+        (["--tokens=pieces", "--no-pre-norm"], "Received: pre_norm=False, tokens=pieces"),
+        (["--max-length=41"], "must be 3 to 40 tokens"),
     ],
 )
 def test_what_a_pretrained_model_cannot_have_is_refused(

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from train import classification, language_model, pretraining
 from train.run import Run
 
 from .conftest import SETTINGS
@@ -87,6 +88,40 @@ def test_a_worker_told_to_end_stops_all_at_the_same_saved_step(text, whole, tmp_
     assert done.returncode == 0 and f"Going on from step 7 of {STEPS}." in done.stdout
     for one, other in zip(weights_of(run), weights_of(whole[0]), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "flags", "said"),
+    [
+        (language_model, ["--text", "{text}", "--context=16"], "nats a token"),
+        (pretraining, ["--documents", "{text}", "--vocabulary-size=60"], "Masked pieces found"),
+        (classification, ["--tsv", "{text}", "--vocabulary-size=40"], "Accuracy"),
+    ],
+)
+def test_the_other_commands_train_and_measure_on_two_replicas_too(trainer, flags, said, tmp_path):
+    name = trainer.__name__.removeprefix("train.")
+    lines = [f"The cat {i} sat. It was {i} too.\t{'ab'[i % 2]}\n\n" for i in range(50)]
+    if name == "classification":
+        lines = [line[:-1] for line in lines]
+    (tmp_path / "text").write_text("".join(lines))
+    flags = [
+        *(flag.format(text=tmp_path / "text") for flag in flags),
+        "--steps=3", "--average=1", "--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8",
+        "--num-heads=2", "--dropout=0", "--attention-dropout=0", "--warmup-steps=1",
+        f"--hold-out={0.2 if name == 'language_model' else 10}",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", trainer.__name__, *flags, "--virtual-devices=2"]
+    done = subprocess.run(
+        [*command, "--run", str(tmp_path / "two")],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert said in done.stdout
+    trainer.main([*flags, "--run", str(tmp_path / "one")])
+    # Not the weights: Adam makes steps out of the rounding of gradients that are zero.
+    one, two = (Run(tmp_path / devices).history() for devices in ("one", "two"))
+    assert one["val_loss"] == pytest.approx(two["val_loss"], rel=1e-5)
+    assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("number", [9, 15])

@@ -33,6 +33,25 @@ def test_padding_is_what_pad_id_says():
     assert by_hand(pad_id=3) != pytest.approx(by_hand(), abs=1e-3), "it makes a difference"
 
 
+def test_padding_may_be_outside_of_the_vocabulary():
+    labels = keras.ops.array(np.where(LABELS == 3, -100, LABELS))
+    loss = float(TokenCrossentropy(pad_id=-100)(labels, keras.ops.array(LOGITS)))
+    assert loss == pytest.approx(by_hand(pad_id=3), abs=1e-6)
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("label", [-1, VOCABULARY_SIZE])
+def test_a_label_outside_of_the_vocabulary_does_not_go_unseen(label):
+    import tensorflow as tf
+
+    loss = TokenCrossentropy(0.1)
+    labels = np.array([[1, label, 0]])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        loss(labels, LOGITS[:1])
+    compiled = tf.function(loss, jit_compile=True)  # which takes the nearest, as GPUs do
+    assert np.isnan(compiled(labels, LOGITS[:1]))
+
+
 def test_sample_weights_are_of_rows_or_of_tokens():
     rows, tokens = np.array([2.0, 5.0]), np.array([[2.0, 0.0, 3.0], [7.0, 1.0, 1.0]])
     loss = TokenCrossentropy(0.1)
