@@ -16,7 +16,10 @@ EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €")
 
 # Requests that must not harm the batch they come in: no text, bytes that are not UTF-8, a zero
 # byte, characters of no vocabulary, and a text longer than any model reads.
-HARD_TEXTS = (b"", b"  ", b"\xff\xfe dog \x80", b"a\x00b", "🦜 日本".encode(), b"word " * 999)
+HARD_TEXTS = (
+    b"", b"  ", b"\xff\xfe dog \x80", b"a\x00b", b"<s>a</s><pad>",
+    "🦜 日本".encode(), b"word " * 999,
+)  # fmt: skip
 
 
 def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeout=600) -> str:

@@ -1,19 +1,46 @@
 """The byte-level byte pairs of GPT-2: every text comes back as it was, spaces and breaks too.
 
-KerasHub applies them, inside a graph and in what is served; Hugging Face's `tokenizers` learns
-new ones. Both are imported only here.
+TensorFlow's string operations cut a text into words and its bytes into characters, and
+tensorflow-text merges these by a SentencePiece model made of the vocabulary: the same
+operations in training and in what is served. KerasHub's tokenizer is not used: outside of a
+graph it cuts no words, so that other ids come out than inside. Hugging Face's `tokenizers`
+learns new pairs; it is imported only here.
 """
 
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
+import tensorflow_text
+from sentencepiece import sentencepiece_model_pb2
 
-from keras_transformer.text.tokenizers import CONTROL_PIECES, as_texts, check_texts
+from keras_transformer.text.tokenizers import (
+    CONTROL_PIECES,
+    UNKNOWN_ID,
+    NamedModel,
+    as_texts,
+    check_texts,
+)
 
 END_OF_TEXT = "<|endoftext|>"  # of GPT-2
+
+_SPACE = r"[\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}]"
+_SPACES = f"{_SPACE}+"
+# What a run of letters, of digits or of other signs is; a space before it belongs to it.
+_WORD = (
+    re.escape(END_OF_TEXT) + r"|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|"
+    rf" ?[^\p{{L}}\p{{N}}{_SPACE[1:-1]}]+"
+)
+_CUT = b"\xff"  # in no text of UTF-8
+# The characters that stand for the bytes 0 to 255 in GPT-2's files: those that can be seen as
+# they are, the others from U+0100 on.
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
+_CHARACTERS = [b if b in _VISIBLE else 0x100 + _HIDDEN.index(b) for b in range(256)]
+_BYTES = {chr(character): byte for byte, character in enumerate(_CHARACTERS)}
 
 
 class BytePairTokenizer(tf.Module):
@@ -21,7 +48,8 @@ class BytePairTokenizer(tf.Module):
 
     Its methods may be called inside a `tf.function`, a tf.data pipeline or an exported
     signature. The ids are those of the vocabulary: GPT-2's, as released, or of
-    `train_byte_pairs`, which begin with pad 0, unknown 1, start 2, end 3.
+    `train_byte_pairs`, which begin with pad 0, unknown 1, start 2, end 3. "<|endoftext|>"
+    in a text is that one piece, if the vocabulary has it.
 
     Source: Radford et al. 2019, section 2.2
     (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf).
@@ -37,8 +65,7 @@ class BytePairTokenizer(tf.Module):
         control_ids: those that stand for no text, such as the end of one.
 
     Raises:
-        ImportError: without KerasHub.
-        ValueError: if the ids are not 0, 1, 2 and so on.
+        ValueError: if the ids are not 0, 1, 2 and so on, or a byte has no piece.
 
     Example:
         >>> tokenizer = train_byte_pairs(["to be or not to be"], vocabulary_size=263)
@@ -49,12 +76,6 @@ class BytePairTokenizer(tf.Module):
 
     def __init__(self, vocabulary: dict[str, int], merges: Sequence[str], first_id: int = 0):
         super().__init__(name="tokenizer")
-        try:
-            import keras_hub
-        except ImportError as error:
-            raise ImportError(
-                f"Byte pairs need KerasHub: pip install keras-hub. {error}"
-            ) from error
         if first_id not in (0, len(CONTROL_PIECES)):
             raise ValueError(f"first_id must be 0 or 4. Received: first_id={first_id}.")
         if sorted(vocabulary.values()) != list(range(len(vocabulary))):
@@ -62,18 +83,25 @@ class BytePairTokenizer(tf.Module):
                 "The ids of a vocabulary must be 0, 1, 2 and so on. "
                 f"Received: {len(vocabulary)} pieces with other ids."
             )
+        if missing := [character for character in _BYTES if character not in vocabulary]:
+            raise ValueError(
+                "A vocabulary of byte pairs must have a piece for each of the 256 bytes. "
+                f"Received: none for {len(missing)} of them, as {missing[0]!r}."
+            )
         # As tuples: a tf.Module would wrap a dictionary or list into a kind of its own.
         self._pieces = tuple(sorted(vocabulary, key=vocabulary.get))
         self._merges = tuple(merges)
         control = [name for name in (*CONTROL_PIECES, END_OF_TEXT) if name in vocabulary]
         self.first_id = first_id
         self.control_ids = (*range(first_id), *(vocabulary[name] + first_id for name in control))
-        self._byte_pairs = keras_hub.tokenizers.BytePairTokenizer(
-            vocabulary=dict(vocabulary), merges=list(merges), unsplittable_tokens=control
+        # The bytes of each piece; of a control piece or one that no merge makes, its name.
+        self._texts = tuple(
+            bytes(map(_BYTES.get, piece)) if set(piece) <= _BYTES.keys() else piece.encode()
+            for piece in self._pieces
         )
-        # Outside of a graph it would answer with lists.
-        rows = tf.RaggedTensorSpec([None, None], tf.int32)
-        self._joined = tf.function(self._byte_pairs.detokenize, input_signature=[rows])
+        model = _merging_model(self._pieces, self._merges)
+        self._merge = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
+        self._merge._model_resource = NamedModel(model)
 
     @property
     def vocabulary_size(self) -> int:
@@ -84,13 +112,13 @@ class BytePairTokenizer(tf.Module):
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
         texts = as_texts(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")  # mends what is not UTF-8
-        if tf.executing_eagerly():  # then KerasHub answers with lists
-            rows = [text.decode() for text in texts.numpy()]
-            rows = self._byte_pairs.tokenize(rows) if rows else []
-            rows = [[int(token_id) + self.first_id for token_id in row] for row in rows]
-            return tf.ragged.constant(rows, tf.int32, ragged_rank=1)
-        # To one text KerasHub gives a dense row of ids; with one more they stay ragged.
-        return self._byte_pairs.tokenize(tf.concat([texts, [""]], axis=0))[:-1] + self.first_id
+        words = _split_words(texts, END_OF_TEXT in self._pieces)
+        # Each byte is a character of Latin-1.
+        letters = tf.strings.unicode_decode(words.flat_values, "ISO-8859-1")
+        letters = letters.with_flat_values(tf.gather(_CHARACTERS, letters.flat_values))
+        written = tf.strings.unicode_encode(letters, "UTF-8")
+        pieces = words.with_flat_values(self._merge.tokenize(written))  # (batch, words, None)
+        return pieces.merge_dims(1, 2) + self.first_id
 
     def detokenize(self, ids) -> tf.Tensor:
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings.
@@ -103,7 +131,8 @@ class BytePairTokenizer(tf.Module):
         for control in self.control_ids:
             is_text &= tf.not_equal(ids, control)
         kept = tf.ragged.boolean_mask(ids, is_text) - self.first_id
-        joined = self._joined(kept)
+        texts = tf.ragged.map_flat_values(tf.gather, tf.constant(self._texts), kept)
+        joined = tf.strings.reduce_join(texts, axis=1)
         return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
@@ -132,6 +161,78 @@ class BytePairTokenizer(tf.Module):
         merges = [line for line in lines if line and not line.startswith("#version")]
         vocabulary = json.loads(pathlib.Path(vocabulary_path).read_text("utf-8"))
         return cls(vocabulary, merges, first_id)
+
+
+def _split_words(texts, has_end):
+    """Cuts (batch,) texts into (batch, None) words as GPT-2's regular expression does."""
+    if not has_end:
+        return _words_of(texts)
+    end = re.escape(END_OF_TEXT)
+    parts = _cut_around(texts, end)
+    return parts.with_flat_values(_words_of(parts.flat_values)).merge_dims(1, 2)
+
+
+def _words_of(texts):
+    """The same of texts without an end, or of an end alone.
+
+    Of several spaces before a word the last one belongs to it, or stands alone if it is no
+    " ". TensorFlow's expressions cannot look ahead: the spaces are cut off first.
+    """
+    parts = _cut_around(texts, _SPACES)
+    flat, rows = parts.flat_values, parts.value_rowids()
+    are_spaces = tf.strings.regex_full_match(flat, _SPACES)
+    is_last = tf.concat([rows[1:] != rows[:-1], [True]], axis=0)[: tf.size(flat)]
+    last_space = tf.strings.regex_replace(flat, "(?s)^.*(.)$", r"\1")
+    last_space = tf.where(are_spaces & ~is_last, last_space, "")
+    others = tf.where(is_last, flat, tf.strings.regex_replace(flat, "(?s).$", ""))
+    others = tf.where(are_spaces, others, "")
+    goes_on = last_space == " "
+    before = tf.concat([[""], tf.where(goes_on, " ", "")], axis=0)[:-1]
+    chunks = tf.where(are_spaces, "", before + flat)
+    words = [
+        tf.RaggedTensor.from_tensor(tf.stack([others, tf.where(goes_on, "", last_space)], axis=1)),
+        _cut_around(chunks, _WORD),
+    ]
+    words = tf.concat(words, axis=1)  # (parts, None)
+    words = tf.ragged.boolean_mask(words, words != "")
+    return parts.with_flat_values(words).merge_dims(1, 2)
+
+
+def _cut_around(texts, pattern):
+    """(batch,) texts as what matches and what lies between, (batch, None), nothing empty.
+
+    tensorflow-text's `regex_split` would end a text at its first zero byte.
+    """
+    marked = tf.strings.regex_replace(texts, f"({pattern})", _CUT + b"\\1" + _CUT)
+    parts = tf.strings.split(marked, _CUT)
+    return tf.ragged.boolean_mask(parts, parts != "")
+
+
+def _merging_model(pieces, merges):
+    """A SentencePiece model that merges characters as the pairs are ranked."""
+    ranks = {}
+    for rank, pair in enumerate(merges):
+        ranks.setdefault(pair.replace(" ", ""), rank)
+    model = sentencepiece_model_pb2.ModelProto()
+    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+    for piece in pieces:
+        if piece == END_OF_TEXT:
+            kind = kinds.USER_DEFINED
+        elif piece == CONTROL_PIECES[UNKNOWN_ID]:
+            kind = kinds.UNKNOWN
+        elif piece not in CONTROL_PIECES and (piece in ranks or piece in _BYTES):
+            kind = kinds.NORMAL
+        else:  # found in no text
+            kind = kinds.CONTROL
+        model.pieces.add(piece=piece, score=-ranks.get(piece, 0), type=kind)
+    if CONTROL_PIECES[UNKNOWN_ID] not in pieces:  # there must be one
+        model.pieces.add(piece=CONTROL_PIECES[UNKNOWN_ID], type=kinds.UNKNOWN)
+    model.trainer_spec.model_type = model.trainer_spec.BPE
+    model.normalizer_spec.name = "identity"
+    model.normalizer_spec.add_dummy_prefix = False
+    model.normalizer_spec.remove_extra_whitespaces = False
+    model.normalizer_spec.escape_whitespaces = False
+    return model.SerializeToString()
 
 
 def train_byte_pairs(texts: Iterable[str], vocabulary_size: int) -> BytePairTokenizer:

@@ -74,7 +74,7 @@ class Tokenizer(tf.Module):
         self._are_words = trainer.model_type == trainer.WORD
         self.model = model
         self._sentencepiece = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
-        self._sentencepiece._model_resource = _NamedModel(model)
+        self._sentencepiece._model_resource = NamedModel(model)
 
     @property
     def vocabulary_size(self) -> int:
@@ -225,7 +225,7 @@ def _explain(message: str, vocabulary_size: int) -> str:
     )
 
 
-class _NamedModel(tf.saved_model.experimental.TrackableResource):
+class NamedModel(tf.saved_model.experimental.TrackableResource):
     """A SentencePiece model in memory that outlives the kernel which made it.
 
     tensorflow-text's own belongs to its kernel, and every `keras.utils.set_random_seed`

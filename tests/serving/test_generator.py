@@ -121,7 +121,7 @@ def test_an_export_answers_in_a_fresh_process(model, generator, tmp_path):
 
 
 def test_gpt2_is_served_with_its_own_ids(tmp_path):
-    pytest.importorskip("keras_hub")
+    pytest.importorskip("tokenizers")
     text = "to be or not to be, that is the question! "
     bytes_only = train_byte_pairs([text], 270)
     bytes_only.save(tmp_path / "kept.json")
