@@ -214,21 +214,20 @@ def pretrained_classifier(config, model, text):
     encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
     sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")
     given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
-    ours = ("token_dropout", "attention_dropout", "activation_dropout", "dtype", "remat")
-    given |= {name: getattr(config, name) for name in ours}
-    dropout = config.dropout if config.dropout >= 0 else 0.1  # as published
+    given |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
     backbone = bert(
         table.vocabulary_size,
         max_sequence_length=model.get_layer("positions").max_sequence_length,
         hidden_dim=table.hidden_dim,
-        dropout=dropout,
         **given,
+        **config.dropouts(),
     )
     if not config.from_scratch:
         trained = {layer.name: layer for layer in model.layers}
         for layer in backbone.layers:
             if layer.weights and layer.name in trained:
                 layer.set_weights(trained[layer.name].get_weights())
+    dropout = backbone.get_layer("embedding_dropout").rate
     return bert_classifier(backbone, len(text.names), dropout, config.pooling)
 
 

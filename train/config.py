@@ -22,8 +22,12 @@ class TrainingConfig:
     intermediate_dim: int = setting(0, "width inside the feed-forward network; 0 as in the row")
     num_heads: int = setting(0, "attention heads; 0 as in the row")
     dropout: float = setting(-1.0, "probability of dropping a residual; -1 as in the row")
-    attention_dropout: float = setting(0.0, "probability of dropping an attention weight")
-    activation_dropout: float = setting(0.0, "probability of dropping a feed-forward activation")
+    attention_dropout: float = setting(
+        -1.0, "probability of dropping an attention weight; -1 as in the row"
+    )
+    activation_dropout: float = setting(
+        -1.0, "probability of dropping a feed-forward activation; -1 as in the row"
+    )
     activation: str = setting(
         "", "of the feed-forward networks, a name of Keras; none for that of the model"
     )
@@ -54,15 +58,16 @@ class TrainingConfig:
     def dimensions(self):
         """The arguments of the model's function that differ from the row of its size."""
         chosen = {"size": self.size, "pre_norm": self.pre_norm, "dtype": self.dtype}
-        chosen["attention_dropout"] = self.attention_dropout
-        chosen["activation_dropout"] = self.activation_dropout
         chosen["remat"] = self.remat
         for name in ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "activation"):
             if getattr(self, name):
                 chosen[name] = getattr(self, name)
-        if self.dropout >= 0:
-            chosen["dropout"] = self.dropout
-        return chosen
+        return chosen | self.dropouts()
+
+    def dropouts(self):
+        """The probabilities that are given."""
+        names = ("dropout", "attention_dropout", "activation_dropout")
+        return {name: getattr(self, name) for name in names if getattr(self, name) >= 0}
 
     def save(self, path):
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
@@ -161,7 +166,6 @@ class PretrainingConfig(TrainingConfig):
 
     vocabulary_size: int = setting(8000, "number of word pieces")
     size: str = setting("mini", "row of keras_transformer.models.bert.SIZES")
-    attention_dropout: float = setting(0.1, "probability of dropping an attention weight")
     pre_norm: bool = setting(False, "normalise before each sub-layer instead of after")
     batch_size: int = setting(32, "pairs of texts in a batch")
     max_length: int = setting(128, "tokens of a pair")

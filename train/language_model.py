@@ -139,6 +139,8 @@ def run_evaluate(arguments):
         raise ValueError("transformer_xl reads segments with a memory; it has no --stride.")
     if "memory_length" in given and config.model != "transformer_xl":
         raise ValueError(f"--memory-length is of transformer_xl. The run is of {config.model}.")
+    if config.context < 1 or given.get("stride", 1) < 1:
+        raise ValueError(f"--context and --stride must be at least 1 token. Received: {given}.")
     print(report(config, run.model(), run.tokenizer(), text))
 
 
@@ -185,9 +187,12 @@ def texts_of(tokenizer, ids):
     for token_id in ids:
         pending.append(token_id)
         text = tokenizer.detokenize([pending]).numpy()[0].decode()
-        if not text.endswith("\ufffd") or len(pending) == LONGEST_CHARACTER:
+        if not text.endswith("\ufffd"):
             yield text
             pending = []
+        elif len(pending) == LONGEST_CHARACTER:  # the first of them begins no character
+            yield tokenizer.detokenize([pending[:1]]).numpy()[0].decode()
+            pending = pending[1:]
     if pending:
         yield tokenizer.detokenize([pending]).numpy()[0].decode()
 
@@ -224,7 +229,13 @@ def language_model_task(config, train_text, valid_text=b""):
 
 def compiled_model(config, vocabulary_size):
     if config.model == "transformer_xl":
-        rows = config.batch_size // tf.distribute.get_strategy().num_replicas_in_sync
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        rows, rest = divmod(config.batch_size, replicas)
+        if rest:
+            raise ValueError(
+                "transformer_xl remembers each row of a batch: every replica must have as many. "
+                f"Received: batch_size={config.batch_size} for {replicas} replicas."
+            )
         model = transformer_xl(vocabulary_size, rows, **config.dimensions())
     elif config.model == "gpt2":
         given = {"vocabulary_size": vocabulary_size, "max_sequence_length": config.context}
@@ -303,6 +314,11 @@ def report(config, model, tokenizer, text):
         text: bytes; all of it but its first token is predicted.
     """
     ids = token_ids(tokenizer, text)
+    if len(ids) < 2:
+        raise ValueError(
+            "A text to measure on must have two tokens, of which the second is predicted. "
+            f"Received: {len(ids)}."
+        )
     if config.model == "transformer_xl":
         memory_length = memory_length_of(config)
         total, count = score(model, ids[None], config.context, memory_length)

@@ -169,6 +169,11 @@ def train(run, config, task, strategy=None):
         if is_chief:
             print(f"{run.path} is trained already: nothing to do.")
         return run.model()
+    if config.checkpoint_every < 1 or config.average < 1:
+        raise ValueError(
+            "checkpoint_every and average must be at least 1. Received: "
+            f"checkpoint_every={config.checkpoint_every}, average={config.average}."
+        )
     keras.utils.set_random_seed(config.seed)
     if exists:  # the text is not tokenised again, and may even have changed
         tokenizer = run.tokenizer()
@@ -179,12 +184,12 @@ def train(run, config, task, strategy=None):
     validation = task.validation(tokenizer)
     with strategy.scope():
         model = task.build(tokenizer, batches)
+    checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)
     if is_chief:
         if not exists:
             run.create(config, tokenizer, batches)
         _report(config, model, task.describe(batches), batches.steps_per_epoch, strategy)
     from_all_workers(strategy, 0)  # the chief has made the folder
-    checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)
     callbacks = [StopOnNonFiniteLoss(), TokensPerSecond()]
     if validation is not None and config.patience:
         callbacks.append(keras.callbacks.EarlyStopping("val_loss", patience=config.patience))

@@ -6,7 +6,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
-from keras_transformer.ops.masks import combine_masks
+from keras_transformer.ops.masks import check_attention_mask, combine_masks
 from keras_transformer.ops.projection import project
 
 
@@ -123,7 +123,7 @@ class MultiHeadAttention(keras.layers.Layer):
         else:
             queries = split_heads(project(query, *self.query), self.num_heads)
             keys, values = self.keys_values(query if value is None else value)
-        mask = combine_masks(padding_mask, attention_mask)
+        mask = combine_masks(padding_mask, check_attention_mask(attention_mask))
         return self.attend_heads(queries, keys, values, mask, training)
 
     def attend_heads(self, queries, keys, values, mask=None, training=None, bias=None):

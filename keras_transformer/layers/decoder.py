@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_transformer.layers.attention import as_called, implicit_mask
 from keras_transformer.layers.block import TransformerLayer
-from keras_transformer.ops.masks import causal_mask, combine_masks
+from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -110,7 +110,9 @@ class DecoderBlock(TransformerLayer):
             source_padding_mask = implicit_mask(source, source_padding_mask)
         # A pattern is causal by itself: it saves the time and memory of a mask, too.
         if self.attention_pattern is None:
-            attention_mask = combine_masks(causal_mask(ops.shape(inputs)[1]), attention_mask)
+            attention_mask = combine_masks(
+                causal_mask(ops.shape(inputs)[1]), check_attention_mask(attention_mask)
+            )
 
         def forward(inputs, source=None):
             return self._forward(

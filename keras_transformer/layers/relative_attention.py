@@ -8,7 +8,7 @@ from keras import ops
 from keras_transformer.layers.attention import MultiHeadAttention, as_called, implicit_mask
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import relative_shift, split_heads
-from keras_transformer.ops.masks import causal_mask, combine_masks
+from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 from keras_transformer.ops.projection import project
 
@@ -98,7 +98,7 @@ class RelativeAttention(MultiHeadAttention):
         distances = self._project_distances(farthest_first, query.dtype)
         bias = relative_shift(self._distance_scores(queries, distances))
         causal = causal_mask(target, start=source - target)
-        mask = combine_masks(causal, padding_mask, attention_mask)
+        mask = combine_masks(causal, padding_mask, check_attention_mask(attention_mask))
         return self._attend_with(queries, keys, values, mask, training, bias)
 
     def keys_values(self, value):

@@ -170,6 +170,12 @@ class SegmentRecurrence(keras.layers.Wrapper):
     def compute_output_shape(self, inputs_shape, token_ids_shape=None):
         return inputs_shape
 
+    @classmethod
+    def from_config(cls, config):
+        """The stack takes over the dtype of this config, as this layer does that of the stack."""
+        stack = {**config["layer"]["config"], "dtype": config["dtype"]}
+        return super().from_config({**config, "layer": {**config["layer"], "config": stack}})
+
     def get_config(self):
         return {
             **super().get_config(),

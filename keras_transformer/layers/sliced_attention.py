@@ -6,7 +6,7 @@ from keras import ops
 from keras_transformer.layers.attention import as_called, implicit_mask
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
-from keras_transformer.ops.masks import combine_masks
+from keras_transformer.ops.masks import check_attention_mask, combine_masks
 from keras_transformer.ops.projection import project
 
 
@@ -90,7 +90,9 @@ class SlicedAttention(keras.layers.Layer):
 
     def attend(self, inputs, padding_mask=None, attention_mask=None):
         """The pair of what `call` and what `attention_scores` return."""
-        mask = combine_masks(implicit_mask(inputs, padding_mask), attention_mask)
+        mask = combine_masks(
+            implicit_mask(inputs, padding_mask), check_attention_mask(attention_mask)
+        )
         mask = None if mask is None else mask[:, None]  # (batch, 1, length, length)
         slices = split_heads(inputs, self.num_heads)  # (batch, heads, length, dim)
         if not self.use_projections:

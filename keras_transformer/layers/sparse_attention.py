@@ -90,6 +90,10 @@ class SparseAttention(MultiHeadAttention):
         self._pattern_mask, self._pattern_attention = (
             functools.partial(f, **sizes) for f in functions
         )
+        # One for each part of a pattern: `remat` counts on one draw from each random state.
+        self._dropouts = [self._dropout]
+        if pattern != "local":
+            self._dropouts.append(keras.layers.Dropout(self.dropout, dtype=self.dtype_policy))
         self.pattern = pattern
         self.block_size = block_size
         self.summary_size = summary_size
@@ -126,11 +130,12 @@ class SparseAttention(MultiHeadAttention):
         if with_scores:
             mask = self.pattern_mask(ops.shape(query)[1])
             return super().attend(query, None, padding_mask, mask, training)
+        dropouts = iter(self._dropouts)
         context = self._pattern_attention(
             *self._project_heads(query, self.query_key_value, 3),
             causal=self.causal,
             padding_mask=implicit_mask(query, padding_mask),
-            dropout=functools.partial(self._dropout, training=training),
+            dropout=lambda powers: next(dropouts)(powers, training=training),
         )
         return project(merge_heads(context), *self.output_projection), None
 

@@ -40,6 +40,11 @@ class TransformerXLBlock(TransformerLayer):
 
     def __init__(self, num_heads, intermediate_dim, *args, **kwargs):
         super().__init__(num_heads, intermediate_dim, *args, **kwargs)
+        if self.attention_pattern is not None:
+            raise ValueError(
+                "Transformer-XL attends to all of its memory and has no attention_pattern. "
+                f"Received: attention_pattern={self.attention_pattern}."
+            )
         self.self_attention = RelativeAttention(
             num_heads,
             dropout=self.attention_dropout,

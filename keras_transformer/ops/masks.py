@@ -230,6 +230,17 @@ def _as_attention_mask(mask):
     )
 
 
+def check_attention_mask(mask):
+    """Returns a mask of three axes, or None; one of (target, source) would be read as another."""
+    if mask is None or len(mask.shape) == 3:
+        return mask
+    raise ValueError(
+        "attention_mask must have the shape (batch, target, source), where any axis may be 1. "
+        "Give one of (target, source) as mask[None], and which tokens are real as padding_mask. "
+        f"Received: shape {tuple(mask.shape)}."
+    )
+
+
 def check_at_least_one(**sizes):
     """Refuses sizes, in tokens, that are below 1; each is called by its name."""
     for name, size in sizes.items():

@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.serving.signatures import IDS, NUMBER, TEXT, ServedModule, signature
+from keras_transformer.serving.signatures import (
+    IDS,
+    NUMBER,
+    TEXT,
+    ServedModule,
+    check_rows,
+    signature,
+)
 from keras_transformer.text.tokenizers import PAD_ID
 
 
@@ -94,6 +101,7 @@ class Classifier(ServedModule):
 
     def logits(self, token_ids, length):
         """logits, (batch, labels), of token ids, (batch, length), and their lengths, (batch,)."""
+        check_rows(token_ids, length)
         inside = tf.sequence_mask(length, tf.shape(token_ids)[1])
         is_known = (token_ids >= 0) & (token_ids < self.tokenizer.vocabulary_size)
         ids = tf.where(is_known, token_ids, self.tokenizer.unknown_id)

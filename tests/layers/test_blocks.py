@@ -225,21 +225,30 @@ def test_each_dropout_acts_in_training_only(kind):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 1e-2)])
-@pytest.mark.parametrize("stack", [Encoder, Decoder, TransformerXL])
-def test_training_with_rematerialisation_is_training_without(stack, dtype, tolerance):
+@pytest.mark.parametrize(
+    ("stack", "options"),
+    [
+        (Encoder, {}),
+        (Decoder, {}),
+        (TransformerXL, {}),
+        (Encoder, {"attention_pattern": {"pattern": "local", "block_size": 2}}),
+        (Decoder, {"attention_pattern": {"pattern": "strided", "block_size": 2}}),
+    ],
+)
+def test_training_with_rematerialisation_is_training_without(stack, options, dtype, tolerance):
     """In every weight and random state, with dropout wherever there can be any."""
-    weights, states = trained(stack, False, dtype)
-    same_weights, same_states = trained(stack, True, dtype)
+    weights, states = trained(stack, False, dtype, **options)
+    same_weights, same_states = trained(stack, True, dtype, **options)
     for ours, expected in zip(same_weights, weights, strict=True):
         np.testing.assert_allclose(ours, expected, atol=tolerance, err_msg="weights")
     assert states, "dropout has drawn"
     np.testing.assert_array_equal(same_states, states, err_msg="random states")
-    calm, _ = trained(stack, False, dtype, dropout=0.0)
+    calm, _ = trained(stack, False, dtype, dropout=0.0, **options)
     changes = [np.abs(x - y).max() for x, y in zip(weights, calm, strict=True)]
     assert max(changes) > 3e-2, "dropout makes a difference"
 
 
-def trained(stack, remat, dtype, dropout=0.3):
+def trained(stack, remat, dtype, dropout=0.3, **options):
     """The weights of a small model after two steps of training, and its random states."""
     keras.utils.set_random_seed(7)
     of_blocks = {"activation_dropout": dropout, "attention_dropout": dropout, "remat": remat}
@@ -249,7 +258,7 @@ def trained(stack, remat, dtype, dropout=0.3):
         keras.layers.Dense(6, dtype=dtype, name=f"before_{index}")(tensor)
         for index, tensor in enumerate(symbols)
     ]
-    layer = stack(2, 3, 7, dropout, **of_blocks, dtype=dtype, name="stack")
+    layer = stack(2, 3, 7, dropout, **of_blocks, **options, dtype=dtype, name="stack")
     if stack is Decoder:
         outputs = layer(*given)
     elif stack is TransformerXL:

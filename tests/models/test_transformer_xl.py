@@ -323,6 +323,9 @@ def test_sizes_have_about_the_published_number_of_weights(size, vocabulary_size,
 def test_what_is_unknown_or_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"size must be one of small, .*Received: size='huge'"):
         transformer_xl(11, 3, size="huge")
+    pattern = {"pattern": "local", "block_size": 3}
+    with pytest.raises(ValueError, match=r"no attention_pattern. Received: attention_pattern={"):
+        transformer_xl(11, 3, **TINY, attention_pattern=pattern)
     with pytest.raises(ValueError, match="depth"):
         transformer_xl(11, 3, **TINY, depth=3)
     for lengths in (0, 5), (3, -1):

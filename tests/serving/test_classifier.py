@@ -56,6 +56,8 @@ def test_ids_beyond_the_length_or_the_vocabulary_do_no_harm(model, tokenizer):
     ids = np.array([[4, 5, 99999, -3], [4, 5, 1, 1]], "int32")
     answer = ask(module, "logits", token_ids=ids, length=np.array([2, 2], "int32"))["logits"]
     np.testing.assert_allclose(answer[0], answer[1], atol=1e-6)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
+        ask(module, "logits", token_ids=ids, length=np.array([2], "int32"))
 
 
 def test_an_export_answers_in_a_fresh_process(model, tokenizer, tmp_path):

@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.models.transformer_xl import start_cache, step, transformer_xl
 from keras_transformer.models.translation import translation
 from keras_transformer.serving import with_dtype
 
@@ -29,6 +30,23 @@ def test_a_bfloat16_copy_rounds_the_weights_and_leaves_the_model(dtype):
     assert [layer.name for layer in copy.layers] == [layer.name for layer in model.layers]
     assert keras.backend.standardize_dtype(copy(IDS).dtype) == "float32"
     np.testing.assert_allclose(copy(IDS), model(IDS), atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("served", ["float32", "bfloat16"])
+def test_a_copy_of_a_transformer_xl_writes_in_its_dtype(dtype, served):
+    sizes = {name: value for name, value in SMALL.items() if name != "size"}
+    model = transformer_xl(13, 1, memory_length=3, dtype=dtype, start_id=2, **sizes)
+    copy = with_dtype(model, served)
+    assert {weight.dtype for weight in copy.weights} == {served}
+    ids, cache, logits = np.array([[2, 5, 7, 11]]), start_cache(copy, 1), []
+    for position in range(4):
+        scores, cache = step(copy, ids[:, position, None], np.array([[0]]), position, cache)
+        logits.append(scores[:, 0])
+    expected = np.array(copy(ids))
+    atol = 1e-5 if served == "float32" else 0.1
+    np.testing.assert_allclose(np.stack(logits, axis=1), expected, atol=atol)
+    np.testing.assert_allclose(expected, model(ids), atol=0.1)
 
 
 def test_another_dtype_is_refused():

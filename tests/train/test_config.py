@@ -43,4 +43,6 @@ def test_a_config_survives_its_file(tmp_path):
 def test_dimensions_leave_the_published_size_alone_unless_asked():
     assert "num_layers" not in parse().dimensions()
     assert parse("--num-layers", "3", "--dropout", "0").dimensions()["num_layers"] == 3
-    assert parse("--dropout", "0").dimensions()["dropout"] == 0
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        assert name not in parse().dimensions()
+        assert parse(f"--{name.replace('_', '-')}", "0").dimensions()[name] == 0

@@ -2,11 +2,13 @@
 
 import dataclasses
 import re
+import types
 
 import numpy as np
 import pytest
 
 from keras_transformer.serving.c_api import ask
+from keras_transformer.text import SymbolTokenizer
 from train import language_model
 from train.config import LanguageModelConfig
 from train.run import Run
@@ -71,6 +73,29 @@ def test_evaluation_counts_each_token_once(trained, tmp_path, capsys):
     language_model.main(["evaluate", *arguments, coarse])
     rough = float(capsys.readouterr().out.split()[0])
     assert rough != float(nats), "another context of each token"
+    (tmp_path / "other.txt").write_text("t")
+    mistakes = {"--context=0": "at least 1 token. Received: {'context': 0}"}
+    mistakes["--context=16"] = "must have two tokens.*Received: 1"
+    for flag, expected in mistakes.items():
+        with pytest.raises(SystemExit):
+            language_model.main(["evaluate", *arguments, flag])
+        assert re.search(expected, capsys.readouterr().err)
+
+
+def test_characters_are_written_whole_after_a_stray_byte():
+    tokenizer, text = SymbolTokenizer(), "a\U0001f99cb".encode()
+    ids = [[*tokenizer.tokenize([part]).numpy().tolist()[0]] for part in ("a", "\U0001f99c", "b")]
+    stray = ids[1][1]  # a byte that begins no character
+    written = list(language_model.texts_of(tokenizer, [*ids[0], stray, *ids[1], *ids[2]]))
+    assert "".join(written) == "a\ufffd\U0001f99cb" and text.decode()[1] in written
+
+
+def test_rows_that_replicas_cannot_share_are_refused(monkeypatch):
+    config = LanguageModelConfig(model="transformer_xl", batch_size=8)
+    three = types.SimpleNamespace(num_replicas_in_sync=3)
+    monkeypatch.setattr(language_model.tf.distribute, "get_strategy", lambda: three)
+    with pytest.raises(ValueError, match="batch_size=8 for 3 replicas"):
+        language_model.compiled_model(config, 11)
 
 
 def test_sampling_writes_text_like_the_training_text(trained, capsys):
@@ -84,9 +109,8 @@ def test_sampling_writes_text_like_the_training_text(trained, capsys):
 
 def test_a_trained_run_is_served(trained, tmp_path, capsys):
     _, run = trained
-    language_model.main(
-        ["export", "--run", str(run), "--name", "mats", "--directory", str(tmp_path)]
-    )
+    flags = ["--run", str(run), "--name", "mats", "--directory", str(tmp_path)]
+    language_model.main(["export", *flags, "--dtype=bfloat16"])
     assert f"Published {tmp_path}/mats/1." in capsys.readouterr().out
     [answer] = ask(tmp_path / "mats" / "1", [{"inputs": {"prompt": ["the cat "]}}])
     written = 18 if has_memory(Run(run, LanguageModelConfig)) else 8  # half of what it sees
@@ -122,6 +146,7 @@ def test_no_character_is_cut(hold_out, tmp_path):
         (["--model=lstm"], "one of transformer, gpt2, transformer_xl. Received: 'lstm'"),
         (["--config=multi30k"], "Received: 'multi30k', a TranslationConfig"),
         (["--schedule=linear"], "schedule must be inverse_sqrt or cosine"),
+        (["--average=0"], "at least 1. Received: checkpoint_every=500, average=0"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(flags, expected, tmp_path, capsys):

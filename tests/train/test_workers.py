@@ -94,6 +94,11 @@ def test_a_worker_told_to_end_stops_all_at_the_same_saved_step(text, whole, tmp_
     ("trainer", "flags", "said"),
     [
         (language_model, ["--text", "{text}", "--context=16"], "nats a token"),
+        (
+            language_model,
+            ["--text", "{text}", "--context=16", "--model=transformer_xl", "--batch-size=6"],
+            "nats a token",
+        ),
         (pretraining, ["--documents", "{text}", "--vocabulary-size=60"], "Masked pieces found"),
         (classification, ["--tsv", "{text}", "--vocabulary-size=40"], "Accuracy"),
     ],
@@ -107,7 +112,8 @@ def test_the_other_commands_train_and_measure_on_two_replicas_too(trainer, flags
     flags = [
         *(flag.format(text=tmp_path / "text") for flag in flags),
         "--steps=3", "--average=1", "--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8",
-        "--num-heads=2", "--dropout=0", "--attention-dropout=0", "--warmup-steps=1",
+        "--num-heads=2", "--warmup-steps=1",
+        "--dropout=0", "--attention-dropout=0", "--activation-dropout=0",
         f"--hold-out={0.2 if name == 'language_model' else 10}",
     ]  # fmt: skip
     command = [sys.executable, "-m", trainer.__name__, *flags, "--virtual-devices=2"]

@@ -14,6 +14,7 @@ CONFIG = ClassificationConfig(
     pooling="mean",
     token_dropout=0.4,
     dropout=0.2,
+    attention_dropout=0.0,
     dtype="mixed_bfloat16",
     tokens_per_batch=8192,
     steps=2600,

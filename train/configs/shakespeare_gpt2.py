@@ -18,4 +18,5 @@ CONFIG = dataclasses.replace(
     hidden_dim=128,
     num_heads=4,
     dropout=0.0,
+    attention_dropout=0.0,
 )
