@@ -25,8 +25,10 @@ KINDS = {
     "characters": ["--tokens=characters"],
     "bytes": ["--tokens=bytes"],
     "GPT-2": ["--tokens=bytes", "--model=gpt2", "--size=124M"],
-    "a memory": ["--tokens=characters", "--model=transformer_xl", "--memory-length=20"],
-}
+    "a memory": [
+        "--tokens=characters", "--model=transformer_xl", "--memory-length=20", "--dropout=0",
+    ],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=KINDS)
