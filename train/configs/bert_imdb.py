@@ -17,7 +17,6 @@ CONFIG = PretrainingConfig(
     dropout=0.0,
     attention_dropout=0.0,
     max_length=256,
-    positions=1024,  # of which tuning reads more
     batch_size=16,
     dtype="mixed_bfloat16",
     steps=10_000,

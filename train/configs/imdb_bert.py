@@ -10,14 +10,14 @@ from train.config import ClassificationConfig
 
 CONFIG = ClassificationConfig(
     hold_out=5000,
-    max_length=1024,  # one review in seven is longer than 512
+    max_length=512,
     pooling="mean",
     token_dropout=0.4,
     dropout=0.2,
     attention_dropout=0.0,
     dtype="mixed_bfloat16",
     tokens_per_batch=8192,
-    steps=2000,
+    steps=2600,
     peak_rate=0.0004,
     warmup_steps=100,
     schedule="cosine",
