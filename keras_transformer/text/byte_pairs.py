@@ -31,7 +31,7 @@ _SPACE = r"[\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\
 _SPACES = f"{_SPACE}+"
 # What a run of letters, of digits or of other signs is; a space before it belongs to it.
 _WORD = (
-    re.escape(END_OF_TEXT) + r"|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|"
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|"
     rf" ?[^\p{{L}}\p{{N}}{_SPACE[1:-1]}]+"
 )
 _CUT = b"\xff"  # in no text of UTF-8
@@ -166,14 +166,15 @@ class BytePairTokenizer(tf.Module):
 def _split_words(texts, has_end):
     """Cuts (batch,) texts into (batch, None) words as GPT-2's regular expression does."""
     if not has_end:
-        return _words_of(texts)
+        return _words_of(texts, _WORD)
     end = re.escape(END_OF_TEXT)
     parts = _cut_around(texts, end)
-    return parts.with_flat_values(_words_of(parts.flat_values)).merge_dims(1, 2)
+    words = _words_of(parts.flat_values, f"{end}|{_WORD}")
+    return parts.with_flat_values(words).merge_dims(1, 2)
 
 
-def _words_of(texts):
-    """The same of texts without an end, or of an end alone.
+def _words_of(texts, word):
+    """Cuts (batch,) texts, or ends alone, into spaces and what matches the expression `word`.
 
     Of several spaces before a word the last one belongs to it, or stands alone if it is no
     " ". TensorFlow's expressions cannot look ahead: the spaces are cut off first.
@@ -191,7 +192,7 @@ def _words_of(texts):
     chunks = tf.where(are_spaces, "", before + flat)
     words = [
         tf.RaggedTensor.from_tensor(tf.stack([others, tf.where(goes_on, "", last_space)], axis=1)),
-        _cut_around(chunks, _WORD),
+        _cut_around(chunks, word),
     ]
     words = tf.concat(words, axis=1)  # (parts, None)
     words = tf.ragged.boolean_mask(words, words != "")

@@ -26,7 +26,8 @@ KINDS = {
     "bytes": ["--tokens=bytes"],
     "GPT-2": ["--tokens=bytes", "--model=gpt2", "--size=124M"],
     "a memory": [
-        "--tokens=characters", "--model=transformer_xl", "--memory-length=20", "--dropout=0",
+        "--tokens=characters", "--model=transformer_xl", "--memory-length=20",
+        "--activation-dropout=0",
     ],
 }  # fmt: skip
 
@@ -111,12 +112,15 @@ def test_sampling_writes_text_like_the_training_text(trained, capsys):
 
 def test_a_trained_run_is_served(trained, tmp_path, capsys):
     _, run = trained
-    flags = ["--run", str(run), "--name", "mats", "--directory", str(tmp_path)]
-    language_model.main(["export", *flags, "--dtype=bfloat16"])
+    export = ["export", "--run", str(run), "--name", "mats", "--directory", str(tmp_path)]
+    language_model.main(export)
     assert f"Published {tmp_path}/mats/1." in capsys.readouterr().out
     [answer] = ask(tmp_path / "mats" / "1", [{"inputs": {"prompt": ["the cat "]}}])
     written = 18 if has_memory(Run(run, LanguageModelConfig)) else 8  # half of what it sees
     assert len(answer["outputs"]["continuation"][0]) == written
+    if has_memory(Run(run, LanguageModelConfig)):
+        language_model.main([*export, "--dtype=bfloat16"])
+        assert f"Published {tmp_path}/mats/2." in capsys.readouterr().out
 
 
 def test_validation_of_a_memory_reads_as_far_back_as_training_does():
