@@ -9,6 +9,9 @@ from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 from keras_transformer.ops.projection import project
 
+# Of tables whose vectors are not scaled, in BERT and in GPT-2 (Radford et al. 2018, section 4.1).
+UNSCALED_STDDEV = 0.02
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenDropout(keras.layers.Layer):
@@ -77,7 +80,8 @@ class TokenEmbedding(keras.layers.Layer):
     Args:
         vocabulary_size: number of different ids.
         hidden_dim: width of the vectors.
-        scale: whether looked-up vectors are multiplied by sqrt(hidden_dim).
+        scale: whether looked-up vectors are multiplied by sqrt(hidden_dim). Without, the
+            table starts small, with a standard deviation of 0.02.
         pad_id: the id that fills up short rows; None if there is none, then no mask is made.
 
     Call arguments:
@@ -117,9 +121,11 @@ class TokenEmbedding(keras.layers.Layer):
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(self.vocabulary_size, self.hidden_dim),
-            # Vectors of length about 1: after scaling each column has variance 1, and
-            # so have the logits of a normalised vector.
-            initializer=keras.initializers.RandomNormal(stddev=self.hidden_dim**-0.5),
+            # Scaled vectors have columns of variance 1, and logits of a normalised vector
+            # variance 1 too.
+            initializer=keras.initializers.RandomNormal(
+                stddev=self.hidden_dim**-0.5 if self.scale else UNSCALED_STDDEV
+            ),
             # Looked-up rows are cast, not the table, which is far larger.
             autocast=False,
         )
@@ -223,8 +229,9 @@ class PositionEmbedding(keras.layers.Layer):
     """Adds to each token vector a learned vector for its position.
 
     Use it where the longest sequence is known beforehand, as BERT and GPT-2 do. The vectors
-    start as sines and cosines, as long as those of the tokens: attention sees from the first
-    step on what stands side by side, which from random vectors it learns late.
+    start as sines and cosines, as long as those of a `TokenEmbedding` that does not scale:
+    attention sees from the first step on what stands side by side, which from random vectors
+    it learns late.
 
     Source: Gehring et al. 2017, section 3.1 (https://arxiv.org/abs/1705.03122); the start,
     Vaswani et al. 2017, section 3.5 (https://arxiv.org/abs/1706.03762).
@@ -262,7 +269,7 @@ class PositionEmbedding(keras.layers.Layer):
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(self.max_sequence_length, input_shape[-1]),
-            initializer=_unit_sinusoids,
+            initializer=_small_sinusoids,
         )
 
     def call(self, inputs, start=0):
@@ -290,8 +297,9 @@ class PositionEmbedding(keras.layers.Layer):
         return {**super().get_config(), "max_sequence_length": self.max_sequence_length}
 
 
-def _unit_sinusoids(shape, dtype=None):
-    """Sinusoidal positions of length 1, that of the vectors of `TokenEmbedding`."""
+def _small_sinusoids(shape, dtype=None):
+    """Sinusoidal positions as long as the vectors of a `TokenEmbedding` that does not scale."""
     length, dim = shape
     even = dim + dim % 2  # an odd width lacks the last cosine
-    return ops.cast(sinusoidal_positions(length, even)[:, :dim] * math.sqrt(2 / even), dtype)
+    pattern = sinusoidal_positions(length, even)[:, :dim]
+    return ops.cast(pattern * (UNSCALED_STDDEV * math.sqrt(2)), dtype)

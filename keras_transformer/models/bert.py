@@ -4,7 +4,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer.layers.embedding import PositionEmbedding, TokenDropout, TokenEmbedding
+from keras_transformer.layers.embedding import (
+    UNSCALED_STDDEV,
+    PositionEmbedding,
+    TokenDropout,
+    TokenEmbedding,
+)
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
 from keras_transformer.ops.masks import padding_mask
@@ -87,7 +92,11 @@ def bert(
         vocabulary_size, hidden_dim, scale=False, dtype=dtype, name="token_embedding"
     )(kept_ids)
     segments = keras.layers.Embedding(
-        _NUM_SEGMENTS, hidden_dim, dtype=dtype, name="segment_embedding"
+        _NUM_SEGMENTS,
+        hidden_dim,
+        keras.initializers.RandomNormal(stddev=UNSCALED_STDDEV),
+        dtype=dtype,
+        name="segment_embedding",
     )(segment_ids)
     vectors = keras.layers.Add(dtype=dtype, name="add_segments")([tokens, segments])
     vectors = PositionEmbedding(max_sequence_length, dtype=dtype, name="positions")(vectors)

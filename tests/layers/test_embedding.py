@@ -105,8 +105,11 @@ def test_position_embedding_adds_its_rows():
 def test_learned_positions_start_as_the_paper_s_pattern_as_long_as_tokens(dim):
     layer = PositionEmbedding(11)
     layer(normal(2, 3, dim))
-    pattern = reference.positions(11, 6)[:, :dim] / 3**0.5  # of three pairs of length 1
+    pattern = reference.positions(11, 6)[:, :dim] * 0.02 * 2**0.5  # of a pair's mean square 1/2
     np.testing.assert_allclose(exact(layer.embeddings), pattern, atol=1e-6)
+    tokens = TokenEmbedding(5000, 6, scale=False)
+    tokens.build()
+    np.testing.assert_allclose(exact(tokens.embeddings).std(), 0.02, rtol=0.02)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])

@@ -23,6 +23,7 @@ CONFIG = PretrainingConfig(
     peak_rate=0.001,
     warmup_steps=500,
     schedule="cosine",
+    beta_2=0.999,  # with 0.98 rare pieces, far from their last gradient, drift together
     weight_decay=0.01,
     clip_norm=1.0,
     checkpoint_every=500,
