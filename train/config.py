@@ -154,7 +154,7 @@ class ClassificationConfig(TrainingConfig):
     )
     token_dropout: float = setting(0.0, "probability of dropping a token, whole")
     tokens_per_batch: int = setting(8192, "most tokens of a batch")
-    max_length: int = setting(512, "tokens that are read of a text")
+    max_length: int = setting(512, "tokens that are read of a text; a longer one loses its middle")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from keras_transformer.serving.signatures import (
     check_rows,
     signature,
 )
+from keras_transformer.text.labelled import cut_middle
 from keras_transformer.text.tokenizers import PAD_ID
 
 
@@ -37,7 +38,7 @@ class Classifier(ServedModule):
         functions: the model.
         tokenizer: cuts texts.
         labels: their names, in the order of the logits.
-        max_length: tokens that are read of a text, its first.
+        max_length: tokens that are read of a text; a longer one loses its middle.
         several: whether a text may have several labels, or none, instead of exactly one.
 
     Raises:
@@ -69,7 +70,7 @@ class Classifier(ServedModule):
         Returns:
             label, (batch,) strings, the most probable one; with `several` those of at least
             one half, joined by commas; probabilities, (batch, labels), and labels, the same
-            shape, their names; truncated, (batch,), whether the rest of the text was not read.
+            shape, their names; truncated, (batch,), whether its middle was not read.
         """
         tokens = self.tokenize(text)
         logits = tf.cast(self.functions.logits(tokens["token_ids"]), tf.float32)
@@ -92,21 +93,17 @@ class Classifier(ServedModule):
         """token_ids, (batch, length), filled up with 0; length and truncated, (batch,)."""
         ids = self.tokenizer.tokenize(text)
         is_cut = ids.row_lengths() > self.max_length
-        ids = ids[:, : self.max_length]
+        ids = cut_middle(ids, self.max_length)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
-        # At least one column, so that there is something to pool.
-        missing = tf.cast(tf.reduce_all(lengths < 1), tf.int32)
-        ids = tf.pad(ids.to_tensor(PAD_ID), [[0, 0], [0, missing]])
-        return {"token_ids": ids, "length": lengths, "truncated": is_cut}
+        return {"token_ids": _filled_up(ids), "length": lengths, "truncated": is_cut}
 
     def logits(self, token_ids, length):
         """logits, (batch, labels), of token ids, (batch, length), and their lengths, (batch,)."""
         check_rows(token_ids, length)
-        inside = tf.sequence_mask(length, tf.shape(token_ids)[1])
         is_known = (token_ids >= 0) & (token_ids < self.tokenizer.vocabulary_size)
         ids = tf.where(is_known, token_ids, self.tokenizer.unknown_id)
-        ids = tf.where(inside, ids, PAD_ID)[:, : self.max_length]
-        return {"logits": tf.cast(self.functions.logits(ids), tf.float32)}
+        ids = cut_middle(tf.RaggedTensor.from_tensor(ids, length), self.max_length)
+        return {"logits": tf.cast(self.functions.logits(_filled_up(ids)), tf.float32)}
 
     def default_inputs(self, texts):
         return {"text": texts}
@@ -116,3 +113,9 @@ class Classifier(ServedModule):
             ask("serving_default", text=some)
             tokens = ask("tokenize", text=some)
             ask("logits", token_ids=tokens["token_ids"], length=tokens["length"])
+
+
+def _filled_up(ids):
+    """Rows of equal lengths, with at least one column, so that there is something to pool."""
+    missing = tf.cast(tf.reduce_all(ids.row_lengths() < 1), tf.int32)
+    return tf.pad(ids.to_tensor(PAD_ID), [[0, 0], [0, missing]])

@@ -80,8 +80,8 @@ class TokenBatches:
                 f"Received: {len(sources)} sources, {len(targets)} targets."
             )
         _check_limits(tokens_per_batch, max_length)
-        self._sources = tokenize_all(sources, source_tokenizer)
-        self._targets = tokenize_all(targets, target_tokenizer)
+        self._sources = tokenize_all(sources, source_tokenizer, _with_end)
+        self._targets = tokenize_all(targets, target_tokenizer, _with_end)
         self._arrange(tokens_per_batch, max_length, seed)
 
     def save(self, path) -> None:
@@ -172,15 +172,12 @@ def save_arrays(path, **arrays) -> None:
     draft.replace(path)
 
 
-def tokenize_all(texts: Sequence[str], tokenizer: Tokenizer, cut=None) -> tf.RaggedTensor:
-    """The ids of each text, (texts, None): of a sentence and its end, or the first `cut`."""
+def tokenize_all(texts: Sequence[str], tokenizer: Tokenizer, finish=None) -> tf.RaggedTensor:
+    """The ids of each text, (texts, None), after the function `finish` of some of them."""
 
     def tokens_of(chunk):
         ids = tokenizer.tokenize(chunk)
-        if cut is not None:
-            return ids[:, :cut]
-        ends = tf.fill([ids.nrows(), 1], END_ID)
-        return tf.concat([ids, ends], axis=1)
+        return ids if finish is None else finish(ids)
 
     chunks = (
         tf.data.Dataset.from_tensor_slices(tf.constant(list(texts), tf.string))
@@ -197,6 +194,10 @@ def tokenize_all(texts: Sequence[str], tokenizer: Tokenizer, cut=None) -> tf.Rag
 def ragged(ids: np.ndarray, lengths: np.ndarray) -> tf.RaggedTensor:
     with tf.device("CPU:0"):  # tf.data runs there
         return tf.RaggedTensor.from_row_lengths(ids, lengths)
+
+
+def _with_end(ids):
+    return tf.concat([ids, tf.fill([ids.nrows(), 1], END_ID)], axis=1)
 
 
 def _check_limits(tokens_per_batch: int, max_length: int) -> None:

@@ -22,7 +22,6 @@ from keras_transformer.text.segments import pack_segments
 from keras_transformer.text.word_pieces import WordPieceTokenizer
 
 _NUM_SPECIAL = 3  # [CLS] first [SEP] second [SEP]
-_UNCUT = 2**31 - 1
 _AT_A_TIME = 1000  # texts
 
 
@@ -321,6 +320,6 @@ def split_sentences(texts: Sequence[str]) -> list[list[str]]:
 def _tokenize_all(documents, tokenizer):
     """All ids, the number of them in each sentence, and of sentences in each document."""
     sentences = [sentence for document in documents for sentence in document]
-    ids = tokenize_all(sentences, tokenizer, cut=_UNCUT)
+    ids = tokenize_all(sentences, tokenizer)
     numbers = np.array([len(document) for document in documents], np.int64)
     return ids.flat_values.numpy(), ids.row_lengths().numpy(), numbers

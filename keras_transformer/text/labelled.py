@@ -159,11 +159,30 @@ def split_rows(number: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarr
     return np.sort(order[count:]), np.sort(order[:count])
 
 
+def cut_middle(ids: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
+    """Leaves out the middle of rows longer than `max_length`; a quarter of what stays is before it.
+
+    What a text is about stands at its beginning, and what its author thinks at its end.
+
+    Source: Sun et al. 2019, section 5.3.1 (https://arxiv.org/abs/1905.05583).
+
+    Example:
+        >>> cut_middle(tf.ragged.constant([[1, 2, 3, 4, 5, 6], [7, 8]]), max_length=4).to_list()
+        [[1, 4, 5, 6], [7, 8]]
+    """
+    before = max_length // 4
+    lengths = ids.row_lengths()
+    places = tf.ragged.range(lengths).flat_values
+    after = tf.repeat(lengths, lengths) - (max_length - before)
+    return tf.ragged.boolean_mask(ids, ids.with_flat_values((places < before) | (places >= after)))
+
+
 class LabelledBatches:
     """Batches of token ids and labels, for training a classifier.
 
-    Texts are cut after `max_length` tokens. As in `TokenBatches` texts of similar lengths
-    share a batch, and data order is a pure function of seed and step.
+    Texts longer than `max_length` tokens lose their middle, see `cut_middle`. As in
+    `TokenBatches` texts of similar lengths share a batch, and data order is a pure function
+    of seed and step.
 
     Args:
         text: a `LabelledText`.
@@ -193,7 +212,7 @@ class LabelledBatches:
     def __init__(
         self, text, tokenizer, tokens_per_batch=8192, max_length=512, seed=0, prepare=None
     ):
-        ids = tokenize_all(text.texts, tokenizer, cut=max_length)
+        ids = tokenize_all(text.texts, tokenizer, lambda ids: cut_middle(ids, max_length))
         place = {name: index for index, name in enumerate(text.names)}
         labels = np.zeros((len(text.texts), len(text.names)), np.float32)
         for row, of_row in enumerate(text.labels):

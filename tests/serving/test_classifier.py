@@ -35,12 +35,18 @@ def ask(module, signature="serving_default", **inputs):
 def test_labels_and_probabilities_are_those_of_the_model(model, tokenizer):
     answer = ask(module_of(model, tokenizer), text=TEXTS)
     for row, text in enumerate(TEXTS):
-        logits = array(model(tokenizer.tokenize([text]).to_tensor()[:, :7]))[0]
+        [ids] = tokenizer.tokenize([text]).to_list()
+        read = ids if len(ids) <= 7 else ids[:1] + ids[-6:]
+        logits = array(model(np.array([read])))[0]
         powers = np.exp(logits - logits.max())
         np.testing.assert_allclose(answer["probabilities"][row], powers / powers.sum(), atol=1e-5)
         assert answer["label"][row].decode() == LABELS[logits.argmax()]
         assert [name.decode() for name in answer["labels"][row]] == LABELS
-        assert answer["truncated"][row] == (len(tokenizer.tokenize([text]).to_list()[0]) > 7)
+        assert answer["truncated"][row] == (read != ids)
+        whole = ask(
+            module_of(model, tokenizer), "logits", token_ids=[ids + [0]], length=[len(ids)]
+        )["logits"]
+        np.testing.assert_allclose(whole[0], logits, atol=1e-5, err_msg="ids cut like texts")
 
 
 def test_several_labels_are_those_of_at_least_one_half(model, tokenizer):
@@ -56,6 +62,8 @@ def test_ids_beyond_the_length_or_the_vocabulary_do_no_harm(model, tokenizer):
     ids = np.array([[4, 5, 99999, -3], [4, 5, 1, 1]], "int32")
     answer = ask(module, "logits", token_ids=ids, length=np.array([2, 2], "int32"))["logits"]
     np.testing.assert_allclose(answer[0], answer[1], atol=1e-6)
+    nothing = ask(module, "logits", token_ids=ids, length=np.array([0, -1], "int32"))["logits"]
+    np.testing.assert_allclose(nothing, array(model(np.zeros((2, 1)))), atol=1e-6)
     with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
         ask(module, "logits", token_ids=ids, length=np.array([2], "int32"))
 

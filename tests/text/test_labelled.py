@@ -2,9 +2,11 @@ import gzip
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_transformer.text import LabelledBatches, train_tokenizer
 from keras_transformer.text.labelled import (
+    cut_middle,
     hold_out,
     labelled,
     read_labelled_dataset,
@@ -54,6 +56,17 @@ def test_texts_are_cut_and_a_batch_keeps_to_its_budget(text, tokenizer):
     )
     for ids, _ in batches.epoch():
         assert ids.shape[1] <= 3 and ids.shape[0] * ids.shape[1] <= 32
+
+
+@pytest.mark.parametrize("max_length", [1, 3, 4, 9])
+def test_the_middle_of_long_rows_is_left_out(max_length):
+    rows = [list(range(length)) for length in (0, 1, 3, 4, 5, 20)]
+    before = max_length // 4
+    expected = [
+        row if len(row) <= max_length else row[:before] + row[before - max_length :] for row in rows
+    ]
+    cut = cut_middle(tf.ragged.constant(rows, dtype=tf.int32), max_length)
+    assert cut.to_list() == expected and cut.dtype == tf.int32
 
 
 def test_saved_batches_are_the_same(text, tokenizer, tmp_path):
