@@ -152,7 +152,7 @@ class ClassificationConfig(TrainingConfig):
     pooling: str = setting(
         "mean", "of the token vectors: mean, max or first, which is [CLS] with --pretrained"
     )
-    token_dropout: float = setting(0.0, "probability of dropping a token, whole")
+    token_dropout: float = setting(0.0, "probability of leaving a token out")
     tokens_per_batch: int = setting(8192, "most tokens of a batch")
     max_length: int = setting(512, "tokens that are read of a text; a longer one loses its middle")
 

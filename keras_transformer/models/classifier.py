@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
+from keras_transformer.layers.embedding import SinusoidalEncoding, TokenDropout, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
 from keras_transformer.ops.masks import padding_mask
@@ -46,7 +46,7 @@ def classifier(
         num_labels: number of labels.
         size: a row of `SIZES`: "small" or "former".
         pooling: of the encoder's vectors: "mean", "max" or "first".
-        token_dropout: probability in [0, 1) with which the whole vector of a token is dropped.
+        token_dropout: probability in [0, 1) with which a token is left out in training.
         name: of the model.
         **dimensions: replace columns of that row (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or are further arguments of the blocks
@@ -71,11 +71,8 @@ def classifier(
     hidden_dim, dropout = block.pop("hidden_dim"), block["dropout"]
     dtype = block.get("dtype")
     token_ids = keras.Input((None,), dtype="int32", name="token_ids")
-    vectors = TokenEmbedding(vocabulary_size, hidden_dim, dtype=dtype, name="embedding")(token_ids)
-    # One draw a token for all of its vector.
-    vectors = keras.layers.Dropout(
-        token_dropout, noise_shape=(None, None, 1), dtype=dtype, name="token_dropout"
-    )(vectors)
+    kept_ids = TokenDropout(token_dropout, name="token_dropout")(token_ids)
+    vectors = TokenEmbedding(vocabulary_size, hidden_dim, dtype=dtype, name="embedding")(kept_ids)
     vectors = SinusoidalEncoding(dtype=dtype, name="positions")(vectors)
     vectors = keras.layers.Dropout(dropout, dtype=dtype, name="embedding_dropout")(vectors)
     vectors = Encoder(**block, name="encoder")(vectors)
