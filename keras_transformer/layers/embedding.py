@@ -9,8 +9,8 @@ from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 from keras_transformer.ops.projection import project
 
-# Of tables whose vectors are not scaled, in BERT and in GPT-2 (Radford et al. 2018, section 4.1).
-UNSCALED_STDDEV = 0.02
+# Of learned positions, and of all tables of BERT, whose released code starts them so.
+SMALL_STDDEV = 0.02
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -80,9 +80,10 @@ class TokenEmbedding(keras.layers.Layer):
     Args:
         vocabulary_size: number of different ids.
         hidden_dim: width of the vectors.
-        scale: whether looked-up vectors are multiplied by sqrt(hidden_dim). Without, the
-            table starts small, with a standard deviation of 0.02.
+        scale: whether looked-up vectors are multiplied by sqrt(hidden_dim).
         pad_id: the id that fills up short rows; None if there is none, then no mask is made.
+        stddev: standard deviation of the numbers of a new table; None for
+            1 / sqrt(hidden_dim), so that its vectors have a length of about 1.
 
     Call arguments:
         inputs: ids, integers (batch, length) in [0, vocabulary_size); with `reverse`,
@@ -103,7 +104,7 @@ class TokenEmbedding(keras.layers.Layer):
         ((1, 3, 4), (1, 3, 11))
     """
 
-    def __init__(self, vocabulary_size, hidden_dim, scale=True, pad_id=0, **kwargs):
+    def __init__(self, vocabulary_size, hidden_dim, scale=True, pad_id=0, stddev=None, **kwargs):
         # Nothing is cast unasked: ids that arrive as floats would lose digits in bfloat16.
         super().__init__(autocast=False, **kwargs)
         if vocabulary_size < 1 or hidden_dim < 1:
@@ -115,16 +116,17 @@ class TokenEmbedding(keras.layers.Layer):
         self.hidden_dim = hidden_dim
         self.scale = scale
         self.pad_id = pad_id
+        self.stddev = stddev
         self.supports_masking = True
 
     def build(self, input_shape=None):
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(self.vocabulary_size, self.hidden_dim),
-            # Scaled vectors have columns of variance 1, and logits of a normalised vector
-            # variance 1 too.
+            # Without a `stddev`: after scaling each column has variance 1, and so have the
+            # logits of a normalised vector.
             initializer=keras.initializers.RandomNormal(
-                stddev=self.hidden_dim**-0.5 if self.scale else UNSCALED_STDDEV
+                stddev=self.hidden_dim**-0.5 if self.stddev is None else self.stddev
             ),
             # Looked-up rows are cast, not the table, which is far larger.
             autocast=False,
@@ -163,6 +165,7 @@ class TokenEmbedding(keras.layers.Layer):
             "hidden_dim": self.hidden_dim,
             "scale": self.scale,
             "pad_id": self.pad_id,
+            "stddev": self.stddev,
         }
 
 
@@ -229,9 +232,8 @@ class PositionEmbedding(keras.layers.Layer):
     """Adds to each token vector a learned vector for its position.
 
     Use it where the longest sequence is known beforehand, as BERT and GPT-2 do. The vectors
-    start as sines and cosines, as long as those of a `TokenEmbedding` that does not scale:
-    attention sees from the first step on what stands side by side, which from random vectors
-    it learns late.
+    start as sines and cosines, from which attention learns sooner than from random vectors
+    what stands side by side, with BERT's standard deviation of 0.02.
 
     Source: Gehring et al. 2017, section 3.1 (https://arxiv.org/abs/1705.03122); the start,
     Vaswani et al. 2017, section 3.5 (https://arxiv.org/abs/1706.03762).
@@ -298,8 +300,8 @@ class PositionEmbedding(keras.layers.Layer):
 
 
 def _small_sinusoids(shape, dtype=None):
-    """Sinusoidal positions as long as the vectors of a `TokenEmbedding` that does not scale."""
+    """Sinusoidal positions with a mean square of `SMALL_STDDEV` squared."""
     length, dim = shape
     even = dim + dim % 2  # an odd width lacks the last cosine
     pattern = sinusoidal_positions(length, even)[:, :dim]
-    return ops.cast(pattern * (UNSCALED_STDDEV * math.sqrt(2)), dtype)
+    return ops.cast(pattern * (SMALL_STDDEV * math.sqrt(2)), dtype)

@@ -5,7 +5,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.layers.embedding import (
-    UNSCALED_STDDEV,
+    SMALL_STDDEV,
     PositionEmbedding,
     TokenDropout,
     TokenEmbedding,
@@ -89,12 +89,17 @@ def bert(
     segment_ids = keras.Input((None,), dtype="int32", name="segment_ids")
     kept_ids = TokenDropout(token_dropout, name="token_dropout")(token_ids)
     tokens = TokenEmbedding(
-        vocabulary_size, hidden_dim, scale=False, dtype=dtype, name="token_embedding"
+        vocabulary_size,
+        hidden_dim,
+        scale=False,
+        stddev=SMALL_STDDEV,
+        dtype=dtype,
+        name="token_embedding",
     )(kept_ids)
     segments = keras.layers.Embedding(
         _NUM_SEGMENTS,
         hidden_dim,
-        keras.initializers.RandomNormal(stddev=UNSCALED_STDDEV),
+        keras.initializers.RandomNormal(stddev=SMALL_STDDEV),
         dtype=dtype,
         name="segment_embedding",
     )(segment_ids)
