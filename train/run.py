@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import os
 import pathlib
+import shutil
 from collections.abc import Callable
 
 import keras
@@ -70,14 +71,26 @@ class Run:
         return True
 
     def create(self, config, tokenizer, batches):
-        """Makes the folder with settings, tokenizer and tokens, whole or not at all."""
+        """Makes the folder with settings, tokenizer and tokens, whole or not at all.
+
+        Raises:
+            ValueError: if another process has been faster.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         draft.mkdir()
         tokenizer.save(draft / self.tokenizer_file.name)
         batches.save(draft / self.tokens_file.name)
         config.save(draft / self.config_file.name)
-        draft.rename(self.path)
+        try:
+            draft.rename(self.path)
+        except OSError:
+            shutil.rmtree(draft)
+            if not self.config_file.exists():
+                raise
+            raise ValueError(
+                f"Another process has begun a run in {self.path} meanwhile. Choose another --run."
+            ) from None
 
     def config(self):
         """The settings of this run.

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from keras_transformer.serving.c_api import ask
+from keras_transformer.text import TokenBatches, train_tokenizer
 from train import translation
+from train.config import TranslationConfig
 from train.run import Run
 
 from .conftest import SETTINGS
@@ -152,6 +154,17 @@ def test_a_setting_that_cannot_be_is_told_before_anything_is_written(
     message = exit_message(capsys, *text, *SETTINGS, flag, "--run", str(run))
     assert expected in message
     assert not list(tmp_path.iterdir())
+
+
+def test_of_two_runs_begun_at_once_in_a_folder_the_second_is_refused(tmp_path):
+    tokenizer = train_tokenizer(["a b", "b a"], 264)
+    batches = TokenBatches(["a b"], ["b a"], tokenizer, tokenizer)
+    run = Run(tmp_path / "run")
+    run.create(TranslationConfig(seed=3), tokenizer, batches)
+    with pytest.raises(ValueError, match="Another process"):
+        run.create(TranslationConfig(seed=5), tokenizer, batches)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "no draft is left"
+    assert run.config().seed == 3
 
 
 def test_an_untrained_folder_is_named(tmp_path, capsys):
