@@ -14,8 +14,7 @@ from keras_transformer.serving.signatures import (
     check_rows,
     signature,
 )
-from keras_transformer.text.labelled import cut_middle
-from keras_transformer.text.tokenizers import PAD_ID
+from keras_transformer.text.labelled import cut_middle, fill_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Classifier(ServedModule):
         is_cut = ids.row_lengths() > self.max_length
         ids = cut_middle(ids, self.max_length)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
-        return {"token_ids": _filled_up(ids), "length": lengths, "truncated": is_cut}
+        return {"token_ids": fill_up(ids), "length": lengths, "truncated": is_cut}
 
     def logits(self, token_ids, length):
         """logits, (batch, labels), of token ids, (batch, length), and their lengths, (batch,)."""
@@ -103,7 +102,7 @@ class Classifier(ServedModule):
         is_known = (token_ids >= 0) & (token_ids < self.tokenizer.vocabulary_size)
         ids = tf.where(is_known, token_ids, self.tokenizer.unknown_id)
         ids = cut_middle(tf.RaggedTensor.from_tensor(ids, length), self.max_length)
-        return {"logits": tf.cast(self.functions.logits(_filled_up(ids)), tf.float32)}
+        return {"logits": tf.cast(self.functions.logits(fill_up(ids)), tf.float32)}
 
     def default_inputs(self, texts):
         return {"text": texts}
@@ -113,9 +112,3 @@ class Classifier(ServedModule):
             ask("serving_default", text=some)
             tokens = ask("tokenize", text=some)
             ask("logits", token_ids=tokens["token_ids"], length=tokens["length"])
-
-
-def _filled_up(ids):
-    """Rows of equal lengths, with at least one column, so that there is something to pool."""
-    missing = tf.cast(tf.reduce_all(ids.row_lengths() < 1), tf.int32)
-    return tf.pad(ids.to_tensor(PAD_ID), [[0, 0], [0, missing]])

@@ -177,6 +177,17 @@ def cut_middle(ids: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
     return tf.ragged.boolean_mask(ids, ids.with_flat_values((places < before) | (places >= after)))
 
 
+def fill_up(ids: tf.RaggedTensor) -> tf.Tensor:
+    """Pads rows to equal lengths, of at least one column, so that there is something to pool.
+
+    Example:
+        >>> fill_up(tf.ragged.constant([[], []], dtype="int32")).numpy().tolist()
+        [[0], [0]]
+    """
+    filled = ids.to_tensor(PAD_ID)  # (batch, length)
+    return tf.pad(filled, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(filled)[1])]])
+
+
 class LabelledBatches:
     """Batches of token ids and labels, for training a classifier.
 
@@ -275,10 +286,7 @@ class LabelledBatches:
         self.steps_per_epoch = self._plan.steps_per_epoch
 
     def _batch(self, rows):
-        ids = tf.gather(self._ids, rows).to_tensor(PAD_ID)  # (batch, length)
-        # At least one column, so that there is something to pool.
-        missing = tf.maximum(0, 1 - tf.shape(ids)[1])
-        inputs = tf.pad(ids, [[0, 0], [0, missing]])
+        inputs = fill_up(tf.gather(self._ids, rows))
         if self._prepare is not None:
             inputs = self._prepare(inputs)
         return inputs, tf.gather(self._labels, rows)

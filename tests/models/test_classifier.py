@@ -41,6 +41,7 @@ def test_a_saved_model_is_the_same_after_reloading(options, tmp_path):
 def test_a_text_with_tokens_dropped_is_the_text_with_padding_there(pooling):
     model = model_of(token_dropout=0.5, dropout=0.0, pooling=pooling)
     layer = model.get_layer("token_dropout")
+    np.testing.assert_array_equal(array(layer(TOKENS)), TOKENS, err_msg="none at rest")
     state = exact(layer.seed_generator.state)
     kept = array(layer(TOKENS, training=True))
     layer.seed_generator.state.assign(state)

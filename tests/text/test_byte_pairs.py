@@ -40,10 +40,11 @@ def test_every_text_comes_back_as_it_was(tokenizer):
     assert ids.dtype == tf.int32 and tokenizer.vocabulary_size == 350
     assert [text.decode() for text in tokenizer.detokenize(ids).numpy()] == TEXTS
     assert ids.row_lengths().numpy()[0] < 30 and ids.to_list()[-1] == []
-    for text in TEXTS:  # alone as in a batch
-        assert tokenizer.tokenize([text]).to_list()[0] == ids.to_list()[TEXTS.index(text)]
-    texts = tokenizer.detokenize(tokenizer.tokenize(HARD_TEXTS)).numpy()
-    assert [text.decode() for text in texts] == HARD_TEXTS
+    hard_ids = tokenizer.tokenize(HARD_TEXTS)
+    assert [text.decode() for text in tokenizer.detokenize(hard_ids).numpy()] == HARD_TEXTS
+    together = [*ids.to_list(), *hard_ids.to_list()]
+    for text, row in zip([*TEXTS, *HARD_TEXTS], together, strict=True):
+        assert tokenizer.tokenize([text]).to_list()[0] == row, "alone as in a batch"
 
 
 def mixtures():
