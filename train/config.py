@@ -169,6 +169,7 @@ class PretrainingConfig(TrainingConfig):
     pre_norm: bool = setting(False, "normalise before each sub-layer instead of after")
     batch_size: int = setting(32, "pairs of texts in a batch")
     max_length: int = setting(128, "tokens of a pair")
+    masking_rate: float = setting(0.15, "share of the tokens to find again")
     positions: int = setting(512, "tokens of the longest text that the model can ever read")
 
 

@@ -23,6 +23,7 @@ from keras_transformer.text import (
     train_word_pieces,
 )
 from keras_transformer.text.labelled import labelled_files, split_rows
+from keras_transformer.text.masking import check_masking_rate
 from keras_transformer.training import PretrainingLoss, TokenAccuracy
 from train import experiment
 from train.config import PretrainingConfig
@@ -64,7 +65,8 @@ def pretraining_task(config, train_texts, valid_texts):
             "Pretraining has no smoothing of labels: leave --label-smoothing at 0. "
             f"Received: {config.label_smoothing}."
         )
-    sizes = (config.batch_size, config.max_length, config.seed)
+    check_masking_rate(config.masking_rate)  # before minutes of reading
+    sizes = (config.batch_size, config.max_length, config.seed, config.masking_rate)
 
     def read():
         documents = split_sentences(train_texts)

@@ -120,7 +120,7 @@ def bert(
 def bert_pretraining(backbone, token_counts=None, name="bert_pretraining"):
     """Puts on a backbone the two heads of pretraining: masked tokens and next sentence.
 
-    Only the masked positions are projected to the vocabulary, about one in seven.
+    Only the masked positions are projected to the vocabulary.
 
     Source: Devlin et al. 2018, section 3.1 (https://arxiv.org/abs/1810.04805).
 

@@ -17,7 +17,7 @@ from keras_transformer.text.batching import save_arrays, tokenize_all
 from keras_transformer.text.corpora import read_text
 from keras_transformer.text.labelled import labelled_files
 from keras_transformer.text.length_plan import batched
-from keras_transformer.text.masking import mask_tokens
+from keras_transformer.text.masking import check_masking_rate, mask_tokens
 from keras_transformer.text.segments import pack_segments
 from keras_transformer.text.word_pieces import WordPieceTokenizer
 
@@ -50,6 +50,7 @@ class PretrainingBatches:
         batch_size: rows of a batch; the last batch of an epoch may have fewer.
         max_length: of a row, in tokens, special ones included.
         seed: integer that fixes the pairs, the masks and the order of every epoch.
+        masking_rate: share of a row's tokens to find again, in (0, 1].
 
     Attributes:
         num_tokens: tokens of all documents.
@@ -58,8 +59,8 @@ class PretrainingBatches:
         steps_per_epoch: batches of an epoch.
 
     Raises:
-        ValueError: if fewer than two documents are left, `batch_size` is below 1, or
-            `max_length` leaves no room for two texts.
+        ValueError: if fewer than two documents are left, `batch_size` is below 1,
+            `max_length` leaves no room for two texts, or `masking_rate` is outside (0, 1].
 
     Example:
         >>> from keras_transformer.text.word_pieces import train_word_pieces
@@ -79,6 +80,7 @@ class PretrainingBatches:
         batch_size: int = 32,
         max_length: int = 128,
         seed: int = 0,
+        masking_rate: float = 0.15,
     ):
         if batch_size < 1 or max_length < _NUM_SPECIAL + 2:
             raise ValueError(
@@ -86,11 +88,13 @@ class PretrainingBatches:
                 f"{_NUM_SPECIAL} special ones and one of each text. "
                 f"Received: batch_size={batch_size}, max_length={max_length}."
             )
+        check_masking_rate(masking_rate)
         self._keep(*_tokenize_all(documents, tokenizer))
-        self._arrange(tokenizer, batch_size, max_length, seed)
+        self._arrange(tokenizer, batch_size, max_length, seed, masking_rate)
 
-    def _arrange(self, tokenizer, batch_size, max_length, seed):
+    def _arrange(self, tokenizer, batch_size, max_length, seed, masking_rate):
         self._tokenizer, self._batch_size, self._seed = tokenizer, batch_size, seed
+        self._masking_rate = masking_rate
         self._max_length, self._room = max_length, max_length - _NUM_SPECIAL
         self.num_tokens = len(self._ids)
         passages = [
@@ -138,14 +142,16 @@ class PretrainingBatches:
         )  # fmt: skip
 
     @classmethod
-    def load(cls, path, tokenizer, batch_size=32, max_length=128, seed=0) -> "PretrainingBatches":
+    def load(
+        cls, path, tokenizer, batch_size=32, max_length=128, seed=0, masking_rate=0.15
+    ) -> "PretrainingBatches":
         """The batches of documents that `save` has written, without tokenising them again."""
         batches = cls.__new__(cls)
         with np.load(path) as kept:
             batches._ids, batches._starts = kept["ids"], kept["starts"]
             batches._first_sentences = kept["first_sentences"]
             batches.num_dropped = int(kept["num_dropped"])
-        batches._arrange(tokenizer, batch_size, max_length, seed)
+        batches._arrange(tokenizer, batch_size, max_length, seed, masking_rate)
         return batches
 
     def checksum(self) -> int:
@@ -210,7 +216,7 @@ class PretrainingBatches:
         inputs = pack_segments(self._tokenizer, first_ids, second_ids, self._max_length)
         inputs = {name: self._pad(ids) for name, ids in inputs.items()}
         inputs["token_ids"], positions, labels = mask_tokens(
-            inputs["token_ids"], self._tokenizer, for_masks
+            inputs["token_ids"], self._tokenizer, for_masks, self._masking_rate
         )
         inputs["masked_positions"] = positions
         is_masked = tf.cast(labels != self._tokenizer.pad_id, tf.float32)

@@ -71,6 +71,18 @@ def test_saved_documents_make_the_same_batches(batches, documents, tmp_path):
     assert other.checksum() != batches.checksum()
 
 
+def test_the_masking_rate_is_that_asked_for_also_of_a_saved_text(documents, tmp_path):
+    settings = (tokenizer_of(documents), BATCH, MAX_LENGTH, 3, 0.5)
+    batches = PretrainingBatches(documents, *settings)
+    batches.save(tmp_path / "tokens.npz")
+    loaded = PretrainingBatches.load(tmp_path / "tokens.npz", *settings)
+    assert same(elements(loaded, 4), elements(batches, 4))
+    for batch in elements(batches, 4):
+        masked = (batch["masked_tokens"] != 0).sum(axis=1)
+        ordinary = (batch["token_ids"] != 0).sum(axis=1) - 3  # [CLS], [SEP], [SEP]
+        np.testing.assert_array_equal(masked, np.round(0.5 * ordinary))
+
+
 def test_sentences_end_at_any_kind_of_space():
     text = "Go.\u0085Yes!\u00a0It is 3,5 m… So\u2003what?"
     expected = ["Go.", "Yes!", "It is 3,5 m…", "So what?"]
@@ -266,3 +278,5 @@ def test_texts_and_settings_that_cannot_work_are_refused():
         PretrainingBatches([["a", "a"]] * 2, tokenizer, max_length=4)
     with pytest.raises(ValueError, match=r"batch_size=0"):
         PretrainingBatches([["a", "a"]] * 2, tokenizer, batch_size=0)
+    with pytest.raises(ValueError, match=r"masking_rate=1.5"):
+        PretrainingBatches([["a", "a"]] * 2, tokenizer, masking_rate=1.5)

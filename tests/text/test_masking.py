@@ -26,9 +26,14 @@ def rows():
     return token_ids
 
 
+@pytest.fixture(scope="module", params=[0.15, 0.4])
+def masking_rate(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def masked(rows):
-    return [tensor.numpy() for tensor in mask_tokens(rows, TOKENIZER, [7, 11])]
+def masked(rows, masking_rate):
+    return [tensor.numpy() for tensor in mask_tokens(rows, TOKENIZER, [7, 11], masking_rate)]
 
 
 def assert_binomial(hits, trials, probability, what):
@@ -38,12 +43,13 @@ def assert_binomial(hits, trials, probability, what):
     assert abs(hits - expected) < 5 * deviation, f"{what}: {hits} of {trials}, not {probability}"
 
 
-def test_a_row_loses_fifteen_percent_of_its_tokens_and_at_least_one(rows, masked):
+def test_a_row_loses_a_share_of_its_tokens_and_at_least_one(rows, masked, masking_rate):
     _, positions, labels = masked
     tokens = np.isin(rows, ORDINARY).sum(axis=1)
-    expected = np.maximum(1, np.round(0.15 * tokens))
+    expected = np.maximum(1, np.round(masking_rate * tokens))
     np.testing.assert_array_equal((labels != 0).sum(axis=1), expected)
-    assert positions.shape == labels.shape == (ROWS, 8), "15 % of 53, padded"
+    room = {0.15: 8, 0.4: 21}[masking_rate]  # of the whole length, 53
+    assert positions.shape == labels.shape == (ROWS, room)
 
 
 def test_chosen_positions_are_distinct_and_labels_are_what_was_there(rows, masked):
@@ -107,16 +113,22 @@ def test_random_pieces_are_uniform_over_the_vocabulary():
             assert_binomial(counts[piece], number, 0.1 / len(ORDINARY), PIECES[piece])
 
 
-def test_the_seed_decides(rows, masked):
-    again = mask_tokens(rows, TOKENIZER, [7, 11])
+def test_the_seed_decides(rows, masked, masking_rate):
+    again = mask_tokens(rows, TOKENIZER, [7, 11], masking_rate)
     tf.random.set_seed(123)
-    once_more = tf.function(mask_tokens)(rows, TOKENIZER, tf.constant([7, 11]))
+    once_more = tf.function(mask_tokens)(rows, TOKENIZER, tf.constant([7, 11]), masking_rate)
     for one, two, three in zip(masked, again, once_more, strict=True):
         np.testing.assert_array_equal(one, two)
         np.testing.assert_array_equal(one, three)
-    other = mask_tokens(rows, TOKENIZER, [7, 13])[1].numpy()
+    other = mask_tokens(rows, TOKENIZER, [7, 13], masking_rate)[1].numpy()
     chosen = masked[2] != 0
     assert (other != masked[1])[chosen].mean() > 0.5, "another seed chooses others"
+
+
+@pytest.mark.parametrize("masking_rate", [0, -0.1, 1.1, float("nan")])
+def test_a_masking_rate_that_is_no_share_is_refused(rows, masking_rate):
+    with pytest.raises(ValueError, match=r"in \(0, 1\]. Received: masking_rate="):
+        mask_tokens(rows, TOKENIZER, [7, 11], masking_rate)
 
 
 def test_rows_without_ordinary_tokens_stay_as_they_are():

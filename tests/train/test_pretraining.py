@@ -158,6 +158,7 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
         ),
         (["--documents={folder}", "--max-length=513"], "max_length=513, positions=512"),
         (["--documents={folder}", "--label-smoothing=0.1"], "no smoothing of labels.* 0.1"),
+        (["--documents={folder}", "--masking-rate=15"], r"in \(0, 1\]. Received: masking_rate=15"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(pretrained, flags, expected, tmp_path, capsys):
