@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.models.bert import bert, bert_classifier
 from keras_transformer.models.transformer_xl import start_cache, step, transformer_xl
 from keras_transformer.models.translation import translation
 from keras_transformer.serving import with_dtype
@@ -47,6 +48,16 @@ def test_a_copy_of_a_transformer_xl_writes_in_its_dtype(dtype, served):
     atol = 1e-5 if served == "float32" else 0.1
     np.testing.assert_allclose(np.stack(logits, axis=1), expected, atol=atol)
     np.testing.assert_allclose(expected, model(ids), atol=0.1)
+
+
+def test_a_bfloat16_copy_of_a_model_with_operations_between_its_layers():
+    model = bert_classifier(bert(13, **SMALL), num_labels=3, pooling="mean")
+    operations = {type(operation).__name__ for operation in model.operations}
+    assert "NotEqual" in operations, "which takes no dtype"
+    copy = with_dtype(model, "bfloat16")
+    assert {weight.dtype for weight in copy.weights} == {"bfloat16"}
+    inputs = {"token_ids": np.array([[2, 5, 3, 0]]), "segment_ids": np.zeros((1, 4), "int32")}
+    np.testing.assert_allclose(copy(inputs), model(inputs), atol=0.1)
 
 
 def test_another_dtype_is_refused():
