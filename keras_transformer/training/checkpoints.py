@@ -33,7 +33,8 @@ class Checkpoints(keras.callbacks.Callback):
     """Saves everything that training needs to go on, every few steps; call `save` at the end.
 
     It does not save by itself where `fit` returns: a training that was interrupted takes more
-    calls of `fit`, and must leave the same checkpoints as one that was not.
+    calls of `fit`, and must leave the same checkpoints as one that was not. A step that is no
+    multiple of `every`, where one was interrupted, is therefore kept only until the next save.
 
     With several workers all restore from the same directory, so it must be on a disk that all
     see, and the chief alone saves. Wherever a checkpoint is restored or due, the workers prove
@@ -101,7 +102,9 @@ class Checkpoints(keras.callbacks.Callback):
             return 0
         if problems:
             logging.getLogger(__name__).warning("%s Going on from %s.", " ".join(problems), path)
-            self._leave_out_newer_than(path)
+            newer = self._manager.checkpoints[self._manager.checkpoints.index(path) + 1 :]
+            if this_worker(self._strategy).index == 0:
+                self._leave_out(newer)
         self._seeds.restored()
         self._check_workers_agree()
         return self._step()
@@ -111,8 +114,14 @@ class Checkpoints(keras.callbacks.Callback):
         if this_worker(self._strategy).index > 0:
             return
         newest = self._manager.latest_checkpoint
-        if newest is None or _step_of(newest) != self._step():
-            self._manager.save(checkpoint_number=self._step())
+        if newest is not None and _step_of(newest) == self._step():
+            return
+        between = [p for p in self._manager.checkpoints if _step_of(p) % self.every]
+        self._leave_out(between)
+        for path in between:
+            for file in pathlib.Path(self._directory).glob(pathlib.Path(path).name + ".*"):
+                file.unlink()
+        self._manager.save(checkpoint_number=self._step())
 
     def on_train_batch_end(self, batch, logs=None):
         if self._step() % self.every == 0:
@@ -138,19 +147,23 @@ class Checkpoints(keras.callbacks.Callback):
             return f"{path} is damaged: {str(error).splitlines()[0]}."
         return None
 
-    def _leave_out_newer_than(self, path):
-        """Takes what cannot be used out of the list of checkpoints; the files stay."""
-        kept = self._manager.checkpoints.index(path) + 1
-        if this_worker(self._strategy).index == 0:
+    def _leave_out(self, paths):
+        """Takes checkpoints out of the list of those there are; the files stay."""
+        listing = pathlib.Path(self._directory, "checkpoint")
+        there = self._manager.checkpoints
+        left_out = [index for index, path in enumerate(there) if path in paths]
+        if len(left_out) == len(there):
+            listing.unlink(missing_ok=True)
+        elif left_out:
             state = tf.train.get_checkpoint_state(self._directory)
-            state.model_checkpoint_path = path
-            del state.all_model_checkpoint_paths[kept:]
-            del state.all_model_checkpoint_timestamps[kept:]
-            listing = pathlib.Path(self._directory, "checkpoint")
+            for index in reversed(left_out):
+                del state.all_model_checkpoint_paths[index]
+                del state.all_model_checkpoint_timestamps[index]
+            state.model_checkpoint_path = state.all_model_checkpoint_paths[-1]
             draft = listing.with_name(".checkpoint")
             draft.write_text(str(state))
             draft.replace(listing)
-            self._manager = self._new_manager()
+        self._manager = self._new_manager()
 
     def _new_manager(self):
         return tf.train.CheckpointManager(

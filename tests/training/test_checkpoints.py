@@ -161,7 +161,7 @@ def test_of_a_checkpoint_of_another_format_the_one_before_is_used(tmp_path, capl
     train_and_save(tmp_path, 1)
     model = compiled()
     monkeypatch.setattr("keras_transformer.training.checkpoints.FORMAT", 3)
-    checkpoints = Checkpoints(tmp_path, model, keep=2)
+    checkpoints = Checkpoints(tmp_path, model, every=1, keep=2)
     model.optimizer.iterations.assign(5)
     checkpoints.save()
     monkeypatch.undo()
@@ -195,6 +195,28 @@ def test_a_process_told_to_end_saves_its_step_and_says_so_by_its_code(tmp_path):
     assert caught.value.code == 75
     assert Checkpoints(tmp_path, compiled()).restore() == 4, "the step it was in"
     assert signal.getsignal(signal.SIGTERM) == before, "as it was"
+
+
+def test_a_training_told_to_end_leaves_the_checkpoints_of_one_that_was_not(tmp_path):
+    """Every second step of 7, the newest three: those are averaged."""
+
+    def train(directory, *told_at):
+        for until in (*told_at, 7):
+            model = compiled()
+            checkpoints = Checkpoints(directory, model, every=2, keep=3)
+            for _ in range(checkpoints.restore(), until):
+                model.train_step((IDS, LABELS))
+                checkpoints.on_train_batch_end(0)
+            checkpoints.save()
+        return {path.name for path in directory.glob("step-*")}, model
+
+    files, model = train(tmp_path / "whole")
+    assert {name.split(".")[0] for name in files} == {"step-4", "step-6", "step-7"}
+    again, told = train(tmp_path / "told", 1, 3, 5)
+    assert again == files
+    assert average_checkpoints(tmp_path / "whole", model, count=3) == [4, 6, 7]
+    assert average_checkpoints(tmp_path / "told", told, count=3) == [4, 6, 7]
+    assert_weights_equal(told, weights_of(model), atol=0)
 
 
 def test_average_is_the_mean_of_the_newest_checkpoints(tmp_path):
