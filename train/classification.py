@@ -330,7 +330,7 @@ def read_text(config):
     if config.dataset:
         where = config.data_dir or None
         text = read_labelled_dataset(config.dataset, "train", data_dir=where)
-        if not config.hold_out:
+        if not (config.hold_out or config.valid_folder or config.valid_tsv):
             return text, read_labelled_dataset(config.dataset, "test", text.names, where)
     else:
         text = read_one(config.folder, config.tsv)

@@ -55,6 +55,13 @@ class TrainingConfig:
     )
     tensorboard: bool = setting(False, "write TensorBoard logs into the run's folder")
 
+    def __post_init__(self):
+        # Weights of half precision would stand still, and float16 needs its loss scaled.
+        if self.dtype not in ("float32", "mixed_bfloat16"):
+            raise ValueError(
+                f"dtype of a training must be float32 or mixed_bfloat16. Received: {self.dtype!r}."
+            )
+
     def dimensions(self):
         """The arguments of the model's function that differ from the row of its size."""
         chosen = {"size": self.size, "pre_norm": self.pre_norm, "dtype": self.dtype}

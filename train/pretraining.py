@@ -143,9 +143,10 @@ def read_texts(config):
     texts = read_documents(config.documents)
     # Of a folder of labels the same are drawn as for classification; `unsup` is learned from.
     some = len(labelled_files(config.documents)) or len(texts)
-    if not 0 <= config.hold_out <= some - 2:
+    # A random text comes from another document: one alone can be neither learned nor measured.
+    if not 0 <= config.hold_out <= some - 2 or config.hold_out == 1:
         raise ValueError(
-            "hold_out must leave two documents to learn from. "
+            "hold_out must be 0 or at least 2 documents, and leave two to learn from. "
             f"Received: hold_out={config.hold_out} of {some}."
         )
     others, held_out = split_rows(some, config.hold_out, config.seed)

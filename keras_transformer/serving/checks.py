@@ -10,6 +10,7 @@ from keras_transformer.serving import c_api
 
 LARGEST_CONSTANT = 100_000  # bytes
 PREDICT = "tensorflow/serving/predict"
+_OF_A_VOCABULARY = (tf.uint8.as_datatype_enum, tf.string.as_datatype_enum)
 
 
 def check_graph(path):
@@ -102,9 +103,10 @@ def _operation_faults(graph):
         if "PyFunc" in node.op:
             faults.add(f"operation {node.op} ({node.name}) calls Python")
         size = node.attr["value"].tensor.ByteSize() if node.op == "Const" else 0
-        # Bytes are no weights, but the vocabulary of word pieces, compiled by tensorflow-text.
-        # (That of SentencePiece is an attribute of its operation.)
-        if size > LARGEST_CONSTANT and node.attr["dtype"].type != tf.uint8.as_datatype_enum:
+        # Bytes and texts are no weights, but the vocabulary of word pieces, compiled by
+        # tensorflow-text, or of byte pairs. (That of SentencePiece is an attribute of its
+        # operation.)
+        if size > LARGEST_CONSTANT and node.attr["dtype"].type not in _OF_A_VOCABULARY:
             faults.add(f"constant {node.name} of {size} bytes should be a weight")
     return sorted(faults)
 

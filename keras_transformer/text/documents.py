@@ -4,6 +4,7 @@ Batch k is a pure function of (text, seed, k), so an interrupted training goes o
 step without reading what came before.
 """
 
+import itertools
 import logging
 import pathlib
 import zlib
@@ -89,22 +90,25 @@ class PretrainingBatches:
                 f"Received: batch_size={batch_size}, max_length={max_length}."
             )
         check_masking_rate(masking_rate)
-        self._keep(*_tokenize_all(documents, tokenizer))
-        self._arrange(tokenizer, batch_size, max_length, seed, masking_rate)
+        arrays = self._keep(*_tokenize_all(documents, tokenizer))
+        self._arrange(arrays, tokenizer, batch_size, max_length, seed, masking_rate)
 
-    def _arrange(self, tokenizer, batch_size, max_length, seed, masking_rate):
+    def _arrange(self, arrays, tokenizer, batch_size, max_length, seed, masking_rate):
+        ids, starts, first_sentences = arrays
         self._tokenizer, self._batch_size, self._seed = tokenizer, batch_size, seed
         self._masking_rate = masking_rate
         self._max_length, self._room = max_length, max_length - _NUM_SPECIAL
-        self.num_tokens = len(self._ids)
+        self.num_tokens = len(ids)
         passages = [
             [first, last, document]
-            for document in range(len(self._first_sentences) - 1)
-            for first, last in self._passages_of(document)
+            for document, (first, end) in enumerate(itertools.pairwise(first_sentences.tolist()))
+            for first, last in _passages_of(first, end, starts, self._room)
         ]
-        self._passages = np.array(passages)
         self.num_passages = len(passages)
         self.steps_per_epoch = -(-self.num_passages // batch_size)
+        with tf.device("CPU:0"):  # as tensors tf.data reads them where they lie, and copies none
+            self._passages = tf.constant(passages, tf.int64)
+            self._ids, self._starts, self._first_sentences = map(tf.constant, arrays)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
         """Batches without end, from step `start_step` on.
@@ -132,14 +136,17 @@ class PretrainingBatches:
 
     def token_counts(self) -> np.ndarray:
         """How often each id of the vocabulary occurs in the documents, (vocabulary_size,)."""
-        return np.bincount(self._ids, minlength=self._tokenizer.vocabulary_size)
+        return np.bincount(self._ids.numpy(), minlength=self._tokenizer.vocabulary_size)
 
     def save(self, path) -> None:
         """Writes the tokenised documents to a file of NumPy's format npz, whole or not at all."""
         save_arrays(
-            path, ids=self._ids, starts=self._starts, first_sentences=self._first_sentences,
+            path,
+            ids=self._ids.numpy(),
+            starts=self._starts.numpy(),
+            first_sentences=self._first_sentences.numpy(),
             num_dropped=self.num_dropped,
-        )  # fmt: skip
+        )
 
     @classmethod
     def load(
@@ -148,19 +155,25 @@ class PretrainingBatches:
         """The batches of documents that `save` has written, without tokenising them again."""
         batches = cls.__new__(cls)
         with np.load(path) as kept:
-            batches._ids, batches._starts = kept["ids"], kept["starts"]
-            batches._first_sentences = kept["first_sentences"]
+            arrays = kept["ids"], kept["starts"], kept["first_sentences"]
             batches.num_dropped = int(kept["num_dropped"])
-        batches._arrange(tokenizer, batch_size, max_length, seed, masking_rate)
+        batches._arrange(arrays, tokenizer, batch_size, max_length, seed, masking_rate)
         return batches
 
     def checksum(self) -> int:
         """A number that differs as soon as any token, sentence or document does."""
-        total = zlib.crc32(self._ids)
-        return zlib.crc32(self._first_sentences, zlib.crc32(self._starts, total))
+        total = 0
+        for numbers in (self._ids, self._starts, self._first_sentences):
+            total = zlib.crc32(numbers.numpy(), total)
+        return total
 
     def _keep(self, ids, lengths, document_lengths):
-        """Leaves out sentences without tokens, and documents of fewer than two others."""
+        """Leaves out sentences without tokens, and documents of fewer than two others.
+
+        Returns:
+            All ids, where each sentence starts, in tokens, and each document, in sentences; and
+            the ends.
+        """
         document_of = np.repeat(np.arange(len(document_lengths)), document_lengths)
         counts = np.bincount(document_of[lengths > 0], minlength=len(document_lengths))
         kept = (lengths > 0) & (counts[document_of] >= 2)
@@ -177,22 +190,8 @@ class PretrainingBatches:
                 "Dropped %d of %d documents of fewer than two sentences.",
                 self.num_dropped, len(document_lengths),
             )  # fmt: skip
-        self._ids = ids[np.repeat(kept, lengths)]
-        # Where each sentence starts, in tokens, and each document, in sentences; and the ends.
-        self._starts = np.append(0, np.cumsum(lengths[kept]))
-        self._first_sentences = np.append(0, np.cumsum(counts))
-
-    def _passages_of(self, document):
-        """Pairs of first and last sentence: as few as fill a row, and at least two."""
-        first, end = self._first_sentences[document : document + 2]
-        last = first
-        while last < end - 1:
-            full = self._starts[first] + self._room
-            last = max(first + 1, np.searchsorted(self._starts, full) - 1)
-            # A sentence that would be left alone is read together with the one before it.
-            last = min(last, end - 1)
-            yield int(first), int(last)
-            first = min(last + 1, end - 2)
+        starts, first_sentences = (np.append(0, np.cumsum(n)) for n in (lengths[kept], counts))
+        return ids[np.repeat(kept, lengths)], starts, first_sentences
 
     def _rows(self, order, batch):
         """The passages of one batch of an epoch, (batch, 3)."""
@@ -321,6 +320,18 @@ def split_sentences(texts: Sequence[str]) -> list[list[str]]:
         broken = tf.strings.strip(breaker.break_sentences(spaced))
         sentences += [[sentence.decode() for sentence in text] for text in broken.to_list()]
     return sentences
+
+
+def _passages_of(first, end, starts, room):
+    """Pairs of first and last sentence of [first, end): as few as fill a row, at least two."""
+    last = first
+    while last < end - 1:
+        full = starts[first] + room
+        last = max(first + 1, int(np.searchsorted(starts, full)) - 1)
+        # A sentence that would be left alone is read together with the one before it.
+        last = min(last, end - 1)
+        yield first, last
+        first = min(last + 1, end - 2)
 
 
 def _tokenize_all(documents, tokenizer):

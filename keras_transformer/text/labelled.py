@@ -93,7 +93,8 @@ def _files_of_labels(path):
 def read_labelled_tsv(path, names=None) -> LabelledText:
     """Reads a file of two columns, text TAB label, without a header; `.gz` is unpacked.
 
-    Several labels of a text are joined by commas; a text without one has an empty column.
+    Several labels of a text are joined by commas, and spaces around a label do not count; a
+    text without one has an empty column.
 
     Raises:
         FileNotFoundError: if the file is missing.
@@ -108,7 +109,8 @@ def read_labelled_tsv(path, names=None) -> LabelledText:
                 f"Received: {path}, line {number} with {len(columns)}: {line[:80]!r}."
             )
         texts.append(columns[0])
-        labels.append(tuple(name for name in columns[1].split(",") if name))
+        found = (name.strip() for name in columns[1].split(","))
+        labels.append(tuple(dict.fromkeys(name for name in found if name)))
     return labelled(texts, labels, names)
 
 
@@ -117,22 +119,28 @@ def read_labelled_dataset(name, split: str, names=None, data_dir=None) -> Labell
 
     Raises:
         ImportError: if TensorFlow Datasets is not installed.
-        ValueError: if the name or split is unknown, or the features are others.
+        ValueError: if the name or split is unknown, the features are others, or a text has no
+            label, as those of a test whose answers are kept elsewhere.
     """
     builder = builder_of(name, data_dir) if isinstance(name, str) else name
     check_split(builder, split)
     features = builder.info.features
     texts = [key for key, feature in features.items() if feature.dtype == "string"]
     classes = [key for key, feature in features.items() if hasattr(feature, "int2str")]
-    if len(classes) != 1 or not texts:
+    texts = ["text"] if "text" in texts else texts
+    if len(classes) != 1 or len(texts) != 1:
         raise ValueError(
-            f"{builder.info.full_name} must have a text and one class label. "
+            f"{builder.info.full_name} must have one text and one class label. "
             f"Received: texts {texts}, labels {classes}."
         )
-    text = "text" if "text" in texts else texts[0]
+    (text,), (label,) = texts, classes
     rows = list(builder.as_dataset(split=split).as_numpy_iterator())
-    int2str = features[classes[0]].int2str
-    labels = [(int2str(int(row[classes[0]])),) for row in rows]
+    if without := sum(int(row[label] < 0) for row in rows):
+        raise ValueError(
+            f"The texts of {builder.info.full_name} must have labels. "
+            f"Received: {without} of {len(rows)} of split={split!r} without one."
+        )
+    labels = [(features[label].int2str(int(row[label])),) for row in rows]
     return labelled([row[text].decode() for row in rows], labels, names)
 
 
@@ -166,10 +174,15 @@ def cut_middle(ids: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
 
     Source: Sun et al. 2019, section 5.3.1 (https://arxiv.org/abs/1905.05583).
 
+    Raises:
+        ValueError: if `max_length` is below 1.
+
     Example:
         >>> cut_middle(tf.ragged.constant([[1, 2, 3, 4, 5, 6], [7, 8]]), max_length=4).to_list()
         [[1, 4, 5, 6], [7, 8]]
     """
+    if max_length < 1:
+        raise ValueError(f"max_length must be at least 1. Received: max_length={max_length}.")
     before = max_length // 4
     lengths = ids.row_lengths()
     places = tf.ragged.range(lengths).flat_values
@@ -198,7 +211,7 @@ class LabelledBatches:
     Args:
         text: a `LabelledText`.
         tokenizer: cuts the texts.
-        tokens_per_batch: most tokens of a batch, padding included.
+        tokens_per_batch: most tokens of a batch, padding included, but not what `prepare` adds.
         max_length: tokens that are read of a text, at most `tokens_per_batch`.
         seed: integer that fixes the order of every epoch.
         prepare: from token ids, (batch, length), to the inputs of the model, when they are more
@@ -281,7 +294,9 @@ class LabelledBatches:
                 "tokens_per_batch must be at least max_length, so that any text fits into a "
                 f"batch. Received: tokens_per_batch={tokens_per_batch}, a text of {longest} tokens."
             )
-        rounded = np.minimum(-(-lengths // _LENGTH_STEP) * _LENGTH_STEP, tokens_per_batch)
+        # A text without tokens takes a column too.
+        steps = np.maximum(1, -(-lengths // _LENGTH_STEP))
+        rounded = np.minimum(steps * _LENGTH_STEP, tokens_per_batch)
         self._plan = LengthPlan(np.arange(len(lengths)), rounded, rounded, tokens_per_batch, seed)
         self.steps_per_epoch = self._plan.steps_per_epoch
 

@@ -120,13 +120,14 @@ def test_an_export_answers_in_a_fresh_process(model, generator, tmp_path):
     assert export(half, tmp_path, "half", ["to be"]).endswith("half/1")
 
 
-def test_gpt2_is_served_with_its_own_ids(tmp_path):
+def test_gpt2_is_served_with_its_own_ids_and_as_many(tmp_path):
     pytest.importorskip("tokenizers")
     text = "to be or not to be, that is the question! "
     bytes_only = train_byte_pairs([text], 270)
     bytes_only.save(tmp_path / "kept.json")
     kept = json.loads((tmp_path / "kept.json").read_text("utf-8"))
     pieces = sorted(kept["vocabulary"], key=kept["vocabulary"].get)[4:]
+    pieces += [f"never{number}" for number in range(50_256 - len(pieces))]
     vocabulary = {piece: number for number, piece in enumerate([*pieces, "<|endoftext|>"])}
     tokenizer = BytePairTokenizer(vocabulary, kept["merges"], first_id=4)
     sizes = {"num_layers": 1, "hidden_dim": 12, "num_heads": 3}

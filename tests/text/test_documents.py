@@ -162,10 +162,10 @@ def test_passages_fill_a_row_and_leave_no_sentence_alone():
     # Sentences of 3, 3, 3, 3, 3 and of 9, 9, 2 tokens; a row has room for 7.
     documents = [["a a a"] * 5, ["b " * 9, "b " * 9, "b b"]]
     batches = PretrainingBatches(documents, WordPieceTokenizer([*SPECIAL, "a", "b"]), 2, 10)
-    assert batches._passages.tolist() == [[0, 2, 0], [3, 4, 0], [5, 6, 1], [6, 7, 1]]
+    assert batches._passages.numpy().tolist() == [[0, 2, 0], [3, 4, 0], [5, 6, 1], [6, 7, 1]]
     documents = [["a a a"] * 4, ["b", "b"]]
     batches = PretrainingBatches(documents, WordPieceTokenizer([*SPECIAL, "a", "b"]), 2, 10)
-    assert batches._passages.tolist() == [[0, 2, 0], [2, 3, 0], [4, 5, 1]], "read twice"
+    assert batches._passages.numpy().tolist() == [[0, 2, 0], [2, 3, 0], [4, 5, 1]], "read twice"
 
 
 def test_long_pairs_lose_their_outer_ends_the_longer_one_first():
@@ -266,7 +266,7 @@ def test_short_documents_and_empty_sentences_are_dropped_and_reported(caplog):
     batches = PretrainingBatches(documents, tokenizer, 2, 9)
     assert (batches.num_dropped, batches.num_passages) == (3, 2)
     assert "Dropped 3 of 5 documents" in caplog.text
-    assert sorted(batches._ids) == [5, 6, 8, 9], "what is left"
+    assert sorted(batches._ids.numpy()) == [5, 6, 8, 9], "what is left"
 
 
 def test_texts_and_settings_that_cannot_work_are_refused():

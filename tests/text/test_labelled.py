@@ -104,6 +104,18 @@ def test_a_text_without_tokens_still_has_a_column(tokenizer):
     assert ids.numpy().tolist() == [[0], [0]]
 
 
+def test_texts_without_tokens_take_room_in_a_batch(tokenizer):
+    text = labelled(["", "to be"] * 9, [("x",), ("y",)] * 9)
+    batches = LabelledBatches(text, tokenizer, tokens_per_batch=48)
+    assert sorted(len(labels) for _, labels in batches.epoch()) == [3] * 6, "16 tokens a text"
+
+
+def test_labels_of_a_file_are_names_without_spaces_each_once(tmp_path):
+    (tmp_path / "a.tsv").write_text("yes\tgood , loud,good\nno\t bad\n?\t , \n")
+    labels = read_labelled_tsv(tmp_path / "a.tsv").labels
+    assert labels == [("good", "loud"), ("bad",), ()]
+
+
 def test_folders_are_labels(tmp_path):
     for label, name, text in (
         ("pos", "1_9", "Gut.\n"),
@@ -142,11 +154,14 @@ def test_a_data_set_of_tfds_is_read(tmp_path):
             return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
 
         def _split_generators(self, dl_manager):
-            return {"train": self._generate_examples()}
+            return {"train": self._generate_examples(), "hidden": self._generate_hidden()}
 
         def _generate_examples(self):
             yield 0, {"text": "schön", "label": "good"}
             yield 1, {"text": "öde", "label": "bad"}
+
+        def _generate_hidden(self):
+            yield 0, {"text": "so so", "label": -1}
 
     moods = Moods(data_dir=tmp_path)
     moods.download_and_prepare()
@@ -157,6 +172,31 @@ def test_a_data_set_of_tfds_is_read(tmp_path):
     ]
     with pytest.raises(ValueError, match="Received: split='test'"):
         read_labelled_dataset(moods, "test")
+    with pytest.raises(ValueError, match="Received: 1 of 1 of split='hidden' without one"):
+        read_labelled_dataset(moods, "hidden", text.names)
+
+
+def test_a_data_set_of_pairs_of_texts_is_refused(tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    class Pairs(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {name: tfds.features.Text() for name in ("first", "second")}
+            features["label"] = tfds.features.ClassLabel(names=["bad", "good"])
+            return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            yield 0, {"first": "schön", "second": "öde", "label": "good"}
+
+    pairs = Pairs(data_dir=tmp_path)
+    pairs.download_and_prepare()
+    with pytest.raises(ValueError, match=r"one text and .* Received: texts \['first', 'second'\]"):
+        read_labelled_dataset(pairs, "train")
 
 
 def test_a_held_out_part_is_drawn_with_the_seed(text):

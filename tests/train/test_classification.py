@@ -132,6 +132,8 @@ def test_texts_are_judged_as_the_model_was_trained(trained, tmp_path, capsys):
         (["--tsv", "TEXTS", "--hold-out=3", "--valid-tsv", "TEXTS"], "one kind of texts"),
         (["--tsv", "TEXTS", "--pooling=last"], "Received: pooling='last'"),
         (["--tsv", "TEXTS", "--tokens=bytes"], "tokens must be pieces or words"),
+        (["--tsv", "TEXTS", "--max-length=0"], "max_length must be at least 1. Received: .*=0"),
+        (["--tsv", "TEXTS", "--dtype=bfloat16"], "float32 or mixed_bfloat16. Received: 'bfloat16'"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(trained, flags, expected, tmp_path, capsys):

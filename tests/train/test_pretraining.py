@@ -152,6 +152,7 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
         ([], "Give documents to learn from"),
         (["--documents=missing.txt"], "missing.txt, which does not exist"),
         (["--documents={folder}", "--hold-out=99"], "hold_out=99 of 100"),
+        (["--documents={folder}", "--hold-out=1"], "at least 2 documents.*hold_out=1 of 100"),
         (
             ["--documents={folder}", "--vocabulary-size=60", "--size=huge"],
             "size must be one of tiny, mini",
