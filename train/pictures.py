@@ -68,7 +68,7 @@ def save_pictures(run, attention, title):
         title: of the page.
 
     Returns:
-        The three paths.
+        Their paths.
     """
     kind = list(attention.scores)[-1]
     heat_map = plots.attention_heat_map(
@@ -79,10 +79,11 @@ def save_pictures(run, attention, title):
     )
     page = attention_page(*attention, title=f"Attention: {title}")
     writers = {
-        "learning_curves.png": _png_writer(plots.learning_curves(run.history())),
         "attention.png": _png_writer(heat_map),
         "attention.html": lambda path: path.write_text(page, "ascii"),
     }
+    if history := run.history():  # none of a run that was killed as it ended its only epoch
+        writers["learning_curves.png"] = _png_writer(plots.learning_curves(history))
     paths = [run.path / name for name in writers]
     for path, write in zip(paths, writers.values(), strict=True):
         draft = path.with_name(f".{path.name}")

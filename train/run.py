@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_transformer.text import load_tokenizer
@@ -126,12 +127,42 @@ class Run:
 
     def history(self):
         """The logs of all epochs so far: a dictionary from name to a list of numbers."""
+        if not self.history_file.exists():
+            return {}
         with open(self.history_file, newline="") as file:
             # An epoch that was broken off after its row has another, of its second end.
             rows = list({row["epoch"]: row for row in csv.DictReader(file)}.values())
+        if not rows:  # not even one epoch has come to its end
+            return {}
         # Without a validation text Keras logs its numbers as "NA".
         names = [name for name in rows[0] if name != "epoch" and rows[0][name] != "NA"]
         return {name: [float(row[name]) for row in rows] for name in names}
+
+
+class StopWithoutProgress(keras.callbacks.Callback):
+    """Stops when some epochs have not lowered the validation loss.
+
+    Keras's `EarlyStopping` forgets the epochs before its `fit`; a run that was interrupted
+    takes several.
+
+    Args:
+        patience: number of such epochs.
+        losses: of the epochs that an earlier process has come to the end of.
+    """
+
+    def __init__(self, patience, losses):
+        super().__init__()
+        self._patience = patience
+        self._losses = list(losses)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._losses[epoch:] = [logs["val_loss"]]
+        self.model.stop_training = self.is_due(epoch + 1)
+
+    def is_due(self, epochs):
+        """Whether training ends after so many epochs."""
+        losses = self._losses[:epochs]
+        return bool(losses) and len(losses) - 1 - np.argmin(losses) >= self._patience
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +236,7 @@ def train(run, config, task, strategy=None):
     from_all_workers(strategy, 0)  # the chief has made the folder
     callbacks = [StopOnNonFiniteLoss(), TokensPerSecond()]
     if validation is not None and config.patience:
-        callbacks.append(keras.callbacks.EarlyStopping("val_loss", patience=config.patience))
+        callbacks.append(StopWithoutProgress(config.patience, run.history().get("val_loss", [])))
     if is_chief:
         callbacks += task.callbacks(run, tokenizer)
         callbacks.append(keras.callbacks.CSVLogger(str(run.history_file), append=True))
@@ -258,7 +289,8 @@ def _fit(model, config, batches, valid, checkpoints, callbacks, verbose):
     if step and verbose:
         print(f"Going on from step {step} of {config.steps}.")
     per_epoch = batches.steps_per_epoch
-    model.stop_training = False
+    stops = [callback for callback in callbacks if isinstance(callback, StopWithoutProgress)]
+    model.stop_training = any(stop.is_due(step // per_epoch) for stop in stops)
     while step < config.steps and not model.stop_training:
         epoch, done = divmod(step, per_epoch)
         # A broken epoch is finished first; after it epochs are whole, but for the last.

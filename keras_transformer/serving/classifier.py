@@ -14,7 +14,7 @@ from keras_transformer.serving.signatures import (
     check_rows,
     signature,
 )
-from keras_transformer.text.labelled import cut_middle, fill_up
+from keras_transformer.text.labelled import check_max_length, cut_middle, fill_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +41,11 @@ class Classifier(ServedModule):
         several: whether a text may have several labels, or none, instead of exactly one.
 
     Raises:
-        ValueError: if the model has another number of logits.
+        ValueError: if the model has another number of logits, or `max_length` is below 1.
     """
 
     def __init__(self, functions, tokenizer, labels, max_length=512, several=False):
+        check_max_length(max_length)
         super().__init__(functions.weights, "classifier")
         self.functions = functions  # a dataclass: not tracked, so no layer is saved
         self.tokenizer = tokenizer

@@ -174,20 +174,22 @@ def cut_middle(ids: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
 
     Source: Sun et al. 2019, section 5.3.1 (https://arxiv.org/abs/1905.05583).
 
-    Raises:
-        ValueError: if `max_length` is below 1.
-
     Example:
         >>> cut_middle(tf.ragged.constant([[1, 2, 3, 4, 5, 6], [7, 8]]), max_length=4).to_list()
         [[1, 4, 5, 6], [7, 8]]
     """
-    if max_length < 1:
-        raise ValueError(f"max_length must be at least 1. Received: max_length={max_length}.")
     before = max_length // 4
     lengths = ids.row_lengths()
     places = tf.ragged.range(lengths).flat_values
     after = tf.repeat(lengths, lengths) - (max_length - before)
     return tf.ragged.boolean_mask(ids, ids.with_flat_values((places < before) | (places >= after)))
+
+
+def check_max_length(max_length: int) -> None:
+    if max_length < 1:
+        raise ValueError(
+            f"max_length must be at least 1 token of a text. Received: max_length={max_length}."
+        )
 
 
 def fill_up(ids: tf.RaggedTensor) -> tf.Tensor:
@@ -224,6 +226,9 @@ class LabelledBatches:
         num_tokens: tokens of an epoch, padding not.
         steps_per_epoch: batches of an epoch, the same for every epoch.
 
+    Raises:
+        ValueError: if `max_length` is below 1, or a text is longer than a batch may be.
+
     Example:
         >>> from keras_transformer.text import train_tokenizer
         >>> text = labelled(["a b", "b"], [("good",), ("bad",)])
@@ -236,6 +241,7 @@ class LabelledBatches:
     def __init__(
         self, text, tokenizer, tokens_per_batch=8192, max_length=512, seed=0, prepare=None
     ):
+        check_max_length(max_length)
         ids = tokenize_all(text.texts, tokenizer, lambda ids: cut_middle(ids, max_length))
         place = {name: index for index, name in enumerate(text.names)}
         labels = np.zeros((len(text.texts), len(text.names)), np.float32)

@@ -94,3 +94,5 @@ def test_a_label_without_a_logit_is_refused(model, tokenizer):
     functions = ClassifierFunctions(model.weights, model)
     with pytest.raises(ValueError, match="Received: 3 logits, 2 labels"):
         Classifier(functions, tokenizer, LABELS[:2])
+    with pytest.raises(ValueError, match="Received: max_length=0"):
+        Classifier(functions, tokenizer, LABELS, max_length=0)

@@ -6,13 +6,15 @@ import random
 import re
 import shutil
 import sys
+import types
 
+import numpy as np
 import pytest
 
 from keras_transformer.serving.c_api import ask
 from train import classification
 from train.config import ClassificationConfig
-from train.run import Run
+from train.run import Run, StopWithoutProgress
 
 FLAGS = [
     "--vocabulary-size=20", "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32",
@@ -86,6 +88,37 @@ def test_the_same_command_finds_the_trained_run(trained, capsys):
     assert "is trained already: nothing to do." in capsys.readouterr().out
 
 
+def test_a_run_without_progress_stops_and_stays_stopped(tmp_path):
+    draw = random.Random(5)
+    rows = [f"{' '.join(draw.choices('abc', k=5))}\t{draw.choice(['x', 'y'])}" for _ in range(99)]
+    (tmp_path / "noise.tsv").write_text("\n".join(rows) + "\n")
+    flags = ["--tsv", str(tmp_path / "noise.tsv"), "--hold-out=30", *FLAGS, "--patience=2"]
+    flags += ["--run", str(tmp_path / "run"), "--steps=4000"]
+    classification.main(flags)
+    run = Run(tmp_path / "run", ClassificationConfig)
+    losses = run.history()["val_loss"]
+    assert 3 <= len(losses) < 50 and min(losses) == losses[-3], "two epochs after the best"
+    weights = run.model().get_weights()
+    run.model_file.unlink()  # as if killed just before
+    classification.main(flags)
+    assert run.history()["val_loss"] == losses, "no epoch more"
+    for value, expected in zip(run.model().get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("again", [[2.5], [2.5, 9.0], []])
+def test_patience_outlasts_the_process(again):
+    """`again` are losses of epochs that an earlier process ended, and that are repeated."""
+    stop = StopWithoutProgress(2, [3.0, 2.0, *again])
+    stop.set_model(types.SimpleNamespace(stop_training=False))
+    stop.on_epoch_end(2, {"val_loss": 2.5})
+    assert not stop.model.stop_training and not stop.is_due(3)
+    stop.on_epoch_end(3, {"val_loss": 2.0})
+    assert stop.model.stop_training and stop.is_due(4), "as low as the best is not lower"
+    stop.on_epoch_end(3, {"val_loss": 1.5})
+    assert not stop.model.stop_training
+
+
 def test_a_run_keeps_the_names_of_its_labels(trained, tmp_path, capsys):
     folder, flags, _ = trained
     renamed = tmp_path / "renamed.tsv"
@@ -132,7 +165,10 @@ def test_texts_are_judged_as_the_model_was_trained(trained, tmp_path, capsys):
         (["--tsv", "TEXTS", "--hold-out=3", "--valid-tsv", "TEXTS"], "one kind of texts"),
         (["--tsv", "TEXTS", "--pooling=last"], "Received: pooling='last'"),
         (["--tsv", "TEXTS", "--tokens=bytes"], "tokens must be pieces or words"),
-        (["--tsv", "TEXTS", "--max-length=0"], "max_length must be at least 1. Received: .*=0"),
+        (
+            ["--tsv", "TEXTS", "--max-length=0"],
+            "max_length must be at least 1 token of a text. Received: .*=0",
+        ),
         (["--tsv", "TEXTS", "--dtype=bfloat16"], "float32 or mixed_bfloat16. Received: 'bfloat16'"),
     ],
 )
