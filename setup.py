@@ -15,6 +15,7 @@ TRAIN = [
     "sacrebleu>=2.4,<3",
     "matplotlib>=3.9,<4",
     "tensorboard>=2.20,<2.22",
+    "tokenizers>=0.23,<0.24",
     "rich>=13,<16",
     "babel>=2.16,<3",
     "num2words>=0.5.13,<0.6",

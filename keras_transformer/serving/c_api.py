@@ -362,8 +362,11 @@ def main():
     if options.signatures:
         print(json.dumps(model.signatures, indent=1))
         return
-    texts = options.text and [os.fsencode(text) for text in options.text]  # bytes stay bytes
-    lines = [json.dumps({"inputs": {"text": texts}}, default=to_json)] if texts else sys.stdin
+    lines = sys.stdin
+    if options.text:
+        (name,) = model.signatures["serving_default"]["inputs"]  # text, or prompt
+        texts = [os.fsencode(text) for text in options.text]  # bytes stay bytes
+        lines = [json.dumps({"inputs": {name: texts}}, default=to_json)]
     for line in lines:
         try:
             answer = model.answer(json.loads(line))

@@ -1,6 +1,7 @@
 import functools
 import json
 import math
+import subprocess
 
 import numpy as np
 import pytest
@@ -116,6 +117,9 @@ def test_an_export_answers_in_a_fresh_process(model, generator, tmp_path):
     expected = ask(generator, "serving_default", prompt=["to be"])
     [answer] = c_api.ask(path, [{"inputs": {"prompt": ["to be"]}}])
     assert answer["outputs"]["continuation"] == [expected["continuation"][0].decode()]
+    command, environment = c_api.bare_command(path, "--text", "to be")
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(printed.stdout) == answer, "a prompt is a text on the command line"
     half = Generator(functions_of(with_dtype(model, "bfloat16")), SymbolTokenizer(), SETTINGS)
     assert export(half, tmp_path, "half", ["to be"]).endswith("half/1")
 
