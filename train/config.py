@@ -119,7 +119,7 @@ class LanguageModelConfig(TrainingConfig):
     hold_out: float = setting(0.0, "share at the end of the text to measure on instead")
 
     tokens: str = setting("characters", "what the text is cut into: characters, bytes or pieces")
-    vocabulary_size: int = setting(2000, "number of pieces")
+    vocabulary_size: int = setting(2000, "number of pieces; characters and bytes have their own")
     model: str = setting(
         "transformer", "transformer, gpt2, or transformer_xl, which remembers earlier segments"
     )
@@ -127,7 +127,9 @@ class LanguageModelConfig(TrainingConfig):
     memory_length: int = setting(-1, "tokens that transformer_xl remembers; -1 as in the row")
     context: int = setting(256, "length of the windows the model is trained on, in tokens")
     batch_size: int = setting(32, "windows in a batch")
-    evaluate_every: int = setting(500, "steps of what is called an epoch")
+    evaluate_every: int = setting(
+        500, "steps of what is called an epoch; that of transformer_xl is one reading of the text"
+    )
     stride: int = setting(0, "tokens by which the context slides in evaluation; 0 for half of it")
     schedule: str = setting("cosine", "of the rate after that: cosine, or inverse_sqrt")
 
