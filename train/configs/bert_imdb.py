@@ -19,7 +19,6 @@ CONFIG = PretrainingConfig(
     max_length=256,
     masking_rate=0.4,  # learns as much as 0.15 in a quarter less time
     batch_size=8,
-    dtype="mixed_bfloat16",
     steps=12_000,
     peak_rate=0.001,
     warmup_steps=500,

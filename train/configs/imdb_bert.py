@@ -15,7 +15,6 @@ CONFIG = ClassificationConfig(
     token_dropout=0.3,
     dropout=0.2,
     attention_dropout=0.0,
-    dtype="mixed_bfloat16",
     tokens_per_batch=8192,
     steps=1200,
     peak_rate=0.0006,

@@ -13,7 +13,6 @@ CONFIG = ClassificationConfig(
     pooling="mean",
     dropout=0.2,
     attention_dropout=0.1,
-    dtype="mixed_bfloat16",
     tokens_per_batch=2048,
     steps=400,
     peak_rate=0.0003,
