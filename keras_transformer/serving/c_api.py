@@ -364,7 +364,8 @@ def main():
         return
     lines = sys.stdin
     if options.text:
-        (name,) = model.signatures["serving_default"]["inputs"]  # text, or prompt
+        known = model.signatures.get("serving_default", {"inputs": {}})["inputs"]
+        name = "prompt" if "prompt" in known else "text"
         texts = [os.fsencode(text) for text in options.text]  # bytes stay bytes
         lines = [json.dumps({"inputs": {name: texts}}, default=to_json)]
     for line in lines:

@@ -116,8 +116,8 @@ class Checkpoints(keras.callbacks.Callback):
         newest = self._manager.latest_checkpoint
         if newest is not None and _step_of(newest) == self._step():
             return
-        between = [p for p in self._manager.checkpoints if _step_of(p) % self.every]
-        self._leave_out(between)
+        if between := [p for p in self._manager.checkpoints if _step_of(p) % self.every]:
+            self._leave_out(between)
         for path in between:
             for file in pathlib.Path(self._directory).glob(pathlib.Path(path).name + ".*"):
                 file.unlink()
@@ -153,8 +153,8 @@ class Checkpoints(keras.callbacks.Callback):
         there = self._manager.checkpoints
         left_out = [index for index, path in enumerate(there) if path in paths]
         if len(left_out) == len(there):
-            listing.unlink(missing_ok=True)
-        elif left_out:
+            listing.unlink()
+        else:
             state = tf.train.get_checkpoint_state(self._directory)
             for index in reversed(left_out):
                 del state.all_model_checkpoint_paths[index]
