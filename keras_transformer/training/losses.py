@@ -26,13 +26,15 @@ class TokenCrossentropy(keras.losses.Loss):
     Call arguments:
         y_true: labels, integers (batch, target).
         y_pred: logits, (batch, target, vocabulary).
-        sample_weight: None, or weights (batch, target) or (batch,).
+        sample_weight: None, or weights (batch, target), (batch, 1) or (batch,). They count in
+            the divisor too: the loss is a weighted mean, where Keras's losses divide by the
+            number of tokens.
 
     Returns:
         Nats per real token, a scalar.
 
     Raises:
-        ValueError: if `label_smoothing` is outside [0, 1).
+        ValueError: if `label_smoothing` is outside [0, 1), or shapes do not fit.
 
     Example:
         >>> logits = keras.ops.zeros((1, 3, 8))
@@ -53,6 +55,12 @@ class TokenCrossentropy(keras.losses.Loss):
         """The loss of each position, (batch, target), padding included."""
         logits = ops.cast(y_pred, "float32")
         labels = ops.cast(y_true, "int32")
+        if len(labels.shape) != len(logits.shape) - 1:
+            raise ValueError(
+                "Labels must be integers, (batch, target), and predictions logits, (batch, target, "
+                f"vocabulary). Received: labels of shape {tuple(labels.shape)}, predictions of "
+                f"shape {tuple(logits.shape)}."
+            )
         labels = ops.where(labels == self.pad_id, 0, labels)  # which may be outside, as -1 is
         nats = _crossentropy(labels, logits)
         # Where no processor refuses labels outside of the vocabulary they must not go unseen.
@@ -65,13 +73,7 @@ class TokenCrossentropy(keras.losses.Loss):
 
     def weights(self, y_true, sample_weight=None):
         """1.0 for a real token, 0.0 for padding, times `sample_weight`; (batch, target)."""
-        weights = ops.cast(ops.not_equal(y_true, self.pad_id), "float32")
-        if sample_weight is None:
-            return weights
-        sample_weight = ops.cast(sample_weight, "float32")
-        if len(sample_weight.shape) < len(weights.shape):
-            sample_weight = sample_weight[..., None]  # (batch, 1)
-        return weights * sample_weight
+        return token_weights(y_true, self.pad_id, sample_weight)
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         weights = self.weights(y_true, sample_weight)
@@ -129,6 +131,34 @@ class PretrainingLoss(keras.losses.Loss):
 
     def get_config(self):
         return {"name": self.name}
+
+
+def token_weights(labels, pad_id, sample_weight=None):
+    """How much each token counts: 1.0, padding 0.0, times `sample_weight`; float32.
+
+    Args:
+        labels: integers (batch, target), or with more or fewer axes after the batch.
+        pad_id: label of padding.
+        sample_weight: None, or weights in the shape of the labels, with axes of size 1 at the
+            end, or without the last axes.
+
+    Raises:
+        ValueError: if the weights have more axes than the labels.
+    """
+    weights = ops.cast(ops.not_equal(labels, pad_id), "float32")
+    if sample_weight is None:
+        return weights
+    sample_weight = ops.cast(sample_weight, "float32")
+    while len(sample_weight.shape) < len(weights.shape):
+        sample_weight = sample_weight[..., None]
+    while len(sample_weight.shape) > len(weights.shape) and sample_weight.shape[-1] == 1:
+        sample_weight = sample_weight[..., 0]
+    if len(sample_weight.shape) > len(weights.shape):
+        raise ValueError(
+            "sample_weight must have one number per token, or per row. Received: shape "
+            f"{tuple(sample_weight.shape)} for labels of shape {tuple(weights.shape)}."
+        )
+    return weights * sample_weight
 
 
 def _crossentropy(labels, logits):

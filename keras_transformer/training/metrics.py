@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_transformer.training.losses import token_weights
+
 
 class TokenMetric(keras.metrics.Metric):
     """A sum over real tokens divided by their number; padding does not count.
@@ -19,12 +21,7 @@ class TokenMetric(keras.metrics.Metric):
         self.tokens = self.add_variable((), "zeros", name="tokens")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        weights = ops.cast(ops.not_equal(y_true, self.pad_id), "float32")
-        if sample_weight is not None:
-            sample_weight = ops.cast(sample_weight, "float32")
-            if len(sample_weight.shape) < len(weights.shape):
-                sample_weight = sample_weight[..., None]  # (batch, 1)
-            weights = weights * sample_weight
+        weights = token_weights(y_true, self.pad_id, sample_weight)
         self.add_sums(ops.sum(self.values(y_true, y_pred) * weights), ops.sum(weights))
 
     def add_sums(self, total, tokens):

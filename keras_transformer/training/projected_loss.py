@@ -6,6 +6,9 @@ a time, padding is left out before the product, and the gradient is never shifte
 or smoothing in vocabulary width: those parts go through the narrow side of the product.
 """
 
+import dataclasses
+
+import keras
 import tensorflow as tf
 
 CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
@@ -87,3 +90,22 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
         table_gradient, targets[:, None], (1 - label_smoothing) * tf.cast(hidden, tf.float32)
     )
     return sums, tf.reshape(feature_gradient, tf.shape(features)), table_gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    features_of: keras.Model  # the model up to its output projection
+    layer: keras.layers.Layer  # the projection, e.g. a `TokenEmbedding`
+
+
+def find_projection(model):
+    """A model's last layer, if it multiplies by a `projection_table`; else None."""
+    outputs = getattr(model, "outputs", None) or []
+    if len(outputs) != 1:
+        return None
+    layer, node_index, _ = outputs[0]._keras_history
+    node = layer._inbound_nodes[node_index]
+    reverse = node.arguments.kwargs.get("reverse", False)
+    if not hasattr(layer, "projection_table") or not reverse or layer.compute_dtype == "float16":
+        return None
+    return Projection(keras.Model(model.input, node.input_tensors[0]), layer)

@@ -15,13 +15,18 @@ class DropoutSeeds:
     i times a stride. Checkpoints hold the state for part 0, which is that of a single device.
 
     Args:
-        model: a built model.
+        model: whose dropout it is.
     """
 
     def __init__(self, model):
+        self._model = model
         self._strategy = model.distribute_strategy
-        self.variables = [v.value for v in model.variables if "seed_generator" in v.path]
         self._first_seeds = None
+
+    @property
+    def variables(self):
+        """The states, TensorFlow variables; a model may have been built after `compile`."""
+        return [v.value for v in self._model.variables if "seed_generator" in v.path]
 
     def spread(self):
         """Sets the seeds of this worker's replicas; a second call changes nothing."""

@@ -5,23 +5,38 @@ it sums, and accumulates in the optimizer, each of which gives other numbers tha
 """
 
 import dataclasses
+import inspect
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
+from keras_transformer.training import compile_checks as checks
 from keras_transformer.training.distribution import has_workers
+from keras_transformer.training.loss_sums import (
+    LossSums,
+    loss_sums,
+    reduction_of,
+    resolve_loss,
+)
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
-from keras_transformer.training.projected_loss import projected_loss
+from keras_transformer.training.parts import (
+    added,
+    dense,
+    num_rows,
+    over_replicas,
+    part_of,
+    reduced,
+    scaled,
+)
+from keras_transformer.training.projected_loss import Projection, find_projection, projected_loss
+from keras_transformer.training.regularisation import (
+    activity_penalties,
+    has_activity_regularizer,
+    weight_penalty,
+)
 from keras_transformer.training.replicas import DropoutSeeds, check_carried, check_data
-
-REFUSED_OPTIMIZER_SETTINGS = {
-    "clipnorm": "clip_norm",
-    "global_clipnorm": "clip_norm",
-    "clipvalue": "clip_norm",
-    "gradient_accumulation_steps": "accumulation_steps",
-    "use_ema": "ema_momentum",
-}
 
 
 class TrainStep:
@@ -31,57 +46,66 @@ class TrainStep:
         self,
         optimizer="rmsprop",
         loss=None,
+        loss_weights=None,
         metrics=None,
+        weighted_metrics=None,
+        run_eagerly=False,
+        steps_per_execution=1,
+        jit_compile="auto",
+        auto_scale_loss=True,
+        *,
         clip_norm=None,
         accumulation_steps=1,
         ema_momentum=None,
-        jit_compile="auto",
-        steps_per_execution=1,
-        **kwargs,
     ):
         optimizer = keras.optimizers.get(optimizer)
-        _check_optimizer(optimizer)
-        _check_arguments(clip_norm, accumulation_steps, ema_momentum)
+        checks.check_optimizer(optimizer)
+        checks.check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights)
         check_carried(self, accumulation_steps)
-        _check_loss(loss, kwargs.get("loss_weights"))
-        _check_strategy(self, steps_per_execution, jit_compile)
+        resolved = resolve_loss(loss)
+        checks.check_strategy(self, steps_per_execution, jit_compile)
+        checks.check_model(self, TrainStep, accumulation_steps, ema_momentum)
         if jit_compile == "auto":
             # On CPU XLA's products are slower than oneDNN's, several times so in bfloat16.
             jit_compile = bool(tf.config.list_logical_devices("GPU"))
             jit_compile = jit_compile and not tf.distribute.has_strategy()
-        metrics = list(metrics or [])
-        # What is summed along with the loss; Keras computes the others from whole logits.
-        token_metrics = [m for m in metrics if _counts_tokens_of(loss, m)]
-        others = [m for m in metrics if not _counts_tokens_of(loss, m)]
+            jit_compile = jit_compile and not run_eagerly
+        token_metrics = []  # summed along with the loss; Keras computes others from whole logits
+        if isinstance(metrics, (list, tuple)):
+            token_metrics = [m for m in metrics if _counts_tokens_of(resolved, m)]
+            metrics = [m for m in metrics if not _counts_tokens_of(resolved, m)]
         super().compile(
             optimizer,
             loss,
-            metrics=others or None,
-            jit_compile=jit_compile,
+            metrics=metrics or None,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
-            **kwargs,
+            jit_compile=jit_compile,
+            auto_scale_loss=auto_scale_loss,
         )
-        _check_optimizer(self.optimizer)  # which Keras may have wrapped
+        checks.check_optimizer(self.optimizer)  # which Keras may have wrapped
         # Gradients arrive summed over replicas: the optimizer must not sum them again.
         optimizer._all_reduce_sum_gradients = list
         if not optimizer.built and self.built:
             optimizer.build(self.trainable_variables)
-        loss = keras.losses.get(loss) if isinstance(loss, str) else loss
         # Other metrics need the logits, and XLA cannot leave out padding, whose number varies.
-        projected = isinstance(loss, TokenCrossentropy) and self._compile_metrics is None
-        projected = projected and not self.jit_compile
+        projected = isinstance(resolved, TokenCrossentropy) and self._compile_metrics is None
+        projected = projected and not (self.jit_compile or has_activity_regularizer(self))
+        projected = projected and not checks.overrides(self, TrainStep, "call")
         averages = None
         if ema_momentum is not None:
             averages = [tf.Variable(v.value, trainable=False) for v in self.trainable_variables]
         self._step = _StepSettings(
-            loss=loss,
+            loss=resolved,
             token_metrics=token_metrics,
             clip_norm=clip_norm,
             accumulation_steps=accumulation_steps,
             ema_momentum=ema_momentum,
             averages=averages,
-            projection=_find_projection(self) if projected else None,
+            projection=find_projection(self) if projected else None,
             dropout_seeds=DropoutSeeds(self),
+            takes_training="training" in inspect.signature(self.call).parameters,
         )
 
     @property
@@ -103,20 +127,38 @@ class TrainStep:
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
 
-    def fit(self, x=None, *args, class_weight=None, **kwargs):
-        if class_weight is not None and isinstance(self._step.loss, TokenCrossentropy):
-            raise ValueError(
-                "class_weight has no meaning for labels that are sequences of tokens: Keras would "
-                "make one weight of a whole row. Use sample_weight of shape (batch, target). "
-                f"Received: class_weight={class_weight}."
-            )
+    def fit(self, x=None, *args, class_weight=None, validation_data=None, **kwargs):
+        checks.check_compiled(self, "fit")
+        checks.check_class_weight(self._step.loss, class_weight)
         check_data(x, self.distribute_strategy)
+        if validation_data is not None:
+            is_tuple = isinstance(validation_data, (list, tuple))
+            check_data(
+                validation_data[0] if is_tuple else validation_data, self.distribute_strategy
+            )
         self._step.dropout_seeds.spread()
-        return super().fit(x, *args, class_weight=class_weight, **kwargs)
+        kwargs |= {"class_weight": class_weight, "validation_data": validation_data}
+        return super().fit(x, *args, **kwargs)
 
     def evaluate(self, x=None, *args, **kwargs):
+        checks.check_compiled(self, "evaluate")
         check_data(x, self.distribute_strategy)
         return super().evaluate(x, *args, **kwargs)
+
+    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
+        checks.check_compiled(self, "train_on_batch")
+        checks.check_class_weight(self._step.loss, class_weight)
+        checks.check_one_replica(self, "train_on_batch")
+        return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
+
+    def test_on_batch(self, *args, **kwargs):
+        checks.check_compiled(self, "test_on_batch")
+        checks.check_one_replica(self, "test_on_batch")
+        return super().test_on_batch(*args, **kwargs)
+
+    def predict_on_batch(self, x):
+        checks.check_one_replica(self, "predict_on_batch")
+        return super().predict_on_batch(x)
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         """Builds Keras's metrics from the shapes of the data.
@@ -141,38 +183,45 @@ class TrainStep:
 
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        checks.check_labels(y, self._step.loss)
         parts = self._step.accumulation_steps
         summed = None
         for part in range(parts):
-            share = _share(part, parts, (x, y, sample_weight))
-            sums, gradients = self._sums_and_gradients(*share)
-            new = [sums, *gradients]
-            summed = new if summed is None else [a + b for a, b in zip(summed, new, strict=True)]
-        if self.losses:  # those of activities exist only now
-            raise ValueError(
-                "The exact train step sums token losses and cannot add regularisation losses. "
-                "Use weight decay of the optimizer instead. "
-                f"Received: {len(self.losses)} regularisation loss(es)."
-            )
-        sums, *gradients = _over_replicas(summed)
+            share = part_of(part, parts, (x, y, sample_weight))
+            new = self._sums_and_gradients(*share)
+            summed = new if summed is None else tf.nest.map_structure(tf.add, summed, new)
+        sums, gradients, activity_gradients = summed
+        count = len(gradients)
+        sums, gradients = over_replicas(sums, [*gradients, *activity_gradients])
+        gradients, activity_gradients = gradients[:count], gradients[count:]
+        penalty, penalty_gradients = weight_penalty(self.trainable_weights)
 
-        scale = 1.0 / tf.maximum(sums[3], 1e-9)
+        scale = self._scale(sums)
+        if activity_gradients or penalty_gradients:
+            activity_gradients = scaled(
+                activity_gradients, tf.math.divide_no_nan(1.0, sums.loss.rows)
+            )
+            lists = scaled(gradients, scale), activity_gradients, penalty_gradients
+            gradients = [tf.add_n(some) for some in zip(*filter(None, lists), strict=True)]
+            scale = 1.0
         if self._step.clip_norm is not None:
-            norm = tf.linalg.global_norm(gradients) * scale
+            norm = tf.linalg.global_norm([tf.cast(g, tf.float32) for g in gradients]) * scale
             scale *= self._step.clip_norm / tf.maximum(norm, self._step.clip_norm)
-        gradients = [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]
+        gradients = scaled(gradients, scale)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
         self._update_averages()
-        return self._logs(sums)
+        return self._logs(sums, penalty)
 
     def test_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        checks.check_labels(y, self._step.loss)
         if self._step.projection is not None and sample_weight is None:
             features = self._step.projection.features_of(x, training=False)
-            sums = self._projected_loss(features, y, gradients=False)
+            sums = self._projected_loss(features, y, num_rows(x), gradients=False)
         else:
-            sums, _ = self._sums(x, y, sample_weight, training=False)
-        return self._logs(_over_replicas(sums))
+            sums = self._sums(x, y, sample_weight, training=False)
+        penalty, _ = weight_penalty(self.trainable_weights)
+        return self._logs(over_replicas(sums)[0], penalty)
 
     def swap_averaged_weights(self):
         """Exchanges the weights with their moving average; a second call changes them back."""
@@ -193,78 +242,93 @@ class TrainStep:
             average.assign_add(rate * (variable.value - average))
 
     def _sums_and_gradients(self, x, y, sample_weight):
-        """Sums over this replica's tokens and the gradients of the first, all dense."""
-        weights, projection = self.trainable_weights, self._step.projection
+        """This replica's `StepSums`, and dense gradients of its loss and of its activities.
+
+        The latter, which Keras divides by other numbers than the loss, are an empty list where
+        no layer has an activity regulariser.
+        """
+        projection = self._step.projection
         if projection is None or sample_weight is not None:
-            with tf.GradientTape() as tape:
-                sums, loss = self._sums(x, y, sample_weight, training=True)
-            gradients = tape.gradient(loss, weights)
-            return sums, [_dense(g, v) for g, v in zip(gradients, weights, strict=True)]
+            with tf.GradientTape(persistent=True) as tape:
+                sums = self._sums(x, y, sample_weight, training=True)
+            weights = self.trainable_weights  # which the first call may have made
+            gradients = dense(tape.gradient(sums.loss.loss, weights), weights)
+            if not sums.activity:
+                return sums, gradients, []
+            return sums, gradients, dense(tape.gradient(sums.activity, weights), weights)
         with tf.GradientTape() as tape:
             features = projection.features_of(x, training=True)
-        sums, feature_gradient, table_gradient = self._projected_loss(features, y)
+        weights = self.trainable_weights
+        sums, feature_gradient, table_gradient = self._projected_loss(features, y, num_rows(x))
         gradients = tape.gradient(features, weights, output_gradients=feature_gradient)
-        return sums, [
-            _add(table_gradient, g) if v is projection.layer.projection_table else _dense(g, v)
+        gradients = [
+            added(table_gradient, g) if v is projection.layer.projection_table else g
             for g, v in zip(gradients, weights, strict=True)
         ]
+        return sums, dense(gradients, weights), []
 
-    def _projected_loss(self, features, y, gradients=True):
+    def _projected_loss(self, features, y, rows, gradients=True):
         loss = self._step.loss
         table = tf.convert_to_tensor(self._step.projection.layer.projection_table.value)
-        return projected_loss(features, table, y, loss.label_smoothing, loss.pad_id, gradients)
+        found = projected_loss(features, table, y, loss.label_smoothing, loss.pad_id, gradients)
+        numbers, *rest = found if gradients else [found]
+        total, likelihood, hits, tokens = tf.unstack(numbers)
+        counted = {Perplexity: likelihood, TokenAccuracy: hits}
+        sums = StepSums(
+            LossSums(total, tokens, tokens, tokens, tokens, tf.cast(rows, tf.float32)),
+            tuple(counted[type(metric)] for metric in self._step.token_metrics),
+        )
+        return (sums, *rest) if gradients else sums
 
     def _sums(self, x, y, sample_weight, training):
-        """Sums (4,) as of `projected_loss`, and the first by itself for the gradient."""
-        y_pred = self(x, training=training)
-        loss = self._step.loss
-        if loss is None:
-            raise ValueError("Training and evaluation need a loss. Compile with one.")
-        values = loss.call(y, y_pred) if isinstance(loss, keras.losses.Loss) else loss(y, y_pred)
-        if values.shape.rank == 0:
-            raise ValueError(
-                "The loss must return one value a token or an example, not a scalar: only sums can "
-                "be divided by the tokens of the whole batch. Received: a scalar from "
-                f"{getattr(loss, '__name__', type(loss).__name__)}."
-            )
-        if isinstance(loss, TokenCrossentropy):
-            weights = loss.weights(y, sample_weight)
-        else:
-            weights = _keras_weights(loss, y, y_pred, values, sample_weight)
-        total, count = tf.reduce_sum(values * weights), tf.reduce_sum(weights)
-        likelihood, hits = tf.zeros([]), tf.zeros([])
-        for metric in self._step.token_metrics:
-            metric_sum = tf.reduce_sum(metric.values(y, y_pred) * weights)
-            if isinstance(metric, Perplexity):
-                likelihood = metric_sum
-            elif isinstance(metric, TokenAccuracy):
-                hits = metric_sum
+        """`StepSums` through whole logits; updates the metrics that Keras computes."""
+        y_pred = self(x, training=training) if self._step.takes_training else self(x)
+        rows = num_rows(x)
+        sums, token_weights = loss_sums(self._step.loss, y, y_pred, sample_weight)
+        counted = [
+            tf.reduce_sum(metric.values(y, y_pred) * token_weights)
+            for metric in self._step.token_metrics
+        ]
         if self._compile_metrics is not None:
             self._compile_metrics.update_state(y, y_pred, sample_weight=sample_weight)
-        return tf.stack([total, likelihood, hits, count]), total
+        sums = sums._replace(rows=tf.cast(rows, sums.loss.dtype))
+        return StepSums(sums, tuple(counted), activity_penalties(self, rows))
 
-    def _logs(self, sums):
+    def _scale(self, sums):
+        divisor = sums.loss.divisor(reduction_of(self._step.loss))
+        return tf.math.divide_no_nan(tf.ones_like(divisor), divisor)
+
+    def _logs(self, sums, penalty):
         """Updates the metrics with sums over all replicas: every replica logs the same."""
-        loss, likelihood, hits, tokens = tf.unstack(sums)
+        loss = sums.loss.loss * self._scale(sums)
+        for activity in sums.activity:
+            loss += tf.math.divide_no_nan(activity, sums.loss.rows)
+        if penalty is not None:
+            loss += tf.cast(penalty, loss.dtype)
+        # An epoch's loss is the mean over tokens, or over rows as in Keras.
+        of_tokens = isinstance(self._step.loss, TokenCrossentropy)
+        count = sums.loss.weights if of_tokens else sums.loss.rows
         # Keras sums the tracker over replicas; divided, it counts each token once.
-        share = tokens / tf.distribute.get_strategy().num_replicas_in_sync
-        self._loss_tracker.update_state(loss / tf.maximum(tokens, 1e-9), sample_weight=share)
-        for metric in self._step.token_metrics:
-            metric.add_sums(likelihood if isinstance(metric, Perplexity) else hits, tokens)
+        share = count / tf.distribute.get_strategy().num_replicas_in_sync
+        self._loss_tracker.update_state(loss, sample_weight=share)
+        for metric, metric_sum in zip(self._step.token_metrics, sums.metrics, strict=True):
+            metric.add_sums(metric_sum, sums.loss.weights)
         logs = self.get_metrics_result()
         if self._compile_metrics is not None:  # each replica has updated its own
             counted = [tf.identity(v.value) for v in self._compile_metrics.variables]
-            logs.update(self._compile_metrics.stateless_result(_over_replicas(counted)))
+            logs.update(self._compile_metrics.stateless_result(reduced(counted)))
         if has_workers(self.distribute_strategy):
             # Keras averages what workers log along an axis, which scalars lack.
             logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
         return logs
 
 
-@dataclasses.dataclass(frozen=True)
-class _Projection:
-    features_of: keras.Model  # the model up to its output projection
-    layer: keras.layers.Layer  # the projection, e.g. a `TokenEmbedding`
+class StepSums(NamedTuple):
+    """What a step adds up over parts of a batch and over replicas; scalars."""
+
+    loss: LossSums
+    metrics: tuple  # of each token metric
+    activity: tuple = ()  # the penalties of layers' outputs, times rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,135 +341,12 @@ class _StepSettings:
     accumulation_steps: int
     ema_momentum: float | None
     averages: list | None
-    projection: _Projection | None
+    projection: Projection | None
     dropout_seeds: DropoutSeeds
-
-
-def _over_replicas(tensors):
-    context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    takes_training: bool  # whether the model's call does
 
 
 def _counts_tokens_of(loss, metric):
     if not isinstance(loss, TokenCrossentropy) or not isinstance(metric, TokenMetric):
         return False
     return type(metric) in (TokenAccuracy, Perplexity) and metric.pad_id == loss.pad_id
-
-
-def _check_strategy(model, steps_per_execution, jit_compile):
-    if keras.distribution.distribution() is not None:
-        raise ValueError(
-            "keras.distribution does nothing on the TensorFlow backend: training would use one "
-            "device without a word. Use keras_transformer.training.choose_strategy, or the JAX "
-            f"backend. Received: {type(keras.distribution.distribution()).__name__}."
-        )
-    if model.distribute_strategy is not tf.distribute.get_strategy():
-        raise ValueError(
-            "Make the model, its optimizer and compile it inside the same strategy.scope(). "
-            f"Received: a model made under {type(model.distribute_strategy).__name__}, compiled "
-            f"under {type(tf.distribute.get_strategy()).__name__}."
-        )
-    if not tf.distribute.has_strategy():
-        return
-    if steps_per_execution != 1:
-        raise ValueError(
-            "steps_per_execution must be 1 under a tf.distribute strategy: Keras cannot loop "
-            f"over distributed batches. Received: steps_per_execution={steps_per_execution}."
-        )
-    if jit_compile is True:
-        raise ValueError(
-            "jit_compile must be False under a tf.distribute strategy: XLA cannot compile a step "
-            "that reaches over several devices. Received: jit_compile=True."
-        )
-
-
-def _check_loss(loss, loss_weights):
-    if isinstance(loss, (list, tuple, dict)) or loss_weights is not None:
-        raise ValueError(
-            "The exact train step takes one loss for one output, without loss_weights. "
-            f"Received: loss={loss}, loss_weights={loss_weights}."
-        )
-
-
-def _check_arguments(clip_norm, accumulation_steps, ema_momentum):
-    if clip_norm is not None and clip_norm <= 0:
-        raise ValueError(f"clip_norm must be positive. Received: clip_norm={clip_norm}.")
-    if accumulation_steps < 1:
-        raise ValueError(
-            "accumulation_steps must be at least 1. "
-            f"Received: accumulation_steps={accumulation_steps}."
-        )
-    if ema_momentum is not None and not 0 < ema_momentum < 1:
-        raise ValueError(f"ema_momentum must be in (0, 1). Received: ema_momentum={ema_momentum}.")
-
-
-def _check_optimizer(optimizer):
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "Loss scaling is not supported: it would look at one replica only. Train with the "
-            "mixed_bfloat16 policy, which needs none. Received: a LossScaleOptimizer."
-        )
-    for name, ours in REFUSED_OPTIMIZER_SETTINGS.items():
-        value = getattr(optimizer, name, None)
-        if value:
-            raise ValueError(
-                f"Set {ours} in compile(), not {name} on the optimizer, where it gives other "
-                f"numbers on several replicas. Received: {name}={value}."
-            )
-
-
-def _find_projection(model):
-    """A model's last layer, if it multiplies by a `projection_table`; else None."""
-    outputs = getattr(model, "outputs", None) or []
-    if len(outputs) != 1:
-        return None
-    layer, node_index, _ = outputs[0]._keras_history
-    node = layer._inbound_nodes[node_index]
-    reverse = node.arguments.kwargs.get("reverse", False)
-    if not hasattr(layer, "projection_table") or not reverse or layer.compute_dtype == "float16":
-        return None
-    return _Projection(keras.Model(model.input, node.input_tensors[0]), layer)
-
-
-def _share(part, parts, data):
-    """Rows of one of `parts` nearly equal parts of the batch."""
-    if parts == 1:
-        return data
-
-    def rows(tensor):
-        batch = tf.shape(tensor)[0]
-        return tensor[batch * part // parts : batch * (part + 1) // parts]
-
-    return keras.tree.map_structure(lambda t: None if t is None else rows(t), data)
-
-
-def _dense(gradient, variable):
-    if gradient is None:
-        return tf.zeros_like(variable.value)
-    return tf.convert_to_tensor(gradient)
-
-
-def _add(dense, gradient):
-    """Adds a gradient that may be None or rows of an embedding to a dense one."""
-    if gradient is None:
-        return dense
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.tensor_scatter_nd_add(dense, gradient.indices[:, None], gradient.values)
-    return dense + gradient
-
-
-def _keras_weights(loss, y, y_pred, values, sample_weight):
-    """The weights that Keras's own losses would use: ignored classes, masks, sample weights."""
-    weights = tf.ones_like(values)
-    ignored = getattr(loss, "ignore_class", None)
-    if ignored is not None:
-        weights *= tf.cast(tf.not_equal(y, tf.cast(ignored, y.dtype)), values.dtype)
-    mask = getattr(y_pred, "_keras_mask", None)
-    if mask is not None:
-        weights *= tf.cast(mask, values.dtype)
-    if sample_weight is not None:
-        sample_weight = tf.cast(sample_weight, values.dtype)
-        while sample_weight.shape.rank < values.shape.rank:
-            sample_weight = sample_weight[..., None]
-        weights *= sample_weight
-    return weights

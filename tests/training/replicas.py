@@ -32,11 +32,14 @@ from keras_transformer.training.distribution import check_workers_agree, this_wo
 VOCABULARY_SIZE, DIM, TARGET = 11, 3, 7
 
 
-def language_model(dropout=0.0, dtype=None, remat=None):
+def language_model(dropout=0.0, dtype=None, remat=None, penalised=False):
     keras.utils.set_random_seed(3)
     ids = keras.Input((None,), dtype="int32")
     embedding = TokenEmbedding(VOCABULARY_SIZE, DIM, dtype=dtype)
     hidden = keras.layers.Dense(DIM, "tanh", dtype=dtype)(embedding(ids))
+    if penalised:
+        l1 = {"kernel_regularizer": "l1", "activity_regularizer": "l2"}
+        hidden = keras.layers.Dense(DIM, **l1)(hidden)
     if dropout:
         hidden = keras.layers.Dropout(dropout, dtype=dtype)(hidden)
     if remat is not None:
@@ -85,7 +88,7 @@ def train(
 ):
     """What two epochs leave: weights, moving averages, logs of batches, of epochs, and more."""
     with strategy.scope():
-        model = language_model(dropout, dtype, remat)
+        model = language_model(dropout, dtype, remat, settings.pop("penalised", False))
         if validated := settings.pop("validated", False):
             settings["metrics"] = [TokenAccuracy(), Perplexity()]
         model.compile(optimizer(), loss or TokenCrossentropy(0.1), **settings)
@@ -138,6 +141,11 @@ def trainings(strategy):
         "keras loss and metric",
         train(strategy, uneven, 3, sgd, loss, weighted_metrics=[accuracy]),
     )
+    penalties = {"penalised": True, "clip_norm": 0.5, "accumulation_steps": 2}
+    with strategy.scope():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    yield "penalties", train(strategy, uneven, 3, sgd, loss, **penalties)
+    yield "penalties of tokens", train(strategy, uneven, 3, sgd, **penalties)
     yield "blocks", train(strategy, uneven, 1, sgd, remat=False)
     yield "rematerialised blocks", train(strategy, uneven, 1, sgd, remat=True)
     yield "adam", train(strategy, uneven, 1, adam)
@@ -211,6 +219,23 @@ def restore_on_the_chief_alone(strategy, folder):
     checkpoints.restore()
 
 
+class Unbuilt(Model):
+    def call(self, inputs):
+        return inputs
+
+
+def compile_subclass(strategy):
+    with strategy.scope():
+        Unbuilt().compile("sgd", "mse")
+
+
+def compile_normalised(strategy):
+    with strategy.scope():
+        inputs = keras.Input((3,))
+        model = Model(inputs, keras.layers.BatchNormalization()(inputs))
+        model.compile("sgd", "mse")
+
+
 def refusals(strategy, folder):
     """What is said to settings and data that a strategy does not allow."""
     with strategy.scope():
@@ -229,11 +254,17 @@ def refusals(strategy, folder):
         "steps_per_execution": lambda: compile_in_scope(steps_per_execution=2),
         "jit_compile": lambda: compile_in_scope(jit_compile=True),
         "scope": lambda: model.compile("sgd", TokenCrossentropy()),
+        "train_on_batch": lambda: model.train_on_batch(ids, labels),
+        "test_on_batch": lambda: model.test_on_batch(ids, labels),
+        "predict_on_batch": lambda: model.predict_on_batch(ids),
+        "unbuilt": lambda: compile_subclass(strategy),
+        "normalisation": lambda: compile_normalised(strategy),
     }
     if this_worker(strategy).count > 1:
         index = this_worker(strategy).index
         calls |= {
             "arrays": lambda: model.fit(ids, labels, verbose=0),
+            "validation": lambda: model.fit(dataset, validation_data=(ids, labels), verbose=0),
             "sharding": lambda: model.fit(undivided, verbose=0),
             "unseeded": lambda: model.fit(dataset.unbatch().shuffle(8).batch(8), verbose=0),
             "restored": lambda: restore_on_the_chief_alone(strategy, folder),

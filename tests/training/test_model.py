@@ -105,7 +105,7 @@ def test_a_reloaded_model_trains_on_as_the_saved_one(tmp_path):
     model.fit(IDS, LABELS, verbose=0)
     model.save(tmp_path / "model.keras")
     restored = keras.models.load_model(tmp_path / "model.keras")
-    assert type(restored) is Model, "without custom_objects"
+    assert isinstance(restored, Model), "without custom_objects"
     settings = ("clip_norm", "accumulation_steps", "ema_momentum")
     assert [getattr(restored._step, name) for name in settings] == [0.125, 2, 0.75]
     histories = [m.fit(IDS, LABELS, epochs=2, verbose=0).history for m in (model, restored)]

@@ -69,7 +69,9 @@ def test_the_arrangement_is_the_one_meant(results, name):
 
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize(
-    "case", ["plain", "empty share", "everything", "buckets", "keras loss and metric"]
+    "case",
+    ["plain", "empty share", "everything", "buckets", "keras loss and metric", "penalties"]
+    + ["penalties of tokens"],
 )
 def test_replicas_equal_one_device(results, name, case):
     """Weights, averages, logs of batches and epochs, validation and evaluation."""
@@ -161,6 +163,11 @@ def test_every_worker_has_all_predictions(results, name):
         ("steps_per_execution", "must be 1 under a tf.distribute strategy"),
         ("jit_compile", "jit_compile must be False under a tf.distribute strategy"),
         ("scope", "inside the same strategy.scope"),
+        ("train_on_batch", "train_on_batch gives every replica the whole batch"),
+        ("test_on_batch", "test_on_batch gives every replica the whole batch"),
+        ("predict_on_batch", "predict_on_batch gives every replica the whole batch"),
+        ("unbuilt", "Build the model before compile"),
+        ("normalisation", "Batch normalisation would see a part of each batch"),
     ],
 )
 def test_settings_that_a_strategy_cannot_have_are_refused(results, name, setting, expected):
@@ -172,6 +179,7 @@ def test_settings_that_a_strategy_cannot_have_are_refused(results, name, setting
     ("data", "expected"),
     [
         ("arrays", "must be a tf.data.Dataset.*Received: ndarray"),
+        ("validation", "must be a tf.data.Dataset.*Received: ndarray"),
         ("sharding", "auto_shard_policy must be DATA.*Received: OFF"),
         ("unseeded", "needs a seed"),
     ],

@@ -1,0 +1,156 @@
+"""What `compile` and `fit` of the library's `Model` refuse, each with the way out."""
+
+import keras
+import tensorflow as tf
+
+from keras_transformer.training.losses import TokenCrossentropy
+
+REFUSED_OPTIMIZER_SETTINGS = {
+    "clipnorm": "clip_norm",
+    "global_clipnorm": "clip_norm",
+    "clipvalue": "clip_norm",
+    "gradient_accumulation_steps": "accumulation_steps",
+    "use_ema": "ema_momentum",
+}
+
+
+def check_optimizer(optimizer):
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "Loss scaling is not supported: it would look at one replica only. Train with the "
+            "mixed_bfloat16 policy, which needs none. Received: a LossScaleOptimizer."
+        )
+    for name, ours in REFUSED_OPTIMIZER_SETTINGS.items():
+        value = getattr(optimizer, name, None)
+        if value:
+            raise ValueError(
+                f"Set {ours} in compile(), not {name} on the optimizer, where it gives other "
+                f"numbers on several replicas. Received: {name}={value}."
+            )
+
+
+def check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights):
+    if loss_weights is not None:
+        raise ValueError(
+            "The exact train step takes one loss for one output, without loss_weights. "
+            f"Received: loss_weights={loss_weights}."
+        )
+    if clip_norm is not None and clip_norm <= 0:
+        raise ValueError(f"clip_norm must be positive. Received: clip_norm={clip_norm}.")
+    if accumulation_steps < 1:
+        raise ValueError(
+            "accumulation_steps must be at least 1. "
+            f"Received: accumulation_steps={accumulation_steps}."
+        )
+    if ema_momentum is not None and not 0 < ema_momentum < 1:
+        raise ValueError(f"ema_momentum must be in (0, 1). Received: ema_momentum={ema_momentum}.")
+
+
+def check_strategy(model, steps_per_execution, jit_compile):
+    if keras.distribution.distribution() is not None:
+        raise ValueError(
+            "keras.distribution does nothing on the TensorFlow backend: training would use one "
+            "device without a word. Use keras_transformer.training.choose_strategy, or the JAX "
+            f"backend. Received: {type(keras.distribution.distribution()).__name__}."
+        )
+    if model.distribute_strategy is not tf.distribute.get_strategy():
+        raise ValueError(
+            "Make the model, its optimizer and compile it inside the same strategy.scope(). "
+            f"Received: a model made under {type(model.distribute_strategy).__name__}, compiled "
+            f"under {type(tf.distribute.get_strategy()).__name__}."
+        )
+    if not tf.distribute.has_strategy():
+        return
+    if steps_per_execution != 1:
+        raise ValueError(
+            "steps_per_execution must be 1 under a tf.distribute strategy: Keras cannot loop "
+            f"over distributed batches. Received: steps_per_execution={steps_per_execution}."
+        )
+    if jit_compile is True:
+        raise ValueError(
+            "jit_compile must be False under a tf.distribute strategy: XLA cannot compile a step "
+            "that reaches over several devices. Received: jit_compile=True."
+        )
+
+
+def check_model(model, own_class, accumulation_steps, ema_momentum):
+    """Refuses models that the exact step would train otherwise than they say.
+
+    Args:
+        model: to be compiled.
+        own_class: the library's mixin; what classes before it define is the user's.
+        accumulation_steps: parts of a batch.
+        ema_momentum: None without a moving average.
+    """
+    for name in ("compute_loss", "compute_metrics"):
+        if overrides(model, own_class, name):
+            raise ValueError(
+                f"The exact train step does not call {name}. Give compile a loss and metrics, or "
+                f"override train_step and test_step. Received: {type(model).__name__}, which "
+                f"overrides {name}."
+            )
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if not model.built and (replicas > 1 or ema_momentum is not None):
+        raise ValueError(
+            "Build the model before compile, for example by calling it on a batch: several "
+            "replicas and moving averages need its weights. "
+            f"Received: {type(model).__name__}, which is not built."
+        )
+    # Its statistics would be those of a part of the batch.
+    split = replicas > 1 or accumulation_steps > 1
+    norms = [
+        la for la in model._flatten_layers() if isinstance(la, keras.layers.BatchNormalization)
+    ]
+    if split and any(la.trainable for la in norms):
+        raise ValueError(
+            "Batch normalisation would see a part of each batch, on replicas or with "
+            "accumulation_steps, and give other numbers than one device. Use LayerNormalization, "
+            f"or set trainable=False on it. Received: {norms[0].name}."
+        )
+
+
+def overrides(model, own_class, name):
+    """Whether a subclass of the library's `Model` defines a method itself."""
+    for one_class in type(model).__mro__:
+        if one_class is own_class:
+            return False
+        if name in vars(one_class):
+            return True
+    return False
+
+
+def check_compiled(model, method):
+    if not model.compiled:
+        raise ValueError(
+            f"Compile the model before {method}: model.compile(optimizer, loss). "
+            "Received: a model that is not compiled."
+        )
+
+
+def check_class_weight(loss, class_weight):
+    if class_weight is not None and isinstance(loss, TokenCrossentropy):
+        raise ValueError(
+            "class_weight has no meaning for labels that are sequences of tokens: Keras would "
+            "make one weight of a whole row. Use sample_weight of shape (batch, target). "
+            f"Received: class_weight={class_weight}."
+        )
+
+
+def check_one_replica(model, method):
+    """Refuses Keras's methods for one batch where each replica would be given all of it."""
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise ValueError(
+            f"{method} gives every replica the whole batch. Use fit, evaluate or predict with a "
+            f"tf.data.Dataset, whose batches are divided. Received: {replicas} replicas."
+        )
+
+
+def check_labels(y, loss):
+    if loss is None:
+        raise ValueError("Training and evaluation need a loss. Compile with one.")
+    if y is None:
+        raise ValueError(
+            "Training and evaluation need labels: data of (inputs, labels) or (inputs, labels, "
+            "sample weights). Received: inputs without labels."
+        )

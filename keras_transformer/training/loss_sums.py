@@ -1,0 +1,232 @@
+"""What a loss adds up over rows, so that parts of a batch give the loss of the whole batch.
+
+Keras reduces the losses of a batch to one number, and such numbers of several parts of a batch
+cannot be combined: the parts have other rows, masks and weights. The sums below can, and
+`LossSums.divisor` turns those of a whole batch into the number that Keras defines for it.
+"""
+
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
+
+OURS = (TokenCrossentropy, PretrainingLoss)
+COMPARES_ROWS = (
+    "The loss of a row must not depend on the other rows: replicas see only their own, and would "
+    "give other numbers. Received: {}."
+)
+
+
+class LossSums(NamedTuple):
+    """Scalars of a part of a batch; those of all parts are added up, field by field."""
+
+    loss: tf.Tensor  # the weighted losses
+    values: tf.Tensor  # number of losses, masked ones included
+    weights: tf.Tensor  # sample weights times mask; the number of losses without either
+    mask: tf.Tensor  # number of True in the mask
+    mask_size: tf.Tensor
+    rows: tf.Tensor | float = 0.0  # of the batch; filled in by the step
+
+    def divisor(self, reduction):
+        """What Keras divides the sum of the losses of a batch by, a scalar."""
+        if reduction == "sum":
+            return tf.ones_like(self.loss)
+        if reduction == "mean_with_sample_weight":
+            return self.weights
+        return self.values * tf.math.divide_no_nan(self.mask, self.mask_size)
+
+
+class LossFunction(keras.losses.Loss):
+    """A plain function of labels and predictions as a loss, as Keras wraps it in `compile`."""
+
+    def __init__(self, function):
+        super().__init__(name=getattr(function, "__name__", type(function).__name__))
+        self.fn = function
+
+    def call(self, y_true, y_pred):
+        return self.fn(*_aligned(y_true, y_pred))
+
+
+def resolve_loss(loss):
+    """What `compile` was given as a loss, as a `keras.losses.Loss` whose sums are exact; or None.
+
+    Raises:
+        ValueError: for several losses, and those whose parts do not add up.
+    """
+    if isinstance(loss, (list, tuple, dict)) and not _is_config(loss):
+        raise ValueError(
+            "The exact train step takes one loss for one output. For several outputs write one "
+            "model per loss, or add their losses up in a layer with one output. "
+            f"Received: loss={loss}."
+        )
+    loss = keras.losses.get(loss)
+    if loss is None:
+        return None
+    if not isinstance(loss, keras.losses.Loss):
+        loss = LossFunction(loss)
+    _check_adds_up(loss)
+    return loss
+
+
+def reduction_of(loss):
+    """The name of the rule by which a resolved loss is divided."""
+    return "mean_with_sample_weight" if isinstance(loss, TokenCrossentropy) else loss.reduction
+
+
+def loss_sums(loss, y, y_pred, sample_weight):
+    """The sums of a loss over the rows of this replica.
+
+    Args:
+        loss: from `resolve_loss`.
+        y: labels.
+        y_pred: predictions.
+        sample_weight: None, or a tensor with as many axes as the losses, or one axis of size 1
+            more or less.
+
+    Returns:
+        The pair of `LossSums` and the weights that metrics of tokens count by, in the shape
+        of the losses; None for losses that count no tokens.
+
+    Raises:
+        ValueError: if shapes do not fit.
+    """
+    if isinstance(loss, TokenCrossentropy):
+        values, mask = loss.call(y, y_pred), None
+        weights = loss.weights(y, sample_weight)
+        counted = tf.reduce_sum(weights)
+        return _sums(values * weights, counted, mask), weights
+    y, y_pred = _single_output(loss, y, y_pred)
+    values, mask = _values_and_mask(loss, y, y_pred)
+    values = _checked(values, y_pred, loss)
+    weights = None
+    if sample_weight is not None:
+        weights = ops.cast(sample_weight, values.dtype)
+        values, weights = _same_rank(values, weights, "sample_weight", loss)
+    if mask is not None:
+        values, allowed = _same_rank(
+            values, ops.cast(mask, values.dtype), "the mask of the outputs", loss
+        )
+        weights = allowed if weights is None else weights * allowed
+    weighted = values if weights is None else values * weights
+    counted = ops.size(weighted) if weights is None else ops.sum(weights)
+    return _sums(weighted, counted, mask), None
+
+
+def _sums(weighted, counted, mask):
+    # Sums of half precision would lose rows; those of double precision stay.
+    dtype = tf.float64 if weighted.dtype == tf.float64 else tf.float32
+    size = 1 if mask is None else tf.size(mask)
+    true = 1 if mask is None else tf.math.count_nonzero(mask)
+    loss = tf.reduce_sum(tf.cast(weighted, dtype))
+    others = (tf.size(weighted), counted, true, size)
+    return LossSums(loss, *(tf.cast(value, dtype) for value in others))
+
+
+def _values_and_mask(loss, y, y_pred):
+    """The losses before any weight or mask, and the mask that Keras would apply or None."""
+    mask = getattr(y_pred, "_keras_mask", None)
+    if not isinstance(loss, OURS):  # ours take integers as they are
+        y, y_pred = (ops.convert_to_tensor(part, dtype=loss.dtype) for part in (y, y_pred))
+        _check_ranks(loss, y, y_pred)
+    values = loss.call(y, y_pred)
+    own_mask = getattr(values, "_keras_mask", None)  # of an `ignore_class`
+    if mask is None or own_mask is None:
+        mask = own_mask if mask is None else mask
+    else:
+        mask = mask & own_mask
+    return ops.convert_to_tensor(values, dtype=loss.dtype), mask
+
+
+def _single_output(loss, y, y_pred):
+    if isinstance(loss, PretrainingLoss):
+        return y, y_pred
+    outputs, labels = keras.tree.flatten(y_pred), keras.tree.flatten(y)
+    if len(outputs) != 1 or len(labels) != 1:
+        raise ValueError(
+            "The exact train step takes one loss for one output. "
+            f"Received: {len(outputs)} outputs, {len(labels)} labels."
+        )
+    return labels[0], outputs[0]
+
+
+def _aligned(first, second):
+    """Two tensors as Keras aligns them: one may have a last axis of size 1 more."""
+    if second.shape.rank == first.shape.rank + 1:
+        return _aligned(second, first)[::-1]
+    if first.shape.rank == second.shape.rank + 1 and first.shape[-1] == 1:
+        if second.shape.rank == 1:
+            return first, second[:, None]
+        return tf.squeeze(first, axis=-1), second
+    return first, second
+
+
+def _same_rank(values, weights, what, loss):
+    values, weights = _aligned(values, weights)
+    fits = values.shape.rank == weights.shape.rank
+    sizes = zip(values.shape, weights.shape, strict=fits)
+    if not fits or any(None not in (a, b) and 1 not in (a, b) and a != b for a, b in sizes):
+        raise ValueError(
+            f"The shape of {what} must be that of the losses, except for axes of size 1. "
+            f"Received: shape {tuple(weights.shape)} for losses of shape {tuple(values.shape)} "
+            f"from {loss.name}."
+        )
+    return values, weights
+
+
+def _check_adds_up(loss):
+    """Refuses losses that are no sum over rows, for which replicas would give other numbers."""
+    name = type(loss).__name__
+    function = getattr(loss, "fn", None)
+    if type(loss).__call__ is not keras.losses.Loss.__call__ and not isinstance(loss, OURS):
+        raise ValueError(
+            "The exact train step reduces losses itself, so a loss must define call, which "
+            f"returns one value per row or token, and not __call__. Received: {name}."
+        )
+    if loss.reduction in (None, "none"):
+        raise ValueError(
+            "The reduction of the loss must be 'sum', 'sum_over_batch_size', 'mean' or "
+            "'mean_with_sample_weight'. 'sum' has the gradient of losses that are not reduced. "
+            f"Received: reduction={loss.reduction!r} of {name}."
+        )
+    if function is keras.losses.circle:
+        raise ValueError(COMPARES_ROWS.format(loss.name))
+
+
+def _check_ranks(loss, y, y_pred):
+    """Refuses what would compare each row with others, in Keras too."""
+    wide = y if y.shape.rank > y_pred.shape.rank else y_pred
+    if not hasattr(loss, "fn") and y.shape.rank != y_pred.shape.rank and wide.shape[-1] == 1:
+        raise ValueError(
+            "Labels and predictions must have the same rank, or each row would be compared with "
+            f"all rows. Received: labels of shape {tuple(y.shape)}, predictions of shape "
+            f"{tuple(y_pred.shape)}, for {loss.name}."
+        )
+    axis = getattr(loss, "_fn_kwargs", {}).get("axis")
+    axes = axis if isinstance(axis, (list, tuple)) else [axis]
+    if 0 in axes or -y_pred.shape.rank in axes:
+        raise ValueError(COMPARES_ROWS.format(f"{loss.name} with axis={axis}"))
+
+
+def _checked(values, y_pred, loss):
+    """The losses, if there is one or several of each row."""
+    if values.shape.rank == 0:
+        raise ValueError(
+            "The loss must return one value per row or token, not a scalar: only sums can be "
+            f"divided by those of the whole batch. Received: a scalar from {loss.name}."
+        )
+    if isinstance(loss, OURS):
+        return values
+    message = f"The loss must return a value, or several, for each row. Received: {loss.name}."
+    counts = values.shape[0], y_pred.shape[0]
+    if None not in counts and counts[0] != counts[1]:
+        raise ValueError(message)
+    check = tf.debugging.assert_equal(tf.shape(values)[0], tf.shape(y_pred)[0], message)
+    with tf.control_dependencies([check]):
+        return tf.identity(values)
+
+
+def _is_config(loss):
+    return isinstance(loss, dict) and {"class_name", "config"} <= loss.keys()
