@@ -34,7 +34,13 @@ setup(
     packages=find_packages(include=["keras_transformer", "keras_transformer.*"]),
     package_data={"keras_transformer": ["*.html"]},
     python_requires=">=3.11",
-    install_requires=["tensorflow==2.21.*", "keras==3.15.*", "numpy>=2,<3", *TEXT],
+    install_requires=[
+        "tensorflow==2.21.*",
+        "keras==3.15.*",
+        "numpy>=2,<3",
+        "filelock>=3.24,<5",
+        *TEXT,
+    ],
     extras_require={
         "train": [*TRAIN, *DATASETS],
         "test": [

@@ -59,6 +59,8 @@ def check_size(path, weights):
 def check_answers(path, requests, expected, tolerance=1e-4, timeout=600):
     """Refuses a SavedModel that answers otherwise than expected, in a fresh process.
 
+    Shapes are compared as TensorFlow has them, since JSON hides those of empty arrays.
+
     Args:
         path: folder of the SavedModel.
         requests: pairs of a signature and a dictionary of its input arrays.
@@ -71,7 +73,11 @@ def check_answers(path, requests, expected, tolerance=1e-4, timeout=600):
         RuntimeError: with TensorFlow's message, or the first difference.
     """
     lines = [
-        {"signature_name": name, "inputs": {key: values.tolist() for key, values in inputs.items()}}
+        {
+            "signature_name": name,
+            "inputs": {key: values.tolist() for key, values in inputs.items()},
+            "shapes": True,
+        }
         for name, inputs in requests
     ]
     answers = c_api.ask(path, lines, timeout)
@@ -82,11 +88,40 @@ def check_answers(path, requests, expected, tolerance=1e-4, timeout=600):
         if answer["outputs"].keys() != outputs.keys():
             raise RuntimeError(f"{name} gave {sorted(answer['outputs'])}, not {sorted(outputs)}.")
         for key, values in outputs.items():
+            if answer["shapes"][key] != list(values.shape):
+                raise RuntimeError(
+                    f"{name}, batch of {rows}: {key} has another shape than in this process. "
+                    f"Expected: {list(values.shape)}. Received: {answer['shapes'][key]}."
+                )
             if not _equal(answer["outputs"][key], values, tolerance):
                 raise RuntimeError(
                     f"{name}, batch of {rows}: {key} differs from the answer of the model in "
                     f"this process. Expected: {_short(values.tolist())}. "
                     f"Received: {_short(answer['outputs'][key])}."
+                )
+
+
+def check_shapes(requests, answers, row_shapes):
+    """Refuses answers of other shapes than a served module says they have.
+
+    Args:
+        requests: pairs of a signature and a dictionary of its input arrays.
+        answers: for each request a dictionary of its output arrays.
+        row_shapes: what `ServedModule.row_shapes` returns.
+
+    Raises:
+        RuntimeError: naming the first output with another number of rows, or another shape.
+    """
+    for (name, inputs), outputs in zip(requests, answers, strict=True):
+        rows = len(next(iter(inputs.values())))
+        if outputs.keys() != row_shapes[name].keys():
+            raise RuntimeError(f"{name} gave {sorted(outputs)}, not {sorted(row_shapes[name])}.")
+        for key, row_shape in row_shapes[name].items():
+            expected = (rows, *row_shape)
+            if not tf.TensorShape(expected).is_compatible_with(outputs[key].shape):
+                raise RuntimeError(
+                    f"{name}, batch of {rows}: {key} must have the shape {expected}. "
+                    f"Received: {outputs[key].shape}."
                 )
 
 
@@ -124,16 +159,16 @@ def _signature_faults(signature):
 
 
 def _equal(answer, expected, tolerance):
+    """Whether values nested in lists are those of an array; the shapes are known to be equal."""
     if expected.dtype == object:
-        texts = [[value.decode() for value in row] for row in np.atleast_2d(expected)]
-        return answer == (texts if expected.ndim == 2 else texts[0])
+        expected = np.array([text.decode() for text in expected.flat], object).reshape(
+            expected.shape
+        )
     if expected.dtype.kind != "f":
         return answer == expected.tolist()
-    received = np.reshape(np.array(answer, expected.dtype), (-1, *expected.shape[1:]))
-    return (
-        received.shape == expected.shape
-        and bool(np.isfinite(received).all())
-        and np.allclose(received, expected, rtol=tolerance, atol=tolerance)
+    received = np.array(answer, expected.dtype).reshape(expected.shape)
+    return bool(np.isfinite(received).all()) and np.allclose(
+        received, expected, rtol=tolerance, atol=tolerance
     )
 
 

@@ -1,16 +1,21 @@
 """From a served module to a version that TensorFlow Serving picks up: checked, then published."""
 
+import contextlib
 import os
 import re
-import shutil
-import tempfile
 
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.serving.checks import check_answers, check_graph, check_size
+from keras_transformer.serving.checks import (
+    check_answers,
+    check_graph,
+    check_shapes,
+    check_size,
+)
 from keras_transformer.serving.signatures import ServedModule
 from keras_transformer.serving.warmup import write_batching, write_warm_up
+from keras_transformer.serving.workshop import workshop
 
 EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €")
 
@@ -51,20 +56,18 @@ def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeou
     if isinstance(examples, (str, bytes)) or not examples:
         raise ValueError(f"examples must be a list of at least one text. Received: {examples!r}.")
     os.makedirs(directory, exist_ok=True)
-    workshop = tempfile.mkdtemp(dir=directory, prefix=f".{name}-")
     try:
-        draft = os.path.join(workshop, "1")
-        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-        tf.saved_model.save(module, draft, dict(module.endpoints), options)
-        texts = np.array([tf.compat.as_bytes(text) for text in examples], object)
-        write_warm_up(draft, name, module.warm_up_requests(texts))
-        write_batching(draft)
-        validate(draft, module, texts, timeout)
-        return _publish(draft, os.path.join(directory, name))
+        with workshop(directory, name) as folder:
+            draft = os.path.join(folder, name, "1")
+            options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+            tf.saved_model.save(module, draft, dict(module.endpoints), options)
+            texts = np.array([tf.compat.as_bytes(text) for text in examples], object)
+            write_warm_up(draft, name, module.warm_up_requests(texts))
+            write_batching(draft)
+            validate(draft, module, texts, timeout)
+            return _publish(draft, os.path.join(directory, name))
     except RuntimeError as error:
         raise RuntimeError(f"{name} was not published. {error}") from error
-    finally:
-        shutil.rmtree(workshop)
 
 
 def validate(path, module: ServedModule, examples=EXAMPLES, timeout=600):
@@ -77,12 +80,14 @@ def validate(path, module: ServedModule, examples=EXAMPLES, timeout=600):
     check_size(path, module.weights)
     texts = np.array([tf.compat.as_bytes(text) for text in examples], object)
     requests, expected = golden_answers(module, texts)
+    check_shapes(requests, expected, module.row_shapes())
     exact = all(weight.dtype != tf.bfloat16 for weight in module.weights)
     check_answers(path, requests, expected, 1e-4 if exact else 2e-2, timeout)
 
 
 def golden_answers(module: ServedModule, texts):
-    """Requests to every signature, hard ones among them, with the answers of this process.
+    """Requests to every signature, hard ones and none at all among them, with the answers of
+    this process.
 
     Returns:
         The pair of requests, (signature, {input: array}), and answers, {output: array}.
@@ -96,13 +101,24 @@ def golden_answers(module: ServedModule, texts):
         expected.append({key: value.numpy() for key, value in outputs.items()})
         return expected[-1]
 
+    for signature, endpoint in module.endpoints.items():
+        none = {
+            spec.name: np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype)
+            for spec in endpoint.input_signature
+        }
+        ask(signature, **none)
     module.try_out(ask, texts, np.array(HARD_TEXTS, object))
     return requests, expected
 
 
 def _publish(draft, target):
-    """Renames the draft to the next version; another export may take that number first."""
-    os.makedirs(target, exist_ok=True)
+    """Renames the draft to the next version; another export may take that number first.
+
+    The first version comes with the folder of its model, which is never seen empty.
+    """
+    with contextlib.suppress(OSError):
+        os.rename(os.path.dirname(draft), target)  # fails if there are versions already
+        return os.path.join(target, os.path.basename(draft))
     while True:
         versions = [int(entry) for entry in os.listdir(target) if entry.isdecimal()]
         path = os.path.join(target, str(max(versions, default=0) + 1))

@@ -7,8 +7,9 @@ class ServedModule(tf.Module):
     """A module that `export` can write, check and publish.
 
     A subclass sets `endpoints`, {signature: tf.function}, and says with what it is warmed up
-    and tried out. The model stays hidden behind functions: a `tf.Module` that holds a Keras
-    layer saves each weight as a second variable that only Python connects with the first.
+    and tried out, and what shapes it answers in. The model stays hidden behind functions: a
+    `tf.Module` that holds a Keras layer saves each weight as a second variable that only
+    Python connects with the first.
 
     Args:
         weights: Keras variables or tf.Variables that the functions of the model read.
@@ -32,6 +33,14 @@ class ServedModule(tf.Module):
         """The inputs of `serving_default` for (batch,) texts, an array of bytes."""
         raise NotImplementedError
 
+    def row_shapes(self):
+        """{signature: {output: shape}}, stated by hand, for the checks of an export.
+
+        A shape is that of one row, without the batch axis; None is a size that depends on
+        the request.
+        """
+        raise NotImplementedError
+
     def try_out(self, ask, texts, hard_texts):
         """Asks every signature, with `ask(signature, **arrays)`, which returns the answer."""
         raise NotImplementedError
@@ -50,6 +59,12 @@ def check_rows(first, *others):
         tf.debugging.assert_equal(
             tf.shape(first)[0], tf.shape(other)[0], "All inputs need the same number of rows."
         )
+
+
+def at_least_one_column(values):
+    """(batch, length, ...) with a column of 0 if there is none: a model needs some position."""
+    missing = tf.maximum(0, 1 - tf.shape(values)[1])
+    return tf.pad(values, [[0, 0], [0, missing]] + [[0, 0]] * (values.shape.rank - 2))
 
 
 TEXT = tf.TensorSpec([None], tf.string)

@@ -2,7 +2,6 @@
 
 import functools
 
-import numpy as np
 import tensorflow as tf
 
 from keras_transformer.decoding.search import beam_search
@@ -13,9 +12,11 @@ from keras_transformer.serving.signatures import (
     NUMBER,
     TEXT,
     ServedModule,
+    at_least_one_column,
     check_rows,
     signature,
 )
+from keras_transformer.serving.translator_trial import nbest_inputs, try_translator
 from keras_transformer.text.tokenizers import END_ID, PAD_ID, START_ID, UNKNOWN_ID, Tokenizer
 
 
@@ -120,10 +121,11 @@ class Translator(ServedModule):
         limits = tf.clip_by_value(limits, shortest, longest)
         count = self.settings.num_best
         found = self._search(source_ids, limits, count, prefix.to_tensor(PAD_ID))
-        rows = tf.reshape(found.token_ids, [-1, tf.shape(found.token_ids)[2]])
-        texts = self.target_tokenizer.detokenize(rows)
+        rows, _, length = tf.unstack(tf.shape(found.token_ids))
+        # Each size is given: what -1 stands for cannot be counted where there are no rows.
+        ids = tf.reshape(found.token_ids, [rows * count, length])
         return {
-            "translation": tf.reshape(texts, [-1, count]),
+            "translation": tf.reshape(self.target_tokenizer.detokenize(ids), [rows, count]),
             "score": found.scores,
             "length": found.lengths,
             "truncated": source_cut | prefix_cut,
@@ -183,6 +185,7 @@ class Translator(ServedModule):
             logits, (batch, vocabulary); cache and cache_length, one column longer.
         """
         check_rows(token_ids, memory, source_length, cache, cache_length)
+        memory, cache = at_least_one_column(memory), at_least_one_column(cache)
         inside = tf.sequence_mask(source_length, tf.shape(memory)[1])
         memory = tf.where(inside[..., None], memory, 0.0)  # also makes its mask False there
         columns = tf.shape(cache)[1]
@@ -225,40 +228,37 @@ class Translator(ServedModule):
         inside = tf.sequence_mask(target_length, tf.shape(target_ids)[1])
         target = tf.where(inside, _known(target_ids, self.target_tokenizer), PAD_ID)
         target = target[:, : self.settings.max_target_length]
-        return {"logits": tf.cast(self.functions.logits(source, target), tf.float32)}
+        length = tf.shape(target)[1]
+        logits = self.functions.logits(source, at_least_one_column(target))[:, :length]
+        return {"logits": tf.cast(logits, tf.float32)}
 
     def default_inputs(self, texts):
         return {"text": texts}
 
     def warm_up_requests(self, texts):
-        one = _nbest(texts[:1], prefixes=[b""], lengths=[0])
+        one = nbest_inputs(texts[:1], prefixes=[b""], lengths=[0])
         return [*super().warm_up_requests(texts), ("translate_nbest", one)]
 
-    def try_out(self, ask, texts, hard_texts):
-        none = texts[:0]
-        all_texts = np.concatenate([texts, hard_texts])
-        ask("serving_default", text=all_texts)
-        ask("serving_default", text=texts[:1])
-        ask("serving_default", text=none)
-        first = ask("serving_default", text=texts)["translation"]
-        prefixes = [text[: len(text) // 2].decode(errors="ignore").encode() for text in first]
-        ask("translate_nbest", **_nbest(texts, prefixes, lengths=[5] * len(texts)))
-        ask("translate_nbest", **_nbest(all_texts, [b""] * len(all_texts), [0, 1] * len(all_texts)))
-        ask("translate_nbest", **_nbest(none, [], []))
+    def row_shapes(self):
+        best, vocabulary = (self.settings.num_best,), self.vocabulary_size
+        memory, cache = self.memory_packing.features, self.cache_packing.features
+        return {
+            "serving_default": {"translation": (), "score": (), "length": (), "truncated": ()},
+            "translate_nbest": {
+                "translation": best, "score": best, "length": best, "truncated": (),
+            },
+            "tokenize": {"token_ids": (None,), "length": (), "truncated": ()},
+            "detokenize": {"text": ()},
+            "encode": {
+                "memory": (None, memory), "source_length": (),
+                "cache": (1, cache), "cache_length": (),
+            },
+            "decode_step": {"logits": (vocabulary,), "cache": (None, cache), "cache_length": ()},
+            "logits": {"logits": (None, vocabulary)},
+        }  # fmt: skip
 
-        tokens = ask("tokenize", text=texts)
-        ids, lengths = tokens["token_ids"], tokens["length"]
-        ask("tokenize", text=none)
-        strange = np.where(ids % 5 == 0, -7, np.where(ids % 7 == 0, 2**30, ids)).astype(np.int32)
-        ask("detokenize", token_ids=strange, length=lengths)
-        ask("encode", source_ids=strange, source_length=lengths)
-        state = ask("encode", source_ids=ids, source_length=lengths)
-        token_ids = np.full(len(texts), START_ID, np.int32)
-        for _ in range(2):
-            answer = ask("decode_step", token_ids=token_ids, **state)
-            token_ids = answer["logits"].argmax(-1).astype(np.int32)
-            state = {**state, "cache": answer["cache"], "cache_length": answer["cache_length"]}
-        ask("logits", source_ids=ids, source_length=lengths, target_ids=ids, target_length=lengths)
+    def try_out(self, ask, texts, hard_texts):
+        try_translator(ask, texts, hard_texts)
 
     def _endpoints(self):
         memory = tf.TensorSpec([None, None, self.memory_packing.features], tf.float32)
@@ -339,15 +339,6 @@ class Translator(ServedModule):
             lambda index, *_: index < tf.size(positions), body, (0, logits, newest)
         )
         return logits, newest
-
-
-def _nbest(texts, prefixes, lengths):
-    count = len(texts)
-    return {
-        "text": texts,
-        "target_prefix": np.array(prefixes, object)[:count],
-        "max_length": np.array(lengths, np.int32)[:count],
-    }
 
 
 def _lengths(ids):

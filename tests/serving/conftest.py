@@ -5,15 +5,29 @@ import functools
 import keras
 import pytest
 
+from keras_transformer.models.classifier import classifier
+from keras_transformer.models.language_model import language_model
+from keras_transformer.models.language_model import start_cache as start_writing
+from keras_transformer.models.language_model import step as write
 from keras_transformer.models.translation import encode, start_cache, step, translation
 from keras_transformer.serving import (
+    Classifier,
+    ClassifierFunctions,
+    Generator,
+    GeneratorFunctions,
     ModelFunctions,
+    SamplingSettings,
     SearchSettings,
     Translator,
     export,
     with_dtype,
 )
-from keras_transformer.text.tokenizers import train_tokenizer
+from keras_transformer.text import (
+    SymbolTokenizer,
+    WordPieceTokenizer,
+    train_byte_pairs,
+    train_tokenizer,
+)
 
 SENTENCES = ["A dog runs in the park.", "It is ten past six.", "Zwei Katzen sehen den Hund."]
 VOCABULARY_SIZE = 307
@@ -63,3 +77,44 @@ def exported(translator, tmp_path_factory):
 @pytest.fixture(scope="session")
 def half_translator(model, tokenizer):
     return Translator(functions_of(with_dtype(model, "bfloat16")), tokenizer, settings=SETTINGS)
+
+
+SMALL = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
+
+
+def small_translator(tokenizer):
+    model = translation(tokenizer.vocabulary_size, size="tiny", dropout=0.0, **SMALL)
+    settings = SearchSettings(num_beams=3, num_best=2, max_source_length=7, max_target_length=5)
+    return Translator(functions_of(model), tokenizer, settings=settings)
+
+
+def small_classifier(tokenizer, several=False):
+    model = classifier(tokenizer.vocabulary_size, 3, **SMALL)
+    functions = ClassifierFunctions(model.weights, lambda ids: model(ids, training=False))
+    return Classifier(functions, tokenizer, ["bad", "good", "schön"], max_length=7, several=several)
+
+
+def small_generator(tokenizer):
+    model = language_model(tokenizer.vocabulary_size, **SMALL)
+    functions = GeneratorFunctions(
+        model.weights,
+        functools.partial(start_writing, model),
+        functools.partial(write, model),
+        model,
+    )
+    return Generator(functions, tokenizer, SamplingSettings(context=11, max_tokens=5))
+
+
+# A served module of each kind, and of each kind of tokenizer; made only when asked for.
+SMALL_MODULES = {
+    "translator": lambda: small_translator(train_tokenizer(SENTENCES, VOCABULARY_SIZE)),
+    "classifier": lambda: small_classifier(train_tokenizer(SENTENCES, VOCABULARY_SIZE)),
+    "classifier-words": lambda: small_classifier(train_tokenizer(SENTENCES, 9, "words")),
+    "classifier-word-pieces": lambda: small_classifier(
+        WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s"]),
+        several=True,
+    ),
+    "generator": lambda: small_generator(SymbolTokenizer()),
+    "generator-characters": lambda: small_generator(SymbolTokenizer("abc dog")),
+    "generator-byte-pairs": lambda: small_generator(train_byte_pairs(SENTENCES, 270)),
+}

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from tensorflow.core.protobuf import saved_model_pb2
 
-from keras_transformer.serving import c_api
+from keras_transformer.serving import c_api, c_session
 
 
 def test_signatures_are_read_as_tensorflow_reads_them(exported):
@@ -13,7 +13,7 @@ def test_signatures_are_read_as_tensorflow_reads_them(exported):
     with open(f"{exported}/saved_model.pb", "rb") as file:
         saved_model.ParseFromString(file.read())
     (meta_graph,) = saved_model.meta_graphs
-    ours = c_api.read_signatures(meta_graph.SerializeToString())
+    ours = c_session.read_signatures(meta_graph.SerializeToString())
     assert len(ours) == 7
     for name, signature in ours.items():
         theirs = meta_graph.signature_def[name]
@@ -64,7 +64,7 @@ def test_a_copied_model_answers_many_requests_in_one_process(exported, tmp_path)
             "The inputs of serving_default are text. Received: words.",
             "lists in lists, 1 deep. Received: 'a dog'",
             "lists in lists, 1 deep. Received: [['a dog']]",
-            "not int",
+            "text must be a list of strings: expected str, bytes or os.PathLike object, not int",
             "same number of rows",
             "equally long",
             "A request is a JSON object. Received: ['a dog']",
@@ -83,7 +83,7 @@ def test_the_command_answers_a_text(exported):
 def test_without_the_text_operations_the_model_cannot_be_loaded(exported, monkeypatch):
     folder, libraries = c_api.find_libraries()
     assert any("sentencepiece" in library for library in libraries)
-    monkeypatch.setattr(c_api, "find_libraries", lambda: (folder, []))
+    monkeypatch.setattr(c_api, "find_libraries", lambda packages: (folder, []))
     with pytest.raises(RuntimeError, match=r"^Exit code 1: Op type not registered 'Sentencepiece"):
         c_api.ask(exported, [])
 
@@ -105,5 +105,5 @@ def test_a_missing_model_and_a_slow_one_are_one_clear_line(tmp_path, exported):
     ],
 )
 def test_lists_become_values_and_a_shape_and_lists_again(nested, signature_shape, shape):
-    assert c_api.shape_of(nested, signature_shape) == shape
-    assert c_api.nest(c_api.flatten(nested, len(shape)), shape) == nested
+    assert c_session.shape_of(nested, signature_shape) == shape
+    assert c_session.nest(c_session.flatten(nested, len(shape)), shape) == nested

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.serving import c_api
-from keras_transformer.serving.checks import check_answers, check_graph, check_size
+from keras_transformer.serving.checks import check_answers, check_graph, check_shapes, check_size
 
 TEXTS = np.array([b"It is ten past six.", b""], object)
 
@@ -62,7 +62,7 @@ def test_a_sound_export_passes_and_another_answer_is_refused(
     requests, (outputs,) = golden
     check_answers(exported, requests * 2, [outputs] * 2)
 
-    answers = c_api.ask(exported, [{"inputs": {"text": TEXTS.tolist()}}])
+    answers = c_api.ask(exported, [{"inputs": {"text": TEXTS.tolist()}, "shapes": True}])
     monkeypatch.setattr(c_api, "ask", lambda *_: answers)
     check_answers(exported, requests, [outputs])
     other = {
@@ -74,6 +74,10 @@ def test_a_sound_export_passes_and_another_answer_is_refused(
     for key, value in other.items():
         with pytest.raises(RuntimeError, match=f"batch of 2: {key} differs .* Expected: .* Rec"):
             check_answers(exported, requests, [{**outputs, key: value}])
+    answers[0]["shapes"]["length"] = [1, 2]
+    with pytest.raises(RuntimeError, match=r"length has .*Expected: \[2\]. Received: \[1, 2\]"):
+        check_answers(exported, requests, [outputs])
+    answers[0]["shapes"]["length"] = [2]
     with pytest.raises(RuntimeError, match=r"gave .*'truncated'.*, not"):
         check_answers(exported, requests, [{"score": outputs["score"]}])
     answers[0]["outputs"]["score"][0] = float("nan")
@@ -124,3 +128,25 @@ def test_every_fault_of_a_graph_is_named(tmp_path):
     ):
         assert fault in str(error.value)
     assert "compiled does not" not in str(error.value)
+
+
+def test_the_shape_of_no_rows_is_not_hidden_by_json(tmp_path):
+    """A (1, 2) for no rows would be as empty as a (0, 2), or a (0, 3), once the rows are gone."""
+    none = np.zeros([0], np.float32)
+    requests = [("serving_default", {"values": none})]
+    shapes = {"serving_default": {"several": (2,)}}
+    right = [{"several": np.zeros([0, 2], np.float32)}]
+    check_shapes(requests, right, shapes)
+    for wrong in ([1, 2], [0, 3], [0]):
+        with pytest.raises(RuntimeError, match=r"batch of 0: several must have the shape \(0, 2\)"):
+            check_shapes(requests, [{"several": np.zeros(wrong, np.float32)}], shapes)
+    with pytest.raises(RuntimeError, match=r"gave \[\], not \['several'\]"):
+        check_shapes(requests, [{}], shapes)
+
+    def wide(values):
+        return {"several": tf.zeros([tf.shape(values)[0], 3])}
+
+    path = save(wide, tf.TensorSpec([None], tf.float32, "values"), tmp_path)
+    check_answers(path, requests, [{"several": np.zeros([0, 3], np.float32)}])
+    with pytest.raises(RuntimeError, match=r"Expected: \[0, 2\]. Received: \[0, 3\]"):
+        check_answers(path, requests, right)

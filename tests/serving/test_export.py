@@ -76,16 +76,22 @@ def test_bfloat16_weights_take_half_the_room(exported, half_translator, tmp_path
 
 def test_versions_count_up_and_are_never_replaced(tmp_path):
     target = tmp_path / "demo"
+
+    def draft(content):
+        folder = tmp_path / "workshop" / "demo" / "1"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "saved_model.pb").write_text(content)
+        return folder
+
     for expected in ("1", "2"):
-        draft = tmp_path / "draft"
-        draft.mkdir()
-        (draft / "saved_model.pb").write_text(expected)
-        assert _publish(draft, target) == str(target / expected)
+        assert _publish(draft(expected), target) == str(target / expected)
     (target / "9").mkdir()
     (target / "notes").mkdir()
-    (tmp_path / "draft").mkdir()
-    assert _publish(tmp_path / "draft", target) == str(target / "10")
-    assert (target / "1" / "saved_model.pb").read_text() == "1"
+    assert _publish(draft("10"), target) == str(target / "10")
+    for version in ("1", "2", "10"):
+        assert (target / version / "saved_model.pb").read_text() == version
+    (tmp_path / "empty").mkdir()
+    assert _publish(draft("1"), tmp_path / "empty") == str(tmp_path / "empty" / "1")
 
 
 def test_a_failed_check_publishes_nothing_and_gives_the_reason(tokenizer, tmp_path):
