@@ -50,7 +50,8 @@ def sample(
 
     The seed, the temperature and the cuts may be tensors with one entry a row, as a served
     model needs, whose requests are merged: then a row draws the same wherever it stands.
-    Such tensors are not checked: a temperature near 0 takes the best token.
+    Such tensors are not checked: a temperature near or below 0, or that is no number, takes the
+    best token, and an infinite one draws as the highest.
 
     Source: Fan et al. 2018 for top-k (https://arxiv.org/abs/1805.04833), Holtzman et al.
     2019 for top-p (https://arxiv.org/abs/1904.09751).
@@ -182,7 +183,9 @@ def _draw_by_row(seeds, temperature, top_k, top_p, logits, position):
     seeds = tf.broadcast_to(seeds, (batch_size, 2))
     temperature = _by_row(temperature, 1.0, tf.float32)
     top_k, top_p = _by_row(top_k, 0, tf.int32), _by_row(top_p, 1.0, tf.float32)
-    best, ids = tf.math.top_k(logits / tf.maximum(temperature, 1e-4), size)
+    temperature = tf.where(temperature > 1e-4, temperature, 1e-4)  # also where it is NaN
+    # A forbidden token stays at minus infinity, which an infinite temperature would undo.
+    best, ids = tf.math.top_k(logits / tf.minimum(temperature, 1e30), size)
     is_kept = (top_k <= 0) | (tf.range(size) < top_k)
     probabilities = tf.nn.softmax(tf.where(is_kept, best, -np.inf))
     probabilities = tf.where(_is_within(probabilities, top_p), probabilities, 0.0)

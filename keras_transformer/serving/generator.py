@@ -130,7 +130,7 @@ class Generator(ServedModule):
             prompt: (batch,) strings; one that leaves no room for the continuation loses its
                 beginning.
             max_tokens: (batch,) length of the continuation, cut to [1, context - 1].
-            temperature: (batch,) below 1 sharpens; near 0 takes the best token.
+            temperature: (batch,) below 1 sharpens; near or below 0, or NaN, takes the best token.
             top_k: (batch,) so many of the best tokens may be drawn; 0 for all.
             top_p: (batch,) share of probability that the tokens that may be drawn hold.
             seed: (batch,) the same seed draws the same text.

@@ -1,0 +1,104 @@
+"""A served model answers whatever it is sent, and a row is answered as if it were alone."""
+
+import time
+
+import numpy as np
+import pytest
+
+from keras_transformer.serving import export
+
+from .conftest import SMALL_MODULES
+from .hostile import NOT_REQUESTS, Server, attack, is_equal
+
+KINDS = ("translator", "classifier", "generator")
+SOAK = 100_000
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Path and row shapes of a published model of one kind."""
+    folder, made = tmp_path_factory.mktemp("saved_models"), {}
+
+    def of(kind):
+        if kind not in made:
+            module = SMALL_MODULES[kind]()
+            made[kind] = export(module, folder, kind), module.row_shapes()
+        return made[kind]
+
+    return of
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_requests_are_answered_or_refused_and_change_no_other_row(served, kind):
+    counts, _ = attack(*served(kind), count=200, seed=7, most_rows=50)
+    assert counts["answers"] > 150 and counts["errors"] > 5 and counts["rows asked alone"] > 80
+
+
+def test_lines_that_are_no_requests_are_refused_and_the_next_one_is_answered(served):
+    with Server(served("generator")[0]) as server:
+        for line in NOT_REQUESTS:
+            assert server.ask(line)["error"], line
+        assert server.ask({"inputs": {"prompt": []}})["outputs"]["length"] == []
+
+
+def generate(server, **inputs):
+    rows = {"prompt": ["ab"], "max_tokens": [3], "temperature": [1.0], "top_k": [0], "top_p": [1.0]}
+    return server.ask({"signature_name": "generate", "inputs": {**rows, "seed": [5], **inputs}})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"temperature": [1e39]}, "temperature must be a list of float32: float too large"),
+        ({"max_tokens": [2**31]}, "max_tokens must be a list of int32: 'i' format requires"),
+        ({"seed": [None]}, "seed must be a list of int32: required argument is not an integer"),
+        ({"prompt": [{}]}, 'list of strings: Bytes are written as {"b64": "..."}. Received: {}'),
+        ({"prompt": [{"b64": "?"}]}, "prompt must be a list of strings: "),
+        ({"prompt": ["\ud800"]}, "surrogates not allowed"),
+        ({"prompt": [["a"] * 999]}, "expected lists in lists, 1 deep. Received: [['a', 'a'"),
+        ({"top_k": [1, 2]}, "same number of rows"),
+    ],
+)
+def test_an_input_that_does_not_fit_is_named(served, inputs, message):
+    with Server(served("generator")[0]) as server:
+        error = generate(server, **inputs)["error"]
+        assert message in error and len(error) < 2000
+        assert "outputs" in generate(server)
+
+
+def test_temperatures_without_a_meaning_are_those_next_to_them(served):
+    """Minus infinity over infinity is no number: a forbidden token could be drawn."""
+    with Server(served("generator")[0]) as server:
+        for odd, usual in ((np.nan, 1e-4), (-1.0, 1e-4), (-np.inf, 1e-4), (np.inf, 1e30)):
+            answers = [generate(server, temperature=[value]) for value in (odd, usual)]
+            assert answers[0] == answers[1], odd
+
+
+def test_a_changed_row_would_be_noticed():
+    assert is_equal([1.0, np.nan, np.inf], [1.0 + 1e-6, np.nan, np.inf])
+    assert is_equal([[1e9, 1.0]], [[1e9, 1.5]]), "rounding of a sum with the large number"
+    for value, other in ((1.0, 1.001), ([1.0], [np.nan]), ([np.inf], [-np.inf]), ("a", "b")):
+        assert not is_equal(value, other), (value, other)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_requests_leave_the_memory_as_it_was(served, kind, onednn):
+    """oneDNN keeps up to 1024 kernels for sizes it has seen: its memory grows until then."""
+    path, row_shapes = served(kind)
+    start = time.monotonic()
+
+    def report(number, memory, counts):
+        seconds = time.monotonic() - start
+        print(
+            f"{kind} {onednn=} {number} {memory:.0f} MiB {seconds:.0f} s {dict(counts)}", flush=True
+        )
+
+    count = -(-SOAK // (2 * len(KINDS)))
+    _, memory = attack(path, row_shapes, count, seed=11 + onednn, onednn=onednn, report=report)
+    if onednn:
+        assert memory[-1] < 1.1 * memory[len(memory) // 2]
+    else:
+        assert memory[-1] < 1.05 * memory[0]
