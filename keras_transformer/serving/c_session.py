@@ -29,7 +29,6 @@ class Endpoint(C.Structure):
 
 C_FUNCTIONS = {
     "TF_NewStatus": (POINTER, []),
-    "TF_GetCode": (INT, [POINTER]),
     "TF_Message": (CHARS, [POINTER]),
     "TF_LoadLibrary": (POINTER, [CHARS, POINTER]),
     "TF_NewGraph": (POINTER, []),
@@ -64,9 +63,11 @@ class ServedModel:
         path: folder of the SavedModel.
         tensorflow_folder: the one with libtensorflow_cc.so.2.
         op_libraries: paths of libraries with further operations, those of tensorflow-text.
+            One that cannot be loaded matters only to a model that needs its operations.
 
     Raises:
-        RuntimeError: if TensorFlow cannot load the model; its own message.
+        RuntimeError: if TensorFlow cannot load the model; its own message, and those about
+            the libraries that it could not load.
     """
 
     def __init__(self, path, tensorflow_folder, op_libraries=()):
@@ -76,9 +77,10 @@ class ServedModel:
             function = getattr(self.lib, name)
             function.restype, function.argtypes = result, arguments
         self.status = self.lib.TF_NewStatus()
+        faults = ""
         for library in op_libraries:
             self.lib.TF_LoadLibrary(library.encode(), self.status)
-            self._check()
+            faults += self._fault() and f"\n{self._fault()}"
         # tensorflow::DisableXlaCompilation(), which tensorflow_model_server calls at its start.
         self.lib["_ZN10tensorflow21DisableXlaCompilationEv"]()
         self.graph, meta_graph = self.lib.TF_NewGraph(), Buffer()
@@ -86,7 +88,8 @@ class ServedModel:
         self.session = self.lib.TF_LoadSessionFromSavedModel(
             options, None, os.fsencode(path), tags, 1, self.graph, C.byref(meta_graph), self.status
         )
-        self._check()
+        if self._fault():
+            raise RuntimeError(self._fault() + faults)
         self.signatures = read_signatures(C.string_at(meta_graph.data, meta_graph.length))
 
     def answer(self, request):
@@ -135,12 +138,13 @@ class ServedModel:
             self.session, None, inputs, values, len(feeds), outputs, results, len(fetches),
             None, 0, None, self.status,
         )  # fmt: skip
-        self._check()
+        if self._fault():
+            raise RuntimeError(self._fault())
         return list(results)
 
-    def _check(self):
-        if self.lib.TF_GetCode(self.status):
-            raise RuntimeError(self.lib.TF_Message(self.status).decode("utf-8", "replace"))
+    def _fault(self):
+        """TensorFlow's message about the newest call, "" if it went well."""
+        return self.lib.TF_Message(self.status).decode("utf-8", "replace")
 
     def _endpoint(self, tensor_name):
         name, _, index = tensor_name.partition(":")

@@ -56,7 +56,7 @@ def check_size(path, weights):
         )
 
 
-def check_answers(path, requests, expected, tolerance=1e-4, timeout=600):
+def check_answers(path, requests, expected, tolerance=1e-4, timeout=600, packages=None):
     """Refuses a SavedModel that answers otherwise than expected, in a fresh process.
 
     Shapes are compared as TensorFlow has them, since JSON hides those of empty arrays.
@@ -68,6 +68,7 @@ def check_answers(path, requests, expected, tolerance=1e-4, timeout=600):
         tolerance: largest difference of numbers, relative or absolute; texts, integers and
             booleans must be equal.
         timeout: seconds for all requests.
+        packages: folder of another TensorFlow to load it in, as of `c_api.find_libraries`.
 
     Raises:
         RuntimeError: with TensorFlow's message, or the first difference.
@@ -80,7 +81,7 @@ def check_answers(path, requests, expected, tolerance=1e-4, timeout=600):
         }
         for name, inputs in requests
     ]
-    answers = c_api.ask(path, lines, timeout)
+    answers = c_api.ask(path, lines, timeout, packages)
     for (name, inputs), outputs, answer in zip(requests, expected, answers, strict=True):
         rows = len(next(iter(inputs.values())))
         if "error" in answer:

@@ -57,16 +57,21 @@ class HostileRequests:
             return self.random.choice(NOT_REQUESTS), False
         if choice < 0.02:
             return self._bytes(60).replace(b"\n", b"") + b"}", False
-        name = self.random.choice(sorted(self.signatures))
-        specs, rows = self.signatures[name]["inputs"], self._rows()
-        request = {
-            "signature_name": name,
-            "inputs": {key: self._values(spec, rows) for key, spec in sorted(specs.items())},
-            "shapes": True,
-        }
+        name, rows = self.random.choice(sorted(self.signatures)), self._rows()
+        request = self._sound(name, rows)
         if choice < 0.10:
+            specs = self.signatures[name]["inputs"]
             return request, not self._spoil(request["inputs"], specs, rows)
         return request, True
+
+    def largest(self):
+        """A request of the most rows to every signature: what the memory must hold anyway."""
+        return [self._sound(name, self.most_rows) for name in sorted(self.signatures)]
+
+    def _sound(self, name, rows):
+        specs = self.signatures[name]["inputs"]
+        inputs = {key: self._values(spec, rows) for key, spec in sorted(specs.items())}
+        return {"signature_name": name, "inputs": inputs, "shapes": True}
 
     def _rows(self):
         small = self.random.choice([0, 1, 1, 2, 2, 3, 3, 5, 7])
@@ -183,6 +188,8 @@ def attack(path, row_shapes, count, seed, most_rows=1000, onednn=True, report=No
         [],
     )
     with Server(path, onednn) as server:
+        for request in requests.largest():
+            assert "outputs" in server.ask(request)
         for number in range(1, count + 1):
             request, is_sound = requests.draw()
             answer = server.ask(request)

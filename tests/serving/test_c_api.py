@@ -88,6 +88,21 @@ def test_without_the_text_operations_the_model_cannot_be_loaded(exported, monkey
         c_api.ask(exported, [])
 
 
+def test_a_library_that_cannot_be_loaded_matters_only_where_it_is_needed(
+    exported, monkeypatch, tmp_path
+):
+    folder, libraries = c_api.find_libraries()
+    broken = tmp_path / "_broken.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(
+        c_api, "find_libraries", lambda packages: (folder, [str(broken), *libraries])
+    )
+    assert "outputs" in c_api.ask(exported, [{"inputs": {"text": ["a dog"]}}])[0]
+    monkeypatch.setattr(c_api, "find_libraries", lambda packages: (folder, [str(broken)]))
+    with pytest.raises(RuntimeError, match=r"(?s)not registered 'Sentence.*_broken.so: file too"):
+        c_api.ask(exported, [])
+
+
 def test_a_missing_model_and_a_slow_one_are_one_clear_line(tmp_path, exported):
     with pytest.raises(RuntimeError, match=r"^Exit code 1: Could not find SavedModel"):
         c_api.ask(tmp_path, [])

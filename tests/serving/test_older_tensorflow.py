@@ -1,0 +1,41 @@
+"""Servers are older than trainers: what is exported here answers in their TensorFlow too."""
+
+import os
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.serving import c_api, export
+from keras_transformer.serving.checks import check_answers
+from keras_transformer.serving.export import golden_answers
+
+from .conftest import SENTENCES, SMALL_MODULES
+
+OLDER = [folder for folder in os.environ.get("OLDER_TENSORFLOW", "").split(os.pathsep) if folder]
+
+
+@pytest.fixture(scope="module", params=SMALL_MODULES)
+def served(request, tmp_path_factory):
+    keras.utils.set_random_seed(3)
+    module = SMALL_MODULES[request.param]()
+    path = export(module, tmp_path_factory.mktemp("saved_models"), request.param)
+    return path, golden_answers(module, np.array([text.encode() for text in SENTENCES], object))
+
+
+@pytest.mark.skipif(
+    not OLDER,
+    reason="needs folders in OLDER_TENSORFLOW; `.ci/older_tensorflow 2.19 FOLDER` makes one",
+)
+@pytest.mark.parametrize("packages", OLDER)
+def test_every_signature_answers_in_an_older_tensorflow(served, packages):
+    path, (requests, expected) = served
+    if "word-pieces" in path and list(pathlib.Path(packages).glob("tensorflow_text-2.19.0.*")):
+        pytest.skip("tensorflow-text 2.19.0 was published with libraries that cannot be loaded")
+    check_answers(path, requests, expected, packages=packages)
+
+
+def test_a_folder_without_tensorflow_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"packages must be a folder .* Received: packages"):
+        c_api.find_libraries(tmp_path)
