@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_transformer.serving import export
 
@@ -81,6 +82,17 @@ def test_a_changed_row_would_be_noticed():
         assert not is_equal(value, other), (value, other)
 
 
+def test_a_model_whose_rows_leak_into_each_other_would_be_noticed(tmp_path):
+    module = tf.Module()
+    module.call = tf.function(
+        lambda numbers: {"rest": numbers - tf.reduce_max(tf.concat([numbers, [0]], 0))},
+        input_signature=[tf.TensorSpec([None], tf.int32, "numbers")],
+    )
+    tf.saved_model.save(module, str(tmp_path), {"serving_default": module.call})
+    with pytest.raises(AssertionError, match=r"\['rest'\]: .* beside copies, .* in the batch, row"):
+        attack(tmp_path, {"serving_default": {"rest": ()}}, count=100, seed=2, most_rows=9)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("onednn", [True, False])
@@ -97,7 +109,8 @@ def test_hostile_requests_leave_the_memory_as_it_was(served, kind, onednn):
         )
 
     count = -(-SOAK // (2 * len(KINDS)))
-    _, memory = attack(path, row_shapes, count, seed=11 + onednn, onednn=onednn, report=report)
+    counts, memory = attack(path, row_shapes, count, seed=11 + onednn, onednn=onednn, report=report)
+    assert counts["rounded"] <= counts["rows asked alone"] / 1000
     if onednn:
         assert memory[-1] < 1.1 * memory[len(memory) // 2]
     else:
