@@ -1,0 +1,54 @@
+"""Exports for processes of their own, which a test kills."""
+
+import tensorflow as tf
+
+from keras_transformer.serving import export
+from keras_transformer.serving.signatures import TEXT, ServedModule, signature
+from keras_transformer.serving.workshop import workshop
+
+
+class Echo(ServedModule):
+    """The smallest module that can be exported; `wait` is called before it is checked."""
+
+    def __init__(self, wait=lambda: None):
+        super().__init__([], "echo")
+        self.wait = wait
+        self.endpoints = {"serving_default": signature(self.echo, TEXT)}
+
+    def echo(self, text):
+        return {"echo": text + text}
+
+    def default_inputs(self, texts):
+        return {"text": texts}
+
+    def row_shapes(self):
+        return {"serving_default": {"echo": ()}}
+
+    def try_out(self, ask, texts, hard_texts):
+        self.wait()
+        ask("serving_default", text=texts)
+
+
+def export_slowly(directory, name, has_begun, may_end):
+    """One export, which waits in its middle for the event `may_end`."""
+
+    def wait():
+        has_begun.set()
+        assert may_end.wait(600)
+
+    export(Echo(wait), directory, name)
+
+
+def export_for_ever(directory, name, has_begun):
+    tf.constant(0)  # TensorFlow is up: from now on there are exports
+    has_begun.set()
+    while True:
+        export(Echo(), directory, name)
+
+
+def work_for_ever(directory, name, has_begun):
+    """Drafts that take no time, so that a kill meets the making and removing of their folders."""
+    has_begun.set()
+    while True:
+        with workshop(directory, name) as folder, open(f"{folder}/draft", "w") as file:
+            file.write("half")
