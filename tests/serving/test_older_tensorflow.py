@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -39,3 +41,8 @@ def test_every_signature_answers_in_an_older_tensorflow(served, packages):
 def test_a_folder_without_tensorflow_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"packages must be a folder .* Received: packages"):
         c_api.find_libraries(tmp_path)
+    command = [sys.executable, c_api.__file__, str(tmp_path), "--packages", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("packages must be a folder")
+    assert done.stderr.count("\n") == 1, "one line, no traceback"
