@@ -67,6 +67,20 @@ def test_an_input_that_does_not_fit_is_named(served, inputs, message):
         assert "outputs" in generate(server)
 
 
+def test_a_refused_request_leaves_nothing_in_memory(served):
+    """The inputs that were written before the one that is wrong are freed too."""
+    large = {"text": ["a" * 2**21], "target_prefix": ["a" * 2**21], "max_length": [3]}
+    with Server(served("translator")[0]) as server:
+        memory = []
+        for _ in range(20):
+            for key in large:
+                inputs = {**large, key: [None]}
+                answer = server.ask({"signature_name": "translate_nbest", "inputs": inputs})
+                assert key in answer["error"]
+            memory.append(server.memory())
+    assert memory[-1] - memory[2] < 10, "MiB"
+
+
 def test_temperatures_without_a_meaning_are_those_next_to_them(served):
     """Minus infinity over infinity is no number: a forbidden token could be drawn."""
     with Server(served("generator")[0]) as server:
