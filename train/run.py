@@ -1,16 +1,23 @@
 """The folder of a run: what it holds, how training fills it, and how a model comes out of it."""
 
-import csv
+import contextlib
 import dataclasses
-import os
 import pathlib
-import shutil
+import tempfile
+import zlib
 from collections.abc import Callable
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from keras_transformer.files import (
+    DamagedFile,
+    NotWritten,
+    check_archive,
+    read_arrays,
+    save_arrays,
+    whole,
+)
 from keras_transformer.text import load_tokenizer
 from keras_transformer.training import Adam, InverseSqrtWarmup
 from keras_transformer.training.callbacks import StopOnNonFiniteLoss, TokensPerSecond, save_whole
@@ -25,10 +32,14 @@ from keras_transformer.training.distribution import (
     this_worker,
 )
 from train.config import TranslationConfig
+from train.progress import EpochLog, StopWithoutProgress, read_epochs
+from train.recovery import AGAIN, data_of, finished_model, locked
 
 
 class Run:
     """A folder with config.json, tokenizer.model, tokens.npz, checkpoints/ and what comes out.
+
+    checksums.npz tells whether tokenizer and tokens are still those that the run began with.
 
     Args:
         path: of the folder.
@@ -41,6 +52,8 @@ class Run:
         self.config_file = self.path / "config.json"
         self.tokenizer_file = self.path / "tokenizer.model"
         self.tokens_file = self.path / "tokens.npz"
+        self.checksums_file = self.path / "checksums.npz"
+        self.lock_file = self.path / "lock"
         self.checkpoints = self.path / "checkpoints"
         self.model_file = self.path / "model.keras"
         self.best_model_file = self.path / "best.keras"
@@ -77,21 +90,38 @@ class Run:
         Raises:
             ValueError: if another process has been faster.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        draft.mkdir()
-        tokenizer.save(draft / self.tokenizer_file.name)
-        batches.save(draft / self.tokens_file.name)
-        config.save(draft / self.config_file.name)
         try:
-            draft.rename(self.path)
-        except OSError:
-            shutil.rmtree(draft)
+            with whole(self.path) as draft:
+                draft.mkdir()
+                config.save(draft / self.config_file.name)
+                Run(draft).save_data(tokenizer, batches)
+        except NotWritten:
             if not self.config_file.exists():
                 raise
             raise ValueError(
                 f"Another process has begun a run in {self.path} meanwhile. Choose another --run."
             ) from None
+
+    def save_data(self, tokenizer, batches):
+        """Writes tokenizer and tokens, and the checksums by which they are known again."""
+        tokenizer.save(self.tokenizer_file)
+        batches.save(self.tokens_file)
+        save_arrays(self.checksums_file, self.checksums_of(tokenizer, batches).items())
+
+    @staticmethod
+    def checksums_of(tokenizer, batches):
+        """Numbers that differ as soon as a tokenizer or any of the tokens does, by name."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "tokenizer")
+            tokenizer.save(file)
+            return {"tokenizer": zlib.crc32(file.read_bytes()), "tokens": batches.checksum()}
+
+    def checksums(self):
+        """The checksums of `save_data`, a dict; empty if their file is damaged or not there."""
+        try:
+            return {name: int(number) for name, number in read_arrays(self.checksums_file)}
+        except (DamagedFile, FileNotFoundError):
+            return {}
 
     def config(self):
         """The settings of this run.
@@ -105,17 +135,34 @@ class Run:
             return self.config_class.load(self.config_file)
         except TypeError as error:  # a setting that this command does not know
             raise ValueError(
-                f"{self.path} holds a run of another command or version. Received: {error}."
+                f"{self.config_file} is of another command or version, or damaged. "
+                f"Received: {error}."
+            ) from None
+        except ValueError as error:
+            raise DamagedFile(
+                f"{self.config_file} is damaged: restore it, or choose another --run. "
+                f"Received: {error}"
             ) from None
 
     def tokenizer(self):
-        return load_tokenizer(self.tokenizer_file)
+        """The tokenizer of this run.
+
+        Raises:
+            DamagedFile: if it is not the one that the run began with.
+        """
+        content = self.tokenizer_file.read_bytes()
+        if zlib.crc32(content) != self.checksums().get("tokenizer", zlib.crc32(content)):
+            raise DamagedFile(f"{self.tokenizer_file} is damaged. {AGAIN}")
+        try:
+            return load_tokenizer(self.tokenizer_file)
+        except DamagedFile as error:
+            raise DamagedFile(f"{error} {AGAIN}") from None
 
     def model(self):
         """The finished model.
 
         Raises:
-            ValueError: if the training has not finished.
+            ValueError: if the training has not finished, or the file is damaged.
         """
         self.config()
         if not self.model_file.exists():
@@ -123,46 +170,18 @@ class Run:
                 f"{self.path} holds no finished model. Run its training command again: it goes on "
                 "from the last checkpoint."
             )
+        try:
+            check_archive(self.model_file)
+        except DamagedFile as error:
+            raise DamagedFile(f"{error} {AGAIN}") from None
         return keras.saving.load_model(self.model_file, compile=False)
 
     def history(self):
         """The logs of all epochs so far: a dictionary from name to a list of numbers."""
-        if not self.history_file.exists():
-            return {}
-        with open(self.history_file, newline="") as file:
-            # An epoch that was broken off after its row has another, of its second end.
-            rows = list({row["epoch"]: row for row in csv.DictReader(file)}.values())
-        if not rows:  # not even one epoch has come to its end
-            return {}
-        # Without a validation text Keras logs its numbers as "NA".
-        names = [name for name in rows[0] if name != "epoch" and rows[0][name] != "NA"]
-        return {name: [float(row[name]) for row in rows] for name in names}
-
-
-class StopWithoutProgress(keras.callbacks.Callback):
-    """Stops when some epochs have not lowered the validation loss.
-
-    Keras's `EarlyStopping` forgets the epochs before its `fit`; a run that was interrupted
-    takes several.
-
-    Args:
-        patience: number of such epochs.
-        losses: of the epochs that an earlier process has come to the end of.
-    """
-
-    def __init__(self, patience, losses):
-        super().__init__()
-        self._patience = patience
-        self._losses = list(losses)
-
-    def on_epoch_end(self, epoch, logs=None):
-        self._losses[epoch:] = [logs["val_loss"]]
-        self.model.stop_training = self.is_due(epoch + 1)
-
-    def is_due(self, epochs):
-        """Whether training ends after so many epochs."""
-        losses = self._losses[:epochs]
-        return bool(losses) and len(losses) - 1 - np.argmin(losses) >= self._patience
+        rows = [row for _, row in sorted(read_epochs(self.history_file).items())]
+        # Those that an epoch lacks are not numbers of all of them.
+        names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []
+        return {name: [row[name] for row in rows] for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,48 +226,49 @@ def train(run, config, task, strategy=None):
     """
     strategy = strategy or tf.distribute.get_strategy()
     is_chief = this_worker(strategy).index == 0
-    exists, finished = run.check(config), run.model_file.exists()
-    check_workers_agree(strategy, exists + finished, f"what {run.path} holds")
-    if finished:
+    with contextlib.ExitStack() as lock:
+        exists = run.check(config)
+        check_workers_agree(strategy, int(exists), f"what {run.path} holds")
+        if exists:
+            lock.enter_context(locked(run, strategy))
+            model = finished_model(run, task, is_chief)
+            check_workers_agree(strategy, int(model is not None), f"what {run.path} holds")
+            if model is not None:
+                return model
+        if config.checkpoint_every < 1 or config.average < 1:
+            raise ValueError(
+                "checkpoint_every and average must be at least 1. Received: "
+                f"checkpoint_every={config.checkpoint_every}, average={config.average}."
+            )
+        keras.utils.set_random_seed(config.seed)
+        # The text is not tokenised again, and may even have changed.
+        tokenizer, batches = data_of(run, task, is_chief) if exists else task.read()
+        check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
+        validation = task.validation(tokenizer)
+        with strategy.scope():
+            model = task.build(tokenizer, batches)
+        checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)
         if is_chief:
-            print(f"{run.path} is trained already: nothing to do.")
-        return run.model()
-    if config.checkpoint_every < 1 or config.average < 1:
-        raise ValueError(
-            "checkpoint_every and average must be at least 1. Received: "
-            f"checkpoint_every={config.checkpoint_every}, average={config.average}."
-        )
-    keras.utils.set_random_seed(config.seed)
-    if exists:  # the text is not tokenised again, and may even have changed
-        tokenizer = run.tokenizer()
-        batches = task.load(run.tokens_file, tokenizer)
-    else:
-        tokenizer, batches = task.read()
-    check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
-    validation = task.validation(tokenizer)
-    with strategy.scope():
-        model = task.build(tokenizer, batches)
-    checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)
-    if is_chief:
+            if not exists:
+                run.create(config, tokenizer, batches)
+            _report(config, model, task.describe(batches), batches.steps_per_epoch, strategy)
+        from_all_workers(strategy, 0)  # the chief has made the folder
         if not exists:
-            run.create(config, tokenizer, batches)
-        _report(config, model, task.describe(batches), batches.steps_per_epoch, strategy)
-    from_all_workers(strategy, 0)  # the chief has made the folder
-    callbacks = [StopOnNonFiniteLoss(), TokensPerSecond()]
-    if validation is not None and config.patience:
-        callbacks.append(StopWithoutProgress(config.patience, run.history().get("val_loss", [])))
-    if is_chief:
-        callbacks += task.callbacks(run, tokenizer)
-        callbacks.append(keras.callbacks.CSVLogger(str(run.history_file), append=True))
-        if config.tensorboard:
-            callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
-    _fit(model, config, batches, validation, checkpoints, callbacks, verbose=1 if is_chief else 0)
-    from_all_workers(strategy, 0)  # the chief has saved the last checkpoint
-    averaged = average_checkpoints(run.checkpoints, model, config.average)
-    if is_chief:
-        steps = ", ".join(map(str, averaged))
-        print(f"The model is the mean of the checkpoints at steps {steps}.")
-        save_whole(model, run.model_file)
+            lock.enter_context(locked(run, strategy))
+        callbacks = [StopOnNonFiniteLoss(), TokensPerSecond()]
+        if validation is not None and config.patience:
+            callbacks.append(StopWithoutProgress(config.patience))
+        if is_chief:
+            callbacks += [*task.callbacks(run, tokenizer), EpochLog(run.history_file)]
+            if config.tensorboard:
+                callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
+        _fit(model, config, batches, validation, checkpoints, callbacks, int(is_chief))
+        from_all_workers(strategy, 0)  # the chief has saved the last checkpoint
+        averaged = average_checkpoints(run.checkpoints, model, config.average)
+        if is_chief:
+            steps = ", ".join(map(str, averaged))
+            print(f"The model is the mean of the checkpoints at steps {steps}.")
+            save_whole(model, run.model_file)
     return model
 
 
@@ -286,6 +306,11 @@ def _report(config, model, description, steps_per_epoch, strategy):
 def _fit(model, config, batches, valid, checkpoints, callbacks, verbose):
     """Calls `fit` from the last checkpoint on, so that epochs end where they would have ended."""
     step = checkpoints.restore()
+    for callback in callbacks:
+        if hasattr(callback, "memory"):  # of the epochs before, which another process has seen
+            name = type(callback).__name__
+            callback.memory[:] = checkpoints.notes.get(name, callback.memory)
+            checkpoints.notes[name] = callback.memory
     if step and verbose:
         print(f"Going on from step {step} of {config.steps}.")
     per_epoch = batches.steps_per_epoch

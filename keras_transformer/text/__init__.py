@@ -1,5 +1,6 @@
 """Text: reading it, tokenising it, cutting it into batches."""
 
+from keras_transformer.files import DamagedFile
 from keras_transformer.text.batching import TokenBatches
 from keras_transformer.text.byte_pairs import BytePairTokenizer, train_byte_pairs
 from keras_transformer.text.corpora import ParallelText, read_dataset, read_files, read_tsv
@@ -26,15 +27,26 @@ from keras_transformer.text.word_pieces import WordPieceTokenizer, train_word_pi
 
 
 def load_tokenizer(path):
-    """The tokenizer that its `save` has written to a file, of whichever kind it is."""
+    """The tokenizer that its `save` has written to a file, of whichever kind it is.
+
+    Raises:
+        DamagedFile: a ValueError with the path, if the file holds no tokenizer.
+        OSError: if there is no such file, or it may not be read.
+    """
     with open(path, "rb") as file:
         beginning = file.read(16)
     if beginning.startswith(b"[PAD]"):
-        return WordPieceTokenizer.load(path)
-    if not beginning.startswith(b"{"):
-        return Tokenizer.load(path)  # a SentencePiece model, which never begins so
-    kind = SymbolTokenizer if b"characters" in beginning else BytePairTokenizer
-    return kind.load(path)
+        kind = WordPieceTokenizer
+    elif not beginning.startswith(b"{"):
+        kind = Tokenizer  # a SentencePiece model, which never begins so
+    else:
+        kind = SymbolTokenizer if b"characters" in beginning else BytePairTokenizer
+    try:
+        return kind.load(path)
+    except OSError:
+        raise
+    except Exception as error:  # of a damaged file they raise many kinds
+        raise DamagedFile(f"{path} is damaged, or holds no tokenizer: {error}") from error
 
 
 __all__ = [

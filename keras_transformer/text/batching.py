@@ -6,14 +6,13 @@ goes on at any step without reading what came before.
 
 import functools
 import logging
-import os
-import pathlib
 import zlib
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.text.length_plan import LengthPlan, batched
 from keras_transformer.text.tokenizers import END_ID, PAD_ID, START_ID, Tokenizer
 
@@ -87,11 +86,9 @@ class TokenBatches:
     def save(self, path) -> None:
         """Writes the tokenised text to a file of NumPy's format npz, whole or not at all."""
         sides = {"source": self._sources, "target": self._targets}
-        save_arrays(
-            path,
-            **{f"{side}_ids": ids.flat_values.numpy() for side, ids in sides.items()},
-            **{f"{side}_lengths": ids.row_lengths().numpy() for side, ids in sides.items()},
-        )
+        arrays = {f"{side}_ids": ids.flat_values.numpy() for side, ids in sides.items()}
+        arrays |= {f"{side}_lengths": ids.row_lengths().numpy() for side, ids in sides.items()}
+        save_arrays(path, arrays.items())
 
     @classmethod
     def load(cls, path, tokens_per_batch: int = 4096, max_length: int = 256, seed: int = 0):
@@ -101,9 +98,9 @@ class TokenBatches:
         """
         _check_limits(tokens_per_batch, max_length)
         batches = cls.__new__(cls)
-        with np.load(path) as sides:
-            batches._sources = ragged(sides["source_ids"], sides["source_lengths"])
-            batches._targets = ragged(sides["target_ids"], sides["target_lengths"])
+        sides = load_arrays(path)
+        batches._sources = ragged(sides["source_ids"], sides["source_lengths"])
+        batches._targets = ragged(sides["target_ids"], sides["target_lengths"])
         batches._arrange(tokens_per_batch, max_length, seed)
         return batches
 
@@ -162,14 +159,6 @@ class TokenBatches:
         # Where the label is padding, the shifted row holds the end of a shorter sentence.
         target_ids = tf.where(labels == PAD_ID, PAD_ID, shifted)
         return {"source_ids": source_ids, "target_ids": target_ids}, labels
-
-
-def save_arrays(path, **arrays) -> None:
-    """Writes arrays to a file of NumPy's format npz, whole or not at all."""
-    path = pathlib.Path(path)
-    draft = path.with_name(f".{os.getpid()}.{path.name}.npz")
-    np.savez(draft, **arrays)
-    draft.replace(path)
 
 
 def tokenize_all(texts: Sequence[str], tokenizer: Tokenizer, finish=None) -> tf.RaggedTensor:

@@ -8,7 +8,6 @@ learns new pairs; it is imported only here.
 """
 
 import json
-import os
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ import tensorflow as tf
 import tensorflow_text
 from sentencepiece import sentencepiece_model_pb2
 
+from keras_transformer.files import whole
 from keras_transformer.text.tokenizers import (
     CONTROL_PIECES,
     UNKNOWN_ID,
@@ -142,12 +142,10 @@ class BytePairTokenizer(tf.Module):
 
     def save(self, path) -> None:
         """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
-        path = pathlib.Path(path)
-        draft = path.with_name(f".{os.getpid()}.{path.name}")
         vocabulary = {piece: number for number, piece in enumerate(self._pieces)}
         content = {"vocabulary": vocabulary, "merges": self._merges, "first_id": self.first_id}
-        draft.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
-        draft.replace(path)
+        with whole(path) as draft:
+            draft.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
 
     @classmethod
     def load(cls, path) -> "BytePairTokenizer":

@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_text
 
-from keras_transformer.text.batching import save_arrays, tokenize_all
+from keras_transformer.files import load_arrays, save_arrays
+from keras_transformer.text.batching import tokenize_all
 from keras_transformer.text.corpora import read_text
 from keras_transformer.text.labelled import labelled_files
 from keras_transformer.text.length_plan import batched
@@ -140,13 +141,13 @@ class PretrainingBatches:
 
     def save(self, path) -> None:
         """Writes the tokenised documents to a file of NumPy's format npz, whole or not at all."""
-        save_arrays(
-            path,
-            ids=self._ids.numpy(),
-            starts=self._starts.numpy(),
-            first_sentences=self._first_sentences.numpy(),
-            num_dropped=self.num_dropped,
-        )
+        arrays = {
+            "ids": self._ids.numpy(),
+            "starts": self._starts.numpy(),
+            "first_sentences": self._first_sentences.numpy(),
+            "num_dropped": self.num_dropped,
+        }
+        save_arrays(path, arrays.items())
 
     @classmethod
     def load(
@@ -154,9 +155,9 @@ class PretrainingBatches:
     ) -> "PretrainingBatches":
         """The batches of documents that `save` has written, without tokenising them again."""
         batches = cls.__new__(cls)
-        with np.load(path) as kept:
-            arrays = kept["ids"], kept["starts"], kept["first_sentences"]
-            batches.num_dropped = int(kept["num_dropped"])
+        kept = load_arrays(path)
+        arrays = kept["ids"], kept["starts"], kept["first_sentences"]
+        batches.num_dropped = int(kept["num_dropped"])
         batches._arrange(arrays, tokenizer, batch_size, max_length, seed, masking_rate)
         return batches
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.text.batching import ragged, save_arrays, tokenize_all
+from keras_transformer.files import load_arrays, save_arrays
+from keras_transformer.text.batching import ragged, tokenize_all
 from keras_transformer.text.corpora import builder_of, check_split, lines_of
 from keras_transformer.text.length_plan import LengthPlan, batched
 from keras_transformer.text.tokenizers import PAD_ID
@@ -270,16 +271,16 @@ class LabelledBatches:
         """Writes the tokenised texts to a file of NumPy's format npz, whole or not at all."""
         ids, lengths = self._ids.flat_values.numpy(), self._ids.row_lengths().numpy()
         names = np.array(self.names)
-        save_arrays(path, ids=ids, lengths=lengths, labels=self._labels, names=names)
+        arrays = {"ids": ids, "lengths": lengths, "labels": self._labels, "names": names}
+        save_arrays(path, arrays.items())
 
     @classmethod
     def load(cls, path, tokens_per_batch=8192, seed=0, prepare=None) -> "LabelledBatches":
         """The batches of texts that `save` has written, without tokenising them again."""
         batches = cls.__new__(cls)
-        with np.load(path) as kept:
-            ids = ragged(kept["ids"], kept["lengths"])
-            names = kept["names"].tolist()
-            batches._arrange(ids, kept["labels"], names, tokens_per_batch, seed, prepare)
+        kept = load_arrays(path)
+        ids, names = ragged(kept["ids"], kept["lengths"]), kept["names"].tolist()
+        batches._arrange(ids, kept["labels"], names, tokens_per_batch, seed, prepare)
         return batches
 
     def checksum(self) -> int:

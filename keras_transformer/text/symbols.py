@@ -1,11 +1,11 @@
 """Vocabularies that lose nothing: every character, or every byte, of a text is a token."""
 
 import json
-import os
 import pathlib
 
 import tensorflow as tf
 
+from keras_transformer.files import whole
 from keras_transformer.text.tokenizers import CONTROL_PIECES, END_ID, UNKNOWN_ID, as_texts
 
 _FIRST_ID = END_ID + 1
@@ -90,10 +90,8 @@ class SymbolTokenizer(tf.Module):
 
     def save(self, path) -> None:
         """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
-        path = pathlib.Path(path)
-        draft = path.with_name(f".{os.getpid()}.{path.name}")
-        draft.write_text(json.dumps({"characters": self.characters}), "utf-8")
-        draft.replace(path)
+        with whole(path) as draft:
+            draft.write_text(json.dumps({"characters": self.characters}), "utf-8")
 
     @classmethod
     def load(cls, path) -> "SymbolTokenizer":

@@ -8,10 +8,8 @@ no input is ever unknown, and every character survives the way there and back.
 
 import hashlib
 import io
-import os
 import pathlib
 import re
-import tempfile
 from collections.abc import Iterable
 
 import sentencepiece
@@ -19,6 +17,8 @@ import tensorflow as tf
 import tensorflow_text
 from sentencepiece import sentencepiece_model_pb2
 from tensorflow_text.python.ops import sentencepiece_tokenizer
+
+from keras_transformer.files import whole
 
 PAD_ID, UNKNOWN_ID, START_ID, END_ID = 0, 1, 2, 3
 CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
@@ -105,17 +105,8 @@ class Tokenizer(tf.Module):
 
     def save(self, path) -> None:
         """Writes the model to a file that `load` reads; a reader never sees half of it."""
-        path = pathlib.Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with open(handle, "wb") as file:
-                file.write(self.model)
-            os.chmod(draft, 0o644)  # mkstemp makes files that only their owner may read
-            os.replace(draft, path)
-        except BaseException:
-            os.unlink(draft)
-            raise
+        with whole(path) as draft:
+            draft.write_bytes(self.model)
 
     @classmethod
     def load(cls, path) -> "Tokenizer":

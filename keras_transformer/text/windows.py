@@ -1,12 +1,11 @@
 """Cuts one long text into windows: random ones to learn from, sliding ones to measure on."""
 
-import os
-import pathlib
 import zlib
 
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.text.tokenizers import PAD_ID
 
 
@@ -18,16 +17,13 @@ class _LongText:
         self.num_tokens = len(self._ids)
 
     def save(self, path) -> None:
-        """Writes the tokens to a file of NumPy's format npy, whole or not at all."""
-        path = pathlib.Path(path)
-        draft = path.with_name(f".{os.getpid()}.{path.name}.npy")
-        np.save(draft, self._ids)
-        draft.replace(path)
+        """Writes the tokens to a file of NumPy's format npz, whole or not at all."""
+        save_arrays(path, [("ids", self._ids)])
 
     @classmethod
     def load(cls, path, *args, **kwargs):
         """The batches of a text that `save` has written, without tokenising it again."""
-        return cls(np.load(path), *args, **kwargs)
+        return cls(load_arrays(path)["ids"], *args, **kwargs)
 
     def checksum(self) -> int:
         """A number that differs as soon as any token of the text does."""

@@ -16,6 +16,7 @@ import sentencepiece
 import tensorflow as tf
 import tensorflow_text
 
+from keras_transformer.files import whole
 from keras_transformer.text.tokenizers import as_texts, check_texts
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
@@ -130,11 +131,9 @@ class WordPieceTokenizer(tf.Module):
 
     def save(self, path) -> None:
         """Writes the vocabulary as text, one piece a line; a reader never sees half of it."""
-        path = pathlib.Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}")
-        draft.write_text("".join(f"{piece}\n" for piece in self._pieces), "utf-8", newline="\n")
-        draft.replace(path)
+        lines = "".join(f"{piece}\n" for piece in self._pieces)
+        with whole(path) as draft:
+            draft.write_text(lines, "utf-8", newline="\n")
 
     @classmethod
     def load(cls, path, lowercase: bool | None = None) -> "WordPieceTokenizer":

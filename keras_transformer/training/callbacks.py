@@ -1,12 +1,13 @@
 """What to watch while a model is trained."""
 
 import math
-import os
 import pathlib
 import time
 
 import keras
+import tensorflow as tf
 
+from keras_transformer.files import whole
 from keras_transformer.training.losses import TokenCrossentropy
 
 
@@ -25,6 +26,22 @@ class StopOnNonFiniteLoss(keras.callbacks.Callback):
                 f"The loss is not finite at step {step}. Lower the learning rate, lengthen the "
                 "warm-up, or set clip_norm; the last checkpoint is from before. "
                 f"Received: loss={loss}."
+            )
+
+
+def check_finite(variables, what):
+    """Raises a FloatingPointError if a variable holds infinity or what is not a number.
+
+    Args:
+        variables: an iterable of TensorFlow variables; those of integers have no such thing.
+        what: has happened, the beginning of the message.
+    """
+    for variable in variables:
+        value = tf.convert_to_tensor(variable)
+        if value.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(value)):
+            raise FloatingPointError(
+                f"{what}, so nothing is saved. Lower the learning rate, lengthen the warm-up, or "
+                f"set clip_norm. Received: {variable.name} of shape {tuple(value.shape)}."
             )
 
 
@@ -64,6 +81,10 @@ class BestScore(keras.callbacks.Callback):
         every: number of epochs between two measurements, at least 1.
         name: of the score in the logs.
 
+    Attributes:
+        best: the highest score so far.
+        memory: the highest score and the latest, a list.
+
     Raises:
         ValueError: if `every` is below 1.
     """
@@ -76,22 +97,30 @@ class BestScore(keras.callbacks.Callback):
         self.path = None if path is None else pathlib.Path(path)
         self.every = every
         self.name = name
-        self.best = -math.inf
-        self._latest = math.nan
+        self.memory = [-math.inf, math.nan]
+
+    @property
+    def best(self):
+        return self.memory[0]
 
     def on_epoch_end(self, epoch, logs=None):
         if (epoch + 1) % self.every == 0:
-            self._latest = float(self.score(self.model))
-            if self._latest > self.best:
-                self.best = self._latest
-                if self.path is not None:
-                    save_whole(self.model, self.path)
+            score = float(self.score(self.model))
+            if score > self.best and self.path is not None:
+                save_whole(self.model, self.path)
+            self.memory[:] = [score if score > self.best else self.best, score]
         # In the log of every epoch, since the first one decides the columns of a CSV file.
-        logs[self.name] = self._latest
+        logs[self.name] = self.memory[1]
 
 
 def save_whole(model, path):
-    """Saves a model so that a reader of `path` never sees half of it."""
-    draft = path.with_name(f".{os.getpid()}.{path.name}")
-    model.save(draft)
-    draft.replace(path)
+    """Saves a model so that a reader of `path` never sees half of it.
+
+    Raises:
+        FloatingPointError: if its weights are not finite.
+        OSError: if there is no room for it.
+    """
+    weights = [v.value for v in model.trainable_variables]
+    check_finite(weights, f"The weights of the model for {path} are not finite")
+    with whole(path) as draft:
+        model.save(draft)

@@ -6,14 +6,16 @@ batch to batch, and its number is the optimizer step; data that is a pure functi
 completes it.
 """
 
+import itertools
 import logging
 import os
-import pathlib
 import signal
 
 import keras
-import tensorflow as tf
+import numpy as np
 
+from keras_transformer.training import checkpoint_files as files
+from keras_transformer.training.callbacks import check_finite
 from keras_transformer.training.distribution import (
     check_workers_agree,
     checksum,
@@ -23,11 +25,6 @@ from keras_transformer.training.distribution import (
 )
 from keras_transformer.training.replicas import carried_variables
 
-# What the variables of a checkpoint mean; 2 since kernels are kept as (output, input).
-FORMAT = 2
-
-_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how TensorFlow ends the name of a variable's value
-
 
 class Checkpoints(keras.callbacks.Callback):
     """Saves everything that training needs to go on, every few steps; call `save` at the end.
@@ -35,6 +32,11 @@ class Checkpoints(keras.callbacks.Callback):
     It does not save by itself where `fit` returns: a training that was interrupted takes more
     calls of `fit`, and must leave the same checkpoints as one that was not. A step that is no
     multiple of `every`, where one was interrupted, is therefore kept only until the next save.
+    The last step of an epoch is saved when the epoch has ended, its validation included, so put
+    this callback behind those that measure: after a restart none of them has missed an epoch.
+
+    Nothing that is not finite is saved, and no checkpoint of this step or a later one that is
+    there already is ever overwritten or deleted.
 
     With several workers all restore from the same directory, so it must be on a disk that all
     see, and the chief alone saves. Wherever a checkpoint is restored or due, the workers prove
@@ -46,9 +48,14 @@ class Checkpoints(keras.callbacks.Callback):
         every: number of optimizer steps between two checkpoints, at least 1.
         keep: number of checkpoints to keep, the newest; at least 1.
 
+    Attributes:
+        notes: a dict of what else is kept with each checkpoint, from a name to numbers;
+            `restore` brings it back, as arrays.
+
     Raises:
         ValueError: if `every` or `keep` is below 1, the model is not compiled, or it carries a
             memory on several workers, of which the chief knows its own alone.
+        FloatingPointError: in training, instead of saving weights that are not finite.
         RuntimeError: in training, if the workers hold different weights.
     """
 
@@ -67,17 +74,26 @@ class Checkpoints(keras.callbacks.Callback):
                 f"Received: {this_worker(model.distribute_strategy).count} workers."
             )
         self.every = every
+        self.notes = {}
         self._directory, self._keep = str(directory), keep
         self._optimizer = model.optimizer
         self._strategy = model.distribute_strategy
         self._seeds = model._step.dropout_seeds
-        self._shared = [v.value for v in [*model.weights, *model.optimizer.variables]]
-        self._shared += model._step.averages or []
-        self._state = tf.train.Checkpoint(**_state(model))
-        self._manager = self._new_manager()
+        optimizer = [v.value for v in model.optimizer.variables]
+        averages = model._step.averages or []
+        self._variables = _by_name(
+            weights=[v.value for v in model.weights],
+            optimizer=optimizer,
+            seeds=model._step.dropout_seeds.variables,
+            averages=averages,
+            carried=carried_variables(model),
+        )
+        self._shared = [*(v.value for v in model.weights), *optimizer, *averages]
+        self._learned = [*(v.value for v in model.trainable_variables), *optimizer, *averages]
+        self._newest = None  # the step that was restored or saved last
 
     def restore(self):
-        """Restores the newest checkpoint; one that cannot be used is left out with a warning.
+        """Restores the newest checkpoint; one that cannot be used is put aside with a warning.
 
         Returns:
             The number of optimizer steps already taken; 0 if there is no checkpoint.
@@ -86,89 +102,100 @@ class Checkpoints(keras.callbacks.Callback):
             ValueError: if there are checkpoints and none can be used.
             RuntimeError: if workers have restored different ones.
         """
-        problems = []
-        for path in reversed(self._manager.checkpoints):
-            problem = self._problem_with(path)
+        problems = {}
+        for step in reversed(files.steps_in(self._directory)):
+            path = files.path_of(self._directory, step)
+            problem = files.problem_with(path, self._variables)
             if problem is None:
                 break
-            problems.append(problem)
+            problems[path] = problem
         else:
-            if problems:
-                raise ValueError(
-                    "No checkpoint can be used. Train into another folder, or with the settings "
-                    f"they were made with. Received: {' '.join(problems)}"
-                )
+            self._check_is_empty(problems)
             self._check_workers_agree()  # another worker may have found one
             return 0
-        if problems:
-            logging.getLogger(__name__).warning("%s Going on from %s.", " ".join(problems), path)
-            newer = self._manager.checkpoints[self._manager.checkpoints.index(path) + 1 :]
-            if this_worker(self._strategy).index == 0:
-                self._leave_out(newer)
+        notes = files.read(path, self._variables)
+        self.notes.clear()
+        self.notes.update(notes)
+        self._newest = step
         self._seeds.restored()
         self._check_workers_agree()
+        if problems and this_worker(self._strategy).index == 0:
+            aside = " and ".join(str(_put_aside(damaged)) for damaged in problems)
+            logging.getLogger(__name__).warning(
+                "%s Kept as %s. Going on from %s.", " ".join(problems.values()), aside, path
+            )
         return self._step()
 
     def save(self):
-        """Saves now, unless this step is saved already."""
-        if this_worker(self._strategy).index > 0:
-            return
-        newest = self._manager.latest_checkpoint
-        if newest is not None and _step_of(newest) == self._step():
-            return
-        if between := [p for p in self._manager.checkpoints if _step_of(p) % self.every]:
-            self._leave_out(between)
-        for path in between:
-            for file in pathlib.Path(self._directory).glob(pathlib.Path(path).name + ".*"):
-                file.unlink()
-        self._manager.save(checkpoint_number=self._step())
+        """Saves now, unless this step is saved already.
+
+        Raises:
+            FloatingPointError: if the weights or the state of the optimizer are not finite.
+            ValueError: if a checkpoint that this training has not made would be overwritten.
+            OSError: if there is no room for it.
+        """
+        step = self._step()
+        if step != self._newest:
+            check_finite(self._learned, f"The weights are not finite after step {step}")
+        if this_worker(self._strategy).index == 0:
+            if step != self._newest:
+                self._check_is_newest(step)
+                path = files.path_of(self._directory, step)
+                files.write(path, self._variables, self.notes)
+            # Also of a step that is saved already: the process may have been killed right here.
+            for old in self._out_of_date(step):
+                files.path_of(self._directory, old).unlink()
+        self._newest = step
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._step() % self.every == 0:
+        if not ends_epoch(self, batch):
+            self._save_if_due()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._save_if_due()
+
+    def _save_if_due(self):
+        if self._step() % self.every == 0 and self._step() != self._newest:
             self._check_workers_agree()
             self.save()
 
     def _step(self):
         return int(self._optimizer.iterations.numpy())
 
+    def _out_of_date(self, step):
+        earlier = [number for number in files.steps_in(self._directory) if number < step]
+        regular = [number for number in earlier if number % self.every == 0]
+        kept = regular[-(self._keep - 1) :] if self._keep > 1 else []  # and this step
+        return [number for number in earlier if number not in kept]
+
     def _check_workers_agree(self):
         if this_worker(self._strategy).count > 1:
             what = f"the checksum of weights and optimizer at step {self._step()}"
             check_workers_agree(self._strategy, checksum(self._shared), what)
 
-    def _problem_with(self, path):
-        """Restores a checkpoint, or says in a sentence why it cannot."""
-        try:
-            _check_fits(path, self._state)
-            self._state.restore(path).assert_consumed().assert_existing_objects_matched()
-        except ValueError as error:
-            return f"{path} is of another training: {error}."
-        except (AssertionError, tf.errors.OpError, IndexError) as error:
-            return f"{path} is damaged: {str(error).splitlines()[0]}."
-        return None
+    def _check_is_empty(self, problems):
+        """Refuses to begin at step 0 where a training has been."""
+        if problems:
+            raise ValueError(
+                "No checkpoint can be used. Train into another folder, or with the settings they "
+                f"were made with; to begin again at step 0, delete {self._directory}. "
+                f"Received: {' '.join(problems.values())}"
+            )
+        if earlier := files.earlier_format_in(self._directory):
+            raise ValueError(
+                f"{self._directory} holds checkpoints of an earlier version of this library, which "
+                "this one cannot read. Finish the training with that version, or train into "
+                f"another folder. Received: {earlier}."
+            )
 
-    def _leave_out(self, paths):
-        """Takes checkpoints out of the list of those there are; the files stay."""
-        listing = pathlib.Path(self._directory, "checkpoint")
-        there = self._manager.checkpoints
-        left_out = [index for index, path in enumerate(there) if path in paths]
-        if len(left_out) == len(there):
-            listing.unlink()
-        else:
-            state = tf.train.get_checkpoint_state(self._directory)
-            for index in reversed(left_out):
-                del state.all_model_checkpoint_paths[index]
-                del state.all_model_checkpoint_timestamps[index]
-            state.model_checkpoint_path = state.all_model_checkpoint_paths[-1]
-            draft = listing.with_name(".checkpoint")
-            draft.write_text(str(state))
-            draft.replace(listing)
-        self._manager = self._new_manager()
-
-    def _new_manager(self):
-        return tf.train.CheckpointManager(
-            self._state, self._directory, max_to_keep=self._keep, checkpoint_name="step"
-        )
+    def _check_is_newest(self, step):
+        ahead = [number for number in files.steps_in(self._directory) if number >= step]
+        if ahead:
+            raise ValueError(
+                f"{self._directory} holds a checkpoint of step {ahead[-1]}, which this training at "
+                f"step {step} has not made and would overwrite. Call restore before training, "
+                "train into another folder, or end the other process that trains into this one."
+            )
 
 
 class SaveOnTerminate(keras.callbacks.Callback):
@@ -196,6 +223,13 @@ class SaveOnTerminate(keras.callbacks.Callback):
         signal.signal(signal.SIGTERM, self._before)
 
     def on_train_batch_end(self, batch, logs=None):
+        if not ends_epoch(self, batch):
+            self._leave_if_told()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._leave_if_told()
+
+    def _leave_if_told(self):
         if any(from_all_workers(self.model.distribute_strategy, int(self._told))):
             self._checkpoints.save()
             signal.signal(signal.SIGTERM, self._before)
@@ -208,6 +242,9 @@ class SaveOnTerminate(keras.callbacks.Callback):
 def average_checkpoints(directory, model, count):
     """Sets the weights of a model to their mean over its newest checkpoints.
 
+    One that is damaged is left out with a warning. Weights that are not floating-point numbers
+    are those of the newest checkpoint.
+
     Source: Vaswani et al. 2017, section 6.1 (https://arxiv.org/abs/1706.03762).
 
     Args:
@@ -219,66 +256,50 @@ def average_checkpoints(directory, model, count):
         The steps of the checkpoints that were averaged, a list of integers.
 
     Raises:
-        ValueError: if there is no checkpoint, or `count` is below 1.
+        ValueError: if there is no checkpoint that can be used, or `count` is below 1.
     """
-    state = tf.train.get_checkpoint_state(str(directory))
-    if state is None or count < 1:
+    weights = {f"weights/{index}": weight for index, weight in enumerate(model.weights)}
+    variables = {name: weight.value for name, weight in weights.items()}
+    good, problems = [], []
+    for step in files.steps_in(directory)[-max(count, 0) :]:
+        problem = files.problem_with(files.path_of(directory, step), variables, ["weights"])
+        if problem is None:
+            good.append(step)
+        else:
+            problems.append(problem)
+    if count < 1 or not good:
         raise ValueError(
             "Averaging needs at least one checkpoint. "
-            f"Received: count={count}, directory={str(directory)!r}."
+            f"Received: count={count}, directory={str(directory)!r}. {' '.join(problems)}".strip()
         )
-    # The names in the state may be relative, and the folder may have been moved since.
-    paths = [
-        str(pathlib.Path(directory) / pathlib.Path(path).name)
-        for path in state.all_model_checkpoint_paths
-    ][-count:]
-    readers = [tf.train.load_checkpoint(path) for path in paths]
-    for index, variable in enumerate(model.weights):
-        name = f"weights/{index}{_VALUE}"
-        variable.assign(sum(reader.get_tensor(name) for reader in readers) / len(readers))
-    return [_step_of(path) for path in paths]
+    if problems:
+        logging.getLogger(__name__).warning("%s Averaging without it.", " ".join(problems))
+    # One weight of all of them at a time: they are in the same order.
+    for parts in zip(*(files.weights_of(files.path_of(directory, s)) for s in good), strict=True):
+        name = parts[0][0]
+        arrays = [files.as_of(array, variables[name]) for _, array in parts]
+        weights[name].assign(_mean(arrays, weights[name].dtype))
+    return good
 
 
-def _state(model):
-    """The variables of a training, as lists, so that names may change between versions."""
-    return {
-        "format": tf.Variable(FORMAT, dtype=tf.int64, trainable=False),
-        "weights": _numbered(v.value for v in model.weights),
-        "optimizer": _numbered(v.value for v in model.optimizer.variables),
-        "seeds": _numbered(model._step.dropout_seeds.variables),
-        "averages": _numbered(model._step.averages or []),
-        "carried": _numbered(carried_variables(model)),
-    }
+def _mean(arrays, dtype):
+    if not keras.backend.is_float_dtype(dtype):
+        return arrays[-1]
+    # Halves are summed in float32.
+    wide = np.result_type(arrays[0].dtype, np.float32)
+    return sum(array.astype(wide, copy=False) for array in arrays) / len(arrays)
 
 
-def _numbered(variables):
-    return tf.train.Checkpoint(**{str(index): v for index, v in enumerate(variables)})
+def ends_epoch(callback, batch):
+    """Whether a batch is the last one of its epoch, of as many as `fit` knows there are."""
+    return batch + 1 == (callback.params or {}).get("steps")
 
 
-def _check_fits(path, state):
-    """Raises a ValueError that says what differs, before anything is restored."""
-    reader = tf.train.load_checkpoint(path)
-    there = reader.get_variable_to_shape_map()
-    version = "format" + _VALUE
-    if version not in there or reader.get_tensor(version) != FORMAT:
-        found = int(reader.get_tensor(version)) if version in there else 1
-        raise ValueError(f"its format is number {found}, this library reads {FORMAT}")
-    for part in ("weights", "optimizer", "seeds", "averages", "carried"):
-        variables = vars(getattr(state, part))
-        here = {
-            f"{part}/{name}{_VALUE}": variable.shape.as_list()
-            for name, variable in variables.items()
-            if name.isdigit()
-        }
-        shapes = {name: shape for name, shape in there.items() if name.startswith(f"{part}/")}
-        if here.keys() != shapes.keys():
-            raise ValueError(f"{part} are {len(shapes)} variables there, {len(here)} here")
-        for name, shape in here.items():
-            if shape != shapes[name]:
-                raise ValueError(
-                    f"{name.removesuffix(_VALUE)} has the shape {shapes[name]} there, {shape} here"
-                )
+def _by_name(**variables):
+    return {f"{kind}/{i}": v for kind, of_kind in variables.items() for i, v in enumerate(of_kind)}
 
 
-def _step_of(path):
-    return int(path.rsplit("-", 1)[1])
+def _put_aside(path):
+    """Gives a file another name, so that nothing overwrites it; returns the new path."""
+    names = (path.with_name(f"{path.name}.aside{number or ''}") for number in itertools.count())
+    return path.rename(next(name for name in names if not name.exists()))

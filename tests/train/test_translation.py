@@ -38,7 +38,7 @@ def test_a_run_leaves_model_history_and_pictures(trained):
     names = {path.name for path in trained.iterdir()}
     assert {"config.json", "tokenizer.model", "model.keras", "history.csv"} <= names
     assert {"learning_curves.png", "attention.png", "attention.html", "best.keras"} <= names
-    assert not [name for name in names if name.startswith(".")]
+    assert not [name for name in names if name.startswith(".")], "no drafts"
     history = Run(trained).history()
     assert np.isfinite(history["loss"]).all() and history["val_loss"]
 

@@ -96,13 +96,13 @@ def test_fit_saves_every_few_steps_alone_and_keeps_the_newest(tmp_path):
     checkpoints = Checkpoints(tmp_path, model, every=2, keep=2)
 
     def saved():
-        return sorted(path.name for path in tmp_path.glob("*.index"))
+        return sorted(path.name for path in tmp_path.glob("*.npz"))
 
     # Nothing is saved where `fit` returns: an interrupted training has more calls of it.
     model.fit(IDS, LABELS, batch_size=1, callbacks=[checkpoints], verbose=0)
-    assert saved() == ["step-2.index", "step-4.index"]
+    assert saved() == ["step-2.npz", "step-4.npz"]
     checkpoints.save()
-    assert saved() == ["step-4.index", "step-5.index"]
+    assert saved() == ["step-4.npz", "step-5.npz"]
 
 
 @pytest.mark.parametrize(

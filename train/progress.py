@@ -1,0 +1,90 @@
+"""What a run notes of its epochs, and when they have come far enough."""
+
+import csv
+import io
+import logging
+import pathlib
+
+import keras
+import numpy as np
+
+from keras_transformer.files import whole
+
+
+class EpochLog(keras.callbacks.Callback):
+    """Writes the logs of each epoch to a file of comma-separated values, whole each time.
+
+    Keras's `CSVLogger` appends: a full disk leaves half a row, and an epoch that is repeated
+    after an interruption has two.
+
+    Args:
+        path: of the file; the epochs that are there already are kept.
+    """
+
+    def __init__(self, path):
+        super().__init__()
+        self._path = pathlib.Path(path)
+
+    def on_epoch_end(self, epoch, logs=None):
+        rows = {number: row for number, row in read_epochs(self._path).items() if number < epoch}
+        rows[epoch] = logs
+        names = sorted(set().union(*rows.values()))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, ["epoch", *names], restval="NA", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"epoch": number, **row} for number, row in sorted(rows.items()))
+        with whole(self._path) as draft:
+            draft.write_text(text.getvalue())
+
+
+class StopWithoutProgress(keras.callbacks.Callback):
+    """Stops when some epochs have not lowered the validation loss.
+
+    Keras's `EarlyStopping` forgets the epochs before its `fit`; a run that was interrupted
+    takes several.
+
+    Args:
+        patience: number of such epochs.
+        losses: of the epochs that an earlier process has come to the end of.
+
+    Attributes:
+        memory: the losses of all epochs so far, a list.
+    """
+
+    def __init__(self, patience, losses=()):
+        super().__init__()
+        self._patience = patience
+        self.memory = list(losses)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.memory[epoch:] = [logs["val_loss"]]
+        self.model.stop_training = self.is_due(epoch + 1)
+
+    def is_due(self, epochs):
+        """Whether training ends after so many epochs."""
+        losses = self.memory[:epochs]
+        return bool(losses) and len(losses) - 1 - np.argmin(losses) >= self._patience
+
+
+def read_epochs(path):
+    """What `EpochLog` has written: dicts of numbers by the number of their epoch, from 0.
+
+    Rows that cannot be read are left out with a warning: they are for the eye alone.
+    """
+    if not path.exists():
+        return {}
+    header, *lines = path.read_bytes().decode(errors="replace").split("\n")
+    names, epochs, damaged = header.strip().split(",")[1:], {}, 0
+    for line in filter(None, map(str.strip, lines)):
+        number, *values = line.split(",")
+        try:
+            pairs = zip(names, values, strict=True)
+            row = {name: float(value) for name, value in pairs if value != "NA"}
+            epochs[int(number)] = row
+        except ValueError:
+            damaged += 1
+    if damaged:
+        logging.getLogger(__name__).warning(
+            "%s is damaged: %d of its rows cannot be read and are left out.", path, damaged
+        )
+    return epochs

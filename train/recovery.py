@@ -1,0 +1,100 @@
+"""What a run finds in its folder when it is started again: a lock, its data, perhaps its model.
+
+A file that is damaged is made again from the others where that gives the same; otherwise one
+line says which it is.
+"""
+
+import contextlib
+import logging
+
+import filelock
+
+from keras_transformer.files import DamagedFile, remove_drafts
+from keras_transformer.training.checkpoint_files import steps_in
+from keras_transformer.training.distribution import from_all_workers, this_worker
+
+LOG = logging.getLogger(__name__)
+AGAIN = "Run its training command again: it makes the file anew."
+
+
+@contextlib.contextmanager
+def locked(run, strategy):
+    """Lets no other process train in a run's folder; removes what killed ones have left there.
+
+    The system forgets the lock of a process that is killed.
+    """
+    lock = filelock.FileLock(run.lock_file, timeout=0)
+    is_chief = this_worker(strategy).index == 0
+    if is_chief:
+        with contextlib.suppress(filelock.Timeout):
+            lock.acquire()
+    if not all(from_all_workers(strategy, int(lock.is_locked or not is_chief))):
+        raise ValueError(
+            f"Another process is training in {run.path}. Wait until it has ended, or choose "
+            "another --run."
+        )
+    try:
+        if is_chief:
+            remove_drafts(run.path)
+            remove_drafts(run.checkpoints)
+            remove_drafts(run.path.parent, of=run.path.name)
+        yield
+    finally:
+        lock.release()
+
+
+def finished_model(run, task, is_chief):
+    """The model of a run that is finished; None if it must be made from checkpoints, again or not.
+
+    Raises:
+        DamagedFile: if it is damaged, and there is no checkpoint.
+    """
+    if not run.model_file.exists():
+        return None
+    try:
+        model = run.model()
+    except DamagedFile as error:
+        if not steps_in(run.checkpoints):
+            raise DamagedFile(
+                f"{_problem(error)} There is no checkpoint to make it from again. Delete it to "
+                "train again, from step 0."
+            ) from None
+        LOG.warning("%s It is made again from the checkpoints.", _problem(error))
+        return None
+    try:
+        run.tokenizer()
+    except (DamagedFile, FileNotFoundError) as error:
+        _make_again(run, task, is_chief, error)
+    if is_chief:
+        print(f"{run.path} is trained already: nothing to do.")
+    return model
+
+
+def data_of(run, task, is_chief):
+    """Tokenizer and batches that a run began with, made again if a file of them is damaged."""
+    try:
+        tokenizer = run.tokenizer()
+        batches = task.load(run.tokens_file, tokenizer)
+    except (DamagedFile, FileNotFoundError) as error:
+        return _make_again(run, task, is_chief, error)
+    if is_chief and not run.checksums():
+        run.save_data(tokenizer, batches)
+    return tokenizer, batches
+
+
+def _make_again(run, task, is_chief, error):
+    """Tokenizer and batches made from the text once more, if they become what they were."""
+    tokenizer, batches = task.read()
+    if run.checksums() != run.checksums_of(tokenizer, batches):
+        raise DamagedFile(
+            f"{_problem(error)} It cannot be made again, since the text is no longer the one that "
+            "the run began with. Choose another --run."
+        )
+    LOG.warning("%s It is made again from the text.", _problem(error))
+    if is_chief:
+        run.save_data(tokenizer, batches)
+    return tokenizer, batches
+
+
+def _problem(error):
+    return str(error).removesuffix(" " + AGAIN)
