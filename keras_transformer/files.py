@@ -15,6 +15,8 @@ import zipfile
 
 import numpy as np
 
+_LAST_RECORD = 22  # bytes of the last record of a zip file, which tells how many entries there are
+
 
 class DamagedFile(ValueError):
     """A file does not hold what was written to it."""
@@ -122,6 +124,11 @@ def _entries(path):
     with open(path, "rb") as file:  # outside of what follows: a missing file is not damaged
         try:
             with zipfile.ZipFile(file) as archive:
+                file.seek(-_LAST_RECORD, os.SEEK_END)
+                count = int.from_bytes(file.read()[10:12], "little")
+                # A wrong length in the table of contents would hide the entries behind it.
+                if count != min(len(archive.infolist()), 0xFFFF):
+                    raise zipfile.BadZipFile(f"{count} entries, not all of them found")
                 for entry in archive.infolist():
                     yield entry.filename, archive.read(entry)
         except MemoryError:

@@ -18,10 +18,12 @@ Texts come from a folder with a folder of .txt files for each label, from a file
 
 import json
 import sys
+import zlib
 
 import keras
 import tensorflow as tf
 
+from keras_transformer.files import DamagedFile, whole
 from keras_transformer.models.bert import attention_scores as bert_attention_scores
 from keras_transformer.models.bert import bert, bert_classifier
 from keras_transformer.models.classifier import attention_scores, classifier
@@ -37,6 +39,7 @@ from train import experiment
 from train.config import ClassificationConfig, PretrainingConfig
 from train.experiment import run_parser
 from train.pictures import LONGEST, save_pictures, self_attention
+from train.recovery import AGAIN
 from train.run import Run, Task, optimizer_of
 
 NAME = "classification"
@@ -56,9 +59,11 @@ def run_train(arguments):
 
 
 def show_result(run, config, model, train_text, valid_text):
-    if not (run.path / LABELS).exists():
+    try:
+        labels = labels_of(run)
+    except ValueError:  # not there yet, or damaged
         save_labels(run)
-    labels = labels_of(run)
+        labels = labels_of(run)
     check_names(labels["names"], train_text)
     tokenizer = run.tokenizer()
     prepare, length = inputs_of(config, tokenizer)
@@ -303,9 +308,9 @@ def save_labels(run):
     config = run.config()
     batches = LabelledBatches.load(run.tokens_file, config.tokens_per_batch)
     labels = {"names": batches.names, "several": batches.several}
-    draft = run.path / ".labels.json"
-    draft.write_text(json.dumps(labels) + "\n")
-    draft.replace(run.path / LABELS)
+    labels["checksum"] = zlib.crc32(json.dumps(labels).encode())
+    with whole(run.path / LABELS) as draft:
+        draft.write_text(json.dumps(labels) + "\n")
 
 
 def labels_of(run):
@@ -313,7 +318,14 @@ def labels_of(run):
     path = run.path / LABELS
     if not path.exists():
         raise ValueError(f"{run.path} holds no finished run: there is no {path.name}.")
-    return json.loads(path.read_text())
+    try:
+        kept = json.loads(path.read_text())
+        labels = {name: kept[name] for name in ("names", "several")}
+        if kept.get("checksum") not in (None, zlib.crc32(json.dumps(labels).encode())):
+            raise ValueError("its checksum is another one")
+        return labels
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedFile(f"{path} is damaged: {error}. {AGAIN}") from None
 
 
 def read_text(config):

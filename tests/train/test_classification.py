@@ -181,3 +181,19 @@ def test_mistakes_are_one_line_and_leave_nothing(trained, flags, expected, tmp_p
     assert caught.value.code == 2 and message.count("\n") == 1, message
     assert re.search(expected, message)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("how", ["cut off", "a bit of a label", "no object"])
+def test_damaged_labels_are_named_and_made_again(trained, tmp_path, capsys, how):
+    folder, flags, _ = trained
+    run = shutil.copytree(folder / "run", tmp_path / "run")
+    whole = (run / "labels.json").read_text()
+    damaged = {"cut off": whole[:9], "a bit of a label": whole.replace("bad", "bae")}
+    (run / "labels.json").write_text(damaged.get(how, "[1]"))
+    with pytest.raises(SystemExit):
+        classification.main(["export", "--run", str(run), "--name", "none"])
+    message = capsys.readouterr().err
+    assert "labels.json is damaged: " in message and "training command again" in message
+    assert message.count("\n") == 1
+    classification.main([*flags, "--run", str(run)])
+    assert (run / "labels.json").read_text() == whole
