@@ -37,7 +37,7 @@ def finish(process):
 
 
 def newest_step(run):
-    steps = [int(path.stem[5:]) for path in (run / "checkpoints").glob("step-*.index")]
+    steps = [int(path.stem[5:]) for path in (run / "checkpoints").glob("step-*.npz")]
     return max(steps, default=0)
 
 
@@ -68,7 +68,7 @@ def test_twenty_kills_change_nothing(text, tmp_path, devices):
             goal = newest_step(killed) + 2 * draw.randint(1, 5)
 
             def happens(goal=goal, temporary=temporary):
-                return newest_step(killed) >= goal and any(temporary.glob("*temp*"))
+                return newest_step(killed) >= goal and any(temporary.glob(".draft-*"))
 
             kills += kill_when(process, happens, draw.uniform(0, 0.003))
         else:

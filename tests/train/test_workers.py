@@ -59,7 +59,7 @@ def test_only_the_chief_writes_and_prints(whole):
     names = {path.name for path in run.iterdir()}
     assert names == {
         "config.json", "tokenizer.model", "tokens.npz", "checkpoints", "history.csv", "model.keras",
-        "learning_curves.png", "attention.png", "attention.html",
+        "learning_curves.png", "attention.png", "attention.html", "checksums.npz", "lock",
     }  # fmt: skip
     assert done.stdout.count("2 replicas on 2 workers.") == 1
     assert done.stdout.count("BLEU: ") == 1
@@ -82,7 +82,7 @@ def test_a_worker_told_to_end_stops_all_at_the_same_saved_step(text, whole, tmp_
     run = tmp_path / "stopped"
     done = on_two_workers(text, run, "1:7:15")
     assert done.returncode == 75, done.stderr[-3000:]
-    assert (run / "checkpoints" / "step-7.index").exists()
+    assert (run / "checkpoints" / "step-7.npz").exists()
     assert "again" not in done.stderr
     done = on_two_workers(text, run, "1:7:15")
     assert done.returncode == 0 and f"Going on from step 7 of {STEPS}." in done.stdout
@@ -150,7 +150,7 @@ def test_a_worker_left_alone_ends_with_a_line(text, tmp_path):
     run = tmp_path / "alone"
     with Workers(command(text, run), 2) as workers:
         deadline = time.monotonic() + 200
-        while not list(tmp_path.glob("alone/checkpoints/step-*.index")):
+        while not list(tmp_path.glob("alone/checkpoints/step-*.npz")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         workers.processes[1].send_signal(signal.SIGKILL)

@@ -1,0 +1,393 @@
+"""Runs that are damaged, killed, started twice or out of room: they end right, or in one line."""
+
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.text import ParallelText, SymbolTokenizer, TextWindows
+from keras_transformer.text.tokenizers import train_tokenizer
+from train import run as run_module
+from train import translation
+from train.config import TranslationConfig
+from train.progress import EpochLog, read_epochs
+from train.run import Run, train
+
+from .conftest import SETTINGS
+
+ROOT = pathlib.Path(__file__).parents[2]
+STEPS, EVERY, AVERAGE = 11, 3, 3
+CONFIG = TranslationConfig(
+    vocabulary_size=280, num_layers=1, hidden_dim=16, intermediate_dim=32, num_heads=2,
+    dropout=0.1, tokens_per_batch=300, max_length=24, warmup_steps=5, steps=STEPS,
+    checkpoint_every=EVERY, average=AVERAGE, patience=50,
+)  # fmt: skip
+
+
+class Break(keras.callbacks.Callback):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations.numpy()) == self.step:
+            raise KeyboardInterrupt
+
+
+def words(seed):
+    draw = random.Random(seed)
+    sources = ["".join(draw.choices("abcdef", k=draw.randint(1, 7))) for _ in range(211)]
+    return ParallelText(sources, [word[::-1] for word in sources])
+
+
+def train_run(path, break_at=None, text=3):
+    task = translation.translation_task(CONFIG, words(text), words(5))
+    if break_at:
+        object.__setattr__(task, "callbacks", lambda run, tokenizer: [Break(break_at)])
+    return train(Run(path), CONFIG, task)
+
+
+def weights_of(path):
+    return Run(path).model().get_weights()
+
+
+def assert_same_model(path, expected, what):
+    for value, weight in zip(weights_of(path), expected, strict=True):
+        np.testing.assert_array_equal(value, weight, err_msg=what)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder of a run that is finished and of one that was broken off at step 10."""
+    folder = tmp_path_factory.mktemp("runs")
+    train_run(folder / "finished")
+    with pytest.raises(KeyboardInterrupt):
+        train_run(folder / "broken", break_at=10)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(runs):
+    return weights_of(runs / "finished")
+
+
+def test_a_broken_run_ends_with_the_weights_of_a_whole_one(runs, expected, tmp_path, capsys):
+    run = shutil.copytree(runs / "broken", tmp_path / "run")
+    train_run(run)
+    assert "Going on from step 9 of 11." in capsys.readouterr().out
+    assert_same_model(run, expected, "bit for bit")
+    ours, theirs = Run(run).history(), Run(runs / "finished").history()
+    assert ours["val_loss"] == theirs["val_loss"] and len(ours["loss"]) == len(theirs["loss"])
+
+
+@pytest.mark.parametrize("name", ["a[b]c", "* ?\\ \n'\"%{}[]"])
+def test_a_run_and_its_parents_may_have_any_name(expected, tmp_path, name):
+    run = tmp_path / name / name
+    with pytest.raises(KeyboardInterrupt):
+        train_run(run, break_at=4)
+    train_run(run)
+    assert_same_model(run, expected, name)
+
+
+FILES = {
+    "broken": [
+        "config.json", "tokenizer.model", "tokens.npz", "checksums.npz", "history.csv",
+        "checkpoints/step-3.npz", "checkpoints/step-6.npz", "checkpoints/step-9.npz",
+    ],
+    "finished": ["model.keras", "tokenizer.model", "checksums.npz"],
+}  # fmt: skip
+DAMAGES = ["empty", "cut off", "a bit", "another bit", "a byte", "missing"]
+
+
+def damage(path, how, draw):
+    content = bytearray(path.read_bytes())
+    place = draw.randrange(len(content))
+    if how == "missing":
+        return path.unlink()
+    if how == "empty":
+        content = b""
+    elif how == "cut off":
+        content = content[:place]
+    else:
+        content[place] ^= draw.randrange(1, 256) if how == "a byte" else 1 << draw.randrange(8)
+    return path.write_bytes(content)
+
+
+def check_that_it_ends_well(runs, expected, run, kind, file, how, capsys):
+    """Ends in the right model, or in one line that names the file or what it stands for."""
+    shutil.copytree(runs / kind, run)
+    damage(run / file, how, random.Random(f"{kind} {file} {how}"))
+    capsys.readouterr()
+    try:
+        train_run(run)
+    except (ValueError, OSError) as error:
+        assert "\n" not in str(error)
+        assert file in str(error) or (file == "config.json" and str(run) in str(error))
+        assert file == "config.json", f"all else can be made again: {error}"
+        return
+    printed = capsys.readouterr().out
+    averaged = [3, 6, 9, 11][-AVERAGE:]
+    mean = ", ".join(map(str, averaged))
+    if f"steps {mean}." in printed or "trained already" in printed:
+        assert_same_model(run, expected, f"{file} {how}")
+    else:  # one of those to be averaged could not be had again
+        assert file.startswith("checkpoints/") and file != "checkpoints/step-3.npz"
+        left = [step for step in averaged if str(step) not in file]
+        assert f"mean of the checkpoints at steps {', '.join(map(str, left))}." in printed
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"), [(kind, file) for kind, files in FILES.items() for file in files]
+)
+def test_a_run_with_a_damaged_file_ends_well(runs, expected, tmp_path, kind, file, capsys):
+    how = random.Random(file).choice(DAMAGES)
+    check_that_it_ends_well(runs, expected, tmp_path / "run", kind, file, how, capsys)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("kind", "file"), [(kind, file) for kind, files in FILES.items() for file in files]
+)
+def test_a_run_damaged_in_any_way_ends_well(runs, expected, tmp_path, kind, file, capsys):
+    for how in [*DAMAGES, *(f"a bit {number}" for number in range(10))]:
+        check_that_it_ends_well(runs, expected, tmp_path / how, kind, file, how, capsys)
+
+
+def test_tokens_are_made_again_only_from_the_same_text(runs, tmp_path):
+    for file in ("tokens.npz", "tokenizer.model"):
+        run = shutil.copytree(runs / "broken", tmp_path / file)
+        damage(run / file, "cut off", random.Random(3))
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        with pytest.raises(
+            ValueError, match=rf"{file} is damaged.*cannot be made again, since the text is no long"
+        ):
+            train_run(run, text=7)
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_what_a_run_is_used_for_needs_its_files_whole(runs, tmp_path, capsys):
+    for file in ("model.keras", "tokenizer.model", "config.json"):
+        run = shutil.copytree(runs / "finished", tmp_path / file)
+        damage(run / file, "cut off", random.Random(3))
+        for command in (
+            ["translate"],
+            ["evaluate", "--source", __file__, "--target", __file__],
+            ["export", "--name", "none", "--directory", str(tmp_path / "served")],
+        ):
+            with pytest.raises(SystemExit):
+                translation.main([*command, "--run", str(run)])
+            message = capsys.readouterr().err
+            assert f"{file} is damaged" in message and message.count("\n") == 1
+            assert "again" in message or "restore it" in message, "what to do"
+
+
+def test_a_damaged_model_without_checkpoints_is_not_trained_anew(runs, tmp_path):
+    run = shutil.copytree(runs / "finished", tmp_path / "run")
+    damage(run / "model.keras", "cut off", random.Random(3))
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(ValueError, match=r"no checkpoint to make it from again. Delete it to"):
+        train_run(run)
+
+
+@pytest.mark.parametrize(
+    ("make", "load"),
+    [
+        (lambda: SymbolTokenizer("abc"), None),
+        (lambda: train_tokenizer(["a b", "b a"], 264), None),
+    ],
+)
+def test_a_damaged_tokenizer_of_any_kind_is_named(tmp_path, make, load):
+    from keras_transformer.text import load_tokenizer
+
+    make().save(tmp_path / "tokenizer.model")
+    content = (tmp_path / "tokenizer.model").read_bytes()
+    for length in (0, 1, 7, len(content) // 2):
+        (tmp_path / "tokenizer.model").write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"tokenizer.model is damaged, or holds no tokenizer"):
+            load_tokenizer(tmp_path / "tokenizer.model")
+
+
+def test_a_long_text_that_is_damaged_is_noticed(tmp_path):
+    TextWindows(range(4, 40), 5, 2).save(tmp_path / "tokens.npz")
+    content = bytearray((tmp_path / "tokens.npz").read_bytes())
+    content[200] ^= 1
+    (tmp_path / "tokens.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"tokens.npz is damaged: Bad CRC-32"):
+        TextWindows.load(tmp_path / "tokens.npz", 5, 2)
+
+
+def test_an_update_that_is_not_finite_ends_the_run_without_a_model(tmp_path, monkeypatch):
+    class Spoil(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations.numpy()) == STEPS:
+                weight = self.model.trainable_variables[3]
+                weight.assign(weight.value * np.nan)
+
+    task = translation.translation_task(CONFIG, words(3))
+    object.__setattr__(task, "callbacks", lambda run, tokenizer: [Spoil()])
+    run = Run(tmp_path / "run")
+    for _ in range(2):  # the same again when it is started again
+        with pytest.raises(FloatingPointError, match=r"not finite after step 11, so nothing is"):
+            train(run, CONFIG, task)
+        assert not run.model_file.exists()
+        assert max(path.name for path in run.checkpoints.iterdir()) == "step-9.npz"
+    monkeypatch.undo()
+    train_run(run.path)
+    assert np.isfinite(np.concatenate([w.ravel() for w in weights_of(run.path)])).all()
+
+
+def test_the_best_score_outlasts_the_process(tmp_path):
+    """A later process measures lower scores: the best model stays."""
+    from keras_transformer.training.callbacks import BestScore
+
+    run, scores = Run(tmp_path / "run"), iter([5.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    task = translation.translation_task(CONFIG, words(3))
+
+    def callbacks(break_at):
+        best = BestScore(lambda model: next(scores), run.best_model_file, name="val_bleu")
+        return lambda run, tokenizer: [best, Break(break_at)]
+
+    object.__setattr__(task, "callbacks", callbacks(10))
+    with pytest.raises(KeyboardInterrupt):
+        train(run, CONFIG, task)
+    before = run.best_model_file.read_bytes()
+    object.__setattr__(task, "callbacks", callbacks(0))
+    train(run, CONFIG, task)
+    assert run.best_model_file.read_bytes() == before
+    assert next(scores, None) is not None
+
+
+def test_a_log_of_epochs_has_each_epoch_once_and_leaves_out_what_it_cannot_read(tmp_path, caplog):
+    log = EpochLog(tmp_path / "history.csv")
+    for epoch, loss in [(0, 3.0), (1, 2.0), (1, 2.5)]:
+        log.on_epoch_end(epoch, {"loss": loss, "rate": 7})
+    assert (tmp_path / "history.csv").read_text() == ("epoch,loss,rate\n0,3.0,7.0\n1,2.5,7\n")
+    with open(tmp_path / "history.csv", "ab") as file:
+        file.write(b"2,1.\xff5,7\n3,1.0\n\x00\n4,0.5,8\n")
+    assert read_epochs(tmp_path / "history.csv") == {
+        0: {"loss": 3.0, "rate": 7.0}, 1: {"loss": 2.5, "rate": 7.0}, 4: {"loss": 0.5, "rate": 8.0}
+    }  # fmt: skip
+    assert "history.csv is damaged: 3 of its rows cannot be read" in caplog.text
+
+
+def command(text, run, steps=3000):
+    settings = [flag for flag in SETTINGS if "checkpoint" not in flag]
+    return [
+        sys.executable, "-m", "train.translation", *text, *settings, f"--steps={steps}",
+        "--checkpoint-every=1", "--run", str(run),
+    ]  # fmt: skip
+
+
+def start(text, run, steps=3000):
+    return subprocess.Popen(
+        command(text, run, steps), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
+
+
+def wait_for(condition, process, seconds=200):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline and process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(text, tmp_path):
+    run = tmp_path / "run"
+    first = start(text, run)
+    try:
+        wait_for(lambda: list(run.glob("checkpoints/step-*.npz")), first)
+        second = start(text, run)
+        _, message = second.communicate(timeout=200)
+        assert second.returncode == 2
+        lines = [line for line in message.splitlines() if line.startswith("error")]
+        assert lines == [
+            f"error: Another process is training in {run}. Wait until it has ended, or choose "
+            "another --run."
+        ]
+        assert "Traceback" not in message and first.poll() is None
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    for draft in (
+        tmp_path / ".draft-7-run",
+        tmp_path / ".draft-7-other",
+        run / ".draft-7-model.keras",
+        run / "checkpoints" / ".draft-7-step-9.npz",
+    ):
+        draft.write_text("left by a killed process")
+    third = start(text, run)
+    try:
+        wait_for(lambda: not (run / ".draft-7-model.keras").exists(), third)
+        newest = max(int(p.stem[5:]) for p in run.glob("checkpoints/step-*.npz"))
+        wait_for(lambda: not (run / "checkpoints" / f"step-{newest}.npz").exists(), third)
+        left = [path.name for path in tmp_path.rglob(".draft-7*")]
+        assert left == [".draft-7-other"], "only its own are removed"
+    finally:
+        third.send_signal(signal.SIGKILL)
+        assert "Going on from step" in third.communicate()[0]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 1.5 MB, if this process may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", disk]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a disk")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+class FillDisk(keras.callbacks.Callback):
+    """Leaves no room from a step on, at the moment that is named."""
+
+    def __init__(self, disk, step, moment):
+        super().__init__()
+        self.disk, self.step, self.moment = disk, step, moment
+
+    def fill(self):
+        with open(self.disk / "fill", "wb") as file:
+            file.write(b"0" * shutil.disk_usage(self.disk).free)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations.numpy()) == self.step and self.moment == "batch":
+            self.fill()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if int(self.model.optimizer.iterations.numpy()) >= self.step and self.moment == "epoch":
+            self.fill()
+
+
+@pytest.mark.parametrize(
+    ("step", "moment", "file"),
+    [(5, "batch", "step-6.npz"), (9, "epoch", "history.csv"), (11, "model", "model.keras")],
+)
+def test_a_run_on_a_full_disk_goes_on_once_there_is_room(
+    expected, small_disk, monkeypatch, step, moment, file
+):
+    run = Run(small_disk / "run")
+    task = translation.translation_task(CONFIG, words(3), words(5))
+    fill = FillDisk(small_disk, step, moment)
+    object.__setattr__(task, "callbacks", lambda run, tokenizer: [fill])
+    if moment == "model":
+        average = run_module.average_checkpoints
+        monkeypatch.setattr(
+            run_module, "average_checkpoints", lambda *args: (average(*args), fill.fill())[0]
+        )
+    with pytest.raises(OSError, match=rf"{file} could not be written: No space left on device\.$"):
+        train(run, CONFIG, task)
+    monkeypatch.undo()
+    (small_disk / "fill").unlink()
+    assert not list(run.path.rglob(".draft*"))
+    train_run(run.path)
+    assert_same_model(run.path, expected, "as on a disk that was never full")
