@@ -12,7 +12,6 @@ VERSION = re.search(
 
 TEXT = ["tensorflow-text==2.21.*", "sentencepiece>=0.2.0,<0.3"]
 TRAIN = [
-    "filelock>=3.16,<5",
     "sacrebleu>=2.4,<3",
     "matplotlib>=3.9,<4",
     "tensorboard>=2.20,<2.22",

@@ -19,6 +19,8 @@ from keras_transformer.serving.workshop import workshop
 
 EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €")
 
+PATTERN = set("[]*?\\")  # characters that TensorFlow's file system gives a meaning
+
 # Requests that must not harm the batch they come in: no text, bytes that are not UTF-8, a zero
 # byte, characters of no vocabulary, and a text longer than any model reads.
 HARD_TEXTS = (
@@ -45,13 +47,20 @@ def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeou
         The path of the new version.
 
     Raises:
-        ValueError: if `name` is no plain folder name or there are no examples.
+        ValueError: if `name` is no plain folder name, no server could load a model from
+            `directory`, or there are no examples.
         RuntimeError: if a check fails; then nothing is published.
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise ValueError(
             "name must be a plain folder name of letters, digits, '_', '-' and '.'. "
             f"Received: name={name!r}."
+        )
+    if PATTERN & set(os.path.abspath(directory)):
+        raise ValueError(
+            "directory must be a path without [, ], *, ? and \\: TensorFlow reads the path of a "
+            "SavedModel as a pattern, so that no server could load it from there. "
+            f"Received: {os.path.abspath(directory)!r}."
         )
     if isinstance(examples, (str, bytes)) or not examples:
         raise ValueError(f"examples must be a list of at least one text. Received: {examples!r}.")
