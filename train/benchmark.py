@@ -30,6 +30,7 @@ from train import benchmark_peers as training
 from train import benchmark_scaling as scaling
 from train.benchmark_peers import Size, Task
 from train.benchmark_rounds import measure
+from train.command import Parser
 
 SIZES = {
     "toy": Size(1, 16, 32, 2, 50, 3, 7),
@@ -208,12 +209,7 @@ def machine(threads):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(
-        prog="python -m train.benchmark",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m train.benchmark", description=__doc__, epilog=EXAMPLES)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add = parser.add_argument
     add("--train", action="store_true", help="training steps; with neither flag, both")
@@ -254,15 +250,14 @@ def parse(arguments):
     if not options.train and not options.decode:
         options.train = options.decode = True
     if options.json and not options.json.parent.is_dir():
-        parser.error(f"--json: there is no folder {options.json.parent} to write into.")
+        parser.error(f"--json: there is no folder {options.json.parent} to write into")
     return options
 
 
 def _positive(text):
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1. Received: {number}.")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1. Received: {text}")
+    return int(text)
 
 
 def main(arguments=None):

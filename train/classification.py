@@ -16,35 +16,42 @@ Texts come from a folder with a folder of .txt files for each label, from a file
 (text TAB label, several labels joined by commas), or from TensorFlow Datasets.
 """
 
-import json
-import sys
-import zlib
-
 import keras
+import numpy as np
 import tensorflow as tf
 
-from keras_transformer.files import DamagedFile, whole
 from keras_transformer.models.bert import attention_scores as bert_attention_scores
 from keras_transformer.models.bert import bert, bert_classifier
 from keras_transformer.models.classifier import attention_scores, classifier
 from keras_transformer.serving import Classifier, ClassifierFunctions, with_dtype
 from keras_transformer.text import LabelledBatches, pack_segments, train_tokenizer
+from keras_transformer.text.batching import tokenize_all
 from keras_transformer.text.labelled import (
     hold_out,
+    labelled_files,
     read_labelled_dataset,
     read_labelled_folder,
     read_labelled_tsv,
 )
 from train import experiment
 from train.config import ClassificationConfig, PretrainingConfig
-from train.experiment import run_parser
+from train.experiment import RunOptions, read_options
+from train.labels import (
+    LABELS,
+    check_names,
+    check_number,
+    has_several,
+    labels_of,
+    save_labels,
+)
+from train.lines import answer_lines, say_what_was_cut
 from train.pictures import LONGEST, save_pictures, self_attention
-from train.recovery import AGAIN
 from train.run import Run, Task, optimizer_of
+from train.settings import setting, settings
 
 NAME = "classification"
 TEXTS_AT_A_TIME = 64
-LABELS = "labels.json"
+LOST_MIDDLE = "read without their middle"
 
 
 def main(arguments=None):
@@ -81,33 +88,61 @@ def show_result(run, config, model, train_text, valid_text):
         print(report(model, tokenizer, valid_text, config, labels["several"]))
 
 
+@settings
+class EvaluateOptions(RunOptions):
+    """Flags of `evaluate`."""
+
+    folder: str = setting("", "folder with a folder of .txt files for each label")
+    tsv: str = setting("", "instead: one file, text TAB label; may be .gz")
+
+
 def run_classify(arguments):
-    parser = run_parser(NAME, "classify", "Classifies standard input, a text a line: label, share.")
-    options = parser.parse_args(arguments)
-    module = classifier_of(Run(options.run, ClassificationConfig))
-    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    lines = text.removesuffix("\n").split("\n") if text else []
-    for start in range(0, len(lines), TEXTS_AT_A_TIME):
-        some = tf.constant(lines[start : start + TEXTS_AT_A_TIME])
-        answer = module.endpoints["serving_default"](text=some)
-        best = answer["probabilities"].numpy().max(axis=1)
-        for label, share in zip(answer["label"].numpy(), best, strict=True):
-            print(f"{label.decode()}\t{share:.4f}")
+    description = "Classifies standard input, one text per line, as label TAB probability."
+    options = read_options(RunOptions, arguments, NAME, "classify", description)
+    run = Run(options.run, ClassificationConfig)
+    module = classifier_of(run)
+
+    def answer(texts):
+        rows, is_cut = [], []
+        for start in range(0, len(texts), TEXTS_AT_A_TIME):
+            some = tf.constant(texts[start : start + TEXTS_AT_A_TIME])
+            found = module.endpoints["serving_default"](text=some)
+            best = found["probabilities"].numpy().max(axis=1)
+            labels = found["label"].numpy()
+            rows += [f"{name.decode()}\t{p:.4f}" for name, p in zip(labels, best, strict=True)]
+            is_cut += found["truncated"].numpy().tolist()
+        return rows, is_cut
+
+    answer_lines(answer, run.config().max_length, LOST_MIDDLE)
 
 
 def run_evaluate(arguments):
-    parser = run_parser(NAME, "evaluate", "Measures a trained run on other texts.")
-    parser.add_argument("--folder", default="", help="folder of folders of texts")
-    parser.add_argument("--tsv", default="", help="instead: one file, text TAB label")
-    options = parser.parse_args(arguments)
+    description = "Measures the accuracy of a trained run on other texts."
+    options = read_options(EvaluateOptions, arguments, NAME, "evaluate", description)
     run = Run(options.run, ClassificationConfig)
-    labels = labels_of(run)
+    labels, config, tokenizer = labels_of(run), run.config(), run.tokenizer()
     text = read_one(options.folder, options.tsv, labels["names"])
-    print(report(run.model(), run.tokenizer(), text, run.config(), labels["several"]))
+    print(report(run.model(), tokenizer, text, config, labels["several"]))
+    where = labelled_files(options.folder) if options.folder else []
+    where = [str(file) for file in where] or [f"{n:,}" for n in range(1, len(text.texts) + 1)]
+    cut = [where[row] for row in too_long(config, tokenizer, text.texts)]
+    word = "files" if options.folder else "lines"
+    say_what_was_cut(cut, len(text.texts), config.max_length, LOST_MIDDLE, word)
 
 
 def run_export(arguments):
-    experiment.run_export(arguments, NAME, ClassificationConfig, classifier_of)
+    experiment.run_export(arguments, NAME, ClassificationConfig, exported_classifier)
+
+
+def exported_classifier(run, options):
+    return classifier_of(run, options.dtype)
+
+
+def too_long(config, tokenizer, texts):
+    """The rows of the texts that lose their middle."""
+    _, length = inputs_of(config, tokenizer)
+    counts = tokenize_all(texts, tokenizer).row_lengths().numpy()
+    return np.flatnonzero(counts > length)
 
 
 def classifier_of(run, dtype="float32"):
@@ -178,21 +213,10 @@ def pretrained_of(config):
     """The tokenizer and the model that a config wants to go on from; a pair of None without.
 
     Raises:
-        ValueError: if the run holds no finished BERT, or one that cannot have what else the
-            config asks for.
+        ValueError: if the run holds no finished BERT, or one that cannot read as many tokens.
     """
     if not config.pretrained:
-        if config.from_scratch:
-            raise ValueError("--from-scratch compares with --pretrained: give both.")
         return None, None
-    sizes = ("size", "num_layers", "hidden_dim", "intermediate_dim", "num_heads", "activation")
-    names = (*sizes, "pre_norm", "tokens", "vocabulary_size")
-    usual = ClassificationConfig()
-    if given := [name for name in names if getattr(config, name) != getattr(usual, name)]:
-        raise ValueError(
-            "The model of --pretrained has its sizes and its vocabulary already. "
-            f"Received: {', '.join(f'{name}={getattr(config, name)}' for name in given)}."
-        )
     run = Run(config.pretrained, PretrainingConfig)
     if (run.path / LABELS).exists():
         run = Run(config.pretrained, ClassificationConfig)
@@ -263,30 +287,6 @@ def compiled(model, config, several):
     return model
 
 
-def has_several(text):
-    """Whether there are texts with several labels, or none."""
-    return any(len(labels) != 1 for labels in text.labels)
-
-
-def check_number(text, several):
-    """Raises ValueError if a text has not one label where the model gives each text one."""
-    if not several and has_several(text):
-        wrong = next(i for i, labels in enumerate(text.labels) if len(labels) != 1)
-        raise ValueError(
-            "This model gives each text one label: so must the texts to measure on have. "
-            f"Received: {len(text.labels[wrong])} labels of {text.texts[wrong][:80]!r}."
-        )
-
-
-def check_names(names, text):
-    """Raises ValueError if a run has learned other labels than those of today's text."""
-    if names != text.names:
-        raise ValueError(
-            f"This run has learned the labels {names}. Give it texts with these, or choose "
-            f"another --run. Received: {text.names}."
-        )
-
-
 def report(model, tokenizer, text, config, several):
     """A line of how many texts got their label, or all of their labels and no other."""
     check_number(text, several)
@@ -301,31 +301,6 @@ def report(model, tokenizer, text, config, several):
             is_right = tf.equal(tf.argmax(logits, axis=1), tf.argmax(labels, axis=1))
         right += int(tf.math.count_nonzero(is_right))
     return f"Accuracy: {right / len(text.texts):.2%} ({right:,} of {len(text.texts):,} texts)."
-
-
-def save_labels(run):
-    """Keeps the names of the labels that a run has learned beside its model."""
-    config = run.config()
-    batches = LabelledBatches.load(run.tokens_file, config.tokens_per_batch)
-    labels = {"names": batches.names, "several": batches.several}
-    labels["checksum"] = zlib.crc32(json.dumps(labels).encode())
-    with whole(run.path / LABELS) as draft:
-        draft.write_text(json.dumps(labels) + "\n")
-
-
-def labels_of(run):
-    run.config()  # says so if the folder holds no run
-    path = run.path / LABELS
-    if not path.exists():
-        raise ValueError(f"{run.path} holds no finished run: there is no {path.name}.")
-    try:
-        kept = json.loads(path.read_text())
-        labels = {name: kept[name] for name in ("names", "several")}
-        if kept.get("checksum") not in (None, zlib.crc32(json.dumps(labels).encode())):
-            raise ValueError("its checksum is another one")
-        return labels
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamagedFile(f"{path} is damaged: {error}. {AGAIN}") from None
 
 
 def read_text(config):

@@ -1,11 +1,17 @@
-"""What the commands share: mistakes are answered with one clear line."""
+"""What the commands share: flags that become settings, and one clear line for each mistake."""
 
 import argparse
 import contextlib
 import logging
+import os
+import signal
 import sys
 
+from train.settings import add_flags, given_flags
+
 EXIT_CODE_MISTAKE = 2
+EXIT_CODE_CTRL_C = 128 + signal.SIGINT
+EXIT_CODE_NO_READER = 128 + signal.SIGPIPE
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,17 +23,41 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message):
-        self.exit(EXIT_CODE_MISTAKE, f"{self.prog}: {message}. --help lists what there is.\n")
+        self.exit(EXIT_CODE_MISTAKE, f"{self.prog}: {message}. --help lists all flags.\n")
+
+
+def read_flags(cls, arguments, prog, description):
+    """The settings of a class that a list of arguments gives.
+
+    Raises:
+        ValueError: with one line for each value outside of its limits.
+        SystemExit: for a flag that does not exist or is missing.
+    """
+    parser = Parser(prog=prog, description=description)
+    add_flags(parser, cls)
+    return cls(**given_flags(parser.parse_args(arguments), cls))
 
 
 @contextlib.contextmanager
-def one_line_errors():
-    """Exits with the message of an error that its user can mend, without a traceback."""
+def one_line_errors(stopped=""):
+    """Exits with the message of an error that its user can mend, without a traceback.
+
+    Args:
+        stopped: what to say after Ctrl-C; nothing if empty.
+    """
     logging.basicConfig(format="%(message)s")
     try:
         yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # as of `| head -1`: whoever read our answers has had enough
+        # Python flushes standard output once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_CODE_NO_READER)
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
         sys.exit(EXIT_CODE_MISTAKE)
     except KeyboardInterrupt:
-        sys.exit("Stopped. The same command goes on from the last checkpoint.")
+        if stopped:
+            print(stopped, file=sys.stderr)
+        sys.exit(EXIT_CODE_CTRL_C)

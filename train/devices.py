@@ -3,37 +3,37 @@
 import contextlib
 import os
 import sys
+from typing import Literal
 
 import tensorflow as tf
 
 from keras_transformer.training import choose_strategy, split_cpu
 from keras_transformer.training.distribution import STRATEGIES, has_workers
+from train.settings import setting, settings
 
 # A worker that lost another cannot go on; all must be started again.
 EXIT_CODE_LOST_WORKER = 76
 
 
-def add_device_flags(parser):
-    parser.add_argument(
-        "--strategy",
-        choices=STRATEGIES,
-        default="auto",
-        help="devices to train on: one; mirrored, all GPUs; multiworker, the workers of TF_CONFIG; "
-        "auto, what there is. The numbers are the same on all (default auto)",
+@settings
+class DeviceSettings:
+    """Flags that choose devices; the numbers of a training are the same on all."""
+
+    strategy: Literal[*STRATEGIES] = setting(
+        "auto",
+        "devices to train on: one; mirrored, all GPUs; multiworker, the workers of TF_CONFIG; "
+        "auto, whatever there is",
     )
-    parser.add_argument(
-        "--virtual-devices",
-        type=int,
-        default=0,
-        help="split the CPU into so many devices, to try replicas without GPUs",
+    virtual_devices: int | None = setting(
+        None, "split the CPU into this many devices, to try replicas without GPUs", ge=1
     )
 
 
-def strategy_of(options):
-    """The strategy that parsed flags ask for; call it before anything else of TensorFlow."""
-    if options.virtual_devices:
-        split_cpu(options.virtual_devices)
-    return choose_strategy(options.strategy)
+def strategy_of(devices):
+    """The strategy that `DeviceSettings` ask for; call it before anything else of TensorFlow."""
+    if devices.virtual_devices:
+        split_cpu(devices.virtual_devices)
+    return choose_strategy(devices.strategy)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,45 @@
 """What the commands of all experiments share: flags, training on whatever devices, export."""
 
 import sys
+from typing import Literal
 
 from keras_transformer.serving import export
 from keras_transformer.training.distribution import from_all_workers, this_worker
-from train.command import Parser, one_line_errors
+from train.command import Parser, one_line_errors, read_flags
 from train.config import add_settings, config_of
-from train.devices import add_device_flags, leaves_when_a_worker_is_lost, strategy_of
+from train.devices import DeviceSettings, leaves_when_a_worker_is_lost, strategy_of
 from train.run import Run, train
+from train.settings import add_flags, given_flags, required, setting, settings
+
+# What Ctrl-C means; commands that write as they go say it themselves.
+STOPPED_TRAINING = "Stopped. The same command goes on from the last checkpoint."
+STOPPED = {
+    "evaluate": "Stopped. Nothing was measured.",
+    "export": "Stopped. Nothing was published.",
+}
+
+
+@settings
+class TrainOptions(DeviceSettings):
+    """Flags of a training, beside its config."""
+
+    run: str = required("folder of this run; made if missing")
+
+
+@settings
+class RunOptions:
+    """Flags of a command that uses a trained run."""
+
+    run: str = required("folder of a trained run")
+
+
+@settings
+class ExportOptions(RunOptions):
+    """Flags of `export`."""
+
+    directory: str = setting("saved_models", "folder of all served models")
+    name: str = required("name of the served model, as requests will call it")
+    dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of the served weights")
 
 
 def run_command(arguments, train_command, commands):
@@ -19,12 +51,13 @@ def run_command(arguments, train_command, commands):
         commands: dict from a name to another.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    command = commands.get(arguments[0]) if arguments else None
-    with one_line_errors():
-        if command is None:
+    name = arguments[0] if arguments else ""
+    if name in commands:
+        with one_line_errors(STOPPED.get(name, "")):
+            commands[name](arguments[1:])
+    else:
+        with one_line_errors(STOPPED_TRAINING):
             train_command(arguments)
-        else:
-            command(arguments[1:])
 
 
 def run_training(arguments, name, description, config_class, read_text, task_of, show_result):
@@ -40,14 +73,15 @@ def run_training(arguments, name, description, config_class, read_text, task_of,
         show_result: called by the chief with run, config, model and both texts.
     """
     parser = Parser(prog=f"python -m train.{name}", description=description)
-    parser.add_argument("--run", required=True, help="folder of this run; made if missing")
-    add_device_flags(parser)
+    add_flags(parser, TrainOptions)
     add_settings(parser, config_class)
-    options = parser.parse_args(arguments)
-    strategy = strategy_of(options)
-    config = config_of(options, config_class)
-    texts = read_text(config)
+    flags = parser.parse_args(arguments)
+    options = TrainOptions(**given_flags(flags, TrainOptions))
+    config = config_of(flags, config_class)
     run = Run(options.run, config_class)
+    run.check(config)  # before a long text is read
+    strategy = strategy_of(options)
+    texts = read_text(config)
     with leaves_when_a_worker_is_lost(strategy):
         train(run, config, task_of(config, *texts), strategy)
         if this_worker(strategy).index == 0:
@@ -56,28 +90,24 @@ def run_training(arguments, name, description, config_class, read_text, task_of,
         from_all_workers(strategy, 0)  # the others stay until the chief is done
 
 
-def run_parser(name, command, description):
-    """A parser of a command that uses a trained run."""
-    parser = Parser(prog=f"python -m train.{name} {command}", description=description)
-    parser.add_argument("--run", required=True, help="folder of a trained run")
-    return parser
+def read_options(cls, arguments, name, command, description):
+    """The flags of a command that uses a trained run, as settings of the class `cls`."""
+    return read_flags(cls, arguments, f"python -m train.{name} {command}", description)
 
 
-def run_export(arguments, name, config_class, served_model):
+def run_export(arguments, name, config_class, served_model, options_class=ExportOptions):
     """Publishes a trained run, or ends with the reason why nothing was published.
 
     Args:
         arguments: a list of flags.
         name: of the experiment.
         config_class: of its settings.
-        served_model: run and dtype of the weights -> what `export` takes.
+        served_model: run and `ExportOptions` -> what `export` takes.
+        options_class: `ExportOptions`, or a subclass with more flags.
     """
-    parser = run_parser(name, "export", "Publishes a trained run as a SavedModel.")
-    parser.add_argument("--directory", default="saved_models", help="folder of served models")
-    parser.add_argument("--name", required=True, help="of the served model")
-    parser.add_argument("--dtype", default="float32", help="of the weights: float32 or bfloat16")
-    options = parser.parse_args(arguments)
-    served = served_model(Run(options.run, config_class), options.dtype)
+    description = "Publishes a trained run as a SavedModel for TensorFlow Serving."
+    options = read_options(options_class, arguments, name, "export", description)
+    served = served_model(Run(options.run, config_class), options)
     try:
         print(f"Published {export(served, options.directory, options.name)}.")
     except RuntimeError as error:

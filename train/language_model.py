@@ -28,7 +28,6 @@ from keras_transformer.models.language_model import (
     start_cache,
     step,
 )
-from keras_transformer.models.transformer_xl import SIZES as XL_SIZES
 from keras_transformer.models.transformer_xl import attention_scores as xl_attention_scores
 from keras_transformer.models.transformer_xl import score, transformer_xl
 from keras_transformer.models.transformer_xl import start_cache as start_xl_cache
@@ -41,29 +40,28 @@ from keras_transformer.serving import (
 )
 from keras_transformer.serving.generator import CONTROL_IDS
 from keras_transformer.text import (
-    SymbolTokenizer,
     TextSegments,
     TextWindows,
     corpora,
     sliding_windows,
-    train_byte_pairs,
 )
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from train import experiment
 from train.config import LanguageModelConfig
-from train.experiment import run_parser
+from train.experiment import RunOptions, read_options
 from train.pictures import LONGEST, save_pictures, self_attention
 from train.run import Run, Task, optimizer_of
+from train.settings import required, setting, settings
+from train.tokens import texts_of, token_ids, tokenizer_of
+from train.training_config import LARGEST_SEED
 
 NAME = "language_model"
-TOKENS = ("characters", "bytes", "pieces")
 # How each kind of model writes, its `start_cache` and its `step`, and shows where it looks.
 MODELS = {
     "transformer": (start_cache, step, attention_scores),
     "gpt2": (start_cache, step, attention_scores),
     "transformer_xl": (start_xl_cache, xl_step, xl_attention_scores),
 }
-LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 
 def main(arguments=None):
@@ -87,15 +85,37 @@ def show_result(run, config, model, train_text, valid_text):
         print(report(config, model, tokenizer, valid_text))
 
 
+@settings
+class SampleOptions(RunOptions):
+    """Flags of `sample`."""
+
+    prompt: str = setting("\n", "text to continue; default: a line break")
+    length: int = setting(500, "tokens to write", ge=0)
+    temperature: float = setting(0.8, "below 1 sharpens the probabilities", gt=0)
+    top_k: int | None = setting(None, "draw among this many of the most likely tokens", ge=1)
+    top_p: float | None = setting(
+        None, "draw among the most likely tokens that hold this probability", gt=0, le=1
+    )
+    seed: int = setting(0, "the same seed draws the same text", ge=0, le=LARGEST_SEED)
+
+
+@settings
+class EvaluateOptions(RunOptions):
+    """Flags of `evaluate`."""
+
+    text: str = required("file of text; may be .gz")
+    context: int | None = setting(None, "window in tokens; default: as trained", ge=2)
+    stride: int | None = setting(
+        None, "tokens that the window moves; default: half of --context", ge=1
+    )
+    memory_length: int | None = setting(
+        None, "tokens that transformer_xl remembers; default: as trained", ge=0
+    )
+
+
 def run_sample(arguments):
-    parser = run_parser(NAME, "sample", "Writes on from a prompt, to standard output, as it goes.")
-    parser.add_argument("--prompt", default="\n", help="what to go on from (default a line break)")
-    parser.add_argument("--length", type=int, default=500, help="tokens to write (default 500)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="above 0 (default 0.8)")
-    parser.add_argument("--top-k", type=int, help="draw among so many of the best tokens")
-    parser.add_argument("--top-p", type=float, help="draw among the best that hold this share")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed, the same text")
-    options = parser.parse_args(arguments)
+    description = "Continues a prompt, to standard output, token by token."
+    options = read_options(SampleOptions, arguments, NAME, "sample", description)
     run = Run(options.run, LanguageModelConfig)
     config, model, tokenizer = run.config(), run.model(), run.tokenizer()
     start, advance, _ = MODELS[config.model]
@@ -113,39 +133,44 @@ def run_sample(arguments):
         forbidden_ids=CONTROL_IDS,
     )
     print(options.prompt, end="", flush=True)
-    for text in texts_of(tokenizer, written):
-        print(text, end="", flush=True)
-    print()
+    try:
+        for text in texts_of(tokenizer, written):
+            print(text, end="", flush=True)
+    finally:  # also of a text that Ctrl-C ends
+        print()
 
 
 def run_evaluate(arguments):
-    parser = run_parser(NAME, "evaluate", "Measures a trained run on another text.")
-    parser.add_argument("--text", required=True, help="file of text")
-    parser.add_argument("--context", type=int, help="in tokens (default as trained)")
-    parser.add_argument("--stride", type=int, help="in tokens (default half of the context)")
-    parser.add_argument(
-        "--memory-length", type=int, help="of transformer_xl, in tokens (default as trained)"
-    )
-    options = parser.parse_args(arguments)
+    description = "Measures a trained run on another text."
+    options = read_options(EvaluateOptions, arguments, NAME, "evaluate", description)
     run = Run(options.run, LanguageModelConfig)
+    config = evaluated(run.config(), options)
     text = corpora.read_text(options.text)
-    given = {
-        name: value
-        for name in ("context", "stride", "memory_length")
-        if (value := getattr(options, name)) is not None
-    }
-    config = dataclasses.replace(run.config(), **given)
-    if "stride" in given and config.model == "transformer_xl":
-        raise ValueError("transformer_xl reads segments with a memory; it has no --stride.")
-    if "memory_length" in given and config.model != "transformer_xl":
-        raise ValueError(f"--memory-length is of transformer_xl. The run is of {config.model}.")
-    if config.context < 1 or given.get("stride", 1) < 1:
-        raise ValueError(f"--context and --stride must be at least 1 token. Received: {given}.")
     print(report(config, run.model(), run.tokenizer(), text))
 
 
+def evaluated(config, options):
+    """The config of a run with the context, stride and memory of `EvaluateOptions`."""
+    names = ("context", "stride", "memory_length")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if "stride" in given and config.model == "transformer_xl":
+        raise ValueError("transformer_xl reads segments with a memory; it has no --stride.")
+    if config.model == "gpt2" and given.get("context", 0) > config.context:
+        raise ValueError(
+            f"--context must be at most {config.context}, the positions that this gpt2 has. "
+            f"Received: {options.context}."
+        )
+    if "context" in given and "stride" not in given:
+        given["stride"] = None  # that of the run may be longer
+    return dataclasses.replace(config, **given)
+
+
 def run_export(arguments):
-    experiment.run_export(arguments, NAME, LanguageModelConfig, generator_of)
+    experiment.run_export(arguments, NAME, LanguageModelConfig, exported_generator)
+
+
+def exported_generator(run, options):
+    return generator_of(run, options.dtype)
 
 
 def generator_of(run, dtype="float32"):
@@ -176,31 +201,11 @@ def memory_length_of(config):
     """How many tokens the model of a config remembers; 0 if it has no memory."""
     if config.model != "transformer_xl":
         return 0
-    if config.memory_length >= 0:
-        return config.memory_length
-    return XL_SIZES.get(config.size, {}).get("memory_length", 0)  # the model refuses other sizes
-
-
-def texts_of(tokenizer, ids):
-    """The text of each token that arrives, held back while bytes of a character are missing."""
-    pending = []
-    for token_id in ids:
-        pending.append(token_id)
-        text = tokenizer.detokenize([pending]).numpy()[0].decode()
-        if not text.endswith("\ufffd"):
-            yield text
-            pending = []
-        elif len(pending) == LONGEST_CHARACTER:  # the first of them begins no character
-            yield tokenizer.detokenize([pending[:1]]).numpy()[0].decode()
-            pending = pending[1:]
-    if pending:
-        yield tokenizer.detokenize([pending]).numpy()[0].decode()
+    return config.row()["memory_length"] if config.memory_length is None else config.memory_length
 
 
 def language_model_task(config, train_text, valid_text=b""):
     """How a `Run` learns to go on with a text."""
-    if config.model not in MODELS:
-        raise ValueError(f"model must be one of {', '.join(MODELS)}. Received: {config.model!r}.")
     if config.model == "transformer_xl":
         batches, sizes = TextSegments, (config.context, config.batch_size)
     else:
@@ -269,9 +274,7 @@ def read_text(config):
             "Give one text to measure on: --valid-text or --hold-out. "
             f"Received: {config.valid_text!r} and {config.hold_out}."
         )
-    if not 0 <= config.hold_out < 1:
-        raise ValueError(f"hold_out must be a share in [0, 1). Received: {config.hold_out}.")
-    if pathlib.Path(config.text).is_file() or "." in config.text:
+    if pathlib.Path(config.text).exists() or "." in config.text:
         text = corpora.read_text(config.text)
     else:
         text = corpora.read_text_dataset(config.text, "train", config.data_dir or None)
@@ -281,27 +284,6 @@ def read_text(config):
     while cut < len(text) and text[cut] & 0xC0 == 0x80:  # inside a character of UTF-8
         cut += 1
     return text[:cut], text[cut:]
-
-
-def tokenizer_of(config, text):
-    """The vocabulary of a text, which holds all of its characters or all bytes."""
-    if config.tokens not in TOKENS:
-        raise ValueError(f"tokens must be one of {', '.join(TOKENS)}. Received: {config.tokens!r}.")
-    if config.tokens == "bytes":
-        return SymbolTokenizer()
-    if config.tokens == "pieces":
-        lines = text.decode(errors="replace").splitlines(keepends=True)
-        return train_byte_pairs(lines, config.vocabulary_size)
-    try:
-        return SymbolTokenizer("".join(set(text.decode())))
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"Characters need a text in UTF-8; otherwise take --tokens bytes. Received: {error}."
-        ) from None
-
-
-def token_ids(tokenizer, text):
-    return tokenizer.tokenize([text]).flat_values.numpy()
 
 
 def report(config, model, tokenizer, text):

@@ -7,9 +7,9 @@ Every worker runs the same command with an environment variable TF_CONFIG that n
 them. By default they are processes of this machine that talk over the loopback device; with
 `--launcher ray` (pip install -e '.[ray]') they are placed by Ray on the machines of its cluster.
 
-A worker that ends with code 2 has been given a mistake, and one that ends with code 75 was told
-to stop and has saved its step: neither is started again. The command ends with the code of the
-first worker that did not end well, or 0.
+A worker that ends with code 2 was given invalid arguments or data, and one that ends with code 75
+was told to stop and has saved its step: neither is started again. The command ends with the code
+of the first worker that failed, or 0.
 """
 
 import argparse
@@ -22,8 +22,10 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Literal
 
 from train.command import EXIT_CODE_MISTAKE, Parser, one_line_errors
+from train.settings import add_flags, given_flags, required, setting, settings
 
 EXIT_CODE_STOPPED = os.EX_TEMPFAIL  # 75: told to stop, and can go on
 EXIT_CODE_NOT_STARTED = 77
@@ -31,26 +33,27 @@ SECONDS_TO_SAVE = 60  # for workers that were told to stop
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
+@settings
+class LaunchOptions:
+    """Flags of the launcher."""
+
+    workers: int = required("number of workers", ge=1)
+    restarts: int = setting(3, "how many times to start all workers again", ge=0)
+    start_timeout: float = setting(300, "seconds for every worker to connect", gt=0)
+    launcher: Literal["local", "ray"] = setting("local", "who starts the workers")
+
+
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog="python -m train.launch", description=__doc__)
-    parser.add_argument("--workers", type=int, required=True, help="number of workers")
-    parser.add_argument("--restarts", type=int, default=3, help="how often to start all again")
-    parser.add_argument(
-        "--start-timeout",
-        type=float,
-        default=300,
-        help="seconds in which every worker must have connected (default 300)",
-    )
-    parser.add_argument("--launcher", choices=["local", "ray"], default="local", help="who starts")
+    add_flags(parser, LaunchOptions)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: what a worker runs")
-    options = parser.parse_args(arguments)
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    flags = parser.parse_args(arguments)
+    command = flags.command[1:] if flags.command[:1] == ["--"] else flags.command
     if not command:
         parser.error("there is no command. Write it after --")
-    if options.workers < 1 or options.restarts < 0:
-        parser.error("--workers must be at least 1, --restarts at least 0")
     with one_line_errors():
+        options = LaunchOptions(**given_flags(flags, LaunchOptions))
         if options.launcher == "ray":
             from train.launch_ray import run_on_ray
 

@@ -23,7 +23,6 @@ from keras_transformer.text import (
     train_word_pieces,
 )
 from keras_transformer.text.labelled import labelled_files, split_rows
-from keras_transformer.text.masking import check_masking_rate
 from keras_transformer.training import PretrainingLoss, TokenAccuracy
 from train import experiment
 from train.config import PretrainingConfig
@@ -55,17 +54,6 @@ def pretraining_task(config, train_texts, valid_texts):
         train_texts: a list of documents.
         valid_texts: those to measure on, an empty list for none.
     """
-    if config.max_length > config.positions:
-        raise ValueError(
-            "max_length must be at most positions, the tokens that the model can ever read. "
-            f"Received: max_length={config.max_length}, positions={config.positions}."
-        )
-    if config.label_smoothing:
-        raise ValueError(
-            "Pretraining has no smoothing of labels: leave --label-smoothing at 0. "
-            f"Received: {config.label_smoothing}."
-        )
-    check_masking_rate(config.masking_rate)  # before minutes of reading
     sizes = (config.batch_size, config.max_length, config.seed, config.masking_rate)
 
     def read():
@@ -144,10 +132,10 @@ def read_texts(config):
     # Of a folder of labels the same are drawn as for classification; `unsup` is learned from.
     some = len(labelled_files(config.documents)) or len(texts)
     # A random text comes from another document: one alone can be neither learned nor measured.
-    if not 0 <= config.hold_out <= some - 2 or config.hold_out == 1:
+    if config.hold_out > some - 2:
         raise ValueError(
-            "hold_out must be 0 or at least 2 documents, and leave two to learn from. "
-            f"Received: hold_out={config.hold_out} of {some}."
+            f"--hold-out must leave two documents to learn from, of {some}. "
+            f"Received: {config.hold_out}."
         )
     others, held_out = split_rows(some, config.hold_out, config.seed)
     learned = [*others, *range(some, len(texts))]

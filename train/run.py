@@ -34,6 +34,7 @@ from keras_transformer.training.distribution import (
 from train.config import TranslationConfig
 from train.progress import EpochLog, StopWithoutProgress, read_epochs
 from train.recovery import AGAIN, data_of, finished_model, locked
+from train.training_config import MAY_CHANGE, in_words
 
 
 class Run:
@@ -62,27 +63,38 @@ class Run:
     def check(self, config):
         """Whether the folder holds this run already.
 
+        A run that is not finished may go on with other settings where `MAY_CHANGE` says so.
+
         Raises:
             ValueError: if it holds a run with other settings, or something else.
         """
         if not self.config_file.exists():
             if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise ValueError(
-                    f"{self.path} holds something that is no run. Choose another --run."
+                    f"{self.path} exists but is not a run folder. Choose another --run."
                 )
             return False
-        earlier = self.config()
-        changed = [
-            f"{name} is {getattr(earlier, name)!r} there and {value!r} now"
-            for name, value in dataclasses.asdict(config).items()
-            if getattr(earlier, name) != value
-        ]
-        if changed:
+        finished = self.model_file.exists()
+        refused = {
+            name: (before, now)
+            for name, (before, now) in config.changes_from(self.config()).items()
+            if finished or not (name in MAY_CHANGE and MAY_CHANGE[name](before, now))
+        }
+        if refused:
+            reason = (
+                "is trained already: its settings" if finished else "was begun with settings that"
+            )
             raise ValueError(
-                f"{self.path} holds a run with other settings. Choose another --run, or delete it. "
-                f"Received: {'; '.join(changed)}."
+                f"{self.path} {reason} can no longer change. Choose another --run, or delete it. "
+                f"Received: {in_words(refused)}."
             )
         return True
+
+    def record(self, config):
+        """Keeps the settings with which a run goes on, and says in a line what has changed."""
+        if changes := config.changes_from(self.config()):
+            config.save(self.config_file)
+            print(f"Going on with other settings: {in_words(changes)}.")
 
     def create(self, config, tokenizer, batches):
         """Makes the folder with settings, tokenizer and tokens, whole or not at all.
@@ -131,18 +143,7 @@ class Run:
         """
         if not self.config_file.exists():
             raise ValueError(f"{self.path} holds no run: there is no {self.config_file.name}.")
-        try:
-            return self.config_class.load(self.config_file)
-        except TypeError as error:  # a setting that this command does not know
-            raise ValueError(
-                f"{self.config_file} is of another command or version, or damaged. "
-                f"Received: {error}."
-            ) from None
-        except ValueError as error:
-            raise DamagedFile(
-                f"{self.config_file} is damaged: restore it, or choose another --run. "
-                f"Received: {error}"
-            ) from None
+        return self.config_class.load(self.config_file)
 
     def tokenizer(self):
         """The tokenizer of this run.
@@ -235,11 +236,6 @@ def train(run, config, task, strategy=None):
             check_workers_agree(strategy, int(model is not None), f"what {run.path} holds")
             if model is not None:
                 return model
-        if config.checkpoint_every < 1 or config.average < 1:
-            raise ValueError(
-                "checkpoint_every and average must be at least 1. Received: "
-                f"checkpoint_every={config.checkpoint_every}, average={config.average}."
-            )
         keras.utils.set_random_seed(config.seed)
         # The text is not tokenised again, and may even have changed.
         tokenizer, batches = data_of(run, task, is_chief) if exists else task.read()
@@ -249,7 +245,9 @@ def train(run, config, task, strategy=None):
             model = task.build(tokenizer, batches)
         checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)
         if is_chief:
-            if not exists:
+            if exists:
+                run.record(config)
+            else:
                 run.create(config, tokenizer, batches)
             _report(config, model, task.describe(batches), batches.steps_per_epoch, strategy)
         from_all_workers(strategy, 0)  # the chief has made the folder

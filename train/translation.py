@@ -16,7 +16,7 @@ Use what came out:
     python -m train.translation export --run runs/mine --name mine
 """
 
-import sys
+import functools
 
 from keras_transformer.models.translation import translation
 from keras_transformer.serving import with_dtype
@@ -32,10 +32,19 @@ from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentr
 from keras_transformer.training.callbacks import BestScore
 from train import experiment
 from train.config import TranslationConfig
-from train.experiment import run_parser
+from train.experiment import ExportOptions, RunOptions, read_options
+from train.lines import answer_lines, say_what_was_cut
 from train.pictures import save_pictures, translation_attention
 from train.run import Run, Task, optimizer_of
-from train.translator import bleu, report, search_settings, translate, translator_of
+from train.settings import required, setting, settings
+from train.translator import (
+    bleu,
+    report,
+    search_settings,
+    translate,
+    translate_and_tell,
+    translator_of,
+)
 
 NAME = "translation"
 
@@ -110,41 +119,69 @@ def show_result(run, config, model, train_text, valid_text):
         print(report(translate(translator, valid_text.sources), valid_text.targets))
 
 
+@settings
+class SearchFlags:
+    """Flags that change the search of a trained run."""
+
+    num_beams: int | None = setting(None, "beams; default: the run's", ge=1)
+    length_penalty: float | None = setting(
+        None, "exponent of the GNMT length penalty; default: the run's", ge=0
+    )
+
+
+@settings
+class TranslateOptions(SearchFlags, RunOptions):
+    """Flags of `translate`."""
+
+
+@settings
+class EvaluateOptions(SearchFlags, RunOptions):
+    """Flags of `evaluate`."""
+
+    source: str = required("file of sentences, one per line; may be .gz")
+    target: str = required("file of their translations")
+
+
+@settings
+class TranslationExportOptions(SearchFlags, ExportOptions):
+    """Flags of `export`; the search is fixed in the served model."""
+
+
 def run_translate(arguments):
-    parser = run_parser(NAME, "translate", "Translates standard input, a sentence a line.")
-    parser.add_argument("--num-beams", type=int, help="instead of the run's own number")
-    options = parser.parse_args(arguments)
-    translator = _translator(Run(options.run), options.num_beams)
-    # Bytes that are not UTF-8 become U+FFFD; lines end at "\n" alone, so their number is kept.
-    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    lines = text.removesuffix("\n").split("\n") if text else []
-    for line in translate(translator, lines):
-        sys.stdout.buffer.write(line.replace("\n", " ").encode() + b"\n")
+    description = "Translates standard input, one sentence per line, to standard output."
+    options = read_options(TranslateOptions, arguments, NAME, "translate", description)
+    run = Run(options.run)
+    translator = _translator(run, options)
+    answer_lines(functools.partial(translate_and_tell, translator), run.config().max_length)
 
 
 def run_evaluate(arguments):
-    parser = run_parser(NAME, "evaluate", "Measures BLEU of a trained run on other text.")
-    parser.add_argument("--source", required=True, help="sentences, one a line")
-    parser.add_argument("--target", required=True, help="their translations")
-    parser.add_argument("--num-beams", type=int, help="instead of the run's own number")
-    options = parser.parse_args(arguments)
+    description = "Measures BLEU of a trained run on other text."
+    options = read_options(EvaluateOptions, arguments, NAME, "evaluate", description)
+    run = Run(options.run)
+    translator = _translator(run, options)
     text = read_files(options.source, options.target)
-    print(
-        report(
-            translate(_translator(Run(options.run), options.num_beams), text.sources), text.targets
-        )
-    )
+    translations, is_cut = translate_and_tell(translator, text.sources)
+    cut = [f"{line:,}" for line, was_cut in enumerate(is_cut, start=1) if was_cut]
+    say_what_was_cut(cut, len(is_cut), run.config().max_length)
+    print(report(translations, text.targets))
 
 
 def run_export(arguments):
     experiment.run_export(
-        arguments, NAME, TranslationConfig, lambda run, dtype: _translator(run, dtype=dtype)
+        arguments, NAME, TranslationConfig, exported_translator, TranslationExportOptions
     )
 
 
-def _translator(run, num_beams=None, dtype=None):
+def exported_translator(run, options):
+    return _translator(run, options, options.dtype)
+
+
+def _translator(run, options, dtype=None):
+    config = run.config()
     model = run.model() if dtype is None else with_dtype(run.model(), dtype)
-    return translator_of(model, run.tokenizer(), search_settings(run.config(), num_beams))
+    search = search_settings(config, options.num_beams, options.length_penalty)
+    return translator_of(model, run.tokenizer(), search)
 
 
 def read_text(config):

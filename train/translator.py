@@ -13,12 +13,13 @@ from keras_transformer.serving import ModelFunctions, SearchSettings, Translator
 TEXTS_AT_A_TIME = 64
 
 
-def search_settings(config, num_beams=None):
+def search_settings(config, num_beams=None, length_penalty=None):
+    """How to search; None takes what the config of the run says."""
     num_beams = config.num_beams if num_beams is None else num_beams
     return SearchSettings(
         num_beams=num_beams,
         num_best=num_beams,
-        length_penalty=config.length_penalty,
+        length_penalty=config.length_penalty if length_penalty is None else length_penalty,
         max_source_length=config.max_length,
         max_target_length=config.max_length,
     )
@@ -42,6 +43,11 @@ def translator_of(model, tokenizer, settings):
 
 
 def translate(translator, texts):
+    """The translations of texts of any length, a list in their order."""
+    return translate_and_tell(translator, texts)[0]
+
+
+def translate_and_tell(translator, texts):
     """Translates texts of any length, a few of similar length at a time.
 
     Args:
@@ -49,12 +55,13 @@ def translate(translator, texts):
         texts: a list of strings; an empty one gives an empty translation.
 
     Returns:
-        A list with the translation of each text, in their order.
+        A list with the translation of each text, in their order, and a list of whether each text
+        was too long, so that its end was not read.
     """
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     starts = range(0, len(order), TEXTS_AT_A_TIME)
     console = rich.console.Console(stderr=True)
-    translations = [""] * len(texts)
+    translations, is_cut = [""] * len(texts), [False] * len(texts)
     for start in rich.progress.track(
         starts, "Translating", console=console, transient=True, disable=not console.is_terminal
     ):
@@ -62,9 +69,10 @@ def translate(translator, texts):
         answer = translator.endpoints["serving_default"](
             text=tf.constant([texts[row] for row in rows])
         )
-        for row, text in zip(rows, answer["translation"].numpy(), strict=True):
-            translations[row] = text.decode()
-    return translations
+        found = zip(rows, answer["translation"].numpy(), answer["truncated"].numpy(), strict=True)
+        for row, text, was_cut in found:
+            translations[row], is_cut[row] = text.decode(), bool(was_cut)
+    return translations, is_cut
 
 
 def bleu(translations, references, lowercase=False):

@@ -29,7 +29,7 @@ def read_files(source_path, target_path) -> ParallelText:
         The sentences in the order of the files.
 
     Raises:
-        FileNotFoundError: if a file is missing.
+        OSError: if a file is missing, a directory, or cannot be read.
         ValueError: if the files differ in length, hold no text, or are not UTF-8.
     """
     sources, targets = list(lines_of(source_path)), list(lines_of(target_path))
@@ -55,7 +55,7 @@ def read_tsv(path) -> ParallelText:
         The sentences in the order of the file.
 
     Raises:
-        FileNotFoundError: if the file is missing.
+        OSError: if the file is missing, a directory, or cannot be read.
         ValueError: if a line has not exactly two columns, or the file holds no
             text or is not UTF-8.
     """
@@ -116,10 +116,10 @@ def read_text(path) -> bytes:
     """Reads one long text as it stands, through gzip if the name ends in `.gz`.
 
     Raises:
-        FileNotFoundError: if the file is missing.
+        OSError: if the file is missing, a directory, or cannot be read.
         ValueError: if it is empty, or named `.gz` and no whole gzip file.
     """
-    with _opened(path) as file:
+    with opened(path) as file:
         text = file.read()
     if not text:
         raise ValueError(f"Expected a text. Received: {path}, which is empty.")
@@ -196,7 +196,7 @@ def lines_of(path) -> Iterator[str]:
     number = 1
     try:
         # Binary files split at "\n" only; str.splitlines would cut at U+2028 as well.
-        with _opened(path) as file:
+        with opened(path) as file:
             for number, line in enumerate(file, start=1):
                 encoding = "utf-8-sig" if number == 1 else "utf-8"  # a byte order mark
                 yield line.decode(encoding).removesuffix("\n").removesuffix("\r")
@@ -207,15 +207,32 @@ def lines_of(path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _opened(path):
-    """The file of a path, unpacked if its name ends in `.gz`, to be read as bytes."""
+def opened(path):
+    """The file of a path, unpacked if its name ends in `.gz`, to be read as bytes.
+
+    Raises:
+        FileNotFoundError: if there is nothing at the path.
+        IsADirectoryError: if it is a directory.
+        OSError: if it cannot be read.
+        ValueError: if its name ends in `.gz` and it is no whole gzip file.
+    """
     path = pathlib.Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"Expected a text file. Received: {path}, which does not exist.")
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
             f"A name ending in .gz must be a whole gzip file. Received: {path}: {error}."
+        ) from None
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"Expected a text file. Received: {path}, which does not exist."
+        ) from None
+    except IsADirectoryError:
+        raise IsADirectoryError(
+            f"Expected a text file. Received: {path}, which is a directory."
+        ) from None
+    except OSError as error:
+        raise OSError(
+            f"Expected a text file that can be read. Received: {path}: {error.strerror or error}."
         ) from None

@@ -16,8 +16,7 @@ import tensorflow_text
 
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.text.batching import tokenize_all
-from keras_transformer.text.corpora import read_text
-from keras_transformer.text.labelled import labelled_files
+from keras_transformer.text.labelled import labelled_files, text_of
 from keras_transformer.text.length_plan import batched
 from keras_transformer.text.masking import check_masking_rate, mask_tokens
 from keras_transformer.text.segments import pack_segments
@@ -279,25 +278,16 @@ def read_documents(path) -> list[str]:
     and nothing that lies beside, as the lists of addresses of the Large Movie Review Dataset.
 
     Raises:
-        FileNotFoundError: if there is nothing at the path.
+        OSError: if there is nothing at the path, or a file cannot be read.
         ValueError: if there are fewer than two documents, or one is not UTF-8.
     """
     path = pathlib.Path(path)
     if path.is_dir():
         labelled = labelled_files(path)
         unlabelled = sorted(path.glob("unsup/*.txt") if labelled else path.rglob("*.txt"))
-        texts = [(file, file.read_bytes()) for file in [*labelled, *unlabelled]]
+        documents = [text_of(file) for file in [*labelled, *unlabelled]]
     else:
-        parts = read_text(path).replace(b"\r\n", b"\n").split(b"\n\n")
-        texts = [(path, part) for part in parts if part.strip()]
-    documents = []
-    for file, text in texts:
-        try:
-            documents.append(text.decode())
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"A document must be UTF-8. Received: {file}: {error.reason}."
-            ) from None
+        documents = [part for part in text_of(path).split("\n\n") if part.strip()]
     if len(documents) < 2:
         raise ValueError(
             "Expected at least two documents: a folder of .txt files, or a file with an empty line "

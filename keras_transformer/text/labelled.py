@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.text.batching import ragged, tokenize_all
-from keras_transformer.text.corpora import builder_of, check_split, lines_of
+from keras_transformer.text.corpora import builder_of, check_split, lines_of, opened
 from keras_transformer.text.length_plan import LengthPlan, batched
 from keras_transformer.text.tokenizers import PAD_ID
 
@@ -61,20 +61,32 @@ def read_labelled_folder(path, names=None) -> LabelledText:
     label is found.
 
     Raises:
-        FileNotFoundError: if there is no such folder.
+        OSError: if there is no such folder, or a file cannot be read.
         ValueError: as `labelled`, and if a file is not UTF-8.
     """
     path = pathlib.Path(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"Expected a folder of labels. Received: {path}, which does not exist."
+        )
     if not path.is_dir():
-        raise FileNotFoundError(f"Expected a folder of labels. Received: {path}, which is none.")
-    texts, labels = [], []
-    for file in _files_of_labels(path):
-        try:
-            texts.append(file.read_text("utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"A text must be UTF-8. Received: {file}: {error.reason}.") from None
-        labels.append((file.parent.name,))
-    return labelled(texts, labels, names)
+        raise NotADirectoryError(f"Expected a folder of labels. Received: {path}, which is a file.")
+    files = _files_of_labels(path)
+    return labelled(list(map(text_of, files)), [(file.parent.name,) for file in files], names)
+
+
+def text_of(path) -> str:
+    """The text of a whole file; lines end in a line feed, however they end there.
+
+    Raises:
+        OSError: if it is a directory or cannot be read.
+        ValueError: if it is not UTF-8.
+    """
+    try:
+        with opened(path) as file:
+            return file.read().decode().replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"A text must be UTF-8. Received: {path}: {error.reason}.") from None
 
 
 def labelled_files(path) -> list[pathlib.Path]:
@@ -98,7 +110,7 @@ def read_labelled_tsv(path, names=None) -> LabelledText:
     text without one has an empty column.
 
     Raises:
-        FileNotFoundError: if the file is missing.
+        OSError: if the file is missing, a directory, or cannot be read.
         ValueError: as `labelled`, and if a line has not exactly two columns.
     """
     texts, labels = [], []

@@ -148,7 +148,10 @@ def test_the_table_stands_without_our_own_engine():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--repeats", "0"], "argument --repeats: must be at least 1. Received: 0."),
+        (
+            ["--repeats", "0"],
+            "argument --repeats: must be a whole number, at least 1. Received: 0.",
+        ),
         (["--size", "huge"], "argument --size: invalid choice: 'huge'"),
         (["--json", "no/such/folder/out.json"], "there is no folder no/such/folder"),
     ],

@@ -4,6 +4,7 @@ import dataclasses
 import pytest
 
 from train.config import TranslationConfig, add_settings, config_of, load_config
+from train.settings import fields_of
 
 
 def parse(*flags):
@@ -16,9 +17,9 @@ def test_every_setting_is_a_flag_with_help():
     parser = argparse.ArgumentParser()
     add_settings(parser, TranslationConfig)
     shown = parser.format_help()
-    for field in dataclasses.fields(TranslationConfig):
-        assert "--" + field.name.replace("_", "-") in shown
-        assert field.metadata["help"]
+    for name, field in fields_of(TranslationConfig).items():
+        assert "--" + name.replace("_", "-") in shown
+        assert field.description
 
 
 def test_a_flag_overrides_the_experiment_and_nothing_else():

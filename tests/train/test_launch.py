@@ -94,8 +94,14 @@ def test_what_ends_the_launcher_ends_the_workers(tmp_path, number):
     ("arguments", "expected"),
     [
         (["--workers", "2"], "there is no command"),
-        (["--workers", "0", "--", "true"], "--workers must be at least 1"),
-        (["--workers", "1", "--restarts", "-1", "--", "true"], "--restarts at least 0"),
+        (
+            ["--workers", "0", "--", "true"],
+            "--workers must be a whole number, at least 1. Received: 0.",
+        ),
+        (
+            ["--workers", "1", "--restarts", "-1", "--", "true"],
+            "--restarts must be a whole number, at least 0. Received: -1.",
+        ),
         (["--workers", "1", "--", "no-such-program"], "no-such-program"),
     ],
 )

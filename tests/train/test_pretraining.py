@@ -132,7 +132,7 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
     text = classification.read_one(str(folder / "reviews"), "")
     for from_scratch in (False, True):
         config = ClassificationConfig(
-            pretrained=run.path, from_scratch=from_scratch, pooling="first",
+            pretrained=str(run.path), from_scratch=from_scratch, pooling="first",
             token_dropout=0.75, dropout=0.25, attention_dropout=0.5, max_length=40,
         )  # fmt: skip
         _, model = classification.pretrained_of(config)
@@ -151,15 +151,27 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
     [
         ([], "Give documents to learn from"),
         (["--documents=missing.txt"], "missing.txt, which does not exist"),
-        (["--documents={folder}", "--hold-out=99"], "hold_out=99 of 100"),
-        (["--documents={folder}", "--hold-out=1"], "at least 2 documents.*hold_out=1 of 100"),
+        (
+            ["--documents={folder}", "--hold-out=99"],
+            "must leave two documents to learn from, of 100. Received: 99",
+        ),
+        (["--documents={folder}", "--hold-out=1"], "at least 2 documents.*Received: 1"),
         (
             ["--documents={folder}", "--vocabulary-size=60", "--size=huge"],
             "size must be one of tiny, mini",
         ),
-        (["--documents={folder}", "--max-length=513"], "max_length=513, positions=512"),
-        (["--documents={folder}", "--label-smoothing=0.1"], "no smoothing of labels.* 0.1"),
-        (["--documents={folder}", "--masking-rate=15"], r"in \(0, 1\]. Received: masking_rate=15"),
+        (
+            ["--documents={folder}", "--max-length=513"],
+            "--max-length must be at most --positions.*Received: 513 and 512",
+        ),
+        (
+            ["--documents={folder}", "--label-smoothing=0.1"],
+            "--label-smoothing must be 0.*Received: 0.1",
+        ),
+        (
+            ["--documents={folder}", "--masking-rate=15"],
+            "--masking-rate must be a number, above 0 and at most 1. Received: 15",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(pretrained, flags, expected, tmp_path, capsys):
@@ -175,8 +187,8 @@ def test_mistakes_are_one_line_and_leave_nothing(pretrained, flags, expected, tm
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--num-layers=3"], "has its sizes and its vocabulary already. Received: num_layers=3"),
-        (["--tokens=pieces", "--no-pre-norm"], "Received: pre_norm=False, tokens=pieces"),
+        (["--num-layers=3"], "has its own dimensions and vocabulary. Received: --num-layers 3"),
+        (["--tokens=pieces", "--no-pre-norm"], "Received: --pre-norm False, --tokens pieces"),
         (["--max-length=41"], "must be 3 to 40 tokens"),
     ],
 )

@@ -1,0 +1,73 @@
+"""Answers standard input line by line, in order, while it is still being written."""
+
+import sys
+
+FEWEST, MOST = 64, 1024  # lines answered together
+LARGEST_READ = 2**18  # bytes
+NAMED = 5  # of the texts that were cut
+
+
+def answer_lines(answer, max_length, how="cut at the end"):
+    """Writes the answer to each line of standard input to standard output, in the same order.
+
+    Says on standard error which lines were cut, and after Ctrl-C how many were answered.
+
+    Args:
+        answer: a list of texts -> the list of their answers, and a list of whether each was cut.
+        max_length: in tokens; longer texts are cut.
+        how: texts are cut, in words.
+    """
+    count, cut = 0, []
+    try:
+        for lines in arriving_lines(sys.stdin.buffer):
+            # Bytes that are not UTF-8 become U+FFFD.
+            answers, is_cut = answer([line.decode(errors="replace") for line in lines])
+            rows = (text.replace("\n", " ").encode() + b"\n" for text in answers)
+            sys.stdout.buffer.write(b"".join(rows))
+            sys.stdout.buffer.flush()
+            cut += [f"{count + row:,}" for row, was in enumerate(is_cut, start=1) if was]
+            count += len(lines)
+    except KeyboardInterrupt:
+        print(f"Stopped after {count:,} lines.", file=sys.stderr)
+        say_what_was_cut(cut, count, max_length, how)
+        raise
+    say_what_was_cut(cut, count, max_length, how)
+
+
+def say_what_was_cut(places, count, max_length, how="cut at the end", word="lines"):
+    """One line on standard error if texts were cut.
+
+    Args:
+        places: of these texts, in words: their lines or files.
+        count: of all texts.
+        max_length: in tokens.
+        how: they were cut, in words.
+        word: what the places are.
+    """
+    if not places:
+        return
+    named = ", ".join(places[:NAMED])
+    if len(places) > NAMED:
+        named += f" and {len(places) - NAMED:,} more"
+    print(
+        f"{len(places):,} of {count:,} texts are longer than {max_length} tokens and were {how}: "
+        f"{word} {named}.",
+        file=sys.stderr,
+    )
+
+
+def arriving_lines(stream):
+    """Yields lists of the lines of a binary stream that have arrived, without their ends.
+
+    Waits only while there is none. The lists are short at first, so that answers come soon, and
+    longer then, so that lines of similar lengths can be answered together. Lines end at a line
+    feed alone.
+    """
+    most, rest = FEWEST, b""
+    while some := stream.read1(LARGEST_READ):
+        *lines, rest = (rest + some).split(b"\n")
+        while lines:
+            yield lines[:most]
+            lines, most = lines[most:], min(2 * most, MOST)
+    if rest:
+        yield [rest]
