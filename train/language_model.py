@@ -91,7 +91,9 @@ class SampleOptions(RunOptions):
 
     prompt: str = setting("\n", "text to continue; default: a line break")
     length: int = setting(500, "tokens to write", ge=0)
-    temperature: float = setting(0.8, "below 1 sharpens the probabilities", gt=0)
+    temperature: float = setting(
+        0.8, "below 1 sharpens the probabilities; the least takes the best token", ge=0.0001
+    )
     top_k: int | None = setting(None, "draw among this many of the most likely tokens", ge=1)
     top_p: float | None = setting(
         None, "draw among the most likely tokens that hold this probability", gt=0, le=1

@@ -1,0 +1,157 @@
+"""Commands in a pipe: answers in pieces and in order, Ctrl-C, a reader that leaves, cut texts."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from train import classification, language_model, translation
+from train.lines import arriving_lines, say_what_was_cut
+
+from .conftest import SETTINGS
+
+ENVIRONMENT = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "run"
+    translation.main([*text[:2], *text[4:6], *SETTINGS, "--steps=1", "--run", str(run)])
+    return run
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory):
+    """A language model."""
+    folder = tmp_path_factory.mktemp("writer")
+    (folder / "text.txt").write_text("the cat sat on the mat.\n" * 30)
+    flags = ["--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8", "--num-heads=1"]
+    flags += ["--context=16", "--batch-size=4", "--steps=1", "--text", str(folder / "text.txt")]
+    language_model.main([*flags, "--run", str(folder / "run")])
+    return folder / "run"
+
+
+def start(module, *arguments, **options):
+    command = [sys.executable, "-m", f"train.{module}", *map(str, arguments)]
+    return subprocess.Popen(command, env=ENVIRONMENT, **PIPES, **options)
+
+
+def said(err):
+    """What a command has written to standard error, without TensorFlow's start-up notes."""
+    notes = ("WARNING: All log messages before absl", "I0000 ", "W0000 ", "E0000 ")
+    return [line for line in err.decode().splitlines() if not line.startswith(notes)]
+
+
+def test_lines_are_given_as_soon_as_they_are_there():
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as pipe:
+        lists = arriving_lines(stream)
+        pipe.write(b"a\n\nb\r\nhal")
+        assert next(lists) == [b"a", b"", b"b\r"]
+        pipe.write(b"f\n" + b"c\n" * 300)
+        assert next(lists) == [b"half", *[b"c"] * 127]
+        assert next(lists) == [b"c"] * 173
+        pipe.write(b"no end")
+        pipe.close()
+        assert list(lists) == [[b"no end"]]
+
+
+def test_translations_come_in_pieces_until_ctrl_c(run):
+    process = start("translation", "translate", "--run", run)
+    for lines in (b"abc\n", b"fed cba\nab\n"):
+        process.stdin.write(lines)
+        process.stdin.flush()
+        for _ in range(lines.count(b"\n")):
+            assert process.stdout.readline().endswith(b"\n")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out, said(err)) == (130, b"", ["Stopped after 3 lines."])
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"), [("translation", ["translate"]), ("language_model", ["sample"])]
+)
+def test_a_reader_that_leaves_ends_it_quietly(module, arguments, run, writer):
+    if module == "language_model":
+        arguments, run = [*arguments, "--length=100000"], writer
+    process = start(module, *arguments, "--run", run)
+    process.stdin.write(b"abc\n" * 200)
+    process.stdin.close()
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=300) == 141
+    assert said(process.stderr.read()) == []
+
+
+def test_ctrl_c_ends_the_line_of_a_sample(writer):
+    process = start("language_model", "sample", "--run", writer, "--length=100000", "--prompt=the")
+    assert process.stdout.read(5).startswith(b"the")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, said(err)) == (130, []) and out.endswith(b"\n")
+
+
+def test_ctrl_c_in_an_evaluation_says_that_nothing_was_measured(run, tmp_path):
+    os.mkfifo(tmp_path / "source")
+    flags = ["--run", run, "--source", tmp_path / "source", "--target", tmp_path / "source"]
+    process = start("translation", "evaluate", *flags)
+    with open(tmp_path / "source", "wb"):  # waits until the process reads
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=300)
+    assert (process.returncode, said(err)) == (130, ["Stopped. Nothing was measured."])
+
+
+def test_ctrl_c_in_an_export_leaves_nothing(run, tmp_path):
+    flags = ["--run", run, "--directory", tmp_path / "models", "--name=letters"]
+    process = start("translation", "export", *flags, start_new_session=True)
+    while not list(tmp_path.glob("models/.letters-*/1/*")):
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = process.communicate(timeout=300)
+    assert (process.returncode, said(err)) == (130, ["Stopped. Nothing was published."])
+    assert not list((tmp_path / "models").iterdir())
+
+
+def test_translate_and_evaluate_say_which_lines_were_cut(run, tmp_path, monkeypatch, capfd):
+    lines = ["abc", "fed " * 99, "a", *["cab " * 50] * 7]
+    (tmp_path / "text").write_text("\n".join(lines) + "\n")
+    expected = (
+        "8 of 10 texts are longer than 24 tokens and were cut at the end: "
+        "lines 2, 4, 5, 6, 7 and 3 more.\n"
+    )
+    with open(tmp_path / "text") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        translation.main(["translate", "--run", str(run)])
+    assert capfd.readouterr().err.endswith(expected)
+    flags = ["--source", str(tmp_path / "text"), "--target", str(tmp_path / "text")]
+    translation.main(["evaluate", "--run", str(run), *flags])
+    assert capfd.readouterr().err.endswith(expected)
+
+
+def test_classify_and_evaluate_say_which_texts_lost_their_middle(tmp_path, monkeypatch, capfd):
+    long = "yes " * 9
+    (tmp_path / "texts.tsv").write_text(f"a yes\tgood\n{long}\tgood\nb\tbad\n" * 5)
+    for place, text in (("good/1", "yes"), ("bad/2", long), ("bad/3", "b")):
+        (tmp_path / "texts" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "texts" / f"{place}.txt").write_text(text)
+    flags = ["--tsv", str(tmp_path / "texts.tsv"), "--vocabulary-size=7", "--hidden-dim=8"]
+    flags += ["--max-length=8", "--steps=1", "--run", str(tmp_path / "run")]
+    classification.main(flags)
+    (tmp_path / "lines").write_text(f"a\n{long}\n")
+    with open(tmp_path / "lines") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        classification.main(["classify", *flags[-2:]])
+    how = "texts are longer than 8 tokens and were read without their middle:"
+    assert capfd.readouterr().err.endswith(f"1 of 2 {how} lines 2.\n")
+    classification.main(["evaluate", *flags[:2], *flags[-2:]])
+    assert capfd.readouterr().err.endswith(f"5 of 15 {how} lines 2, 5, 8, 11, 14.\n")
+    classification.main(["evaluate", "--folder", str(tmp_path / "texts"), *flags[-2:]])
+    assert capfd.readouterr().err.endswith(f"1 of 3 {how} files {tmp_path}/texts/bad/2.txt.\n")
+
+
+def test_nothing_is_said_of_texts_that_were_read_whole(capsys):
+    say_what_was_cut([], 5, 8)
+    assert capsys.readouterr().err == ""
