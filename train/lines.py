@@ -25,8 +25,9 @@ def answer_lines(answer, max_length, how="cut at the end"):
             rows = (text.replace("\n", " ").encode() + b"\n" for text in answers)
             sys.stdout.buffer.write(b"".join(rows))
             sys.stdout.buffer.flush()
-            cut += [f"{count + row:,}" for row, was in enumerate(is_cut, start=1) if was]
             count += len(lines)
+            first = count - len(lines) + 1
+            cut += [f"{line:,}" for line, was_cut in enumerate(is_cut, first) if was_cut]
     except KeyboardInterrupt:
         print(f"Stopped after {count:,} lines.", file=sys.stderr)
         say_what_was_cut(cut, count, max_length, how)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -66,6 +67,7 @@ def test_translations_come_in_pieces_until_ctrl_c(run):
         process.stdin.flush()
         for _ in range(lines.count(b"\n")):
             assert process.stdout.readline().endswith(b"\n")
+    time.sleep(0.3)  # between the answer and the wait for another line
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert (process.returncode, out, said(err)) == (130, b"", ["Stopped after 3 lines."])

@@ -174,9 +174,9 @@ def test_a_setting_that_no_class_has_is_named():
     class Options:
         rate: float | None = setting(None, "90 % of it", gt=0)
 
-    with pytest.raises(ValueError, match="There is no setting rates. Received: rates=3."):
+    with pytest.raises(ValueError, match=r"There is no setting rates. Received: rates=3."):
         Options(rates=3)
-    with pytest.raises(ValueError, match="--rate must be a number, above 0. Received: True."):
+    with pytest.raises(ValueError, match=r"--rate must be a number, above 0. Received: True."):
         Options(rate="True")
 
 
@@ -199,9 +199,9 @@ ROOM = {
 def nearest(field, lowest):
     """The lowest or highest number that a field allows, or None."""
     for name, value in limits_of(field):
-        if name == "ge" and lowest or name == "le" and not lowest:
+        if (name == "ge" and lowest) or (name == "le" and not lowest):
             return value
-        if name == "gt" and lowest or name == "lt" and not lowest:
+        if (name == "gt" and lowest) or (name == "lt" and not lowest):
             return math.nextafter(value, math.inf if lowest else -math.inf)
     return None
 

@@ -1,12 +1,15 @@
 """The command from files to a served answer, on letters that are spelled backwards."""
 
 import io
+import json
 import os
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_transformer.serving.c_api import ask
 from keras_transformer.text import TokenBatches, train_tokenizer
@@ -107,6 +110,40 @@ def test_evaluate_prints_bleu_with_its_signature(text, trained, capsys):
     translation.main(["evaluate", "--run", str(trained), *flags])
     printed = capsys.readouterr().out
     assert "BLEU: " in printed and "tok:13a" in printed and "case:lc" in printed
+
+
+def test_search_can_be_changed_after_the_training(text, trained, capsys, tmp_path):
+    run = ["--run", str(trained)]
+    flags = [flag.replace("--valid-", "--") for flag in [*text[2:4], *text[6:8]]]
+    scores = []
+    for search in ([], ["--num-beams=2", "--length-penalty=1.0"], ["--length-penalty=30"]):
+        translation.main(["evaluate", *run, *flags, *search])
+        scores.append(capsys.readouterr().out)
+    assert scores[0] == scores[1] != scores[2], "the run has 2 beams, and no penalty that long"
+
+    search = ["--num-beams=3", "--length-penalty=0.5"]
+    translation.main(["export", *run, "--directory", str(tmp_path), "--name", "a", *search])
+    inputs = {"text": ["abc"], "target_prefix": [""], "max_length": [0]}
+    request = {"signature_name": "translate_nbest", "inputs": inputs}
+    default = {"signature_name": "serving_default", "inputs": {"text": ["abc"]}}
+    nbest, best = (answer["outputs"] for answer in ask(tmp_path / "a" / "1", [request, default]))
+    assert len(nbest["translation"][0]) == 3
+    options = translation.TranslateOptions(run=str(trained), num_beams="3", length_penalty="0.5")
+    ours = translation._translator(Run(trained), options)
+    assert (ours.settings.num_beams, ours.settings.length_penalty) == (3, 0.5)
+    answer = ours.endpoints["serving_default"](text=tf.constant(["abc"]))
+    np.testing.assert_allclose(best["score"], answer["score"], rtol=1e-5)
+
+
+def test_a_finished_run_of_an_earlier_version_is_used(text, trained, tmp_path, capsys):
+    run = shutil.copytree(trained, tmp_path / "run")
+    kept = json.loads((run / "config.json").read_text())
+    assert kept["attention_dropout"] is None
+    kept |= {"attention_dropout": -1.0, "activation_dropout": -1.0, "activation": ""}
+    (run / "config.json").write_text(json.dumps(kept))
+    flags = [flag.replace("--valid-", "--") for flag in [*text[2:4], *text[6:8]]]
+    translation.main(["evaluate", "--run", str(run), *flags])
+    assert "BLEU: " in capsys.readouterr().out
 
 
 def test_export_is_answered_without_python_code(trained, tmp_path, capsys):

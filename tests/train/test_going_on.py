@@ -1,0 +1,163 @@
+"""What may change when a stopped run goes on, and what may not."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from train import translation
+from train.config import (
+    ClassificationConfig,
+    LanguageModelConfig,
+    PretrainingConfig,
+    TranslationConfig,
+)
+from train.run import Run
+from train.training_config import MAY_CHANGE
+
+from .conftest import SETTINGS
+
+CONFIGS = (TranslationConfig, LanguageModelConfig, ClassificationConfig, PretrainingConfig)
+
+
+def folder_of(path, config, finished=False):
+    path.mkdir()
+    config.save(path / "config.json")
+    if finished:
+        (path / "model.keras").touch()
+    return Run(path, type(config))
+
+
+SAFE = {
+    "peak_rate": 0.25,
+    "warmup_steps": 7,
+    "schedule": "cosine",
+    "weight_decay": 0.5,
+    "clip_norm": 3.0,
+    "average": 7,
+    "patience": 3,
+    "num_beams": 3,
+    "length_penalty": 0.5,
+    "tensorboard": True,
+    "steps": 8001,
+    "checkpoint_every": 250,
+    "bleu_every": 3,
+}
+
+
+@pytest.mark.parametrize("name", SAFE)
+def test_a_stopped_run_may_go_on_with_a_safe_change_and_keeps_it(name, tmp_path, capsys):
+    run = folder_of(tmp_path / "run", TranslationConfig(bleu_every=2))
+    now = dataclasses.replace(run.config(), **{name: SAFE[name]})
+    assert run.check(now)
+    before = getattr(run.config(), name)
+    run.record(now)
+    flag = "--" + name.replace("_", "-")
+    assert capsys.readouterr().out == (
+        f"Going on with other settings: {flag} was {before} and is {SAFE[name]}.\n"
+    )
+    assert run.config() == now
+    assert [path.name for path in run.path.iterdir()] == ["config.json"], "no draft is left"
+    run.record(now)
+    assert capsys.readouterr().out == ""
+
+
+def test_all_that_may_change_is_tried():
+    assert SAFE.keys() == MAY_CHANGE.keys()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 7999},
+        {"checkpoint_every": 300},  # those at 500 would no longer be kept
+        {"bleu_every": 0},  # a column of history.csv
+        {"seed": 2},
+        {"dropout": 0.3},
+        {"beta_2": 0.9},
+        {"label_smoothing": 0.2},
+        {"accumulation_steps": 2},
+        {"tokens_per_batch": 2048},
+        {"source": "other.txt"},
+        {"dtype": "mixed_bfloat16"},
+    ],
+)
+def test_other_changes_are_refused_in_a_line(change, tmp_path):
+    run = folder_of(tmp_path / "run", TranslationConfig(bleu_every=2))
+    [(name, value)] = change.items()
+    flag = "--" + name.replace("_", "-")
+    before = getattr(run.config(), name)
+    with pytest.raises(ValueError, match="was begun with settings that can no longer") as caught:
+        # Beside one that might change.
+        run.check(dataclasses.replace(run.config(), peak_rate=0.5, **change))
+    assert str(caught.value).endswith(f"Received: {flag} was {before} and is {value}.")
+
+
+def test_nothing_of_a_finished_run_changes(tmp_path):
+    run = folder_of(tmp_path / "run", TranslationConfig(), finished=True)
+    assert run.check(run.config())
+    expected = "run is trained already: its settings can no longer change.*--peak-rate was 0.001"
+    with pytest.raises(ValueError, match=expected):
+        run.check(dataclasses.replace(run.config(), peak_rate=0.5))
+
+
+def old(config):
+    """A config as earlier versions have saved it."""
+    kept = dataclasses.asdict(config)
+    unset = {"activation": "", "memory_length": -1, "stride": 0}
+    for name, value in kept.items():
+        if value is None and name not in unset:
+            kept[name] = -1.0 if "dropout" in name else 0
+    return kept | {name: value for name, value in unset.items() if name in kept}
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_a_config_of_an_earlier_version_is_read(cls, tmp_path):
+    kept = old(cls())
+    assert kept["num_layers"] == 0 and kept["activation_dropout"] == -1.0
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    assert cls.load(tmp_path / "config.json") == cls()
+    (tmp_path / "config.json").write_text(json.dumps({**kept, "dropout": 0.0, "num_layers": 3}))
+    assert cls.load(tmp_path / "config.json") == cls(dropout=0.0, num_layers=3)
+
+
+@pytest.mark.parametrize("wrong", [{"no_such": 3}, {"steps": 0}])
+def test_a_config_of_another_command_is_named(wrong, tmp_path):
+    run = folder_of(tmp_path / "run", TranslationConfig())
+    run.config_file.write_text(json.dumps(dataclasses.asdict(TranslationConfig()) | wrong))
+    [(name, value)] = wrong.items()
+    flag = name if name == "no_such" else f"--{name}"
+    with pytest.raises(ValueError, match=f"run holds a run of another .*{flag}.*{value}"):
+        run.config()
+
+
+def test_another_rate_saves_a_training_whose_loss_was_not_finite(text, tmp_path, capsys):
+    run = tmp_path / "run"
+    flags = [*text[:2], *text[4:6], *SETTINGS, "--run", str(run)]
+    translation.main([*flags, "--steps=4"])
+    (run / "model.keras").unlink()  # as if stopped just before its end
+    with pytest.raises(SystemExit) as caught:
+        translation.main([*flags, "--steps=9", "--weight-decay=1e30"])
+    assert caught.value.code == 2
+    assert "The loss is not finite at step 6" in capsys.readouterr().err
+    translation.main([*flags, "--steps=9", "--weight-decay=0", "--peak-rate=0.0005"])
+    said = capsys.readouterr().out
+    assert "--peak-rate was 0.001 and is 0.0005; --weight-decay was 1e+30 and is 0.0." in said
+    assert "Going on from step 4 of 9." in said
+    assert json.loads((run / "config.json").read_text())["peak_rate"] == 0.0005
+    assert all(np.isfinite(weights).all() for weights in Run(run).model().get_weights())
+
+
+def test_a_run_goes_on_longer_with_the_new_rate_from_its_checkpoint(text, tmp_path, capsys):
+    run, other = tmp_path / "run", tmp_path / "other"
+    flags = [*text[:2], *text[4:6], *SETTINGS, "--average=1"]
+    translation.main([*flags, "--steps=6", "--run", str(run)])
+    (run / "model.keras").unlink()  # as if stopped just before its end
+    shutil.copytree(run, other)
+    translation.main([*flags, "--steps=9", "--run", str(run)])
+    translation.main([*flags, "--steps=9", "--peak-rate=0.01", "--run", str(other)])
+    assert capsys.readouterr().out.count("Going on from step 6 of 9.") == 2
+    one, two = (Run(path).model().get_weights() for path in (run, other))
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(one, two, strict=True))
