@@ -1,7 +1,9 @@
 """The command on two workers and on two replicas: killed, told to stop, and as one device."""
 
+import dataclasses
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,11 +29,11 @@ def command(text, run, *flags):
     ]  # fmt: skip
 
 
-def on_two_workers(text, run, dies="", restarts=1):
+def on_two_workers(text, run, dies="", restarts=1, flags=()):
     """Runs the command on two workers; `dies` is "worker:step:signal" of the first attempt."""
     launch = [sys.executable, "-m", "train.launch", "--workers", "2", "--restarts", str(restarts)]
     done = subprocess.run(
-        [*launch, "--", *command(text, run)],
+        [*launch, "--", *command(text, run, *flags)],
         cwd=ROOT,
         env={**ENVIRONMENT, "DIES": dies, "DIED": str(run) + ".died"},
         capture_output=True,
@@ -88,6 +90,19 @@ def test_a_worker_told_to_end_stops_all_at_the_same_saved_step(text, whole, tmp_
     assert done.returncode == 0 and f"Going on from step 7 of {STEPS}." in done.stdout
     for one, other in zip(weights_of(run), weights_of(whole[0]), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_the_chief_alone_records_a_changed_setting(text, whole, tmp_path):
+    run = tmp_path / "stopped"
+    shutil.copytree(whole[0], run)
+    (run / "model.keras").unlink()  # as if stopped just before its end
+    done = on_two_workers(text, run, flags=[f"--steps={STEPS + 1}", "--peak-rate=0.0005"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("--peak-rate was 0.001 and is 0.0005") == 1
+    assert f"Going on from step {STEPS} of {STEPS + 1}." in done.stdout
+    assert Run(run).config() == dataclasses.replace(
+        Run(whole[0]).config(), steps=STEPS + 1, peak_rate=0.0005
+    )
 
 
 @pytest.mark.parametrize(
