@@ -14,6 +14,7 @@ from keras_transformer.serving.c_api import ask
 from keras_transformer.text import demo_split
 from train.command import Parser, one_line_errors
 from train.config import load_config
+from train.experiment import STOPPED_TRAINING
 from train.pictures import save_pictures, translation_attention
 from train.run import Run, train
 from train.translation import translation_task
@@ -27,7 +28,7 @@ def main():
     parser.add_argument("--run", default="runs/demo", help="folder of the run")
     parser.add_argument("--directory", default="saved_models", help="folder of served models")
     options = parser.parse_args()
-    with one_line_errors():
+    with one_line_errors(STOPPED_TRAINING):
         run_demo(Run(options.run), options.directory)
 
 

@@ -1,16 +1,16 @@
-"""Trains a text classifier on your own texts, measures it, classifies with it, exports it.
+"""Trains a text classifier on your own texts; measures it, classifies with it, exports it.
 
-Train, or go on where an interrupted training was stopped:
+Train, or resume a training that was stopped:
 
     python -m train.classification --folder aclImdb/train --hold-out 5000 --run runs/imdb
 
-Use what came out:
+Use the trained run:
 
     python -m train.classification classify --run runs/imdb < texts.txt > labels.tsv
     python -m train.classification evaluate --run runs/imdb --folder aclImdb/test
     python -m train.classification export --run runs/imdb --name imdb
 
-With --pretrained, the BERT of a run of train.pretraining is trained on, or one that was tuned.
+--pretrained fine-tunes the BERT of a train.pretraining run, or one that was fine-tuned before.
 
 Texts come from a folder with a folder of .txt files for each label, from a file of two columns
 (text TAB label, several labels joined by commas), or from TensorFlow Datasets.

@@ -1,6 +1,7 @@
 """What the commands of all experiments share: flags, training on whatever devices, export."""
 
 import sys
+import textwrap
 from typing import Literal
 
 from keras_transformer.serving import export
@@ -9,7 +10,8 @@ from train.command import Parser, one_line_errors, read_flags
 from train.config import add_settings, config_of
 from train.devices import DeviceSettings, leaves_when_a_worker_is_lost, strategy_of
 from train.run import Run, train
-from train.settings import add_flags, given_flags, required, setting, settings
+from train.settings import add_flags, flag_of, given_flags, required, setting, settings
+from train.training_config import MAY_CHANGE
 
 # What Ctrl-C means; commands that write as they go say it themselves.
 STOPPED_TRAINING = "Stopped. The same command goes on from the last checkpoint."
@@ -72,7 +74,12 @@ def run_training(arguments, name, description, config_class, read_text, task_of,
         task_of: config and both texts -> a `Task`.
         show_result: called by the chief with run, config, model and both texts.
     """
-    parser = Parser(prog=f"python -m train.{name}", description=description)
+    may_change = ", ".join(map(flag_of, MAY_CHANGE))
+    parser = Parser(
+        prog=f"python -m train.{name}",
+        description=description,
+        epilog=textwrap.fill(f"A stopped run may resume with other values of {may_change}.", 90),
+    )
     add_flags(parser, TrainOptions)
     add_settings(parser, config_class)
     flags = parser.parse_args(arguments)

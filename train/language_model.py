@@ -1,16 +1,16 @@
-"""Trains a language model on a text, measures it, writes with it, exports it.
+"""Trains a language model on a text; measures it, samples from it, exports it.
 
-Train, or go on where an interrupted training was stopped:
+Train, or resume a training that was stopped:
 
     python -m train.language_model --text shakespeare.txt --hold-out 0.1 --run runs/shakespeare
 
-Use what came out:
+Use the trained run:
 
     python -m train.language_model sample --run runs/shakespeare --prompt "KING RICHARD:"
     python -m train.language_model evaluate --run runs/shakespeare --text other.txt --stride 16
     python -m train.language_model export --run runs/shakespeare --name shakespeare
 
-With --model transformer_xl a memory is carried from segment to segment of the text.
+--model transformer_xl carries a memory from one segment of the text to the next.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
 """Pretrains BERT on plain documents: masked word pieces, and whether one text follows another.
 
-Train, or go on where an interrupted training was stopped:
+Train, or resume a training that was stopped:
 
     python -m train.pretraining --documents aclImdb/train --hold-out 5000 --run runs/bert
 
-Use what came out, with the same held-out documents if count and seed are the same:
+Fine-tune the result; with the same count and seed, the same documents are held out:
 
     python -m train.classification --pretrained runs/bert --folder aclImdb/train --hold-out 5000 \\
         --run runs/imdb_bert

@@ -21,8 +21,9 @@ LEFT_TO_SIZE = {
     "stride": 0,
 }
 
-# Settings with which a stopped run may go on changed, and which changes are safe. None of them
-# moves a batch, the shape of a checkpoint, or the columns of history.csv.
+# Settings that may change when a stopped run resumes, and which changes are safe: a batch stays
+# the same function of seed and step, and checkpoints and the columns of history.csv keep their
+# shapes.
 MAY_CHANGE = {
     **dict.fromkeys(
         ("peak_rate", "warmup_steps", "schedule", "weight_decay", "clip_norm")

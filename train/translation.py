@@ -1,15 +1,15 @@
-"""Trains a translation model on your own text, measures it, translates with it, exports it.
+"""Trains a translation model on your own text; measures it, translates with it, exports it.
 
-Train, or go on where an interrupted training was stopped:
+Train, or resume a training that was stopped:
 
     python -m train.translation --source train.en --target train.de \\
         --valid-source val.en --valid-target val.de --run runs/mine
 
-On several GPUs of this machine it trains by itself; on several workers, with the same numbers:
+All GPUs of this machine are used without a flag. To train on several workers, with the same numbers:
 
     python -m train.launch --workers 2 -- python -m train.translation --source ...
 
-Use what came out:
+Use the trained run:
 
     python -m train.translation translate --run runs/mine < in.txt > out.txt
     python -m train.translation evaluate --run runs/mine --source val.en --target val.de

@@ -3,7 +3,7 @@ import dataclasses
 
 import pytest
 
-from train.config import TranslationConfig, add_settings, config_of, load_config
+from train.config import CONFIGS, TranslationConfig, add_settings, config_of, load_config
 from train.settings import fields_of
 
 
@@ -33,6 +33,14 @@ def test_an_unknown_experiment_is_named_with_those_that_exist():
         ValueError, match=r"one of bert_imdb, demo, imdb, imdb_bert, multi30k.*Received: 'multi31k'"
     ):
         load_config("multi31k")
+
+
+def test_every_experiment_fits_its_limits():
+    names = [path.stem for path in CONFIGS.glob("[a-z]*.py")]
+    assert len(names) > 10
+    for name in names:
+        config = load_config(name)
+        assert dataclasses.replace(config) == config
 
 
 def test_a_config_survives_its_file(tmp_path):
