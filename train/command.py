@@ -4,14 +4,13 @@ import argparse
 import contextlib
 import logging
 import os
-import signal
 import sys
 
 from train.settings import add_flags, given_flags
 
 EXIT_CODE_MISTAKE = 2
-EXIT_CODE_CTRL_C = 128 + signal.SIGINT
-EXIT_CODE_NO_READER = 128 + signal.SIGPIPE
+EXIT_CODE_CTRL_C = 130  # 128 + SIGINT
+EXIT_CODE_NO_READER = 141  # 128 + SIGPIPE
 
 
 class Parser(argparse.ArgumentParser):

@@ -118,7 +118,7 @@ def _help(field):
     default = None if field.is_required() else field.default
     if isinstance(default, bool):
         details.append(f"default: {'on' if default else 'off'}")
-    elif default not in (None, ""):
+    elif default is not None and str(default).strip():
         details.append(f"default {default:g}" if kind is float else f"default {default}")
     return field.description + (f" ({'; '.join(details)})" if details else "")
 

@@ -5,7 +5,7 @@ Train, or resume a training that was stopped:
     python -m train.translation --source train.en --target train.de \\
         --valid-source val.en --valid-target val.de --run runs/mine
 
-All GPUs of this machine are used without a flag. To train on several workers, with the same numbers:
+All GPUs of this machine are used without a flag. On several workers, with the same numbers:
 
     python -m train.launch --workers 2 -- python -m train.translation --source ...
 
