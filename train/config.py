@@ -57,6 +57,15 @@ class TranslationConfig(TrainingConfig):
             )
 
 
+def check_pieces(config):
+    """Raises ValueError if the bytes alone fill a vocabulary of pieces."""
+    if config.tokens == "pieces" and config.vocabulary_size < LEAST_PIECES:
+        raise ValueError(
+            f"--vocabulary-size must be at least {LEAST_PIECES} with --tokens pieces. "
+            f"Received: {config.vocabulary_size}."
+        )
+
+
 @settings
 class LanguageModelConfig(TrainingConfig):
     """One experiment of `python -m train.language_model`."""
@@ -77,7 +86,7 @@ class LanguageModelConfig(TrainingConfig):
     tokens: Literal["characters", "bytes", "pieces"] = setting(
         "characters", "what to cut the text into"
     )
-    vocabulary_size: int = setting(2000, "pieces, with --tokens pieces", ge=LEAST_PIECES)
+    vocabulary_size: int = setting(2000, "pieces, with --tokens pieces", ge=1)
     model: Literal["transformer", "gpt2", "transformer_xl"] = setting(
         "transformer", "kind of model; transformer_xl remembers earlier segments"
     )
@@ -104,6 +113,7 @@ class LanguageModelConfig(TrainingConfig):
                 f"{self.model}. Received: {self.size}."
             )
         super().__post_init__()
+        check_pieces(self)
         if self.stride is not None and self.stride > self.context:
             raise ValueError(
                 "--stride must be at most --context, so that no token is left out. "
@@ -155,11 +165,7 @@ class ClassificationConfig(TrainingConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.tokens == "pieces" and self.vocabulary_size < LEAST_PIECES:
-            raise ValueError(
-                f"--vocabulary-size must be at least {LEAST_PIECES} with --tokens pieces. "
-                f"Received: {self.vocabulary_size}."
-            )
+        check_pieces(self)
         if self.from_scratch and not self.pretrained:
             raise ValueError("--from-scratch compares with --pretrained: give both.")
         if self.pretrained:

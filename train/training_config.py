@@ -76,7 +76,7 @@ class TrainingConfig:
 
     steps: int = setting(8000, "optimizer steps", ge=1)
     peak_rate: float = setting(0.001, "highest learning rate", gt=0, le=1)
-    warmup_steps: int = setting(2000, "steps until the learning rate is highest", ge=1)
+    warmup_steps: int = setting(2000, "steps until the learning rate is highest", ge=0)
     schedule: Literal["inverse_sqrt", "cosine"] = setting(
         "inverse_sqrt", "learning rate after the warm-up; cosine ends at a tenth of the highest"
     )
@@ -105,6 +105,11 @@ class TrainingConfig:
                     "--activation must be a Keras activation name, e.g. relu or gelu. "
                     f"Received: {self.activation}."
                 ) from None
+        if self.schedule == "inverse_sqrt" and self.warmup_steps < 1:
+            raise ValueError(
+                "--warmup-steps must be at least 1 with --schedule inverse_sqrt. "
+                f"Received: {self.warmup_steps}."
+            )
         row = {**self.row(), **self._given(SIZE)}
         if row and row["hidden_dim"] % row["num_heads"]:
             raise ValueError(
