@@ -194,7 +194,7 @@ TRAININGS = {
 # Between what a text needs and the limit.
 ROOM = {
     "translation": {"vocabulary_size": 280, "max_length": 8, "tokens_per_batch": 8},
-    "language_model": {"model": "transformer_xl"},
+    "language_model": {"model": "transformer_xl", "batch_size": 3},
     "classification": {"vocabulary_size": 15},
     "pretraining": {"vocabulary_size": 16, "label_smoothing": 0.0},
 }
@@ -221,9 +221,9 @@ def test_a_number_at_its_limit_is_accepted_to_the_end(command, end, tmp_path):
     small = {
         "schedule": "cosine" if end == "lowest" else "inverse_sqrt",
         "num_layers": 1,
-        "hidden_dim": 2,
-        "intermediate_dim": 1,
-        "num_heads": 1,
+        "hidden_dim": 8,
+        "intermediate_dim": 8,
+        "num_heads": 2,
         "steps": 1,
     }
     at_limit = {
@@ -231,7 +231,8 @@ def test_a_number_at_its_limit_is_accepted_to_the_end(command, end, tmp_path):
         for name, field in numbers_of(cls).items()
         if not (end == "highest" and name == "hold_out")  # leaves no text to learn from
     }
-    given = small | {n: v for n, v in at_limit.items() if v is not None} | ROOM[command]
+    at_limit = {name: value for name, value in at_limit.items() if value is not None}
+    given = small | at_limit | ROOM[command]
     flags = [f"{flag_of(name)}={value}" for name, value in given.items() if name in fields_of(cls)]
     run([flag, str(tmp_path / "text.txt"), *flags, "--run", str(tmp_path / "run")])
     weights = Run(tmp_path / "run", cls).model().get_weights()
