@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import keras
 
+from keras_transformer.files import DamagedFile, whole
 from train.settings import flag_of, setting, settings
 
 SIZE = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
@@ -140,18 +141,22 @@ class TrainingConfig:
 
     def save(self, path):
         """Writes the settings as JSON, whole or not at all."""
-        draft = path.with_name(f".{path.name}")
-        draft.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-        draft.replace(path)
+        with whole(path) as draft:
+            draft.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path):
         """Reads what `save` wrote, in this version or an earlier one.
 
         Raises:
-            ValueError: if a setting is unknown or outside of its limits.
+            ValueError: if the file is damaged, or a setting is unknown or outside of its limits.
         """
-        kept = json.loads(path.read_text())
+        try:
+            kept = dict(json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise DamagedFile(
+                f"{path} is damaged: restore it, or choose another --run. Received: {error}"
+            ) from None
         for name, value in LEFT_TO_SIZE.items():
             if name in kept and kept[name] == value:
                 kept[name] = None
@@ -160,5 +165,5 @@ class TrainingConfig:
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"{path.parent} holds a run of another command or version. {reason}"
+                f"{path} is of another command or version, or damaged. {reason}"
             ) from None
