@@ -13,12 +13,19 @@ REFUSED_OPTIMIZER_SETTINGS = {
     "use_ema": "ema_momentum",
 }
 
+OF_WHOLE_BATCHES = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
+
 
 def check_optimizer(optimizer):
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "Loss scaling is not supported: it would look at one replica only. Train with the "
             "mixed_bfloat16 policy, which needs none. Received: a LossScaleOptimizer."
+        )
+    if getattr(optimizer, "loss_scale_factor", None) is not None:
+        raise ValueError(
+            "The exact train step does not scale the loss. Leave loss_scale_factor out. "
+            f"Received: loss_scale_factor={optimizer.loss_scale_factor}."
         )
     for name, ours in REFUSED_OPTIMIZER_SETTINGS.items():
         value = getattr(optimizer, name, None)
@@ -74,38 +81,49 @@ def check_strategy(model, steps_per_execution, jit_compile):
 
 
 def check_model(model, own_class, accumulation_steps, ema_momentum):
-    """Refuses models that the exact step would train otherwise than they say.
+    """Raises for models whose own code or layers the exact step could not honour.
 
     Args:
-        model: to be compiled.
-        own_class: the library's mixin; what classes before it define is the user's.
+        model: the model.
+        own_class: the library's mixin; methods of classes before it are the user's.
         accumulation_steps: parts of a batch.
         ema_momentum: None without a moving average.
     """
-    for name in ("compute_loss", "compute_metrics"):
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    for name in ("compute_loss", "compute_metrics", *(["train_step"] if replicas > 1 else [])):
         if overrides(model, own_class, name):
             raise ValueError(
-                f"The exact train step does not call {name}. Give compile a loss and metrics, or "
-                f"override train_step and test_step. Received: {type(model).__name__}, which "
-                f"overrides {name}."
+                f"The exact train step cannot include a {name} of your own. Give compile a loss "
+                "and metrics, or train with keras.Model. "
+                f"Received: {type(model).__name__}, which overrides {name}."
             )
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if not model.built and (replicas > 1 or ema_momentum is not None):
+    split = replicas > 1 or accumulation_steps > 1
+    if not model.built and (split or ema_momentum is not None):
         raise ValueError(
             "Build the model before compile, for example by calling it on a batch: several "
-            "replicas and moving averages need its weights. "
+            "replicas, accumulation_steps and ema_momentum need its weights. "
             f"Received: {type(model).__name__}, which is not built."
         )
-    # Its statistics would be those of a part of the batch.
-    split = replicas > 1 or accumulation_steps > 1
-    norms = [
-        la for la in model._flatten_layers() if isinstance(la, keras.layers.BatchNormalization)
-    ]
-    if split and any(la.trainable for la in norms):
+    for layer in model._flatten_layers():
+        _check_layer(layer, split)
+
+
+def _check_layer(layer, split):
+    if getattr(layer, "compute_dtype", None) == "float16":
         raise ValueError(
-            "Batch normalisation would see a part of each batch, on replicas or with "
+            "Loss scaling is not supported, which float16 needs. Train with the mixed_bfloat16 "
+            f"policy. Received: the layer {layer.name}, which computes in float16."
+        )
+    if any(getattr(weight, "overwrite_with_gradient", False) for weight in layer.trainable_weights):
+        raise ValueError(
+            "Weights that are overwritten by their gradient, as of float8, cannot be trained here. "
+            f"Received: the layer {layer.name}."
+        )
+    if split and layer.trainable and isinstance(layer, OF_WHOLE_BATCHES):
+        raise ValueError(
+            f"{type(layer).__name__} would see a part of each batch, on replicas or with "
             "accumulation_steps, and give other numbers than one device. Use LayerNormalization, "
-            f"or set trainable=False on it. Received: {norms[0].name}."
+            f"or set trainable=False on it. Received: the layer {layer.name}."
         )
 
 
@@ -137,7 +155,7 @@ def check_class_weight(loss, class_weight):
 
 
 def check_one_replica(model, method):
-    """Refuses Keras's methods for one batch where each replica would be given all of it."""
+    """Raises for Keras's methods for one batch where each replica would be given all of it."""
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise ValueError(
@@ -153,4 +171,12 @@ def check_labels(y, loss):
         raise ValueError(
             "Training and evaluation need labels: data of (inputs, labels) or (inputs, labels, "
             "sample weights). Received: inputs without labels."
+        )
+
+
+def check_gradients(gradients):
+    if not gradients:
+        raise ValueError(
+            "No weight has a gradient: the loss does not depend on the weights. Does the model, or "
+            "the loss, use operations without gradients? Received: gradients of None alone."
         )

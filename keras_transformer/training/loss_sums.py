@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 
-OURS = (TokenCrossentropy, PretrainingLoss)
+OWN_LOSSES = (TokenCrossentropy, PretrainingLoss)
 COMPARES_ROWS = (
     "The loss of a row must not depend on the other rows: replicas see only their own, and would "
     "give other numbers. Received: {}."
@@ -26,7 +26,7 @@ class LossSums(NamedTuple):
     loss: tf.Tensor  # the weighted losses
     values: tf.Tensor  # number of losses, masked ones included
     weights: tf.Tensor  # sample weights times mask; the number of losses without either
-    mask: tf.Tensor  # number of True in the mask
+    unmasked: tf.Tensor  # number of True in the mask
     mask_size: tf.Tensor
     rows: tf.Tensor | float = 0.0  # of the batch; filled in by the step
 
@@ -36,7 +36,15 @@ class LossSums(NamedTuple):
             return tf.ones_like(self.loss)
         if reduction == "mean_with_sample_weight":
             return self.weights
-        return self.values * tf.math.divide_no_nan(self.mask, self.mask_size)
+        return self.values * tf.math.divide_no_nan(self.unmasked, self.mask_size)
+
+
+class StepSums(NamedTuple):
+    """What a step adds up over parts of a batch and over replicas; scalars."""
+
+    loss: LossSums
+    metrics: tuple  # of each token metric the sum and the number of tokens
+    activity: tuple = ()  # the penalties of layers' outputs, times rows
 
 
 class LossFunction(keras.losses.Loss):
@@ -56,6 +64,11 @@ def resolve_loss(loss):
     Raises:
         ValueError: for several losses, and those whose parts do not add up.
     """
+    if str(loss).lower() in ("crossentropy", "ce"):
+        raise ValueError(
+            "Name the cross-entropy: binary_crossentropy, categorical_crossentropy or "
+            f"sparse_categorical_crossentropy. Received: loss={loss!r}."
+        )
     if isinstance(loss, (list, tuple, dict)) and not _is_config(loss):
         raise ValueError(
             "The exact train step takes one loss for one output. For several outputs write one "
@@ -81,14 +94,13 @@ def loss_sums(loss, y, y_pred, sample_weight):
 
     Args:
         loss: from `resolve_loss`.
-        y: labels.
-        y_pred: predictions.
+        y: labels, from `single_output`.
+        y_pred: predictions, from there.
         sample_weight: None, or a tensor with as many axes as the losses, or one axis of size 1
             more or less.
 
     Returns:
-        The pair of `LossSums` and the weights that metrics of tokens count by, in the shape
-        of the losses; None for losses that count no tokens.
+        `LossSums`, whose rows are to be filled in.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -96,23 +108,22 @@ def loss_sums(loss, y, y_pred, sample_weight):
     if isinstance(loss, TokenCrossentropy):
         values, mask = loss.call(y, y_pred), None
         weights = loss.weights(y, sample_weight)
-        counted = tf.reduce_sum(weights)
-        return _sums(values * weights, counted, mask), weights
-    y, y_pred = _single_output(loss, y, y_pred)
+        return _sums(values * weights, tf.reduce_sum(weights), mask)
     values, mask = _values_and_mask(loss, y, y_pred)
-    values = _checked(values, y_pred, loss)
-    weights = None
-    if sample_weight is not None:
-        weights = ops.cast(sample_weight, values.dtype)
-        values, weights = _same_rank(values, weights, "sample_weight", loss)
+    if not isinstance(loss, OWN_LOSSES):
+        values = _by_row(values, y, y_pred, loss)
+    weights = None if sample_weight is None else ops.cast(sample_weight, values.dtype)
     if mask is not None:
-        values, allowed = _same_rank(
-            values, ops.cast(mask, values.dtype), "the mask of the outputs", loss
-        )
-        weights = allowed if weights is None else weights * allowed
+        unmasked = ops.cast(mask, values.dtype)
+        if weights is not None:
+            unmasked, weights = _same_rank(unmasked, weights, "sample_weight", "the mask", loss)
+        weights = unmasked if weights is None else unmasked * weights
+    if weights is not None:
+        what = "the mask of the outputs" if sample_weight is None else "sample_weight"
+        values, weights = _same_rank(values, weights, what, "the losses", loss)
     weighted = values if weights is None else values * weights
     counted = ops.size(weighted) if weights is None else ops.sum(weights)
-    return _sums(weighted, counted, mask), None
+    return _sums(weighted, counted, mask)
 
 
 def _sums(weighted, counted, mask):
@@ -128,7 +139,7 @@ def _sums(weighted, counted, mask):
 def _values_and_mask(loss, y, y_pred):
     """The losses before any weight or mask, and the mask that Keras would apply or None."""
     mask = getattr(y_pred, "_keras_mask", None)
-    if not isinstance(loss, OURS):  # ours take integers as they are
+    if not isinstance(loss, OWN_LOSSES):  # ours take integers as they are
         y, y_pred = (ops.convert_to_tensor(part, dtype=loss.dtype) for part in (y, y_pred))
         _check_ranks(loss, y, y_pred)
     values = loss.call(y, y_pred)
@@ -140,16 +151,17 @@ def _values_and_mask(loss, y, y_pred):
     return ops.convert_to_tensor(values, dtype=loss.dtype), mask
 
 
-def _single_output(loss, y, y_pred):
+def single_output(loss, y, y_pred, sample_weight):
+    """Labels, predictions and weights out of lists or dicts of one."""
     if isinstance(loss, PretrainingLoss):
-        return y, y_pred
-    outputs, labels = keras.tree.flatten(y_pred), keras.tree.flatten(y)
-    if len(outputs) != 1 or len(labels) != 1:
+        return y, y_pred, sample_weight
+    outputs, labels, weights = map(keras.tree.flatten, (y_pred, y, sample_weight))
+    if len(outputs) != 1 or len(labels) != 1 or len(weights) != 1:
         raise ValueError(
             "The exact train step takes one loss for one output. "
             f"Received: {len(outputs)} outputs, {len(labels)} labels."
         )
-    return labels[0], outputs[0]
+    return labels[0], outputs[0], weights[0]
 
 
 def _aligned(first, second):
@@ -163,24 +175,23 @@ def _aligned(first, second):
     return first, second
 
 
-def _same_rank(values, weights, what, loss):
+def _same_rank(values, weights, what, of, loss):
     values, weights = _aligned(values, weights)
     fits = values.shape.rank == weights.shape.rank
     sizes = zip(values.shape, weights.shape, strict=fits)
     if not fits or any(None not in (a, b) and 1 not in (a, b) and a != b for a, b in sizes):
         raise ValueError(
-            f"The shape of {what} must be that of the losses, except for axes of size 1. "
-            f"Received: shape {tuple(weights.shape)} for losses of shape {tuple(values.shape)} "
-            f"from {loss.name}."
+            f"The shape of {what} must be that of {of}, except for axes of size 1. "
+            f"Received: shape {tuple(weights.shape)} for {tuple(values.shape)} with {loss.name}."
         )
     return values, weights
 
 
 def _check_adds_up(loss):
-    """Refuses losses that are no sum over rows, for which replicas would give other numbers."""
+    """Raises for losses that are not sums over rows, which replicas could not add up."""
     name = type(loss).__name__
     function = getattr(loss, "fn", None)
-    if type(loss).__call__ is not keras.losses.Loss.__call__ and not isinstance(loss, OURS):
+    if type(loss).__call__ not in (keras.losses.Loss.__call__, TokenCrossentropy.__call__):
         raise ValueError(
             "The exact train step reduces losses itself, so a loss must define call, which "
             f"returns one value per row or token, and not __call__. Received: {name}."
@@ -196,7 +207,7 @@ def _check_adds_up(loss):
 
 
 def _check_ranks(loss, y, y_pred):
-    """Refuses what would compare each row with others, in Keras too."""
+    """Raises where Keras would broadcast labels against all rows."""
     wide = y if y.shape.rank > y_pred.shape.rank else y_pred
     if not hasattr(loss, "fn") and y.shape.rank != y_pred.shape.rank and wide.shape[-1] == 1:
         raise ValueError(
@@ -210,16 +221,25 @@ def _check_ranks(loss, y, y_pred):
         raise ValueError(COMPARES_ROWS.format(f"{loss.name} with axis={axis}"))
 
 
-def _checked(values, y_pred, loss):
-    """The losses, if there is one or several of each row."""
+def _by_row(values, y, y_pred, loss):
+    """Returns the losses after checking that their first axis is the rows, and no other."""
+    received = (
+        f"Received: losses of shape {tuple(values.shape)} from {loss.name}, for predictions of "
+        f"shape {tuple(y_pred.shape)}."
+    )
     if values.shape.rank == 0:
         raise ValueError(
             "The loss must return one value per row or token, not a scalar: only sums can be "
-            f"divided by those of the whole batch. Received: a scalar from {loss.name}."
+            "divided by those of the whole batch. Where outputs have one axis, Keras's losses "
+            "average over the rows: add a last axis of size 1 to the outputs. "
+            f"Received: a scalar from {loss.name}."
         )
-    if isinstance(loss, OURS):
-        return values
-    message = f"The loss must return a value, or several, for each row. Received: {loss.name}."
+    if None in values.shape[1:] and None not in [*y.shape[1:], *y_pred.shape[1:]]:
+        raise ValueError(
+            "The loss of a row must not depend on the other rows. Are labels broadcast against "
+            f"predictions? {received}"
+        )
+    message = f"The loss must return a value, or several, for each row. {received}"
     counts = values.shape[0], y_pred.shape[0]
     if None not in counts and counts[0] != counts[1]:
         raise ValueError(message)

@@ -12,8 +12,8 @@ else:
         """On JAX and PyTorch Keras's own step is right."""
 
 
-_SOME = keras.Input((1,), name="some")
-FUNCTIONAL = type(keras.Model(_SOME, _SOME, name="some"))  # Keras's class of functional models
+_INPUT = keras.Input((1,), name="input")
+FUNCTIONAL = type(keras.Model(_INPUT, _INPUT, name="model"))  # Keras's class of such models
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -25,15 +25,20 @@ class Model(TrainStep, keras.Model):
     the averages of the replicas, which is not the same when they hold different numbers of
     real tokens. On the JAX and PyTorch backends it is `keras.Model` as it stands.
 
-    With Keras's losses the numbers are those that `keras.Model` gives on one device: loss,
-    logs and weights, whatever the shapes of labels, weights and masks. `TokenCrossentropy` is a
-    weighted mean instead: it divides by the sum of the weights of the batch's tokens, and the
-    loss of an epoch is the mean over its tokens. What cannot be honoured exactly on replicas is
-    refused on one device too: a loss that returns a scalar, compares rows with each other or is
-    not reduced, several outputs, `add_loss`, loss scaling.
+    With Keras's losses, loss, logs and weights are those of `keras.Model` on one device, whatever
+    the shapes of labels, weights and masks, with two differences that are meant:
 
-    Make it from inputs and outputs, or subclass it with a `call`. Several replicas and
-    `ema_momentum` need a model that is built before `compile`.
+    - `TokenCrossentropy` is a weighted mean: it divides by the sum of the weights of the batch's
+      tokens, and the loss of an epoch is the mean over its tokens.
+    - The gradient of an embedding is dense, as on JAX. Keras hands TensorFlow's optimizers a slice
+      per occurrence of a token, of which adaptive ones square each instead of their sum.
+
+    What cannot be exact on replicas is refused on one device too: a loss that returns a scalar,
+    compares rows with each other or is not reduced, several outputs, `add_loss`, float16.
+    Metrics of your own must be sums over rows: their variables are added up over replicas.
+
+    Make it from inputs and outputs, or subclass it with a `call`. Several replicas,
+    `accumulation_steps` and `ema_momentum` need a model that is built before `compile`.
 
     `compile` takes three more arguments, which Keras has on the optimizer, where they are
     wrong on several replicas and therefore refused:
@@ -55,11 +60,16 @@ class Model(TrainStep, keras.Model):
     """
 
     def __init__(self, *args, **kwargs):
-        if len(args) == 2 or "outputs" in kwargs:
+        is_functional = len(args) == 2 or (len(args) == 1 and "outputs" in kwargs)
+        if is_functional or {"inputs", "outputs"} <= kwargs.keys():
             self.__class__ = _functional(type(self))
             FUNCTIONAL.__init__(self, *args, **kwargs)
         else:
             super().__init__(*args, **kwargs)
+
+    def __reduce__(self):  # of pickle, which finds classes by their names
+        _, arguments = super().__reduce__()
+        return Model._unpickle_model, arguments
 
 
 @functools.cache

@@ -21,12 +21,9 @@ def part_of(part, parts, data):
     return keras.tree.map_structure(lambda t: None if t is None else rows(t), data)
 
 
-def dense(gradients, variables):
-    """Gradients as tensors, zeros where there is none."""
-    return [
-        tf.zeros_like(v.value) if g is None else tf.convert_to_tensor(g)
-        for g, v in zip(gradients, variables, strict=True)
-    ]
+def dense(gradients):
+    """Gradients as tensors, by their places in the list; those that are None are left out."""
+    return {i: tf.convert_to_tensor(g) for i, g in enumerate(gradients) if g is not None}
 
 
 def added(gradient, other):
@@ -39,14 +36,23 @@ def added(gradient, other):
 
 
 def scaled(gradients, scale):
-    return [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]
+    """A dict of gradients times a scalar."""
+    return {place: g * tf.cast(scale, g.dtype) for place, g in gradients.items()}
+
+
+def sum_of(*parts):
+    """Adds up dicts of gradients; a gradient may be missing in some of them."""
+    places = sorted(set().union(*parts))
+    return {i: tf.add_n([part[i] for part in parts if i in part]) for i in places}
 
 
 def over_replicas(sums, gradients=()):
-    """A nest of scalars and a list of tensors, added up over all replicas."""
-    flat = tf.nest.flatten(sums)
-    numbers, *gradients = reduced([tf.stack([tf.cast(n, flat[0].dtype) for n in flat]), *gradients])
-    return tf.nest.pack_sequence_as(sums, tf.unstack(numbers)), gradients
+    """A nest of scalars and a nest of gradients, added up over all replicas."""
+    scalars, flat = tf.nest.flatten(sums), tf.nest.flatten(gradients)
+    numbers = tf.stack([tf.cast(scalar, scalars[0].dtype) for scalar in scalars])
+    numbers, *flat = reduced([numbers, *flat])
+    sums = tf.nest.pack_sequence_as(sums, tf.unstack(numbers))
+    return sums, tf.nest.pack_sequence_as(gradients, flat)
 
 
 def reduced(tensors):

@@ -2,8 +2,11 @@
 
 import keras
 import tensorflow as tf
+from keras import ops
 
-# Sums over all numbers, so that parts of a batch add up; a regulariser of one's own may not.
+from keras_transformer.training.parts import dense
+
+# Sums over all numbers, so that parts of a batch add up; a custom regulariser may not be.
 ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
@@ -11,19 +14,15 @@ def weight_penalty(weights):
     """The penalty that the regularisers of weights add to the loss, whatever the batch.
 
     Returns:
-        The pair of a scalar and its gradients, a list of tensors; None and an empty list where
-        no weight has a regulariser.
+        The pair of a scalar and its gradients, a dict by the weights' places; None and an empty
+        dict where no weight has a regulariser.
     """
     if all(weight.regularizer is None for weight in weights):
-        return None, []
+        return None, {}
     with tf.GradientTape() as tape:
-        penalties = [w.regularizer(w) for w in weights if w.regularizer is not None]
+        penalties = [ops.sum(w.regularizer(w)) for w in weights if w.regularizer is not None]
         penalty = tf.add_n([tf.cast(p, tf.float32) for p in penalties])
-    gradients = tape.gradient(penalty, weights)
-    return penalty, [
-        tf.zeros_like(w.value) if g is None else tf.convert_to_tensor(g)
-        for g, w in zip(gradients, weights, strict=True)
-    ]
+    return penalty, dense(tape.gradient(penalty, weights))
 
 
 def has_activity_regularizer(model):
@@ -49,11 +48,11 @@ def activity_penalties(model, rows):
     penalties = []
     for layer in model._flatten_layers():
         own = layer._get_own_losses()
-        if own and not isinstance(layer.activity_regularizer, ADDITIVE):
+        if own and (type(layer.activity_regularizer) not in ADDITIVE or len(own) > 1):
             raise ValueError(
-                "The exact train step adds up penalties of rows: the activity regularisers L1, L2 "
-                "and L1L2. What add_loss adds, or another regulariser, may be no such sum, and "
-                "replicas would give other numbers. Return the penalty as a part of the loss. "
+                "The exact train step adds up penalties of rows: those of the activity "
+                "regularisers L1, L2 and L1L2, one for each layer. What add_loss adds may be no "
+                "such sum, and replicas would give other numbers. Return it as a part of the loss. "
                 f"Received: {len(own)} loss(es) of the layer {layer.name}."
             )
         penalties += [tf.cast(loss, tf.float32) * tf.cast(rows, tf.float32) for loss in own]

@@ -6,7 +6,6 @@ it sums, and accumulates in the optimizer, each of which gives other numbers tha
 
 import dataclasses
 import inspect
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -15,11 +14,13 @@ from keras_transformer.training import compile_checks as checks
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.loss_sums import (
     LossSums,
+    StepSums,
     loss_sums,
     reduction_of,
     resolve_loss,
+    single_output,
 )
-from keras_transformer.training.losses import TokenCrossentropy
+from keras_transformer.training.losses import TokenCrossentropy, token_weights
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
 from keras_transformer.training.parts import (
     added,
@@ -29,6 +30,7 @@ from keras_transformer.training.parts import (
     part_of,
     reduced,
     scaled,
+    sum_of,
 )
 from keras_transformer.training.projected_loss import Projection, find_projection, projected_loss
 from keras_transformer.training.regularisation import (
@@ -74,6 +76,7 @@ class TrainStep:
         if isinstance(metrics, (list, tuple)):
             token_metrics = [m for m in metrics if _counts_tokens_of(resolved, m)]
             metrics = [m for m in metrics if not _counts_tokens_of(resolved, m)]
+        self._compile_metrics = None  # of an earlier call, which Keras would keep
         super().compile(
             optimizer,
             loss,
@@ -90,7 +93,7 @@ class TrainStep:
         if not optimizer.built and self.built:
             optimizer.build(self.trainable_variables)
         # Other metrics need the logits, and XLA cannot leave out padding, whose number varies.
-        projected = isinstance(resolved, TokenCrossentropy) and self._compile_metrics is None
+        projected = type(resolved) is TokenCrossentropy and self._compile_metrics is None
         projected = projected and not (self.jit_compile or has_activity_regularizer(self))
         projected = projected and not checks.overrides(self, TrainStep, "call")
         averages = None
@@ -127,17 +130,15 @@ class TrainStep:
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
 
-    def fit(self, x=None, *args, class_weight=None, validation_data=None, **kwargs):
+    def fit(self, x=None, *args, **kwargs):
         checks.check_compiled(self, "fit")
-        checks.check_class_weight(self._step.loss, class_weight)
+        given = inspect.signature(super().fit).bind_partial(x, *args, **kwargs).arguments
+        checks.check_class_weight(self._step.loss, given.get("class_weight"))
         check_data(x, self.distribute_strategy)
-        if validation_data is not None:
-            is_tuple = isinstance(validation_data, (list, tuple))
-            check_data(
-                validation_data[0] if is_tuple else validation_data, self.distribute_strategy
-            )
+        if (valid := given.get("validation_data")) is not None:
+            valid = valid[0] if isinstance(valid, (list, tuple)) else valid
+            check_data(valid, self.distribute_strategy)
         self._step.dropout_seeds.spread()
-        kwargs |= {"class_weight": class_weight, "validation_data": validation_data}
         return super().fit(x, *args, **kwargs)
 
     def evaluate(self, x=None, *args, **kwargs):
@@ -190,25 +191,25 @@ class TrainStep:
             share = part_of(part, parts, (x, y, sample_weight))
             new = self._sums_and_gradients(*share)
             summed = new if summed is None else tf.nest.map_structure(tf.add, summed, new)
-        sums, gradients, activity_gradients = summed
-        count = len(gradients)
-        sums, gradients = over_replicas(sums, [*gradients, *activity_gradients])
-        gradients, activity_gradients = gradients[:count], gradients[count:]
-        penalty, penalty_gradients = weight_penalty(self.trainable_weights)
+        sums, gradients = summed
+        sums, (gradients, of_activities) = over_replicas(sums, gradients)
+        weights = self.trainable_weights
+        penalty, of_weights = weight_penalty(weights)
 
         scale = self._scale(sums)
-        if activity_gradients or penalty_gradients:
-            activity_gradients = scaled(
-                activity_gradients, tf.math.divide_no_nan(1.0, sums.loss.rows)
-            )
-            lists = scaled(gradients, scale), activity_gradients, penalty_gradients
-            gradients = [tf.add_n(some) for some in zip(*filter(None, lists), strict=True)]
-            scale = 1.0
+        if of_activities or of_weights:
+            per_row = tf.math.divide_no_nan(1.0, sums.loss.rows)
+            gradients = sum_of(scaled(gradients, scale), scaled(of_activities, per_row), of_weights)
+            scale = tf.ones([])
         if self._step.clip_norm is not None:
-            norm = tf.linalg.global_norm([tf.cast(g, tf.float32) for g in gradients]) * scale
+            scale = tf.cast(scale, tf.float32)
+            singles = [tf.cast(g, tf.float32) for g in gradients.values()]
+            norm = tf.linalg.global_norm(singles) * scale
             scale *= self._step.clip_norm / tf.maximum(norm, self._step.clip_norm)
         gradients = scaled(gradients, scale)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        if weights:
+            checks.check_gradients(gradients)
+            self.optimizer.apply_gradients([(g, weights[i]) for i, g in gradients.items()])
         self._update_averages()
         return self._logs(sums, penalty)
 
@@ -217,6 +218,7 @@ class TrainStep:
         checks.check_labels(y, self._step.loss)
         if self._step.projection is not None and sample_weight is None:
             features = self._step.projection.features_of(x, training=False)
+            activity_penalties(self, num_rows(x))  # raises if there is one
             sums = self._projected_loss(features, y, num_rows(x), gradients=False)
         else:
             sums = self._sums(x, y, sample_weight, training=False)
@@ -242,22 +244,22 @@ class TrainStep:
             average.assign_add(rate * (variable.value - average))
 
     def _sums_and_gradients(self, x, y, sample_weight):
-        """This replica's `StepSums`, and dense gradients of its loss and of its activities.
+        """This replica's `StepSums`, and a pair of the gradients of its loss and its activities.
 
-        The latter, which Keras divides by other numbers than the loss, are an empty list where
-        no layer has an activity regulariser.
+        Each is a dict by the places of the weights. Keras divides the penalties of activities by
+        other numbers than the loss.
         """
-        projection = self._step.projection
+        projection, penalised = self._step.projection, has_activity_regularizer(self)
         if projection is None or sample_weight is not None:
-            with tf.GradientTape(persistent=True) as tape:
+            with tf.GradientTape(persistent=penalised) as tape:
                 sums = self._sums(x, y, sample_weight, training=True)
             weights = self.trainable_weights  # which the first call may have made
-            gradients = dense(tape.gradient(sums.loss.loss, weights), weights)
-            if not sums.activity:
-                return sums, gradients, []
-            return sums, gradients, dense(tape.gradient(sums.activity, weights), weights)
+            gradients = dense(tape.gradient(sums.loss.loss, weights))
+            of_activities = dense(tape.gradient(sums.activity, weights)) if penalised else {}
+            return sums, (gradients, of_activities)
         with tf.GradientTape() as tape:
             features = projection.features_of(x, training=True)
+        activity_penalties(self, num_rows(x))  # raises if there is one
         weights = self.trainable_weights
         sums, feature_gradient, table_gradient = self._projected_loss(features, y, num_rows(x))
         gradients = tape.gradient(features, weights, output_gradients=feature_gradient)
@@ -265,7 +267,7 @@ class TrainStep:
             added(table_gradient, g) if v is projection.layer.projection_table else g
             for g, v in zip(gradients, weights, strict=True)
         ]
-        return sums, dense(gradients, weights), []
+        return sums, (dense(gradients), {})
 
     def _projected_loss(self, features, y, rows, gradients=True):
         loss = self._step.loss
@@ -276,7 +278,7 @@ class TrainStep:
         counted = {Perplexity: likelihood, TokenAccuracy: hits}
         sums = StepSums(
             LossSums(total, tokens, tokens, tokens, tokens, tf.cast(rows, tf.float32)),
-            tuple(counted[type(metric)] for metric in self._step.token_metrics),
+            tuple((counted[type(metric)], tokens) for metric in self._step.token_metrics),
         )
         return (sums, *rest) if gradients else sums
 
@@ -284,11 +286,14 @@ class TrainStep:
         """`StepSums` through whole logits; updates the metrics that Keras computes."""
         y_pred = self(x, training=training) if self._step.takes_training else self(x)
         rows = num_rows(x)
-        sums, token_weights = loss_sums(self._step.loss, y, y_pred, sample_weight)
-        counted = [
-            tf.reduce_sum(metric.values(y, y_pred) * token_weights)
-            for metric in self._step.token_metrics
-        ]
+        loss = self._step.loss
+        labels, outputs, weights = single_output(loss, y, y_pred, sample_weight)
+        sums = loss_sums(loss, labels, outputs, weights)
+        counted = []
+        for metric in self._step.token_metrics:  # which Keras does not weigh by `sample_weight`
+            real = token_weights(labels, metric.pad_id)
+            total = tf.reduce_sum(metric.values(labels, outputs) * real)
+            counted.append((total, tf.reduce_sum(real)))
         if self._compile_metrics is not None:
             self._compile_metrics.update_state(y, y_pred, sample_weight=sample_weight)
         sums = sums._replace(rows=tf.cast(rows, sums.loss.dtype))
@@ -311,24 +316,16 @@ class TrainStep:
         # Keras sums the tracker over replicas; divided, it counts each token once.
         share = count / tf.distribute.get_strategy().num_replicas_in_sync
         self._loss_tracker.update_state(loss, sample_weight=share)
-        for metric, metric_sum in zip(self._step.token_metrics, sums.metrics, strict=True):
-            metric.add_sums(metric_sum, sums.loss.weights)
+        for metric, numbers in zip(self._step.token_metrics, sums.metrics, strict=True):
+            metric.add_sums(*numbers)
         logs = self.get_metrics_result()
         if self._compile_metrics is not None:  # each replica has updated its own
             counted = [tf.identity(v.value) for v in self._compile_metrics.variables]
             logs.update(self._compile_metrics.stateless_result(reduced(counted)))
         if has_workers(self.distribute_strategy):
             # Keras averages what workers log along an axis, which scalars lack.
-            logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
+            logs = {name: value[None] for name, value in logs.items()}
         return logs
-
-
-class StepSums(NamedTuple):
-    """What a step adds up over parts of a batch and over replicas; scalars."""
-
-    loss: LossSums
-    metrics: tuple  # of each token metric
-    activity: tuple = ()  # the penalties of layers' outputs, times rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,8 @@ def squares(y_true, y_pred):
 
 def nats(labels, probabilities):
     """A function of one's own whose labels may be integers."""
-    chosen = ops.one_hot(ops.cast(labels, "int32"), CLASSES, dtype=probabilities.dtype)
+    labels = ops.reshape(ops.cast(labels, "int32"), ops.shape(probabilities)[:-1])
+    chosen = ops.one_hot(labels, CLASSES, dtype=probabilities.dtype)
     return -ops.sum(chosen * ops.log(probabilities + 1e-3), axis=-1)
 
 
@@ -80,6 +81,9 @@ def draw(seed):
     case["weighted"] = pick([False, True])
     case["penalty"] = pick([None, None, None, "kernel", "activity"])
     case["parts"] = pick([1, 1, 2, 3])
+    case["frozen"] = pick([False, False, True])
+    case["eager"] = pick([False, True, True])
+    case["loss_dtype"] = pick([None, None, "float64"])
     return case
 
 
@@ -87,11 +91,11 @@ def loss_of(case):
     name, reduction = case["loss"], case["reduction"]
     if name in ("squares", "nats"):
         return globals()[name]
-    arguments = dict(ARGUMENTS.get(name, {}))
+    arguments = {**ARGUMENTS.get(name, {}), "dtype": case["loss_dtype"]}
     if name == "ignoring":
         return losses.SparseCategoricalCrossentropy(reduction=reduction, **arguments)
     if name == "Squares":
-        return Squares(reduction=reduction)
+        return Squares(reduction=reduction, dtype=case["loss_dtype"])
     if not name[0].isupper():
         return name
     return getattr(losses, name)(reduction=reduction, **arguments)
@@ -136,6 +140,7 @@ def model_of(case, kind):
         "tanh",
         kernel_regularizer=regularizer if case["penalty"] == "kernel" else None,
         activity_regularizer=regularizer if case["penalty"] == "activity" else None,
+        trainable=not case["frozen"],
     )(hidden)
     is_choice = case["kind"] in ("categorical", "sparse")
     outputs = keras.layers.Dense(case["width"], "softmax" if is_choice else "sigmoid")(hidden)
@@ -159,7 +164,7 @@ def trained(case, kind, strategy):
             metrics = {name: list(values) or None for name, values in metrics.items()}
             if "accumulation_steps" in inspect.signature(model.compile).parameters:
                 metrics["accumulation_steps"] = case["parts"]
-            eager = strategy.num_replicas_in_sync == 1
+            eager = case["eager"] and strategy.num_replicas_in_sync == 1
             loss = loss_of(case)
             model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=eager, **metrics)
         fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0}

@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 DRAWN = 36  # cases in the suite; SOAK more where they are asked for
 SOAK = 1000
 REFUSALS = (
-    "The shape of sample_weight must be that of the losses",
+    "The shape of sample_weight must be that of",
     "The shape of the mask of the outputs must be that of the losses",
     "The loss of a row must not depend on the other rows",
     "The reduction of the loss must be",
@@ -47,15 +47,29 @@ def difference(results, others):
     largest = 0.0
     for pair in pairs:
         one, other = map(np.array, pair)
-        assert (np.isnan(one) == np.isnan(other)).all(), pair
-        gap = np.abs(one - other) / np.maximum(1, np.abs(one))
-        largest = max(largest, np.nanmax(gap, initial=0.0))
+        assert (np.isfinite(one) == np.isfinite(other)).all(), pair
+        finite = np.isfinite(one)
+        gap = np.abs(one - other)[finite] / np.maximum(1, np.abs(one[finite]))
+        largest = max(largest, gap.max(initial=0.0))
     return largest
 
 
+def is_expected(case):
+    """Whether a case that Keras can train is one that we refuse."""
+    fits = {"n", "n1", "twos", "class"} if not case["sequence"] else {"n1", "nt", "nt1"}
+    return (
+        case["policy"] == "mixed_float16"
+        or case["reduction"] is None
+        or case["loss"].lower() == "circle"
+        or case["weights"] not in {None, *fits}
+        or case["mask"]  # of other axes than the losses
+    )
+
+
 def is_keras_bug(case):
-    """Keras cannot add a penalty in half precision to a loss in float32."""
-    return case["penalty"] is not None and case["policy"] == "mixed_bfloat16"
+    """Keras cannot add a penalty of another dtype to the loss."""
+    other = case["policy"] != "float32" or case["loss_dtype"] is not None
+    return case["penalty"] is not None and other
 
 
 def check(result):
@@ -65,6 +79,7 @@ def check(result):
     if "error" in one:
         if "error" not in theirs:  # both arrangements refuse with the same message
             assert any(message in one["error"] for message in REFUSALS), (case, one["error"])
+            assert is_expected(case), (case, one["error"])
             assert one["error"][:60] == two["error"][:60], case
             return "refused"
         return "keras fails"
@@ -72,6 +87,7 @@ def check(result):
     if not ("error" in theirs and is_keras_bug(case)):
         assert "error" not in theirs, (case, theirs)
         assert difference(theirs, one) < (2e-2 if half else 1e-6), case
+        assert one["moved"] == pytest.approx(theirs["moved"], rel=0.1, abs=1e-3), case
     assert difference(one, two) < (2e-2 if half else 1e-6), case
     return "equal"
 
@@ -231,13 +247,18 @@ class Halved(Model):
         return super().call(inputs, training=training, mask=mask) / 2
 
 
-class WithoutTraining(Model):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.dense = keras.layers.Dense(2, kernel_initializer="ones")
+def without_training(base):
+    """A subclass of a kind of model, which its first batch builds."""
 
-    def call(self, inputs):
-        return self.dense(inputs)
+    class WithoutTraining(base):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2, kernel_initializer="ones")
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    return WithoutTraining()
 
 
 def test_the_call_of_a_subclass_is_what_is_trained():
@@ -252,25 +273,24 @@ def test_the_call_of_a_subclass_is_what_is_trained():
 
 
 def test_a_subclass_that_is_built_by_its_first_batch_trains_as_in_keras():
+    next(pair_of_models(kinds=[Model]))  # after which plain subclasses could not be made
     x, y = rows()
-    kinds = (WithoutTraining, type("Theirs", (keras.Model,), dict(vars(WithoutTraining))))
     losses = []
-    for kind in kinds[:1]:
-        model = kind()
+    for model in map(without_training, (Model, keras.Model)):
         model.compile(keras.optimizers.SGD(0.1), "mse")
         losses.append(model.fit(x, y, epochs=2, verbose=0, shuffle=False).history["loss"])
-    expected = np.mean((x @ np.ones((3, 2)) - y) ** 2)
-    assert losses[0][0] == pytest.approx(expected, abs=1e-5)
+    np.testing.assert_allclose(*losses, atol=1e-6)
     assert losses[0][1] < losses[0][0]
-    with pytest.raises(ValueError, match=r"Build the model before compile.*WithoutTraining"):
-        WithoutTraining().compile("sgd", "mse", ema_momentum=0.9)
+    for settings in ({"ema_momentum": 0.9}, {"accumulation_steps": 2}):
+        with pytest.raises(ValueError, match=r"Build the model before compile.*WithoutTraining"):
+            without_training(Model).compile("sgd", "mse", **settings)
 
 
 @pytest.mark.parametrize("method", ["compute_loss", "compute_metrics"])
 def test_methods_that_the_step_does_not_call_cannot_be_overridden(method):
     kind = type("Mine", (Model,), {method: lambda self, *args, **kwargs: None})
     inputs = keras.Input((3,))
-    with pytest.raises(ValueError, match=rf"does not call {method}.*Received: Mine"):
+    with pytest.raises(ValueError, match=rf"cannot include a {method} of your own.*Received: Mine"):
         kind(inputs, keras.layers.Dense(2)(inputs)).compile("sgd", "mse")
 
 
@@ -316,7 +336,7 @@ def test_batch_normalisation_of_a_part_of_a_batch_is_refused():
     norm = keras.layers.BatchNormalization()
     model = Model(inputs, keras.layers.Dense(2)(norm(inputs)))
     model.compile("sgd", "mse")  # of whole batches it is Keras's
-    with pytest.raises(ValueError, match=r"Batch normalisation would see a part.*Received: batch"):
+    with pytest.raises(ValueError, match=r"BatchNormalization would see a part.*the layer batch"):
         model.compile("sgd", "mse", accumulation_steps=2)
     norm.trainable = False
     model.compile("sgd", "mse", accumulation_steps=2)

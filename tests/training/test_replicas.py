@@ -167,7 +167,7 @@ def test_every_worker_has_all_predictions(results, name):
         ("test_on_batch", "test_on_batch gives every replica the whole batch"),
         ("predict_on_batch", "predict_on_batch gives every replica the whole batch"),
         ("unbuilt", "Build the model before compile"),
-        ("normalisation", "Batch normalisation would see a part of each batch"),
+        ("normalisation", "BatchNormalization would see a part of each batch"),
     ],
 )
 def test_settings_that_a_strategy_cannot_have_are_refused(results, name, setting, expected):
