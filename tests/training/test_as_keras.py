@@ -123,7 +123,9 @@ def rows(outputs=2, count=7):
 
 
 @pytest.mark.parametrize(
-    "loss", [squares, "hinge", "kl_divergence", "binary_crossentropy"], ids=str
+    "loss",
+    [squares, "hinge", "kl_divergence", "binary_crossentropy"],
+    ids=["function", "hinge", "kl", "binary"],
 )
 def test_labels_without_a_last_axis_are_not_paired_with_all_outputs(loss):
     x, y = rows(outputs=1)
@@ -294,7 +296,9 @@ def test_methods_that_the_step_does_not_call_cannot_be_overridden(method):
         kind(inputs, keras.layers.Dense(2)(inputs)).compile("sgd", "mse")
 
 
-@pytest.mark.parametrize("regularizer", ["l1", "l2", keras.regularizers.L1L2(0.1, 0.2)], ids=str)
+@pytest.mark.parametrize(
+    "regularizer", ["l1", "l2", keras.regularizers.L1L2(0.1, 0.2)], ids=["l1", "l2", "both"]
+)
 @pytest.mark.parametrize("where", ["kernel_regularizer", "activity_regularizer"])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_regularisers_count_as_in_keras(regularizer, where, parts):
