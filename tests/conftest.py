@@ -10,7 +10,7 @@ DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "other_backend: runs tests again in a process of its own")
-    config.addinivalue_line("markers", "soak: kills over and over; pytest -m soak runs them")
+    config.addinivalue_line("markers", "soak: takes long; pytest -m soak runs them")
 
 
 @pytest.fixture(autouse=True)
