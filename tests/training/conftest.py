@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.training import Model
+from keras_transformer.training import Adam, Model, TokenCrossentropy
 
 VOCABULARY_SIZE, DIM = 11, 3
 # Rows with 5, 1, 3, 2 and 4 real tokens.
@@ -81,3 +81,23 @@ def norm(arrays):
 def assert_weights_equal(model, expected, atol=1e-6, what="the weights are those by hand"):
     for variable, value in zip(model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(numpy_of(variable), value, atol=atol, rtol=0, err_msg=what)
+
+
+def compiled(model=None, optimizer=None, **settings):
+    model = model or language_model()
+    model.compile(optimizer or Adam(0.1), TokenCrossentropy(), **settings)
+    return model
+
+
+def train_and_save(directory, steps=3, model=None):
+    """One checkpoint after each step; returns the model and its weights after each."""
+    from keras_transformer.training.checkpoints import Checkpoints  # TensorFlow's alone
+
+    model = model or compiled()
+    checkpoints = Checkpoints(directory, model, every=1, keep=steps)
+    weights = []
+    for _ in range(steps):
+        model.train_step((IDS, LABELS))
+        checkpoints.save()
+        weights.append(weights_of(model))
+    return model, weights

@@ -1,7 +1,5 @@
 import os
 import pathlib
-import random
-import re
 import signal
 import subprocess
 import sys
@@ -11,8 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers.embedding import TokenEmbedding
-from keras_transformer.training import Adam, Model, TokenCrossentropy
+from keras_transformer.training import Model
 from keras_transformer.training import checkpoint_files as files
 from keras_transformer.training.checkpoints import (
     Checkpoints,
@@ -21,36 +18,18 @@ from keras_transformer.training.checkpoints import (
 )
 
 from .conftest import (
-    DIM,
     IDS,
     LABELS,
-    VOCABULARY_SIZE,
     assert_weights_equal,
+    compiled,
     language_model,
     needs_tensorflow,
+    train_and_save,
     weights_of,
 )
 
 pytestmark = needs_tensorflow
 ROOT = pathlib.Path(__file__).parents[2]
-
-
-def compiled(model=None, optimizer=None, **settings):
-    model = model or language_model()
-    model.compile(optimizer or Adam(0.1), TokenCrossentropy(), **settings)
-    return model
-
-
-def train_and_save(directory, steps=3, model=None):
-    """One checkpoint after each step; returns the model and its weights after each."""
-    model = model or compiled()
-    checkpoints = Checkpoints(directory, model, every=1, keep=steps)
-    weights = []
-    for _ in range(steps):
-        model.train_step((IDS, LABELS))
-        checkpoints.save()
-        weights.append(weights_of(model))
-    return model, weights
 
 
 def test_a_killed_training_goes_on_to_bit_identical_weights(tmp_path):
@@ -108,209 +87,6 @@ def test_fit_saves_every_few_steps_alone_and_keeps_the_newest(tmp_path):
     assert saved() == ["step-4.npz", "step-5.npz"]
 
 
-@pytest.mark.parametrize(
-    ("case", "expected"),
-    [
-        (
-            "wider",
-            r"No checkpoint can be used.*another folder.*weights are 3 variables there, 1 here",
-        ),
-        ("shallower", r"weights are 4 variables there, 3 here"),
-        ("other optimizer", r"optimizer are 8 variables there, 2 here"),
-        ("averages", r"averages are 0 variables there, 3 here"),
-        ("narrower", r"weights/0 has the shape \[11, 3\] there, \[13, 3\] here"),
-    ],
-)
-def test_a_checkpoint_of_another_training_is_refused(tmp_path, case, expected):
-    if case == "wider":
-        ids = keras.Input((None,), dtype="int32")
-        other = compiled(type(language_model())(ids, keras.layers.Embedding(11, 5)(ids)))
-    elif case == "shallower":
-        other = compiled(language_model(tied=True))
-    elif case == "narrower":
-        ids = keras.Input((None,), dtype="int32")
-        table = TokenEmbedding(VOCABULARY_SIZE + 2, DIM)
-        hidden = keras.layers.Dense(DIM, "tanh")(table(ids))
-        other = compiled(Model(ids, table(hidden, reverse=True)))
-    elif case == "averages":
-        other = compiled(ema_momentum=0.75)
-    else:
-        other = compiled(optimizer=keras.optimizers.SGD(0.1))
-    train_and_save(tmp_path, 1, compiled(language_model(tied=case != "shallower")))
-    before = weights_of(other)
-    with pytest.raises(ValueError, match=expected):
-        Checkpoints(tmp_path, other).restore()
-    assert_weights_equal(other, before, atol=0, what="nothing is restored in part")
-
-
-def damage(path, how):
-    draw, content = random.Random(3), bytearray(path.read_bytes())
-    place = draw.randrange(len(content) // 10, len(content) // 2)  # among the values
-    if how == "cut off":
-        content = content[:place]
-    elif how == "a bit":
-        content[place] ^= 1 << draw.randrange(8)
-    else:
-        content = b""
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("how", ["cut off", "a bit", "empty"])
-def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, caplog, how):
-    _, weights = train_and_save(tmp_path, 3)
-    newest = tmp_path / "step-3.npz"
-    damage(newest, how)
-    content = newest.read_bytes()
-    model = compiled()
-    checkpoints = Checkpoints(tmp_path, model, every=1, keep=3)
-    assert checkpoints.restore() == 2, "the last good one"
-    assert_weights_equal(model, weights[1], atol=0)
-    [line] = caplog.messages
-    assert re.fullmatch(
-        r"\S*step-3.npz is damaged: .*\. Kept as \S*step-3.npz.aside. Going on from \S*step-2.npz.",
-        line,
-    )
-    assert (tmp_path / "step-3.npz.aside").read_bytes() == content, "nothing is deleted"
-    model.train_step((IDS, LABELS))
-    checkpoints.save()
-    assert Checkpoints(tmp_path, compiled()).restore() == 3, "saved anew"
-    assert (tmp_path / "step-3.npz.aside").read_bytes() == content, "nor overwritten"
-
-
-def test_checkpoints_are_put_aside_under_names_that_are_free(tmp_path):
-    train_and_save(tmp_path, 3)
-    for number in ("", "1"):
-        damage(tmp_path / "step-3.npz", "cut off")
-        model = compiled()
-        checkpoints = Checkpoints(tmp_path, model, every=1, keep=3)
-        assert checkpoints.restore() == 2
-        assert (tmp_path / f"step-3.npz.aside{number}").exists()
-        model.train_step((IDS, LABELS))
-        checkpoints.save()
-
-
-def test_of_a_checkpoint_of_another_format_the_one_before_is_used(tmp_path, caplog, monkeypatch):
-    train_and_save(tmp_path, 1)
-    model = compiled()
-    monkeypatch.setattr("keras_transformer.training.checkpoint_files.FORMAT", 4)
-    checkpoints = Checkpoints(tmp_path, model, every=1, keep=2)
-    model.optimizer.iterations.assign(5)
-    checkpoints.save()
-    monkeypatch.undo()
-    assert Checkpoints(tmp_path, compiled()).restore() == 1
-    assert (
-        "step-5.npz is of another training: its format is number 4, this library reads 3"
-        in caplog.text
-    )
-    assert (tmp_path / "step-5.npz.aside").exists()
-
-
-def test_damaged_checkpoints_alone_are_a_clear_error(tmp_path):
-    train_and_save(tmp_path, 1)
-    damage(tmp_path / "step-1.npz", "cut off")
-    with pytest.raises(
-        ValueError,
-        match=r"No checkpoint can be used.*to begin again at step 0, delete .*step-1.npz",
-    ):
-        Checkpoints(tmp_path, compiled()).restore()
-    assert (tmp_path / "step-1.npz").exists()
-
-
-def test_checkpoints_of_an_earlier_version_are_never_begun_anew(tmp_path):
-    for name in ("checkpoint", "step-6.index", "step-6.data-00000-of-00001"):
-        (tmp_path / name).write_text("TensorFlow's")
-    with pytest.raises(
-        ValueError, match=r"earlier version of this library.*Received: step-6.index"
-    ):
-        Checkpoints(tmp_path, compiled()).restore()
-
-
-@pytest.mark.parametrize("character", list("[]*?\\ \n'\"%{}$") + ["[a]", "**", "\udcff"])
-def test_a_folder_may_have_any_name(tmp_path, character):
-    folder = tmp_path / f"a{character}b" / f"{character}c"
-    model, weights = train_and_save(folder, 2)
-    restored = compiled()
-    assert Checkpoints(folder, restored).restore() == 2
-    assert_weights_equal(restored, weights[1], atol=0)
-    assert average_checkpoints(folder, model, count=2) == [1, 2]
-    assert sorted(path.name for path in folder.iterdir()) == ["step-1.npz", "step-2.npz"]
-
-
-def test_a_checkpoint_that_is_there_is_never_overwritten(tmp_path):
-    train_and_save(tmp_path, 3)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for steps in (1, 3):  # of a training that has not called restore
-        model = compiled()
-        checkpoints = Checkpoints(tmp_path, model, every=1)
-        model.optimizer.iterations.assign(steps)
-        with pytest.raises(
-            ValueError, match=rf"checkpoint of step 3, which this training at step {steps} has not"
-        ):
-            checkpoints.save()
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_of_two_trainings_in_one_folder_the_second_is_stopped(tmp_path):
-    first, second = compiled(), compiled()
-    ours, theirs = (Checkpoints(tmp_path, model, every=1) for model in (first, second))
-    assert ours.restore() == theirs.restore() == 0
-    first.train_step((IDS, LABELS))
-    second.train_step((IDS, LABELS))
-    ours.save()
-    with pytest.raises(ValueError, match=r"end the other process that trains into this one"):
-        theirs.save()
-
-
-@pytest.mark.parametrize("part", ["weight", "optimizer", "average"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_is_not_saved(tmp_path, part, value):
-    """The loss of a step is that before its update, so it does not tell."""
-    model = compiled(ema_momentum=0.75)
-    checkpoints = Checkpoints(tmp_path, model, every=1)
-    model.train_step((IDS, LABELS))
-    checkpoints.save()
-    model.train_step((IDS, LABELS))
-    variable = {
-        "weight": model.trainable_variables[1].value,
-        "optimizer": model.optimizer.variables[-1].value,
-        "average": model._step.averages[0],
-    }[part]
-    variable.assign(np.where(np.arange(variable.shape[-1]) == 1, value, variable.numpy()))
-    with pytest.raises(
-        FloatingPointError,
-        match=r"not finite after step 2, so nothing is saved. Lower the learning",
-    ):
-        checkpoints.on_train_batch_end(0)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-1.npz"]
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int8", "uint32", "bool"])
-def test_variables_of_all_types_come_back(tmp_path, dtype):
-    def model_with(value):
-        model = language_model()
-        layer = keras.layers.Layer()
-        model.extra = layer
-        layer.extra = layer.add_weight(shape=(3, 2), dtype=dtype, trainable=False)
-        layer.extra.assign(np.full((3, 2), value))
-        model.extra.built = True
-        return compiled(model), layer.extra
-
-    model, variable = model_with(1)
-    assert any(weight is variable for weight in model.weights)
-    Checkpoints(tmp_path, model).save()
-    restored, other = model_with(0)
-    Checkpoints(tmp_path, restored).restore()
-    assert other.value.dtype.name == dtype and (other.numpy() == np.ones((3, 2))).all()
-    average_checkpoints(tmp_path, restored, count=1)
-    assert (other.numpy() == np.ones((3, 2))).all()
-
-
-def test_a_type_that_differs_is_another_training(tmp_path):
-    Checkpoints(tmp_path, compiled(language_model(dtype="float32"))).save()
-    with pytest.raises(ValueError, match=r"weights/0 has the type float32 there, float16 here"):
-        Checkpoints(tmp_path, compiled(language_model(dtype="float16"))).restore()
-
-
 def test_notes_are_kept_with_each_checkpoint(tmp_path):
     model = compiled()
     checkpoints = Checkpoints(tmp_path, model)
@@ -365,16 +141,6 @@ def test_killed_between_saving_and_deleting_the_old_are_deleted_by_the_next_save
     assert again.restore() == 6
     again.save()
     assert files.steps_in(tmp_path) == [4, 6]
-
-
-def test_an_average_leaves_out_what_is_damaged(tmp_path, caplog):
-    model, weights = train_and_save(tmp_path, 3)
-    damage(tmp_path / "step-2.npz", "a bit")
-    assert average_checkpoints(tmp_path, model, count=3) == [1, 3]
-    mean = [(a + b) / 2 for a, b in zip(weights[0], weights[2], strict=True)]
-    assert_weights_equal(model, mean)
-    [line] = caplog.messages
-    assert re.fullmatch(r"\S*step-2.npz is damaged: .*\. Averaging without it\.", line)
 
 
 def test_an_average_holds_one_weight_of_each_checkpoint_in_memory(tmp_path):
