@@ -1,5 +1,6 @@
 """Commands in a pipe: answers in pieces and in order, Ctrl-C, a reader that leaves, cut texts."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -37,7 +38,9 @@ def writer(tmp_path_factory):
 
 def start(module, *arguments, **options):
     command = [sys.executable, "-m", f"train.{module}", *map(str, arguments)]
-    return subprocess.Popen(command, env=ENVIRONMENT, **PIPES, **options)
+    # A shell starts what runs in its background with SIGINT ignored, and so would we pass it on.
+    hears_ctrl_c = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command, env=ENVIRONMENT, preexec_fn=hears_ctrl_c, **PIPES, **options)
 
 
 def said(err):
@@ -109,7 +112,7 @@ def test_ctrl_c_in_an_evaluation_says_that_nothing_was_measured(run, tmp_path):
 def test_ctrl_c_in_an_export_leaves_nothing(run, tmp_path):
     flags = ["--run", run, "--directory", tmp_path / "models", "--name=letters"]
     process = start("translation", "export", *flags, start_new_session=True)
-    while not list(tmp_path.glob("models/.letters-*/1/*")):
+    while not list(tmp_path.glob("models/.letters-*.export/letters/1/*")):
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = process.communicate(timeout=300)
