@@ -49,7 +49,9 @@ def test_ci_runs_the_test_command_of_the_readme():
 def test_every_flag_in_the_readme_exists():
     sources = " ".join(path.read_text() for path in (ROOT / "train").glob("*.py"))
     known = set(re.findall(r'"(--[a-z-]+)"', sources))
-    fields = re.findall(r"^    (\w+): \w+ = setting", sources, re.MULTILINE)
+    fields = re.findall(
+        r"^    (\w+): .+? = (?:setting|required|probability)\(", sources, re.MULTILINE
+    )
     known |= {"--" + name.replace("_", "-") for name in fields}
     fenced = " ".join(re.findall(r"```\n(.*?)```", README, re.DOTALL))
     used = set(re.findall(r"(--[a-z-]+)", fenced))

@@ -119,5 +119,7 @@ def _difference(there, here, kinds):
         if shape != shape_there:
             return f"{name} has the shape {shape_there} there, {shape} here"
         if dtype != dtype_there:
-            return f"{name} has the type {dtype_there} there, {dtype} here"
+            # NumPy, which lacks bfloat16, has two bytes of no type for it.
+            types = [str(t).replace("|V2", "bfloat16") for t in (dtype_there, dtype)]
+            return f"{name} has the type {types[0]} there, {types[1]} here"
     return None

@@ -129,7 +129,7 @@ def test_a_config_of_another_command_is_named(wrong, tmp_path):
     run.config_file.write_text(json.dumps(dataclasses.asdict(TranslationConfig()) | wrong))
     [(name, value)] = wrong.items()
     flag = name if name == "no_such" else f"--{name}"
-    with pytest.raises(ValueError, match=f"run holds a run of another .*{flag}.*{value}"):
+    with pytest.raises(ValueError, match=f"config.json is of another command.*{flag}.*{value}"):
         run.config()
 
 

@@ -17,7 +17,7 @@ from .drawn_steps import Squares, squares
 
 pytestmark = needs_tensorflow
 ROOT = pathlib.Path(__file__).parents[2]
-DRAWN = 36  # cases in the suite; SOAK more where they are asked for
+DRAWN = 30  # cases in the suite; SOAK more where they are asked for
 SOAK = 1000
 REFUSALS = (
     "The shape of sample_weight must be that of",

@@ -231,8 +231,8 @@ def test_variables_of_all_types_come_back(tmp_path, dtype):
 
 def test_a_type_that_differs_is_another_training(tmp_path):
     Checkpoints(tmp_path, compiled(language_model(dtype="float32"))).save()
-    with pytest.raises(ValueError, match=r"weights/0 has the type float32 there, float16 here"):
-        Checkpoints(tmp_path, compiled(language_model(dtype="float16"))).restore()
+    with pytest.raises(ValueError, match=r"weights/0 has the type float32 there, bfloat16 here"):
+        Checkpoints(tmp_path, compiled(language_model(dtype="bfloat16"))).restore()
 
 
 def test_an_average_leaves_out_what_is_damaged(tmp_path, caplog):
