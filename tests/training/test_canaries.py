@@ -51,3 +51,15 @@ def test_the_private_names_that_we_override_exist():
     assert hasattr(keras.Model, "_maybe_symbolic_build")
     assert hasattr(keras.Model, "_symbolic_build")
     assert "_distribute_strategy" in vars(keras.Sequential([keras.layers.Dense(2)]))
+
+
+def test_the_private_names_that_we_read_exist():
+    assert keras.losses.CosineSimilarity(axis=1)._fn_kwargs == {"axis": 1}, "of `loss_sums`"
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    assert len(model._flatten_layers()) == 2, "of `regularisation` and `compile_checks`"
+    assert model.layers[0]._get_own_losses() == []
+    assert model._compile_metrics is not None and model._loss_tracker is not None
+    assert callable(keras.Model._unpickle_model)
+    embedded = keras.layers.Embedding(3, 2, mask_zero=True)(keras.ops.array([[1, 0]]))
+    assert embedded._keras_mask.numpy().tolist() == [[True, False]]
