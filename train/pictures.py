@@ -7,6 +7,7 @@ import numpy as np
 
 from keras_transformer import plots
 from keras_transformer.attention_page import attention_page
+from keras_transformer.files import whole
 from keras_transformer.models.translation import attention_scores
 from keras_transformer.text import END_ID, START_ID
 
@@ -86,9 +87,8 @@ def save_pictures(run, attention, title):
         writers["learning_curves.png"] = _png_writer(plots.learning_curves(history))
     paths = [run.path / name for name in writers]
     for path, write in zip(paths, writers.values(), strict=True):
-        draft = path.with_name(f".{path.name}")
-        write(draft)
-        draft.replace(path)
+        with whole(path) as draft:
+            write(draft)
     return paths
 
 

@@ -274,17 +274,13 @@ def optimizer_of(config):
     """Adam with the schedule that the settings ask for."""
     if config.schedule == "inverse_sqrt":
         rate = InverseSqrtWarmup(config.peak_rate, config.warmup_steps)
-    elif config.schedule == "cosine":
+    else:  # cosine
         rate = keras.optimizers.schedules.CosineDecay(
             initial_learning_rate=0.0,
             decay_steps=max(1, config.steps - config.warmup_steps),
             alpha=0.1,
             warmup_target=config.peak_rate,
             warmup_steps=config.warmup_steps,
-        )
-    else:
-        raise ValueError(
-            f"schedule must be inverse_sqrt or cosine. Received: schedule={config.schedule!r}."
         )
     optimizer = Adam(rate, beta_2=config.beta_2, weight_decay=config.weight_decay or None)
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])

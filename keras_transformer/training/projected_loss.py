@@ -106,6 +106,6 @@ def find_projection(model):
     layer, node_index, _ = outputs[0]._keras_history
     node = layer._inbound_nodes[node_index]
     reverse = node.arguments.kwargs.get("reverse", False)
-    if not hasattr(layer, "projection_table") or not reverse or layer.compute_dtype == "float16":
+    if not hasattr(layer, "projection_table") or not reverse:
         return None
     return Projection(keras.Model(model.input, node.input_tensors[0]), layer)
