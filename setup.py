@@ -33,7 +33,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["keras_transformer", "keras_transformer.*"]),
-    package_data={"keras_transformer": ["*.html"]},
+    package_data={"keras_transformer.figures": ["*.html"]},
     python_requires=">=3.11",
     install_requires=[
         "tensorflow==2.21.*",

@@ -2,7 +2,8 @@
 
 Layers, models and training parts are here and run on every Keras backend. What reads,
 searches and serves text is TensorFlow's and is imported by its own name:
-`keras_transformer.text`, `keras_transformer.decoding`, `keras_transformer.serving`.
+`keras_transformer.tokenizers`, `keras_transformer.data`, `keras_transformer.decoding`,
+`keras_transformer.serving`.
 """
 
 from keras_transformer.layers import (

@@ -10,10 +10,10 @@ import json
 import time
 
 from keras_transformer.serving import export
-from keras_transformer.serving.c_api import ask
-from keras_transformer.text import demo_split
+from keras_transformer.serving.publishing.c_api import ask
 from train.command import Parser, one_line_errors
 from train.config import load_config
+from train.demo.corpus import demo_split
 from train.experiment import STOPPED_TRAINING
 from train.pictures import save_pictures, translation_attention
 from train.run import Run, train

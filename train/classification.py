@@ -20,19 +20,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.models.bert import attention_scores as bert_attention_scores
-from keras_transformer.models.bert import bert, bert_classifier
-from keras_transformer.models.classifier import attention_scores, classifier
-from keras_transformer.serving import Classifier, ClassifierFunctions, with_dtype
-from keras_transformer.text import LabelledBatches, pack_segments, train_tokenizer
-from keras_transformer.text.batching import tokenize_all
-from keras_transformer.text.labelled import (
+from keras_transformer.data import LabelledBatches, pack_segments
+from keras_transformer.data.batching import tokenize_all
+from keras_transformer.data.labelled import (
     hold_out,
     labelled_files,
     read_labelled_dataset,
     read_labelled_folder,
     read_labelled_tsv,
 )
+from keras_transformer.models.bert_models import attention_scores as bert_attention_scores
+from keras_transformer.models.bert_models import bert, bert_classifier
+from keras_transformer.models.encoder_only import attention_scores, classifier
+from keras_transformer.serving import Classifier, ClassifierFunctions, with_dtype
+from keras_transformer.tokenizers import train_sentencepiece
 from train import experiment
 from train.config import ClassificationConfig, PretrainingConfig
 from train.experiment import RunOptions, read_options
@@ -173,7 +174,7 @@ def classification_task(config, train_text, valid_text=None):
     def read():
         tokenizer = pretrained_tokenizer
         if tokenizer is None:
-            tokenizer = train_tokenizer(train_text.texts, config.vocabulary_size, config.tokens)
+            tokenizer = train_sentencepiece(train_text.texts, config.vocabulary_size, config.tokens)
         return tokenizer, batches_of(config, tokenizer, train_text)
 
     def load(path, tokenizer):

@@ -5,12 +5,12 @@ import importlib
 import pathlib
 from typing import ClassVar, Literal
 
-from keras_transformer.models.bert import SIZES as BERT_SIZES
-from keras_transformer.models.classifier import SIZES as CLASSIFIER_SIZES
-from keras_transformer.models.gpt2 import SIZES as GPT2_SIZES
-from keras_transformer.models.language_model import SIZES as LANGUAGE_MODEL_SIZES
-from keras_transformer.models.transformer_xl import SIZES as XL_SIZES
-from keras_transformer.models.translation import SIZES as TRANSLATION_SIZES
+from keras_transformer.models.bert_models import SIZES as BERT_SIZES
+from keras_transformer.models.decoder_only import SIZES as LANGUAGE_MODEL_SIZES
+from keras_transformer.models.encoder_decoder import SIZES as TRANSLATION_SIZES
+from keras_transformer.models.encoder_only import SIZES as CLASSIFIER_SIZES
+from keras_transformer.models.gpt2_model import SIZES as GPT2_SIZES
+from keras_transformer.models.xl_model import SIZES as XL_SIZES
 from train.settings import add_flags, flag_of, given_flags, setting, settings
 from train.training_config import SIZE, TrainingConfig, probability
 

@@ -3,8 +3,8 @@
 import json
 import zlib
 
+from keras_transformer.data import LabelledBatches
 from keras_transformer.files import DamagedFile, whole
-from keras_transformer.text import LabelledBatches
 from train.recovery import AGAIN
 
 LABELS = "labels.json"

@@ -20,18 +20,19 @@ import pathlib
 
 import tensorflow as tf
 
+from keras_transformer.data import TextSegments, TextWindows, corpora, sliding_windows
 from keras_transformer.decoding import stream
-from keras_transformer.models.gpt2 import gpt2
-from keras_transformer.models.language_model import (
+from keras_transformer.models.decoder_only import (
     attention_scores,
     language_model,
     start_cache,
     step,
 )
-from keras_transformer.models.transformer_xl import attention_scores as xl_attention_scores
-from keras_transformer.models.transformer_xl import score, transformer_xl
-from keras_transformer.models.transformer_xl import start_cache as start_xl_cache
-from keras_transformer.models.transformer_xl import step as xl_step
+from keras_transformer.models.gpt2_model import gpt2
+from keras_transformer.models.xl_model import attention_scores as xl_attention_scores
+from keras_transformer.models.xl_model import score, transformer_xl
+from keras_transformer.models.xl_model import start_cache as start_xl_cache
+from keras_transformer.models.xl_model import step as xl_step
 from keras_transformer.serving import (
     Generator,
     GeneratorFunctions,
@@ -39,12 +40,6 @@ from keras_transformer.serving import (
     with_dtype,
 )
 from keras_transformer.serving.generator import CONTROL_IDS
-from keras_transformer.text import (
-    TextSegments,
-    TextWindows,
-    corpora,
-    sliding_windows,
-)
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from train import experiment
 from train.config import LanguageModelConfig

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer import plots
-from keras_transformer.attention_page import attention_page
+from keras_transformer.figures import plots
+from keras_transformer.figures.attention_page import attention_page
 from keras_transformer.files import whole
-from keras_transformer.models.translation import attention_scores
-from keras_transformer.text import END_ID, START_ID
+from keras_transformer.models.encoder_decoder import attention_scores
+from keras_transformer.tokenizers import END_ID, START_ID
 
 TITLES = {
     "cross": "Last decoder layer: where each target token looks in the source",

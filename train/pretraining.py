@@ -14,15 +14,15 @@ import itertools
 
 import tensorflow as tf
 
-from keras_transformer.models.bert import attention_scores, bert, bert_pretraining
-from keras_transformer.text import (
+from keras_transformer.data import (
     PretrainingBatches,
     pack_segments,
     read_documents,
     split_sentences,
-    train_word_pieces,
 )
-from keras_transformer.text.labelled import labelled_files, split_rows
+from keras_transformer.data.labelled import labelled_files, split_rows
+from keras_transformer.models.bert_models import attention_scores, bert, bert_pretraining
+from keras_transformer.tokenizers import train_word_pieces
 from keras_transformer.training import PretrainingLoss, TokenAccuracy
 from train import experiment
 from train.config import PretrainingConfig

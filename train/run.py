@@ -18,7 +18,7 @@ from keras_transformer.files import (
     save_arrays,
     whole,
 )
-from keras_transformer.text import load_tokenizer
+from keras_transformer.tokenizers import load_tokenizer
 from keras_transformer.training import Adam, InverseSqrtWarmup
 from keras_transformer.training.callbacks import StopOnNonFiniteLoss, TokensPerSecond, save_whole
 from keras_transformer.training.checkpoints import (

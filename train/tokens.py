@@ -1,6 +1,6 @@
 """Between the text of a language model and its tokens."""
 
-from keras_transformer.text import SymbolTokenizer, train_byte_pairs
+from keras_transformer.tokenizers import SymbolTokenizer, train_byte_pairs
 
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 

@@ -18,16 +18,10 @@ Use the trained run:
 
 import functools
 
-from keras_transformer.models.translation import translation
+from keras_transformer.data import ParallelText, TokenBatches, corpora, read_files, read_tsv
+from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.serving import with_dtype
-from keras_transformer.text import (
-    ParallelText,
-    TokenBatches,
-    corpora,
-    read_files,
-    read_tsv,
-    train_tokenizer,
-)
+from keras_transformer.tokenizers import train_sentencepiece
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from keras_transformer.training.callbacks import BestScore
 from train import experiment
@@ -66,7 +60,7 @@ def translation_task(config, train_text, valid_text=None):
 
     def read():
         sentences = [*train_text.sources, *train_text.targets]
-        tokenizer = train_tokenizer(sentences, config.vocabulary_size)
+        tokenizer = train_sentencepiece(sentences, config.vocabulary_size)
         return tokenizer, TokenBatches(*train_text, tokenizer, tokenizer, *limits)
 
     def validation(tokenizer):

@@ -7,7 +7,7 @@ import rich.progress
 import sacrebleu
 import tensorflow as tf
 
-from keras_transformer.models.translation import encode, start_cache, step
+from keras_transformer.models.encoder_decoder import encode, start_cache, step
 from keras_transformer.serving import ModelFunctions, SearchSettings, Translator
 
 TEXTS_AT_A_TIME = 64

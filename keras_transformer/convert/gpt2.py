@@ -20,7 +20,7 @@ def load_gpt2(model, arrays):
         ValueError: if an array is missing or has another shape.
 
     Example:
-        >>> from keras_transformer.models.gpt2 import gpt2
+        >>> from keras_transformer.models.gpt2_model import gpt2
         >>> load_gpt2(gpt2(num_layers=1, hidden_dim=4, num_heads=2), {})
         Traceback (most recent call last):
         ...

@@ -1,17 +1,17 @@
 """Models as functions that return functional Keras models."""
 
-from keras_transformer.models.bert import (
+from keras_transformer.models.bert_models import (
     bert,
     bert_backbone,
     bert_classifier,
     bert_pretraining,
     bert_token_labeller,
 )
-from keras_transformer.models.classifier import classifier
-from keras_transformer.models.gpt2 import gpt2
-from keras_transformer.models.language_model import language_model
-from keras_transformer.models.transformer_xl import transformer_xl
-from keras_transformer.models.translation import translation
+from keras_transformer.models.decoder_only import language_model
+from keras_transformer.models.encoder_decoder import translation
+from keras_transformer.models.encoder_only import classifier
+from keras_transformer.models.gpt2_model import gpt2
+from keras_transformer.models.xl_model import transformer_xl
 
 __all__ = [
     "bert",

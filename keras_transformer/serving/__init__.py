@@ -1,7 +1,6 @@
 """SavedModels that TensorFlow Serving answers from: text in, text or labels out."""
 
 from keras_transformer.serving.classifier import Classifier, ClassifierFunctions
-from keras_transformer.serving.export import export, validate
 from keras_transformer.serving.generator import (
     Generator,
     GeneratorFunctions,
@@ -9,6 +8,7 @@ from keras_transformer.serving.generator import (
     after_control_ids,
 )
 from keras_transformer.serving.precision import with_dtype
+from keras_transformer.serving.publishing.export import export, validate
 from keras_transformer.serving.settings import ModelFunctions, SearchSettings
 from keras_transformer.serving.translator import Translator
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.data.labelled import check_max_length, cut_middle, fill_up
 from keras_transformer.serving.signatures import (
     IDS,
     NUMBER,
@@ -14,7 +15,6 @@ from keras_transformer.serving.signatures import (
     check_rows,
     signature,
 )
-from keras_transformer.text.labelled import check_max_length, cut_middle, fill_up
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from keras_transformer.serving.signatures import (
     check_rows,
     signature,
 )
-from keras_transformer.text.tokenizers import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 
 CONTROL_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
 

@@ -17,7 +17,13 @@ from keras_transformer.serving.signatures import (
     signature,
 )
 from keras_transformer.serving.translator_trial import nbest_inputs, try_translator
-from keras_transformer.text.tokenizers import END_ID, PAD_ID, START_ID, UNKNOWN_ID, Tokenizer
+from keras_transformer.tokenizers.sentencepiece import (
+    END_ID,
+    PAD_ID,
+    START_ID,
+    UNKNOWN_ID,
+    SentencePieceTokenizer,
+)
 
 
 class Translator(ServedModule):
@@ -35,7 +41,7 @@ class Translator(ServedModule):
         settings: of the search; `SearchSettings()` if None.
 
     Example:
-        >>> from keras_transformer.text import train_tokenizer
+        >>> from keras_transformer.tokenizers import train_sentencepiece
         >>> table = tf.Variable(tf.eye(267))  # repeats the last token: "a a a"
         >>> functions = ModelFunctions(
         ...     weights=[table],
@@ -45,7 +51,7 @@ class Translator(ServedModule):
         ...         tf.gather(table, ids), tf.pad(cache, [[0, 0], [0, 0], [0, 1]])),
         ...     logits=lambda source_ids, target_ids: tf.gather(table, target_ids),
         ... )
-        >>> translator = Translator(functions, train_tokenizer(["ab abc", "abc ab"], 267))
+        >>> translator = Translator(functions, train_sentencepiece(["ab abc", "abc ab"], 267))
         >>> sorted(translator.endpoints)
         ['decode_step', 'detokenize', 'encode', 'logits', 'serving_default', 'tokenize', \
 'translate_nbest']
@@ -54,8 +60,8 @@ class Translator(ServedModule):
     def __init__(
         self,
         functions: ModelFunctions,
-        source_tokenizer: Tokenizer,
-        target_tokenizer: Tokenizer | None = None,
+        source_tokenizer: SentencePieceTokenizer,
+        target_tokenizer: SentencePieceTokenizer | None = None,
         settings: SearchSettings | None = None,
     ):
         super().__init__(functions.weights, "translator")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_transformer.text.tokenizers import START_ID
+from keras_transformer.tokenizers.sentencepiece import START_ID
 
 
 def try_translator(ask, texts, hard_texts):

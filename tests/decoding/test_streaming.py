@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import sample, stream
-from keras_transformer.models.language_model import language_model, start_cache, step
+from keras_transformer.models.decoder_only import language_model, start_cache, step
 from tests.reference import array, fill
 
 END = 3

@@ -7,7 +7,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.decoding import greedy_search
-from keras_transformer.models.translation import encode, start_cache, step
+from keras_transformer.models.encoder_decoder import encode, start_cache, step
 
 START, END, VOCABULARY = 2, 3, 13
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers.feed_forward import gelu_tanh
-from keras_transformer.models.bert import (
+from keras_transformer.models.bert_models import (
     SIZES,
     attention_scores,
     bert,

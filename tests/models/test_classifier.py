@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.models.classifier import attention_scores, classifier
+from keras_transformer.models.encoder_only import attention_scores, classifier
 from tests.reference import array, exact, fill
 
 TINY = {"num_layers": 2, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}

@@ -8,8 +8,8 @@ import pytest
 
 from keras_transformer.convert import arrays_of_keras_hub_gpt2, load_gpt2
 from keras_transformer.decoding import greedy_search
-from keras_transformer.models.gpt2 import SIZES, gpt2
-from keras_transformer.models.language_model import start_cache, step
+from keras_transformer.models.decoder_only import start_cache, step
+from keras_transformer.models.gpt2_model import SIZES, gpt2
 from tests.reference import array
 
 TINY = {"num_layers": 3, "hidden_dim": 20, "num_heads": 5}

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.models.language_model import (
+from keras_transformer.models.decoder_only import (
     SIZES,
     attention_scores,
     language_model,

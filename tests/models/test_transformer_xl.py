@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import greedy_search
-from keras_transformer.models.transformer_xl import (
+from keras_transformer.models.xl_model import (
     SIZES,
     attention_scores,
     forget,

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import models
-from keras_transformer.models.translation import (
+from keras_transformer.models.encoder_decoder import (
     SIZES,
     attention_scores,
     encode,

@@ -5,11 +5,11 @@ import functools
 import keras
 import pytest
 
-from keras_transformer.models.classifier import classifier
-from keras_transformer.models.language_model import language_model
-from keras_transformer.models.language_model import start_cache as start_writing
-from keras_transformer.models.language_model import step as write
-from keras_transformer.models.translation import encode, start_cache, step, translation
+from keras_transformer.models.decoder_only import language_model
+from keras_transformer.models.decoder_only import start_cache as start_writing
+from keras_transformer.models.decoder_only import step as write
+from keras_transformer.models.encoder_decoder import encode, start_cache, step, translation
+from keras_transformer.models.encoder_only import classifier
 from keras_transformer.serving import (
     Classifier,
     ClassifierFunctions,
@@ -22,11 +22,11 @@ from keras_transformer.serving import (
     export,
     with_dtype,
 )
-from keras_transformer.text import (
+from keras_transformer.tokenizers import (
     SymbolTokenizer,
     WordPieceTokenizer,
     train_byte_pairs,
-    train_tokenizer,
+    train_sentencepiece,
 )
 
 SENTENCES = ["A dog runs in the park.", "It is ten past six.", "Zwei Katzen sehen den Hund."]
@@ -48,7 +48,7 @@ def functions_of(model):
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return train_tokenizer(SENTENCES, VOCABULARY_SIZE)
+    return train_sentencepiece(SENTENCES, VOCABULARY_SIZE)
 
 
 @pytest.fixture(scope="session")
@@ -107,9 +107,9 @@ def small_generator(tokenizer):
 
 # A served module of each kind, and of each kind of tokenizer; made only when asked for.
 SMALL_MODULES = {
-    "translator": lambda: small_translator(train_tokenizer(SENTENCES, VOCABULARY_SIZE)),
-    "classifier": lambda: small_classifier(train_tokenizer(SENTENCES, VOCABULARY_SIZE)),
-    "classifier-words": lambda: small_classifier(train_tokenizer(SENTENCES, 9, "words")),
+    "translator": lambda: small_translator(train_sentencepiece(SENTENCES, VOCABULARY_SIZE)),
+    "classifier": lambda: small_classifier(train_sentencepiece(SENTENCES, VOCABULARY_SIZE)),
+    "classifier-words": lambda: small_classifier(train_sentencepiece(SENTENCES, 9, "words")),
     "classifier-word-pieces": lambda: small_classifier(
         WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s"]),
         several=True,

@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from keras_transformer.serving import export
+from keras_transformer.serving.publishing.workshop import workshop
 from keras_transformer.serving.signatures import TEXT, ServedModule, signature
-from keras_transformer.serving.workshop import workshop
 
 
 class Echo(ServedModule):

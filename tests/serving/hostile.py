@@ -7,7 +7,7 @@ import subprocess
 
 import numpy as np
 
-from keras_transformer.serving import c_api
+from keras_transformer.serving.publishing import c_api
 
 FLOAT, INT32, STRING = 1, 3, 7  # dtypes in signatures, as in c_session.py
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from tensorflow.core.protobuf import saved_model_pb2
 
-from keras_transformer.serving import c_api, c_session
+from keras_transformer.serving.publishing import c_api, c_session
 
 
 def test_signatures_are_read_as_tensorflow_reads_them(exported):

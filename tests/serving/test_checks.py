@@ -5,8 +5,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.serving import c_api
-from keras_transformer.serving.checks import check_answers, check_graph, check_shapes, check_size
+from keras_transformer.serving.publishing import c_api
+from keras_transformer.serving.publishing.checks import (
+    check_answers,
+    check_graph,
+    check_shapes,
+    check_size,
+)
 
 TEXTS = np.array([b"It is ten past six.", b""], object)
 

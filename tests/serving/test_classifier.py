@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.models.classifier import classifier
-from keras_transformer.serving import Classifier, ClassifierFunctions, c_api, export
-from keras_transformer.text import WordPieceTokenizer, train_tokenizer
+from keras_transformer.models.encoder_only import classifier
+from keras_transformer.serving import Classifier, ClassifierFunctions, export
+from keras_transformer.serving.publishing import c_api
+from keras_transformer.tokenizers import WordPieceTokenizer, train_sentencepiece
 from tests.reference import array, fill
 
 TEXTS = ["the cat is good", "a bad dog", "bad bad bad"]
@@ -13,7 +14,7 @@ LABELS = ["bad", "good", "schön"]
 
 @pytest.fixture(scope="module", params=["pieces", "words"])
 def tokenizer(request):
-    return train_tokenizer(TEXTS, 275 if request.param == "pieces" else 9, request.param)
+    return train_sentencepiece(TEXTS, 275 if request.param == "pieces" else 9, request.param)
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.serving import ModelFunctions, Translator, c_api, export
-from keras_transformer.serving.export import HARD_TEXTS, _publish
-from keras_transformer.serving.warmup import BATCHING_FILE, WARM_UP_FILE
+from keras_transformer.serving import ModelFunctions, Translator, export
+from keras_transformer.serving.publishing import c_api
+from keras_transformer.serving.publishing.export import HARD_TEXTS, _publish
+from keras_transformer.serving.publishing.warmup import BATCHING_FILE, WARM_UP_FILE
 
 from .conftest import SENTENCES, SETTINGS
 from .test_warmup import read_log

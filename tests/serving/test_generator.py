@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.models.gpt2 import gpt2
-from keras_transformer.models.language_model import language_model, start_cache, step
+from keras_transformer.models.decoder_only import language_model, start_cache, step
+from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.serving import (
     Generator,
     GeneratorFunctions,
     SamplingSettings,
     after_control_ids,
-    c_api,
     export,
     with_dtype,
 )
-from keras_transformer.text import BytePairTokenizer, SymbolTokenizer, train_byte_pairs
+from keras_transformer.serving.publishing import c_api
+from keras_transformer.tokenizers import BytePairTokenizer, SymbolTokenizer, train_byte_pairs
 from tests.reference import array, fill
 
 SETTINGS = SamplingSettings(context=13, max_tokens=5)

@@ -9,9 +9,10 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.serving import c_api, export
-from keras_transformer.serving.checks import check_answers
-from keras_transformer.serving.export import golden_answers
+from keras_transformer.serving import export
+from keras_transformer.serving.publishing import c_api
+from keras_transformer.serving.publishing.checks import check_answers
+from keras_transformer.serving.publishing.export import golden_answers
 
 from .conftest import SENTENCES, SMALL_MODULES
 

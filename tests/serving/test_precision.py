@@ -2,9 +2,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.models.bert import bert, bert_classifier
-from keras_transformer.models.transformer_xl import start_cache, step, transformer_xl
-from keras_transformer.models.translation import translation
+from keras_transformer.models.bert_models import bert, bert_classifier
+from keras_transformer.models.encoder_decoder import translation
+from keras_transformer.models.xl_model import start_cache, step, transformer_xl
 from keras_transformer.serving import with_dtype
 
 SMALL = {"size": "tiny", "num_layers": 1, "hidden_dim": 6, "intermediate_dim": 5, "num_heads": 2}

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from keras_transformer.serving.checks import check_shapes
+from keras_transformer.serving.publishing.checks import check_shapes
 
 from .conftest import SMALL_MODULES
 

@@ -3,8 +3,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
-from keras_transformer.serving import c_session
-from keras_transformer.serving.warmup import WARM_UP_FILE, prediction_log, write_warm_up
+from keras_transformer.serving.publishing import c_session
+from keras_transformer.serving.publishing.warmup import WARM_UP_FILE, prediction_log, write_warm_up
 
 INPUTS = {
     "text": np.array([b"a dog", b"\xff" * 300, b""], object),

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from keras_transformer.serving import export
-from keras_transformer.serving.workshop import workshop
+from keras_transformer.serving.publishing.workshop import workshop
 
 from .exporting import Echo, export_for_ever, export_slowly, work_for_ever
 

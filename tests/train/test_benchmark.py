@@ -3,9 +3,9 @@ import os
 
 import pytest
 
-from train import benchmark
-from train.benchmark_peers import Engine, Product, Size, Task, forward_products, training_flops
-from train.benchmark_rounds import measure
+from train.benchmark import comparison as benchmark
+from train.benchmark.peers import Engine, Product, Size, Task, forward_products, training_flops
+from train.benchmark.rounds import measure
 
 SIZE = Size(
     num_layers=2,

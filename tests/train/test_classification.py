@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 
-from keras_transformer.serving.c_api import ask
+from keras_transformer.serving.publishing.c_api import ask
 from train import classification
 from train.config import ClassificationConfig
 from train.run import Run, StopWithoutProgress

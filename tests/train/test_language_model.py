@@ -7,8 +7,8 @@ import types
 import numpy as np
 import pytest
 
-from keras_transformer.serving.c_api import ask
-from keras_transformer.text import SymbolTokenizer
+from keras_transformer.serving.publishing.c_api import ask
+from keras_transformer.tokenizers import SymbolTokenizer
 from train import language_model
 from train.config import LanguageModelConfig
 from train.run import Run

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from train.launch import run_here
+from train.launch.local import run_here
 
 HEAD = "import json, os, pathlib, socket, sys, time; c = json.loads(os.environ['TF_CONFIG']); "
 HEAD += "i = c['task']['index']; port = int(c['cluster']['worker'][i].split(':')[1]); "

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from train.launch_ray import run_on_ray
+from train.launch.on_ray import run_on_ray
 from train.run import Run
 
 from .conftest import SETTINGS

@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from keras_transformer.models.bert import bert_backbone
-from keras_transformer.serving.c_api import ask
-from keras_transformer.text import pack_segments
+from keras_transformer.data import pack_segments
+from keras_transformer.models.bert_models import bert_backbone
+from keras_transformer.serving.publishing.c_api import ask
 from train import classification, pretraining
 from train.config import ClassificationConfig, PretrainingConfig
 from train.run import Run

@@ -10,8 +10,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.text import ParallelText, SymbolTokenizer, TextWindows
-from keras_transformer.text.tokenizers import train_tokenizer
+from keras_transformer.data import ParallelText, TextWindows
+from keras_transformer.tokenizers import SymbolTokenizer
+from keras_transformer.tokenizers.sentencepiece import train_sentencepiece
 from train import run as run_module
 from train import translation
 from train.config import TranslationConfig
@@ -196,11 +197,11 @@ def test_a_damaged_model_without_checkpoints_is_not_trained_anew(runs, tmp_path)
     ("make", "load"),
     [
         (lambda: SymbolTokenizer("abc"), None),
-        (lambda: train_tokenizer(["a b", "b a"], 264), None),
+        (lambda: train_sentencepiece(["a b", "b a"], 264), None),
     ],
 )
 def test_a_damaged_tokenizer_of_any_kind_is_named(tmp_path, make, load):
-    from keras_transformer.text import load_tokenizer
+    from keras_transformer.tokenizers import load_tokenizer
 
     make().save(tmp_path / "tokenizer.model")
     content = (tmp_path / "tokenizer.model").read_bytes()

@@ -6,13 +6,14 @@ import re
 import numpy as np
 import pytest
 
-from train import classification, experiment, language_model, launch, pretraining, translation
+from train import classification, experiment, language_model, pretraining, translation
 from train.config import (
     ClassificationConfig,
     LanguageModelConfig,
     PretrainingConfig,
     TranslationConfig,
 )
+from train.launch import __main__ as launch
 from train.run import Run
 from train.settings import LIMITS, allowed, fields_of, flag_of, setting, settings
 

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from keras_transformer.serving.c_api import ask
+from keras_transformer.serving.publishing.c_api import ask
 from train.run import Run
 
 from .conftest import SETTINGS

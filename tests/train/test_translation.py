@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.serving.c_api import ask
-from keras_transformer.text import TokenBatches, train_tokenizer
+from keras_transformer.data import TokenBatches
+from keras_transformer.serving.publishing.c_api import ask
+from keras_transformer.tokenizers import train_sentencepiece
 from train import translation
 from train.config import TranslationConfig
 from train.run import Run
@@ -191,7 +192,7 @@ def test_a_setting_that_cannot_be_is_told_before_anything_is_written(
 
 
 def test_of_two_runs_begun_at_once_in_a_folder_the_second_is_refused(tmp_path):
-    tokenizer = train_tokenizer(["a b", "b a"], 264)
+    tokenizer = train_sentencepiece(["a b", "b a"], 264)
     batches = TokenBatches(["a b"], ["b a"], tokenizer, tokenizer)
     run = Run(tmp_path / "run")
     run.create(TranslationConfig(seed=3), tokenizer, batches)

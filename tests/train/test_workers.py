@@ -160,7 +160,7 @@ def test_two_replicas_of_one_process_are_stopped_and_go_on_too(text, whole, tmp_
 
 def test_a_worker_left_alone_ends_with_a_line(text, tmp_path):
     """Started by hand, without a launcher to end it."""
-    from train.launch import Workers
+    from train.launch.local import Workers
 
     run = tmp_path / "alone"
     with Workers(command(text, run), 2) as workers:

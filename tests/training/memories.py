@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.models.transformer_xl import forget, transformer_xl
+from keras_transformer.models.xl_model import forget, transformer_xl
 from keras_transformer.training import (
     Perplexity,
     TokenCrossentropy,

@@ -13,9 +13,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.data import TokenBatches
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
-from keras_transformer.text import TokenBatches, train_tokenizer
+from keras_transformer.tokenizers import train_sentencepiece
 from keras_transformer.training import (
     Adam,
     InverseSqrtWarmup,
@@ -184,7 +185,7 @@ def dropout_noise(strategy):
 def seen_sentences(strategy):
     """The sentences that this worker sees in two training epochs and one for validation."""
     sentences = [" ".join("ab"[int(bit)] for bit in f"{number:b}") for number in range(37)]
-    tokenizer = train_tokenizer(sentences, vocabulary_size=264)
+    tokenizer = train_sentencepiece(sentences, vocabulary_size=264)
     data = TokenBatches(sentences, sentences, tokenizer, tokenizer, 64, 16, seed=3)
     seen = {}
     for name, dataset, steps in (

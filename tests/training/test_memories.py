@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from keras_transformer.models.transformer_xl import transformer_xl
+from keras_transformer.models.xl_model import transformer_xl
 from keras_transformer.training import TokenCrossentropy
 from keras_transformer.training.checkpoints import Checkpoints
-from train.launch import run_here
+from train.launch.local import run_here
 
 from .conftest import needs_tensorflow
 

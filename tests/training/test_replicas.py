@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from train.launch import run_here
+from train.launch.local import run_here
 
 from .conftest import needs_tensorflow
 

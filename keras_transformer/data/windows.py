@@ -1,0 +1,188 @@
+"""Cuts one long text into windows: random ones to learn from, sliding ones to measure on."""
+
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.files import load_arrays, save_arrays
+from keras_transformer.tokenizers.sentencepiece import PAD_ID
+
+
+class _LongText:
+    """The tokens of one long text, kept and compared."""
+
+    def __init__(self, ids):
+        self._ids = np.asarray(ids, np.int32)
+        self.num_tokens = len(self._ids)
+
+    def save(self, path) -> None:
+        """Writes the tokens to a file of NumPy's format npz, whole or not at all."""
+        save_arrays(path, [("ids", self._ids)])
+
+    @classmethod
+    def load(cls, path, *args, **kwargs):
+        """The batches of a text that `save` has written, without tokenising it again."""
+        return cls(load_arrays(path)["ids"], *args, **kwargs)
+
+    def checksum(self) -> int:
+        """A number that differs as soon as any token of the text does."""
+        return zlib.crc32(self._ids)
+
+
+class TextWindows(_LongText):
+    """Batches of random windows of a long text, for training a language model.
+
+    A window of n tokens is what the model reads; the labels are the same window one token
+    further on. Where windows begin is a pure function of seed and step, so an interrupted
+    training goes on at any step.
+
+    Args:
+        ids: the tokens of the whole text, integers (tokens,).
+        length: of a window, in tokens.
+        batch_size: windows in a batch.
+        steps_per_epoch: batches of what is called an epoch; windows are drawn, so no
+            number of them is the whole text.
+        seed: integer that fixes where all windows begin.
+
+    Raises:
+        ValueError: if the text is not longer than a window, or a size is below 1.
+
+    Example:
+        >>> inputs, labels = next(iter(TextWindows(range(4, 40), length=5, batch_size=2).dataset()))
+        >>> tuple(inputs.shape), (labels[:, :-1] == inputs[:, 1:]).numpy().all().item()
+        ((2, 5), True)
+    """
+
+    def __init__(self, ids, length, batch_size, steps_per_epoch=500, seed=0):
+        super().__init__(ids)
+        if min(length, batch_size, steps_per_epoch) < 1:
+            raise ValueError(
+                "length, batch_size and steps_per_epoch must be at least 1. Received: "
+                f"length={length}, batch_size={batch_size}, steps_per_epoch={steps_per_epoch}."
+            )
+        if self.num_tokens <= length:
+            raise ValueError(
+                "The text must be longer than a window, since the labels are one token further "
+                f"on. Received: {self.num_tokens} tokens, length={length}."
+            )
+        self.steps_per_epoch = steps_per_epoch
+        self._length, self._batch_size, self._seed = length, batch_size, seed
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Batches without end, from step `start_step` on.
+
+        Returns:
+            Elements of token ids and labels, int32, both (batch, length).
+        """
+        ids = tf.constant(self._ids)
+
+        def batch(step):
+            seed = tf.stack([tf.constant(self._seed, tf.int64), step])
+            # A named generator: the default one may differ between processors.
+            starts = tf.random.stateless_uniform(
+                [self._batch_size], seed, 0, self.num_tokens - self._length, tf.int32, alg="philox"
+            )
+            rows = tf.gather(ids, starts[:, None] + tf.range(self._length + 1))
+            return rows[:, :-1], rows[:, 1:]
+
+        return _ahead(tf.data.Dataset.counter(start_step).map(batch))
+
+
+class TextSegments(_LongText):
+    """Batches of segments that go on from each other, for a model that carries a memory.
+
+    The text is cut into as many streams as a batch has rows. Row i of each batch goes on where
+    row i of the batch before ended; at the end of its stream it goes on into the next one, so
+    that an epoch is nearly the whole text and only one row of each epoch starts it anew.
+
+    Args:
+        ids: the tokens of the whole text, integers (tokens,).
+        length: of a segment, in tokens.
+        batch_size: streams.
+
+    Attributes:
+        steps_per_epoch: batches until each stream has been read once.
+
+    Raises:
+        ValueError: if the text is too short for one segment a stream, or a size is below 1.
+
+    Example:
+        >>> segments = TextSegments(range(100, 113), length=3, batch_size=2)
+        >>> [inputs.numpy().tolist() for inputs, _ in segments.dataset().take(3)]
+        [[[100, 101, 102], [106, 107, 108]], [[103, 104, 105], [109, 110, 111]], \
+[[106, 107, 108], [100, 101, 102]]]
+    """
+
+    def __init__(self, ids, length, batch_size):
+        super().__init__(ids)
+        if min(length, batch_size) < 1 or self.num_tokens <= length * batch_size:
+            raise ValueError(
+                "Each stream of the text must hold a segment of at least one token. Received: "
+                f"{self.num_tokens} tokens, length={length}, batch_size={batch_size}."
+            )
+        self._length, self._batch_size = length, batch_size
+        self.steps_per_epoch = (self.num_tokens - 1) // (length * batch_size)
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Batches without end, from step `start_step` on: a pure function of the step.
+
+        Returns:
+            Elements of token ids and labels, int32, both (batch, length).
+        """
+        ids = tf.constant(self._ids)
+
+        def batch(step):
+            epoch, place = step // self.steps_per_epoch, step % self.steps_per_epoch
+            streams = (tf.range(self._batch_size, dtype=tf.int64) + epoch) % self._batch_size
+            starts = (streams * self.steps_per_epoch + place) * self._length
+            rows = tf.gather(ids, starts[:, None] + tf.range(self._length + 1, dtype=tf.int64))
+            return rows[:, :-1], rows[:, 1:]
+
+        return _ahead(tf.data.Dataset.counter(start_step).map(batch))
+
+
+def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.Dataset:
+    """Windows in which each token of a text but the first is a label exactly once.
+
+    The window slides by `stride` tokens, and only the labels that are new in it count, so
+    each is predicted from at least `length - stride` tokens, but near the beginning.
+
+    Args:
+        ids: the tokens of the whole text, integers (tokens,), at least two.
+        length: of a window, in tokens.
+        stride: tokens by which it slides, in [1, length].
+        batch_size: windows in a batch.
+        pad_id: the label of positions that do not count, and what fills up the last window.
+
+    Returns:
+        A dataset of token ids and labels, int32, both (batch, length).
+
+    Raises:
+        ValueError: if the text is too short or `stride` is outside its limits.
+
+    Example:
+        >>> for inputs, labels in sliding_windows([5, 6, 7, 8], length=2, stride=1, batch_size=3):
+        ...     print(inputs.numpy().tolist(), labels.numpy().tolist())
+        [[5, 6], [6, 7]] [[6, 7], [0, 8]]
+    """
+    ids = np.asarray(ids, np.int32)
+    if len(ids) < 2 or not 1 <= stride <= length:
+        raise ValueError(
+            "A text of at least 2 tokens, and a stride of 1 to length tokens, are needed. "
+            f"Received: {len(ids)} tokens, stride={stride}, length={length}."
+        )
+    starts = np.arange(0, max(len(ids) - 1 - length, 0) + stride, stride)
+    places = starts[:, None] + np.arange(length)  # (windows, length)
+    is_inside = places + 1 < len(ids)
+    is_new = (places >= starts[:, None] + length - stride) | (starts[:, None] == 0)
+    padded = np.pad(ids, (0, length + stride + 1), constant_values=pad_id)
+    inputs = np.where(is_inside, padded[places], pad_id)
+    labels = np.where(is_inside & is_new, padded[places + 1], pad_id)
+    return _ahead(tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(batch_size))
+
+
+def _ahead(batches):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return batches.prefetch(tf.data.AUTOTUNE).with_options(options)

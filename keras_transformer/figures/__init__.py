@@ -1,0 +1,1 @@
+"""Pictures: arrays in, matplotlib figures or an HTML page out."""

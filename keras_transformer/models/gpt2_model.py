@@ -1,0 +1,64 @@
+"""GPT-2 in its four sizes: the causal language model with learned positions."""
+
+from keras_transformer.layers.feed_forward import gelu_tanh
+from keras_transformer.models.decoder_only import language_model
+
+VOCABULARY_SIZE, MAX_SEQUENCE_LENGTH = 50257, 1024
+
+# Radford et al. 2019, table 2, and the released hparams.json for the number of heads; the names
+# are those of the released checkpoints (https://github.com/openai/gpt-2).
+SIZES = {
+    "124M": {"num_layers": 12, "hidden_dim": 768, "num_heads": 12},
+    "355M": {"num_layers": 24, "hidden_dim": 1024, "num_heads": 16},
+    "774M": {"num_layers": 36, "hidden_dim": 1280, "num_heads": 20},
+    "1558M": {"num_layers": 48, "hidden_dim": 1600, "num_heads": 25},
+}
+
+
+def gpt2(
+    size="124M",
+    vocabulary_size=VOCABULARY_SIZE,
+    max_sequence_length=MAX_SEQUENCE_LENGTH,
+    name="gpt2",
+    **dimensions,
+):
+    """Builds GPT-2; `convert.gpt2.load_gpt2` gives it the released weights.
+
+    Pre-norm blocks, GELU in its tanh form, learned positions, an output projection tied to
+    the token embedding. It is a model of `models.language_model`, whose `start_cache`, `step`
+    and `attention_scores` serve it too.
+
+    Source: Radford et al. 2019, section 2.3
+    (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf).
+
+    Args:
+        size: a row of `SIZES`: "124M", "355M", "774M" or "1558M".
+        vocabulary_size: number of ids; that of the released vocabulary by default.
+        max_sequence_length: number of positions, in tokens.
+        name: of the model.
+        **dimensions: replace columns of that row (num_layers, hidden_dim, intermediate_dim,
+            num_heads, dropout, attention_dropout), or are further arguments of the blocks,
+            such as dtype.
+
+    Returns:
+        A functional Keras model. Input: `token_ids`, integers (batch, length), of which every
+        one is a token. Output: float32 logits, (batch, length, vocabulary_size).
+
+    Raises:
+        ValueError: if `size` or a dimension is unknown.
+
+    Example:
+        >>> model = gpt2(vocabulary_size=11, num_layers=1, hidden_dim=6, num_heads=2)
+        >>> tuple(model(keras.ops.array([[3, 5, 0]])).shape)
+        (1, 3, 11)
+    """
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
+    block = {**SIZES[size], "dropout": 0.1, "attention_dropout": 0.1, **dimensions}
+    return language_model(
+        vocabulary_size,
+        max_sequence_length,
+        scale_embedding=False,
+        name=name,
+        **{"intermediate_dim": 4 * block["hidden_dim"], "activation": gelu_tanh, **block},
+    )

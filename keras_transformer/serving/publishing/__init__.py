@@ -1,0 +1,1 @@
+"""How a served module is written, checked by another process, and published whole."""

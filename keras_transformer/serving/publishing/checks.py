@@ -1,0 +1,178 @@
+"""What must hold before a SavedModel is published: its graph, its size, its answers."""
+
+import os
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from keras_transformer.serving.publishing import c_api
+
+LARGEST_CONSTANT = 100_000  # bytes
+PREDICT = "tensorflow/serving/predict"
+_OF_A_VOCABULARY = (tf.uint8.as_datatype_enum, tf.string.as_datatype_enum)
+
+
+def check_graph(path):
+    """Refuses what TensorFlow Serving cannot run, batch, or write as JSON.
+
+    Args:
+        path: folder of the SavedModel.
+
+    Raises:
+        RuntimeError: naming every XLA operation, Python function and large constant, and
+            every input or output that does not have the batch first, or is half precision.
+    """
+    saved_model = saved_model_pb2.SavedModel()
+    with open(os.path.join(path, "saved_model.pb"), "rb") as file:
+        saved_model.ParseFromString(file.read())
+    (meta_graph,) = saved_model.meta_graphs
+    faults = _operation_faults(meta_graph.graph_def)
+    for name, signature in meta_graph.signature_def.items():
+        if signature.method_name == PREDICT:
+            faults += [f"{name} {fault}" for fault in _signature_faults(signature)]
+    if faults:
+        raise RuntimeError("TensorFlow Serving could not run the graph: " + "; ".join(faults))
+
+
+def check_size(path, weights):
+    """Refuses variables that take more room than the weights they hold.
+
+    Raises:
+        RuntimeError: if the stored bytes are above 1.05 times those of `weights`.
+    """
+    reader = tf.train.load_checkpoint(os.path.join(path, "variables", "variables"))
+    dtypes = reader.get_variable_to_dtype_map()
+    stored = sum(
+        int(np.prod(shape)) * dtypes[key].size
+        for key, shape in reader.get_variable_to_shape_map().items()
+        if dtypes[key] != tf.string  # the map of the objects
+    )
+    needed = sum(w.shape.num_elements() * w.dtype.size for w in weights)
+    if stored > 1.05 * needed:
+        raise RuntimeError(
+            f"The weights must be stored once. Received: {stored} bytes of variables for "
+            f"{needed} bytes of weights."
+        )
+
+
+def check_answers(path, requests, expected, tolerance=1e-4, timeout=600, packages=None):
+    """Refuses a SavedModel that answers otherwise than expected, in a fresh process.
+
+    Shapes are compared as TensorFlow has them, since JSON hides those of empty arrays.
+
+    Args:
+        path: folder of the SavedModel.
+        requests: pairs of a signature and a dictionary of its input arrays.
+        expected: for each request a dictionary of its output arrays.
+        tolerance: largest difference of numbers, relative or absolute; texts, integers and
+            booleans must be equal.
+        timeout: seconds for all requests.
+        packages: folder of another TensorFlow to load it in, as of `c_api.find_libraries`.
+
+    Raises:
+        RuntimeError: with TensorFlow's message, or the first difference.
+    """
+    lines = [
+        {
+            "signature_name": name,
+            "inputs": {key: values.tolist() for key, values in inputs.items()},
+            "shapes": True,
+        }
+        for name, inputs in requests
+    ]
+    answers = c_api.ask(path, lines, timeout, packages)
+    for (name, inputs), outputs, answer in zip(requests, expected, answers, strict=True):
+        rows = len(next(iter(inputs.values())))
+        if "error" in answer:
+            raise RuntimeError(f"{name}, batch of {rows}: {answer['error']}")
+        if answer["outputs"].keys() != outputs.keys():
+            raise RuntimeError(f"{name} gave {sorted(answer['outputs'])}, not {sorted(outputs)}.")
+        for key, values in outputs.items():
+            if answer["shapes"][key] != list(values.shape):
+                raise RuntimeError(
+                    f"{name}, batch of {rows}: {key} has another shape than in this process. "
+                    f"Expected: {list(values.shape)}. Received: {answer['shapes'][key]}."
+                )
+            if not _equal(answer["outputs"][key], values, tolerance):
+                raise RuntimeError(
+                    f"{name}, batch of {rows}: {key} differs from the answer of the model in "
+                    f"this process. Expected: {_short(values.tolist())}. "
+                    f"Received: {_short(answer['outputs'][key])}."
+                )
+
+
+def check_shapes(requests, answers, row_shapes):
+    """Refuses answers of other shapes than a served module says they have.
+
+    Args:
+        requests: pairs of a signature and a dictionary of its input arrays.
+        answers: for each request a dictionary of its output arrays.
+        row_shapes: what `ServedModule.row_shapes` returns.
+
+    Raises:
+        RuntimeError: naming the first output with another number of rows, or another shape.
+    """
+    for (name, inputs), outputs in zip(requests, answers, strict=True):
+        rows = len(next(iter(inputs.values())))
+        if outputs.keys() != row_shapes[name].keys():
+            raise RuntimeError(f"{name} gave {sorted(outputs)}, not {sorted(row_shapes[name])}.")
+        for key, row_shape in row_shapes[name].items():
+            expected = (rows, *row_shape)
+            if not tf.TensorShape(expected).is_compatible_with(outputs[key].shape):
+                raise RuntimeError(
+                    f"{name}, batch of {rows}: {key} must have the shape {expected}. "
+                    f"Received: {outputs[key].shape}."
+                )
+
+
+def _operation_faults(graph):
+    nodes = list(graph.node)
+    faults = set()
+    for function in graph.library.function:
+        nodes.extend(function.node_def)
+        if function.attr["_XlaMustCompile"].b:
+            faults.add("jit-compiled function, and XLA is disabled there")
+    for node in nodes:
+        if node.op.startswith(("Xla", "_Xla")) or node.attr["_XlaMustCompile"].b:
+            faults.add(f"operation {node.op} ({node.name}) needs XLA, which is disabled there")
+        if "PyFunc" in node.op:
+            faults.add(f"operation {node.op} ({node.name}) calls Python")
+        size = node.attr["value"].tensor.ByteSize() if node.op == "Const" else 0
+        # Bytes and texts are no weights, but the vocabulary of word pieces, compiled by
+        # tensorflow-text, or of byte pairs. (That of SentencePiece is an attribute of its
+        # operation.)
+        if size > LARGEST_CONSTANT and node.attr["dtype"].type not in _OF_A_VOCABULARY:
+            faults.add(f"constant {node.name} of {size} bytes should be a weight")
+    return sorted(faults)
+
+
+def _signature_faults(signature):
+    faults = []
+    for side in (signature.inputs, signature.outputs):
+        for key, info in side.items():
+            sizes = [size.size for size in info.tensor_shape.dim]
+            if info.tensor_shape.unknown_rank or not sizes or sizes[0] != -1:
+                faults.append(f"{key} does not have the batch first, but shape {sizes}")
+            if tf.as_dtype(info.dtype) in (tf.bfloat16, tf.float16):
+                faults.append(f"{key} is {tf.as_dtype(info.dtype).name}, which JSON cannot carry")
+    return faults
+
+
+def _equal(answer, expected, tolerance):
+    """Whether values nested in lists are those of an array; the shapes are known to be equal."""
+    if expected.dtype == object:
+        expected = np.array([text.decode() for text in expected.flat], object).reshape(
+            expected.shape
+        )
+    if expected.dtype.kind != "f":
+        return answer == expected.tolist()
+    received = np.array(answer, expected.dtype).reshape(expected.shape)
+    return bool(np.isfinite(received).all()) and np.allclose(
+        received, expected, rtol=tolerance, atol=tolerance
+    )
+
+
+def _short(values):
+    text = str(values)
+    return text if len(text) < 200 else text[:200] + "..."

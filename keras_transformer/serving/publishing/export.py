@@ -1,0 +1,139 @@
+"""From a served module to a version that TensorFlow Serving picks up: checked, then published."""
+
+import contextlib
+import os
+import re
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.serving.publishing.checks import (
+    check_answers,
+    check_graph,
+    check_shapes,
+    check_size,
+)
+from keras_transformer.serving.publishing.warmup import write_batching, write_warm_up
+from keras_transformer.serving.publishing.workshop import workshop
+from keras_transformer.serving.signatures import ServedModule
+
+EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €")
+
+PATTERN = set("[]*?\\")  # characters that TensorFlow's file system gives a meaning
+
+# Requests that must not harm the batch they come in: no text, bytes that are not UTF-8, a zero
+# byte, characters of no vocabulary, and a text longer than any model reads.
+HARD_TEXTS = (
+    b"", b"  ", b"\xff\xfe dog \x80", b"a\x00b", b"<s>a</s><pad>",
+    "🦜 日本".encode(), b"word " * 999,
+)  # fmt: skip
+
+
+def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeout=600) -> str:
+    """Publishes a module as the next version of a served model.
+
+    The SavedModel is written beside its place, gets warm-up requests and batching parameters,
+    and is checked: graph, size, and the answers of a fresh process without Keras or Python
+    code. Only then it is renamed to `<directory>/<name>/<next integer>`, in one step.
+
+    Args:
+        module: a `Translator`, `Generator` or `Classifier`.
+        directory: folder of all served models.
+        name: of this model, as requests will call it.
+        examples: texts to answer, at least one, for warm-up and the checks.
+        timeout: seconds the fresh process may take.
+
+    Returns:
+        The path of the new version.
+
+    Raises:
+        ValueError: if `name` is no plain folder name, no server could load a model from
+            `directory`, or there are no examples.
+        RuntimeError: if a check fails; then nothing is published.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        raise ValueError(
+            "name must be a plain folder name of letters, digits, '_', '-' and '.'. "
+            f"Received: name={name!r}."
+        )
+    if PATTERN & set(os.path.abspath(directory)):
+        raise ValueError(
+            "directory must be a path without [, ], *, ? and \\: TensorFlow reads the path of a "
+            "SavedModel as a pattern, so that no server could load it from there. "
+            f"Received: {os.path.abspath(directory)!r}."
+        )
+    if isinstance(examples, (str, bytes)) or not examples:
+        raise ValueError(f"examples must be a list of at least one text. Received: {examples!r}.")
+    os.makedirs(directory, exist_ok=True)
+    try:
+        with workshop(directory, name) as folder:
+            draft = os.path.join(folder, name, "1")
+            options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+            tf.saved_model.save(module, draft, dict(module.endpoints), options)
+            texts = np.array([tf.compat.as_bytes(text) for text in examples], object)
+            write_warm_up(draft, name, module.warm_up_requests(texts))
+            write_batching(draft)
+            validate(draft, module, texts, timeout)
+            return _publish(draft, os.path.join(directory, name))
+    except RuntimeError as error:
+        raise RuntimeError(f"{name} was not published. {error}") from error
+
+
+def validate(path, module: ServedModule, examples=EXAMPLES, timeout=600):
+    """Checks that a SavedModel runs in TensorFlow Serving and answers as `module` does.
+
+    Raises:
+        RuntimeError: with the first reason why not.
+    """
+    check_graph(path)
+    check_size(path, module.weights)
+    texts = np.array([tf.compat.as_bytes(text) for text in examples], object)
+    requests, expected = golden_answers(module, texts)
+    check_shapes(requests, expected, module.row_shapes())
+    exact = all(weight.dtype != tf.bfloat16 for weight in module.weights)
+    check_answers(path, requests, expected, 1e-4 if exact else 2e-2, timeout)
+
+
+def golden_answers(module: ServedModule, texts):
+    """Requests to every signature, hard ones and none at all among them, with the answers of
+    this process.
+
+    Returns:
+        The pair of requests, (signature, {input: array}), and answers, {output: array}.
+    """
+    requests, expected = [], []
+
+    def ask(signature, **inputs):
+        with tf.device("CPU:0"):  # the fresh process has no GPU either
+            outputs = module.endpoints[signature](**inputs)
+        requests.append((signature, inputs))
+        expected.append({key: value.numpy() for key, value in outputs.items()})
+        return expected[-1]
+
+    for signature, endpoint in module.endpoints.items():
+        none = {
+            spec.name: np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype)
+            for spec in endpoint.input_signature
+        }
+        ask(signature, **none)
+    module.try_out(ask, texts, np.array(HARD_TEXTS, object))
+    return requests, expected
+
+
+def _publish(draft, target):
+    """Renames the draft to the next version; another export may take that number first.
+
+    The first version comes with the folder of its model, which is never seen empty.
+    """
+    with contextlib.suppress(OSError):
+        os.rename(os.path.dirname(draft), target)  # fails if there are versions already
+        return os.path.join(target, os.path.basename(draft))
+    while True:
+        versions = [int(entry) for entry in os.listdir(target) if entry.isdecimal()]
+        path = os.path.join(target, str(max(versions, default=0) + 1))
+        try:
+            os.rename(draft, path)
+            return path
+        except OSError:
+            if not os.path.exists(path):
+                raise

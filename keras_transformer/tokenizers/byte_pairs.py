@@ -1,0 +1,274 @@
+"""The byte-level byte pairs of GPT-2: every text comes back as it was, spaces and breaks too.
+
+TensorFlow's string operations cut a text into words and its bytes into characters, and
+tensorflow-text merges these by a SentencePiece model made of the vocabulary: the same
+operations in training and in what is served. KerasHub's tokenizer is not used: outside of a
+graph it cuts no words, so that other ids come out than inside. Hugging Face's `tokenizers`
+learns new pairs; it is imported only here.
+"""
+
+import json
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+import tensorflow_text
+from sentencepiece import sentencepiece_model_pb2
+
+from keras_transformer.files import whole
+from keras_transformer.tokenizers.sentencepiece import (
+    CONTROL_PIECES,
+    UNKNOWN_ID,
+    NamedModel,
+    as_texts,
+    check_texts,
+)
+
+END_OF_TEXT = "<|endoftext|>"  # of GPT-2
+
+_SPACE = r"[\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}]"
+_SPACES = f"{_SPACE}+"
+# What a run of letters, of digits or of other signs is; a space before it belongs to it.
+_WORD = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|"
+    rf" ?[^\p{{L}}\p{{N}}{_SPACE[1:-1]}]+"
+)
+_CUT = b"\xff"  # in no text of UTF-8
+# The characters that stand for the bytes 0 to 255 in GPT-2's files: those that can be seen as
+# they are, the others from U+0100 on.
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
+_CHARACTERS = [b if b in _VISIBLE else 0x100 + _HIDDEN.index(b) for b in range(256)]
+_BYTES = {chr(character): byte for byte, character in enumerate(_CHARACTERS)}
+
+
+class BytePairTokenizer(tf.Module):
+    """Cuts texts into byte pairs and joins them again, without any normalisation.
+
+    Its methods may be called inside a `tf.function`, a tf.data pipeline or an exported
+    signature. The ids are those of the vocabulary: GPT-2's, as released, or of
+    `train_byte_pairs`, which begin with pad 0, unknown 1, start 2, end 3. "<|endoftext|>"
+    in a text is that one piece, if the vocabulary has it.
+
+    Source: Radford et al. 2019, section 2.2
+    (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf).
+
+    Args:
+        vocabulary: id of each piece, as in GPT-2's `vocab.json`.
+        merges: pairs of pieces, a space between them, the first one first, as in its
+            `merges.txt`.
+        first_id: what is added to all ids; 4 leaves room for pad, unknown, start and end,
+            as batches and `serving.Generator` need it, where the vocabulary has none.
+
+    Attributes:
+        control_ids: those that stand for no text, such as the end of one.
+
+    Raises:
+        ValueError: if the ids are not 0, 1, 2 and so on, or a byte has no piece.
+
+    Example:
+        >>> tokenizer = train_byte_pairs(["to be or not to be"], vocabulary_size=263)
+        >>> ids = tokenizer.tokenize(["to be\\n"])
+        >>> tokenizer.detokenize(ids).numpy().tolist()
+        [b'to be\\n']
+    """
+
+    def __init__(self, vocabulary: dict[str, int], merges: Sequence[str], first_id: int = 0):
+        super().__init__(name="tokenizer")
+        if first_id not in (0, len(CONTROL_PIECES)):
+            raise ValueError(f"first_id must be 0 or 4. Received: first_id={first_id}.")
+        if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+            raise ValueError(
+                "The ids of a vocabulary must be 0, 1, 2 and so on. "
+                f"Received: {len(vocabulary)} pieces with other ids."
+            )
+        if missing := [character for character in _BYTES if character not in vocabulary]:
+            raise ValueError(
+                "A vocabulary of byte pairs must have a piece for each of the 256 bytes. "
+                f"Received: none for {len(missing)} of them, as {missing[0]!r}."
+            )
+        # As tuples: a tf.Module would wrap a dictionary or list into a kind of its own.
+        self._pieces = tuple(sorted(vocabulary, key=vocabulary.get))
+        self._merges = tuple(merges)
+        control = [name for name in (*CONTROL_PIECES, END_OF_TEXT) if name in vocabulary]
+        self.first_id = first_id
+        self.control_ids = (*range(first_id), *(vocabulary[name] + first_id for name in control))
+        # The bytes of each piece; of a control piece or one that no merge makes, its name.
+        self._texts = tuple(
+            bytes(map(_BYTES.get, piece)) if set(piece) <= _BYTES.keys() else piece.encode()
+            for piece in self._pieces
+        )
+        model = _merging_model(self._pieces, self._merges)
+        self._merge = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
+        self._merge._model_resource = NamedModel(model)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids."""
+        return len(self._pieces) + self.first_id
+
+    def tokenize(self, texts) -> tf.RaggedTensor:
+        """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
+        texts = as_texts(texts)
+        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")  # mends what is not UTF-8
+        words = _split_words(texts, END_OF_TEXT in self._pieces)
+        # Each byte is a character of Latin-1.
+        letters = tf.strings.unicode_decode(words.flat_values, "ISO-8859-1")
+        letters = letters.with_flat_values(tf.gather(_CHARACTERS, letters.flat_values))
+        written = tf.strings.unicode_encode(letters, "UTF-8")
+        pieces = words.with_flat_values(self._merge.tokenize(written))  # (batch, words, None)
+        return pieces.merge_dims(1, 2) + self.first_id
+
+    def detokenize(self, ids) -> tf.Tensor:
+        """Joins (batch, length) ids, dense or ragged, into (batch,) strings.
+
+        Control ids and ids outside of the vocabulary are left out; bytes that are not UTF-8
+        become U+FFFD.
+        """
+        ids = tf.cast(ids, tf.int32)
+        is_text = (ids >= 0) & (ids < self.vocabulary_size)
+        for control in self.control_ids:
+            is_text &= tf.not_equal(ids, control)
+        kept = tf.ragged.boolean_mask(ids, is_text) - self.first_id
+        texts = tf.ragged.map_flat_values(tf.gather, tf.constant(self._texts), kept)
+        joined = tf.strings.reduce_join(texts, axis=1)
+        return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8")
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of some ids as text, to label an axis; a leading "Ġ" is a space."""
+        names = [*CONTROL_PIECES, *self._pieces] if self.first_id else self._pieces
+        return [names[int(token_id)] for token_id in ids]
+
+    def save(self, path) -> None:
+        """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
+        vocabulary = {piece: number for number, piece in enumerate(self._pieces)}
+        content = {"vocabulary": vocabulary, "merges": self._merges, "first_id": self.first_id}
+        with whole(path) as draft:
+            draft.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
+
+    @classmethod
+    def load(cls, path) -> "BytePairTokenizer":
+        """Reads what `save` wrote."""
+        return cls(**json.loads(pathlib.Path(path).read_text("utf-8")))
+
+    @classmethod
+    def from_files(cls, vocabulary_path, merges_path, first_id=0) -> "BytePairTokenizer":
+        """Reads GPT-2's `vocab.json` and `merges.txt` as they were released."""
+        lines = pathlib.Path(merges_path).read_text("utf-8").split("\n")
+        merges = [line for line in lines if line and not line.startswith("#version")]
+        vocabulary = json.loads(pathlib.Path(vocabulary_path).read_text("utf-8"))
+        return cls(vocabulary, merges, first_id)
+
+
+def _split_words(texts, has_end):
+    """Cuts (batch,) texts into (batch, None) words as GPT-2's regular expression does."""
+    if not has_end:
+        return _words_of(texts, _WORD)
+    end = re.escape(END_OF_TEXT)
+    parts = _cut_around(texts, end)
+    words = _words_of(parts.flat_values, f"{end}|{_WORD}")
+    return parts.with_flat_values(words).merge_dims(1, 2)
+
+
+def _words_of(texts, word):
+    """Cuts (batch,) texts, or ends alone, into spaces and what matches the expression `word`.
+
+    Of several spaces before a word the last one belongs to it, or stands alone if it is no
+    " ". TensorFlow's expressions cannot look ahead: the spaces are cut off first.
+    """
+    parts = _cut_around(texts, _SPACES)
+    flat, rows = parts.flat_values, parts.value_rowids()
+    are_spaces = tf.strings.regex_full_match(flat, _SPACES)
+    is_last = tf.concat([rows[1:] != rows[:-1], [True]], axis=0)[: tf.size(flat)]
+    last_space = tf.strings.regex_replace(flat, "(?s)^.*(.)$", r"\1")
+    last_space = tf.where(are_spaces & ~is_last, last_space, "")
+    others = tf.where(is_last, flat, tf.strings.regex_replace(flat, "(?s).$", ""))
+    others = tf.where(are_spaces, others, "")
+    goes_on = last_space == " "
+    before = tf.concat([[""], tf.where(goes_on, " ", "")], axis=0)[:-1]
+    chunks = tf.where(are_spaces, "", before + flat)
+    words = [
+        tf.RaggedTensor.from_tensor(tf.stack([others, tf.where(goes_on, "", last_space)], axis=1)),
+        _cut_around(chunks, word),
+    ]
+    words = tf.concat(words, axis=1)  # (parts, None)
+    words = tf.ragged.boolean_mask(words, words != "")
+    return parts.with_flat_values(words).merge_dims(1, 2)
+
+
+def _cut_around(texts, pattern):
+    """(batch,) texts as what matches and what lies between, (batch, None), nothing empty.
+
+    tensorflow-text's `regex_split` would end a text at its first zero byte.
+    """
+    marked = tf.strings.regex_replace(texts, f"({pattern})", _CUT + b"\\1" + _CUT)
+    parts = tf.strings.split(marked, _CUT)
+    return tf.ragged.boolean_mask(parts, parts != "")
+
+
+def _merging_model(pieces, merges):
+    """A SentencePiece model that merges characters as the pairs are ranked."""
+    ranks = {}
+    for rank, pair in enumerate(merges):
+        ranks.setdefault(pair.replace(" ", ""), rank)
+    model = sentencepiece_model_pb2.ModelProto()
+    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+    for piece in pieces:
+        if piece == END_OF_TEXT:
+            kind = kinds.USER_DEFINED
+        elif piece == CONTROL_PIECES[UNKNOWN_ID]:
+            kind = kinds.UNKNOWN
+        elif piece not in CONTROL_PIECES and (piece in ranks or piece in _BYTES):
+            kind = kinds.NORMAL
+        else:  # found in no text
+            kind = kinds.CONTROL
+        model.pieces.add(piece=piece, score=-ranks.get(piece, 0), type=kind)
+    if CONTROL_PIECES[UNKNOWN_ID] not in pieces:  # there must be one
+        model.pieces.add(piece=CONTROL_PIECES[UNKNOWN_ID], type=kinds.UNKNOWN)
+    model.trainer_spec.model_type = model.trainer_spec.BPE
+    model.normalizer_spec.name = "identity"
+    model.normalizer_spec.add_dummy_prefix = False
+    model.normalizer_spec.remove_extra_whitespaces = False
+    model.normalizer_spec.escape_whitespaces = False
+    return model.SerializeToString()
+
+
+def train_byte_pairs(texts: Iterable[str], vocabulary_size: int) -> BytePairTokenizer:
+    """Learns byte pairs from texts, in the way of GPT-2.
+
+    Args:
+        texts: the texts, of any length.
+        vocabulary_size: number of ids, of which 260 are control ids and bytes.
+
+    Returns:
+        A `BytePairTokenizer` of at most `vocabulary_size` ids.
+
+    Raises:
+        ImportError: without `tokenizers`.
+        ValueError: if `texts` is one string, or there is no room for more than the bytes.
+    """
+    check_texts(texts)
+    if vocabulary_size <= 260:
+        raise ValueError(
+            "A vocabulary of byte pairs must have more than 260 ids: 4 control ids, 256 bytes. "
+            f"Received: vocabulary_size={vocabulary_size}."
+        )
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ImportError(
+            f"Learning byte pairs needs tokenizers: pip install tokenizers. {error}"
+        ) from error
+    byte_level = tokenizers.pre_tokenizers.ByteLevel
+    learner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    learner.pre_tokenizer = byte_level(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        initial_alphabet=sorted(byte_level.alphabet()),
+        special_tokens=CONTROL_PIECES,
+        show_progress=False,
+    )
+    learner.train_from_iterator(texts, trainer)
+    model = json.loads(learner.to_str())["model"]
+    return BytePairTokenizer(model["vocab"], [" ".join(pair) for pair in model["merges"]])

@@ -1,0 +1,254 @@
+"""Text to integer pieces and back, with a byte-pair vocabulary learned from text.
+
+The vocabulary is trained by the `sentencepiece` package and applied by
+tensorflow-text, in the tf.data pipeline and in the served graph alike, so both
+see the same pieces. Byte fallback spells what the vocabulary lacks as bytes:
+no input is ever unknown, and every character survives the way there and back.
+"""
+
+import hashlib
+import io
+import pathlib
+import re
+from collections.abc import Iterable
+
+import sentencepiece
+import tensorflow as tf
+import tensorflow_text
+from sentencepiece import sentencepiece_model_pb2
+from tensorflow_text.python.ops import sentencepiece_tokenizer
+
+from keras_transformer.files import whole
+
+PAD_ID, UNKNOWN_ID, START_ID, END_ID = 0, 1, 2, 3
+CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
+
+# Characters beyond this share of the text (a stray Greek letter in English) are left to byte
+# fallback instead of taking a row of the vocabulary each.
+_CHARACTER_COVERAGE = 0.9999
+
+_TRAINER_OPTIONS = {
+    "pieces": {
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "split_digits": True,  # so that a number is copied digit by digit, however long
+    },
+    "words": {
+        "model_type": "word",
+        "normalization_rule_name": "nmt_nfkc_cf",  # which folds upper into lower case
+        "hard_vocab_limit": False,
+    },
+}
+
+
+class SentencePieceTokenizer(tf.Module):
+    """Cuts texts into the pieces of a SentencePiece model and joins them again.
+
+    A `tf.Module`: assigned to an attribute of another module it is tracked, and
+    its methods may be called inside a `tf.function`, a tf.data pipeline or an
+    exported signature. Ids: pad 0, unknown 1, start 2, end 3, then 256 bytes
+    (<0x00> to <0xFF>), then pieces of text; or, in a vocabulary of words, those.
+
+    Args:
+        model: the serialised SentencePiece model, as `train_sentencepiece` makes it.
+            A BPE or word model: on unigram models tensorflow-text and sentencepiece
+            break ties differently.
+
+    Raises:
+        ValueError: if `model` is not a SentencePiece model or its first ids are
+            not pad, unknown, start, end.
+
+    Example:
+        >>> tokenizer = train_sentencepiece(["ab abc", "abc ab"], vocabulary_size=267)
+        >>> ids = tokenizer.tokenize(["abc ab", ""])
+        >>> ids.shape[0], tokenizer.detokenize(ids).numpy().tolist()
+        (2, [b'abc ab', b''])
+    """
+
+    unknown_id = UNKNOWN_ID
+
+    def __init__(self, model: bytes):
+        super().__init__(name="tokenizer")
+        self._pieces = _pieces_of(model)
+        trainer = sentencepiece_model_pb2.ModelProto.FromString(model).trainer_spec
+        self._are_words = trainer.model_type == trainer.WORD
+        self.model = model
+        self._sentencepiece = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
+        self._sentencepiece._model_resource = NamedModel(model)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids: control ids, bytes and pieces of text."""
+        return len(self._pieces)
+
+    def tokenize(self, texts) -> tf.RaggedTensor:
+        """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
+        texts = as_texts(texts)
+        return self._sentencepiece.tokenize(_words_only(texts) if self._are_words else texts)
+
+    def detokenize(self, ids) -> tf.Tensor:
+        """Joins (batch, length) ids, dense or ragged, into (batch,) strings.
+
+        Pad, start, end and ids outside of the vocabulary are left out, so any
+        integers are welcome. An incomplete sequence of bytes becomes U+FFFD:
+        the answer is always valid UTF-8.
+        """
+        ids = tf.cast(ids, tf.int32)
+        is_text = (ids > END_ID) & (ids < self.vocabulary_size)
+        return self._sentencepiece.detokenize(
+            tf.ragged.boolean_mask(ids, is_text | (ids == UNKNOWN_ID))
+        )
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of some ids as text, to label an axis; a leading "▁" is a space."""
+        return [self._pieces[int(token_id)] for token_id in ids]
+
+    def save(self, path) -> None:
+        """Writes the model to a file that `load` reads; a reader never sees half of it."""
+        with whole(path) as draft:
+            draft.write_bytes(self.model)
+
+    @classmethod
+    def load(cls, path) -> "SentencePieceTokenizer":
+        """Reads what `save` wrote, or any SentencePiece model with the same control ids."""
+        return cls(pathlib.Path(path).read_bytes())
+
+
+def train_sentencepiece(
+    sentences: Iterable[str], vocabulary_size: int, tokens: str = "pieces"
+) -> SentencePieceTokenizer:
+    """Learns a vocabulary from text; the same text gives the same vocabulary.
+
+    Pieces are byte pairs, after which nothing is unknown and nothing but spaces is lost.
+    Words are what stands between spaces and punctuation, in lower case and the most frequent
+    ones only: for classifying, not for writing.
+
+    Source: Sennrich et al. 2016, section 3.2 (https://arxiv.org/abs/1508.07909),
+    in the SentencePiece form of Kudo and Richardson 2018.
+
+    Args:
+        sentences: the text, a sentence an element. For a joint vocabulary of two
+            languages give the sentences of both.
+        vocabulary_size: number of ids, of which 260 are control ids and bytes; of words at
+            most so many, 4 of them control ids.
+        tokens: "pieces" or "words".
+
+    Returns:
+        A `SentencePieceTokenizer`, of pieces with exactly `vocabulary_size` ids.
+
+    Raises:
+        ValueError: if there is no text, the text has too many distinct characters for the
+            vocabulary or too few distinct pieces, or `tokens` is something else.
+
+    Example:
+        >>> train_sentencepiece(["to be or not to be"], vocabulary_size=273).vocabulary_size
+        273
+    """
+    if tokens not in _TRAINER_OPTIONS:
+        raise ValueError(f"tokens must be pieces or words. Received: tokens={tokens!r}.")
+    check_texts(sentences)
+    if tokens == "words":
+        sentences = [text.decode() for text in _words_only(list(sentences)).numpy()]
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            vocab_size=vocabulary_size,
+            character_coverage=_CHARACTER_COVERAGE,
+            max_sentence_length=2**20,  # bytes; what is longer would not be learned from
+            **_TRAINER_OPTIONS[tokens],
+            pad_id=PAD_ID,
+            unk_id=UNKNOWN_ID,
+            bos_id=START_ID,
+            eos_id=END_ID,
+            pad_piece=CONTROL_PIECES[PAD_ID],
+            minloglevel=2,  # its progress report would go to the terminal
+        )
+    except RuntimeError as error:
+        raise ValueError(_explain(str(error), vocabulary_size)) from None
+    return SentencePieceTokenizer(model.getvalue())
+
+
+def as_texts(texts) -> tf.Tensor:
+    """Strings, (batch,), as a tensor; a single string is refused."""
+    texts = tf.convert_to_tensor(texts, tf.string)
+    if texts.shape.rank not in (None, 1):
+        raise ValueError(
+            "Texts come in batches: strings of shape (batch,), such as a list of them. "
+            f"Received: strings of shape {tuple(texts.shape)}."
+        )
+    return texts
+
+
+def check_texts(texts):
+    """Refuses a string where texts to learn from are wanted: it would be one a letter."""
+    if isinstance(texts, (str, bytes)):
+        raise ValueError(
+            "A vocabulary is learned from several texts, such as a list of strings. "
+            f"Received: one string, {texts[:20]!r}."
+        )
+
+
+def _words_only(texts):
+    """The texts with a space for all that is no letter, mark, digit or apostrophe."""
+    texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")  # mends what is not UTF-8
+    return tf.strings.regex_replace(texts, r"[^\pL\pM\pN']+", " ")
+
+
+def _explain(message: str, vocabulary_size: int) -> str:
+    """One clear line for what the SentencePiece trainer refuses."""
+    if "sentences_.empty()" in message or "all_chars_count" in message:
+        return "A vocabulary needs text to learn from. Received: no sentence with any text."
+    if most := re.search(r"set it to a value <= (\d+)", message):
+        return (
+            f"The text allows a vocabulary of at most {most[1]} pieces. Choose a smaller "
+            f"vocabulary or give more text. Received: vocabulary_size={vocabulary_size}."
+        )
+    if least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return (
+            f"The vocabulary must have at least {least[1]} pieces: 4 control ids, 256 bytes and "
+            f"each character of the text. Received: vocabulary_size={vocabulary_size}."
+        )
+    return (
+        f"SentencePiece could not train a vocabulary: {message}. "
+        f"Received: vocabulary_size={vocabulary_size}."
+    )
+
+
+class NamedModel(tf.saved_model.experimental.TrackableResource):
+    """A SentencePiece model in memory that outlives the kernel which made it.
+
+    tensorflow-text's own belongs to its kernel, and every `keras.utils.set_random_seed`
+    or `tf.random.set_seed` throws the kernels away: from then on the tokenizer fails with
+    `Resource localhost/_0_SentencepieceOp does not exist`. One with a name stays.
+    """
+
+    def __init__(self, model: bytes):
+        super().__init__()
+        self._model = model
+        _ = self.resource_handle  # made now: first made inside a graph, it would belong to it
+
+    def _create_resource(self):
+        return sentencepiece_tokenizer.gen_sentencepiece_tokenizer.sentencepiece_op(
+            model=self._model,
+            shared_name=f"sentencepiece_{hashlib.sha256(self._model).hexdigest()}",
+        )
+
+
+def _pieces_of(model: bytes) -> list[str]:
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+    except (RuntimeError, TypeError):
+        raise ValueError(
+            "A tokenizer needs a serialised SentencePiece model. "
+            f"Received: {len(model)} bytes that are not one."
+        ) from None
+    pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+    if pieces[: len(CONTROL_PIECES)] != CONTROL_PIECES:
+        raise ValueError(
+            f"The first pieces of a SentencePiece model must be {CONTROL_PIECES}. "
+            f"Received: {pieces[: len(CONTROL_PIECES)]}."
+        )
+    return pieces

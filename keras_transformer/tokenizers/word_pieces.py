@@ -1,0 +1,280 @@
+"""Text to the word pieces of BERT and back, with a vocabulary of one piece a line.
+
+The text is cleaned and cut into words by TensorFlow's own string operations, in the order
+and with the character classes of the released tokenizer; tensorflow-text then cuts each word
+into its pieces. tensorflow-text's own BERT tokenizers are not used as a whole: when they
+lower the case they also fold "ß" to "ss" and "½" to "1/2", which the released vocabularies
+never saw, and to them a word of 34 Thai letters, 102 bytes, is too long to be known.
+"""
+
+import collections
+import io
+import pathlib
+from collections.abc import Iterable, Sequence
+
+import sentencepiece
+import tensorflow as tf
+import tensorflow_text
+
+from keras_transformer.files import whole
+from keras_transformer.tokenizers.sentencepiece import as_texts, check_texts
+
+PAD, UNKNOWN, CLASS, SEPARATOR, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+_SPECIAL_PIECES = [PAD, UNKNOWN, CLASS, SEPARATOR, MASK]
+_CONTINUES = "##"  # begins a piece that does not begin a word
+_LONGEST_WORD = 100  # characters; a longer word is unknown
+
+_WHITE_SPACE = r"[\t\n\r\p{Z}]"
+_CONTROL = r"[\p{Cc}\p{Cf}\x{FFFD}]"
+_ACCENT = r"\p{Mn}"  # what canonical decomposition has taken off its letter
+# Every punctuation mark and every Chinese character is a word: other than of
+# punctuation, all of ASCII that is neither letter, digit nor space counts as such.
+_OWN_WORD = (
+    r"([!-/:-@\[-`{-~\p{P}"
+    r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}"
+    r"\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}])"
+)
+
+# Characters beyond this share of the text (a stray Greek letter in English) stay unknown.
+_CHARACTER_COVERAGE = 0.9999
+
+
+class WordPieceTokenizer(tf.Module):
+    """Cuts texts into words and each word, greedily, into the longest pieces known.
+
+    A `tf.Module` without resources: its methods may be called inside a `tf.function`, a
+    tf.data pipeline or an exported signature. A word that cannot be spelled in pieces, or is
+    longer than 100 characters, is unknown as a whole. Special pieces written in a text, such
+    as "[SEP]", are punctuation and letters like any other.
+
+    Source: Devlin et al. 2018, section 3 (https://arxiv.org/abs/1810.04805), and the
+    tokenizer released with it; pieces: Wu et al. 2016, section 4.1
+    (https://arxiv.org/abs/1609.08144).
+
+    Args:
+        pieces: the vocabulary in the order of its ids. A piece that does not begin a word
+            is written with "##" before it.
+        lowercase: whether the vocabulary is uncased: letters are made small and lose
+            their accents before they are looked up.
+
+    Attributes:
+        lowercase: as given.
+        pad_id, unknown_id, class_id, separator_id, mask_id: where the vocabulary has [PAD],
+            [UNK], [CLS], [SEP] and [MASK].
+
+    Raises:
+        ValueError: if a piece occurs twice, a special piece is missing, or [PAD] is not the
+            first, since the models here take id 0 for padding.
+
+    Example:
+        >>> special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        >>> tokenizer = WordPieceTokenizer([*special, "un", "##able", "!"])
+        >>> tokenizer.tokenize(["Unable!", "unseen"]).to_list()
+        [[5, 6, 7], [1]]
+        >>> tokenizer.detokenize([[2, 5, 6, 7, 3]]).numpy().tolist()
+        [b'unable !']
+    """
+
+    def __init__(self, pieces: Sequence[str], lowercase: bool = True):
+        super().__init__(name="word_piece_tokenizer")
+        pieces = list(pieces)
+        _check_pieces(pieces)
+        self.lowercase = lowercase
+        special_ids = [pieces.index(piece) for piece in _SPECIAL_PIECES]
+        self.pad_id, self.unknown_id, self.class_id, self.separator_id, self.mask_id = special_ids
+        self._pieces = tuple(pieces)
+        self._cut_word = tensorflow_text.FastWordpieceTokenizer(
+            pieces,
+            token_out_type=tf.int32,
+            max_bytes_per_word=4 * _LONGEST_WORD,  # of UTF-8
+            no_pretokenization=True,
+        )
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids, the special ones included."""
+        return len(self._pieces)
+
+    @property
+    def special_ids(self) -> list[int]:
+        """The ids of [PAD], [UNK], [CLS], [SEP] and [MASK]."""
+        return [self._pieces.index(piece) for piece in _SPECIAL_PIECES]
+
+    def tokenize(self, texts) -> tf.RaggedTensor:
+        """Cuts (batch,) strings into (batch, None) int32 ids, without [CLS] or [SEP]."""
+        return self.tokenize_words(split_words(texts, self.lowercase)).merge_dims(1, 2)
+
+    def tokenize_words(self, words: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Cuts the (batch, None) words of `split_words` into (batch, None, None) int32 ids."""
+        too_long = tf.strings.length(words.flat_values, unit="UTF8_CHAR") > _LONGEST_WORD
+        known = tf.where(too_long, UNKNOWN, words.flat_values)
+        return words.with_flat_values(self._cut_word.tokenize(known))
+
+    def detokenize(self, ids) -> tf.Tensor:
+        """Joins (batch, length) ids, dense or ragged, into (batch,) strings of spaced words.
+
+        Special ids but that of [UNK], and ids outside of the vocabulary, are left out.
+        """
+        ids = tf.cast(ids, tf.int32)
+        ids = ids if isinstance(ids, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(ids)
+        left_out = tf.constant([i for i in self.special_ids if i != self.unknown_id])
+        is_text = tf.reduce_all(ids.flat_values[:, None] != left_out, axis=1)
+        is_text &= (ids.flat_values >= 0) & (ids.flat_values < self.vocabulary_size)
+        ids = tf.ragged.boolean_mask(ids, ids.with_flat_values(is_text))
+        pieces = tf.ragged.map_flat_values(tf.gather, tf.constant(self._pieces), ids)
+        texts = tf.strings.reduce_join(pieces, axis=1, separator=" ")
+        return tf.strings.regex_replace(texts, f" {_CONTINUES}", "")
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of some ids as text, to label an axis."""
+        return [self._pieces[int(token_id)] for token_id in ids]
+
+    def save(self, path) -> None:
+        """Writes the vocabulary as text, one piece a line; a reader never sees half of it."""
+        lines = "".join(f"{piece}\n" for piece in self._pieces)
+        with whole(path) as draft:
+            draft.write_text(lines, "utf-8", newline="\n")
+
+    @classmethod
+    def load(cls, path, lowercase: bool | None = None) -> "WordPieceTokenizer":
+        """Reads what `save` wrote or a released vocab.txt; if not told, cased by its capitals."""
+        lines = pathlib.Path(path).read_bytes().decode("utf-8").split("\n")
+        pieces = [line.removesuffix("\r") for line in lines]
+        pieces = pieces[:-1] if pieces[-1] == "" else pieces
+        if lowercase is None:
+            lowercase = all(p == p.lower() for p in pieces if p not in _SPECIAL_PIECES)
+        return cls(pieces, lowercase)
+
+
+def split_words(texts, lowercase: bool = True) -> tf.RaggedTensor:
+    """Cleans texts and cuts them into words, punctuation marks and Chinese characters.
+
+    Control characters and invalid UTF-8 are left out.
+
+    Args:
+        texts: strings, (batch,).
+        lowercase: whether letters are made small and lose their accents.
+
+    Returns:
+        Strings, (batch, None).
+
+    Example:
+        >>> split_words(["Déjà-vu…"]).to_list()
+        [[b'deja', b'-', b'vu', b'\\xe2\\x80\\xa6']]
+    """
+    texts = as_texts(texts)
+    texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="ignore")
+    texts = tf.strings.regex_replace(texts, _WHITE_SPACE, " ")
+    texts = tf.strings.regex_replace(texts, _CONTROL, "")
+    if lowercase:
+        texts = tf.strings.lower(texts, encoding="utf-8")
+        texts = tensorflow_text.normalize_utf8(texts, "NFD")
+        texts = tf.strings.regex_replace(texts, _ACCENT, "")
+    return tf.strings.split(tf.strings.regex_replace(texts, _OWN_WORD, r" \1 "))
+
+
+def train_word_pieces(
+    sentences: Iterable[str], vocabulary_size: int, lowercase: bool = True
+) -> WordPieceTokenizer:
+    """Learns a vocabulary of word pieces from text; the same text gives the same vocabulary.
+
+    The trainer of the paper was never released. Here, as in most of today's tools, pieces are
+    the merges of byte-pair encoding (Sennrich et al. 2016,
+    https://arxiv.org/abs/1508.07909), learned by the `sentencepiece` package from the words
+    of `split_words`. Each character gets a piece that begins a word, and one that goes on with
+    a word if it is seen there.
+
+    Args:
+        sentences: the text, in parts of any length.
+        vocabulary_size: number of ids, of which 5 are special.
+        lowercase: whether the vocabulary is uncased.
+
+    Returns:
+        A `WordPieceTokenizer` of exactly `vocabulary_size` ids.
+
+    Raises:
+        ValueError: if there is no text, or the text has too many distinct
+            characters for the vocabulary or too few distinct pieces.
+
+    Example:
+        >>> train_word_pieces(["to be or not to be"], vocabulary_size=20).vocabulary_size
+        20
+    """
+    check_texts(sentences)
+    counts = _count_words(sentences, lowercase)
+    if not counts:
+        raise ValueError("A vocabulary needs text to learn from. Received: no word.")
+    characters, merges = _learn_merges(counts, vocabulary_size)
+    inside = {character for word in counts for character in word[1:]}  # no punctuation
+    least = [*_SPECIAL_PIECES, *characters, *(_CONTINUES + c for c in characters if c in inside)]
+    if vocabulary_size < len(least):
+        raise ValueError(
+            f"The vocabulary must have at least {len(least)} pieces: {len(_SPECIAL_PIECES)} "
+            "special ones and those for the characters of the text. "
+            f"Received: vocabulary_size={vocabulary_size}."
+        )
+    pieces = [*least, *merges][:vocabulary_size]
+    if len(pieces) < vocabulary_size:
+        raise ValueError(
+            f"The text allows a vocabulary of at most {len(pieces)} pieces. Choose a smaller "
+            f"vocabulary or give more text. Received: vocabulary_size={vocabulary_size}."
+        )
+    return WordPieceTokenizer(pieces, lowercase)
+
+
+def _count_words(sentences, lowercase):
+    """How often each word occurs, those too long to be known left out."""
+    counts = collections.Counter()
+    texts = tf.data.Dataset.from_generator(
+        lambda: iter(sentences), output_signature=tf.TensorSpec([], tf.string)
+    )
+    for words in texts.batch(1024).map(lambda batch: split_words(batch, lowercase).flat_values):
+        counts.update(word.decode() for word in words.numpy())
+    return {word: count for word, count in counts.items() if len(word) <= _LONGEST_WORD}
+
+
+def _learn_merges(counts, vocabulary_size):
+    """The characters, most frequent first, and the merges in their order, as word pieces."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(f"{word}\t{count}" for word, count in counts.items()),
+        input_format="tsv",
+        model_writer=model,
+        # To it the space before a word is a character, so that one more merge goes into the
+        # pieces of one character; and it may give back fewer pieces than it was asked for.
+        vocab_size=vocabulary_size + len(set().union(*counts)) + 2,
+        hard_vocab_limit=False,
+        model_type="bpe",
+        character_coverage=_CHARACTER_COVERAGE,
+        normalization_rule_name="identity",
+        bos_id=-1,
+        eos_id=-1,
+        minloglevel=2,  # its progress report would go to the terminal
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    # The first piece is the unknown one; "▁" stands for the space before a word.
+    pieces = [processor.id_to_piece(i) for i in range(1, processor.get_piece_size())]
+    characters = [piece for piece in pieces if len(piece) == 1 and piece != "▁"]
+    merges = [
+        piece[1:] if piece.startswith("▁") else _CONTINUES + piece
+        for piece in pieces
+        if len(piece.removeprefix("▁")) > 1
+    ]
+    return characters, merges
+
+
+def _check_pieces(pieces):
+    missing = [piece for piece in _SPECIAL_PIECES if piece not in pieces]
+    if missing:
+        raise ValueError(
+            f"A vocabulary of word pieces must hold {', '.join(_SPECIAL_PIECES)}. "
+            f"Received: {len(pieces)} pieces without {', '.join(missing)}."
+        )
+    if pieces[0] != PAD:
+        raise ValueError(
+            f"The first piece must be {PAD}: the models take id 0 for padding. "
+            f"Received: {pieces[0]!r} as first piece."
+        )
+    twice = [piece for piece, count in collections.Counter(pieces).items() if count > 1]
+    if twice:
+        raise ValueError(f"Each piece must occur once. Received: {twice[:5]} more than once.")

@@ -1,0 +1,233 @@
+import gzip
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.data import LabelledBatches
+from keras_transformer.data.labelled import (
+    cut_middle,
+    hold_out,
+    labelled,
+    read_labelled_dataset,
+    read_labelled_folder,
+    read_labelled_tsv,
+)
+from keras_transformer.tokenizers import train_sentencepiece
+
+TEXTS = [" ".join("ab"[int(bit)] for bit in f"{number:b}") for number in range(37)]
+LABELS = [("odd",) if number % 2 else ("even",) for number in range(37)]
+
+
+@pytest.fixture(scope="module")
+def text():
+    return labelled(TEXTS, LABELS)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_sentencepiece(TEXTS, 264)
+
+
+def rows_of(dataset, tokenizer):
+    """Pairs of text and place of its label, in the order of the batches."""
+    rows = []
+    for ids, labels in dataset:
+        texts = tokenizer.detokenize(ids).numpy()
+        rows += [(t.decode(), tuple(row)) for t, row in zip(texts, labels.numpy(), strict=True)]
+    return rows
+
+
+def test_an_epoch_is_every_text_once_with_its_label(text, tokenizer):
+    batches = LabelledBatches(text, tokenizer, tokens_per_batch=48, max_length=11, seed=5)
+    expected = [(t, (0.0, 1.0) if n % 2 else (1.0, 0.0)) for n, t in enumerate(TEXTS)]
+    assert sorted(rows_of(batches.epoch(), tokenizer)) == sorted(expected)
+    epochs = rows_of(batches.dataset().take(2 * batches.steps_per_epoch), tokenizer)
+    first, second = epochs[:37], epochs[37:]
+    assert sorted(first) == sorted(second) == sorted(expected)
+    assert first != second, "in another order"
+    resumed = batches.dataset(batches.steps_per_epoch).take(batches.steps_per_epoch)
+    assert rows_of(resumed, tokenizer) == second
+
+
+def test_texts_are_cut_and_a_batch_keeps_to_its_budget(text, tokenizer):
+    batches = LabelledBatches(text, tokenizer, tokens_per_batch=32, max_length=3)
+    assert batches.num_texts == 37 and batches.num_tokens == sum(
+        min(3, len(row)) for row in tokenizer.tokenize(TEXTS).to_list()
+    )
+    for ids, _ in batches.epoch():
+        assert ids.shape[1] <= 3 and ids.shape[0] * ids.shape[1] <= 32
+
+
+@pytest.mark.parametrize("max_length", [1, 3, 4, 9])
+def test_the_middle_of_long_rows_is_left_out(max_length):
+    rows = [list(range(length)) for length in (0, 1, 3, 4, 5, 20)]
+    before = max_length // 4
+    expected = [
+        row if len(row) <= max_length else row[:before] + row[before - max_length :] for row in rows
+    ]
+    cut = cut_middle(tf.ragged.constant(rows, dtype=tf.int32), max_length)
+    assert cut.to_list() == expected and cut.dtype == tf.int32
+
+
+def test_saved_batches_are_the_same(text, tokenizer, tmp_path):
+    batches = LabelledBatches(text, tokenizer, 48, 11, seed=5)
+    batches.save(tmp_path / "tokens.npz")
+    loaded = LabelledBatches.load(tmp_path / "tokens.npz", 48, seed=5)
+    assert loaded.checksum() == batches.checksum()
+    assert loaded.names == batches.names == ["even", "odd"]
+    others = [
+        labelled(TEXTS[::-1], LABELS),
+        labelled(TEXTS, LABELS[1:] + LABELS[:1]),
+        labelled(TEXTS, [(name[0] + "?",) for name in LABELS]),
+    ]
+    checksums = {LabelledBatches(other, tokenizer, 48, 11).checksum() for other in others}
+    assert len({batches.checksum(), *checksums}) == 4
+    assert rows_of(loaded.dataset().take(9), tokenizer) == rows_of(
+        batches.dataset().take(9), tokenizer
+    )
+
+
+def test_texts_may_have_several_labels_or_none(tokenizer, tmp_path):
+    file = tmp_path / "texts.tsv.gz"
+    file.write_bytes(gzip.compress(b"a b\tx,z\nb\t\na\ty\n"))
+    text = read_labelled_tsv(file)
+    assert text.names == ["x", "y", "z"]
+    batches = LabelledBatches(text, tokenizer)
+    [(_, labels)] = batches.epoch()
+    assert sorted(labels.numpy().tolist()) == [[0, 0, 0], [0, 1, 0], [1, 0, 1]]
+    assert batches.several
+
+
+def test_a_text_without_tokens_still_has_a_column(tokenizer):
+    text = labelled(["", " "], [("x",), ("y",)])
+    [(ids, _)] = LabelledBatches(text, tokenizer).epoch()
+    assert ids.numpy().tolist() == [[0], [0]]
+
+
+def test_texts_without_tokens_take_room_in_a_batch(tokenizer):
+    text = labelled(["", "to be"] * 9, [("x",), ("y",)] * 9)
+    batches = LabelledBatches(text, tokenizer, tokens_per_batch=48)
+    assert sorted(len(labels) for _, labels in batches.epoch()) == [3] * 6, "16 tokens a text"
+
+
+def test_labels_of_a_file_are_names_without_spaces_each_once(tmp_path):
+    (tmp_path / "a.tsv").write_text("yes\tgood , loud,good\nno\t bad\n?\t , \n")
+    labels = read_labelled_tsv(tmp_path / "a.tsv").labels
+    assert labels == [("good", "loud"), ("bad",), ()]
+
+
+def test_folders_are_labels(tmp_path):
+    for label, name, text in (
+        ("pos", "1_9", "Gut.\n"),
+        ("neg", "2_1", "Schlecht."),
+        ("unsup", "3", "?"),
+    ):
+        (tmp_path / label).mkdir(exist_ok=True)
+        (tmp_path / label / f"{name}.txt").write_text(text, "utf-8")
+    assert read_labelled_folder(tmp_path) == (
+        ["Schlecht.", "Gut.\n"],
+        [("neg",), ("pos",)],
+        ["neg", "pos"],
+    )
+    (tmp_path / "pos" / "4.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"must be UTF-8. Received: .*4.txt"):
+        read_labelled_folder(tmp_path)
+
+
+def test_a_folder_of_folders_of_labels_has_no_labels(tmp_path):
+    for name in ("train/pos/1", "test/neg/2", "train/urls", "test/urls"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.txt").write_text("Gut.")
+    with pytest.raises(ValueError, match=r"at least two different labels. Received: 0 texts"):
+        read_labelled_folder(tmp_path)
+
+
+def test_a_data_set_of_tfds_is_read(tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    class Moods(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {"text": tfds.features.Text()}
+            features["label"] = tfds.features.ClassLabel(names=["bad", "good"])
+            return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples(), "hidden": self._generate_hidden()}
+
+        def _generate_examples(self):
+            yield 0, {"text": "schön", "label": "good"}
+            yield 1, {"text": "öde", "label": "bad"}
+
+        def _generate_hidden(self):
+            yield 0, {"text": "so so", "label": -1}
+
+    moods = Moods(data_dir=tmp_path)
+    moods.download_and_prepare()
+    text = read_labelled_dataset(moods, "train")
+    assert sorted(zip(text.texts, text.labels, strict=True)) == [
+        ("schön", ("good",)),
+        ("öde", ("bad",)),
+    ]
+    with pytest.raises(ValueError, match="Received: split='test'"):
+        read_labelled_dataset(moods, "test")
+    with pytest.raises(ValueError, match="Received: 1 of 1 of split='hidden' without one"):
+        read_labelled_dataset(moods, "hidden", text.names)
+
+
+def test_a_data_set_of_pairs_of_texts_is_refused(tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    class Pairs(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {name: tfds.features.Text() for name in ("first", "second")}
+            features["label"] = tfds.features.ClassLabel(names=["bad", "good"])
+            return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            yield 0, {"first": "schön", "second": "öde", "label": "good"}
+
+    pairs = Pairs(data_dir=tmp_path)
+    pairs.download_and_prepare()
+    with pytest.raises(ValueError, match=r"one text and .* Received: texts \['first', 'second'\]"):
+        read_labelled_dataset(pairs, "train")
+
+
+def test_a_held_out_part_is_drawn_with_the_seed(text):
+    rest, held = hold_out(text, 10, seed=3)
+    assert len(held.texts) == 10 and sorted(rest.texts + held.texts) == sorted(TEXTS)
+    assert (
+        dict(zip(TEXTS, LABELS, strict=True)).items()
+        >= dict(zip(held.texts, held.labels, strict=True)).items()
+    )
+    assert hold_out(text, 10, seed=3) == (rest, held) != hold_out(text, 10, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda: labelled([], []), "Received: 0 texts"),
+        (lambda: labelled(["a"], [("x",)]), r"Received: 1 texts, labels \['x'\]"),
+        (lambda: labelled(["a"], [("z",)], ["x", "y"]), r"Received: \['z'\]"),
+        (lambda: hold_out(labelled(TEXTS, LABELS), 37, 1), "hold_out=37 of 37 examples"),
+    ],
+)
+def test_texts_that_cannot_be_learned_from_are_refused(call, expected):
+    with pytest.raises(ValueError, match=expected):
+        call()
+
+
+def test_words_are_lower_case_without_punctuation():
+    words = train_sentencepiece(["The cat, the DOG -- the cat's!"], 20, "words")
+    assert words.pieces(range(4, words.vocabulary_size))[0] == "▁the"
+    ids = words.tokenize(["THE dog...the bird"]).to_list()[0]
+    assert words.detokenize([ids]).numpy()[0].decode().split() == ["the", "dog", "the", "⁇"]
+    assert np.array(ids)[-1] == 1, "an unknown word"
+    assert words.tokenize([b"\xff the"]).to_list() == [[ids[0]]]

@@ -1,0 +1,212 @@
+"""The tokenizer against the sentencepiece package, and on text that nobody expects."""
+
+import gzip
+import io
+import os
+import re
+
+import pytest
+import sentencepiece
+import tensorflow as tf
+
+from keras_transformer.tokenizers import (
+    END_ID,
+    PAD_ID,
+    START_ID,
+    UNKNOWN_ID,
+    SentencePieceTokenizer,
+    SymbolTokenizer,
+    train_byte_pairs,
+    train_sentencepiece,
+    train_word_pieces,
+)
+
+SENTENCES = ["the cat sat on the mat", "a cat and a hat", "that hat sat there", "Grüße, 17 Äpfel"]
+STRANGE = ["", " ", "  two  spaces ", "日本語", "cat🐈hat", "tab\there", "1234567", "▁", "ﬁne ½ …"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_sentencepiece(SENTENCES, 307)
+
+
+def test_pieces_equal_those_of_the_sentencepiece_package_on_real_sentences(data):
+    sentences = []
+    for name in ("val.en.gz", "val.de.gz"):
+        with gzip.open(data / "multi30k" / name, "rt", encoding="utf-8") as file:
+            sentences += file.read().splitlines()
+    tokenizer = train_sentencepiece(sentences, 3001)
+    reference = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
+    texts = sentences + STRANGE
+    ours, theirs = tokenizer.tokenize(texts).to_list(), reference.encode(texts)
+    different = [text for text, a, b in zip(texts, ours, theirs, strict=True) if a != b]
+    assert len(texts) > 2000 and different == [], "both must cut every sentence alike"
+    joined = [text.decode() for text in tokenizer.detokenize(ours_ragged(ours)).numpy()]
+    assert joined == reference.decode(theirs), "both must join the pieces alike"
+
+
+def ours_ragged(ids):
+    return tf.ragged.constant(ids, tf.int32, ragged_rank=1)
+
+
+def test_ids_are_ragged_int32_without_start_and_end(tokenizer):
+    ids = tokenizer.tokenize(SENTENCES[:3])
+    assert isinstance(ids, tf.RaggedTensor) and ids.dtype == tf.int32, "rows differ in length"
+    assert ids.shape.as_list() == [3, None], "(batch, None)"
+    assert int(tf.reduce_min(ids.flat_values)) > END_ID, "no control id in a tokenised text"
+
+
+@pytest.mark.parametrize(
+    "text", ["cat 🐈‍⬛ hat", "日本語", "Ωmega", "naïve façade", "17 + 4 = 21", ""]
+)
+def test_every_character_survives_there_and_back(tokenizer, text):
+    [back] = tokenizer.detokenize(tokenizer.tokenize([text])).numpy()
+    assert back.decode() == text, "byte fallback spells what the vocabulary lacks"
+
+
+def test_nothing_is_ever_unknown(tokenizer):
+    ids = tokenizer.tokenize(STRANGE).flat_values.numpy()
+    assert UNKNOWN_ID not in ids, "bytes stand in for unknown characters"
+
+
+def test_invalid_utf_8_becomes_the_replacement_character(tokenizer):
+    ids = tokenizer.tokenize([b"cat\xffhat", b"\xe2\x82", b"cat"])
+    texts = [text.decode() for text in tokenizer.detokenize(ids).numpy()]
+    assert texts[0] == "cat\N{REPLACEMENT CHARACTER}hat", "the rest of the text stays"
+    assert set(texts[1]) == {"\N{REPLACEMENT CHARACTER}"}, "half a character is one too"
+    assert texts[2] == "cat", "and its neighbours in the batch are untouched"
+
+
+def test_half_a_character_in_bytes_is_still_valid_utf_8(tokenizer):
+    first_byte = 4 + 0xF0  # of a four-byte character, whose other bytes never come
+    [text] = tokenizer.detokenize([[first_byte]]).numpy()
+    assert text.decode() == "\N{REPLACEMENT CHARACTER}", "the answer is always valid UTF-8"
+
+
+def test_batch_of_zero_gives_zero_rows(tokenizer):
+    ids = tokenizer.tokenize(tf.zeros([0], tf.string))
+    assert ids.nrows() == 0, "no text, no row"
+    assert tokenizer.detokenize(ids).shape == [0], "no row, no text"
+    assert tokenizer.detokenize(tf.zeros([0, 5], tf.int32)).shape == [0], "dense rows as well"
+
+
+def test_control_ids_and_ids_outside_of_the_vocabulary_are_left_out(tokenizer):
+    [cat] = tokenizer.tokenize(["cat hat"]).to_list()
+    size = tokenizer.vocabulary_size
+    dense = [START_ID, *cat, END_ID, PAD_ID, -1, size, 2**31 - 1]
+    texts = tokenizer.detokenize([dense, [PAD_ID] * len(dense)]).numpy().tolist()
+    assert texts == [b"cat hat", b""], "only pieces of text are joined"
+    assert tokenizer.detokenize(ours_ragged([dense])).numpy().tolist() == [b"cat hat"], "ragged"
+
+
+def test_number_is_cut_into_its_digits():
+    tokenizer = train_sentencepiece(["1717 1717 1717 cat 17 17 1717"] * 5, 269)
+    [ids] = tokenizer.tokenize(["1717"]).to_list()
+    assert "".join(tokenizer.pieces(ids)) == "▁1717", "pieces label an axis"
+    assert all(len(piece.strip("▁")) <= 1 for piece in tokenizer.pieces(ids)), "digit by digit"
+
+
+def test_same_text_gives_the_same_vocabulary(tokenizer):
+    again = train_sentencepiece(iter(SENTENCES), tokenizer.vocabulary_size)
+    assert again.model == tokenizer.model, "training is deterministic"
+    assert again.vocabulary_size == 307, "and of the size asked for"
+
+
+def test_first_ids_are_pad_unknown_start_end_and_bytes(tokenizer):
+    assert tokenizer.pieces(range(5)) == ["<pad>", "<unk>", "<s>", "</s>", "<0x00>"]
+    assert (PAD_ID, UNKNOWN_ID, START_ID, END_ID) == (0, 1, 2, 3)
+
+
+def test_saved_tokenizer_loads_equal(tokenizer, tmp_path):
+    path = tmp_path / "new" / "tokenizer.model"
+    tokenizer.save(path)
+    assert SentencePieceTokenizer.load(path).model == tokenizer.model, "the file is the model"
+    assert os.listdir(path.parent) == ["tokenizer.model"], "and no draft stays behind"
+
+
+def test_interrupted_save_leaves_the_old_file(tokenizer, tmp_path, monkeypatch):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(b"old")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.save(path)
+    assert path.read_bytes() == b"old", "a reader sees the old file or the new one"
+    assert os.listdir(tmp_path) == ["tokenizer.model"], "and no draft stays behind"
+
+
+def test_module_that_holds_a_tokenizer_can_be_exported(tokenizer, tmp_path):
+    module = tf.Module()
+    module.tokenizer = tokenizer
+    module.there_and_back = tf.function(
+        lambda texts: tokenizer.detokenize(tokenizer.tokenize(texts)),
+        input_signature=[tf.TensorSpec([None], tf.string)],
+    )
+    tf.saved_model.save(module, str(tmp_path))
+    texts = tf.saved_model.load(str(tmp_path)).there_and_back(tf.constant(["a cat", ""]))
+    assert texts.numpy().tolist() == [b"a cat", b""], "the vocabulary travels with the graph"
+
+
+def test_new_random_seed_leaves_a_tokenizer_usable(tokenizer):
+    other = train_sentencepiece(SENTENCES[:3], 289)
+    tf.random.set_seed(17)  # throws away TensorFlow's kernels and what belongs to them
+    for one in (tokenizer, other):
+        texts = tf.data.Dataset.from_tensors(["a cat"]).map(one.tokenize).map(one.detokenize)
+        assert next(iter(texts)).numpy().tolist() == [b"a cat"], "in a pipeline"
+        assert one.detokenize(one.tokenize(["hat"])).numpy().tolist() == [b"hat"], "and alone"
+
+
+def test_vocabulary_of_no_text_is_refused():
+    for sentences in ([], ["", " "]):
+        with pytest.raises(ValueError, match=r"needs text to learn from.*no sentence"):
+            train_sentencepiece(sentences, 307)
+
+
+def test_vocabulary_larger_than_the_text_allows_is_refused_with_the_maximum():
+    with pytest.raises(ValueError, match=r"at most \d+ pieces.*vocabulary_size=9973") as error:
+        train_sentencepiece(SENTENCES, 9973)
+    most = int(re.search(r"at most (\d+)", str(error.value))[1])
+    assert train_sentencepiece(SENTENCES, most).vocabulary_size == most, "the maximum is possible"
+
+
+def test_vocabulary_smaller_than_the_alphabet_is_refused_with_the_minimum():
+    with pytest.raises(ValueError, match=r"at least \d+ pieces.*vocabulary_size=263") as error:
+        train_sentencepiece(SENTENCES, 263)
+    least = int(re.search(r"at least (\d+)", str(error.value))[1])
+    assert train_sentencepiece(SENTENCES, least).vocabulary_size == least, "the minimum is possible"
+
+
+def test_bytes_that_are_no_model_are_refused():
+    for model in (b"", b"not a model"):
+        with pytest.raises(ValueError, match=rf"SentencePiece model.*{len(model)} bytes"):
+            SentencePieceTokenizer(model)
+
+
+def test_model_with_other_control_ids_is_refused():
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES), model_writer=model, vocab_size=29, minloglevel=2
+    )
+    with pytest.raises(ValueError, match=r"must be \['<pad>'.*Received: \['<unk>'"):
+        SentencePieceTokenizer(model.getvalue())
+
+
+TRAINERS = {train_sentencepiece: 307, train_word_pieces: 60, train_byte_pairs: 270}
+
+
+@pytest.mark.parametrize("train", TRAINERS)
+def test_one_string_is_no_text_to_learn_a_vocabulary_from(train):
+    with pytest.raises(ValueError, match=r"several texts.*Received: one string, 'the cat'"):
+        train("the cat", TRAINERS[train])
+
+
+@pytest.mark.parametrize("make", [*TRAINERS, SymbolTokenizer])
+def test_one_string_is_no_batch(make):
+    tokenizer = make(SENTENCES, TRAINERS[make]) if make in TRAINERS else make()
+    with pytest.raises(ValueError, match=r"such as a list of them. Received: .*shape \(\)"):
+        tokenizer.tokenize("the cat")
+    with pytest.raises(ValueError, match=r"Received: strings of shape \(1, 2\)"):
+        tokenizer.tokenize([["the", "cat"]])

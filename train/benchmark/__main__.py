@@ -1,0 +1,3 @@
+from train.benchmark.comparison import main
+
+main()

@@ -1,0 +1,200 @@
+"""How a training step scales over devices and workers, for `train.benchmark --scaling`.
+
+    python -m train.benchmark.scaling DEVICES --size small --steps 5
+
+measures one arrangement in this process, and prints it as JSON; with TF_CONFIG it is a worker.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+
+from train.benchmark.peers import Engine, Task, import_keras, ours_training, training_flops
+from train.benchmark.rounds import answer_of
+
+ARRANGEMENTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 workers": (2, 1)}
+BYTES = 4  # of a float32, in which gradients are reduced
+
+# What the model on paper assumes of one GPU and of what connects them.
+GPU_FLOPS = 0.4 * 312e12  # an A100's bfloat16 products, of which training reaches 40 %
+TOKENS_A_GPU = 12_500  # of a step, on either side
+GPUS_A_HOST = 8
+NVLINK, NETWORK = 200e9, 12.5e9  # bytes a second into one GPU, into one host (100 Gbit/s)
+
+
+def measure_arrangement(name, size_name, steps):
+    """Runs an arrangement in processes of its own; returns what its chief has measured."""
+    workers, devices = ARRANGEMENTS[name]
+    command = [sys.executable, "-m", "train.benchmark.scaling", str(devices)]
+    command += ["--size", size_name, "--steps", str(steps)]
+    launch = [sys.executable, "-m", "train.launch", "--workers", str(workers), "--restarts", "0"]
+    return answer_of([*launch, "--", *command], name)
+
+
+def table(results):
+    """Lines of text: an arrangement a line, all with the same global batch."""
+    lines = [
+        f"{'arrangement':12} {'ms a step':>10} {'tokens/s':>9} {'all-reduce':>11} {'share':>6}"
+    ]
+    for name, r in results.items():
+        seconds, reducing = r["seconds"], r["all_reduce_seconds"]
+        lines.append(
+            f"{name:12} {1000 * seconds:10.1f} {r['tokens'] / seconds:9.0f} "
+            f"{1000 * reducing:8.1f} ms {reducing / seconds:6.1%}"
+        )
+    r = next(iter(results.values()))
+    lines.append(
+        f"Reduced a step: {r['reduced_bytes'] / 1e6:.1f} MB in one all-reduce; the model has "
+        f"{r['model_bytes'] / 1e6:.1f} MB of weights, {r['table_bytes'] / 1e6:.1f} MB of them "
+        "token tables, whose gradients are reduced whole: the output projection fills every row."
+    )
+    return lines
+
+
+def on_paper(size, size_name):
+    """Lines of text: what GPUs and hosts would give, from a formula."""
+    parameters = _num_parameters(size)
+    sized = size._replace(batch_size=TOKENS_A_GPU // size.length)
+    compute = training_flops(sized) / GPU_FLOPS
+    lines = [
+        f"On paper, size {size_name}: {parameters / 1e6:.0f} million parameters, "
+        f"{TOKENS_A_GPU} target tokens a GPU and step in {1000 * compute:.1f} ms "
+        f"({GPU_FLOPS / 1e12:.0f} TFLOP/s of products).",
+        f"A ring moves 2(n-1)/n of the gradients' {BYTES * parameters / 1e6:.0f} MB: inside a "
+        f"host at {NVLINK / 1e9:.0f} GB/s, between hosts at {NETWORK / 1e9:.1f} GB/s. It begins "
+        "when the gradients are complete, so nothing is hidden. Input and stragglers cost nothing.",
+        f"{'hosts':>5} {'GPUs':>5} {'ms a step':>10} {'tokens/s':>11} {'efficiency':>11}",
+    ]
+    arrangements = [(1, n) for n in (1, 2, 4, GPUS_A_HOST)]
+    for hosts, gpus in arrangements + [(m, GPUS_A_HOST) for m in (2, 4, 8)]:
+        reduce = 2 * (gpus - 1) / gpus * BYTES * parameters / NVLINK
+        reduce += 2 * (hosts - 1) / hosts * BYTES * parameters / NETWORK
+        seconds = compute + reduce
+        rate = hosts * gpus * TOKENS_A_GPU / seconds
+        lines.append(
+            f"{hosts:5} {hosts * gpus:5} {1000 * seconds:10.1f} {rate:11.0f} "
+            f"{compute / seconds:11.0%}"
+        )
+    return lines
+
+
+def step_entrants(size, threads):
+    """The exact step beside Keras's own: the same model, loss and Adam; ours first."""
+    task = Task(size, "float32", size.batch_size, threads)
+    return [
+        ("the exact step", exact_step, task, "tensorflow"),
+        ("Keras's own step", keras_step, task, "tensorflow"),
+        ("the exact step, TokenCrossentropy", ours_training, task, "tensorflow"),
+    ]
+
+
+def exact_step(task):
+    """Our train step with a loss and an Adam that Keras has too."""
+    from keras_transformer.training import Model
+
+    return _step("the exact step", Model, task)
+
+
+def keras_step(task):
+    import keras
+
+    return _step(f"Keras's own step, {keras.__version__}", keras.Model, task)
+
+
+def _step(name, kind, task):
+    _, keras = import_keras(task)
+    from keras_transformer.models.encoder_decoder import translation
+    from train.benchmark.peers import ADAM, DIMENSIONS, _keras_training
+
+    dimensions = {key: getattr(task.size, key) for key in DIMENSIONS}
+    model = translation(task.size.vocabulary_size, **dimensions)
+    model = kind(model.input, model.output)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    model.compile(keras.optimizers.Adam(*ADAM.values()), loss, jit_compile=False)
+    engine = _keras_training(name, model, task)
+    return Engine(name, engine.unit, engine.num_parameters)
+
+
+def _num_parameters(size):
+    dim, inside = size.hidden_dim, size.intermediate_dim
+    attention, feed_forward = 4 * dim * (dim + 1), 2 * dim * inside + dim + inside
+    blocks = size.num_layers * (3 * attention + 2 * feed_forward + 5 * 2 * dim)
+    return size.vocabulary_size * dim + blocks + 2 * 2 * dim
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("devices", type=int)
+    parser.add_argument("--size", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    options = parser.parse_args()
+
+    import numpy as np
+    import tensorflow as tf
+
+    from keras_transformer.models.encoder_decoder import translation
+    from keras_transformer.training import Adam, TokenCrossentropy, choose_strategy, split_cpu
+    from keras_transformer.training.distribution import this_worker
+    from train.benchmark.comparison import SIZES
+    from train.benchmark.peers import DIMENSIONS, training_batches
+
+    split_cpu(options.devices)
+    strategy = choose_strategy()
+    size = SIZES[options.size]
+    with strategy.scope():
+        dimensions = {name: getattr(size, name) for name in DIMENSIONS}
+        model = translation(size.vocabulary_size, **dimensions)
+        model.compile(Adam(1e-4), loss=TokenCrossentropy(0.1))
+    task = Task(size, "float32", size.batch_size, 0)
+    inputs, labels = zip(*training_batches(task), strict=True)
+    inputs = {key: np.stack([batch[key] for batch in inputs]) for key in inputs[0]}
+    rows = tf.data.Dataset.from_tensor_slices((inputs, np.stack(labels))).unbatch()
+    batches = rows.batch(size.batch_size).repeat()
+    iterator = iter(strategy.experimental_distribute_dataset(batches))
+    model.make_train_function()
+
+    def all_reduce():
+        context = tf.distribute.get_replica_context()
+        gradients = [tf.zeros_like(v.value) for v in model.trainable_variables]
+        reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, [tf.zeros([4]), *gradients])
+        return tf.add_n([tf.reduce_sum(g) for g in reduced])
+
+    @tf.function
+    def reduce_once():
+        return strategy.run(all_reduce)
+
+    def _local(values):
+        return strategy.experimental_local_results(values)[0].numpy()
+
+    tables = [v for v in model.trainable_variables if v.path.endswith("embeddings")]
+    result = {
+        "seconds": _median_seconds(
+            lambda: _local(model.train_function(iterator)["loss"]), options.steps
+        ),
+        "all_reduce_seconds": _median_seconds(lambda: _local(reduce_once()), options.steps),
+        "tokens": size.batch_size * size.length,
+        "reduced_bytes": BYTES * (4 + sum(math.prod(v.shape) for v in model.trainable_variables)),
+        "model_bytes": BYTES * model.count_params(),
+        "table_bytes": BYTES * sum(math.prod(v.shape) for v in tables),
+    }
+    if strategy.num_replicas_in_sync == 1:
+        result["all_reduce_seconds"] = 0.0  # there is nothing to reduce
+    if this_worker(strategy).index == 0:
+        print(json.dumps(result), flush=True)
+
+
+def _median_seconds(work, count):
+    """Of `count` calls, after two that trace and allocate."""
+    seconds = []
+    for _ in range(count + 2):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[2:])
+
+
+if __name__ == "__main__":
+    main()

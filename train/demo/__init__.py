@@ -1,0 +1,1 @@
+"""The demo corpus: generated English-German sentence pairs, so that no download is needed."""

@@ -1,0 +1,142 @@
+"""Workers as processes of this machine, started again when one is lost."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from train.command import EXIT_CODE_MISTAKE
+
+EXIT_CODE_STOPPED = os.EX_TEMPFAIL  # 75: told to stop, and can go on
+EXIT_CODE_NOT_STARTED = 77
+SECONDS_TO_SAVE = 60  # for workers that were told to stop
+SECONDS_BETWEEN_LOOKS = 0.1
+
+
+def run_here(command, count, restarts=3, start_timeout=300):
+    """Runs a command in `count` workers on this machine until all end well.
+
+    Returns:
+        The exit code: 0, or that of the worker that ended first and not well, when it must not
+        be started again or has been often enough.
+    """
+    for attempt in range(restarts + 1):
+        with Workers(command, count) as workers, workers.told_what_we_are_told():
+            code = workers.wait(start_timeout)
+        if code in (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED) or workers.told:
+            return code
+        again = f"starting all again ({attempt + 1} of {restarts})"
+        print(
+            f"{workers.what_happened}; {again if attempt < restarts else 'giving up'}.",
+            file=sys.stderr,
+            flush=True,
+        )
+    return code
+
+
+class Workers:
+    """Processes of this machine that know each other by TF_CONFIG; leaving ends all of them."""
+
+    def __init__(self, command, count):
+        self.command, self.count = command, count
+        self.processes = []
+        self.told = False
+        self.what_happened = ""
+
+    def __enter__(self):
+        self._ports = _free_ports(self.count)
+        addresses = [f"localhost:{port}" for port in self._ports]
+        for index in range(self.count):
+            config = {
+                "cluster": {"worker": addresses},
+                "task": {"type": "worker", "index": index},
+            }
+            environment = {**os.environ, "TF_CONFIG": json.dumps(config)}
+            self.processes.append(
+                subprocess.Popen(
+                    self.command,
+                    env=environment,
+                    start_new_session=True,  # a group of its own, to end what it has started too
+                    preexec_fn=end_with_parent,
+                )
+            )
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def wait(self, start_timeout):
+        """Waits until all have ended well or one has not; returns its code, or 0."""
+        deadline = time.monotonic() + start_timeout
+        unconnected = set(range(self.count)) if self.count > 1 else set()
+        while True:
+            codes = [process.poll() for process in self.processes]
+            for index, code in enumerate(codes):
+                if code not in (None, 0):
+                    return self._ended(index, code)
+            if None not in codes:
+                return 0
+            unconnected -= {i for i in unconnected if codes[i] == 0 or _listens(self._ports[i])}
+            if unconnected and time.monotonic() > deadline:
+                names = ", ".join(map(str, sorted(unconnected)))
+                self.what_happened = f"Worker {names} did not connect within {start_timeout:g} s"
+                return EXIT_CODE_NOT_STARTED
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    @contextlib.contextmanager
+    def told_what_we_are_told(self):
+        """Hands SIGTERM and Ctrl-C on, so that the workers save their step before they end."""
+
+        def hand_on(*_):
+            self.told = True
+            for process in self.processes:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
+
+        before = {
+            number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ended(self, index, code):
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        self.what_happened = f"Worker {index} {how}"
+        if code == EXIT_CODE_STOPPED or self.told:  # the others are about to save the same step
+            deadline = time.monotonic() + SECONDS_TO_SAVE
+            for process in self.processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0, deadline - time.monotonic()))
+        return code
+
+
+def end_with_parent():
+    """In a new process on Linux: have it killed when its parent ends, however that ends."""
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+def _free_ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("localhost", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _listens(port):
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("localhost", port)) == 0
