@@ -1,10 +1,11 @@
 """Transformers on Keras 3 and TensorFlow, from the paper to production.
 
-Layers, models and training parts are here and run on every Keras backend. What reads,
-searches and serves text is TensorFlow's and is imported by its own name:
-`keras_transformer.tokenizers`, `keras_transformer.data`, `keras_transformer.decoding`,
-`keras_transformer.serving`.
+Layers, models and what trains them are imported here and run on every Keras backend. The other
+rooms are imported when they are first used, as `keras_transformer.serving.Translator`. Those that
+read, search and serve text need TensorFlow: `tokenizers`, `data`, `decoding` and `serving`.
 """
+
+import importlib
 
 from keras_transformer.layers import (
     AdditiveAttention,
@@ -55,6 +56,8 @@ from keras_transformer.training import (
 
 __version__ = "0.1.0"
 
+ROOMS = ("convert", "data", "decoding", "figures", "serving", "tokenizers")
+
 __all__ = [
     "Adam",
     "AdditiveAttention",
@@ -95,3 +98,13 @@ __all__ = [
     "translation",
     "valid_length_mask",
 ]
+
+
+def __getattr__(name):
+    if name in ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return [*globals(), *ROOMS]

@@ -32,7 +32,7 @@ from keras_transformer.data.labelled import (
 from keras_transformer.models.bert_models import attention_scores as bert_attention_scores
 from keras_transformer.models.bert_models import bert, bert_classifier
 from keras_transformer.models.encoder_only import attention_scores, classifier
-from keras_transformer.serving import Classifier, ClassifierFunctions, with_dtype
+from keras_transformer.serving import ClassifierFunctions, ClassifierModule, with_dtype
 from keras_transformer.tokenizers import train_sentencepiece
 from train import experiment
 from train.config import ClassificationConfig, PretrainingConfig
@@ -152,7 +152,7 @@ def classifier_of(run, dtype="float32"):
     model, labels = with_dtype(run.model(), dtype), labels_of(run)
     prepare, length = inputs_of(config, tokenizer)
     functions = ClassifierFunctions(model.weights, lambda ids: model(prepare(ids), training=False))
-    return Classifier(functions, tokenizer, labels["names"], length, labels["several"])
+    return ClassifierModule(functions, tokenizer, labels["names"], length, labels["several"])
 
 
 def inputs_of(config, tokenizer):

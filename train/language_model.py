@@ -34,12 +34,12 @@ from keras_transformer.models.xl_model import score, transformer_xl
 from keras_transformer.models.xl_model import start_cache as start_xl_cache
 from keras_transformer.models.xl_model import step as xl_step
 from keras_transformer.serving import (
-    Generator,
     GeneratorFunctions,
+    GeneratorModule,
     SamplingSettings,
     with_dtype,
 )
-from keras_transformer.serving.generator import CONTROL_IDS
+from keras_transformer.serving.generator_module import CONTROL_IDS
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from train import experiment
 from train.config import LanguageModelConfig
@@ -175,7 +175,7 @@ def generator_of(run, dtype="float32"):
     config, context = run.config(), reach(run.config())
     functions = generator_functions(config, with_dtype(run.model(), dtype))
     settings = SamplingSettings(context=context, max_tokens=context // 2)
-    return Generator(functions, run.tokenizer(), settings)
+    return GeneratorModule(functions, run.tokenizer(), settings)
 
 
 def generator_functions(config, model):

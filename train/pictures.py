@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer.figures import plots
-from keras_transformer.figures.attention_page import attention_page
+from keras_transformer import figures
+from keras_transformer.figures.html_page import attention_page
 from keras_transformer.files import whole
 from keras_transformer.models.encoder_decoder import attention_scores
 from keras_transformer.tokenizers import END_ID, START_ID
@@ -72,7 +72,7 @@ def save_pictures(run, attention, title):
         Their paths.
     """
     kind = list(attention.scores)[-1]
-    heat_map = plots.attention_heat_map(
+    heat_map = figures.attention_heat_map(
         attention.scores[kind][-1],
         attention.row_tokens[kind],
         attention.column_tokens[kind],
@@ -84,7 +84,7 @@ def save_pictures(run, attention, title):
         "attention.html": lambda path: path.write_text(page, "ascii"),
     }
     if history := run.history():  # none of a run that was killed as it ended its only epoch
-        writers["learning_curves.png"] = _png_writer(plots.learning_curves(history))
+        writers["learning_curves.png"] = _png_writer(figures.learning_curves(history))
     paths = [run.path / name for name in writers]
     for path, write in zip(paths, writers.values(), strict=True):
         with whole(path) as draft:

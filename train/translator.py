@@ -1,14 +1,12 @@
 """From a trained model to translated text: the served translator, called in this process."""
 
-import functools
-
 import rich.console
 import rich.progress
 import sacrebleu
 import tensorflow as tf
 
-from keras_transformer.models.encoder_decoder import encode, start_cache, step
-from keras_transformer.serving import ModelFunctions, SearchSettings, Translator
+from keras_transformer.models import encoder_decoder
+from keras_transformer.serving import SearchSettings, TranslatorModule
 
 TEXTS_AT_A_TIME = 64
 
@@ -25,21 +23,8 @@ def search_settings(config, num_beams=None, length_penalty=None):
     )
 
 
-def model_functions(model):
-    """A model of `models.translation` as the functions that a `Translator` is made of."""
-    return ModelFunctions(
-        weights=model.weights,
-        encode=functools.partial(encode, model),
-        start_cache=functools.partial(start_cache, model),
-        step=functools.partial(step, model),
-        logits=lambda source_ids, target_ids: model(
-            {"source_ids": source_ids, "target_ids": target_ids}, training=False
-        ),
-    )
-
-
 def translator_of(model, tokenizer, settings):
-    return Translator(model_functions(model), tokenizer, settings=settings)
+    return TranslatorModule(encoder_decoder.functions(model), tokenizer, settings=settings)
 
 
 def translate(translator, texts):

@@ -244,6 +244,11 @@ def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labe
     return Model(backbone.input, _logits(num_labels, "head")(vectors), name=name)
 
 
+def is_bert(model):
+    """Whether a model comes from one of the functions here."""
+    return "token_embedding" in [layer.name for layer in model.layers]
+
+
 def attention_scores(model, token_ids, segment_ids):
     """The attention weights of every layer and head for given texts.
 

@@ -1,5 +1,7 @@
 """A causal Transformer that scores the next token of a text, as a functional Keras model."""
 
+import functools
+
 import keras
 from keras import ops
 
@@ -9,6 +11,7 @@ from keras_transformer.layers.embedding import (
     SinusoidalEncoding,
     TokenEmbedding,
 )
+from keras_transformer.models.functions import GeneratorFunctions, check_layers
 from keras_transformer.ops.masks import beam_mask
 from keras_transformer.training.model import Model
 
@@ -89,6 +92,28 @@ def language_model(
     vectors = dropout(positions(embedding(token_ids)))
     vectors = Decoder(**block, name="decoder")(vectors)
     return Model(token_ids, embedding(vectors, reverse=True), name=name)
+
+
+def functions(model):
+    """The functions that a model of `language_model` is decoded and served by.
+
+    Args:
+        model: of `language_model`, as built or reloaded.
+
+    Returns:
+        `GeneratorFunctions`.
+
+    Raises:
+        ValueError: if the model is of another kind.
+    """
+    check_layers(model, ("embedding", "positions", "decoder"), "language_model() or gpt2()")
+    return GeneratorFunctions(
+        weights=model.weights,
+        start_cache=functools.partial(start_cache, model),
+        step=functools.partial(step, model),
+        logits=lambda token_ids: model(token_ids, training=False),
+        attention_scores=functools.partial(attention_scores, model),
+    )
 
 
 def start_cache(model, batch_size, num_beams=1):

@@ -1,11 +1,14 @@
 """The encoder-decoder of "Attention Is All You Need", as a functional Keras model."""
 
+import functools
+
 import keras
 from keras import ops
 
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
+from keras_transformer.models.functions import TranslatorFunctions, check_layers
 from keras_transformer.ops.masks import beam_mask, padding_mask
 from keras_transformer.training.model import Model
 
@@ -108,6 +111,31 @@ def translation(
     return Model({"source_ids": source_ids, "target_ids": target_ids}, logits, name=name)
 
 
+def functions(model):
+    """The functions that a model of `translation` is decoded and served by.
+
+    Args:
+        model: of `translation`, as built or reloaded.
+
+    Returns:
+        `TranslatorFunctions`.
+
+    Raises:
+        ValueError: if the model is of another kind.
+    """
+    check_layers(model, ("target_embedding", "positions", "encoder", "decoder"), "translation()")
+    return TranslatorFunctions(
+        weights=model.weights,
+        encode=functools.partial(encode, model),
+        start_cache=functools.partial(start_cache, model),
+        step=functools.partial(step, model),
+        logits=lambda source_ids, target_ids: model(
+            {"source_ids": source_ids, "target_ids": target_ids}, training=False
+        ),
+        attention_scores=functools.partial(attention_scores, model),
+    )
+
+
 def encode(model, source_ids):
     """Computes once what every decoding step needs of the source.
 
@@ -123,26 +151,26 @@ def encode(model, source_ids):
     return {"keys_values": model.get_layer("decoder").memory(source), "padding_mask": mask}
 
 
-def start_cache(model, memory, num_beams):
+def start_cache(model, encoded, num_beams):
     """The cache before the first step.
 
     Returns:
         A nested structure of tensors, batch first; their axis of size 0 grows by
         `num_beams` with each step.
     """
-    batch_size = ops.shape(memory["padding_mask"])[0]
+    batch_size = ops.shape(encoded["padding_mask"])[0]
     return {
         "keys_values": model.get_layer("decoder").empty_cache(batch_size),
         "mask": ops.zeros((batch_size, num_beams, 0), "bool"),
     }
 
 
-def step(model, memory, token_ids, parents, position, cache):
+def step(model, encoded, token_ids, parents, position, cache):
     """Scores what may follow `token_ids`, for every beam of every row.
 
     Args:
         model: of `translation`, as built or reloaded.
-        memory: what `encode` returned.
+        encoded: what `encode` returned.
         token_ids: the newest token of each beam, (batch, beams).
         parents: the beam of the step before that each one goes on from, (batch, beams).
         position: its position in the target, counted from 0, an integer scalar.
@@ -155,7 +183,7 @@ def step(model, memory, token_ids, parents, position, cache):
     vectors = model.get_layer("positions").step(vectors, position)
     mask = beam_mask(cache["mask"], parents)
     vectors, keys_values = model.get_layer("decoder").step(
-        vectors, memory["keys_values"], memory["padding_mask"], cache["keys_values"], mask
+        vectors, encoded["keys_values"], encoded["padding_mask"], cache["keys_values"], mask
     )
     logits = _output_projection(model)(vectors, reverse=True)
     return logits, {"keys_values": keys_values, "mask": mask}

@@ -5,6 +5,7 @@ import keras
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenDropout, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
+from keras_transformer.models.functions import ClassifierFunctions, check_layers
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.training.model import Model
 
@@ -80,6 +81,26 @@ def classifier(
     pooled = keras.layers.Dropout(dropout, dtype=dtype, name="pooled_dropout")(pooled)
     logits = keras.layers.Dense(num_labels, dtype="float32", name="head")(pooled)
     return Model(token_ids, logits, name=name)
+
+
+def functions(model):
+    """The functions that a model of `classifier` is served by.
+
+    Args:
+        model: of `classifier`, as built or reloaded.
+
+    Returns:
+        `ClassifierFunctions`.
+
+    Raises:
+        ValueError: if the model is of another kind.
+    """
+    check_layers(model, ("embedding", "positions", "encoder", "head"), "classifier()")
+    return ClassifierFunctions(
+        weights=model.weights,
+        logits=lambda token_ids: model(token_ids, training=False),
+        attention_scores=lambda token_ids: (token_ids, attention_scores(model, token_ids)),
+    )
 
 
 def attention_scores(model, token_ids):

@@ -1,11 +1,14 @@
 """Transformer-XL, a language model that remembers earlier segments of a text."""
 
+import functools
+
 import keras
 from keras import ops
 
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.segment_recurrence import SegmentRecurrence
 from keras_transformer.layers.transformer_xl import TransformerXL
+from keras_transformer.models.functions import GeneratorFunctions, check_layers
 from keras_transformer.ops.masks import beam_mask
 from keras_transformer.training.model import Model
 
@@ -190,6 +193,33 @@ def score(model, token_ids, segment_length, memory_length):
         total -= float(ops.sum(ops.where(is_real, chosen, 0.0)))
         count += int(ops.sum(ops.cast(is_real, "int32")))
     return total, count
+
+
+def is_transformer_xl(model):
+    """Whether a model comes from `transformer_xl`."""
+    return "recurrence" in [layer.name for layer in model.layers]
+
+
+def functions(model):
+    """The functions that a model of `transformer_xl` is decoded and served by.
+
+    Args:
+        model: of `transformer_xl`, as built or reloaded.
+
+    Returns:
+        `GeneratorFunctions`.
+
+    Raises:
+        ValueError: if the model is of another kind.
+    """
+    check_layers(model, ("embedding", "recurrence"), "transformer_xl()")
+    return GeneratorFunctions(
+        weights=model.weights,
+        start_cache=functools.partial(start_cache, model),
+        step=functools.partial(step, model),
+        logits=lambda token_ids: model(token_ids, training=False),
+        attention_scores=functools.partial(attention_scores, model),
+    )
 
 
 def start_cache(model, batch_size, num_beams=1):

@@ -1,128 +1,130 @@
-"""What is exported of a classifier: a module from texts to labels and their probabilities."""
+"""Classifies texts with a trained model, from Python."""
 
-import dataclasses
-from collections.abc import Callable, Sequence
-
-import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.labelled import check_max_length, cut_middle, fill_up
-from keras_transformer.serving.signatures import (
-    IDS,
-    NUMBER,
-    TEXT,
-    ServedModule,
-    check_rows,
-    signature,
-)
+from keras_transformer.data.segments import pack_segments
+from keras_transformer.figures.attention import Attention, names_of
+from keras_transformer.models import bert_models, encoder_only
+from keras_transformer.models.functions import ClassifierFunctions
+from keras_transformer.serving.classifier_module import ClassifierModule
+from keras_transformer.serving.run_folder import RunFolder
+from keras_transformer.serving.text_model import TextModel, warn_of_cut
+
+LOST_MIDDLE = "were read without their middle"
 
 
-@dataclasses.dataclass(frozen=True)
-class ClassifierFunctions:
-    """A classifier as functions of tensors.
-
-    Args:
-        weights: the Keras variables or tf.Variables that the functions read.
-        logits: token_ids (batch, length), filled up with 0 -> logits (batch, labels).
-    """
-
-    weights: Sequence
-    logits: Callable
-
-
-class Classifier(ServedModule):
-    """Text in, label and probabilities out, as the signatures of a SavedModel.
+class Classifier(TextModel):
+    """Gives texts labels.
 
     Args:
-        functions: the model.
-        tokenizer: cuts texts.
+        model: of `kt.classifier` or `kt.bert_classifier`, as built or reloaded; or
+            `ClassifierFunctions`.
+        tokenizer: cuts texts; a `WordPieceTokenizer` for BERT.
         labels: their names, in the order of the logits.
-        max_length: tokens that are read of a text; a longer one loses its middle.
-        several: whether a text may have several labels, or none, instead of exactly one.
+        max_length: tokens that are read of a text, those that BERT adds included; a longer text
+            loses its middle.
+        multi_label: whether a text may have several labels, or none, instead of exactly one.
 
     Raises:
-        ValueError: if the model has another number of logits, or `max_length` is below 1.
+        ValueError: if the model is of another kind or has another number of logits, or
+            `max_length` leaves no room for text.
+
+    Example:
+        >>> import keras_transformer as kt
+        >>> tokenizer = kt.tokenizers.SymbolTokenizer("abc")
+        >>> model = kt.classifier(tokenizer.vocabulary_size, num_labels=2, num_layers=1)
+        >>> Classifier(model, tokenizer, ["bad", "good"]).probabilities(["abba", "c"]).shape
+        (2, 2)
     """
 
-    def __init__(self, functions, tokenizer, labels, max_length=512, several=False):
-        check_max_length(max_length)
-        super().__init__(functions.weights, "classifier")
-        self.functions = functions  # a dataclass: not tracked, so no layer is saved
-        self.tokenizer = tokenizer
-        self.labels = tuple(labels)
-        self.max_length = max_length
-        self.several = several
-        found = functions.logits(tf.zeros([1, 1], tf.int32)).shape[-1]
-        if found != len(self.labels):
-            raise ValueError(
-                f"The model must have a logit for each label. Received: {found} logits, "
-                f"{len(self.labels)} labels."
-            )
-        self.endpoints = {
-            "serving_default": signature(self.classify, TEXT),
-            "tokenize": signature(self.tokenize, TEXT),
-            "logits": signature(self.logits, IDS, NUMBER),
-        }
+    def __init__(self, model, tokenizer, labels, max_length=512, multi_label=False):
+        if isinstance(model, ClassifierFunctions):
+            functions = model
+        elif bert_models.is_bert(model):
+            functions = _bert_functions(model, tokenizer, max_length)
+            max_length -= 2  # [CLS] and [SEP]
+        else:
+            functions = encoder_only.functions(model)
+        module = ClassifierModule(functions, tokenizer, labels, max_length, multi_label)
+        super().__init__(model, tokenizer, module)
 
-    def classify(self, text):
-        """The label of each text and the probability of every label.
+    @classmethod
+    def load(cls, run, dtype=None):
+        """Loads the model of a finished run of `python -m train.classification`.
+
+        Args:
+            run: path of its folder.
+            dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
 
         Returns:
-            label, (batch,) strings, the most probable one; with `several` those of at least
-            one half, joined by commas; probabilities, (batch, labels), and labels, the same
-            shape, their names; truncated, (batch,), whether its middle was not read.
+            A `Classifier`.
+
+        Raises:
+            ValueError: if the folder holds no finished run of this kind, or a file is damaged.
         """
-        tokens = self.tokenize(text)
-        logits = tf.cast(self.functions.logits(tokens["token_ids"]), tf.float32)
-        names = tf.broadcast_to(tf.constant(self.labels), tf.shape(logits))
-        if self.several:
-            probabilities = tf.sigmoid(logits)
-            chosen = tf.ragged.boolean_mask(names, probabilities >= 0.5)
-            label = tf.strings.reduce_join(chosen, axis=1, separator=",")
-        else:
-            probabilities = tf.nn.softmax(logits)
-            label = tf.gather(tf.constant(self.labels), tf.argmax(logits, axis=1))
-        return {
-            "label": label,
-            "probabilities": probabilities,
-            "labels": names,
-            "truncated": tokens["truncated"],
-        }
+        folder = RunFolder(run)
+        names, multi_label = folder.labels()
+        max_length = folder.settings()["max_length"]
+        return cls(folder.model(dtype), folder.tokenizer(), names, max_length, multi_label)
 
-    def tokenize(self, text):
-        """token_ids, (batch, length), filled up with 0; length and truncated, (batch,)."""
-        ids = self.tokenizer.tokenize(text)
-        is_cut = ids.row_lengths() > self.max_length
-        ids = cut_middle(ids, self.max_length)
-        lengths = tf.cast(ids.row_lengths(), tf.int32)
-        return {"token_ids": fill_up(ids), "length": lengths, "truncated": is_cut}
+    @property
+    def labels(self):
+        """The names of the labels, in the order of the columns of `probabilities`."""
+        return self.module.labels
 
-    def logits(self, token_ids, length):
-        """logits, (batch, labels), of token ids, (batch, length), and their lengths, (batch,)."""
-        check_rows(token_ids, length)
-        is_known = (token_ids >= 0) & (token_ids < self.tokenizer.vocabulary_size)
-        ids = tf.where(is_known, token_ids, self.tokenizer.unknown_id)
-        ids = cut_middle(tf.RaggedTensor.from_tensor(ids, length), self.max_length)
-        return {"logits": tf.cast(self.functions.logits(fill_up(ids)), tf.float32)}
+    def __call__(self, texts):
+        """The most probable label of each text, a list of strings.
 
-    def default_inputs(self, texts):
-        return {"text": texts}
+        With `multi_label`, those of probability at least one half, joined by commas.
 
-    def row_shapes(self):
-        each = (len(self.labels),)
-        return {
-            "serving_default": {
-                "label": (),
-                "probabilities": each,
-                "labels": each,
-                "truncated": (),
-            },
-            "tokenize": {"token_ids": (None,), "length": (), "truncated": ()},
-            "logits": {"logits": each},
-        }
+        Args:
+            texts: a list of strings.
+        """
+        return [label.decode() for label in self._answer(texts)["label"]]
 
-    def try_out(self, ask, texts, hard_texts):
-        for some in (np.concatenate([texts, hard_texts]), texts[:1]):
-            ask("serving_default", text=some)
-            tokens = ask("tokenize", text=some)
-            ask("logits", token_ids=tokens["token_ids"], length=tokens["length"])
+    def probabilities(self, texts):
+        """The probability of every label, float32 (texts, labels).
+
+        Args:
+            texts: a list of strings.
+        """
+        return self._answer(texts)["probabilities"]
+
+    def attention(self, text):
+        """Where each token of a text looks.
+
+        Args:
+            text: a string.
+
+        Returns:
+            `figures.Attention` of the kind "encoder".
+        """
+        ids = self.module.tokenize(tf.constant([text]))["token_ids"]
+        read, scores = self.module.functions.attention_scores(ids)
+        tokens = {"encoder": names_of(self.tokenizer, read[0].numpy())}
+        return Attention.of_first_example(scores, tokens, tokens, title=text)
+
+    def _answer(self, texts):
+        answer = self.answer(texts)
+        warn_of_cut(answer["truncated"], self.module.max_length, LOST_MIDDLE)
+        return answer
+
+
+def _bert_functions(model, tokenizer, max_length):
+    if max_length < 3:
+        raise ValueError(
+            "max_length must be at least 3 tokens with BERT, which adds [CLS] and [SEP]. "
+            f"Received: max_length={max_length}."
+        )
+
+    def inputs(ids):
+        rows = tf.RaggedTensor.from_tensor(ids, padding=tokenizer.pad_id)
+        return pack_segments(tokenizer, rows, max_length=max_length)
+
+    def attention_scores(ids):
+        read = inputs(ids)
+        return read["token_ids"], bert_models.attention_scores(model, **read)
+
+    return ClassifierFunctions(
+        model.weights, lambda ids: model(inputs(ids), training=False), attention_scores
+    )

@@ -1,241 +1,200 @@
-"""What is exported of a language model: a module from prompts to text."""
+"""Continues texts with a trained language model, from Python."""
 
-import dataclasses
-from collections.abc import Callable, Sequence
-
-import numpy as np
 import tensorflow as tf
 
-from keras_transformer.decoding.sampling import sample
-from keras_transformer.serving.signatures import (
-    IDS,
-    NUMBER,
-    REAL,
-    TEXT,
-    ServedModule,
-    check_rows,
-    signature,
-)
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.decoding.sampling import drawing
+from keras_transformer.decoding.search import check_at_least
+from keras_transformer.decoding.streaming import stream
+from keras_transformer.figures.attention import Attention, names_of
+from keras_transformer.models import decoder_only, xl_model
+from keras_transformer.models.functions import GeneratorFunctions
+from keras_transformer.serving.generator_module import CONTROL_IDS, GeneratorModule
+from keras_transformer.serving.run_folder import RunFolder
+from keras_transformer.serving.settings import SamplingSettings
+from keras_transformer.serving.text_model import TextModel, check_texts, warn_of_cut
 
-CONTROL_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
+LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 
-@dataclasses.dataclass(frozen=True)
-class GeneratorFunctions:
-    """A language model as functions of tensors; `models.language_model` has them.
+class Generator(TextModel):
+    """Continues texts, and says how likely texts are.
 
     Args:
-        weights: the Keras variables or tf.Variables that the functions read.
-        start_cache: batch_size, num_beams -> cache, a nested structure, batch first, whose
-            axes of size 0 grow with each step.
-        step: token_ids (batch, beams), parents (batch, beams), position, cache -> logits
-            (batch, beams, vocabulary) and the longer cache; see `decoding`.
-        logits: token_ids (batch, length) -> logits (batch, length, vocabulary).
-    """
-
-    weights: Sequence
-    start_cache: Callable
-    step: Callable
-    logits: Callable
-
-
-def after_control_ids(functions: GeneratorFunctions) -> GeneratorFunctions:
-    """A model whose ids are all text, such as GPT-2, for ids that begin with control ids.
-
-    Serve it with a tokenizer whose `first_id` is 4. The control ids are never likely.
-    """
-    count = len(CONTROL_IDS)
-
-    def with_control_ids(logits):
-        columns = [[0, 0]] * (logits.shape.rank - 1) + [[count, 0]]
-        return tf.pad(tf.cast(logits, tf.float32), columns, constant_values=-1e9)
-
-    def step(token_ids, parents, position, cache):
-        ids = tf.maximum(token_ids - count, 0)
-        logits, cache = functions.step(ids, parents, position, cache)
-        return with_control_ids(logits), cache
-
-    def logits(token_ids):
-        return with_control_ids(functions.logits(tf.maximum(token_ids - count, 0)))
-
-    return GeneratorFunctions(functions.weights, functions.start_cache, step, logits)
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplingSettings:
-    """How a served language model writes; fixed in the graph.
-
-    Args:
-        context: most tokens of prompt and continuation together, at least 2.
-        max_tokens: length of a continuation of `serving_default`, below `context`.
-        temperature: of `serving_default`; near 0 takes the best token.
-        empty_prompt: what stands for an empty prompt, at least one token.
-    """
-
-    context: int = 256
-    max_tokens: int = 128
-    temperature: float = 0.8
-    empty_prompt: str = "\n"
-
-    def __post_init__(self):
-        if not 1 <= self.max_tokens < self.context:
-            raise ValueError(
-                "max_tokens must be at least 1 and below context, which holds the prompt too. "
-                f"Received: max_tokens={self.max_tokens}, context={self.context}."
-            )
-
-
-class Generator(ServedModule):
-    """Goes on with texts, and says how likely texts are, as the signatures of a SavedModel.
-
-    Inputs and outputs have the batch as their first axis. What a row is answered does not
-    depend on the other rows, which TensorFlow Serving may have merged from other requests.
-
-    Args:
-        functions: the model.
+        model: of `kt.language_model`, `kt.gpt2` or `kt.transformer_xl`, as built or reloaded; or
+            `GeneratorFunctions`.
         tokenizer: cuts prompts, joins continuations.
         settings: `SamplingSettings()` if None.
+
+    Raises:
+        ValueError: if the model is of another kind.
+
+    Example:
+        >>> import keras_transformer as kt
+        >>> tokenizer = kt.tokenizers.SymbolTokenizer("abc")
+        >>> model = kt.language_model(tokenizer.vocabulary_size, num_layers=1)
+        >>> (text,) = Generator(model, tokenizer)(["ab"], max_tokens=5)
+        >>> len(text)
+        5
     """
 
-    def __init__(self, functions: GeneratorFunctions, tokenizer, settings=None):
-        super().__init__(functions.weights, "generator")
-        self.functions = functions  # a dataclass: not tracked, so no layer is saved
-        self.tokenizer = tokenizer
-        self.settings = settings or SamplingSettings()
-        self.endpoints = {
-            "serving_default": signature(self.write, TEXT),
-            "generate": signature(self.generate, TEXT, NUMBER, REAL, NUMBER, REAL, NUMBER),
-            "score": signature(self.score, TEXT),
-            "tokenize": signature(self.tokenize, TEXT),
-            "detokenize": signature(self.detokenize, IDS, NUMBER),
-        }
+    def __init__(self, model, tokenizer, settings=None):
+        if isinstance(model, GeneratorFunctions):
+            functions = model
+        elif xl_model.is_transformer_xl(model):
+            functions = xl_model.functions(model)
+        else:
+            functions = decoder_only.functions(model)
+        super().__init__(model, tokenizer, GeneratorModule(functions, tokenizer, settings))
 
-    def write(self, prompt):
-        """A continuation of each prompt, (batch,) strings, as of `generate`, always the same."""
-        rows = tf.ones([tf.shape(prompt)[0]], tf.int32)
-        return self.generate(
-            prompt,
-            max_tokens=rows * self.settings.max_tokens,
-            temperature=tf.cast(rows, tf.float32) * self.settings.temperature,
-            top_k=rows * 0,
-            top_p=tf.cast(rows, tf.float32),
-            seed=rows * 0,
-        )
-
-    def generate(self, prompt, max_tokens, temperature, top_k, top_p, seed):
-        """Goes on with each prompt.
+    @classmethod
+    def load(cls, run, dtype=None):
+        """Loads the model of a finished run of `python -m train.language_model`.
 
         Args:
-            prompt: (batch,) strings; one that leaves no room for the continuation loses its
-                beginning.
-            max_tokens: (batch,) length of the continuation, cut to [1, context - 1].
-            temperature: (batch,) below 1 sharpens; near or below 0, or NaN, takes the best token.
-            top_k: (batch,) so many of the best tokens may be drawn; 0 for all.
-            top_p: (batch,) share of probability that the tokens that may be drawn hold.
-            seed: (batch,) the same seed draws the same text.
+            run: path of its folder.
+            dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
 
         Returns:
-            continuation, (batch,) strings; length, (batch,), of it in tokens; truncated,
-            (batch,), whether the prompt was cut.
+            A `Generator` whose context is what the model was trained to look back at.
+
+        Raises:
+            ValueError: if the folder holds no finished run of this kind, or a file is damaged.
         """
-        check_rows(prompt, max_tokens, temperature, top_k, top_p, seed)
-        context = self.settings.context
-        new = tf.clip_by_value(max_tokens, 1, context - 1)
-        prompt = tf.where(tf.equal(prompt, ""), self.settings.empty_prompt, prompt)
-        ids = self.tokenizer.tokenize(prompt)
-        lengths = tf.cast(ids.row_lengths(), tf.int32)
-        kept = tf.minimum(lengths, context - new)
-        # The newest `kept` tokens of each row.
-        places = tf.ragged.range(lengths - kept, lengths)
-        ids = tf.gather(ids, places, batch_dims=1).to_tensor(PAD_ID, shape=[None, context])
-        first, rest = ids[:, 0], ids[:, 1:]
-        drawn = sample(
-            lambda token_ids, parents, position, cache: self.functions.step(
-                tf.where(position == 0, first[:, None], token_ids), parents, position, cache
-            ),
-            self.functions.start_cache(tf.shape(first)[0], 1),
-            limits=kept + new,
-            start_id=START_ID,
-            end_id=END_ID,
-            seed=tf.stack([seed, seed * 0], axis=1),
+        folder = RunFolder(run)
+        model, context = folder.model(dtype), folder.settings().get("context")
+        if xl_model.is_transformer_xl(model):
+            context += model.get_layer("recurrence").memory_length
+        else:
+            decoder_only.functions(model)  # says so if it is a run of another kind
+        settings = SamplingSettings(context=context, max_tokens=context // 2)
+        return cls(model, folder.tokenizer(), settings)
+
+    def __call__(self, prompts, max_tokens=None, temperature=None, top_k=None, top_p=None, seed=0):
+        """Continues each prompt.
+
+        Args:
+            prompts: a list of strings. One that leaves no room for the continuation loses its
+                beginning, with a warning.
+            max_tokens: length of the continuations, below `settings.context`; None for
+                `settings.max_tokens`.
+            temperature: above 0; below 1 sharpens the probabilities; None for
+                `settings.temperature`.
+            top_k: how many of the most likely tokens may be drawn, at least 1; None for all.
+            top_p: probability in (0, 1] that the tokens that may be drawn hold; None for 1.
+            seed: prompt i is continued with seed + i; the same seed draws the same text.
+
+        Returns:
+            A list with the continuation of each prompt, without the prompt.
+
+        Raises:
+            ValueError: if an argument is outside its limits.
+        """
+        settings, rows = self.module.settings, len(prompts)
+        max_tokens = settings.max_tokens if max_tokens is None else max_tokens
+        temperature = settings.temperature if temperature is None else temperature
+        drawing((seed, 0), temperature, top_k, top_p)  # checks them
+        if not 1 <= max_tokens < settings.context:
+            raise ValueError(
+                f"max_tokens must be at least 1 and below the context of {settings.context} "
+                f"tokens, which holds the prompt too; `stream` writes texts of any length. "
+                f"Received: max_tokens={max_tokens}."
+            )
+        answer = self.answer(
+            prompts,
+            "generate",
+            max_tokens=[max_tokens] * rows,
+            temperature=[temperature] * rows,
+            top_k=[top_k or 0] * rows,
+            top_p=[1.0 if top_p is None else top_p] * rows,
+            seed=range(seed, seed + rows),
+        )
+        warn_of_cut(answer["truncated"], settings.context - max_tokens, "lost their beginning")
+        return [text.decode() for text in answer["continuation"]]
+
+    def stream(self, prompt, max_tokens, temperature=None, top_k=None, top_p=None, seed=0):
+        """Continues one prompt, and yields each piece of text as soon as it is drawn.
+
+        The text may be of any length: when the context is full, its newest half is the new prompt.
+
+        Args:
+            prompt: a string; an empty one counts as `settings.empty_prompt`.
+            max_tokens: how many to write, at least 0.
+            temperature: and all further arguments as for a call.
+
+        Returns:
+            An iterator of strings, which joined are the continuation.
+
+        Raises:
+            ValueError: if an argument is outside its limits.
+        """
+        check_texts([prompt], "prompt")
+        settings, functions = self.module.settings, self.module.functions
+        temperature = settings.temperature if temperature is None else temperature
+        drawing((seed, 0), temperature, top_k, top_p)  # checks them now, not at the first token
+        check_at_least("max_tokens", max_tokens, 0)
+        ids = stream(
+            functions.step,
+            lambda: functions.start_cache(1, 1),
+            self.tokenizer.tokenize([prompt or settings.empty_prompt]).to_list()[0],
+            num_tokens=max_tokens,
+            context=settings.context,
+            seed=tf.constant([[seed, 0]]),  # of a row, as the served model draws
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             forbidden_ids=CONTROL_IDS,
-            prefix=rest,
         )
-        written = drawn.token_ids[:, 0]  # the rest of the prompt, the continuation, the end
-        places = tf.range(tf.shape(written)[1])
-        is_new = (places >= (kept - 1)[:, None]) & (places < (kept - 1 + new)[:, None])
-        return {
-            "continuation": self.tokenizer.detokenize(tf.where(is_new, written, PAD_ID)),
-            "length": new,
-            "truncated": lengths > kept,
-        }
+        return self._texts_of(ids)
 
-    def score(self, text):
-        """How likely each text is, given its first token.
+    def score(self, texts):
+        """The log-probability of each text, given its first token.
+
+        Args:
+            texts: a list of strings, each at most one token longer than `settings.context`.
 
         Returns:
-            nats, (batch,), the sum of the negative log-likelihoods; length, (batch,), of how
-            many tokens; truncated, (batch,), whether the text was longer than the context
-            and its rest not read.
+            Log-probabilities in nats, float32 (texts,).
+
+        Raises:
+            ValueError: if a text is longer; `kt.data.sliding_windows` measures long texts.
         """
-        ids = self.tokenizer.tokenize(text)
-        lengths = tf.cast(ids.row_lengths(), tf.int32)
-        longest = self.settings.context + 1
-        ids = ids[:, :longest].to_tensor(PAD_ID)
-        ids = tf.pad(ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(ids)[1])]])
-        logits = tf.cast(self.functions.logits(ids[:, :-1]), tf.float32)
-        nats = tf.nn.sparse_softmax_cross_entropy_with_logits(ids[:, 1:], logits)
-        counted = tf.clip_by_value(lengths, 1, longest) - 1
-        inside = tf.sequence_mask(counted, tf.shape(nats)[1], tf.float32)
-        return {
-            "nats": tf.reduce_sum(nats * inside, axis=1),
-            "length": counted,
-            "truncated": lengths > longest,
-        }
+        answer = self.answer(texts, "score")
+        if answer["truncated"].any():
+            raise ValueError(
+                f"Texts must fit into the context of {self.module.settings.context} tokens. "
+                f"Received: text {answer['truncated'].argmax()} is longer."
+            )
+        return -answer["nats"]
 
-    def tokenize(self, text):
-        """token_ids, (batch, length), filled up with 0, and length, (batch,), of each text."""
-        ids = self.tokenizer.tokenize(text)
-        lengths = tf.cast(ids.row_lengths(), tf.int32)
-        return {"token_ids": ids.to_tensor(PAD_ID), "length": lengths}
+    def attention(self, text):
+        """Where each token of a text looks.
 
-    def detokenize(self, token_ids, length):
-        """Joins (batch, length) ids to text, (batch,); control ids are left out."""
-        check_rows(token_ids, length)
-        inside = tf.sequence_mask(length, tf.shape(token_ids)[1])
-        return {"text": self.tokenizer.detokenize(tf.where(inside, token_ids, PAD_ID))}
+        Args:
+            text: a string, not empty.
 
-    def default_inputs(self, texts):
-        return {"prompt": texts}
+        Returns:
+            `figures.Attention` of the kind "decoder".
+        """
+        ids = self.tokenizer.tokenize([text])
+        scores = self.module.functions.attention_scores(ids.to_tensor())
+        tokens = {"decoder": names_of(self.tokenizer, ids.to_list()[0])}
+        return Attention.of_first_example(scores, tokens, tokens, title=text)
 
-    def row_shapes(self):
-        written = {"continuation": (), "length": (), "truncated": ()}
-        return {
-            "serving_default": written,
-            "generate": written,
-            "score": {"nats": (), "length": (), "truncated": ()},
-            "tokenize": {"token_ids": (None,), "length": ()},
-            "detokenize": {"text": ()},
-        }
+    def _texts_of(self, ids):
+        """The text of each token that arrives, held back while bytes of a character are missing."""
 
-    def try_out(self, ask, texts, hard_texts):
-        all_texts = np.concatenate([texts, hard_texts])
-        for some in (all_texts, texts[:1]):
-            ask("serving_default", prompt=some)
-            ask("score", text=some)
-            tokens = ask("tokenize", text=some)
-            ask("detokenize", **tokens)
-        rows = np.arange(len(all_texts), dtype=np.int32)
-        ask(
-            "generate",
-            prompt=all_texts,
-            max_tokens=rows * 3,
-            temperature=rows.astype(np.float32) / 5,
-            top_k=rows % 4,
-            top_p=(1 - rows / 20).astype(np.float32),
-            seed=rows,
-        )
+        def text_of(ids):
+            return self.tokenizer.detokenize([ids]).numpy()[0].decode()
+
+        pending = []
+        for token_id in ids:
+            pending.append(token_id)
+            text = text_of(pending)
+            if not text.endswith("\ufffd"):
+                yield text
+                pending = []
+            elif len(pending) == LONGEST_CHARACTER:  # the first of them begins no character
+                yield text_of(pending[:1])
+                pending = pending[1:]
+        if pending:
+            yield text_of(pending)

@@ -1,28 +1,6 @@
-"""What a served translator is made from: a model as functions, and how to search."""
+"""How a served translator searches, and how a served language model writes."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelFunctions:
-    """A translation model as functions of tensors; `models.translation` has them.
-
-    Args:
-        weights: the Keras variables or tf.Variables that the functions read.
-        encode: source_ids (batch, source) -> memory, a nested structure, batch first.
-        start_cache: memory, num_beams -> cache, a nested structure, batch first, whose
-            axes of size 0 grow with each step.
-        step: memory, token_ids (batch, beams), parents (batch, beams), position, cache ->
-            logits (batch, beams, vocabulary) and the longer cache; see `decoding`.
-        logits: source_ids, target_ids -> logits (batch, target, vocabulary).
-    """
-
-    weights: Sequence
-    encode: Callable
-    start_cache: Callable
-    step: Callable
-    logits: Callable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,4 +32,28 @@ class SearchSettings:
                 "Lengths must leave room for one token and the end, at least 2. Received: "
                 f"max_source_length={self.max_source_length}, "
                 f"max_target_length={self.max_target_length}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingSettings:
+    """How a served language model writes; fixed in the graph.
+
+    Args:
+        context: most tokens of prompt and continuation together, at least 2.
+        max_tokens: length of a continuation of `serving_default`, below `context`.
+        temperature: of `serving_default`; near 0 takes the best token.
+        empty_prompt: what stands for an empty prompt, at least one token.
+    """
+
+    context: int = 256
+    max_tokens: int = 128
+    temperature: float = 0.8
+    empty_prompt: str = "\n"
+
+    def __post_init__(self):
+        if not 1 <= self.max_tokens < self.context:
+            raise ValueError(
+                "max_tokens must be at least 1 and below context, which holds the prompt too. "
+                f"Received: max_tokens={self.max_tokens}, context={self.context}."
             )

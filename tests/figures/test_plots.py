@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from keras_transformer.figures import plots
+from keras_transformer import figures
 from tests.reference import positions as sinusoidal_table
 
 SOURCE = ["a", "day", "$5$"]
@@ -25,7 +25,7 @@ def png(figure):
 
 
 def test_heat_map_shows_the_scores_with_target_tokens_down_and_source_tokens_across():
-    figure = plots.attention_heat_map(SCORES, TARGET, SOURCE, title="layer 1")
+    figure = figures.attention_heat_map(SCORES, TARGET, SOURCE, title="layer 1")
     heat_map, color_bar = figure.axes
     np.testing.assert_array_equal(heat_map.images[0].get_array(), SCORES)
     assert labels(heat_map, "y") == TARGET, "rows are target tokens"
@@ -36,7 +36,7 @@ def test_heat_map_shows_the_scores_with_target_tokens_down_and_source_tokens_acr
 
 def test_every_head_has_its_panel_and_all_share_one_colour_scale():
     heads = np.stack([SCORES, 0.5 * SCORES, SCORES[::-1], 0.1 * SCORES, SCORES])
-    figure = plots.attention_heat_map(heads, TARGET, SOURCE)
+    figure = figures.attention_heat_map(heads, TARGET, SOURCE)
     panels = [axes for axes in figure.axes if axes.images]
     assert [axes.get_title() for axes in panels] == [f"head {n}" for n in range(1, 6)], (
         "one panel a head, and empty places of the grid stay empty"
@@ -47,20 +47,22 @@ def test_every_head_has_its_panel_and_all_share_one_colour_scale():
 
 
 def test_tokens_with_dollar_signs_are_text_and_not_formulas():
-    figure = plots.attention_heat_map(SCORES, TARGET, ["$", r"$\broken{$", "$5$"])
+    figure = figures.attention_heat_map(SCORES, TARGET, ["$", r"$\broken{$", "$5$"])
     assert png(figure).startswith(b"\x89PNG"), "a broken formula would not be drawn"
     text = figure.axes[0].get_xticklabels()[2]
     assert not text.get_parse_math(), "5 would be drawn in italics, without its dollar signs"
 
 
 def test_a_row_with_nothing_to_attend_to_is_drawn():
-    assert png(plots.attention_heat_map(np.zeros((2, 3)), TARGET, SOURCE)), "all zeros is a picture"
+    assert png(figures.attention_heat_map(np.zeros((2, 3)), TARGET, SOURCE)), (
+        "all zeros is a picture"
+    )
 
 
 @pytest.mark.parametrize(("length", "columns"), [(32, 4), (64, 2), (128, 1)])
 def test_panels_of_long_texts_are_put_below_each_other(length, columns):
     tokens = ["a"] * length
-    figure = plots.attention_heat_map(np.zeros((4, 1, length)), ["b"], tokens)
+    figure = figures.attention_heat_map(np.zeros((4, 1, length)), ["b"], tokens)
     panels = [axes.get_subplotspec() for axes in figure.axes if axes.images]
     assert len({panel.colspan.start for panel in panels}) == columns
     assert figure.get_figwidth() < 35, "inches"
@@ -69,7 +71,7 @@ def test_panels_of_long_texts_are_put_below_each_other(length, columns):
 def test_the_grid_has_a_row_a_layer_and_a_column_a_head():
     layers = np.random.uniform(size=(3, 2, 2, 3))
     layers[2, 1, 1, 2] = 1.0
-    figure = plots.attention_grid(list(layers), TARGET, SOURCE, title="encoder")
+    figure = figures.attention_grid(list(layers), TARGET, SOURCE, title="encoder")
     panels = [axes for axes in figure.axes if axes.images]
     for index, axes in enumerate(panels):
         layer, head = divmod(index, 2)
@@ -85,11 +87,11 @@ def test_the_grid_has_a_row_a_layer_and_a_column_a_head():
 
 def test_layers_that_make_no_grid_are_refused():
     with pytest.raises(ValueError, match=r"as many heads. Received: layers of \[1, 2\] heads"):
-        plots.attention_grid([SCORES[None], np.stack([SCORES, SCORES])], TARGET, SOURCE)
+        figures.attention_grid([SCORES[None], np.stack([SCORES, SCORES])], TARGET, SOURCE)
     with pytest.raises(ValueError, match=r"at least one layer.*Received: layers of \[\] heads"):
-        plots.attention_grid([], TARGET, SOURCE)
+        figures.attention_grid([], TARGET, SOURCE)
     with pytest.raises(ValueError, match=r"Received: shape=\(2, 2, 2, 3\)"):
-        plots.attention_grid([np.zeros((2, 2, 2, 3))], TARGET, SOURCE)
+        figures.attention_grid([np.zeros((2, 2, 2, 3))], TARGET, SOURCE)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +107,12 @@ def test_layers_that_make_no_grid_are_refused():
 )
 def test_scores_that_are_no_attention_are_refused(scores, message):
     with pytest.raises(ValueError, match=message):
-        plots.attention_heat_map(scores, TARGET, SOURCE)
+        figures.attention_heat_map(scores, TARGET, SOURCE)
 
 
 def test_positional_encoding_is_drawn_with_zero_in_the_middle_of_the_colours():
     encoding = np.arange(35.0).reshape(7, 5) - 10
-    axes = plots.positional_encoding(encoding).axes[0]
+    axes = figures.positional_encoding(encoding).axes[0]
     np.testing.assert_array_equal(axes.images[0].get_array(), encoding)
     assert axes.images[0].get_clim() == (-24.0, 24.0), "zero is white"
     assert axes.get_xlabel() == "dimension", "columns are dimensions"
@@ -119,7 +121,7 @@ def test_positional_encoding_is_drawn_with_zero_in_the_middle_of_the_colours():
 
 def test_the_curve_is_the_distance_of_two_positions_over_how_far_apart_they_are():
     encoding = np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 4.0]])  # distances 5, 0 and 5
-    curve = plots.positional_encoding(encoding).axes[1]
+    curve = figures.positional_encoding(encoding).axes[1]
     [line], [band] = curve.lines, curve.collections
     np.testing.assert_array_equal(line.get_xdata(), [0, 1, 2])
     np.testing.assert_allclose(line.get_ydata(), [0, 2.5, 5])
@@ -131,26 +133,26 @@ def test_the_curve_is_the_distance_of_two_positions_over_how_far_apart_they_are(
 
 def test_the_distance_of_sines_depends_on_the_offset_alone_and_grows_at_first():
     table = sinusoidal_table(length=53, dim=22)
-    curve = plots.positional_encoding(table).axes[1]
+    curve = figures.positional_encoding(table).axes[1]
     distances = curve.lines[0].get_ydata()
     np.testing.assert_allclose(distances, np.linalg.norm(table - table[0], axis=-1), atol=1e-9)
     assert (np.diff(distances[:4]) > 0).all(), "neighbours are nearer than strangers"
 
 
 def test_one_position_alone_has_a_picture():
-    assert png(plots.positional_encoding([[1.0, 2.0]]))
+    assert png(figures.positional_encoding([[1.0, 2.0]]))
 
 
 def test_an_encoding_that_is_no_table_is_refused():
     with pytest.raises(ValueError, match=r"\(positions, dim\).*Received: shape=\(2, 3, 5\)"):
-        plots.positional_encoding(np.zeros((2, 3, 5)))
+        figures.positional_encoding(np.zeros((2, 3, 5)))
     with pytest.raises(ValueError, match="encoding must hold finite numbers only"):
-        plots.positional_encoding([[0.0, np.inf]])
+        figures.positional_encoding([[0.0, np.inf]])
 
 
 def test_schedule_draws_one_named_line_for_each_schedule():
     rates = {"warm-up": [0.1, 0.2, 0.3], "flat": [0.2, 0.2, 0.2]}
-    axes = plots.schedule([1, 5, 7], rates).axes[0]
+    axes = figures.schedule([1, 5, 7], rates).axes[0]
     for line, (label, values) in zip(axes.lines, rates.items(), strict=True):
         assert line.get_label() == label, "the line carries its name"
         np.testing.assert_array_equal(line.get_xdata(), [1, 5, 7])
@@ -160,20 +162,20 @@ def test_schedule_draws_one_named_line_for_each_schedule():
 
 
 def test_one_schedule_alone_needs_no_legend():
-    axes = plots.schedule([1, 2], {"flat": [0.2, 0.2]}).axes[0]
+    axes = figures.schedule([1, 2], {"flat": [0.2, 0.2]}).axes[0]
     assert axes.get_legend() is None, "one line is named by the title"
 
 
 def test_more_schedules_than_colours_are_all_drawn():
-    axes = plots.schedule([1, 2], {str(n): [n, n] for n in range(11)}).axes[0]
+    axes = figures.schedule([1, 2], {str(n): [n, n] for n in range(11)}).axes[0]
     assert len(axes.lines) == 11, "colours start again"
 
 
 def test_schedules_that_do_not_fit_their_steps_are_refused():
     with pytest.raises(ValueError, match=r"steps of shape \(3,\), 'flat' of shape \(2,\)"):
-        plots.schedule([1, 2, 3], {"flat": [0.2, 0.2]})
+        figures.schedule([1, 2, 3], {"flat": [0.2, 0.2]})
     with pytest.raises(ValueError, match=r"at least one schedule\. Received: none"):
-        plots.schedule([1, 2, 3], {})
+        figures.schedule([1, 2, 3], {})
 
 
 def test_learning_curves_put_training_and_validation_of_a_metric_into_one_panel():
@@ -183,7 +185,7 @@ def test_learning_curves_put_training_and_validation_of_a_metric_into_one_panel(
         "val_loss": [6.0, 4.0, 3.5],
         "val_token_accuracy": [0.1, 0.1, 0.2],
     }
-    loss, accuracy = plots.learning_curves(history).axes
+    loss, accuracy = figures.learning_curves(history).axes
     assert loss.get_ylabel() == "loss, nats per token", "the loss has its unit"
     assert accuracy.get_ylabel() == "token accuracy", "names are read as words"
     for axes, metric in ((loss, "loss"), (accuracy, "token_accuracy")):
@@ -199,38 +201,38 @@ def test_learning_curves_put_training_and_validation_of_a_metric_into_one_panel(
 
 def test_a_validation_every_few_epochs_is_drawn_at_those_epochs():
     history = {"loss": [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], "val_loss": [5.5, 3.5, 1.5]}
-    _, validation = plots.learning_curves(history).axes[0].lines
+    _, validation = figures.learning_curves(history).axes[0].lines
     np.testing.assert_array_equal(validation.get_xdata(), [2, 4, 6])
 
 
 def test_a_metric_of_the_validation_alone_has_its_panel():
-    axes = plots.learning_curves({"loss": [2.0, 1.0], "val_bleu": [31.0, 37.0]}).axes
+    axes = figures.learning_curves({"loss": [2.0, 1.0], "val_bleu": [31.0, 37.0]}).axes
     assert [panel.get_ylabel() for panel in axes] == ["loss, nats per token", "bleu"]
     assert [line.get_label() for line in axes[1].lines] == ["validation"]
 
 
 def test_a_loss_that_is_not_finite_leaves_a_gap():
-    figure = plots.learning_curves({"loss": [2.0, float("nan"), 1.0]})
+    figure = figures.learning_curves({"loss": [2.0, float("nan"), 1.0]})
     assert png(figure), "a run that failed still shows its curve"
 
 
 def test_curves_without_points_are_refused():
     with pytest.raises(ValueError, match=r"at least one metric, e\.g\. 'loss'\. Received: none"):
-        plots.learning_curves({})
+        figures.learning_curves({})
     with pytest.raises(ValueError, match="'loss', training, with 0 points"):
-        plots.learning_curves({"loss": []})
+        figures.learning_curves({"loss": []})
     with pytest.raises(ValueError, match="'loss', validation, with 3 points; training with 2"):
-        plots.learning_curves({"loss": [2.0, 1.0], "val_loss": [2.0, 1.0, 1.0]})
+        figures.learning_curves({"loss": [2.0, 1.0], "val_loss": [2.0, 1.0, 1.0]})
 
 
 def test_pictures_leave_no_figure_behind():
     pyplot = pytest.importorskip("matplotlib.pyplot")
     before = pyplot.get_fignums()
-    plots.learning_curves({"loss": [2.0, 1.0]})
+    figures.learning_curves({"loss": [2.0, 1.0]})
     assert pyplot.get_fignums() == before, "pyplot would keep every figure in memory"
 
 
 def test_without_matplotlib_the_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install 'keras_transformer\[train\]'"):
-        plots.learning_curves({"loss": [2.0, 1.0]})
+    with pytest.raises(ImportError, match=r"pip install matplotlib"):
+        figures.learning_curves({"loss": [2.0, 1.0]})

@@ -1,24 +1,16 @@
 """One tiny model with random weights, and its export, shared by all tests of serving."""
 
-import functools
-
 import keras
 import pytest
 
-from keras_transformer.models.decoder_only import language_model
-from keras_transformer.models.decoder_only import start_cache as start_writing
-from keras_transformer.models.decoder_only import step as write
-from keras_transformer.models.encoder_decoder import encode, start_cache, step, translation
-from keras_transformer.models.encoder_only import classifier
+from keras_transformer import classifier, language_model, translation
+from keras_transformer.models import decoder_only, encoder_decoder, encoder_only
 from keras_transformer.serving import (
-    Classifier,
-    ClassifierFunctions,
-    Generator,
-    GeneratorFunctions,
-    ModelFunctions,
+    ClassifierModule,
+    GeneratorModule,
     SamplingSettings,
     SearchSettings,
-    Translator,
+    TranslatorModule,
     export,
     with_dtype,
 )
@@ -32,18 +24,6 @@ from keras_transformer.tokenizers import (
 SENTENCES = ["A dog runs in the park.", "It is ten past six.", "Zwei Katzen sehen den Hund."]
 VOCABULARY_SIZE = 307
 SETTINGS = SearchSettings(num_beams=3, num_best=2, max_source_length=13, max_target_length=11)
-
-
-def functions_of(model):
-    return ModelFunctions(
-        weights=model.weights,
-        encode=functools.partial(encode, model),
-        start_cache=functools.partial(start_cache, model),
-        step=functools.partial(step, model),
-        logits=lambda source_ids, target_ids: model(
-            {"source_ids": source_ids, "target_ids": target_ids}
-        ),
-    )
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +46,7 @@ def model():
 
 @pytest.fixture(scope="session")
 def translator(model, tokenizer):
-    return Translator(functions_of(model), tokenizer, settings=SETTINGS)
+    return TranslatorModule(encoder_decoder.functions(model), tokenizer, settings=SETTINGS)
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +56,9 @@ def exported(translator, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def half_translator(model, tokenizer):
-    return Translator(functions_of(with_dtype(model, "bfloat16")), tokenizer, settings=SETTINGS)
+    return TranslatorModule(
+        encoder_decoder.functions(with_dtype(model, "bfloat16")), tokenizer, settings=SETTINGS
+    )
 
 
 SMALL = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
@@ -85,24 +67,21 @@ SMALL = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3
 def small_translator(tokenizer):
     model = translation(tokenizer.vocabulary_size, size="tiny", dropout=0.0, **SMALL)
     settings = SearchSettings(num_beams=3, num_best=2, max_source_length=7, max_target_length=5)
-    return Translator(functions_of(model), tokenizer, settings=settings)
+    return TranslatorModule(encoder_decoder.functions(model), tokenizer, settings=settings)
 
 
-def small_classifier(tokenizer, several=False):
+def small_classifier(tokenizer, multi_label=False):
     model = classifier(tokenizer.vocabulary_size, 3, **SMALL)
-    functions = ClassifierFunctions(model.weights, lambda ids: model(ids, training=False))
-    return Classifier(functions, tokenizer, ["bad", "good", "schön"], max_length=7, several=several)
+    functions = encoder_only.functions(model)
+    return ClassifierModule(
+        functions, tokenizer, ["bad", "good", "schön"], max_length=7, multi_label=multi_label
+    )
 
 
 def small_generator(tokenizer):
     model = language_model(tokenizer.vocabulary_size, **SMALL)
-    functions = GeneratorFunctions(
-        model.weights,
-        functools.partial(start_writing, model),
-        functools.partial(write, model),
-        model,
-    )
-    return Generator(functions, tokenizer, SamplingSettings(context=11, max_tokens=5))
+    functions = decoder_only.functions(model)
+    return GeneratorModule(functions, tokenizer, SamplingSettings(context=11, max_tokens=5))
 
 
 # A served module of each kind, and of each kind of tokenizer; made only when asked for.
@@ -112,7 +91,7 @@ SMALL_MODULES = {
     "classifier-words": lambda: small_classifier(train_sentencepiece(SENTENCES, 9, "words")),
     "classifier-word-pieces": lambda: small_classifier(
         WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s"]),
-        several=True,
+        multi_label=True,
     ),
     "generator": lambda: small_generator(SymbolTokenizer()),
     "generator-characters": lambda: small_generator(SymbolTokenizer("abc dog")),

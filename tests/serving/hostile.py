@@ -31,7 +31,7 @@ NOT_REQUESTS = [
 ]  # fmt: skip
 
 # Outputs whose columns mean something up to a length only, which another output tells.
-LENGTH_OF = {"token_ids": "length", "memory": "source_length", "cache": "cache_length"}
+LENGTH_OF = {"token_ids": "length", "encoded": "source_length", "cache": "cache_length"}
 
 
 class HostileRequests:

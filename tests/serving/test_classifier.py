@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.models.encoder_only import classifier
-from keras_transformer.serving import Classifier, ClassifierFunctions, export
+from keras_transformer.serving import ClassifierFunctions, ClassifierModule, export
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import WordPieceTokenizer, train_sentencepiece
 from tests.reference import array, fill
@@ -23,9 +23,9 @@ def model(tokenizer):
     return fill(classifier(tokenizer.vocabulary_size, 3, **sizes))
 
 
-def module_of(model, tokenizer, several=False):
+def module_of(model, tokenizer, multi_label=False):
     functions = ClassifierFunctions(model.weights, lambda ids: model(ids, training=False))
-    return Classifier(functions, tokenizer, LABELS, max_length=7, several=several)
+    return ClassifierModule(functions, tokenizer, LABELS, max_length=7, multi_label=multi_label)
 
 
 def ask(module, signature="serving_default", **inputs):
@@ -51,7 +51,7 @@ def test_labels_and_probabilities_are_those_of_the_model(model, tokenizer):
 
 
 def test_several_labels_are_those_of_at_least_one_half(model, tokenizer):
-    answer = ask(module_of(model, tokenizer, several=True), text=[*TEXTS, ""])
+    answer = ask(module_of(model, tokenizer, multi_label=True), text=[*TEXTS, ""])
     for row in range(4):
         chosen = np.flatnonzero(answer["probabilities"][row] >= 0.5)
         assert answer["label"][row].decode() == ",".join(LABELS[index] for index in chosen)
@@ -94,6 +94,6 @@ def test_a_large_vocabulary_of_word_pieces_is_exported(tmp_path):
 def test_a_label_without_a_logit_is_refused(model, tokenizer):
     functions = ClassifierFunctions(model.weights, model)
     with pytest.raises(ValueError, match="Received: 3 logits, 2 labels"):
-        Classifier(functions, tokenizer, LABELS[:2])
+        ClassifierModule(functions, tokenizer, LABELS[:2])
     with pytest.raises(ValueError, match="Received: max_length=0"):
-        Classifier(functions, tokenizer, LABELS, max_length=0)
+        ClassifierModule(functions, tokenizer, LABELS, max_length=0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.serving import ModelFunctions, Translator, export
+from keras_transformer.serving import TranslatorFunctions, TranslatorModule, export
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.serving.publishing.export import HARD_TEXTS, _publish
 from keras_transformer.serving.publishing.warmup import BATCHING_FILE, WARM_UP_FILE
@@ -25,14 +25,14 @@ def table_translator(tokenizer, logits=None):
     def start_cache(memory, num_beams):
         return tf.zeros([tf.shape(memory)[0], num_beams, 0])
 
-    functions = ModelFunctions(
+    functions = TranslatorFunctions(
         weights=[table],
         encode=lambda source_ids: source_ids > 0,
         start_cache=start_cache,
         step=step,
         logits=logits or (lambda source_ids, target_ids: tf.gather(table, target_ids)),
     )
-    return Translator(functions, tokenizer, settings=SETTINGS)
+    return TranslatorModule(functions, tokenizer, settings=SETTINGS)
 
 
 def test_an_export_is_a_version_with_all_that_serving_reads(exported):

@@ -1,4 +1,3 @@
-import functools
 import json
 import math
 import subprocess
@@ -7,11 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.models.decoder_only import language_model, start_cache, step
+from keras_transformer.models.decoder_only import functions, language_model
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.serving import (
-    Generator,
-    GeneratorFunctions,
+    GeneratorModule,
     SamplingSettings,
     after_control_ids,
     export,
@@ -24,12 +22,6 @@ from tests.reference import array, fill
 SETTINGS = SamplingSettings(context=13, max_tokens=5)
 
 
-def functions_of(model):
-    return GeneratorFunctions(
-        model.weights, functools.partial(start_cache, model), functools.partial(step, model), model
-    )
-
-
 @pytest.fixture(scope="module")
 def model():
     sizes = {"num_layers": 2, "hidden_dim": 12, "intermediate_dim": 7, "num_heads": 3}
@@ -38,7 +30,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def generator(model):
-    return Generator(functions_of(model), SymbolTokenizer(), SETTINGS)
+    return GeneratorModule(functions(model), SymbolTokenizer(), SETTINGS)
 
 
 def ask(generator, signature, **inputs):
@@ -120,7 +112,7 @@ def test_an_export_answers_in_a_fresh_process(model, generator, tmp_path):
     command, environment = c_api.bare_command(path, "--text", "to be")
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(printed.stdout) == answer, "a prompt is a text on the command line"
-    half = Generator(functions_of(with_dtype(model, "bfloat16")), SymbolTokenizer(), SETTINGS)
+    half = GeneratorModule(functions(with_dtype(model, "bfloat16")), SymbolTokenizer(), SETTINGS)
     assert export(half, tmp_path, "half", ["to be"]).endswith("half/1")
 
 
@@ -136,8 +128,8 @@ def test_gpt2_is_served_with_its_own_ids_and_as_many(tmp_path):
     tokenizer = BytePairTokenizer(vocabulary, kept["merges"], first_id=4)
     sizes = {"num_layers": 1, "hidden_dim": 12, "num_heads": 3}
     model = fill(gpt2(vocabulary_size=len(vocabulary), max_sequence_length=13, **sizes))
-    functions = after_control_ids(functions_of(model))
-    generator = Generator(functions, tokenizer, SETTINGS)
+    shifted = after_control_ids(functions(model))
+    generator = GeneratorModule(shifted, tokenizer, SETTINGS)
     ids = [vocabulary["!"], vocabulary["t"]]  # "!" is 0 to GPT-2
     assert ids[0] == 0
     for _ in range(4):

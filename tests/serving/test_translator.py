@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.serving import SearchSettings, Translator
+from keras_transformer.models.encoder_decoder import functions
+from keras_transformer.serving import SearchSettings, TranslatorModule
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
-from .conftest import SENTENCES, SETTINGS, functions_of
+from .conftest import SENTENCES, SETTINGS
 
 
 def ask(translator, signature, **inputs):
@@ -36,7 +37,7 @@ def log_softmax(scores):
 
 def test_one_beam_translates_as_greedy_decoding_with_the_keras_model_does(model, tokenizer):
     settings = SearchSettings(num_beams=1, num_best=1, max_source_length=13, max_target_length=11)
-    translator = Translator(functions_of(model), tokenizer, settings=settings)
+    translator = TranslatorModule(functions(model), tokenizer, settings=settings)
     for text in SENTENCES:
         source = np.array([[*tokenizer.tokenize([text]).numpy()[0][:12], END_ID]])
         target, total = [START_ID], 0.0
@@ -180,7 +181,7 @@ def test_what_lies_beyond_a_length_is_never_read(translator):
     token_ids = np.int32([START_ID] * 3)
     step = ask(translator, "decode_step", token_ids=token_ids, **state)
     wide = {k: fill_up(v + 1.0) if v.ndim == 3 else v for k, v in wide.items()}
-    wide["memory"][:, : state["memory"].shape[1]] = state["memory"]
+    wide["encoded"][:, : state["encoded"].shape[1]] = state["encoded"]
     wide_step = ask(translator, "decode_step", token_ids=token_ids, **wide)
     np.testing.assert_allclose(wide_step["logits"], step["logits"], atol=1e-5)
 
@@ -225,7 +226,7 @@ def test_too_many_ids_are_cut_and_ended(translator):
     cut = ask(translator, "encode", source_ids=ids, source_length=np.int32([longest + 4]))
     whole = ask(translator, "encode", source_ids=ended, source_length=np.int32([longest]))
     assert cut["source_length"].tolist() == [longest]
-    np.testing.assert_allclose(cut["memory"], whole["memory"], atol=1e-5)
+    np.testing.assert_allclose(cut["encoded"], whole["encoded"], atol=1e-5)
 
 
 def test_inputs_with_different_numbers_of_rows_are_refused(translator):
@@ -255,4 +256,4 @@ def test_a_model_too_small_for_its_tokenizer_is_refused(model, tokenizer):
         vocabulary_size = 311
 
     with pytest.raises(ValueError, match="a model of 307 ids, a tokenizer of 311"):
-        Translator(functions_of(model), tokenizer, Larger())
+        TranslatorModule(functions(model), tokenizer, Larger())

@@ -1,6 +1,6 @@
 """Attention of every layer and head as one HTML page to look through.
 
-The page is `attention_page.html` beside this file with the weights and tokens put into it:
+The page is `html_page.html` beside this file with the weights and tokens put into it:
 styles and script are in it, and it loads nothing, so it can be opened from a disk, sent by
 mail or kept with a run.
 """

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.figures.attention_page import attention_page
+from keras_transformer.figures.html_page import attention_page
 
 SOURCE = ["a", "good", "day"]
 TARGET = ["Guten", "Tag"]

@@ -1,0 +1,228 @@
+"""What a library user does in a few lines: texts in, texts out, nothing of `train/`."""
+
+import re
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.serving import Classifier, Generator, SearchSettings, Translator
+from keras_transformer.serving.publishing import c_api
+from keras_transformer.serving.text_model import TEXTS_AT_A_TIME
+
+from .conftest import SETTINGS, SMALL
+
+SENTENCES = ["A dog.", "It is ten.", "Zwei Hund"]
+
+
+@pytest.fixture(scope="module")
+def translate(model, tokenizer):
+    return Translator(model, tokenizer, settings=SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def classify():
+    tokenizer = kt.tokenizers.SymbolTokenizer("abc dog")
+    model = kt.classifier(tokenizer.vocabulary_size, 3, **SMALL)
+    return Classifier(model, tokenizer, ["bad", "good", "schön"], max_length=7)
+
+
+@pytest.fixture(scope="module")
+def write():
+    tokenizer = kt.tokenizers.SymbolTokenizer()
+    model = kt.language_model(tokenizer.vocabulary_size, **SMALL)
+    return Generator(model, tokenizer, kt.serving.SamplingSettings(context=11, max_tokens=5))
+
+
+def test_many_texts_are_translated_as_each_is_alone_in_their_order(translate):
+    words = "A dog runs in the park It is ten".split()
+    texts = [" ".join(words[: 1 + n % 3]) + f" {n}" for n in range(TEXTS_AT_A_TIME + 5)]
+    some = translate(texts)
+    assert [translate([texts[row]])[0] for row in (0, 3, 68)] == [some[row] for row in (0, 3, 68)]
+    assert translate([]) == [] and translate([""]) == [""]
+
+
+def test_the_best_of_many_is_the_translation_with_its_score(translate):
+    best = translate.n_best(SENTENCES)
+    assert [hypotheses[0].text for hypotheses in best] == translate(SENTENCES)
+    answer = translate.answer(SENTENCES)
+    np.testing.assert_allclose([each[0].score for each in best], answer["score"], rtol=1e-5)
+    assert [each[0].num_tokens for each in best] == answer["length"].tolist()
+    assert all(first.score >= second.score for first, second in best)
+    (begun,) = translate.n_best(SENTENCES[:1], prefixes=["Zwei"], max_length=5)
+    assert all(hypothesis.text.startswith("Zwei") for hypothesis in begun)
+
+
+def test_scores_are_those_of_the_search_without_its_penalty():
+    keras.utils.set_random_seed(3)
+    tokenizer = kt.tokenizers.SymbolTokenizer("abcdefg")  # a text has one cut only
+    model = kt.translation(tokenizer.vocabulary_size, size="tiny", **SMALL)
+    settings = SearchSettings(3, 3, length_penalty=0.0, max_target_length=9)
+    translate = Translator(model, tokenizer, settings=settings)
+    sources = ["abba", "cafe", "g"]
+    compared = 0
+    for source, hypotheses in zip(sources, translate.n_best(sources), strict=True):
+        for text, score, num_tokens in hypotheses:
+            if len(text) + 1 == num_tokens < 9:  # no control id among them, and an end
+                np.testing.assert_allclose(translate.score([source], [text]), [score], rtol=1e-4)
+                compared += 1
+    assert compared
+    targets = ["a", "", "bcdefg"]
+    together = translate.score(sources, targets)
+    alone = [translate.score([s], [t])[0] for s, t in zip(sources, targets, strict=True)]
+    np.testing.assert_allclose(together, alone, rtol=1e-4)
+    assert translate.score([], []).shape == (0,)
+
+
+def test_attention_of_a_sentence_is_a_figure_and_a_page(translate, classify, write):
+    attention = translate.attention("A dog runs.")
+    weights = attention.scores["cross"][-1]
+    assert weights.shape == (
+        3,
+        len(attention.row_tokens["cross"]),
+        len(attention.column_tokens["cross"]),
+    )
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+    assert len(attention.figure().axes) == 3 + 1, "a panel a head, and the colour bar"
+    assert "A dog runs." in attention.page()
+    assert translate.attention("A dog", "Zwei").column_tokens["encoder"][-1] == "</s>"
+    for model, kind in ((classify, "encoder"), (write, "decoder")):
+        (layer,) = model.attention("a dog").scores[kind]
+        assert layer.shape == (3, 5, 5), "three heads, five letters"
+        assert model.attention("a dog").figure() and "a dog" in model.attention("a dog").page()
+
+
+def test_probabilities_belong_to_the_labels(classify):
+    probabilities = classify.probabilities(["a dog", "cab", ""])
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+    best = [classify.labels[column] for column in probabilities.argmax(axis=1)]
+    assert classify(["a dog", "cab", ""]) == best
+
+
+def test_bert_classifies_with_its_special_tokens():
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s"]
+    tokenizer = kt.tokenizers.WordPieceTokenizer(pieces)
+    backbone = (
+        kt.bert(len(pieces), max_sequence_length=6, segments=2, **SMALL)
+        if False
+        else kt.bert(len(pieces), size="tiny", max_sequence_length=6, **SMALL)
+    )
+    model = kt.bert_classifier(backbone, num_labels=2)
+    classify = Classifier(model, tokenizer, ["bad", "good"], max_length=6)
+    inputs = {"token_ids": np.array([[2, 5, 6, 7, 3]]), "segment_ids": np.zeros((1, 5), "int32")}
+    expected = keras.ops.softmax(model(inputs))
+    np.testing.assert_allclose(classify.probabilities(["a dogs"]), expected, rtol=1e-5)
+    assert classify.attention("a dogs").row_tokens["encoder"] == [
+        "[CLS]", "a", "dog", "##s", "[SEP]",
+    ]  # fmt: skip
+    with pytest.warns(UserWarning, match=r"1 of 2 texts are longer than 4 tokens .* texts 1\."):
+        classify(["a", "a a a dogs"])
+    with pytest.raises(ValueError, match=r"at least 3 tokens .* Received: max_length=2"):
+        Classifier(model, tokenizer, ["bad", "good"], max_length=2)
+
+
+def test_a_stream_is_the_continuation_piece_by_piece(write):
+    (at_once,) = write(["dög"], temperature=1.0, seed=3)
+    pieces = list(write.stream("dög", 5, temperature=1.0, seed=3))
+    assert "".join(pieces) == at_once
+    assert len("".join(write.stream("", 30, top_k=3))) > 11, "longer than the context"
+    two = write(["dog", "dog"], temperature=5.0, seed=3)
+    assert two[0] != two[1], "every prompt has a seed of its own"
+    assert two == [write(["dog"], temperature=5.0, seed=seed)[0] for seed in (3, 4)]
+
+
+def test_scores_of_texts_are_those_of_the_model(write):
+    ids = write.tokenizer.tokenize(["dog"]).to_list()[0]
+    log_probs = keras.ops.log_softmax(write.model(np.array([ids]))[0], axis=-1)
+    expected = float(log_probs[0, ids[1]] + log_probs[1, ids[2]])
+    np.testing.assert_allclose(write.score(["dog", "d"]), [expected, 0.0], rtol=1e-5)
+    with pytest.raises(ValueError, match=r"context of 11 tokens. Received: text 1 is longer"):
+        write.score(["dog", "twelve letters"])
+
+
+def test_an_export_answers_as_the_translator_does(translate, tmp_path):
+    path = translate.export(tmp_path, "mine", SENTENCES[:2])
+    assert path == str(tmp_path / "mine" / "1")
+    [answer] = c_api.ask(path, [{"inputs": {"text": SENTENCES}}])
+    assert answer["outputs"]["translation"] == translate(SENTENCES)
+
+
+def test_a_model_trained_on_ids_that_the_user_made_translates():
+    """Letters spelled backwards, cut by a table of the user's own and learned with `fit`."""
+    keras.utils.set_random_seed(1)
+    tokenizer = kt.tokenizers.train_sentencepiece(["abcd " * 3, "dcba " * 3], 272)
+    draw = np.random.default_rng(5)
+    texts = ["".join(draw.choice(list("abcd"), draw.integers(1, 4))) for _ in range(400)]
+    source = tokenizer.tokenize(texts).to_tensor(0).numpy()
+    target = tokenizer.tokenize([text[::-1] for text in texts])
+    ends = np.full((len(texts), 1), kt.tokenizers.END_ID)
+    labels = keras.ops.concatenate([target.to_tensor(0).numpy(), ends * 0], axis=1)
+    labels = np.array(labels)
+    labels[np.arange(len(texts)), target.row_lengths().numpy()] = kt.tokenizers.END_ID
+    inputs = np.concatenate([ends * 0 + kt.tokenizers.START_ID, labels[:, :-1]], axis=1)
+    source = np.concatenate([source, ends * 0], axis=1)
+    source[np.arange(len(texts)), (source > 0).sum(1)] = kt.tokenizers.END_ID
+    model = kt.translation(272, size="tiny", num_layers=1, dropout=0.0, hidden_dim=32, num_heads=2)
+    model.compile(kt.Adam(0.01), kt.TokenCrossentropy())
+    inputs = np.where(inputs == kt.tokenizers.END_ID, 0, inputs)
+    translate = Translator(model, tokenizer)
+    before = translate.score(["ab"], ["ba"])
+    model.fit({"source_ids": source, "target_ids": inputs}, labels, epochs=3, verbose=0)
+    assert translate.score(["ab"], ["ba"]) > before + 1, "the weights are shared, not copied"
+
+
+MISTAKES = {
+    "a single text": (lambda t, c, w: t("A dog."), r"list of strings.* Received: texts='A dog.'"),
+    "bytes": (lambda t, c, w: c([b"a"]), r"list of strings"),
+    "a number": (lambda t, c, w: w([1]), r"list of strings"),
+    "unequal sides": (lambda t, c, w: t.score(["a"], []), r"Received: 1 sources, 0 targets"),
+    "missing prefixes": (lambda t, c, w: t.n_best(["a"], []), r"0 prefixes for 1 texts"),
+    "no temperature": (lambda t, c, w: w(["a"], temperature=0.0), r"temperature"),
+    "too many tokens": (lambda t, c, w: w(["a"], max_tokens=11), r"max_tokens=11"),
+    "no top token": (lambda t, c, w: w.stream("a", 5, top_k=0), r"top_k"),
+    "a share above 1": (lambda t, c, w: w(["a"], top_p=1.5), r"top_p"),
+    "another model": (lambda t, c, w: Translator(c.model, c.tokenizer), r"without a layer target_"),
+    "a translation": (
+        lambda t, c, w: Generator(t.model, t.tokenizer),
+        r"without a layer embedding",
+    ),
+    "a language model": (
+        lambda t, c, w: Classifier(w.model, w.tokenizer, "ab"),
+        r"without a layer",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_before_any_work(mistake, translate, classify, write):
+    make, message = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=message):
+        make(translate, classify, write)
+
+
+def test_what_is_cut_is_told(translate, write):
+    with pytest.warns(UserWarning, match=r"1 of 2 texts are longer than 13 tokens .* texts 1\."):
+        translate(["A dog", "A dog runs in the park. " * 5])
+    with pytest.warns(UserWarning, match="lost their beginning"):
+        write(["a text of many letters"])
+
+
+@pytest.mark.parametrize("room", kt.ROOMS)
+def test_a_room_is_there_without_an_import_of_its_own(room):
+    code = f"import keras_transformer as kt; print(kt.{room}.__name__, {room!r} in dir(kt))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == f"keras_transformer.{room} True\n"
+    with pytest.raises(AttributeError, match="no attribute 'attic'"):
+        kt.attic  # noqa: B018
+
+
+def test_keras_alone_says_which_package_a_saved_model_needs(model, tmp_path):
+    model.save(tmp_path / "model.keras")
+    code = "import sys, keras; keras.saving.load_model(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(tmp_path / "model.keras")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    last = run.stderr.strip().splitlines()[-1]
+    assert run.returncode == 1 and re.search(r"import.*keras_transformer", run.stderr), last
