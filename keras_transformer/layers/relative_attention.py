@@ -163,7 +163,11 @@ class RelativeAttention(MultiHeadAttention):
         """(batch, heads, target, distances), to be added to the scores by content."""
         queries = queries + ops.cast(self.distance_bias, queries.dtype)
         queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
-        return ops.matmul(queries, ops.swapaxes(distances, -1, -2))
+        distances = ops.swapaxes(distances, -1, -2)
+        if self.num_heads == 1:
+            # TensorFlow 2.21 with oneDNN crashes on large products that repeat (1, 1, ...).
+            return ops.matmul(queries[:, 0], distances[:, 0])[:, None]
+        return ops.matmul(queries, distances)
 
     def compute_output_shape(self, query_shape, memory_shape=None):
         return query_shape
