@@ -61,7 +61,8 @@ class Generator(TextModel):
             ValueError: if the folder holds no finished run of this kind, or a file is damaged.
         """
         folder = RunFolder(run)
-        model, context = folder.model(dtype), folder.settings().get("context")
+        context = folder.settings().get("context")
+        model = folder.model(dtype)
         if xl_model.is_transformer_xl(model):
             context += model.get_layer("recurrence").memory_length
         else:
