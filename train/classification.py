@@ -20,9 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data import LabelledBatches, pack_segments
-from keras_transformer.data.batching import tokenize_all
-from keras_transformer.data.labelled import (
+from keras_transformer.data import LabelledBatches, pack_segments, tokenize
+from keras_transformer.data.labelled_text import (
     hold_out,
     labelled_files,
     read_labelled_dataset,
@@ -142,7 +141,7 @@ def exported_classifier(run, options):
 def too_long(config, tokenizer, texts):
     """The rows of the texts that lose their middle."""
     _, length = inputs_of(config, tokenizer)
-    counts = tokenize_all(texts, tokenizer).row_lengths().numpy()
+    counts = tokenize(texts, tokenizer).row_lengths().numpy()
     return np.flatnonzero(counts > length)
 
 
@@ -194,7 +193,7 @@ def classification_task(config, train_text, valid_text=None):
             model = pretrained_classifier(config, pretrained_model, train_text)
         else:
             model = new_classifier(config, tokenizer.vocabulary_size, train_text)
-        return compiled(model, config, batches.several)
+        return compiled(model, config, batches.multi_label)
 
     return Task(
         read=read,
@@ -207,7 +206,9 @@ def classification_task(config, train_text, valid_text=None):
 
 def batches_of(config, tokenizer, text):
     prepare, length = inputs_of(config, tokenizer)
-    return LabelledBatches(text, tokenizer, config.tokens_per_batch, length, config.seed, prepare)
+    ids = tokenize(text.texts, tokenizer)
+    sizes = (config.tokens_per_batch, length, config.seed)
+    return LabelledBatches(ids, text.matrix(), text.names, *sizes, prepare)
 
 
 def pretrained_of(config):

@@ -4,8 +4,8 @@ import json
 import zlib
 
 from keras_transformer.data import LabelledBatches
-from keras_transformer.files import DamagedFile, whole
-from train.recovery import AGAIN
+from keras_transformer.files import whole
+from keras_transformer.serving import RunFolder
 
 LABELS = "labels.json"
 
@@ -14,25 +14,15 @@ def save_labels(run):
     """Keeps the names of the labels that a run has learned beside its model."""
     config = run.config()
     batches = LabelledBatches.load(run.tokens_file, config.tokens_per_batch)
-    labels = {"names": batches.names, "several": batches.several}
+    labels = {"names": batches.names, "multi_label": batches.multi_label}
     labels["checksum"] = zlib.crc32(json.dumps(labels).encode())
     with whole(run.path / LABELS) as draft:
         draft.write_text(json.dumps(labels) + "\n")
 
 
 def labels_of(run):
-    run.config()  # says so if the folder holds no run
-    path = run.path / LABELS
-    if not path.exists():
-        raise ValueError(f"{run.path} holds no finished run: there is no {path.name}.")
-    try:
-        kept = json.loads(path.read_text())
-        labels = {name: kept[name] for name in ("names", "several")}
-        if kept.get("checksum") not in (None, zlib.crc32(json.dumps(labels).encode())):
-            raise ValueError("its checksum is another one")
-        return labels
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamagedFile(f"{path} is damaged: {error}. {AGAIN}") from None
+    names, multi_label = RunFolder(run.path).labels()
+    return {"names": names, "several": multi_label}
 
 
 def has_several(text):

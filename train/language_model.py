@@ -142,7 +142,7 @@ def run_evaluate(arguments):
     options = read_options(EvaluateOptions, arguments, NAME, "evaluate", description)
     run = Run(options.run, LanguageModelConfig)
     config = evaluated(run.config(), options)
-    text = corpora.read_text(options.text)
+    text = corpora.read_file(options.text)
     print(report(config, run.model(), run.tokenizer(), text))
 
 
@@ -272,11 +272,11 @@ def read_text(config):
             f"Received: {config.valid_text!r} and {config.hold_out}."
         )
     if pathlib.Path(config.text).exists() or "." in config.text:
-        text = corpora.read_text(config.text)
+        text = corpora.read_file(config.text)
     else:
         text = corpora.read_text_dataset(config.text, "train", config.data_dir or None)
     if config.valid_text:
-        return text, corpora.read_text(config.valid_text)
+        return text, corpora.read_file(config.valid_text)
     cut = len(text) - int(len(text) * config.hold_out)
     while cut < len(text) and text[cut] & 0xC0 == 0x80:  # inside a character of UTF-8
         cut += 1

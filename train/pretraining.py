@@ -19,8 +19,9 @@ from keras_transformer.data import (
     pack_segments,
     read_documents,
     split_sentences,
+    tokenize_documents,
 )
-from keras_transformer.data.labelled import labelled_files, split_rows
+from keras_transformer.data.labelled_text import labelled_files, split_rows
 from keras_transformer.models.bert_models import attention_scores, bert, bert_pretraining
 from keras_transformer.tokenizers import train_word_pieces
 from keras_transformer.training import PretrainingLoss, TokenAccuracy
@@ -60,12 +61,15 @@ def pretraining_task(config, train_texts, valid_texts):
         documents = split_sentences(train_texts)
         sentences = list(itertools.chain.from_iterable(documents))
         tokenizer = train_word_pieces(sentences, config.vocabulary_size)
-        return tokenizer, PretrainingBatches(documents, tokenizer, *sizes)
+        return tokenizer, PretrainingBatches(
+            tokenize_documents(documents, tokenizer), tokenizer, *sizes
+        )
 
     def validation(tokenizer):
         if not valid_texts:
             return None
-        batches = PretrainingBatches(split_sentences(valid_texts), tokenizer, *sizes)
+        documents = tokenize_documents(split_sentences(valid_texts), tokenizer)
+        batches = PretrainingBatches(documents, tokenizer, *sizes)
         count = batches.steps_per_epoch
         # Keras warns of a dataset that ends and had not said when.
         return batches.dataset().take(count).apply(tf.data.experimental.assert_cardinality(count))

@@ -18,7 +18,14 @@ Use the trained run:
 
 import functools
 
-from keras_transformer.data import ParallelText, TokenBatches, corpora, read_files, read_tsv
+from keras_transformer.data import (
+    ParallelText,
+    TokenBatches,
+    corpora,
+    read_files,
+    read_tsv,
+    tokenize,
+)
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.serving import with_dtype
 from keras_transformer.tokenizers import train_sentencepiece
@@ -61,12 +68,13 @@ def translation_task(config, train_text, valid_text=None):
     def read():
         sentences = [*train_text.sources, *train_text.targets]
         tokenizer = train_sentencepiece(sentences, config.vocabulary_size)
-        return tokenizer, TokenBatches(*train_text, tokenizer, tokenizer, *limits)
+        return tokenizer, TokenBatches(*(tokenize(side, tokenizer) for side in train_text), *limits)
 
     def validation(tokenizer):
         if valid_text is None:
             return None
-        return TokenBatches(*valid_text, tokenizer, tokenizer, *limits).epoch()
+        sides = (tokenize(side, tokenizer) for side in valid_text)
+        return TokenBatches(*sides, *limits).epoch()
 
     def callbacks(run, tokenizer):
         if valid_text is None or not config.bleu_every:
@@ -190,12 +198,18 @@ def read_text(config):
             "Give one training text: --source and --target, or --tsv, or --dataset. "
             f"Received: {sum(given)} of them."
         )
+    if (config.source_language or config.target_language) and not config.dataset:
+        raise ValueError("--source-language and --target-language choose from a --dataset.")
     valid_text = None
     if config.tsv:
         train_text = read_tsv(config.tsv)
         valid_text = read_tsv(config.valid_tsv) if config.valid_tsv else None
     elif config.dataset:
-        where = {"data_dir": config.data_dir or None}
+        where = {
+            "source": config.source_language or None,
+            "target": config.target_language or None,
+            "data_dir": config.data_dir or None,
+        }
         train_text = corpora.read_dataset(config.dataset, "train", **where)
         valid_text = corpora.read_dataset(config.dataset, "validation", **where)
     else:

@@ -1,15 +1,28 @@
 """Data: reads corpora, and cuts them into batches that depend on seed and step alone."""
 
-from keras_transformer.data.batching import TokenBatches
-from keras_transformer.data.corpora import ParallelText, read_dataset, read_files, read_tsv
-from keras_transformer.data.documents import (
-    PretrainingBatches,
-    read_documents,
-    split_sentences,
+from keras_transformer.data.corpora import (
+    ParallelText,
+    read_dataset,
+    read_file,
+    read_files,
+    read_text_dataset,
+    read_tsv,
 )
-from keras_transformer.data.labelled import LabelledBatches, LabelledText
+from keras_transformer.data.documents import read_documents, split_sentences
+from keras_transformer.data.labelled_batches import LabelledBatches
+from keras_transformer.data.labelled_text import (
+    LabelledText,
+    hold_out,
+    labelled,
+    read_labelled_dataset,
+    read_labelled_folder,
+    read_labelled_tsv,
+)
 from keras_transformer.data.masking import mask_tokens
+from keras_transformer.data.pretraining_batches import PretrainingBatches
 from keras_transformer.data.segments import pack_segments
+from keras_transformer.data.token_batches import TokenBatches
+from keras_transformer.data.token_ids import tokenize, tokenize_documents
 from keras_transformer.data.windows import TextSegments, TextWindows, sliding_windows
 
 __all__ = [
@@ -20,12 +33,21 @@ __all__ = [
     "TextSegments",
     "TextWindows",
     "TokenBatches",
+    "hold_out",
+    "labelled",
     "mask_tokens",
     "pack_segments",
     "read_dataset",
     "read_documents",
+    "read_file",
     "read_files",
+    "read_labelled_dataset",
+    "read_labelled_folder",
+    "read_labelled_tsv",
+    "read_text_dataset",
     "read_tsv",
     "sliding_windows",
     "split_sentences",
+    "tokenize",
+    "tokenize_documents",
 ]

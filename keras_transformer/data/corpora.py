@@ -88,8 +88,9 @@ def read_dataset(
             data is ready, such as `tfds.folder_dataset.TranslateFolder(folder)`.
         split: `"train"`, `"validation"`, or any split TFDS understands.
         source: language to translate from. None takes the first of the data set's
-            supervised keys or, if it has none, of its two languages.
-        target: language to translate to. None takes the second.
+            supervised keys or, if it has none, of its two languages; of two languages, the
+            one that is not `target`.
+        target: language to translate to. None takes the other one.
         data_dir: folder of prepared data sets; None for that of TFDS.
 
     Returns:
@@ -112,7 +113,7 @@ def read_dataset(
     return ParallelText(sources, targets)
 
 
-def read_text(path) -> bytes:
+def read_file(path) -> bytes:
     """Reads one long text as it stands, through gzip if the name ends in `.gz`.
 
     Raises:
@@ -182,7 +183,11 @@ def _languages(builder, source: str | None, target: str | None) -> tuple[str, st
             f"{builder.info.full_name} does not tell source from target. "
             f"Choose source and target among {texts}. Received: {source!r} and {target!r}."
         )
-    pair = source or keys[0], target or keys[1]
+    if len(texts) == 2 and (source in texts) != (target in texts):  # the other one is clear
+        other = {texts[0]: texts[1], texts[1]: texts[0]}
+        pair = source or other[target], target or other[source]
+    else:
+        pair = source or keys[0], target or keys[1]
     if pair[0] == pair[1] or not set(pair) <= set(texts):
         raise ValueError(
             f"Source and target must be two of {texts}, the languages of "

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.labelled import check_max_length, cut_middle, fill_up
+from keras_transformer.data.labelled_batches import check_max_length, cut_middle, fill_up
 from keras_transformer.serving.signatures import (
     IDS,
     NUMBER,

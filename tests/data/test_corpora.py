@@ -5,6 +5,8 @@ import gzip
 import pytest
 
 from keras_transformer.data import ParallelText, read_dataset, read_files, read_tsv
+from train import translation
+from train.config import TranslationConfig
 
 SOURCES = ["a cat", "two cats", "", "no\N{LINE SEPARATOR}cut", "\N{CAT FACE}"]
 TARGETS = ["eine Katze", "zwei Katzen", "Öl", "kein Schnitt", "\N{CAT FACE}"]
@@ -122,6 +124,8 @@ def test_builder_of_two_languages_is_read_in_their_order(tfds, folder):
     assert text.targets == ["um gato", "dois gatos", "três gatos"]
     text = read_dataset(builder, "validation", source="pt", target="en")
     assert text == (["um cão", "dois cães"], ["one dog", "two dogs"]), "unless told otherwise"
+    assert read_dataset(builder, "validation", source="pt") == text, "the other one is clear"
+    assert read_dataset(builder, "validation", target="en") == text
 
 
 def test_unknown_split_or_language_is_refused_with_what_there_is(tfds, folder):
@@ -186,6 +190,15 @@ def test_name_is_resolved_prepared_and_read_from_source_to_target(
     assert again == text, "the order is the same each time"
     part = read_dataset(f"cats_translate/{config}", "train[:2]", data_dir=tmp_path)
     assert part.sources == text.sources[:2], "TFDS cuts splits"
+
+
+def test_a_training_chooses_its_direction(registered, tmp_path):
+    flags = {"dataset": "cats_translate/pt_to_en", "data_dir": str(tmp_path)}
+    for languages, first in (({}, "gato"), ({"source_language": "en"}, "cat")):
+        for text in translation.read_text(TranslationConfig(**flags, **languages)):
+            assert text.sources[0].startswith(first)
+    with pytest.raises(ValueError, match="choose from a --dataset"):
+        translation.read_text(TranslationConfig(tsv="a.tsv", source_language="en"))
 
 
 def test_unknown_name_is_refused_in_one_line(tfds, tmp_path):

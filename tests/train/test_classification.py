@@ -58,7 +58,7 @@ def test_a_run_learns_which_words_decide(trained, capsys):
     assert float(share) == pytest.approx(int(right) / 1.5, abs=0.01)
     assert int(right) > 135
     labels = json.loads((folder / "run" / "labels.json").read_text())
-    assert labels["several"] == several
+    assert labels["multi_label"] == several
 
 
 def test_standard_input_is_classified_line_by_line(trained, monkeypatch, capsys):

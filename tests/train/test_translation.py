@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.data import TokenBatches
+from keras_transformer.data import TokenBatches, tokenize
 from keras_transformer.serving.publishing.c_api import ask
 from keras_transformer.tokenizers import train_sentencepiece
 from train import translation
@@ -193,7 +193,7 @@ def test_a_setting_that_cannot_be_is_told_before_anything_is_written(
 
 def test_of_two_runs_begun_at_once_in_a_folder_the_second_is_refused(tmp_path):
     tokenizer = train_sentencepiece(["a b", "b a"], 264)
-    batches = TokenBatches(["a b"], ["b a"], tokenizer, tokenizer)
+    batches = TokenBatches(*(tokenize([text], tokenizer) for text in ("a b", "b a")))
     run = Run(tmp_path / "run")
     run.create(TranslationConfig(seed=3), tokenizer, batches)
     with pytest.raises(ValueError, match="Another process"):

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data import TokenBatches
+from keras_transformer.data import TokenBatches, tokenize
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.tokenizers import train_sentencepiece
@@ -186,7 +186,7 @@ def seen_sentences(strategy):
     """The sentences that this worker sees in two training epochs and one for validation."""
     sentences = [" ".join("ab"[int(bit)] for bit in f"{number:b}") for number in range(37)]
     tokenizer = train_sentencepiece(sentences, vocabulary_size=264)
-    data = TokenBatches(sentences, sentences, tokenizer, tokenizer, 64, 16, seed=3)
+    data = TokenBatches(*[tokenize(sentences, tokenizer)] * 2, 64, 16, seed=3)
     seen = {}
     for name, dataset, steps in (
         ("train", data.dataset(), 2 * data.steps_per_epoch),

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.data import TokenBatches, read_files
+from keras_transformer.data import TokenBatches, read_files, tokenize
 from keras_transformer.tokenizers import END_ID, START_ID, train_sentencepiece
+
+
+def token_batches(sources, targets, source_tokenizer, target_tokenizer, *limits, **settings):
+    ids = tokenize(sources, source_tokenizer), tokenize(targets, target_tokenizer)
+    return TokenBatches(*ids, *limits, **settings)
+
 
 NUM_PAIRS, BUDGET, LONGEST = 211, 61, 13
 
@@ -36,7 +42,7 @@ def text():
 
 @pytest.fixture(scope="module")
 def batches(text, tokenizer):
-    return TokenBatches(*text, tokenizer, tokenizer, BUDGET, LONGEST, seed=3)
+    return token_batches(*text, tokenizer, tokenizer, BUDGET, LONGEST, seed=3)
 
 
 def as_numpy(dataset, count=None):
@@ -62,7 +68,7 @@ def same(some, others):
 
 
 def test_rows_are_tokens_and_end_and_the_decoder_starts_with_start(tokenizer):
-    batches = TokenBatches(["a b c", "d"], ["e", "f g"], tokenizer, tokenizer, 61, 23)
+    batches = token_batches(["a b c", "d"], ["e", "f g"], tokenizer, tokenizer, 61, 23)
     [(source, target, labels)] = as_numpy(batches.epoch())
     a, b, c, d, e, f, g = (tokenizer.tokenize([x]).to_list()[0][-1] for x in "abcdefg")
     assert source.tolist() == [[a, b, c, END_ID], [d, END_ID, 0, 0]], "tokens and end"
@@ -113,7 +119,7 @@ def test_training_resumes_at_any_step(batches):
 
 
 def test_late_start_makes_no_skipped_batch(text, tokenizer, monkeypatch):
-    batches = TokenBatches(*text, tokenizer, tokenizer, BUDGET, LONGEST, seed=3)
+    batches = token_batches(*text, tokenizer, tokenizer, BUDGET, LONGEST, seed=3)
     made = []
     original = batches._batch
 
@@ -128,9 +134,9 @@ def test_late_start_makes_no_skipped_batch(text, tokenizer, monkeypatch):
 
 def test_order_is_a_function_of_the_seed(batches, text, tokenizer):
     first = as_numpy(batches.dataset(), 7)
-    again = TokenBatches(*text, tokenizer, tokenizer, BUDGET, LONGEST, seed=3)
+    again = token_batches(*text, tokenizer, tokenizer, BUDGET, LONGEST, seed=3)
     assert same(as_numpy(again.dataset(), 7), first), "the same seed, the same batches"
-    other = TokenBatches(*text, tokenizer, tokenizer, BUDGET, LONGEST, seed=5)
+    other = token_batches(*text, tokenizer, tokenizer, BUDGET, LONGEST, seed=5)
     assert not same(as_numpy(other.dataset(), 7), first), "another seed, other batches"
     assert same(as_numpy(batches.dataset(), 7), first), "iterating leaves no trace"
 
@@ -150,7 +156,7 @@ def test_validation_holds_each_pair_once_in_order(batches, text, tokenizer):
 def test_long_pairs_are_dropped_counted_and_reported(tokenizer, caplog):
     sources = ["a b c d", "a b c d e", "a", "b"]  # pieces: 4, 5, 1, 1
     targets = ["e", "f", "a b c d e f", "g"]
-    batches = TokenBatches(sources, targets, tokenizer, tokenizer, 31, max_length=5)
+    batches = token_batches(sources, targets, tokenizer, tokenizer, 31, max_length=5)
     assert (batches.num_pairs, batches.num_dropped) == (2, 2), "their end counts as a token"
     pairs = pairs_of(as_numpy(batches.epoch()), tokenizer)
     assert pairs == [("a b c d", "e"), ("b", "g")], "either side may be too long"
@@ -165,7 +171,7 @@ def test_target_tokens_count_ends_but_no_padding(batches):
 
 def test_either_language_may_have_its_own_tokenizer(tokenizer):
     other = train_sentencepiece(["b a b a"], 263)
-    batches = TokenBatches(["a b"], ["a b"], tokenizer, other, 61, 23)
+    batches = token_batches(["a b"], ["a b"], tokenizer, other, 61, 23)
     [(source, _, labels)] = as_numpy(batches.epoch())
     assert tokenizer.detokenize(source).numpy() == [b"a b"], "sources by the source tokenizer"
     assert other.detokenize(labels).numpy() == [b"a b"], "targets by the target tokenizer"
@@ -173,7 +179,7 @@ def test_either_language_may_have_its_own_tokenizer(tokenizer):
 
 
 def test_every_sentence_reaches_one_of_two_replicas(text, tokenizer):
-    batches = TokenBatches(*text, tokenizer, tokenizer, BUDGET, LONGEST, seed=3)
+    batches = token_batches(*text, tokenizer, tokenizer, BUDGET, LONGEST, seed=3)
     policy = batches.dataset().options().experimental_distribute.auto_shard_policy
     assert policy == tf.data.experimental.AutoShardPolicy.DATA, "workers share the elements out"
     context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=1)
@@ -186,7 +192,7 @@ def test_little_of_a_real_corpus_is_padding(data):
     folder = data / "multi30k"
     sentences = read_files(folder / "train.en.gz", folder / "train.de.gz")
     tokenizer = train_sentencepiece(sentences.sources + sentences.targets, 10_007)
-    batches = TokenBatches(*sentences, tokenizer, tokenizer, 4096, 101)
+    batches = token_batches(*sentences, tokenizer, tokenizer, 4096, 101)
     elements = as_numpy(batches.dataset(), batches.steps_per_epoch)
     for side, name, most in ((0, "source", 0.1), (2, "target", 0.02)):
         sizes = sum(element[side].size for element in elements)
@@ -196,19 +202,19 @@ def test_little_of_a_real_corpus_is_padding(data):
 
 def test_unequal_numbers_of_sentences_are_refused(tokenizer):
     with pytest.raises(ValueError, match=r"one target.*3 sources, 2 targets"):
-        TokenBatches(["a", "b", "c"], ["a", "b"], tokenizer, tokenizer)
+        token_batches(["a", "b", "c"], ["a", "b"], tokenizer, tokenizer)
 
 
 def test_text_without_a_pair_short_enough_is_refused(tokenizer):
     with pytest.raises(ValueError, match=r"No pair is left.*2 pairs, 2 of them longer than 2"):
-        TokenBatches(["a b", "c d"], ["e", "f"], tokenizer, tokenizer, 61, max_length=2)
+        token_batches(["a b", "c d"], ["e", "f"], tokenizer, tokenizer, 61, max_length=2)
     with pytest.raises(ValueError, match=r"No pair is left.*0 pairs"):
-        TokenBatches([], [], tokenizer, tokenizer)
+        token_batches([], [], tokenizer, tokenizer)
 
 
 def test_budget_below_the_longest_sentence_is_refused(tokenizer):
     with pytest.raises(ValueError, match=r"at least max_length.*tokens_per_batch=7, max_length=11"):
-        TokenBatches(["a"], ["b"], tokenizer, tokenizer, tokens_per_batch=7, max_length=11)
+        token_batches(["a"], ["b"], tokenizer, tokenizer, tokens_per_batch=7, max_length=11)
 
 
 def test_saved_tokens_give_the_same_batches_without_the_text(batches, tmp_path):
@@ -224,5 +230,5 @@ def test_saved_tokens_give_the_same_batches_without_the_text(batches, tmp_path):
 
 def test_the_checksum_sees_one_other_token(text, batches, tokenizer):
     sources, targets = text
-    other = TokenBatches(sources, [*targets[:-1], "q"], tokenizer, tokenizer, BUDGET, LONGEST)
+    other = token_batches(sources, [*targets[:-1], "q"], tokenizer, tokenizer, BUDGET, LONGEST)
     assert other.checksum() != batches.checksum()

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.data import LabelledBatches
-from keras_transformer.data.labelled import (
-    cut_middle,
+from keras_transformer.data import tokenize
+from keras_transformer.data.labelled_batches import LabelledBatches, cut_middle
+from keras_transformer.data.labelled_text import (
     hold_out,
     labelled,
     read_labelled_dataset,
@@ -17,6 +17,12 @@ from keras_transformer.tokenizers import train_sentencepiece
 
 TEXTS = [" ".join("ab"[int(bit)] for bit in f"{number:b}") for number in range(37)]
 LABELS = [("odd",) if number % 2 else ("even",) for number in range(37)]
+
+
+def labelled_batches(text, tokenizer, tokens_per_batch=8192, max_length=512, **settings):
+    ids = tokenize(text.texts, tokenizer)
+    labels = text.matrix(), text.names
+    return LabelledBatches(ids, *labels, tokens_per_batch, max_length, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +45,7 @@ def rows_of(dataset, tokenizer):
 
 
 def test_an_epoch_is_every_text_once_with_its_label(text, tokenizer):
-    batches = LabelledBatches(text, tokenizer, tokens_per_batch=48, max_length=11, seed=5)
+    batches = labelled_batches(text, tokenizer, tokens_per_batch=48, max_length=11, seed=5)
     expected = [(t, (0.0, 1.0) if n % 2 else (1.0, 0.0)) for n, t in enumerate(TEXTS)]
     assert sorted(rows_of(batches.epoch(), tokenizer)) == sorted(expected)
     epochs = rows_of(batches.dataset().take(2 * batches.steps_per_epoch), tokenizer)
@@ -51,7 +57,7 @@ def test_an_epoch_is_every_text_once_with_its_label(text, tokenizer):
 
 
 def test_texts_are_cut_and_a_batch_keeps_to_its_budget(text, tokenizer):
-    batches = LabelledBatches(text, tokenizer, tokens_per_batch=32, max_length=3)
+    batches = labelled_batches(text, tokenizer, tokens_per_batch=32, max_length=3)
     assert batches.num_texts == 37 and batches.num_tokens == sum(
         min(3, len(row)) for row in tokenizer.tokenize(TEXTS).to_list()
     )
@@ -71,7 +77,7 @@ def test_the_middle_of_long_rows_is_left_out(max_length):
 
 
 def test_saved_batches_are_the_same(text, tokenizer, tmp_path):
-    batches = LabelledBatches(text, tokenizer, 48, 11, seed=5)
+    batches = labelled_batches(text, tokenizer, 48, 11, seed=5)
     batches.save(tmp_path / "tokens.npz")
     loaded = LabelledBatches.load(tmp_path / "tokens.npz", 48, seed=5)
     assert loaded.checksum() == batches.checksum()
@@ -81,7 +87,7 @@ def test_saved_batches_are_the_same(text, tokenizer, tmp_path):
         labelled(TEXTS, LABELS[1:] + LABELS[:1]),
         labelled(TEXTS, [(name[0] + "?",) for name in LABELS]),
     ]
-    checksums = {LabelledBatches(other, tokenizer, 48, 11).checksum() for other in others}
+    checksums = {labelled_batches(other, tokenizer, 48, 11).checksum() for other in others}
     assert len({batches.checksum(), *checksums}) == 4
     assert rows_of(loaded.dataset().take(9), tokenizer) == rows_of(
         batches.dataset().take(9), tokenizer
@@ -93,21 +99,21 @@ def test_texts_may_have_several_labels_or_none(tokenizer, tmp_path):
     file.write_bytes(gzip.compress(b"a b\tx,z\nb\t\na\ty\n"))
     text = read_labelled_tsv(file)
     assert text.names == ["x", "y", "z"]
-    batches = LabelledBatches(text, tokenizer)
+    batches = labelled_batches(text, tokenizer)
     [(_, labels)] = batches.epoch()
     assert sorted(labels.numpy().tolist()) == [[0, 0, 0], [0, 1, 0], [1, 0, 1]]
-    assert batches.several
+    assert batches.multi_label
 
 
 def test_a_text_without_tokens_still_has_a_column(tokenizer):
     text = labelled(["", " "], [("x",), ("y",)])
-    [(ids, _)] = LabelledBatches(text, tokenizer).epoch()
+    [(ids, _)] = labelled_batches(text, tokenizer).epoch()
     assert ids.numpy().tolist() == [[0], [0]]
 
 
 def test_texts_without_tokens_take_room_in_a_batch(tokenizer):
     text = labelled(["", "to be"] * 9, [("x",), ("y",)] * 9)
-    batches = LabelledBatches(text, tokenizer, tokens_per_batch=48)
+    batches = labelled_batches(text, tokenizer, tokens_per_batch=48)
     assert sorted(len(labels) for _, labels in batches.epoch()) == [3] * 6, "16 tokens a text"
 
 

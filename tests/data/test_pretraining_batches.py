@@ -5,7 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from keras_transformer.data.documents import PretrainingBatches, read_documents, split_sentences
+from keras_transformer.data import (
+    PretrainingBatches,
+    read_documents,
+    split_sentences,
+    tokenize_documents,
+)
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 from tests.data.test_masking import assert_binomial
 
@@ -29,6 +34,12 @@ def tokenizer_of(documents):
     return WordPieceTokenizer([*SPECIAL, *words])
 
 
+def pretraining_batches(documents, tokenizer, *sizes, **settings):
+    return PretrainingBatches(
+        tokenize_documents(documents, tokenizer), tokenizer, *sizes, **settings
+    )
+
+
 @pytest.fixture(scope="module")
 def documents():
     return numbered_documents()
@@ -36,7 +47,7 @@ def documents():
 
 @pytest.fixture(scope="module")
 def batches(documents):
-    return PretrainingBatches(documents, tokenizer_of(documents), BATCH, MAX_LENGTH, seed=3)
+    return pretraining_batches(documents, tokenizer_of(documents), BATCH, MAX_LENGTH, seed=3)
 
 
 def elements(batches, count, start_step=0):
@@ -67,13 +78,13 @@ def test_saved_documents_make_the_same_batches(batches, documents, tmp_path):
     assert loaded.checksum() == batches.checksum()
     assert loaded.steps_per_epoch == batches.steps_per_epoch
     assert same(elements(loaded, 4, start_step=9), elements(batches, 4, start_step=9))
-    other = PretrainingBatches(documents[1:], tokenizer, BATCH, MAX_LENGTH, seed=3)
+    other = pretraining_batches(documents[1:], tokenizer, BATCH, MAX_LENGTH, seed=3)
     assert other.checksum() != batches.checksum()
 
 
 def test_the_masking_rate_is_that_asked_for_also_of_a_saved_text(documents, tmp_path):
     settings = (tokenizer_of(documents), BATCH, MAX_LENGTH, 3, 0.5)
-    batches = PretrainingBatches(documents, *settings)
+    batches = pretraining_batches(documents, *settings)
     batches.save(tmp_path / "tokens.npz")
     loaded = PretrainingBatches.load(tmp_path / "tokens.npz", *settings)
     assert same(elements(loaded, 4), elements(batches, 4))
@@ -149,7 +160,7 @@ def test_rows_are_two_texts_of_consecutive_tokens(batches, documents):
 def test_every_token_is_read_in_an_epoch_but_what_was_cut(documents):
     # With rows longer than any document a passage is a document.
     tokenizer = tokenizer_of(documents)
-    batches = PretrainingBatches(documents, tokenizer, BATCH, max_length=127)
+    batches = pretraining_batches(documents, tokenizer, BATCH, max_length=127)
     assert batches.num_passages == len(documents)
     seen = set()
     for batch in elements(batches, 9 * batches.steps_per_epoch):
@@ -161,10 +172,10 @@ def test_every_token_is_read_in_an_epoch_but_what_was_cut(documents):
 def test_passages_fill_a_row_and_leave_no_sentence_alone():
     # Sentences of 3, 3, 3, 3, 3 and of 9, 9, 2 tokens; a row has room for 7.
     documents = [["a a a"] * 5, ["b " * 9, "b " * 9, "b b"]]
-    batches = PretrainingBatches(documents, WordPieceTokenizer([*SPECIAL, "a", "b"]), 2, 10)
+    batches = pretraining_batches(documents, WordPieceTokenizer([*SPECIAL, "a", "b"]), 2, 10)
     assert batches._passages.numpy().tolist() == [[0, 2, 0], [3, 4, 0], [5, 6, 1], [6, 7, 1]]
     documents = [["a a a"] * 4, ["b", "b"]]
-    batches = PretrainingBatches(documents, WordPieceTokenizer([*SPECIAL, "a", "b"]), 2, 10)
+    batches = pretraining_batches(documents, WordPieceTokenizer([*SPECIAL, "a", "b"]), 2, 10)
     assert batches._passages.numpy().tolist() == [[0, 2, 0], [2, 3, 0], [4, 5, 1]], "read twice"
 
 
@@ -173,7 +184,7 @@ def test_long_pairs_lose_their_outer_ends_the_longer_one_first():
         [" ".join(map(str, range(10, 30))), " ".join(map(str, range(30, 33)))],
         ["1 2 3", "4 5 6"],
     ]
-    batches = PretrainingBatches(documents, tokenizer_of(documents), 2, 12, seed=1)
+    batches = pretraining_batches(documents, tokenizer_of(documents), 2, 12, seed=1)
     pairs = {
         tuple(map(tuple, (first, second)))
         for batch in elements(batches, 30)
@@ -185,7 +196,7 @@ def test_long_pairs_lose_their_outer_ends_the_longer_one_first():
 
 @pytest.mark.parametrize("max_length", [9, 30, 99])  # a few sentences, a document, more
 def test_length_does_not_tell_a_random_sentence(documents, max_length):
-    batches = PretrainingBatches(documents, tokenizer_of(documents), 7, max_length, seed=3)
+    batches = pretraining_batches(documents, tokenizer_of(documents), 7, max_length, seed=3)
     lengths = {0: [], 1: []}
     for batch in elements(batches, 2000 // batches.steps_per_epoch * batches.steps_per_epoch):
         for first, second, label in rows_of(batch):
@@ -230,7 +241,7 @@ def test_every_epoch_reads_each_passage_once_in_another_order(batches):
 
 def test_every_token_is_counted(documents):
     tokenizer = tokenizer_of(documents)
-    batches = PretrainingBatches([*documents, documents[0]], tokenizer, BATCH, MAX_LENGTH)
+    batches = pretraining_batches([*documents, documents[0]], tokenizer, BATCH, MAX_LENGTH)
     twice = tokenizer.tokenize([" ".join(documents[0])]).flat_values.numpy()
     expected = np.append(np.zeros(len(SPECIAL)), np.ones(batches.num_tokens - len(twice)))
     expected[twice] = 2
@@ -238,7 +249,7 @@ def test_every_token_is_counted(documents):
 
 
 def test_masks_and_pairs_differ_from_epoch_to_epoch(documents):
-    batches = PretrainingBatches(documents[:2], tokenizer_of(documents), 97, MAX_LENGTH)
+    batches = pretraining_batches(documents[:2], tokenizer_of(documents), 97, MAX_LENGTH)
     assert batches.steps_per_epoch == 1
     first, second = elements(batches, 2)
     assert not np.array_equal(np.sort(first["token_ids"]), np.sort(second["token_ids"]))
@@ -254,16 +265,16 @@ def test_training_resumes_at_any_step(batches):
 
 def test_batches_are_a_function_of_the_seed(batches, documents):
     first = elements(batches, 4)
-    again = PretrainingBatches(documents, tokenizer_of(documents), BATCH, MAX_LENGTH, seed=3)
+    again = pretraining_batches(documents, tokenizer_of(documents), BATCH, MAX_LENGTH, seed=3)
     assert same(elements(again, 4), first), "the same seed, the same batches"
-    other = PretrainingBatches(documents, tokenizer_of(documents), BATCH, MAX_LENGTH, seed=4)
+    other = pretraining_batches(documents, tokenizer_of(documents), BATCH, MAX_LENGTH, seed=4)
     assert not same(elements(other, 4), first), "another seed, other batches"
 
 
 def test_short_documents_and_empty_sentences_are_dropped_and_reported(caplog):
     tokenizer = WordPieceTokenizer([*SPECIAL, *"abcde"])
     documents = [["a", "", "b"], ["c"], [], ["", "d", "\u200b"], ["d", "e"]]
-    batches = PretrainingBatches(documents, tokenizer, 2, 9)
+    batches = pretraining_batches(documents, tokenizer, 2, 9)
     assert (batches.num_dropped, batches.num_passages) == (3, 2)
     assert "Dropped 3 of 5 documents" in caplog.text
     assert sorted(batches._ids.numpy()) == [5, 6, 8, 9], "what is left"
@@ -273,10 +284,10 @@ def test_texts_and_settings_that_cannot_work_are_refused():
     tokenizer = WordPieceTokenizer([*SPECIAL, "a"])
     for documents in ([], [["a", "a"]], [["a", "a"], ["a"]]):
         with pytest.raises(ValueError, match=r"at least two documents.*Received: \d documents"):
-            PretrainingBatches(documents, tokenizer)
+            pretraining_batches(documents, tokenizer)
     with pytest.raises(ValueError, match=r"max_length at least 5 tokens.*max_length=4"):
-        PretrainingBatches([["a", "a"]] * 2, tokenizer, max_length=4)
+        pretraining_batches([["a", "a"]] * 2, tokenizer, max_length=4)
     with pytest.raises(ValueError, match=r"batch_size=0"):
-        PretrainingBatches([["a", "a"]] * 2, tokenizer, batch_size=0)
+        pretraining_batches([["a", "a"]] * 2, tokenizer, batch_size=0)
     with pytest.raises(ValueError, match=r"masking_rate=1.5"):
-        PretrainingBatches([["a", "a"]] * 2, tokenizer, masking_rate=1.5)
+        pretraining_batches([["a", "a"]] * 2, tokenizer, masking_rate=1.5)

@@ -1,0 +1,161 @@
+"""Batches of texts with labels."""
+
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.data.length_plan import LengthPlan, batched
+from keras_transformer.data.token_ids import checked_ids, ragged
+from keras_transformer.files import load_arrays, save_arrays
+from keras_transformer.tokenizers.sentencepiece import PAD_ID
+
+# Lengths count as equal up to the next multiple, so that other texts meet in every epoch.
+_LENGTH_STEP = 16
+
+
+def cut_middle(ids: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
+    """Leaves out the middle of rows longer than `max_length`; a quarter of what stays is before it.
+
+    What a text is about stands at its beginning, and what its author thinks at its end.
+
+    Source: Sun et al. 2019, section 5.3.1 (https://arxiv.org/abs/1905.05583).
+
+    Example:
+        >>> cut_middle(tf.ragged.constant([[1, 2, 3, 4, 5, 6], [7, 8]]), max_length=4).to_list()
+        [[1, 4, 5, 6], [7, 8]]
+    """
+    before = max_length // 4
+    lengths = ids.row_lengths()
+    places = tf.ragged.range(lengths).flat_values
+    after = tf.repeat(lengths, lengths) - (max_length - before)
+    return tf.ragged.boolean_mask(ids, ids.with_flat_values((places < before) | (places >= after)))
+
+
+def check_max_length(max_length: int) -> None:
+    if max_length < 1:
+        raise ValueError(
+            f"max_length must be at least 1 token of a text. Received: max_length={max_length}."
+        )
+
+
+def fill_up(ids: tf.RaggedTensor) -> tf.Tensor:
+    """Pads rows to equal lengths, of at least one column, so that there is something to pool.
+
+    Example:
+        >>> fill_up(tf.ragged.constant([[], []], dtype="int32")).numpy().tolist()
+        [[0], [0]]
+    """
+    filled = ids.to_tensor(PAD_ID)  # (batch, length)
+    return tf.pad(filled, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(filled)[1])]])
+
+
+class LabelledBatches:
+    """Batches of token ids and labels, for training a classifier.
+
+    Texts longer than `max_length` tokens lose their middle, see `cut_middle`. As in
+    `TokenBatches` texts of similar lengths share a batch, and data order is a pure function
+    of seed and step.
+
+    Args:
+        ids: tokens of the texts: a ragged tensor, as `tokenize` returns it, or sequences of
+            integers, without padding.
+        labels: (texts, labels), 1 for each label that a text has and 0 elsewhere, as
+            `LabelledText.matrix` returns it.
+        names: of the labels, in the order of their columns.
+        tokens_per_batch: most tokens of a batch, padding included, but not what `prepare` adds.
+        max_length: tokens that are read of a text, at most `tokens_per_batch`; None for all.
+        seed: integer that fixes the order of every epoch.
+        prepare: from token ids, (batch, length), to the inputs of the model, when they are more
+            than that; None if they are not.
+
+    Attributes:
+        names: of the labels, in the order of their columns.
+        multi_label: whether there are texts with several labels, or none.
+        num_texts: texts of an epoch.
+        num_tokens: tokens of an epoch, padding not.
+        steps_per_epoch: batches of an epoch, the same for every epoch.
+
+    Raises:
+        ValueError: if the labels do not fit the texts or the names, an id is below 1,
+            `max_length` is below 1, or a text is longer than a batch may be.
+
+    Example:
+        >>> batches = LabelledBatches([[4, 5], [6]], [[0, 1], [1, 0]], ["bad", "good"])
+        >>> ids, labels = next(iter(batches.epoch()))
+        >>> tuple(ids.shape), sorted(labels.numpy().tolist())
+        ((2, 2), [[0.0, 1.0], [1.0, 0.0]])
+    """
+
+    def __init__(
+        self, ids, labels, names, tokens_per_batch=8192, max_length=None, seed=0, prepare=None
+    ):
+        ids = checked_ids(ids, "ids")
+        if max_length is not None:
+            check_max_length(max_length)
+            ids = cut_middle(ids, max_length)
+        labels = np.asarray(labels, np.float32)
+        if labels.shape != (int(ids.nrows()), len(names)) or not np.isin(labels, (0, 1)).all():
+            raise ValueError(
+                "labels must be 0 or 1, with a row for each text and a column for each name. "
+                f"Received: shape={labels.shape} for {int(ids.nrows())} texts, {len(names)} names."
+            )
+        self._ids, self._labels, self._prepare = ids, labels, prepare
+        self.names = list(names)
+        lengths = ids.row_lengths().numpy()
+        self.num_texts, self.num_tokens = len(lengths), int(lengths.sum())
+        longest = int(lengths.max(initial=0))
+        if longest > tokens_per_batch:
+            raise ValueError(
+                "tokens_per_batch must be at least max_length, so that any text fits into a "
+                f"batch. Received: tokens_per_batch={tokens_per_batch}, a text of {longest} tokens."
+            )
+        # A text without tokens takes a column too.
+        steps = np.maximum(1, -(-lengths // _LENGTH_STEP))
+        rounded = np.minimum(steps * _LENGTH_STEP, tokens_per_batch)
+        self._plan = LengthPlan(np.arange(len(lengths)), rounded, rounded, tokens_per_batch, seed)
+        self.steps_per_epoch = self._plan.steps_per_epoch
+
+    @property
+    def multi_label(self) -> bool:
+        return bool((self._labels.sum(axis=1) != 1).any())
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Training batches without end, from step `start_step` on.
+
+        Returns:
+            Elements of token ids, int32 (batch, length), padded with 0, and labels, float32
+            (batch, labels), 1 for each label that a text has.
+        """
+        return batched(self._plan.epochs(start_step), self._batch)
+
+    def epoch(self) -> tf.data.Dataset:
+        """Each text once, those of similar lengths together: for validation."""
+        return batched(self._plan.epochs().take(self.steps_per_epoch), self._batch)
+
+    def save(self, path) -> None:
+        """Writes the tokenised texts to a file of NumPy's format npz, whole or not at all."""
+        ids, lengths = self._ids.flat_values.numpy(), self._ids.row_lengths().numpy()
+        names = np.array(self.names)
+        arrays = {"ids": ids, "lengths": lengths, "labels": self._labels, "names": names}
+        save_arrays(path, arrays.items())
+
+    @classmethod
+    def load(cls, path, tokens_per_batch=8192, seed=0, prepare=None) -> "LabelledBatches":
+        """The batches of texts that `save` has written, without tokenising them again."""
+        kept = load_arrays(path)
+        ids, names = ragged(kept["ids"], kept["lengths"]), kept["names"].tolist()
+        return cls(ids, kept["labels"], names, tokens_per_batch, None, seed, prepare)
+
+    def checksum(self) -> int:
+        """A number that differs as soon as any token, label or name of a label does."""
+        total = zlib.crc32("\0".join(self.names).encode())
+        total = zlib.crc32(self._ids.flat_values.numpy(), total)
+        total = zlib.crc32(self._ids.row_splits.numpy(), total)
+        return zlib.crc32(np.ascontiguousarray(self._labels), total)
+
+    def _batch(self, rows):
+        inputs = fill_up(tf.gather(self._ids, rows))
+        if self._prepare is not None:
+            inputs = self._prepare(inputs)
+        return inputs, tf.gather(self._labels, rows)

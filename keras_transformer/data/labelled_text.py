@@ -1,0 +1,179 @@
+"""Reads texts with labels."""
+
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from keras_transformer.data.corpora import builder_of, check_split, lines_of, opened
+
+
+class LabelledText(NamedTuple):
+    """Texts and their labels: `labels[i]` are those of `texts[i]`, each a row of `names`.
+
+    A text may have several labels, or none; `names` is sorted.
+    """
+
+    texts: list[str]
+    labels: list[tuple[str, ...]]
+    names: list[str]
+
+    def matrix(self) -> np.ndarray:
+        """The labels as float32 (texts, labels), 1 for each label that a text has."""
+        place = {name: index for index, name in enumerate(self.names)}
+        matrix = np.zeros((len(self.texts), len(self.names)), np.float32)
+        for row, of_row in enumerate(self.labels):
+            matrix[row, [place[name] for name in of_row]] = 1.0
+        return matrix
+
+
+def labelled(texts, labels, names=None) -> LabelledText:
+    """Checks texts and labels and lists the names of the labels.
+
+    Args:
+        texts: a list of strings.
+        labels: for each text a tuple of names.
+        names: all that are allowed, e.g. those of the training text; None takes those there are.
+
+    Raises:
+        ValueError: if there is no text, there are fewer than two labels, or a label is not
+            among `names`.
+    """
+    found = sorted({name for row in labels for name in row})
+    names = found if names is None else list(names)
+    if not texts or len(names) < 2:
+        raise ValueError(
+            "Classification needs texts with at least two different labels. "
+            f"Received: {len(texts)} texts, labels {names}."
+        )
+    if unknown := set(found) - set(names):
+        raise ValueError(f"Labels must be among {names}. Received: {sorted(unknown)}.")
+    return LabelledText(list(texts), list(labels), names)
+
+
+def read_labelled_folder(path, names=None) -> LabelledText:
+    """Reads a folder of folders: each inner one is named by a label and holds files of texts.
+
+    The layout of the Large Movie Review Dataset, whose folder of unlabelled texts, `unsup`,
+    is left out. Files end in `.txt` and are read in the order of their names. Where folders
+    hold folders of such files, as those of that data set's training and test texts do, no
+    label is found.
+
+    Raises:
+        OSError: if there is no such folder, or a file cannot be read.
+        ValueError: as `labelled`, and if a file is not UTF-8.
+    """
+    path = pathlib.Path(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"Expected a folder of labels. Received: {path}, which does not exist."
+        )
+    if not path.is_dir():
+        raise NotADirectoryError(f"Expected a folder of labels. Received: {path}, which is a file.")
+    files = _files_of_labels(path)
+    return labelled(list(map(text_of, files)), [(file.parent.name,) for file in files], names)
+
+
+def text_of(path) -> str:
+    """The text of a whole file; lines end in a line feed, however they end there.
+
+    Raises:
+        OSError: if it is a directory or cannot be read.
+        ValueError: if it is not UTF-8.
+    """
+    try:
+        with opened(path) as file:
+            return file.read().decode().replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"A text must be UTF-8. Received: {path}: {error.reason}.") from None
+
+
+def labelled_files(path) -> list[pathlib.Path]:
+    """What `read_labelled_folder` reads, in its order; nothing if there are no two labels."""
+    path = pathlib.Path(path)
+    files = _files_of_labels(path) if path.is_dir() else []
+    return files if len({file.parent for file in files}) > 1 else []
+
+
+def _files_of_labels(path):
+    """The files of the folders in a folder, unless there are folders of files in those."""
+    if next(path.glob("*/*/**/*.txt"), None):
+        return []
+    return [file for file in sorted(path.glob("*/*.txt")) if file.parent.name != "unsup"]
+
+
+def read_labelled_tsv(path, names=None) -> LabelledText:
+    """Reads a file of two columns, text TAB label, without a header; `.gz` is unpacked.
+
+    Several labels of a text are joined by commas, and spaces around a label do not count; a
+    text without one has an empty column.
+
+    Raises:
+        OSError: if the file is missing, a directory, or cannot be read.
+        ValueError: as `labelled`, and if a line has not exactly two columns.
+    """
+    texts, labels = [], []
+    for number, line in enumerate(lines_of(path), start=1):
+        columns = line.split("\t")
+        if len(columns) != 2:
+            raise ValueError(
+                "Each line must have two columns: text, one tab, label. "
+                f"Received: {path}, line {number} with {len(columns)}: {line[:80]!r}."
+            )
+        texts.append(columns[0])
+        found = (name.strip() for name in columns[1].split(","))
+        labels.append(tuple(dict.fromkeys(name for name in found if name)))
+    return labelled(texts, labels, names)
+
+
+def read_labelled_dataset(name, split: str, names=None, data_dir=None) -> LabelledText:
+    """Reads a data set of TensorFlow Datasets with a text and a class label.
+
+    Raises:
+        ImportError: if TensorFlow Datasets is not installed.
+        ValueError: if the name or split is unknown, the features are others, or a text has no
+            label, as those of a test whose answers are kept elsewhere.
+    """
+    builder = builder_of(name, data_dir) if isinstance(name, str) else name
+    check_split(builder, split)
+    features = builder.info.features
+    texts = [key for key, feature in features.items() if feature.dtype == "string"]
+    classes = [key for key, feature in features.items() if hasattr(feature, "int2str")]
+    texts = ["text"] if "text" in texts else texts
+    if len(classes) != 1 or len(texts) != 1:
+        raise ValueError(
+            f"{builder.info.full_name} must have one text and one class label. "
+            f"Received: texts {texts}, labels {classes}."
+        )
+    (text,), (label,) = texts, classes
+    rows = list(builder.as_dataset(split=split).as_numpy_iterator())
+    if without := sum(int(row[label] < 0) for row in rows):
+        raise ValueError(
+            f"The texts of {builder.info.full_name} must have labels. "
+            f"Received: {without} of {len(rows)} of split={split!r} without one."
+        )
+    labels = [(features[label].int2str(int(row[label])),) for row in rows]
+    return labelled([row[text].decode() for row in rows], labels, names)
+
+
+def hold_out(text: LabelledText, count: int, seed: int) -> tuple[LabelledText, LabelledText]:
+    """Sets `count` examples aside, drawn with the seed: the pair of the others and of these.
+
+    Raises:
+        ValueError: if `count` is not below the number of examples.
+    """
+    if not 0 < count < len(text.texts):
+        raise ValueError(
+            "hold_out must leave examples to learn from. "
+            f"Received: hold_out={count} of {len(text.texts)} examples."
+        )
+    return tuple(
+        labelled([text.texts[i] for i in part], [text.labels[i] for i in part], text.names)
+        for part in split_rows(len(text.texts), count, seed)
+    )
+
+
+def split_rows(number: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draws `count` of the rows 0 to `number` - 1: the others and these, each in order."""
+    order = np.random.default_rng(seed).permutation(number)
+    return np.sort(order[count:]), np.sort(order[:count])

@@ -1,0 +1,280 @@
+"""Batches for the pretraining of BERT, masked anew in every epoch.
+
+Batch k is a pure function of (text, seed, k), so an interrupted training goes on at any
+step without reading what came before.
+"""
+
+import itertools
+import logging
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.data.length_plan import batched
+from keras_transformer.data.masking import check_masking_rate, mask_tokens
+from keras_transformer.data.segments import pack_segments
+from keras_transformer.data.token_ids import checked_ids, ragged
+from keras_transformer.files import load_arrays, save_arrays
+from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
+
+_NUM_SPECIAL = 3  # [CLS] first [SEP] second [SEP]
+
+
+class PretrainingBatches:
+    """Pairs of texts in which tokens are masked, and of which half do not belong together.
+
+    Keeps the ids in memory, about four bytes a token. Each
+    document is cut into passages of whole sentences that fill a row or, by their last
+    sentence, more than that. Every time a passage is read it is cut anew at the end of one
+    of its sentences, and a sentence of another document is drawn; what follows is cut to
+    the length of what stands from there to the end, and in half of the cases replaced by
+    it: length tells nothing.
+    A pair too long for a row loses the beginning of its first and the end of its second
+    text, the longer one first: the first still ends where the second begins.
+
+    Every epoch reads each passage once, in another order. Rows have a fixed length.
+
+    Source: Devlin et al. 2018, section 3.1 and appendix A.2
+    (https://arxiv.org/abs/1810.04805). Masks and pairs are drawn for every epoch, as Liu et
+    al. 2019 do with masks (https://arxiv.org/abs/1907.11692), not ten times beforehand.
+
+    Args:
+        documents: ids of the sentences of each document, (documents, None, None): a ragged
+            tensor, as `tokenize_documents` returns it, or sequences of sequences of integers.
+            Documents with fewer than two sentences that have tokens are dropped and reported.
+        tokenizer: the `WordPieceTokenizer` of these ids.
+        batch_size: rows of a batch; the last batch of an epoch may have fewer.
+        max_length: of a row, in tokens, special ones included.
+        seed: integer that fixes the pairs, the masks and the order of every epoch.
+        masking_rate: share of a row's tokens to find again, in (0, 1].
+
+    Attributes:
+        num_tokens: tokens of all documents.
+        num_passages: passages of the text, the rows of an epoch.
+        num_dropped: documents that were dropped.
+        steps_per_epoch: batches of an epoch.
+
+    Raises:
+        ValueError: if an id is below 1, fewer than two documents are left, `batch_size` is below 1,
+            `max_length` leaves no room for two texts, or `masking_rate` is outside (0, 1].
+
+    Example:
+        >>> from keras_transformer.data import tokenize_documents
+        >>> from keras_transformer.tokenizers import train_word_pieces
+        >>> documents = [["a b c", "c b"], ["b", "a a"]]
+        >>> tokenizer = train_word_pieces(sum(documents, []), vocabulary_size=8)
+        >>> ids = tokenize_documents(documents, tokenizer)
+        >>> batches = PretrainingBatches(ids, tokenizer, batch_size=2, max_length=7)
+        >>> inputs, labels = next(iter(batches.dataset()))
+        >>> sorted(inputs), sorted(labels), inputs["token_ids"].shape
+        (['masked_positions', 'segment_ids', 'token_ids'],
+         ['masked_tokens', 'masked_weights', 'next_sentence'], TensorShape([2, 7]))
+    """
+
+    def __init__(
+        self,
+        documents,
+        tokenizer: WordPieceTokenizer,
+        batch_size: int = 32,
+        max_length: int = 128,
+        seed: int = 0,
+        masking_rate: float = 0.15,
+    ):
+        if batch_size < 1 or max_length < _NUM_SPECIAL + 2:
+            raise ValueError(
+                f"batch_size must be at least 1 and max_length at least {_NUM_SPECIAL + 2} tokens: "
+                f"{_NUM_SPECIAL} special ones and one of each text. "
+                f"Received: batch_size={batch_size}, max_length={max_length}."
+            )
+        check_masking_rate(masking_rate)
+        documents = checked_ids(documents, "documents", rank=3)
+        self._tokenizer, self._batch_size, self._seed = tokenizer, batch_size, seed
+        self._masking_rate = masking_rate
+        self._max_length, self._room = max_length, max_length - _NUM_SPECIAL
+        arrays = self._keep(documents)
+        ids, starts, first_sentences = arrays
+        self.num_tokens = len(ids)
+        passages = [
+            [first, last, document]
+            for document, (first, end) in enumerate(itertools.pairwise(first_sentences.tolist()))
+            for first, last in _passages_of(first, end, starts, self._room)
+        ]
+        self.num_passages = len(passages)
+        self.steps_per_epoch = -(-self.num_passages // batch_size)
+        with tf.device("CPU:0"):  # as tensors tf.data reads them where they lie, and copies none
+            self._passages = tf.constant(passages, tf.int64)
+            self._ids, self._starts, self._first_sentences = map(tf.constant, arrays)
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Batches without end, from step `start_step` on.
+
+        Element k is a pure function of the text, the seed and `start_step + k`. Starting
+        late costs nothing: skipped batches are never made. The first `steps_per_epoch` of
+        another text serve for validation.
+
+        Returns:
+            Elements `(inputs, labels)`, of `bert_pretraining` and of `PretrainingLoss`;
+            int32, padded with 0, but for the weights, which are float32.
+        """
+        first_epoch, first_batch = divmod(start_step, self.steps_per_epoch)
+
+        def batches_of(epoch):
+            order = self._shuffle(epoch)
+            first = tf.where(epoch == first_epoch, tf.constant(first_batch, tf.int64), 0)
+            steps = tf.data.Dataset.range(first, self.steps_per_epoch)
+            return steps.map(
+                lambda step: (epoch * self.steps_per_epoch + step, self._rows(order, step))
+            )
+
+        epochs = tf.data.Dataset.counter(start=first_epoch)
+        return batched(epochs.flat_map(batches_of), self._batch)
+
+    def token_counts(self) -> np.ndarray:
+        """How often each id of the vocabulary occurs in the documents, (vocabulary_size,)."""
+        return np.bincount(self._ids.numpy(), minlength=self._tokenizer.vocabulary_size)
+
+    def save(self, path) -> None:
+        """Writes the tokenised documents to a file of NumPy's format npz, whole or not at all."""
+        arrays = {
+            "ids": self._ids.numpy(),
+            "starts": self._starts.numpy(),
+            "first_sentences": self._first_sentences.numpy(),
+            "num_dropped": self.num_dropped,
+        }
+        save_arrays(path, arrays.items())
+
+    @classmethod
+    def load(
+        cls, path, tokenizer, batch_size=32, max_length=128, seed=0, masking_rate=0.15
+    ) -> "PretrainingBatches":
+        """The batches of documents that `save` has written, without tokenising them again."""
+        kept = load_arrays(path)
+        sentences = ragged(kept["ids"], np.diff(kept["starts"]))
+        documents = ragged(sentences, np.diff(kept["first_sentences"]))
+        batches = cls(documents, tokenizer, batch_size, max_length, seed, masking_rate)
+        batches.num_dropped = int(kept["num_dropped"])
+        return batches
+
+    def checksum(self) -> int:
+        """A number that differs as soon as any token, sentence or document does."""
+        total = 0
+        for numbers in (self._ids, self._starts, self._first_sentences):
+            total = zlib.crc32(numbers.numpy(), total)
+        return total
+
+    def _keep(self, documents):
+        """Leaves out sentences without tokens, and documents of fewer than two others.
+
+        Returns:
+            All ids, where each sentence starts, in tokens, and each document, in sentences; and
+            the ends.
+        """
+        ids, lengths = documents.flat_values.numpy(), documents.values.row_lengths().numpy()
+        document_lengths = documents.row_lengths().numpy()
+        document_of = np.repeat(np.arange(len(document_lengths)), document_lengths)
+        counts = np.bincount(document_of[lengths > 0], minlength=len(document_lengths))
+        kept = (lengths > 0) & (counts[document_of] >= 2)
+        self.num_dropped = int((counts < 2).sum())
+        counts = counts[counts >= 2]
+        if len(counts) < 2:
+            raise ValueError(
+                "There must be at least two documents of two sentences, for a random sentence "
+                f"comes from another one. Received: {len(document_lengths)} documents, "
+                f"{self.num_dropped} of them shorter."
+            )
+        if self.num_dropped:
+            logging.getLogger(__name__).warning(
+                "Dropped %d of %d documents of fewer than two sentences.",
+                self.num_dropped, len(document_lengths),
+            )  # fmt: skip
+        starts, first_sentences = (np.append(0, np.cumsum(n)) for n in (lengths[kept], counts))
+        return ids[np.repeat(kept, lengths)], starts, first_sentences
+
+    def _rows(self, order, batch):
+        """The passages of one batch of an epoch, (batch, 3)."""
+        first = batch * self._batch_size
+        return tf.gather(self._passages, order[first : first + self._batch_size])
+
+    def _shuffle(self, epoch):
+        seed = self._seed_of(epoch, purpose=0)
+        # A named generator: the default one may differ between processors.
+        ranks = tf.random.stateless_uniform([self.num_passages], seed, alg="philox")
+        return tf.argsort(ranks, stable=True)
+
+    def _seed_of(self, number, purpose):
+        """A seed for each epoch (purpose 0) or step (purpose 1)."""
+        return tf.stack([tf.constant(2 * self._seed + purpose, tf.int64), number])
+
+    def _batch(self, step, passages):
+        seed = self._seed_of(step, purpose=1)
+        for_pairs, for_masks = tf.unstack(tf.random.split(seed, 2, alg="philox"))
+        first_ids, second_ids, is_random = self._pairs(passages, for_pairs)
+        inputs = pack_segments(self._tokenizer, first_ids, second_ids, self._max_length)
+        inputs = {name: self._pad(ids) for name, ids in inputs.items()}
+        inputs["token_ids"], positions, labels = mask_tokens(
+            inputs["token_ids"], self._tokenizer, for_masks, self._masking_rate
+        )
+        inputs["masked_positions"] = positions
+        is_masked = tf.cast(labels != self._tokenizer.pad_id, tf.float32)
+        rows = tf.cast(tf.shape(labels)[0], tf.float32)
+        return inputs, {
+            "masked_tokens": labels,
+            "masked_weights": is_masked * rows / tf.maximum(tf.reduce_sum(is_masked), 1.0),
+            "next_sentence": tf.cast(is_random, tf.int32),
+        }
+
+    def _pairs(self, passages, seed):
+        """First and second ids, (batch, None), and whether the second is random, (batch,)."""
+        first, last, document = tf.unstack(passages, axis=1)
+        draws = tf.random.stateless_uniform(
+            [3, tf.shape(passages)[0]], seed, dtype=tf.float64, alg="philox"
+        )
+
+        def random_below(limit, draw):
+            return tf.cast(draw * tf.cast(limit, tf.float64), tf.int64)  # in [0, limit)
+
+        middle = first + 1 + random_below(last - first, draws[0])
+        start, cut, end = (tf.gather(self._starts, i) for i in (first, middle, last + 1))
+        first_length, second_length = self._cut_to_room(cut - start, end - cut)
+
+        # Any sentence but those of this document, up to the end of its own.
+        own, own_end = (tf.gather(self._first_sentences, i) for i in (document, document + 1))
+        others = self._first_sentences[-1] - (own_end - own)
+        sentence = random_below(others, draws[1])
+        sentence += tf.where(sentence >= own, own_end - own, 0)
+        next_document = tf.searchsorted(self._first_sentences, sentence, side="right")
+        begin = tf.gather(self._starts, sentence)
+        stop = tf.gather(self._starts, tf.gather(self._first_sentences, next_document))
+
+        is_random = draws[2] < 0.5
+        second_start = tf.where(is_random, begin, cut)
+        # What follows is as short as what might have replaced it: length tells nothing.
+        second_length = tf.minimum(second_length, stop - begin)
+        first_ids = self._tokens(cut - first_length, first_length)
+        return first_ids, self._tokens(second_start, second_length), is_random
+
+    def _cut_to_room(self, first, second):
+        """Lengths that fit into a row, of which the longer one was cut first."""
+        half = tf.constant(-(-self._room // 2), tf.int64)
+        first = tf.minimum(first, tf.maximum(half, self._room - second))
+        return first, tf.minimum(second, self._room - first)
+
+    def _tokens(self, starts, lengths):
+        places = tf.ragged.range(starts, starts + lengths)
+        return places.with_flat_values(tf.gather(self._ids, places.flat_values))
+
+    def _pad(self, ids):
+        return tf.pad(ids, [[0, 0], [0, self._max_length - tf.shape(ids)[1]]])
+
+
+def _passages_of(first, end, starts, room):
+    """Pairs of first and last sentence of [first, end): as few as fill a row, at least two."""
+    last = first
+    while last < end - 1:
+        full = starts[first] + room
+        last = max(first + 1, int(np.searchsorted(starts, full)) - 1)
+        # A sentence that would be left alone is read together with the one before it.
+        last = min(last, end - 1)
+        yield first, last
+        first = min(last + 1, end - 2)

@@ -1,0 +1,170 @@
+"""Cuts parallel text into batches that hold about the same number of tokens.
+
+The index plan is a pure function of (seed, epoch), so an interrupted training
+goes on at any step without reading what came before.
+"""
+
+import functools
+import logging
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.data.length_plan import LengthPlan, batched
+from keras_transformer.data.token_ids import checked_ids, ragged
+from keras_transformer.files import load_arrays, save_arrays
+from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+
+
+class TokenBatches:
+    """Batches of token ids for training a translation model.
+
+    Keeps the ids in memory, about four bytes a token. Pairs of similar lengths share a batch, so
+    that little of it is padding: pairs are sorted by length and divided so that the rows times the
+    longest sentence stay within a budget of tokens on either side. Every epoch holds each pair
+    once, in batches of the same shapes; which pairs of equal lengths share a batch, and the order
+    of the batches, change from epoch to epoch.
+
+    A source row is its tokens and the end id; the decoder's input is the start id and the tokens;
+    the labels are the tokens and the end id. Pairs of which either side with its end is longer
+    than `max_length` are dropped and reported.
+
+    Args:
+        source_ids: tokens of the sentences to translate, without start and end: a ragged tensor,
+            as `tokenize` returns it, or sequences of integers. Ids 0 to 3 are padding, unknown,
+            start and end.
+        target_ids: tokens of their translations, as many.
+        tokens_per_batch: most tokens of a batch, padding included, on either
+            side. At least `max_length`.
+        max_length: longest sentence kept, in tokens with its end.
+        seed: integer that fixes the order of every epoch.
+
+    Attributes:
+        num_pairs: pairs kept, the number of an epoch.
+        num_dropped: pairs longer than `max_length`.
+        num_target_tokens: labels of an epoch, ends included, padding not.
+        steps_per_epoch: batches of an epoch, the same for every epoch.
+
+    Raises:
+        ValueError: if there are not as many sources as targets, an id is below 1, no pair is
+            left, or the budget is smaller than the longest sentence allowed.
+
+    Example:
+        >>> batches = TokenBatches([[4, 5, 6], [7]], [[5, 4], [9, 8, 7]], tokens_per_batch=256)
+        >>> inputs, labels = next(iter(batches.epoch()))
+        >>> inputs["target_ids"].numpy().tolist(), labels.numpy().tolist()
+        ([[2, 5, 4, 0], [2, 9, 8, 7]], [[5, 4, 3, 0], [9, 8, 7, 3]])
+    """
+
+    def __init__(
+        self,
+        source_ids,
+        target_ids,
+        tokens_per_batch: int = 4096,
+        max_length: int = 256,
+        seed: int = 0,
+    ):
+        _check_limits(tokens_per_batch, max_length)
+        source_ids = checked_ids(source_ids, "source_ids")
+        target_ids = checked_ids(target_ids, "target_ids")
+        num_texts = int(source_ids.nrows())
+        if num_texts != int(target_ids.nrows()):
+            raise ValueError(
+                "Each source needs one target. "
+                f"Received: {num_texts} sources, {int(target_ids.nrows())} targets."
+            )
+        self._sources, self._targets = _with_end(source_ids), _with_end(target_ids)
+        self._source_lengths = self._sources.row_lengths().numpy()
+        self._target_lengths = self._targets.row_lengths().numpy()
+        longest = np.maximum(self._source_lengths, self._target_lengths)
+        kept = np.flatnonzero(longest <= max_length)
+        self.num_pairs = len(kept)
+        self.num_dropped = num_texts - self.num_pairs
+        if self.num_pairs == 0:
+            raise ValueError(
+                "No pair is left to train on. Give more text or a larger max_length. Received: "
+                f"{num_texts} pairs, {self.num_dropped} of them longer than {max_length} tokens."
+            )
+        if self.num_dropped:
+            logging.getLogger(__name__).warning(
+                "Dropped %d of %d pairs longer than max_length=%d tokens.",
+                self.num_dropped, num_texts, max_length,
+            )  # fmt: skip
+        self.num_target_tokens = int(self._target_lengths[kept].sum())
+        lengths = self._source_lengths, self._target_lengths
+        self._plan = LengthPlan(kept, *lengths, tokens_per_batch, seed)
+        self.steps_per_epoch = self._plan.steps_per_epoch
+
+    def save(self, path) -> None:
+        """Writes the tokenised text to a file of NumPy's format npz, whole or not at all."""
+        sides = {"source": self._sources, "target": self._targets}
+        arrays = {f"{side}_ids": ids.flat_values.numpy() for side, ids in sides.items()}
+        arrays |= {f"{side}_lengths": ids.row_lengths().numpy() for side, ids in sides.items()}
+        save_arrays(path, arrays.items())
+
+    @classmethod
+    def load(cls, path, tokens_per_batch: int = 4096, max_length: int = 256, seed: int = 0):
+        """The batches of a text that `save` has written, without tokenising it again.
+
+        With the same limits and seed they are the same batches.
+        """
+        sides = load_arrays(path)
+        ids = [
+            _without_end(sides[f"{side}_ids"], sides[f"{side}_lengths"])
+            for side in ("source", "target")
+        ]
+        return cls(*ids, tokens_per_batch, max_length, seed)
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Training batches without end, from step `start_step` on.
+
+        Element k is a pure function of the text, the seed and `start_step + k`.
+        Starting late costs nothing: skipped batches are never made.
+
+        Returns:
+            Elements `({"source_ids": (batch, source), "target_ids": (batch,
+            target)}, labels (batch, target))`, int32, padded with 0.
+        """
+        return batched(self._plan.epochs(start_step), self._batch)
+
+    def epoch(self) -> tf.data.Dataset:
+        """Each pair once, in the order of the text: for validation.
+
+        The elements are those of `dataset`; batches keep to the same budget.
+        """
+        return batched(self._plan.in_order(), self._batch)
+
+    def checksum(self) -> int:
+        """A number that differs as soon as any token of the text does."""
+        parts = [*_parts(self._sources), *_parts(self._targets)]
+        return functools.reduce(lambda total, part: zlib.crc32(part, total), parts, 0)
+
+    def _batch(self, pairs):
+        source_ids = tf.gather(self._sources, pairs).to_tensor(PAD_ID)  # (batch, source)
+        labels = tf.gather(self._targets, pairs).to_tensor(PAD_ID)  # (batch, target)
+        shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=START_ID)
+        # Where the label is padding, the shifted row holds the end of a shorter sentence.
+        target_ids = tf.where(labels == PAD_ID, PAD_ID, shifted)
+        return {"source_ids": source_ids, "target_ids": target_ids}, labels
+
+
+def _with_end(ids):
+    ends = ids.row_splits.numpy()[1:]
+    return ragged(np.insert(ids.flat_values.numpy(), ends, END_ID), ids.row_lengths() + 1)
+
+
+def _without_end(ids, lengths):
+    return ragged(np.delete(ids, np.cumsum(lengths) - 1), lengths - 1)
+
+
+def _check_limits(tokens_per_batch: int, max_length: int) -> None:
+    if tokens_per_batch < max_length:
+        raise ValueError(
+            "tokens_per_batch must be at least max_length, so that any sentence fits into a "
+            f"batch. Received: tokens_per_batch={tokens_per_batch}, max_length={max_length}."
+        )
+
+
+def _parts(ids: tf.RaggedTensor) -> list[np.ndarray]:
+    return [ids.flat_values.numpy(), ids.row_splits.numpy()]

@@ -1,0 +1,90 @@
+"""Token ids of many texts, as ragged tensors in memory."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+_TEXTS_PER_TOKENIZER_CALL = 1024
+
+
+def tokenize(texts: Sequence[str], tokenizer) -> tf.RaggedTensor:
+    """Tokenises many texts, a few at a time and on all cores.
+
+    Args:
+        texts: strings.
+        tokenizer: one of `keras_transformer.tokenizers`.
+
+    Returns:
+        The ids of each text, int32 (texts, None), without start and end.
+
+    Example:
+        >>> from keras_transformer.tokenizers import SymbolTokenizer
+        >>> tokenize(["ab", "b"], SymbolTokenizer("ab")).to_list()
+        [[4, 5], [5]]
+    """
+    chunks = (
+        tf.data.Dataset.from_tensor_slices(tf.constant(list(texts), tf.string))
+        .batch(_TEXTS_PER_TOKENIZER_CALL)
+        .map(tokenizer.tokenize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    )
+    ids, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+    for chunk in chunks:
+        ids.append(chunk.flat_values.numpy())
+        lengths.append(chunk.row_lengths().numpy())
+    return ragged(np.concatenate(ids), np.concatenate(lengths))
+
+
+def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer) -> tf.RaggedTensor:
+    """Tokenises documents that are split into sentences.
+
+    Args:
+        documents: each a sequence of strings.
+        tokenizer: one of `keras_transformer.tokenizers`.
+
+    Returns:
+        The ids of each sentence of each document, int32 (documents, None, None).
+    """
+    ids = tokenize([sentence for document in documents for sentence in document], tokenizer)
+    return ragged(ids, np.array([len(document) for document in documents], np.int64))
+
+
+def ragged(values, lengths) -> tf.RaggedTensor:
+    """Rows of the given lengths, in tokens or in inner rows, of one row after another."""
+    with tf.device("CPU:0"):  # where tf.data runs
+        return tf.RaggedTensor.from_row_lengths(values, lengths)
+
+
+def checked_ids(ids, name: str, rank: int = 2) -> tf.RaggedTensor:
+    """The ids of many texts as an int32 ragged tensor.
+
+    Args:
+        ids: a ragged tensor, or sequences of sequences of integers, without padding.
+        name: of the argument, for messages.
+        rank: number of axes: 2 for texts, 3 for documents of sentences.
+
+    Raises:
+        ValueError: if they are not that, or an id is below 1, since 0 stands for padding.
+    """
+    if not isinstance(ids, tf.RaggedTensor):
+        try:
+            ids = tf.ragged.constant([list(row) for row in ids], ragged_rank=rank - 1)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name} must be {'sequences of ' * (rank - 1)}sequences of ids. Received: {error}"
+            ) from None
+        if not len(ids.flat_values):
+            ids = tf.cast(ids, tf.int32)  # nothing tells that there would be integers
+    if not ids.dtype.is_integer or ids.shape.rank != rank:
+        raise ValueError(
+            f"{name} must be integer ids of rank {rank}. "
+            f"Received: {ids.dtype.name} of rank {ids.shape.rank}."
+        )
+    smallest = ids.flat_values.numpy().min(initial=1)
+    if smallest < 1:
+        raise ValueError(
+            f"{name} must be at least 1, since 0 stands for padding: give rows as long as their "
+            f"texts. Received: an id {smallest}."
+        )
+    with tf.device("CPU:0"):
+        return tf.cast(ids, tf.int32)

@@ -1,0 +1,75 @@
+"""Ids that a user brings along, from any tokenizer: what is taken, and what is refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer.data import (
+    LabelledBatches,
+    PretrainingBatches,
+    TokenBatches,
+    tokenize,
+    tokenize_documents,
+)
+from keras_transformer.tokenizers import SymbolTokenizer, WordPieceTokenizer
+
+LETTERS = SymbolTokenizer("abc")
+CHECKSUM = 1_589_686_138
+WORDS = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])
+
+
+def test_many_texts_are_tokenised_as_each_is_alone():
+    texts = ["abc"[: n % 4] * (n % 3) for n in range(2051)]
+    assert tokenize(texts, LETTERS).to_list() == [LETTERS.tokenize([t]).to_list()[0] for t in texts]
+    assert tokenize([], LETTERS).to_list() == []
+
+
+def test_documents_keep_their_sentences():
+    documents = [["a b", "b"], [], ["a"]]
+    assert tokenize_documents(documents, WORDS).to_list() == [[[5, 6], [6]], [], [[5]]]
+
+
+@pytest.mark.parametrize("kind", [list, np.array, tf.ragged.constant], ids=["lists", "numpy", "tf"])
+def test_ids_of_any_kind_make_the_same_batches(kind):
+    def rows(ids):
+        return kind(ids) if kind is not np.array else [np.array(row, np.int64) for row in ids]
+
+    source, target = rows([[4, 5, 6], [7]]), rows([[8], [9, 8, 7, 6]])
+    ((inputs, labels),) = TokenBatches(source, target).epoch()
+    assert inputs["source_ids"].numpy().tolist() == [[4, 5, 6, 3], [7, 3, 0, 0]]
+    assert inputs["target_ids"].numpy().tolist() == [[2, 8, 0, 0, 0], [2, 9, 8, 7, 6]]
+    assert labels.numpy().tolist() == [[8, 3, 0, 0, 0], [9, 8, 7, 6, 3]]
+    assert labels.dtype == tf.int32
+
+
+def test_padded_rows_and_other_mistakes_are_refused():
+    good = [[4], [5]]
+    for wrong, message in {
+        "padding": ([[4, 0], [5, 6]], r"source_ids must be at least 1.* Received: an id 0"),
+        "negative": ([[4], [-1]], r"Received: an id -1"),
+        "real numbers": ([[4.5], [5]], r"integer ids of rank 2. Received: float32"),
+        "text": (["ab", "c"], r"integer ids of rank 2. Received: string"),
+        "one text": ([4, 5], r"sequences of ids"),
+        "too deep": ([[[4]], [[5]]], r"source_ids must be"),
+    }.values():
+        with pytest.raises(ValueError, match=message):
+            TokenBatches(wrong, good)
+    with pytest.raises(ValueError, match=r"one target. Received: 1 sources, 2"):
+        TokenBatches([[4]], good)
+    names = ["bad", "good"]
+    for labels in ([[1, 0]], [[1, 0], [2, 0]], [[1], [0]]):
+        with pytest.raises(ValueError, match=r"a row for each text and a column for each name"):
+            LabelledBatches(good, labels, names)
+    with pytest.raises(ValueError, match="an id 0"):
+        PretrainingBatches([[[5], [0]], [[5], [6]]], WORDS)
+
+
+def test_saved_ids_are_those_of_earlier_versions(tmp_path):
+    """The checksum and the arrays that version 0.1 wrote for these texts."""
+    batches = TokenBatches(tokenize(["ab", "c"], LETTERS), tokenize(["c", "ba"], LETTERS))
+    assert batches.checksum() == CHECKSUM
+    batches.save(tmp_path / "tokens.npz")
+    with np.load(tmp_path / "tokens.npz") as kept:
+        assert kept["source_ids"].tolist() == [4, 5, 3, 6, 3]
+        assert kept["source_lengths"].tolist() == [3, 2]
+    assert TokenBatches.load(tmp_path / "tokens.npz").checksum() == CHECKSUM
