@@ -31,10 +31,8 @@ class TranslationConfig(TrainingConfig):
     tsv: str = setting("", "instead: one file, source TAB target")
     valid_tsv: str = setting("", "the same for validation")
     dataset: str = setting("", "instead: a TFDS name, e.g. ted_hrlr_translate/pt_to_en")
-    source_language: str = setting(
-        "", "language of --dataset to translate from; default: its first"
-    )
-    target_language: str = setting("", "language of --dataset to translate to; default: its second")
+    source_language: str = setting("", "language of the --dataset to translate from")
+    target_language: str = setting("", "language of the --dataset to translate to")
     data_dir: str = setting("", "folder where TFDS keeps its data")
     distinct_sources: bool = setting(False, "train on the first translation of each source only")
     max_pairs: int = setting(0, "train on this many pairs only, the first; 0 for all", ge=0)

@@ -10,8 +10,31 @@ from keras_transformer.ops.masks import check_attention_mask, combine_masks
 from keras_transformer.ops.projection import project
 
 
+class ShowsAttention:
+    """Adds `attention_scores` to a layer whose `attend` returns the pair of outputs and weights.
+
+    `attend` is the forward pass, written once: `call` returns the first of the pair.
+    """
+
+    def attention_scores(self, *inputs, **masks):
+        """The attention weights of a call with the same arguments.
+
+        Args:
+            *inputs: tensors as for a call.
+            **masks: masks as for a call.
+
+        Returns:
+            Weights in [0, 1], (batch, heads, target, source); of a stack, a list with one entry a
+            block; of a decoder block, the pair of those to the target and to the source, or None.
+
+        Raises:
+            ValueError: if the layer was never called, so that it has no weights yet.
+        """
+        return self.attend(*(as_called(self, given) for given in inputs), **masks)[1]
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
     """Lets every target position gather from all source positions, with several heads.
 
     Call it with one tensor for self-attention, with two for attention from the first
@@ -91,18 +114,8 @@ class MultiHeadAttention(keras.layers.Layer):
         self.output_projection = self._projection("output", inner, hidden_dim)
 
     def call(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
-        outputs, _ = self.attend(query, value, padding_mask, attention_mask, training, False)
-        return outputs
-
-    def attention_scores(self, query, value=None, padding_mask=None, attention_mask=None):
-        """The attention weights of a call with the same arguments.
-
-        Returns:
-            Weights in [0, 1], (batch, heads, target, source).
-        """
-        query = as_called(self, query)
-        value = None if value is None else as_called(self, value)
-        return self.attend(query, value, padding_mask, attention_mask)[1]
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        return self.attend(query, value, **masks, training=training, with_scores=False)[0]
 
     def attend(
         self,
@@ -140,7 +153,7 @@ class MultiHeadAttention(keras.layers.Layer):
         return project(merge_heads(context), *self.output_projection), weights
 
     def weights_of(self, queries, keys, mask=None, bias=None):
-        """What a kind of attention is told apart by: weights from queries and keys.
+        """Attention weights; override to define another kind of attention.
 
         Args:
             queries: (batch, heads, target, key_dim).
@@ -149,7 +162,8 @@ class MultiHeadAttention(keras.layers.Layer):
             bias: of the scores, broadcasts to the same, or None.
 
         Returns:
-            Weights in [0, 1], (batch, heads, target, source); zeros where all is forbidden.
+            Weights in [0, 1], (batch, heads, target, source); zeros in a row that may attend to
+            nothing.
         """
         return attention_weights(queries, keys, mask, bias)
 
@@ -157,7 +171,7 @@ class MultiHeadAttention(keras.layers.Layer):
         """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""
         return self._project_heads(value, self.key_value, 2)
 
-    def attend_memory(self, query, keys, values, mask=None):
+    def attend_to(self, query, keys, values, mask=None):
         """Like `attend`, from `query` (batch, target, dim) to what `keys_values` returned."""
         queries = split_heads(project(query, *self.query), self.num_heads)
         return self.attend_heads(queries, keys, values, mask)
@@ -218,13 +232,16 @@ def implicit_mask(inputs, padding_mask):
 
 
 def as_called(layer, inputs):
-    """`inputs` as Keras hands them to `call`: in the dtype of the layer, with their mask.
-
-    Raises:
-        ValueError: if the layer was never called, so that it has no weights yet.
-    """
+    """`inputs` as Keras hands them to `call`: in the dtype of the layer, with their mask."""
     if not layer.built:
-        raise ValueError(f"Call the layer before you look into it. Received: unbuilt {layer.name}.")
+        raise ValueError(
+            "Call the layer before you ask for its attention. "
+            f"Received: {layer.name}, which has no weights yet."
+        )
+    if isinstance(inputs, (list, tuple)):
+        return [as_called(layer, each) for each in inputs]
+    if inputs is None or keras.backend.standardize_dtype(inputs.dtype) == "bool":
+        return inputs
     tensor = ops.cast(inputs, layer.compute_dtype)
     set_keras_mask(tensor, get_keras_mask(inputs))
     return tensor

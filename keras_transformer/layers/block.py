@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.attention import MultiHeadAttention, ShowsAttention
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.sparse_attention import SparseAttention
 
@@ -72,8 +72,10 @@ class Residual(keras.layers.Layer):
         }
 
 
-class TransformerLayer(keras.layers.Layer):
-    """What encoder and decoder, block and stack have in common: arguments and config.
+class TransformerLayer(ShowsAttention, keras.layers.Layer):
+    """What all blocks and stacks have in common: their arguments, config and parts.
+
+    A subclass makes its parts in `create_parts`, called at the end of `__init__`.
 
     Args:
         num_heads: number of attention heads.
@@ -90,6 +92,10 @@ class TransformerLayer(keras.layers.Layer):
         norm_epsilon: added to the variance by every normalisation.
         remat: whether the activations of a block are computed again in the backward pass
             instead of being kept, which saves memory and costs a second forward pass.
+        key_dim: width of each head; None for the width of the inputs divided by `num_heads`.
+        use_bias: whether all projections add a bias; None for yes, but in the attention of
+            Transformer-XL, whose paper has none there.
+        kernel_initializer: of every projection.
     """
 
     def __init__(
@@ -104,6 +110,9 @@ class TransformerLayer(keras.layers.Layer):
         attention_pattern=None,
         norm_epsilon=LAYER_NORM_EPSILON,
         remat=False,
+        key_dim=None,
+        use_bias=None,
+        kernel_initializer="glorot_uniform",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -117,19 +126,42 @@ class TransformerLayer(keras.layers.Layer):
         self.attention_pattern = attention_pattern
         self.norm_epsilon = norm_epsilon
         self.remat = remat
+        self.key_dim = key_dim
+        self.use_bias = use_bias
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
+        self.create_parts()
 
-    def attention(self, name, pattern=None, causal=False):
-        given = {"dropout": self.attention_dropout, "dtype": self.dtype_policy, "name": name}
-        if pattern is None:
-            return MultiHeadAttention(self.num_heads, **given)
-        return SparseAttention(self.num_heads, **pattern, causal=causal, **given)
+    def create_parts(self):
+        """Makes the layers of a block; a stack has its blocks."""
+
+    def attention(self, name, layer_class=MultiHeadAttention, **pattern):
+        """An attention layer with the arguments of this block."""
+        if self.use_bias is not None:
+            pattern["use_bias"] = self.use_bias
+        return layer_class(
+            self.num_heads,
+            key_dim=self.key_dim,
+            dropout=self.attention_dropout,
+            kernel_initializer=self.kernel_initializer,
+            dtype=self.dtype_policy,
+            name=name,
+            **pattern,
+        )
+
+    def self_attention_layer(self, causal):
+        if self.attention_pattern is None:
+            return self.attention("self_attention")
+        pattern = {**self.attention_pattern, "causal": causal}
+        return self.attention("self_attention", SparseAttention, **pattern)
 
     def feed_forward_network(self):
         return FeedForward(
             self.intermediate_dim,
             self.activation,
             self.activation_dropout,
+            use_bias=self.use_bias is not False,
+            kernel_initializer=self.kernel_initializer,
             dtype=self.dtype_policy,
             name="feed_forward",
         )
@@ -137,21 +169,6 @@ class TransformerLayer(keras.layers.Layer):
     def residual(self, name):
         return Residual(
             self.dropout, self.pre_norm, self.norm_epsilon, dtype=self.dtype_policy, name=name
-        )
-
-    def blocks_of(self, block_class, num_layers):
-        """`num_layers` blocks with the arguments of this layer."""
-        if num_layers < 1:
-            raise ValueError(f"num_layers must be at least 1. Received: num_layers={num_layers}.")
-        arguments = {**self.block_config(), "dtype": self.dtype_policy}
-        return [block_class(**arguments, name=f"block_{index}") for index in range(num_layers)]
-
-    def final_norm(self):
-        """The normalisation that ends a pre-norm stack; None for post-norm."""
-        if not self.pre_norm:
-            return None
-        return keras.layers.LayerNormalization(
-            epsilon=self.norm_epsilon, dtype=self.dtype_policy, name="norm"
         )
 
     def block_config(self):
@@ -166,10 +183,16 @@ class TransformerLayer(keras.layers.Layer):
             "attention_pattern": self.attention_pattern,
             "norm_epsilon": self.norm_epsilon,
             "remat": self.remat,
+            "key_dim": self.key_dim,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
 
     def rematerialised(self, function, training, *inputs):
-        """`function(*inputs)`, a pair, computed twice where `remat` asks for it; then half."""
+        """The pair `function(*inputs)`; with `remat` in training, its first part and None.
+
+        With `remat`, recomputes activations in the backward pass and returns no scores.
+        """
         if not (self.remat and training):
             return function(*inputs)
         return _computed_twice(self, lambda *given: function(*given)[0], *inputs), None
@@ -179,6 +202,78 @@ class TransformerLayer(keras.layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), **self.block_config()}
+
+
+class TransformerStack(TransformerLayer):
+    """What all stacks have in common: blocks of one class, and the normalisation after them.
+
+    Args:
+        num_layers: number of blocks, at least 1.
+        num_heads: and all further arguments as for `TransformerLayer`.
+    """
+
+    block_class = None  # set by a subclass
+
+    def __init__(
+        self,
+        num_layers,
+        num_heads,
+        intermediate_dim,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        activation="relu",
+        pre_norm=True,
+        attention_pattern=None,
+        norm_epsilon=LAYER_NORM_EPSILON,
+        remat=False,
+        key_dim=None,
+        use_bias=None,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(
+            num_heads,
+            intermediate_dim,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            activation_dropout=activation_dropout,
+            activation=activation,
+            pre_norm=pre_norm,
+            attention_pattern=attention_pattern,
+            norm_epsilon=norm_epsilon,
+            remat=remat,
+            key_dim=key_dim,
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+            **kwargs,
+        )
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1. Received: num_layers={num_layers}.")
+        self.num_layers = num_layers
+        arguments = {**self.block_config(), "dtype": self.dtype_policy}
+        self.blocks = [
+            self.block_class(**arguments, name=f"block_{index}") for index in range(num_layers)
+        ]
+        self.norm = None
+        if pre_norm:  # what post-norm blocks return is normalised already
+            self.norm = keras.layers.LayerNormalization(
+                epsilon=norm_epsilon, dtype=self.dtype_policy, name="norm"
+            )
+
+    def build_blocks(self, inputs_shape, *shapes):
+        """Builds all parts; `build` of a subclass names the further shapes for Keras."""
+        for block in self.blocks:
+            block.build(inputs_shape, *shapes)
+        if self.norm is not None:
+            self.norm.build(inputs_shape)
+
+    def finish(self, outputs):
+        """The outputs of the last block as those of the stack."""
+        return outputs if self.norm is None else self.norm(outputs)
+
+    def get_config(self):
+        return {**super().get_config(), "num_layers": self.num_layers}
 
 
 def _computed_twice(layer, function, *inputs):

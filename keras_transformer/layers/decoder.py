@@ -1,15 +1,15 @@
 """The decoder: blocks that look back at the target and across to the source, and their stack.
 
-What does not change while a translation grows, the keys and values of the source, is
-computed once by `memory`; `step` then takes one more token for every beam. Without a source
-they are the causal blocks of a language model.
+`source_keys_values` computes once what stays the same while a translation grows; `step` then
+takes one more token for every beam. Without a source they are the causal blocks of a language
+model.
 """
 
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import as_called, implicit_mask
-from keras_transformer.layers.block import TransformerLayer
+from keras_transformer.layers.attention import implicit_mask
+from keras_transformer.layers.block import TransformerLayer, TransformerStack
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 
 
@@ -48,21 +48,19 @@ class DecoderBlock(TransformerLayer):
         (3, 5, 4)
     """
 
-    def __init__(self, num_heads, intermediate_dim, *args, **kwargs):
-        super().__init__(num_heads, intermediate_dim, *args, **kwargs)
-        self.self_attention = self.attention("self_attention", self.attention_pattern, causal=True)
-        self.cross_attention = self.attention("cross_attention")
+    def create_parts(self):
+        self.self_attention = self.self_attention_layer(causal=True)
+        self.cross_attention = self.around_cross_attention = None
         self.feed_forward = self.feed_forward_network()
         self.around_self_attention = self.residual("around_self_attention")
-        self.around_cross_attention = self.residual("around_cross_attention")
         self.around_feed_forward = self.residual("around_feed_forward")
 
     def build(self, inputs_shape, source_shape=None):
         parts = [self.self_attention, self.feed_forward]
         parts += [self.around_self_attention, self.around_feed_forward]
-        if source_shape is None:
-            self.cross_attention = self.around_cross_attention = None
-        else:
+        if source_shape is not None:
+            self.cross_attention = self.attention("cross_attention")
+            self.around_cross_attention = self.residual("around_cross_attention")
             self.cross_attention.build(inputs_shape, source_shape)
             parts.append(self.around_cross_attention)
         for part in parts:
@@ -78,21 +76,14 @@ class DecoderBlock(TransformerLayer):
         training=None,
     ):
         return self.attend(
-            inputs, source, padding_mask, source_padding_mask, attention_mask, training, False
+            inputs,
+            source,
+            padding_mask=padding_mask,
+            source_padding_mask=source_padding_mask,
+            attention_mask=attention_mask,
+            training=training,
+            with_scores=False,
         )[0]
-
-    def attention_scores(
-        self, inputs, source=None, padding_mask=None, source_padding_mask=None, attention_mask=None
-    ):
-        """The attention weights of a call with the same arguments.
-
-        Returns:
-            The pair of weights of the self-attention, (batch, heads, target, target), and
-            of the attention to the source, (batch, heads, target, source), or None.
-        """
-        inputs = as_called(self, inputs)
-        source = None if source is None else as_called(self, source)
-        return self.attend(inputs, source, padding_mask, source_padding_mask, attention_mask)[1]
 
     def attend(
         self,
@@ -104,7 +95,7 @@ class DecoderBlock(TransformerLayer):
         training=None,
         with_scores=True,
     ):
-        """The pair of what `call` and what `attention_scores` return, as of the attention."""
+        """The pair of what `call` and what `attention_scores` return."""
         padding_mask = implicit_mask(inputs, padding_mask)
         if source is not None:
             source_padding_mask = implicit_mask(source, source_padding_mask)
@@ -129,18 +120,18 @@ class DecoderBlock(TransformerLayer):
         given = [inputs] if source is None else [inputs, source]
         return self.rematerialised(forward, training, *given)
 
-    def memory(self, source):
+    def source_keys_values(self, source):
         """The keys and values of the source, each (batch, heads, source, key_dim)."""
         if source is None:
             return None
         return self.cross_attention.keys_values(source)
 
-    def step(self, inputs, memory, source_padding_mask, cache, mask):
+    def step(self, inputs, source_keys_values, source_padding_mask, cache, mask):
         """One position for several beams of each row.
 
         Args:
             inputs: vectors at the newest position, (batch, beams, dim).
-            memory: what `memory` returned.
+            source_keys_values: what the method of that name returned.
             source_padding_mask: boolean (batch, source), or None.
             cache: the pair of keys and values of the earlier steps, each
                 (batch, heads, cached, key_dim).
@@ -155,7 +146,9 @@ class DecoderBlock(TransformerLayer):
             inputs,
             lambda vectors: self.self_attention.step(vectors, cache, mask),
             # The beams stand where targets stand: nothing of the source is repeated.
-            lambda vectors: self.cross_attention.attend_memory(vectors, *memory, source_mask),
+            lambda vectors: self.cross_attention.attend_to(
+                vectors, *source_keys_values, source_mask
+            ),
         )
         return outputs, cache
 
@@ -171,7 +164,7 @@ class DecoderBlock(TransformerLayer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Decoder(TransformerLayer):
+class Decoder(TransformerStack):
     """A stack of decoder blocks; a pre-norm stack ends with a layer normalisation.
 
     Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762).
@@ -195,17 +188,10 @@ class Decoder(TransformerLayer):
         (3, 5, 4)
     """
 
-    def __init__(self, num_layers, num_heads, intermediate_dim, *args, **kwargs):
-        super().__init__(num_heads, intermediate_dim, *args, **kwargs)
-        self.num_layers = num_layers
-        self.blocks = self.blocks_of(DecoderBlock, num_layers)
-        self.norm = self.final_norm()
+    block_class = DecoderBlock
 
     def build(self, inputs_shape, source_shape=None):
-        for block in self.blocks:
-            block.build(inputs_shape, source_shape)
-        if self.pre_norm:
-            self.norm.build(inputs_shape)
+        self.build_blocks(inputs_shape, source_shape)
 
     def call(
         self,
@@ -217,22 +203,14 @@ class Decoder(TransformerLayer):
         training=None,
     ):
         return self.attend(
-            inputs, source, padding_mask, source_padding_mask, attention_mask, training, False
+            inputs,
+            source,
+            padding_mask=padding_mask,
+            source_padding_mask=source_padding_mask,
+            attention_mask=attention_mask,
+            training=training,
+            with_scores=False,
         )[0]
-
-    def attention_scores(
-        self, inputs, source=None, padding_mask=None, source_padding_mask=None, attention_mask=None
-    ):
-        """The attention weights of a call with the same arguments.
-
-        Returns:
-            A list with one pair a block: weights of the self-attention, (batch, heads,
-            target, target), and of the attention to the source, (batch, heads, target, source),
-            or None.
-        """
-        inputs = as_called(self, inputs)
-        source = None if source is None else as_called(self, source)
-        return self.attend(inputs, source, padding_mask, source_padding_mask, attention_mask)[1]
 
     def attend(
         self,
@@ -244,7 +222,7 @@ class Decoder(TransformerLayer):
         training=None,
         with_scores=True,
     ):
-        """The pair of what `call` and what `attention_scores` return, as of the attention."""
+        """The pair of what `call` and what `attention_scores` return."""
         padding_mask = implicit_mask(inputs, padding_mask)
         if source is not None:
             source_padding_mask = implicit_mask(source, source_padding_mask)
@@ -260,11 +238,11 @@ class Decoder(TransformerLayer):
                 with_scores,
             )
             scores.append(weights)
-        return self._finish(outputs), scores
+        return self.finish(outputs), scores
 
-    def memory(self, source):
+    def source_keys_values(self, source):
         """What `step` needs of the source: one pair of keys and values a block, or None."""
-        return [block.memory(source) for block in self.blocks]
+        return [block.source_keys_values(source) for block in self.blocks]
 
     def empty_cache(self, batch_size):
         """The cache before the first step: keys and values of no position, a pair a block.
@@ -280,12 +258,12 @@ class Decoder(TransformerLayer):
             empty.append((ops.zeros(shape, self.compute_dtype),) * 2)
         return empty
 
-    def step(self, inputs, memory, source_padding_mask, cache, mask):
+    def step(self, inputs, source_keys_values, source_padding_mask, cache, mask):
         """One position for several beams of each row.
 
         Args:
             inputs: vectors at the newest position, (batch, beams, dim).
-            memory: what `memory` returned.
+            source_keys_values: what the method of that name returned.
             source_padding_mask: boolean (batch, source), or None.
             cache: what `empty_cache` or the step before returned.
             mask: boolean (batch, beams, cached + beams), as of
@@ -295,15 +273,11 @@ class Decoder(TransformerLayer):
             The pair of outputs, (batch, beams, dim), and the cache, longer by `beams`.
         """
         outputs, longer = inputs, []
-        for block, block_memory, block_cache in zip(self.blocks, memory, cache, strict=True):
+        for block, keys_values, block_cache in zip(
+            self.blocks, source_keys_values, cache, strict=True
+        ):
             outputs, grown = block.step(
-                outputs, block_memory, source_padding_mask, block_cache, mask
+                outputs, keys_values, source_padding_mask, block_cache, mask
             )
             longer.append(grown)
-        return self._finish(outputs), longer
-
-    def _finish(self, outputs):
-        return self.norm(outputs) if self.pre_norm else outputs
-
-    def get_config(self):
-        return {**super().get_config(), "num_layers": self.num_layers}
+        return self.finish(outputs), longer

@@ -2,8 +2,8 @@
 
 import keras
 
-from keras_transformer.layers.attention import as_called, implicit_mask
-from keras_transformer.layers.block import TransformerLayer
+from keras_transformer.layers.attention import implicit_mask
+from keras_transformer.layers.block import TransformerLayer, TransformerStack
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -28,6 +28,10 @@ class EncoderBlock(TransformerLayer):
         norm_epsilon: added to the variance by every normalisation.
         remat: whether the activations of a block are computed again in the backward pass
             instead of being kept, which saves memory and costs a second forward pass.
+        key_dim: width of each head; None for the width of the inputs divided by `num_heads`.
+        use_bias: whether all projections add a bias; None for yes, but in the attention of
+            Transformer-XL, whose paper has none there.
+        kernel_initializer: of every projection.
 
     Call arguments:
         inputs: (batch, length, dim).
@@ -50,9 +54,8 @@ class EncoderBlock(TransformerLayer):
         (3, 5, 4)
     """
 
-    def __init__(self, num_heads, intermediate_dim, *args, **kwargs):
-        super().__init__(num_heads, intermediate_dim, *args, **kwargs)
-        self.self_attention = self.attention("self_attention", self.attention_pattern)
+    def create_parts(self):
+        self.self_attention = self.self_attention_layer(causal=False)
         self.feed_forward = self.feed_forward_network()
         self.around_self_attention = self.residual("around_self_attention")
         self.around_feed_forward = self.residual("around_feed_forward")
@@ -67,20 +70,13 @@ class EncoderBlock(TransformerLayer):
             part.build(input_shape)
 
     def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
-        return self.attend(inputs, padding_mask, attention_mask, training, with_scores=False)[0]
-
-    def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
-        """The attention weights of a call with the same arguments.
-
-        Returns:
-            Weights in [0, 1], (batch, heads, length, length).
-        """
-        return self.attend(as_called(self, inputs), padding_mask, attention_mask)[1]
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        return self.attend(inputs, **masks, training=training, with_scores=False)[0]
 
     def attend(
         self, inputs, padding_mask=None, attention_mask=None, training=None, with_scores=True
     ):
-        """The pair of what `call` and what `attention_scores` return, as of the attention."""
+        """The pair of what `call` and what `attention_scores` return."""
         padding_mask = implicit_mask(inputs, padding_mask)
 
         def forward(inputs):
@@ -98,7 +94,7 @@ class EncoderBlock(TransformerLayer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Encoder(TransformerLayer):
+class Encoder(TransformerStack):
     """A stack of encoder blocks; a pre-norm stack ends with a layer normalisation.
 
     Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762).
@@ -122,31 +118,19 @@ class Encoder(TransformerLayer):
         (3, 5, 4)
     """
 
-    def __init__(self, num_layers, num_heads, intermediate_dim, *args, **kwargs):
-        super().__init__(num_heads, intermediate_dim, *args, **kwargs)
-        self.num_layers = num_layers
-        self.blocks = self.blocks_of(EncoderBlock, num_layers)
-        self.norm = self.final_norm()
+    block_class = EncoderBlock
 
-    def build(self, input_shape):
-        for part in [*self.blocks, *([self.norm] if self.pre_norm else [])]:
-            part.build(input_shape)
+    def build(self, inputs_shape):
+        self.build_blocks(inputs_shape)
 
     def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
-        return self.attend(inputs, padding_mask, attention_mask, training, with_scores=False)[0]
-
-    def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
-        """The attention weights of a call with the same arguments.
-
-        Returns:
-            A list with one tensor a block, (batch, heads, length, length).
-        """
-        return self.attend(as_called(self, inputs), padding_mask, attention_mask)[1]
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        return self.attend(inputs, **masks, training=training, with_scores=False)[0]
 
     def attend(
         self, inputs, padding_mask=None, attention_mask=None, training=None, with_scores=True
     ):
-        """The pair of what `call` and what `attention_scores` return, as of the attention."""
+        """The pair of what `call` and what `attention_scores` return."""
         padding_mask = implicit_mask(inputs, padding_mask)
         outputs, scores = inputs, []
         for block in self.blocks:
@@ -154,7 +138,4 @@ class Encoder(TransformerLayer):
                 outputs, padding_mask, attention_mask, training, with_scores
             )
             scores.append(weights)
-        return (self.norm(outputs) if self.pre_norm else outputs), scores
-
-    def get_config(self):
-        return {**super().get_config(), "num_layers": self.num_layers}
+        return self.finish(outputs), scores

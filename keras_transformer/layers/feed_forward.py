@@ -26,6 +26,7 @@ class FeedForward(keras.layers.Layer):
         intermediate_dim: width between the two projections.
         activation: any Keras activation.
         dropout: probability in [0, 1) with which an activation is dropped.
+        use_bias: whether both projections add a bias.
         kernel_initializer: of both projections.
 
     Call arguments:
@@ -48,6 +49,7 @@ class FeedForward(keras.layers.Layer):
         intermediate_dim,
         activation="relu",
         dropout=0.0,
+        use_bias=True,
         kernel_initializer="glorot_uniform",
         **kwargs,
     ):
@@ -57,14 +59,16 @@ class FeedForward(keras.layers.Layer):
         self.intermediate_dim = intermediate_dim
         self.activation = keras.activations.get(activation)
         self.dropout = dropout
+        self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self._dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def build(self, input_shape):
         dim, inside = input_shape[-1], self.intermediate_dim
-        self.widen = add_projection(self, "widen", dim, inside, self.kernel_initializer)
-        self.narrow = add_projection(self, "narrow", inside, dim, self.kernel_initializer)
+        weights = {"initializer": self.kernel_initializer, "use_bias": self.use_bias}
+        self.widen = add_projection(self, "widen", dim, inside, **weights)
+        self.narrow = add_projection(self, "narrow", inside, dim, **weights)
 
     def call(self, inputs, training=None):
         activations = self._activate(project(inputs, *self.widen))
@@ -85,5 +89,6 @@ class FeedForward(keras.layers.Layer):
             "intermediate_dim": self.intermediate_dim,
             "activation": keras.activations.serialize(self.activation),
             "dropout": self.dropout,
+            "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }

@@ -5,7 +5,7 @@ import math
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import MultiHeadAttention, as_called, implicit_mask
+from keras_transformer.layers.attention import MultiHeadAttention, implicit_mask
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import relative_shift, split_heads
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
@@ -54,8 +54,16 @@ class RelativeAttention(MultiHeadAttention):
         (3, 5, 4)
     """
 
-    def __init__(self, num_heads, key_dim=None, dropout=0.0, use_bias=False, **kwargs):
-        super().__init__(num_heads, key_dim, dropout, use_bias, **kwargs)
+    def __init__(
+        self,
+        num_heads,
+        key_dim=None,
+        dropout=0.0,
+        use_bias=False,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(num_heads, key_dim, dropout, use_bias, kernel_initializer, **kwargs)
 
     def build(self, query_shape, memory_shape=None):
         hidden_dim = query_shape[-1]
@@ -74,16 +82,6 @@ class RelativeAttention(MultiHeadAttention):
 
     def call(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
         return self.attend(query, memory, padding_mask, attention_mask, training)[0]
-
-    def attention_scores(self, query, memory=None, padding_mask=None, attention_mask=None):
-        """The attention weights of a call with the same arguments.
-
-        Returns:
-            Weights in [0, 1], (batch, heads, target, past + target).
-        """
-        query = as_called(self, query)
-        memory = None if memory is None else as_called(self, memory)
-        return self.attend(query, memory, padding_mask, attention_mask)[1]
 
     def attend(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import as_called, implicit_mask
+from keras_transformer.layers.attention import ShowsAttention, implicit_mask
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
 from keras_transformer.ops.masks import check_attention_mask, combine_masks
@@ -11,7 +11,7 @@ from keras_transformer.ops.projection import project
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SlicedAttention(keras.layers.Layer):
+class SlicedAttention(ShowsAttention, keras.layers.Layer):
     """Cuts every vector into slices and attends with each slice by itself, a head a slice.
 
     Of d numbers and h heads, what a head sees and what its queries, keys and values cost:
@@ -79,14 +79,6 @@ class SlicedAttention(keras.layers.Layer):
 
     def call(self, inputs, padding_mask=None, attention_mask=None):
         return self.attend(inputs, padding_mask, attention_mask)[0]
-
-    def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
-        """The attention weights of a call with the same arguments.
-
-        Returns:
-            Weights in [0, 1], (batch, heads, length, length).
-        """
-        return self.attend(as_called(self, inputs), padding_mask, attention_mask)[1]
 
     def attend(self, inputs, padding_mask=None, attention_mask=None):
         """The pair of what `call` and what `attention_scores` return."""

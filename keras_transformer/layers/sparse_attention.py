@@ -49,7 +49,7 @@ class SparseAttention(MultiHeadAttention):
         summary_size: of "fixed", in tokens, from 1 to `block_size`; c in the paper, which
             takes 8 to 32 of 128 to 256. No other pattern uses it.
         causal: whether later positions are forbidden.
-        **kwargs: all further arguments as for `MultiHeadAttention`.
+        key_dim: and all further arguments as for `MultiHeadAttention`.
 
     Call arguments:
         query: (batch, length, dim).
@@ -72,8 +72,20 @@ class SparseAttention(MultiHeadAttention):
         (5, 11, 4)
     """
 
-    def __init__(self, num_heads, pattern, block_size, summary_size=8, causal=False, **kwargs):
-        super().__init__(num_heads, **kwargs)
+    def __init__(
+        self,
+        num_heads,
+        pattern,
+        block_size,
+        summary_size=8,
+        causal=False,
+        key_dim=None,
+        dropout=0.0,
+        use_bias=True,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(num_heads, key_dim, dropout, use_bias, kernel_initializer, **kwargs)
         if pattern == "local":
             functions, sizes = (local_mask, local_attention), {"radius": block_size}
         elif pattern == "strided":

@@ -3,8 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import as_called
-from keras_transformer.layers.block import TransformerLayer
+from keras_transformer.layers.block import TransformerLayer, TransformerStack
 from keras_transformer.layers.relative_attention import RelativeAttention, memory_padding_mask
 
 
@@ -38,19 +37,13 @@ class TransformerXLBlock(TransformerLayer):
         (3, 5, 4)
     """
 
-    def __init__(self, num_heads, intermediate_dim, *args, **kwargs):
-        super().__init__(num_heads, intermediate_dim, *args, **kwargs)
+    def create_parts(self):
         if self.attention_pattern is not None:
             raise ValueError(
                 "Transformer-XL attends to all of its memory and has no attention_pattern. "
                 f"Received: attention_pattern={self.attention_pattern}."
             )
-        self.self_attention = RelativeAttention(
-            num_heads,
-            dropout=self.attention_dropout,
-            dtype=self.dtype_policy,
-            name="self_attention",
-        )
+        self.self_attention = self.attention("self_attention", RelativeAttention)
         self.feed_forward = self.feed_forward_network()
         self.around_self_attention = self.residual("around_self_attention")
         self.around_feed_forward = self.residual("around_feed_forward")
@@ -66,16 +59,6 @@ class TransformerXLBlock(TransformerLayer):
 
     def call(self, inputs, memory=None, padding_mask=None, attention_mask=None, training=None):
         return self.attend(inputs, memory, padding_mask, attention_mask, training)[0]
-
-    def attention_scores(self, inputs, memory=None, padding_mask=None, attention_mask=None):
-        """The attention weights of a call with the same arguments.
-
-        Returns:
-            Weights in [0, 1], (batch, heads, target, past + target).
-        """
-        inputs = as_called(self, inputs)
-        memory = None if memory is None else as_called(self, memory)
-        return self.attend(inputs, memory, padding_mask, attention_mask)[1]
 
     def attend(self, inputs, memory=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""
@@ -107,7 +90,7 @@ class TransformerXLBlock(TransformerLayer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TransformerXL(TransformerLayer):
+class TransformerXL(TransformerStack):
     """A stack of Transformer-XL blocks; a pre-norm stack ends with a layer normalisation.
 
     A memory holds what a block was given for earlier tokens. No gradient goes into it.
@@ -141,28 +124,13 @@ class TransformerXL(TransformerLayer):
         ((2, 5, 4), [(2, 10, 4), (2, 10, 4), (2, 10, 4)])
     """
 
-    def __init__(self, num_layers, num_heads, intermediate_dim, *args, **kwargs):
-        super().__init__(num_heads, intermediate_dim, *args, **kwargs)
-        self.num_layers = num_layers
-        self.blocks = self.blocks_of(TransformerXLBlock, num_layers)
-        self.norm = self.final_norm()
+    block_class = TransformerXLBlock
 
     def build(self, inputs_shape, memories_shape=None):
-        for part in [*self.blocks, *([self.norm] if self.pre_norm else [])]:
-            part.build(inputs_shape)
+        self.build_blocks(inputs_shape)
 
     def call(self, inputs, memories=None, padding_mask=None, attention_mask=None, training=None):
         return self.attend(inputs, memories, padding_mask, attention_mask, training)[0]
-
-    def attention_scores(self, inputs, memories=None, padding_mask=None, attention_mask=None):
-        """The attention weights of a call with the same arguments.
-
-        Returns:
-            A list with one tensor a block, (batch, heads, target, past + target).
-        """
-        inputs = as_called(self, inputs)
-        memories = None if memories is None else [as_called(self, memory) for memory in memories]
-        return self.attend(inputs, memories, padding_mask, attention_mask)[1]
 
     def attend(self, inputs, memories=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""
@@ -175,7 +143,7 @@ class TransformerXL(TransformerLayer):
             longer.append(ops.stop_gradient(past))
             outputs, weights = block.attend(outputs, memory, padding_mask, attention_mask, training)
             scores.append(weights)
-        return (self._finish(outputs), longer), scores
+        return (self.finish(outputs), longer), scores
 
     def empty_cache(self, batch_size):
         """The cache before the first step, as of `RelativeAttention.empty_cache`, one a block."""
@@ -197,10 +165,7 @@ class TransformerXL(TransformerLayer):
         for block, block_cache in zip(self.blocks, cache, strict=True):
             outputs, grown = block.step(outputs, block_cache, mask)
             longer.append(grown)
-        return self._finish(outputs), longer
-
-    def _finish(self, outputs):
-        return self.norm(outputs) if self.pre_norm else outputs
+        return self.finish(outputs), longer
 
     def compute_output_shape(self, inputs_shape, memories_shape=None):
         past = memories_shape[0][1] if memories_shape else 0
@@ -208,6 +173,3 @@ class TransformerXL(TransformerLayer):
         source = None if past is None or target is None else past + target
         memory_shape = (inputs_shape[0], source, inputs_shape[2])
         return inputs_shape, [memory_shape] * self.num_layers
-
-    def get_config(self):
-        return {**super().get_config(), "num_layers": self.num_layers}

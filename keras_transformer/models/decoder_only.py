@@ -151,7 +151,7 @@ def step(model, token_ids, parents, position, cache):
     vectors = model.get_layer("positions").step(embedding(token_ids), position)
     mask = beam_mask(cache["mask"], parents)
     vectors, keys_values = decoder.step(
-        vectors, decoder.memory(None), None, cache["keys_values"], mask
+        vectors, decoder.source_keys_values(None), None, cache["keys_values"], mask
     )
     return embedding(vectors, reverse=True), {"keys_values": keys_values, "mask": mask}
 

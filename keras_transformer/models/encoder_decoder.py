@@ -148,7 +148,10 @@ def encode(model, source_ids):
     """
     mask = padding_mask(source_ids)
     source = model.get_layer("encoder")(_embed(model, "source", source_ids), padding_mask=mask)
-    return {"keys_values": model.get_layer("decoder").memory(source), "padding_mask": mask}
+    return {
+        "keys_values": model.get_layer("decoder").source_keys_values(source),
+        "padding_mask": mask,
+    }
 
 
 def start_cache(model, encoded, num_beams):

@@ -195,7 +195,7 @@ def test_a_decoder_with_a_pattern_is_a_dense_one_with_its_mask(pattern, tmp_path
     cache = sparse.empty_cache(2)
     for position in range(LENGTH):
         vectors = keras.ops.array(inputs[:, position, None])
-        outputs, cache = sparse.step(vectors, sparse.memory(None), None, cache, None)
+        outputs, cache = sparse.step(vectors, sparse.source_keys_values(None), None, cache, None)
         np.testing.assert_allclose(
             array(outputs)[:, 0], expected[:, position], atol=1e-5, err_msg=f"step {position}"
         )
@@ -206,7 +206,7 @@ def test_a_decoder_with_a_pattern_is_a_dense_one_with_its_mask(pattern, tmp_path
 def test_a_pattern_of_the_target_leaves_the_attention_to_the_source_dense():
     inputs, source = normal(2, LENGTH, 6), normal(2, 7, 11)
     decoder = Decoder(1, 3, 7, attention_pattern=PATTERNS["local"])
-    with pytest.raises(ValueError, match="Call the layer before you look into it"):
+    with pytest.raises(ValueError, match="Call the layer before you ask for its attention"):
         decoder.attention_scores(inputs, source)
     decoder(inputs, source)
     [(own, cross)] = decoder.attention_scores(inputs, source)
