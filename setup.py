@@ -55,6 +55,7 @@ setup(
             "ruff>=0.12,<0.18",
         ],
         "bench": [*TRAIN, *BENCH],
+        "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=1,<2"],
         "ray": [*TRAIN, *DATASETS, "ray[train]>=2.60,<3"],
     },
 )

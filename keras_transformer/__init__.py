@@ -54,7 +54,7 @@ from keras_transformer.training import (
     TokenCrossentropy,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 ROOMS = ("convert", "data", "decoding", "figures", "serving", "tokenizers")
 

@@ -19,7 +19,7 @@ def load_gpt2(model, arrays):
     Raises:
         ValueError: if an array is missing or has another shape.
 
-    Example:
+    Examples:
         >>> from keras_transformer.models.gpt2_model import gpt2
         >>> load_gpt2(gpt2(num_layers=1, hidden_dim=4, num_heads=2), {})
         Traceback (most recent call last):

@@ -40,7 +40,7 @@ def read_documents(path) -> list[str]:
 def split_sentences(texts: Sequence[str]) -> list[list[str]]:
     """Cuts each text after its sentences, with tensorflow-text's rules for punctuation.
 
-    Example:
+    Examples:
         >>> split_sentences(["Once more? Once more!", "No"])
         [['Once more?', 'Once more!'], ['No']]
     """

@@ -21,7 +21,7 @@ def cut_middle(ids: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
 
     Source: Sun et al. 2019, section 5.3.1 (https://arxiv.org/abs/1905.05583).
 
-    Example:
+    Examples:
         >>> cut_middle(tf.ragged.constant([[1, 2, 3, 4, 5, 6], [7, 8]]), max_length=4).to_list()
         [[1, 4, 5, 6], [7, 8]]
     """
@@ -42,7 +42,7 @@ def check_max_length(max_length: int) -> None:
 def fill_up(ids: tf.RaggedTensor) -> tf.Tensor:
     """Pads rows to equal lengths, of at least one column, so that there is something to pool.
 
-    Example:
+    Examples:
         >>> fill_up(tf.ragged.constant([[], []], dtype="int32")).numpy().tolist()
         [[0], [0]]
     """
@@ -71,7 +71,7 @@ class LabelledBatches:
 
     Attributes:
         names: of the labels, in the order of their columns.
-        multi_label: whether there are texts with several labels, or none.
+        multi_label: whether a text may have several labels, or none: whether one has.
         num_texts: texts of an epoch.
         num_tokens: tokens of an epoch, padding not.
         steps_per_epoch: batches of an epoch, the same for every epoch.
@@ -80,7 +80,7 @@ class LabelledBatches:
         ValueError: if the labels do not fit the texts or the names, an id is below 1,
             `max_length` is below 1, or a text is longer than a batch may be.
 
-    Example:
+    Examples:
         >>> batches = LabelledBatches([[4, 5], [6]], [[0, 1], [1, 0]], ["bad", "good"])
         >>> ids, labels = next(iter(batches.epoch()))
         >>> tuple(ids.shape), sorted(labels.numpy().tolist())
@@ -100,6 +100,8 @@ class LabelledBatches:
                 "labels must be 0 or 1, with a row for each text and a column for each name. "
                 f"Received: shape={labels.shape} for {int(ids.nrows())} texts, {len(names)} names."
             )
+        if not len(labels):
+            raise ValueError("ids must hold at least one text. Received: none.")
         self._ids, self._labels, self._prepare = ids, labels, prepare
         self.names = list(names)
         lengths = ids.row_lengths().numpy()

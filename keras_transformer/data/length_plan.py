@@ -22,7 +22,7 @@ class LengthPlan:
     Attributes:
         steps_per_epoch: batches of an epoch, the same for every epoch.
 
-    Example:
+    Examples:
         >>> plan = LengthPlan(np.arange(4), *[np.array([2, 5, 2, 5])] * 2, tokens_per_batch=10)
         >>> sorted(sorted(rows.numpy().tolist()) for rows in plan.epochs().take(2))
         [[0, 2], [1, 3]]

@@ -32,7 +32,7 @@ def mask_tokens(token_ids, tokenizer: WordPieceTokenizer, seed, masking_rate: fl
     Raises:
         ValueError: if `masking_rate` is outside (0, 1].
 
-    Example:
+    Examples:
         >>> special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         >>> tokenizer = WordPieceTokenizer([*special, "a", "b"])
         >>> _, positions, labels = mask_tokens([[2, 5, 3, 0]], tokenizer, [3, 5])

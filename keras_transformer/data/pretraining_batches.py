@@ -59,7 +59,7 @@ class PretrainingBatches:
         ValueError: if an id is below 1, fewer than two documents are left, `batch_size` is below 1,
             `max_length` leaves no room for two texts, or `masking_rate` is outside (0, 1].
 
-    Example:
+    Examples:
         >>> from keras_transformer.data import tokenize_documents
         >>> from keras_transformer.tokenizers import train_word_pieces
         >>> documents = [["a b c", "c b"], ["b", "a a"]]
@@ -89,6 +89,12 @@ class PretrainingBatches:
             )
         check_masking_rate(masking_rate)
         documents = checked_ids(documents, "documents", rank=3)
+        largest = documents.flat_values.numpy().max(initial=0)
+        if largest >= tokenizer.vocabulary_size:
+            raise ValueError(
+                f"documents must hold ids of the tokenizer, below {tokenizer.vocabulary_size}. "
+                f"Received: an id {largest}."
+            )
         self._tokenizer, self._batch_size, self._seed = tokenizer, batch_size, seed
         self._masking_rate = masking_rate
         self._max_length, self._room = max_length, max_length - _NUM_SPECIAL

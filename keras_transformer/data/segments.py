@@ -31,7 +31,7 @@ def pack_segments(
     Raises:
         ValueError: if max_length leaves no room for text.
 
-    Example:
+    Examples:
         >>> special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         >>> tokenizer = WordPieceTokenizer([*special, "a", "b"])
         >>> a, b = tokenizer.tokenize(["a a"]), tokenizer.tokenize(["b"])

@@ -50,7 +50,7 @@ class TokenBatches:
         ValueError: if there are not as many sources as targets, an id is below 1, no pair is
             left, or the budget is smaller than the longest sentence allowed.
 
-    Example:
+    Examples:
         >>> batches = TokenBatches([[4, 5, 6], [7]], [[5, 4], [9, 8, 7]], tokens_per_batch=256)
         >>> inputs, labels = next(iter(batches.epoch()))
         >>> inputs["target_ids"].numpy().tolist(), labels.numpy().tolist()

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 _TEXTS_PER_TOKENIZER_CALL = 1024
+LARGEST_ID = 2**31 - 1  # int32
 
 
 def tokenize(texts: Sequence[str], tokenizer) -> tf.RaggedTensor:
@@ -18,7 +19,7 @@ def tokenize(texts: Sequence[str], tokenizer) -> tf.RaggedTensor:
     Returns:
         The ids of each text, int32 (texts, None), without start and end.
 
-    Example:
+    Examples:
         >>> from keras_transformer.tokenizers import SymbolTokenizer
         >>> tokenize(["ab", "b"], SymbolTokenizer("ab")).to_list()
         [[4, 5], [5]]
@@ -80,11 +81,14 @@ def checked_ids(ids, name: str, rank: int = 2) -> tf.RaggedTensor:
             f"{name} must be integer ids of rank {rank}. "
             f"Received: {ids.dtype.name} of rank {ids.shape.rank}."
         )
-    smallest = ids.flat_values.numpy().min(initial=1)
-    if smallest < 1:
+    if ids.ragged_rank != rank - 1:  # an inner axis is uniform
+        ids = tf.ragged.constant(ids.to_list(), ragged_rank=rank - 1)
+    values = ids.flat_values.numpy()
+    smallest, largest = values.min(initial=1), values.max(initial=1)
+    if smallest < 1 or largest > LARGEST_ID:
         raise ValueError(
-            f"{name} must be at least 1, since 0 stands for padding: give rows as long as their "
-            f"texts. Received: an id {smallest}."
+            f"{name} must be at least 1, since 0 stands for padding, and at most {LARGEST_ID}: give "
+            f"rows as long as their texts. Received: ids from {smallest} to {largest}."
         )
     with tf.device("CPU:0"):
         return tf.cast(ids, tf.int32)

@@ -48,7 +48,7 @@ class TextWindows(_LongText):
     Raises:
         ValueError: if the text is not longer than a window, or a size is below 1.
 
-    Example:
+    Examples:
         >>> inputs, labels = next(iter(TextWindows(range(4, 40), length=5, batch_size=2).dataset()))
         >>> tuple(inputs.shape), (labels[:, :-1] == inputs[:, 1:]).numpy().all().item()
         ((2, 5), True)
@@ -107,7 +107,7 @@ class TextSegments(_LongText):
     Raises:
         ValueError: if the text is too short for one segment a stream, or a size is below 1.
 
-    Example:
+    Examples:
         >>> segments = TextSegments(range(100, 113), length=3, batch_size=2)
         >>> [inputs.numpy().tolist() for inputs, _ in segments.dataset().take(3)]
         [[[100, 101, 102], [106, 107, 108]], [[103, 104, 105], [109, 110, 111]], \
@@ -161,7 +161,7 @@ def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.D
     Raises:
         ValueError: if the text is too short or `stride` is outside its limits.
 
-    Example:
+    Examples:
         >>> for inputs, labels in sliding_windows([5, 6, 7, 8], length=2, stride=1, batch_size=3):
         ...     print(inputs.numpy().tolist(), labels.numpy().tolist())
         [[5, 6], [6, 7]] [[6, 7], [0, 8]]

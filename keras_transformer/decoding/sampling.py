@@ -79,7 +79,7 @@ def sample(
     Raises:
         ValueError: if an argument is outside its limits, or every token is forbidden.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> def step(token_ids, parents, position, cache):
         ...     return 99.0 * tf.one_hot(token_ids + 1, 7), cache

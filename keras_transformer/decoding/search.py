@@ -62,7 +62,7 @@ def beam_search(
         ValueError: if an argument is outside its limits, or the last axis of the logits
             is not static.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> def step(token_ids, parents, position, cache):
         ...     return 3.0 * tf.one_hot(token_ids + 1, 6), cache
@@ -137,7 +137,7 @@ def greedy_search(
     Raises:
         ValueError: as `beam_search` does.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> def step(token_ids, parents, position, cache):
         ...     return tf.one_hot(token_ids + 1, 7), cache

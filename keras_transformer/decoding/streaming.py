@@ -43,7 +43,7 @@ def stream(
     Raises:
         ValueError: if an argument is outside its limits.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf
         >>> def step(token_ids, parents, position, cache):
         ...     return 99.0 * tf.one_hot(token_ids + 1, 9), cache

@@ -25,7 +25,7 @@ class Attention(NamedTuple):
         column_tokens: dict of lists of the tokens looked at, the sources.
         title: of the page.
 
-    Example:
+    Examples:
         >>> weights = [np.array([[[0.9, 0.1], [0.2, 0.8]]])]
         >>> attention = Attention({"encoder": weights}, {"encoder": "ab"}, {"encoder": "ab"})
         >>> attention.figure().get_suptitle()

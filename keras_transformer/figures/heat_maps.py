@@ -31,7 +31,7 @@ def attention_heat_map(attention_scores, target_tokens, source_tokens, title=Non
         ValueError: if the tokens do not fit the scores, or a score is not a
             number in [0, 1].
 
-    Example:
+    Examples:
         >>> scores = [[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]
         >>> figure = attention_heat_map(scores, ["Guten", "Tag"], ["a", "good", "day"])
         >>> len(figure.axes)
@@ -66,7 +66,7 @@ def attention_grid(attention_scores, target_tokens, source_tokens, title=None):
         ValueError: if there is no layer, the layers differ in their heads, the
             tokens do not fit the scores, or a score is not a number in [0, 1].
 
-    Example:
+    Examples:
         >>> layer = [[[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]]
         >>> figure = attention_grid([layer, layer], ["Guten", "Tag"], ["a", "good", "day"])
         >>> [axes.get_title() for axes in figure.axes[:-1]]

@@ -35,7 +35,7 @@ def attention_page(attention_scores, row_tokens, column_tokens, title="Attention
         ValueError: if the names differ, nothing is given, the tokens of a kind do not fit
             its scores, or a score is not a number in [0, 1].
 
-    Example:
+    Examples:
         >>> scores = [[[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]]
         >>> page = attention_page(
         ...     {"cross": [scores]}, {"cross": ["Guten", "Tag"]}, {"cross": ["a", "good", "day"]}

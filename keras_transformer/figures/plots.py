@@ -37,7 +37,7 @@ def positional_encoding(encoding, title="Positional encoding"):
     Raises:
         ValueError: if `encoding` is not a table of finite numbers.
 
-    Example:
+    Examples:
         >>> figure = positional_encoding(np.sin(np.outer(np.arange(7), [1.0, 0.1, 0.01])))
         >>> figure.axes[0].get_ylabel()
         'position, tokens'
@@ -84,7 +84,7 @@ def schedule(steps, learning_rates, title="Learning-rate schedule"):
         ValueError: if there is no line, or a line's length is not that of
             `steps`.
 
-    Example:
+    Examples:
         >>> figure = schedule([1, 2, 3], {"warm-up": [0.1, 0.2, 0.3], "flat": [0.2, 0.2, 0.2]})
         >>> [line.get_label() for line in figure.axes[0].lines]
         ['warm-up', 'flat']
@@ -133,7 +133,7 @@ def learning_curves(history, title="Learning curves"):
         ValueError: if the history is empty, a curve has no points, or a
             validation curve has more points than the training curve.
 
-    Example:
+    Examples:
         >>> figure = learning_curves({"loss": [3.0, 2.0], "val_loss": [3.5, 2.9]})
         >>> [line.get_label() for line in figure.axes[0].lines]
         ['training', 'validation']

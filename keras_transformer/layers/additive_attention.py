@@ -31,7 +31,7 @@ class AdditiveAttention(MultiHeadAttention):
     Raises:
         ValueError: as `MultiHeadAttention` does.
 
-    Example:
+    Examples:
         >>> layer = AdditiveAttention(num_heads=2)
         >>> tuple(layer(keras.ops.zeros((3, 5, 4)), keras.ops.zeros((3, 7, 6))).shape)
         (3, 5, 4)

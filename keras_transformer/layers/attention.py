@@ -67,7 +67,7 @@ class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
         ValueError: if `num_heads` or `key_dim` is below 1, or `key_dim` is None and the
             width of the query cannot be divided by `num_heads`.
 
-    Example:
+    Examples:
         >>> layer = MultiHeadAttention(num_heads=2)
         >>> tuple(layer(keras.ops.zeros((3, 5, 4)), keras.ops.zeros((3, 7, 6))).shape)
         (3, 5, 4)

@@ -32,7 +32,7 @@ class Residual(keras.layers.Layer):
     Returns:
         Same shape as `inputs`.
 
-    Example:
+    Examples:
         >>> tuple(Residual()(keras.ops.zeros((2, 3, 5)), sublayer=keras.ops.relu).shape)
         (2, 3, 5)
     """

@@ -42,7 +42,7 @@ class DecoderBlock(TransformerLayer):
         ValueError: if the width of the inputs cannot be divided by `num_heads`, or there are
             both an `attention_pattern` and an `attention_mask`.
 
-    Example:
+    Examples:
         >>> block = DecoderBlock(num_heads=2, intermediate_dim=7)
         >>> tuple(block(keras.ops.zeros((3, 5, 4)), keras.ops.zeros((3, 2, 4))).shape)
         (3, 5, 4)
@@ -182,7 +182,7 @@ class Decoder(TransformerStack):
     Raises:
         ValueError: if `num_layers` is below 1.
 
-    Example:
+    Examples:
         >>> decoder = Decoder(num_layers=3, num_heads=2, intermediate_dim=7)
         >>> tuple(decoder(keras.ops.zeros((3, 5, 4)), keras.ops.zeros((3, 2, 4))).shape)
         (3, 5, 4)

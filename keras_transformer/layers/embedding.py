@@ -38,7 +38,7 @@ class TokenDropout(keras.layers.Layer):
     Raises:
         ValueError: if `rate` is outside of [0, 1).
 
-    Example:
+    Examples:
         >>> ids = keras.ops.array([[3, 5, 7]])
         >>> TokenDropout(0.5)(ids).numpy().tolist()  # at rest
         [[3, 5, 7]]
@@ -97,7 +97,7 @@ class TokenEmbedding(keras.layers.Layer):
     Raises:
         ValueError: if a size is below 1.
 
-    Example:
+    Examples:
         >>> layer = TokenEmbedding(vocabulary_size=11, hidden_dim=4)
         >>> vectors = layer(keras.ops.array([[3, 5, 0]]))
         >>> tuple(vectors.shape), tuple(layer(vectors, reverse=True).shape)
@@ -194,7 +194,7 @@ class SinusoidalEncoding(keras.layers.Layer):
         ValueError: if dim is odd, since a sine would lack its cosine; if
             `max_wavelength` is not positive.
 
-    Example:
+    Examples:
         >>> tuple(SinusoidalEncoding()(keras.ops.zeros((2, 3, 4))).shape)
         (2, 3, 4)
     """
@@ -253,7 +253,7 @@ class PositionEmbedding(keras.layers.Layer):
         ValueError: if `max_sequence_length` is below 1, or the inputs are known to be
             longer than that.
 
-    Example:
+    Examples:
         >>> tuple(PositionEmbedding(max_sequence_length=3)(keras.ops.zeros((2, 3, 5))).shape)
         (2, 3, 5)
     """

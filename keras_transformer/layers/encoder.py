@@ -48,7 +48,7 @@ class EncoderBlock(TransformerLayer):
         ValueError: if the width of the inputs cannot be divided by `num_heads`, or there are
             both an `attention_pattern` and an `attention_mask`.
 
-    Example:
+    Examples:
         >>> block = EncoderBlock(num_heads=2, intermediate_dim=7)
         >>> tuple(block(keras.ops.zeros((3, 5, 4))).shape)
         (3, 5, 4)
@@ -112,7 +112,7 @@ class Encoder(TransformerStack):
     Raises:
         ValueError: if `num_layers` is below 1.
 
-    Example:
+    Examples:
         >>> encoder = Encoder(num_layers=3, num_heads=2, intermediate_dim=7)
         >>> tuple(encoder(keras.ops.zeros((3, 5, 4))).shape)
         (3, 5, 4)

@@ -39,7 +39,7 @@ class FeedForward(keras.layers.Layer):
     Raises:
         ValueError: if `intermediate_dim` is below 1.
 
-    Example:
+    Examples:
         >>> tuple(FeedForward(intermediate_dim=7)(keras.ops.zeros((2, 3, 5))).shape)
         (2, 3, 5)
     """

@@ -29,7 +29,7 @@ class SequencePooling(keras.layers.Layer):
     Raises:
         ValueError: if `pooling` is another.
 
-    Example:
+    Examples:
         >>> vectors = keras.ops.array([[[1.0], [3.0], [7.0]]])
         >>> real = keras.ops.array([[True, True, False]])
         >>> SequencePooling("mean")(vectors, padding_mask=real).numpy().tolist()

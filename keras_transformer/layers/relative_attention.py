@@ -48,7 +48,7 @@ class RelativeAttention(MultiHeadAttention):
     Raises:
         ValueError: as for `MultiHeadAttention`, and if dim is odd.
 
-    Example:
+    Examples:
         >>> layer = RelativeAttention(num_heads=2)
         >>> tuple(layer(keras.ops.zeros((3, 5, 4)), keras.ops.zeros((3, 7, 4))).shape)
         (3, 5, 4)

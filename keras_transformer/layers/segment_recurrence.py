@@ -42,7 +42,7 @@ class SegmentRecurrence(keras.layers.Wrapper):
         ValueError: if `batch_size` is below 1, `memory_length` below 0, or a training batch is
             known to have another number of rows.
 
-    Example:
+    Examples:
         >>> from keras_transformer.layers.transformer_xl import TransformerXL
         >>> stack = TransformerXL(num_layers=2, num_heads=2, intermediate_dim=7)
         >>> layer = SegmentRecurrence(stack, batch_size=3, memory_length=11)

@@ -46,7 +46,7 @@ class SlicedAttention(ShowsAttention, keras.layers.Layer):
     Raises:
         ValueError: if `num_heads` is below 1 or does not divide the width of the inputs.
 
-    Example:
+    Examples:
         >>> layer = SlicedAttention(num_heads=1, use_projections=False)
         >>> layer(keras.ops.eye(2)[None])[0].numpy().round(2)
         array([[0.67, 0.33],

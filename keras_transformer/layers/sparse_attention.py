@@ -66,7 +66,7 @@ class SparseAttention(MultiHeadAttention):
         ValueError: if `pattern` is none of the three, a size is out of its range, or `value`
             or `attention_mask` is given.
 
-    Example:
+    Examples:
         >>> layer = SparseAttention(num_heads=2, pattern="strided", block_size=3, causal=True)
         >>> tuple(layer(keras.ops.zeros((5, 11, 4))).shape)
         (5, 11, 4)

@@ -31,7 +31,7 @@ class TransformerXLBlock(TransformerLayer):
     Raises:
         ValueError: if the width of the inputs is odd or cannot be divided by `num_heads`.
 
-    Example:
+    Examples:
         >>> block = TransformerXLBlock(num_heads=2, intermediate_dim=7)
         >>> tuple(block(keras.ops.zeros((3, 5, 4)), keras.ops.zeros((3, 2, 4))).shape)
         (3, 5, 4)
@@ -116,7 +116,7 @@ class TransformerXL(TransformerStack):
     Raises:
         ValueError: if `num_layers` is below 1.
 
-    Example:
+    Examples:
         >>> stack = TransformerXL(num_layers=3, num_heads=2, intermediate_dim=7)
         >>> _, memories = stack(keras.ops.zeros((2, 5, 4)))
         >>> outputs, memories = stack(keras.ops.zeros((2, 5, 4)), memories)

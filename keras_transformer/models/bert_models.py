@@ -72,7 +72,7 @@ def bert(
         ValueError: if `size` or a dimension is unknown, or hidden_dim cannot be divided
             by num_heads.
 
-    Example:
+    Examples:
         >>> model = bert(11, size="tiny", num_layers=1)
         >>> ids = keras.ops.array([[2, 5, 3]])
         >>> outputs = model({"token_ids": ids, "segment_ids": keras.ops.zeros_like(ids)})
@@ -139,7 +139,7 @@ def bert_pretraining(backbone, token_counts=None, name="bert_pretraining"):
         `masked_tokens` (batch, masked, vocabulary_size) and `next_sentence` (batch, 2):
         the second text follows the first, or is random. Train it with `PretrainingLoss`.
 
-    Example:
+    Examples:
         >>> model = bert_pretraining(bert(11, size="tiny", num_layers=1))
         >>> ids = keras.ops.array([[2, 5, 3]])
         >>> positions = keras.ops.array([[1]])
@@ -174,7 +174,7 @@ def bert_pretraining(backbone, token_counts=None, name="bert_pretraining"):
 def bert_backbone(model):
     """The backbone inside a model of `bert_pretraining`, as built or reloaded, with its weights.
 
-    Example:
+    Examples:
         >>> model = bert_pretraining(bert(11, size="tiny", num_layers=1))
         >>> sorted(bert_backbone(model).output)
         ['pooled', 'vectors']
@@ -204,7 +204,7 @@ def bert_classifier(backbone, num_labels, dropout=0.1, pooling="first", name="be
     Raises:
         ValueError: if `pooling` is another.
 
-    Example:
+    Examples:
         >>> bert_classifier(bert(11, size="tiny", num_layers=1), num_labels=3).output_shape
         (None, 3)
     """
@@ -236,7 +236,7 @@ def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labe
         A functional Keras model with the inputs of the backbone. Output: float32 logits,
         (batch, length, num_labels).
 
-    Example:
+    Examples:
         >>> bert_token_labeller(bert(11, size="tiny", num_layers=1), num_labels=5).output_shape
         (None, None, 5)
     """
@@ -281,7 +281,7 @@ class VectorsAt(keras.layers.Layer):
     Returns:
         (batch, chosen, dim).
 
-    Example:
+    Examples:
         >>> vectors = keras.ops.array([[[3.0], [5.0], [7.0]]])
         >>> VectorsAt()(vectors, keras.ops.array([[2, 0]])).numpy().tolist()
         [[[7.0], [3.0]]]
@@ -310,7 +310,7 @@ class VocabularyBias(keras.layers.Layer):
     Returns:
         Same shape, float32.
 
-    Example:
+    Examples:
         >>> tuple(VocabularyBias()(keras.ops.zeros((2, 3, 5))).shape)
         (2, 3, 5)
     """

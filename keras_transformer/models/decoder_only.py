@@ -70,7 +70,7 @@ def language_model(
         ValueError: if `size` or a dimension is unknown, or hidden_dim cannot be divided
             by num_heads.
 
-    Example:
+    Examples:
         >>> model = language_model(11, num_layers=1)
         >>> tuple(model(keras.ops.array([[3, 5, 2]])).shape)
         (1, 3, 11)

@@ -71,7 +71,7 @@ def translation(
         ValueError: if `size` or a dimension is unknown, or hidden_dim cannot be divided
             by num_heads.
 
-    Example:
+    Examples:
         >>> model = translation(11, size="tiny", num_layers=1)
         >>> ids = keras.ops.array([[3, 5, 2]])
         >>> tuple(model({"source_ids": ids, "target_ids": ids}).shape)

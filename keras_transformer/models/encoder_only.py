@@ -61,7 +61,7 @@ def classifier(
         ValueError: if `size`, `pooling` or a dimension is unknown, or hidden_dim cannot be
             divided by num_heads.
 
-    Example:
+    Examples:
         >>> model = classifier(11, num_labels=2)
         >>> tuple(model(keras.ops.array([[3, 5, 2], [7, 0, 0]])).shape)
         (2, 2)

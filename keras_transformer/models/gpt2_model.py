@@ -47,7 +47,7 @@ def gpt2(
     Raises:
         ValueError: if `size` or a dimension is unknown.
 
-    Example:
+    Examples:
         >>> model = gpt2(vocabulary_size=11, num_layers=1, hidden_dim=6, num_heads=2)
         >>> tuple(model(keras.ops.array([[3, 5, 0]])).shape)
         (1, 3, 11)

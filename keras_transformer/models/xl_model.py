@@ -86,7 +86,7 @@ def transformer_xl(
         ValueError: if `size` or a dimension is unknown, hidden_dim is odd or cannot be divided
             by num_heads, batch_size is below 1 or memory_length below 0.
 
-    Example:
+    Examples:
         >>> model = transformer_xl(11, batch_size=2, num_layers=1)
         >>> tuple(model(keras.ops.array([[3, 5, 2]])).shape)
         (1, 3, 11)
@@ -169,7 +169,7 @@ def score(model, token_ids, segment_length, memory_length):
     Raises:
         ValueError: if `segment_length` is below 1 or `memory_length` below 0.
 
-    Example:
+    Examples:
         >>> model = transformer_xl(11, batch_size=2, num_layers=1)
         >>> _, count = score(model, [[3, 5, 2, 7], [4, 6, 8, 0]], segment_length=2, memory_length=5)
         >>> count

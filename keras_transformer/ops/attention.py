@@ -62,7 +62,7 @@ def additive_attention_weights(queries, keys, directions, mask=None, bias=None):
     Returns:
         Weights in [0, 1], (..., heads, target, source), in the dtype of `queries`.
 
-    Example:
+    Examples:
         >>> queries, keys = keras.ops.zeros((2, 3, 5, 7)), keras.ops.zeros((2, 3, 4, 7))
         >>> weights = additive_attention_weights(queries, keys, keras.ops.ones((3, 7)))
         >>> weights[0, 0, 0].numpy().tolist()
@@ -132,7 +132,7 @@ def relative_shift(scores):
         The same shape, at [..., i, j] the score of target i for source j. A source after
         its target has no distance; what is found there has no meaning and must be masked.
 
-    Example:
+    Examples:
         >>> scores = keras.ops.array([[[[2, 1, 0], [5, 4, 3]]]])
         >>> relative_shift(scores)[0, 0].numpy().tolist()
         [[1, 0, 0], [5, 4, 3]]

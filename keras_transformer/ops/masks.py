@@ -17,7 +17,7 @@ def padding_mask(token_ids, pad_id=0):
     Returns:
         Boolean (batch, source), True for a real token.
 
-    Example:
+    Examples:
         >>> padding_mask(keras.ops.array([[7, 5, 0]])).numpy().tolist()
         [[True, True, False]]
     """
@@ -38,7 +38,7 @@ def valid_length_mask(valid_length, source_length):
     Raises:
         ValueError: if `valid_length` has neither one nor two axes.
 
-    Example:
+    Examples:
         >>> valid_length_mask(keras.ops.array([1, 2]), 2).numpy().tolist()
         [[[True, False]], [[True, True]]]
     """
@@ -64,7 +64,7 @@ def causal_mask(target_length, source_length=None, start=0):
     Returns:
         Boolean (1, target, source).
 
-    Example:
+    Examples:
         >>> causal_mask(2, start=1).numpy().tolist()
         [[[True, True, False], [True, True, True]]]
     """
@@ -87,7 +87,7 @@ def local_mask(target_length, source_length=None, radius=1, start=0):
     Raises:
         ValueError: if `radius` is negative.
 
-    Example:
+    Examples:
         >>> local_mask(3, radius=1).numpy().tolist()
         [[[True, True, False], [True, True, True], [False, True, True]]]
     """
@@ -116,7 +116,7 @@ def strided_mask(target_length, source_length=None, *, stride, start=0):
     Raises:
         ValueError: if `stride` is below 1.
 
-    Example:
+    Examples:
         >>> strided_mask(1, 7, stride=3, start=6).numpy().tolist()
         [[[True, False, False, True, True, True, True]]]
     """
@@ -146,7 +146,7 @@ def fixed_mask(target_length, source_length=None, *, block_size, summary_size, s
     Raises:
         ValueError: if a size is out of its range.
 
-    Example:
+    Examples:
         >>> fixed_mask(1, 7, block_size=3, summary_size=1, start=6).numpy().tolist()
         [[[False, False, True, False, False, True, True]]]
     """
@@ -170,7 +170,7 @@ def beam_mask(mask, parents):
     Returns:
         Boolean (batch, beams, cached + beams).
 
-    Example:
+    Examples:
         >>> first = beam_mask(keras.ops.zeros((1, 2, 0), "bool"), keras.ops.array([[0, 1]]))
         >>> beam_mask(first, keras.ops.array([[1, 1]])).numpy().tolist()
         [[[False, True, True, False], [False, True, False, True]]]
@@ -198,7 +198,7 @@ def combine_masks(*masks):
     Raises:
         ValueError: if a mask is not boolean, or has neither two nor three axes.
 
-    Example:
+    Examples:
         >>> real = padding_mask(keras.ops.array([[7, 0]]))
         >>> combine_masks(real, causal_mask(2), None).numpy().tolist()
         [[[True, False], [True, False]]]

@@ -24,7 +24,7 @@ def sinusoidal_positions(length, dim, start=0, max_wavelength=10000):
     Raises:
         ValueError: if `dim` is odd.
 
-    Example:
+    Examples:
         >>> [round(float(value), 2) for value in sinusoidal_positions(2, 2)[1]]
         [0.84, 0.54]
     """

@@ -17,7 +17,7 @@ def project(inputs, kernel, bias=None):
     Returns:
         (..., output_dim), in the dtype of `inputs`.
 
-    Example:
+    Examples:
         >>> tuple(project(keras.ops.zeros((5, 3, 2)), keras.ops.zeros((7, 2))).shape)
         (5, 3, 7)
     """

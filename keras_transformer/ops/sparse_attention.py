@@ -44,7 +44,7 @@ def local_attention(queries, keys, values, radius, causal=False, padding_mask=No
     Raises:
         ValueError: if `radius` is below 1, or `padding_mask` is not boolean.
 
-    Example:
+    Examples:
         >>> heads = keras.ops.ones((2, 3, 11, 5))
         >>> tuple(local_attention(heads, heads, heads, radius=4).shape)
         (2, 3, 11, 5)
@@ -72,7 +72,7 @@ def strided_attention(queries, keys, values, stride, causal=False, padding_mask=
     Raises:
         ValueError: if `stride` is below 1.
 
-    Example:
+    Examples:
         >>> heads = keras.ops.ones((2, 3, 11, 5))
         >>> tuple(strided_attention(heads, heads, heads, stride=4).shape)
         (2, 3, 11, 5)
@@ -112,7 +112,7 @@ def fixed_attention(
     Raises:
         ValueError: if a size is out of its range.
 
-    Example:
+    Examples:
         >>> heads = keras.ops.ones((2, 3, 11, 5))
         >>> tuple(fixed_attention(heads, heads, heads, block_size=4, summary_size=2).shape)
         (2, 3, 11, 5)

@@ -29,7 +29,7 @@ class Classifier(TextModel):
         ValueError: if the model is of another kind or has another number of logits, or
             `max_length` leaves no room for text.
 
-    Example:
+    Examples:
         >>> import keras_transformer as kt
         >>> tokenizer = kt.tokenizers.SymbolTokenizer("abc")
         >>> model = kt.classifier(tokenizer.vocabulary_size, num_labels=2, num_layers=1)

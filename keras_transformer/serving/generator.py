@@ -28,7 +28,7 @@ class Generator(TextModel):
     Raises:
         ValueError: if the model is of another kind.
 
-    Example:
+    Examples:
         >>> import keras_transformer as kt
         >>> tokenizer = kt.tokenizers.SymbolTokenizer("abc")
         >>> model = kt.language_model(tokenizer.vocabulary_size, num_layers=1)

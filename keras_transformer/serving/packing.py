@@ -20,7 +20,7 @@ class Packing:
     Raises:
         ValueError: if a tensor has no or several such axes.
 
-    Example:
+    Examples:
         >>> keys = tf.TensorSpec((None, 2, None, 3))  # (batch, heads, length, key_dim)
         >>> packing = Packing({"keys": keys, "mask": tf.TensorSpec((None, None), tf.bool)})
         >>> packing.features

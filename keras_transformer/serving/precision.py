@@ -19,7 +19,7 @@ def with_dtype(model, dtype):
     Raises:
         ValueError: for another dtype.
 
-    Example:
+    Examples:
         >>> inputs = keras.Input((3,))
         >>> model = keras.Model(inputs, keras.layers.Dense(2, name="last")(inputs))
         >>> with_dtype(model, "bfloat16").get_layer("last").kernel.dtype

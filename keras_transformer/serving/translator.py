@@ -42,7 +42,7 @@ class Translator(TextModel):
     Raises:
         ValueError: if the model is of another kind, or has fewer ids than the tokenizer.
 
-    Example:
+    Examples:
         >>> import keras_transformer as kt
         >>> tokenizer = kt.tokenizers.train_sentencepiece(["a dog runs", "ein Hund läuft"], 280)
         >>> model = kt.translation(tokenizer.vocabulary_size, size="tiny", num_layers=1)

@@ -67,7 +67,7 @@ class BytePairTokenizer(tf.Module):
     Raises:
         ValueError: if the ids are not 0, 1, 2 and so on, or a byte has no piece.
 
-    Example:
+    Examples:
         >>> tokenizer = train_byte_pairs(["to be or not to be"], vocabulary_size=263)
         >>> ids = tokenizer.tokenize(["to be\\n"])
         >>> tokenizer.detokenize(ids).numpy().tolist()

@@ -58,7 +58,7 @@ class SentencePieceTokenizer(tf.Module):
         ValueError: if `model` is not a SentencePiece model or its first ids are
             not pad, unknown, start, end.
 
-    Example:
+    Examples:
         >>> tokenizer = train_sentencepiece(["ab abc", "abc ab"], vocabulary_size=267)
         >>> ids = tokenizer.tokenize(["abc ab", ""])
         >>> ids.shape[0], tokenizer.detokenize(ids).numpy().tolist()
@@ -140,7 +140,7 @@ def train_sentencepiece(
         ValueError: if there is no text, the text has too many distinct characters for the
             vocabulary or too few distinct pieces, or `tokens` is something else.
 
-    Example:
+    Examples:
         >>> train_sentencepiece(["to be or not to be"], vocabulary_size=273).vocabulary_size
         273
     """

@@ -24,7 +24,7 @@ class SymbolTokenizer(tf.Module):
     Raises:
         ValueError: if there are no characters, or one is there twice.
 
-    Example:
+    Examples:
         >>> tokenizer = SymbolTokenizer("abc")
         >>> tokenizer.tokenize(["cab!"]).to_list()
         [[6, 4, 5, 1]]

@@ -66,7 +66,7 @@ class WordPieceTokenizer(tf.Module):
         ValueError: if a piece occurs twice, a special piece is missing, or [PAD] is not the
             first, since the models here take id 0 for padding.
 
-    Example:
+    Examples:
         >>> special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         >>> tokenizer = WordPieceTokenizer([*special, "un", "##able", "!"])
         >>> tokenizer.tokenize(["Unable!", "unseen"]).to_list()
@@ -158,7 +158,7 @@ def split_words(texts, lowercase: bool = True) -> tf.RaggedTensor:
     Returns:
         Strings, (batch, None).
 
-    Example:
+    Examples:
         >>> split_words(["Déjà-vu…"]).to_list()
         [[b'deja', b'-', b'vu', b'\\xe2\\x80\\xa6']]
     """
@@ -196,7 +196,7 @@ def train_word_pieces(
         ValueError: if there is no text, or the text has too many distinct
             characters for the vocabulary or too few distinct pieces.
 
-    Example:
+    Examples:
         >>> train_word_pieces(["to be or not to be"], vocabulary_size=20).vocabulary_size
         20
     """

@@ -43,7 +43,7 @@ def choose_strategy(name="auto"):
         ValueError: if the name is unknown, TF_CONFIG is not as it should be, or TensorFlow was
             used before.
 
-    Example:
+    Examples:
         >>> import keras_transformer as kt
         >>> strategy = choose_strategy("one")
         >>> with strategy.scope():

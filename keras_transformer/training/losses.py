@@ -36,7 +36,7 @@ class TokenCrossentropy(keras.losses.Loss):
     Raises:
         ValueError: if `label_smoothing` is outside [0, 1), or shapes do not fit.
 
-    Example:
+    Examples:
         >>> logits = keras.ops.zeros((1, 3, 8))
         >>> round(float(TokenCrossentropy()(keras.ops.array([[5, 7, 0]]), logits)), 4)
         2.0794
@@ -110,7 +110,7 @@ class PretrainingLoss(keras.losses.Loss):
     Returns:
         Nats, a scalar: the mean over the examples.
 
-    Example:
+    Examples:
         >>> y_true = {"masked_tokens": [[7, 0]], "masked_weights": [[1.0, 0.0]]}
         >>> y_true = {**y_true, "next_sentence": [1]}
         >>> logits = {"masked_tokens": [[[0.0] * 8] * 2], "next_sentence": [[0.0, 0.0]]}

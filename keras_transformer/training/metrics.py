@@ -44,7 +44,7 @@ class TokenMetric(keras.metrics.Metric):
 class TokenAccuracy(TokenMetric):
     """Share of the real tokens that have the highest logit, alone or with others, in [0, 1].
 
-    Example:
+    Examples:
         >>> metric = TokenAccuracy()
         >>> metric.update_state(keras.ops.array([[1, 0]]), keras.ops.array([[[0.0, 2], [9, 0]]]))
         >>> float(metric.result())
@@ -64,7 +64,7 @@ class TokenAccuracy(TokenMetric):
 class Perplexity(TokenMetric):
     """exp of the mean negative log-likelihood of a real token, without label smoothing.
 
-    Example:
+    Examples:
         >>> metric = Perplexity()
         >>> metric.update_state(keras.ops.array([[1, 0]]), keras.ops.zeros((1, 2, 8)))
         >>> round(float(metric.result()), 3)

@@ -50,7 +50,7 @@ class Model(TrainStep, keras.Model):
         ema_momentum: share of the old value in a moving average of the weights, in (0, 1);
             None for no average. `swap_averaged_weights` exchanges it with the weights.
 
-    Example:
+    Examples:
         >>> inputs = keras.Input((3,))
         >>> model = Model(inputs, keras.layers.Dense(2)(inputs))
         >>> model.compile("sgd", loss="mse", clip_norm=1.0)

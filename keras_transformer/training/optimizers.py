@@ -23,7 +23,7 @@ class Adam(keras.optimizers.Adam):
         epsilon: added to the root of the second moment.
         **kwargs: of `keras.optimizers.Adam`.
 
-    Example:
+    Examples:
         >>> float(Adam(0.5).beta_2)
         0.98
     """

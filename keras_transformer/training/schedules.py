@@ -26,7 +26,7 @@ class InverseSqrtWarmup(keras.optimizers.schedules.LearningRateSchedule):
     Raises:
         ValueError: if an argument is not positive.
 
-    Example:
+    Examples:
         >>> schedule = InverseSqrtWarmup(peak_rate=0.5, warmup_steps=4)
         >>> [round(float(schedule(step)), 3) for step in (0, 3, 15)]
         [0.125, 0.5, 0.25]
@@ -46,7 +46,7 @@ class InverseSqrtWarmup(keras.optimizers.schedules.LearningRateSchedule):
     def of_paper(cls, hidden_dim, warmup_steps=4000):
         """The paper's own form, whose peak is 1 / sqrt(hidden_dim * warmup_steps).
 
-        Example:
+        Examples:
             >>> round(InverseSqrtWarmup.of_paper(512).peak_rate, 7)
             0.0006988
         """

@@ -42,11 +42,19 @@ def test_ids_of_any_kind_make_the_same_batches(kind):
     assert labels.dtype == tf.int32
 
 
+def test_documents_of_as_many_sentences_each_may_be_uniform():
+    nested = [[[5, 6], [6]], [[5], [6, 6]]]
+    uniform = tf.RaggedTensor.from_uniform_row_length(tf.ragged.constant(sum(nested, [])), 2)
+    batches = [PretrainingBatches(ids, WORDS, max_length=7) for ids in (nested, uniform)]
+    assert batches[0].checksum() == batches[1].checksum()
+
+
 def test_padded_rows_and_other_mistakes_are_refused():
     good = [[4], [5]]
     for wrong, message in {
-        "padding": ([[4, 0], [5, 6]], r"source_ids must be at least 1.* Received: an id 0"),
-        "negative": ([[4], [-1]], r"Received: an id -1"),
+        "padding": ([[4, 0], [5, 6]], r"source_ids must be at least 1.* Received: ids from 0 to 6"),
+        "negative": ([[4], [-1]], r"Received: ids from -1 to 4"),
+        "too large": ([[4], [2**32 + 5]], r"at most 2147483647.* to 4294967301"),
         "real numbers": ([[4.5], [5]], r"integer ids of rank 2. Received: float32"),
         "text": (["ab", "c"], r"integer ids of rank 2. Received: string"),
         "one text": ([4, 5], r"sequences of ids"),
@@ -60,8 +68,12 @@ def test_padded_rows_and_other_mistakes_are_refused():
     for labels in ([[1, 0]], [[1, 0], [2, 0]], [[1], [0]]):
         with pytest.raises(ValueError, match=r"a row for each text and a column for each name"):
             LabelledBatches(good, labels, names)
-    with pytest.raises(ValueError, match="an id 0"):
+    with pytest.raises(ValueError, match="ids from 0 to 6"):
         PretrainingBatches([[[5], [0]], [[5], [6]]], WORDS)
+    with pytest.raises(ValueError, match=r"below 7. Received: an id 99"):
+        PretrainingBatches([[[5], [99]], [[5], [6]]], WORDS)
+    with pytest.raises(ValueError, match="at least one text"):
+        LabelledBatches([], np.zeros((0, 2)), names)
 
 
 def test_saved_ids_are_those_of_earlier_versions(tmp_path):

@@ -2,7 +2,7 @@
 
     python -m train
 
-Hardware, minutes and score: see train/README.md.
+Hardware, minutes and score: see docs/results.md.
 """
 
 from train.config import TranslationConfig

@@ -2,7 +2,7 @@
 
     python -m train.classification --config imdb --folder aclImdb/train --run runs/imdb
 
-Hardware, minutes and score: see train/README.md.
+Hardware, minutes and score: see docs/results.md.
 """
 
 from train.config import ClassificationConfig

@@ -3,7 +3,7 @@
     python -m train.classification --config imdb_bert --pretrained runs/bert \
         --folder aclImdb/train --run runs/imdb_bert
 
-Hardware, minutes and score, also without the pretraining: see train/README.md.
+Hardware, minutes and score, also without the pretraining: see docs/results.md.
 """
 
 from train.config import ClassificationConfig

@@ -3,7 +3,7 @@
     python -m train.translation --config multi30k --run runs/multi30k \
         --source train.en.gz --target train.de.gz --valid-source val.en.gz --valid-target val.de.gz
 
-Hardware, minutes and score: see train/README.md.
+Hardware, minutes and score: see docs/results.md.
 """
 
 from train.config import TranslationConfig

@@ -3,7 +3,7 @@
     python -m train.language_model --config shakespeare --text shakespeare.txt \
         --run runs/shakespeare
 
-Hardware, minutes and score: see train/README.md.
+Hardware, minutes and score: see docs/results.md.
 """
 
 from train.config import LanguageModelConfig

@@ -3,7 +3,7 @@
     python -m train.language_model --config shakespeare_cpu --text shakespeare.txt \
         --run runs/shakespeare_cpu
 
-Hardware, minutes and score: see train/README.md.
+Hardware, minutes and score: see docs/results.md.
 """
 
 from train.config import LanguageModelConfig

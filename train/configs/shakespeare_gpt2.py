@@ -3,7 +3,7 @@
     python -m train.language_model --config shakespeare_gpt2 --text shakespeare.txt \
         --run runs/shakespeare_gpt2
 
-Hardware, minutes and score: see train/README.md.
+Hardware, minutes and score: see docs/results.md.
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
     python -m train.language_model --config shakespeare_xl --text shakespeare.txt \
         --run runs/shakespeare_xl
 
-Hardware, minutes and score, with the memory and without: see train/README.md.
+Hardware, minutes and score, with the memory and without: see docs/results.md.
 """
 
 from train.config import LanguageModelConfig

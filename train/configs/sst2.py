@@ -2,7 +2,7 @@
 
     python -m train.classification --config sst2 --tsv train.tsv --valid-tsv dev.tsv --run runs/sst2
 
-Hardware, minutes and score: see train/README.md.
+Hardware, minutes and score: see docs/results.md.
 """
 
 from train.config import ClassificationConfig

@@ -3,7 +3,7 @@
     python -m train.classification --config sst2_bert --pretrained runs/imdb_bert \
         --tsv train.tsv --valid-tsv dev.tsv --run runs/sst2_bert
 
-Hardware, minutes and score, also without those labels: see train/README.md.
+Hardware, minutes and score, also without those labels: see docs/results.md.
 """
 
 from train.config import ClassificationConfig

@@ -6,7 +6,7 @@ translation of each of the 1000 shortest sentences is learned.
 
     python -m train.translation --config tatoeba --tsv eng-fra.tsv --run runs/tatoeba
 
-Hardware, minutes and score: see train/README.md.
+Hardware, minutes and score: see docs/results.md.
 """
 
 from train.config import TranslationConfig

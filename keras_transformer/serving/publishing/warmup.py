@@ -47,7 +47,7 @@ def prediction_log(name, signature, inputs):
     Written field by field: the package tensorflow-serving-api would bring gRPC for four
     messages of two fields.
 
-    Example:
+    Examples:
         >>> prediction_log("demo", "serving_default", {})
         b'2\\x1b\\n\\x19\\n\\x17\\n\\x04demo\\x1a\\x0fserving_default'
     """

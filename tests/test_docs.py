@@ -1,0 +1,210 @@
+"""What README and docs/ show runs as shown, or says that it does not.
+
+A block of Python whose title begins with "not run" is left out; one titled "oracle" is run in
+tests/serving/test_grpc.py. All others of a page run in their order, in one process, in a folder
+with tiny runs and texts of the names that the pages use. So do the commands, with a few steps.
+"""
+
+import io
+import json
+import os
+import pathlib
+import random
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.serving.publishing import c_api
+from train import classification, language_model, pretraining, translation
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+MODEL = ["--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2"]
+TRAINING = [*MODEL, "--warmup-steps=2", "--steps=4", "--checkpoint-every=2", "--average=1"]
+COMMANDS = {
+    "train.translation": (translation.main, [*TRAINING, "--vocabulary-size=300"]),
+    "train.classification": (classification.main, [*TRAINING, "--hold-out=10"]),
+    "train.language_model": (language_model.main, [*TRAINING, "--context=32", "--batch-size=4"]),
+    "train.pretraining": (pretraining.main, [*TRAINING, "--hold-out=4", "--batch-size=4"]),
+}
+# Run by a test of their own, or by the reader: tests/train/, tests/demo/, .ci/run.
+ELSEWHERE = {"train", "train.launch", "venv"}
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def blocks(page, language):
+    """Pairs of title and content of the blocks of a language."""
+    found = BLOCK.findall(page.read_text("utf-8"))
+    return [(title, content) for name, title, content in found if name == language]
+
+
+def pages_with(language):
+    return [page for page in PAGES if blocks(page, language)]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with texts, and a tiny run of each kind that the pages load."""
+    folder = tmp_path_factory.mktemp("docs")
+    draw = random.Random(3)
+    words = "A dog runs in the park at ten past six to be or not a film to see twice".split()
+    lines = [" ".join(draw.choices(words, k=draw.randint(1, 9))) for _ in range(60)]
+    for name in ("train.en", "train.de", "val.en", "val.de", "test.en", "test.de", "in.txt"):
+        (folder / name).write_text("\n".join(lines) + "\n")
+    (folder / "texts.txt").write_text("\n".join(lines[:7]) + "\n")
+    (folder / "pairs.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
+    for name in ("shakespeare.txt", "other.txt"):
+        (folder / name).write_text("\n".join(lines))
+    for split in ("train", "test"):
+        for label in ("pos", "neg"):
+            (folder / "aclImdb" / split / label).mkdir(parents=True)
+            for number, line in enumerate(lines[:20]):
+                file = folder / "aclImdb" / split / label / f"{number}_1.txt"
+                file.write_text(f"{line}. {lines[-number]}. {label}.")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run(f"python -m train.translation --tsv pairs.tsv --run {folder}/runs/mine")
+        run(f"python -m train.classification --folder aclImdb/train --run {folder}/runs/imdb")
+        run(f"python -m train.language_model --text other.txt --run {folder}/runs/shakespeare")
+    return folder
+
+
+def run(line):
+    """Runs one command line of a page in this process; a training takes a few steps."""
+    words = shlex.split(line.split("|")[0].split(">")[0].split("<")[0])
+    module, *arguments = words[2:]
+    main, tiny = COMMANDS[module]
+    if arguments[0].startswith("--"):
+        if "--config" in arguments:  # of words, pieces or a dimension that a tiny text has not
+            tiny = [*tiny, *OF_CONFIG.get(arguments[arguments.index("--config") + 1], [])]
+        if "--pretrained" in arguments:
+            tiny = [flag for flag in tiny if flag not in MODEL]
+        arguments = [*arguments, *tiny]
+    if "--virtual-devices" in arguments:  # before TensorFlow has made its devices
+        subprocess.run([sys.executable, "-m", module, *arguments], check=True, env=ENVIRONMENT)
+    else:
+        main(arguments)
+
+
+OF_CONFIG = {
+    "imdb": ["--vocabulary-size=20", "--dtype=float32"],
+    "bert_imdb": ["--vocabulary-size=60", "--max-length=16"],
+    "imdb_bert": ["--max-length=16"],
+    "shakespeare_xl": ["--memory-length=16"],
+}
+
+
+@pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs(page, workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    names = {}
+    for title, content in blocks(page, "python"):
+        if not title.startswith(("not run", "oracle")):
+            exec(compile(content, page.name, "exec"), names)
+
+
+COMMAND_LINES = [
+    (page, line)
+    for page in PAGES
+    for title, content in blocks(page, "bash")
+    if not title.startswith(("not run", "slurm"))
+    for line in content.splitlines()
+    if "python" in line and "pip install" not in line
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with("bash"), ids=lambda page: page.stem)
+def test_the_commands_of_a_page_run(page, workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    for line in [line for of, line in COMMAND_LINES if of == page]:
+        module = re.search(r"python3? -m ([\w.]+)", line)[1]
+        if module in ELSEWHERE:
+            continue
+        if module.endswith("c_api"):
+            arguments = shlex.split(line.split("|")[-1])[3:]
+            stdin = '{"inputs": {"text": ["It is ten past six."]}}\n' if "|" in line else ""
+            command = [sys.executable, c_api.__file__, *arguments]
+            done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=True)
+            assert done.stdout.count("outputs") == (1 if "--signatures" not in arguments else 7)
+            continue
+        source = re.search(r"< ?(\S+)", line)
+        text = (workplace / source[1]).read_bytes() if source else b""
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        capsys.readouterr()
+        # A page may train a run that the folder has: it has its own place then.
+        run(
+            re.sub(r"--run runs/(mine|imdb|shakespeare)(?= *$)", r"--run pages/\1", line)
+            if is_training(line)
+            else line
+        )
+        if source:
+            assert capsys.readouterr().out.count("\n") == text.count(b"\n")
+
+
+def is_training(line):
+    return re.search(r"python -m train\.\w+ --", line)
+
+
+def test_every_command_that_is_shown_is_known():
+    modules = {re.search(r"python3? -m ([\w.]+)", line)[1] for _, line in COMMAND_LINES}
+    assert modules >= {*COMMANDS, "train", "train.launch"}
+    assert modules <= {*COMMANDS, *ELSEWHERE, "keras_transformer.serving.publishing.c_api"}
+
+
+def test_what_does_not_run_says_why():
+    titles = {
+        title for page in PAGES for kind in ("python", "bash") for title, _ in blocks(page, kind)
+    }
+    assert all(re.fullmatch(r"not run: needs .+|oracle|slurm|", title) for title in titles)
+    for title, content in blocks(ROOT / "README.md", "bash"):
+        assert title or not content.startswith("docker") or "(not run here" in README
+
+
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    assert len(README.splitlines()) <= 150
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", page.read_text("utf-8")):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_reference_has_every_package_and_names_are_public():
+    """mkdocstrings lists what `__all__` lists: each public package needs a page."""
+    pages = {path.stem for path in (ROOT / "docs" / "reference").glob("*.md")}
+    assert pages == {*kt.ROOMS, "layers", "models", "ops", "training"}
+    for page in pages:
+        text = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
+        assert f"::: keras_transformer.{page}" in text
+    menu = (ROOT / "mkdocs.yml").read_text()
+    for path in (ROOT / "docs").rglob("*.md"):
+        assert f": {path.relative_to(ROOT / 'docs')}" in menu
+
+
+def test_the_line_for_slurm_makes_a_tf_config():
+    [block] = [
+        text for title, text in blocks(ROOT / "docs/guides/gpus.md", "bash") if title == "slurm"
+    ]
+    functions = "srun() { shift; SLURM_PROCID=1 \"$@\"; }; scontrol() { printf 'n1\\nn2\\n'; }; "
+    functions += "python() { printenv TF_CONFIG; }; export -f scontrol python; "
+    done = subprocess.run(["bash", "-c", functions + block], capture_output=True, text=True)
+    assert json.loads(done.stdout) == {
+        "cluster": {"worker": ["n1:12345", "n2:12345"]},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    command = "pip install -e '.[test]' && pytest"
+    assert command in README and command in (ROOT / ".ci" / "run").read_text()
