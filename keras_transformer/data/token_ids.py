@@ -87,8 +87,8 @@ def checked_ids(ids, name: str, rank: int = 2) -> tf.RaggedTensor:
     smallest, largest = values.min(initial=1), values.max(initial=1)
     if smallest < 1 or largest > LARGEST_ID:
         raise ValueError(
-            f"{name} must be at least 1, since 0 stands for padding, and at most {LARGEST_ID}: give "
-            f"rows as long as their texts. Received: ids from {smallest} to {largest}."
+            f"{name} must be at least 1, since 0 stands for padding, and at most {LARGEST_ID}. "
+            f"Give rows as long as their texts. Received: ids from {smallest} to {largest}."
         )
     with tf.device("CPU:0"):
         return tf.cast(ids, tf.int32)
