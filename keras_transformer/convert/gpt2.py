@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from keras_transformer.convert.internals import arrays_of_gpt2_block
+
 
 def load_gpt2(model, arrays):
     """Gives a model of `models.gpt2` released weights.
@@ -74,23 +76,6 @@ def arrays_of_keras_hub_gpt2(backbone):
         "ln_f.bias": backbone.layer_norm.beta,
     }
     for index, layer in enumerate(backbone.transformer_layers):
-        attention, hidden_dim = layer._self_attention_layer, backbone.hidden_dim
-        parts = (attention._query_dense, attention._key_dense, attention._value_dense)
-        kernels = [np.array(part.kernel).reshape(hidden_dim, -1) for part in parts]
-        biases = [np.array(part.bias).reshape(-1) for part in parts]
-        of_layer = {
-            "ln_1.weight": layer._self_attention_layer_norm.gamma,
-            "ln_1.bias": layer._self_attention_layer_norm.beta,
-            "attn.c_attn.weight": np.concatenate(kernels, axis=1),
-            "attn.c_attn.bias": np.concatenate(biases),
-            "attn.c_proj.weight": np.array(attention._output_dense.kernel).reshape(-1, hidden_dim),
-            "attn.c_proj.bias": attention._output_dense.bias,
-            "ln_2.weight": layer._feedforward_layer_norm.gamma,
-            "ln_2.bias": layer._feedforward_layer_norm.beta,
-            "mlp.c_fc.weight": layer._feedforward_intermediate_dense.kernel,
-            "mlp.c_fc.bias": layer._feedforward_intermediate_dense.bias,
-            "mlp.c_proj.weight": layer._feedforward_output_dense.kernel,
-            "mlp.c_proj.bias": layer._feedforward_output_dense.bias,
-        }
+        of_layer = arrays_of_gpt2_block(layer, backbone.hidden_dim)
         arrays.update({f"h.{index}.{name}": array for name, array in of_layer.items()})
     return {name: np.array(array) for name, array in arrays.items()}

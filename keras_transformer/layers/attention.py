@@ -2,8 +2,8 @@
 
 import keras
 from keras import ops
-from keras.src.backend import get_keras_mask, set_keras_mask
 
+from keras_transformer.layers.internals import carry_mask, mask_of
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
 from keras_transformer.ops.masks import check_attention_mask, combine_masks
@@ -227,8 +227,7 @@ class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
 
 def implicit_mask(inputs, padding_mask):
     """The given padding mask, or else the one that Keras carries with the inputs."""
-    # Not an attribute of the tensor: the tensors of a jitted JAX function have none.
-    return get_keras_mask(inputs) if padding_mask is None else padding_mask
+    return mask_of(inputs) if padding_mask is None else padding_mask
 
 
 def as_called(layer, inputs):
@@ -243,5 +242,5 @@ def as_called(layer, inputs):
     if inputs is None or keras.backend.standardize_dtype(inputs.dtype) == "bool":
         return inputs
     tensor = ops.cast(inputs, layer.compute_dtype)
-    set_keras_mask(tensor, get_keras_mask(inputs))
+    carry_mask(inputs, tensor)
     return tensor

@@ -13,14 +13,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
-import tensorflow_text
 from sentencepiece import sentencepiece_model_pb2
 
 from keras_transformer.files import whole
+from keras_transformer.tokenizers.internals import lasting_tokenizer
 from keras_transformer.tokenizers.sentencepiece import (
     CONTROL_PIECES,
     UNKNOWN_ID,
-    NamedModel,
     as_texts,
     check_texts,
 )
@@ -99,9 +98,7 @@ class BytePairTokenizer(tf.Module):
             bytes(map(_BYTES.get, piece)) if set(piece) <= _BYTES.keys() else piece.encode()
             for piece in self._pieces
         )
-        model = _merging_model(self._pieces, self._merges)
-        self._merge = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
-        self._merge._model_resource = NamedModel(model)
+        self._merge = lasting_tokenizer(_merging_model(self._pieces, self._merges))
 
     @property
     def vocabulary_size(self) -> int:

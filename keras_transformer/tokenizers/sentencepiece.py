@@ -6,7 +6,6 @@ see the same pieces. Byte fallback spells what the vocabulary lacks as bytes:
 no input is ever unknown, and every character survives the way there and back.
 """
 
-import hashlib
 import io
 import pathlib
 import re
@@ -14,11 +13,10 @@ from collections.abc import Iterable
 
 import sentencepiece
 import tensorflow as tf
-import tensorflow_text
 from sentencepiece import sentencepiece_model_pb2
-from tensorflow_text.python.ops import sentencepiece_tokenizer
 
 from keras_transformer.files import whole
+from keras_transformer.tokenizers.internals import lasting_tokenizer
 
 PAD_ID, UNKNOWN_ID, START_ID, END_ID = 0, 1, 2, 3
 CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
@@ -73,8 +71,7 @@ class SentencePieceTokenizer(tf.Module):
         trainer = sentencepiece_model_pb2.ModelProto.FromString(model).trainer_spec
         self._are_words = trainer.model_type == trainer.WORD
         self.model = model
-        self._sentencepiece = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
-        self._sentencepiece._model_resource = NamedModel(model)
+        self._sentencepiece = lasting_tokenizer(model)
 
     @property
     def vocabulary_size(self) -> int:
@@ -214,26 +211,6 @@ def _explain(message: str, vocabulary_size: int) -> str:
         f"SentencePiece could not train a vocabulary: {message}. "
         f"Received: vocabulary_size={vocabulary_size}."
     )
-
-
-class NamedModel(tf.saved_model.experimental.TrackableResource):
-    """A SentencePiece model in memory that outlives the kernel which made it.
-
-    tensorflow-text's own belongs to its kernel, and every `keras.utils.set_random_seed`
-    or `tf.random.set_seed` throws the kernels away: from then on the tokenizer fails with
-    `Resource localhost/_0_SentencepieceOp does not exist`. One with a name stays.
-    """
-
-    def __init__(self, model: bytes):
-        super().__init__()
-        self._model = model
-        _ = self.resource_handle  # made now: first made inside a graph, it would belong to it
-
-    def _create_resource(self):
-        return sentencepiece_tokenizer.gen_sentencepiece_tokenizer.sentencepiece_op(
-            model=self._model,
-            shared_name=f"sentencepiece_{hashlib.sha256(self._model).hexdigest()}",
-        )
 
 
 def _pieces_of(model: bytes) -> list[str]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_transformer.files import whole
 from keras_transformer.training.losses import TokenCrossentropy
+from keras_transformer.training.metrics import loss_tracker
 
 
 class StopOnNonFiniteLoss(keras.callbacks.Callback):
@@ -54,6 +55,7 @@ class TokensPerSecond(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         of_tokens = isinstance(self.model.loss, TokenCrossentropy)
         self._name = "tokens_per_second" if of_tokens else "examples_per_second"
+        self._loss = loss_tracker(self.model)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._start = time.perf_counter()
@@ -61,7 +63,7 @@ class TokensPerSecond(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         # The loss is averaged over them, so its tracker has counted them.
-        tokens = float(self.model._loss_tracker.count.numpy())
+        tokens = float(self._loss.count.numpy())
         self._rate = round(tokens / (time.perf_counter() - self._start))
         logs[self._name] = self._rate
 

@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from keras_transformer.training.internals import all_layers
 from keras_transformer.training.losses import TokenCrossentropy
 
 REFUSED_OPTIMIZER_SETTINGS = {
@@ -104,7 +105,7 @@ def check_model(model, own_class, accumulation_steps, ema_momentum):
             "replicas, accumulation_steps and ema_momentum need its weights. "
             f"Received: {type(model).__name__}, which is not built."
         )
-    for layer in model._flatten_layers():
+    for layer in all_layers(model):
         _check_layer(layer, split)
 
 

@@ -4,16 +4,14 @@ A worker is one process of a training; it has one replica of the model on each o
 Worker 0 is the chief: it alone writes.
 """
 
-import contextlib
-import json
 import os
-import sys
-import unittest.mock
 import zlib
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from keras_transformer.training.internals import workers_on_split_cpus
 
 STRATEGIES = ("auto", "one", "mirrored", "multiworker")
 
@@ -141,22 +139,24 @@ def checksum(arrays):
 def _addresses():
     """The workers that TF_CONFIG names, chief first; an empty list without TF_CONFIG."""
     text = os.environ.get("TF_CONFIG", "")
+    if not text:
+        return []
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
-        config = json.loads(text or "{}")
-        cluster = config.get("cluster", {})
-        addresses = [*cluster.get("chief", []), *cluster.get("worker", [])]
-        task = config.get("task", {})
-        well = not addresses or task["index"] in range(len(cluster.get(task["type"], [])))
-        well = well and task.get("type", "worker") in ("chief", "worker")
+        cluster = resolver.cluster_spec().as_dict()
+        if not cluster:
+            return []
+        this = resolver.task_type
+        is_valid = this in ("chief", "worker") and resolver.task_id in range(len(cluster[this]))
     except (ValueError, AttributeError, KeyError, TypeError):
-        well = False
-    if not well:
+        is_valid = False
+    if not is_valid:
         raise ValueError(
             "TF_CONFIG must name the addresses of all workers and which of them this process is, "
             'e.g. {"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
             f'"task": {{"type": "worker", "index": 0}}}}. Received: {text!r}.'
         )
-    return addresses
+    return [*cluster.get("chief", []), *cluster.get("worker", [])]
 
 
 def _connect_workers():
@@ -165,28 +165,14 @@ def _connect_workers():
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=implementation.NCCL if gpus else implementation.RING
     )
+    [cpu, *_] = tf.config.list_physical_devices("CPU")
+    parts = tf.config.get_logical_device_configuration(cpu) or []
     try:
-        with contextlib.nullcontext() if gpus else _all_cpu_devices():
-            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        if len(parts) > 1 and not gpus:
+            return workers_on_split_cpus(len(parts), options)
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:
         raise ValueError(
             "Workers can only be connected before TensorFlow is used. Call choose_strategy first. "
             f"Received: {error}"
         ) from error
-
-
-def _all_cpu_devices():
-    """Has a worker without GPUs use all CPU devices that it was split into.
-
-    TensorFlow would take the first, so the arrangement of several GPUs on each of several
-    machines could not be tried without them.
-    """
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    count = len(tf.config.get_logical_device_configuration(cpu) or [None])
-
-    def local_devices(self, cluster_resolver, worker_device):
-        return tuple(f"{worker_device}/device:CPU:{index}" for index in range(count)), "CPU"
-
-    module = sys.modules[tf.distribute.MultiWorkerMirroredStrategy.__module__]
-    extended = module.CollectiveAllReduceExtended
-    return unittest.mock.patch.object(extended, "_initialize_local_devices", local_devices)

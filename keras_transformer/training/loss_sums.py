@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from keras_transformer.training.internals import loss_axis, mask_of
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 
 OWN_LOSSES = (TokenCrossentropy, PretrainingLoss)
@@ -138,12 +139,12 @@ def _sums(weighted, counted, mask):
 
 def _values_and_mask(loss, y, y_pred):
     """The losses before any weight or mask, and the mask that Keras would apply or None."""
-    mask = getattr(y_pred, "_keras_mask", None)
+    mask = mask_of(y_pred)
     if not isinstance(loss, OWN_LOSSES):  # ours take integers as they are
         y, y_pred = (ops.convert_to_tensor(part, dtype=loss.dtype) for part in (y, y_pred))
         _check_ranks(loss, y, y_pred)
     values = loss.call(y, y_pred)
-    own_mask = getattr(values, "_keras_mask", None)  # of an `ignore_class`
+    own_mask = mask_of(values)  # of an `ignore_class`
     if mask is None or own_mask is None:
         mask = own_mask if mask is None else mask
     else:
@@ -215,7 +216,7 @@ def _check_ranks(loss, y, y_pred):
             f"all rows. Received: labels of shape {tuple(y.shape)}, predictions of shape "
             f"{tuple(y_pred.shape)}, for {loss.name}."
         )
-    axis = getattr(loss, "_fn_kwargs", {}).get("axis")
+    axis = loss_axis(loss)
     axes = axis if isinstance(axis, (list, tuple)) else [axis]
     if 0 in axes or -y_pred.shape.rank in axes:
         raise ValueError(COMPARES_ROWS.format(f"{loss.name} with axis={axis}"))

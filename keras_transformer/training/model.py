@@ -13,7 +13,8 @@ else:
 
 
 _INPUT = keras.Input((1,), name="input")
-FUNCTIONAL = type(keras.Model(_INPUT, _INPUT, name="model"))  # Keras's class of such models
+_OUTPUT = keras.layers.Identity(name="output")(_INPUT)
+FUNCTIONAL = type(keras.Model(_INPUT, _OUTPUT, name="model"))  # Keras's class of such models
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -68,8 +69,8 @@ class Model(TrainStep, keras.Model):
             super().__init__(*args, **kwargs)
 
     def __reduce__(self):  # of pickle, which finds classes by their names
-        _, arguments = super().__reduce__()
-        return Model._unpickle_model, arguments
+        unpickle, arguments = super().__reduce__()  # a method of a class without a name
+        return getattr(Model, unpickle.__name__), arguments
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 import keras
 
+from keras_transformer.training.internals import adam_moments
+
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
@@ -35,12 +37,12 @@ class Adam(keras.optimizers.Adam):
         fused = keras.backend.backend() == "tensorflow" and not self.amsgrad
         if not fused or isinstance(gradient, tf.IndexedSlices):
             return super().update_step(gradient, variable, learning_rate)
-        index = self._get_variable_index(variable)
+        momentum, velocity = adam_moments(self, variable)
         steps = tf.cast(self.iterations.value + 1, variable.dtype)
         return tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=self._momentums[index].value.handle,
-            v=self._velocities[index].value.handle,
+            m=momentum.value.handle,
+            v=velocity.value.handle,
             beta1_power=tf.pow(tf.cast(self.beta_1, variable.dtype), steps),
             beta2_power=tf.pow(tf.cast(self.beta_2, variable.dtype), steps),
             lr=tf.cast(learning_rate, variable.dtype),

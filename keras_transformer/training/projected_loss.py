@@ -11,6 +11,8 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from keras_transformer.training.internals import last_call
+
 CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
 
 
@@ -103,9 +105,7 @@ def find_projection(model):
     outputs = getattr(model, "outputs", None) or []
     if len(outputs) != 1:
         return None
-    layer, node_index, _ = outputs[0]._keras_history
-    node = layer._inbound_nodes[node_index]
-    reverse = node.arguments.kwargs.get("reverse", False)
-    if not hasattr(layer, "projection_table") or not reverse:
+    layer, arguments, features = last_call(outputs[0])
+    if not hasattr(layer, "projection_table") or not arguments.get("reverse", False):
         return None
-    return Projection(keras.Model(model.input, node.input_tensors[0]), layer)
+    return Projection(keras.Model(model.input, features), layer)

@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from keras_transformer.training.internals import added_losses, all_layers
 from keras_transformer.training.parts import dense
 
 # Sums over all numbers, so that parts of a batch add up; a custom regulariser may not be.
@@ -26,7 +27,7 @@ def weight_penalty(weights):
 
 
 def has_activity_regularizer(model):
-    return any(layer.activity_regularizer is not None for layer in model._flatten_layers())
+    return any(layer.activity_regularizer is not None for layer in all_layers(model))
 
 
 def activity_penalties(model, rows):
@@ -46,8 +47,8 @@ def activity_penalties(model, rows):
         ValueError: for penalties that need not be sums over rows.
     """
     penalties = []
-    for layer in model._flatten_layers():
-        own = layer._get_own_losses()
+    for layer in all_layers(model):
+        own = added_losses(layer)
         if own and (type(layer.activity_regularizer) not in ADDITIVE or len(own) > 1):
             raise ValueError(
                 "The exact train step adds up penalties of rows: those of the activity "

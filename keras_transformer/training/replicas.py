@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from keras_transformer.training.distribution import has_workers, this_worker
+from keras_transformer.training.internals import has_unseeded_shuffle
 
 SEED_STRIDE = 1_000_003  # between the seeds of two replicas; prime, so that sums do not meet
 
@@ -92,7 +93,7 @@ def check_data(data, strategy):
             "With several workers the dataset's auto_shard_policy must be DATA (or AUTO), so that "
             f"each example is seen by one worker. Received: {policy.name}."
         )
-    if any(_is_unseeded_shuffle(part) for part in _parts(data)):
+    if has_unseeded_shuffle(data):
         raise ValueError(
             "With several workers a shuffled dataset needs a seed, or their shares overlap: "
             "shuffle(..., seed=1), or keras.utils.set_random_seed(1) before. "
@@ -103,17 +104,3 @@ def check_data(data, strategy):
 def _copies(variable):
     """The variables of a mirrored one on this worker's devices."""
     return getattr(variable, "values", [variable])
-
-
-def _parts(dataset):
-    """A dataset and all those that it is made from."""
-    yield dataset
-    for part in dataset._inputs():
-        yield from _parts(part)
-
-
-def _is_unseeded_shuffle(dataset):
-    seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
-    if type(dataset).__name__ != "_ShuffleDataset" or any(seed is None for seed in seeds):
-        return False
-    return all(int(seed) == 0 for seed in seeds)

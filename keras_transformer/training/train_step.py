@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_transformer.training import compile_checks as checks
+from keras_transformer.training import internals
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.loss_sums import (
     LossSums,
@@ -21,7 +22,7 @@ from keras_transformer.training.loss_sums import (
     single_output,
 )
 from keras_transformer.training.losses import TokenCrossentropy, token_weights
-from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
+from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric, loss_tracker
 from keras_transformer.training.parts import (
     added,
     dense,
@@ -41,7 +42,7 @@ from keras_transformer.training.regularisation import (
 from keras_transformer.training.replicas import DropoutSeeds, check_carried, check_data
 
 
-class TrainStep:
+class TrainStep(internals.BuildsFromShapes):
     """Mixed into `keras.Model` by `keras_transformer.training.Model`."""
 
     def compile(
@@ -76,7 +77,7 @@ class TrainStep:
         if isinstance(metrics, (list, tuple)):
             token_metrics = [m for m in metrics if _counts_tokens_of(resolved, m)]
             metrics = [m for m in metrics if not _counts_tokens_of(resolved, m)]
-        self._compile_metrics = None  # of an earlier call, which Keras would keep
+        internals.forget_compiled_metrics(self)
         super().compile(
             optimizer,
             loss,
@@ -88,12 +89,11 @@ class TrainStep:
             auto_scale_loss=auto_scale_loss,
         )
         checks.check_optimizer(self.optimizer)  # which Keras may have wrapped
-        # Gradients arrive summed over replicas: the optimizer must not sum them again.
-        optimizer._all_reduce_sum_gradients = list
+        internals.take_summed_gradients(optimizer)
         if not optimizer.built and self.built:
             optimizer.build(self.trainable_variables)
         # Other metrics need the logits, and XLA cannot leave out padding, whose number varies.
-        projected = type(resolved) is TokenCrossentropy and self._compile_metrics is None
+        projected = type(resolved) is TokenCrossentropy and internals.compiled_metrics(self) is None
         projected = projected and not (self.jit_compile or has_activity_regularizer(self))
         projected = projected and not checks.overrides(self, TrainStep, "call")
         averages = None
@@ -160,27 +160,6 @@ class TrainStep:
     def predict_on_batch(self, x):
         checks.check_one_replica(self, "predict_on_batch")
         return super().predict_on_batch(x)
-
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """Builds Keras's metrics from the shapes of the data.
-
-        Keras would read a first batch, which moves a reshuffled dataset to its second order,
-        and average it over the replicas, which fails with several workers.
-        """
-        if self._distribute_strategy is None:
-            return
-        if self._compile_loss is not None:
-            # Keras's wrapper of the loss, which is not used: `_sums` calls the loss itself. It
-            # would refuse labels that are more than the outputs, as those of `PretrainingLoss`.
-            self._compile_loss.built = True
-        if iterator is not None:
-            specs = iterator.data_adapter.get_tf_dataset().element_spec
-            # The shape on one replica: of a dataset that was distributed already they are several.
-            data_batch = keras.tree.map_structure(
-                lambda spec: getattr(spec, "_value_specs", [spec])[0], specs
-            )
-        with self._distribute_strategy.scope():
-            self._symbolic_build(data_batch=data_batch)
 
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -294,8 +273,8 @@ class TrainStep:
             real = token_weights(labels, metric.pad_id)
             total = tf.reduce_sum(metric.values(labels, outputs) * real)
             counted.append((total, tf.reduce_sum(real)))
-        if self._compile_metrics is not None:
-            self._compile_metrics.update_state(y, y_pred, sample_weight=sample_weight)
+        if (metrics := internals.compiled_metrics(self)) is not None:
+            metrics.update_state(y, y_pred, sample_weight=sample_weight)
         sums = sums._replace(rows=tf.cast(rows, sums.loss.dtype))
         return StepSums(sums, tuple(counted), activity_penalties(self, rows))
 
@@ -315,13 +294,14 @@ class TrainStep:
         count = sums.loss.weights if of_tokens else sums.loss.rows
         # Keras sums the tracker over replicas; divided, it counts each token once.
         share = count / tf.distribute.get_strategy().num_replicas_in_sync
-        self._loss_tracker.update_state(loss, sample_weight=share)
+        loss_tracker(self).update_state(loss, sample_weight=share)
         for metric, numbers in zip(self._step.token_metrics, sums.metrics, strict=True):
             metric.add_sums(*numbers)
         logs = self.get_metrics_result()
-        if self._compile_metrics is not None:  # each replica has updated its own
-            counted = [tf.identity(v.value) for v in self._compile_metrics.variables]
-            logs.update(self._compile_metrics.stateless_result(reduced(counted)))
+        # Each replica has updated its own.
+        if (metrics := internals.compiled_metrics(self)) is not None:
+            counted = [tf.identity(v.value) for v in metrics.variables]
+            logs.update(metrics.stateless_result(reduced(counted)))
         if has_workers(self.distribute_strategy):
             # Keras averages what workers log along an axis, which scalars lack.
             logs = {name: value[None] for name, value in logs.items()}

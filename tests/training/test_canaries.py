@@ -5,7 +5,6 @@ import pathlib
 import subprocess
 import sys
 
-import keras
 import pytest
 
 from .conftest import needs_tensorflow
@@ -44,22 +43,3 @@ def test_keras_cannot_fit_on_several_workers():
     launch = ["train.launch", "--workers", "2", "--restarts", "0", "--"]
     said = run(*launch, sys.executable, "-m", "tests.training.stock", "1")
     assert "PerReplica" in said["several workers"]
-
-
-def test_the_private_names_that_we_override_exist():
-    assert hasattr(keras.optimizers.Adam, "_all_reduce_sum_gradients")
-    assert hasattr(keras.Model, "_maybe_symbolic_build")
-    assert hasattr(keras.Model, "_symbolic_build")
-    assert "_distribute_strategy" in vars(keras.Sequential([keras.layers.Dense(2)]))
-
-
-def test_the_private_names_that_we_read_exist():
-    assert keras.losses.CosineSimilarity(axis=1)._fn_kwargs == {"axis": 1}, "of `loss_sums`"
-    model = keras.Sequential([keras.layers.Dense(2)])
-    model.compile("sgd", "mse", metrics=["mae"])
-    assert len(model._flatten_layers()) == 2, "of `regularisation` and `compile_checks`"
-    assert model.layers[0]._get_own_losses() == []
-    assert model._compile_metrics is not None and model._loss_tracker is not None
-    assert callable(keras.Model._unpickle_model)
-    embedded = keras.layers.Embedding(3, 2, mask_zero=True)(keras.ops.array([[1, 0]]))
-    assert embedded._keras_mask.numpy().tolist() == [[True, False]]

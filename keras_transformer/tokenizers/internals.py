@@ -1,0 +1,40 @@
+"""The only place of the tokenizers that uses what tensorflow-text and TensorFlow do not promise."""
+
+import hashlib
+
+import tensorflow as tf
+import tensorflow_text
+from tensorflow_text.python.ops import sentencepiece_tokenizer
+
+
+def lasting_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
+    """tensorflow-text's tokenizer of a SentencePiece model, which outlives its kernel.
+
+    A model in memory belongs to the kernel which made it, and every
+    `keras.utils.set_random_seed` or `tf.random.set_seed` throws the kernels away: from then on
+    the tokenizer would fail with `Resource localhost/_0_SentencepieceOp does not exist`.
+    One with a name stays.
+
+    Relies on the tokenizer's attribute `_model_resource`.
+    """
+    tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
+    tokenizer._model_resource = _NamedModel(model)
+    return tokenizer
+
+
+class _NamedModel(tf.saved_model.experimental.TrackableResource):
+    """A SentencePiece model in memory, named after its content.
+
+    Relies on the operation `sentencepiece_op` of tensorflow-text's own module.
+    """
+
+    def __init__(self, model: bytes):
+        super().__init__()
+        self._model = model
+        _ = self.resource_handle  # made now: first made inside a graph, it would belong to it
+
+    def _create_resource(self):
+        return sentencepiece_tokenizer.gen_sentencepiece_tokenizer.sentencepiece_op(
+            model=self._model,
+            shared_name=f"sentencepiece_{hashlib.sha256(self._model).hexdigest()}",
+        )

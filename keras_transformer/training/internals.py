@@ -1,0 +1,165 @@
+"""The only place of training that uses what Keras and TensorFlow do not promise.
+
+Each function says what it relies on. `tests/test_internals.py` has a canary for each, which says
+what to do about a version of Keras or TensorFlow that has changed it.
+"""
+
+import keras
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+
+def all_layers(model):
+    """A model and all layers inside it, however deep.
+
+    Relies on `Layer._flatten_layers`; `Model.layers` stops at the outermost layers.
+    """
+    return model._flatten_layers()
+
+
+def added_losses(layer):
+    """What the latest call of a layer gave to `add_loss`, and its activity penalty.
+
+    Relies on `Layer._get_own_losses`; `Layer.losses` adds those of sublayers and weights.
+    """
+    return layer._get_own_losses()
+
+
+def loss_axis(loss):
+    """The `axis` that one of Keras's losses was made with, or None.
+
+    Relies on `_fn_kwargs` of Keras's losses; `CosineSimilarity` has it nowhere else.
+    """
+    return getattr(loss, "_fn_kwargs", {}).get("axis")
+
+
+def mask_of(tensor):
+    """The mask that Keras carries along with a tensor, or None.
+
+    Relies on the attribute `_keras_mask`.
+    """
+    return getattr(tensor, "_keras_mask", None)
+
+
+def compiled_metrics(model):
+    """The metrics that `compile` was given, as the one metric that Keras makes of them, or None.
+
+    Relies on `Model._compile_metrics`.
+    """
+    return model._compile_metrics
+
+
+def forget_compiled_metrics(model):
+    """Has the next `compile` begin without metrics, where Keras keeps those of the one before.
+
+    Relies on `Model._compile_metrics`.
+    """
+    model._compile_metrics = None
+
+
+def last_call(tensor):
+    """The layer that made an output of a functional model, the arguments, and the first input.
+
+    Relies on `_keras_history` of symbolic tensors and `_inbound_nodes` of layers.
+
+    Returns:
+        The layer, the dict of the keyword arguments of the call, and the symbolic input.
+    """
+    layer, index, _ = tensor._keras_history
+    node = layer._inbound_nodes[index]
+    return layer, node.arguments.kwargs, node.input_tensors[0]
+
+
+def take_summed_gradients(optimizer):
+    """Stops an optimizer from summing gradients over replicas; the train step has done it.
+
+    Relies on `_all_reduce_sum_gradients`, which `apply_gradients` calls under a strategy.
+
+    Raises:
+        RuntimeError: if Keras has no such method any more: gradients would be summed twice.
+    """
+    if not hasattr(optimizer, "_all_reduce_sum_gradients"):
+        raise RuntimeError(
+            "This version of Keras sums gradients in a way that this library does not know, so "
+            "that several replicas would give wrong numbers. Install a version that setup.py "
+            f"names. Received: Keras {keras.__version__}."
+        )
+    optimizer._all_reduce_sum_gradients = list
+
+
+def adam_moments(optimizer, variable):
+    """The two moments that Keras's Adam keeps of a variable.
+
+    Relies on `_momentums`, `_velocities` and `_get_variable_index`.
+    """
+    index = optimizer._get_variable_index(variable)
+    return optimizer._momentums[index], optimizer._velocities[index]
+
+
+class BuildsFromShapes:
+    """Mixed into a `keras.Model`: builds Keras's metrics from the shapes of the data.
+
+    Keras would read a first batch, which moves a reshuffled dataset to its second order, and
+    average it over the replicas, which fails with several workers.
+
+    Relies on Keras calling `_maybe_symbolic_build` before it trains or evaluates; on
+    `_symbolic_build`, `_compile_loss` and `_distribute_strategy`; on the attribute
+    `data_adapter` of Keras's iterators and `_value_specs` of distributed data.
+    """
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        if self._distribute_strategy is None:
+            return
+        if self._compile_loss is not None:
+            # Keras's wrapper of the loss, which the step never calls. Built, it would refuse
+            # labels that are more than the outputs, such as those of `PretrainingLoss`.
+            self._compile_loss.built = True
+        if iterator is not None:
+            specs = iterator.data_adapter.get_tf_dataset().element_spec
+            # Data that is distributed already has a shape for each replica.
+            data_batch = keras.tree.map_structure(
+                lambda spec: getattr(spec, "_value_specs", [spec])[0], specs
+            )
+        with self._distribute_strategy.scope():
+            self._symbolic_build(data_batch=data_batch)
+
+
+def has_unseeded_shuffle(dataset):
+    """Whether a `tf.data.Dataset` is shuffled, anywhere in its pipeline, without a seed.
+
+    Relies on `Dataset._inputs`, and on the class name `_ShuffleDataset` with its `_seed` and
+    `_seed2`, both 0 without a seed.
+    """
+    if type(dataset).__name__ == "_ShuffleDataset":
+        seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
+        if None not in seeds and not any(int(seed) for seed in seeds):
+            return True
+    return any(map(has_unseeded_shuffle, dataset._inputs()))
+
+
+def workers_on_split_cpus(count, options):
+    """A strategy in which each worker uses all CPU devices that it was split into.
+
+    TensorFlow's own would use the first, so that several GPUs on each of several machines could
+    not be rehearsed without them.
+
+    Relies on `CollectiveAllReduceExtended`, which is all that a `MultiWorkerMirroredStrategy`
+    makes in its constructor, and on its method `_initialize_local_devices`.
+
+    Args:
+        count: number of CPU devices of each worker.
+        options: `tf.distribute.experimental.CommunicationOptions`.
+    """
+    from tensorflow.python.distribute import collective_all_reduce_strategy
+
+    class Extended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
+        def _initialize_local_devices(self, cluster_resolver, worker_device):
+            return tuple(f"{worker_device}/device:CPU:{index}" for index in range(count)), "CPU"
+
+    class WorkersOnSplitCpus(tf.distribute.MultiWorkerMirroredStrategy):
+        def __init__(self):
+            extended = Extended(self, cluster_resolver=None, communication_options=options)
+            tf.distribute.Strategy.__init__(self, extended)
+
+    return WorkersOnSplitCpus()

@@ -1,0 +1,200 @@
+"""A canary for each private name that the files called `internals.py` rely on."""
+
+import ast
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from .test_private_names import INTERNALS
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("the versions of TensorFlow and Keras are tried together", allow_module_level=True)
+
+import tensorflow as tf
+
+from keras_transformer.convert import internals as of_convert
+from keras_transformer.layers import internals as of_layers
+from keras_transformer.tokenizers import train_sentencepiece
+from keras_transformer.training import Adam, Model, internals
+from keras_transformer.training.metrics import loss_tracker
+
+CANARIES = {}
+
+
+def canary(*names):
+    """Marks the canary of functions in internals."""
+
+    def remember(check):
+        CANARIES.update(dict.fromkeys(names, check))
+        return check
+
+    return remember
+
+
+def model_of_two_layers(**settings):
+    inputs = keras.Input((3,))
+    hidden = keras.layers.Dense(2, activity_regularizer="l2", name="hidden")(inputs)
+    model = keras.Model(inputs, keras.Sequential([keras.layers.Dense(1, name="inner")])(hidden))
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **settings})
+    return model
+
+
+@canary("training.all_layers")
+def layers_of_layers_are_found():
+    names = [layer.name for layer in internals.all_layers(model_of_two_layers())]
+    assert {"hidden", "inner"} <= set(names)
+
+
+@canary("training.added_losses")
+def the_penalty_of_a_layer_is_found_once():
+    model = model_of_two_layers()
+    model(np.ones((5, 3)))
+    counts = [len(internals.added_losses(layer)) for layer in internals.all_layers(model)]
+    assert sorted(counts) == [0] * (len(counts) - 1) + [1]
+
+
+@canary("training.loss_axis")
+def the_axis_of_a_loss_is_known():
+    assert internals.loss_axis(keras.losses.CosineSimilarity(axis=1)) == 1
+    assert internals.loss_axis(keras.losses.MeanSquaredError()) is None
+
+
+@canary("training.mask_of", "layers.mask_of", "layers.carry_mask")
+def a_mask_goes_with_its_tensor():
+    embedded = keras.layers.Embedding(3, 2, mask_zero=True)(keras.ops.array([[1, 0]]))
+    copied = embedded * 2
+    assert of_layers.mask_of(copied) is None
+    of_layers.carry_mask(embedded, copied)
+    for mask_of in (internals.mask_of, of_layers.mask_of):
+        assert mask_of(embedded).numpy().tolist() == [[True, False]]
+        assert mask_of(copied).numpy().tolist() == [[True, False]]
+
+
+@canary("training.compiled_metrics", "training.forget_compiled_metrics")
+def metrics_of_compile_are_one_metric_that_can_be_forgotten():
+    model = model_of_two_layers(metrics=["mae"])
+    model.fit(np.ones((5, 3)), np.ones((5, 1)), verbose=0)
+    assert list(internals.compiled_metrics(model).result()) == ["mae"]
+    internals.forget_compiled_metrics(model)
+    model.compile("sgd", "mse")
+    assert internals.compiled_metrics(model) is None
+    assert isinstance(loss_tracker(model), keras.metrics.Mean)
+
+
+@canary("training.last_call")
+def the_layer_and_the_arguments_that_made_an_output_are_known():
+    inputs = keras.Input((None, 3))
+    layer = keras.layers.Dropout(0.1)
+    found, arguments, first = internals.last_call(layer(inputs, training=False))
+    assert found is layer and arguments["training"] is False and first is inputs
+
+
+@canary("training.take_summed_gradients")
+def the_optimizer_asks_the_method_that_we_replace():
+    asked = []
+    optimizer = keras.optimizers.SGD(0.1)
+    internals.take_summed_gradients(optimizer)
+    assert optimizer._all_reduce_sum_gradients is list
+    optimizer._all_reduce_sum_gradients = lambda pairs: asked.append(pairs) or list(pairs)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        weight = keras.Variable(1.0)
+        optimizer.build([weight])
+    strategy.run(lambda: optimizer.apply_gradients([(tf.ones([]), weight)]))
+    assert asked
+    with pytest.raises(RuntimeError, match=r"does not know.*Received: Keras"):
+        internals.take_summed_gradients(object())
+
+
+@canary("training.adam_moments")
+def adam_keeps_two_moments():
+    optimizer, weights = Adam(0.1), [keras.Variable([1.0]), keras.Variable([2.0, 3.0])]
+    optimizer.build(weights)
+    optimizer.apply([tf.ones([1]), tf.ones([2])], weights)
+    first, second = internals.adam_moments(optimizer, weights[1])
+    np.testing.assert_allclose(first.numpy(), [0.1, 0.1], rtol=1e-6)  # 1 - beta_1
+    np.testing.assert_allclose(second.numpy(), [0.02, 0.02], rtol=1e-5)  # 1 - beta_2
+
+
+@canary("training.BuildsFromShapes")
+def metrics_are_built_without_reading_the_data():
+    read = []
+
+    def example(index):
+        read.append(int(index))
+        return tf.ones([2])
+
+    data = tf.data.Dataset.range(7).map(lambda i: tf.py_function(example, [i], tf.float32))
+    data = data.map(lambda y: (tf.ones([3]), tf.ensure_shape(y, [2]))).batch(7)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        inputs = keras.Input((3,))
+        model = Model(inputs, keras.layers.Dense(2)(inputs))
+        model.compile("sgd", "mse", metrics=["mae"])
+    assert set(model.fit(data, verbose=0).history) == {"loss", "mae"}
+    assert len(read) == 7, "each example once"
+
+
+@canary("training.has_unseeded_shuffle")
+def a_shuffle_without_a_seed_is_found_behind_other_steps():
+    tf.random.set_seed(None)
+    numbers = tf.data.Dataset.range(7)
+    unseeded = numbers.shuffle(7).batch(2).prefetch(1)
+    assert internals.has_unseeded_shuffle(tf.data.Dataset.zip((numbers.batch(2), unseeded)))
+    assert not internals.has_unseeded_shuffle(numbers.shuffle(7, seed=1).batch(2))
+
+
+@canary("training.workers_on_split_cpus")
+def a_worker_has_all_its_cpu_devices():
+    program = (
+        "import tensorflow as tf; from keras_transformer.training import internals, split_cpu; "
+        "split_cpu(3); options = tf.distribute.experimental.CommunicationOptions(); "
+        "print(internals.workers_on_split_cpus(3, options).num_replicas_in_sync)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["3"], done.stderr[-2000:]
+
+
+@canary("tokenizers.lasting_tokenizer")
+def a_tokenizer_outlives_a_new_random_seed():
+    tokenizer = train_sentencepiece(["ab abc", "abc ab"], vocabulary_size=267)
+    before = tokenizer.tokenize(["abc ab"]).to_list()
+    tf.random.set_seed(1)
+    assert tokenizer.tokenize(["abc ab"]).to_list() == before
+
+
+@canary("convert.arrays_of_gpt2_block")
+def the_layers_of_a_block_of_keras_hub_are_found():
+    keras_hub = pytest.importorskip("keras_hub")
+    sizes = {"num_layers": 1, "num_heads": 3, "hidden_dim": 6, "intermediate_dim": 5}
+    backbone = keras_hub.models.GPT2Backbone(11, **sizes, max_sequence_length=7)
+    [layer] = backbone.transformer_layers
+    arrays = of_convert.arrays_of_gpt2_block(layer, hidden_dim=6)
+    assert sum(np.size(array) for array in arrays.values()) == layer.count_params()
+
+
+@pytest.mark.parametrize("name", sorted(CANARIES))
+def test_what_internals_rely_on_is_there(name):
+    try:
+        CANARIES[name]()
+    except Exception as error:
+        room, function = name.split(".")
+        message = (
+            f"Keras {keras.__version__} or TensorFlow {tf.__version__} has changed what {function} "
+            f"of keras_transformer/{room}/internals.py relies on. Its docstring says what that is. "
+            "Look up in the new version what does the same, and have this one function take "
+            "whichever of the two is there. If nothing does, leave the version out in setup.py."
+        )
+        raise AssertionError(message) from error
+
+
+def test_each_function_of_internals_has_a_canary():
+    names = {
+        f"{path.parent.name}.{node.name}"
+        for path in INTERNALS
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
+    }
+    assert names == set(CANARIES)

@@ -1,0 +1,105 @@
+"""Names that other libraries keep to themselves are used in files called `internals.py` alone."""
+
+import ast
+import pathlib
+
+import keras
+import pytest
+
+import keras_transformer
+
+PACKAGE = pathlib.Path(keras_transformer.__file__).parent
+INTERNALS = sorted(PACKAGE.rglob("internals.py"))
+OTHERS = sorted(path for path in PACKAGE.rglob("*.py") if path not in INTERNALS)
+PRIVATE_MODULES = ("keras.src", "tensorflow.python", "tensorflow_text.python")
+BY_NAME = ("getattr", "setattr", "hasattr")
+# Of named tuples, whose documentation promises them.
+PROMISED = {"_replace", "_asdict", "_fields"}
+# Names of Keras that classes of ours have too which are none of Keras's.
+COMMON = {"_layout", "_model", "_name", "_shape", "_variables"}
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__") and name not in PROMISED
+
+
+def names_of_keras():
+    """The private attributes of the objects of Keras that we subclass or handle."""
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(2, activity_regularizer="l2")(inputs))
+    model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
+    objects = [
+        *(model, model.layers[1], model.optimizer, model.metrics[0], model.inputs[0]),
+        *(model.weights[0], keras.losses.CosineSimilarity(), keras.callbacks.Callback()),
+        keras.Sequential(),
+    ]
+    return {name for thing in objects for name in dir(thing) if is_private(name)} - COMMON
+
+
+def names_in(tree):
+    """Private attributes: (line, name, whether it is one of `self` or a class's own method)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr, ast.unparse(node.value) in ("self", "cls")
+        elif isinstance(node, ast.ClassDef):
+            methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+            yield from ((method.lineno, method.name, True) for method in methods)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
+            owner, name = node.args[:2]
+            if isinstance(name, ast.Constant):
+                yield node.lineno, name.value, ast.unparse(owner) == "self"
+
+
+def modules_in(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, ast.unparse(node)
+
+
+def offences(sources):
+    """What breaks the rule in sources, a dict from a file's name to its text."""
+    trees = {name: ast.parse(source) for name, source in sources.items()}
+    theirs = names_of_keras()
+    ours = {name for t in trees.values() for _, name, own in names_in(t) if own} - theirs
+    for file, tree in trees.items():
+        for line, name, _ in names_in(tree):
+            if is_private(name) and name not in ours:
+                yield f"{file}:{line} {name}"
+        for line, module in modules_in(tree):
+            if module.startswith(PRIVATE_MODULES) or module.startswith("unittest.mock"):
+                yield f"{file}:{line} {module}"
+
+
+def test_no_other_file_uses_a_private_name_of_keras_or_tensorflow():
+    found = list(offences({str(p.relative_to(PACKAGE)): p.read_text("utf-8") for p in OTHERS}))
+    assert not found, (
+        "Move these behind a function of the room's internals.py, with a docstring that says what "
+        "it relies on, and add a canary to tests/training/test_canaries.py:\n" + "\n".join(found)
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import keras.src.backend",
+        "from keras.src.backend import get_keras_mask",
+        "from tensorflow.python.eager import context",
+        "import unittest.mock",
+        "layer._inbound_nodes",
+        "getattr(tensor, '_keras_mask', None)",
+        "optimizer._all_reduce_sum_gradients = list",
+        "class Mine:\n    def fit(self):\n        self._compile_metrics = None",
+        "class Mine:\n    def _maybe_symbolic_build(self):\n        pass",
+    ],
+)
+def test_each_way_of_using_one_is_found(source):
+    assert list(offences({"file.py": source}))
+
+
+def test_what_is_ours_or_promised_is_not_found():
+    source = "class Mine:\n    def set(self):\n        self._mine = 1\nMine()._mine\nx._replace()"
+    assert not list(offences({"file.py": source}))
