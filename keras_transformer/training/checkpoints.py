@@ -80,7 +80,8 @@ class Checkpoints(keras.callbacks.Callback):
         self._strategy = model.distribute_strategy
         self._seeds = model._step.dropout_seeds
         optimizer = [v.value for v in model.optimizer.variables]
-        averages = model._step.averages or []
+        average = model._step.average
+        averages = [] if average is None else average.values
         self._variables = _by_name(
             weights=[v.value for v in model.weights],
             optimizer=optimizer,

@@ -40,14 +40,6 @@ class LossSums(NamedTuple):
         return self.values * tf.math.divide_no_nan(self.unmasked, self.mask_size)
 
 
-class StepSums(NamedTuple):
-    """What a step adds up over parts of a batch and over replicas; scalars."""
-
-    loss: LossSums
-    metrics: tuple  # of each token metric the sum and the number of tokens
-    activity: tuple = ()  # the penalties of layers' outputs, times rows
-
-
 class LossFunction(keras.losses.Loss):
     """A plain function of labels and predictions as a loss, as Keras wraps it in `compile`."""
 

@@ -7,6 +7,7 @@ or smoothing in vocabulary width: those parts go through the narrow side of the 
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -14,6 +15,21 @@ import tensorflow as tf
 from keras_transformer.training.internals import last_call
 
 CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
+
+
+class TokenSums(NamedTuple):
+    """Sums over the real tokens of a batch, float32 scalars."""
+
+    loss: tf.Tensor  # smoothed
+    nats: tf.Tensor  # negative log-likelihood
+    hits: tf.Tensor  # tokens whose label has the highest logit
+    tokens: tf.Tensor
+
+
+class ProjectedLoss(NamedTuple):
+    sums: TokenSums
+    feature_gradient: tf.Tensor | None = None  # of `sums.loss`, in shape and dtype of the features
+    table_gradient: tf.Tensor | None = None  # of `sums.loss`, float32
 
 
 def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
@@ -28,12 +44,10 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
         labels: integers (batch, target).
         label_smoothing: e, in [0, 1).
         pad_id: label of the positions that do not count.
-        gradients: whether to compute those of the first sum.
+        gradients: whether to compute those of the loss.
 
     Returns:
-        Sums, float32 (4,): loss, negative log-likelihood, tokens whose label has the
-        highest logit, tokens; then, with `gradients`, the gradient of the loss for the
-        features (in their shape and dtype) and for the table (float32).
+        A `ProjectedLoss`.
     """
     dim, vocabulary = table.shape[1], table.shape[0]
     flat_labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
@@ -57,12 +71,13 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
         chosen = tf.gather(logits, y, batch_dims=1)
         mean = tf.reduce_sum(tf.cast(h, tf.float32) * table_sum, axis=-1) / vocabulary
         smoothed = (1 - label_smoothing) * chosen + label_smoothing * mean
-        chunk_sums = [
-            tf.reduce_sum(normaliser - smoothed),
-            tf.reduce_sum(normaliser - chosen),
-            tf.reduce_sum(tf.cast(chosen >= highest, tf.float32)),
-        ]
-        sums += tf.stack(chunk_sums)
+        chunk = TokenSums(
+            loss=tf.reduce_sum(normaliser - smoothed),
+            nats=tf.reduce_sum(normaliser - chosen),
+            hits=tf.reduce_sum(tf.cast(chosen >= highest, tf.float32)),
+            tokens=tf.cast(tf.size(y), tf.float32),
+        )
+        sums = tf.nest.map_structure(tf.add, sums, chunk)
         if gradients:
             p = tf.cast(probabilities, features.dtype)
             hidden_gradients = hidden_gradients.write(start // rows, tf.matmul(p, narrow))
@@ -78,12 +93,11 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
     _, sums, hidden_gradients, table_gradient = tf.while_loop(
         lambda start, *_: start < some,
         body,
-        (0, tf.zeros([3]), hidden_gradients, table_gradient),
+        (0, TokenSums(*[tf.zeros([])] * 4), hidden_gradients, table_gradient),
         parallel_iterations=1,
     )
-    sums = tf.concat([sums, [tf.cast(tokens, tf.float32)]], axis=0)
     if not gradients:
-        return sums
+        return ProjectedLoss(sums)
 
     through_labels = (1 - label_smoothing) * tf.gather(table, targets) - shared * table_sum
     hidden_gradient = hidden_gradients.concat() - tf.cast(through_labels, features.dtype)
@@ -91,7 +105,7 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
     table_gradient = tf.tensor_scatter_nd_sub(
         table_gradient, targets[:, None], (1 - label_smoothing) * tf.cast(hidden, tf.float32)
     )
-    return sums, tf.reshape(feature_gradient, tf.shape(features)), table_gradient
+    return ProjectedLoss(sums, tf.reshape(feature_gradient, tf.shape(features)), table_gradient)
 
 
 @dataclasses.dataclass(frozen=True)

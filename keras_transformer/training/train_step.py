@@ -5,7 +5,7 @@ it sums, and accumulates in the optimizer, each of which gives other numbers tha
 """
 
 import dataclasses
-import inspect
+import functools
 
 import keras
 import tensorflow as tf
@@ -13,37 +13,108 @@ import tensorflow as tf
 from keras_transformer.training import compile_checks as checks
 from keras_transformer.training import internals
 from keras_transformer.training.distribution import has_workers
-from keras_transformer.training.loss_sums import (
-    LossSums,
-    StepSums,
-    loss_sums,
-    reduction_of,
-    resolve_loss,
-    single_output,
-)
-from keras_transformer.training.losses import TokenCrossentropy, token_weights
-from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric, loss_tracker
-from keras_transformer.training.parts import (
-    added,
-    dense,
-    num_rows,
-    over_replicas,
-    part_of,
-    reduced,
-    scaled,
-    sum_of,
-)
-from keras_transformer.training.projected_loss import Projection, find_projection, projected_loss
-from keras_transformer.training.regularisation import (
-    activity_penalties,
-    has_activity_regularizer,
-    weight_penalty,
-)
+from keras_transformer.training.loss_sums import resolve_loss
+from keras_transformer.training.metrics import loss_tracker
+from keras_transformer.training.moving_average import MovingAverage
+from keras_transformer.training.parts import over_replicas, part_of, reduced, scaled, sum_of
+from keras_transformer.training.regularisation import weight_penalty
 from keras_transformer.training.replicas import DropoutSeeds, check_carried, check_data
+from keras_transformer.training.step_sums import Objective, is_counted
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """What `compile` was given. One object, so that Keras does not track and save its parts."""
+
+    objective: Objective
+    clip_norm: float | None
+    accumulation_steps: int
+    ema_momentum: float | None
+    average: MovingAverage | None
+    dropout_seeds: DropoutSeeds
 
 
 class TrainStep(internals.BuildsFromShapes):
     """Mixed into `keras.Model` by `keras_transformer.training.Model`."""
+
+    def train_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        objective, parts = self._step.objective, self._step.accumulation_steps
+        checks.check_labels(y, objective.loss)
+
+        # Sum over the parts of the batch, one after the other, then once over all replicas.
+        shares = (part_of(part, parts, (x, y, sample_weight)) for part in range(parts))
+        summed = (objective.sums_and_gradients(*share) for share in shares)
+        summed = functools.reduce(functools.partial(tf.nest.map_structure, tf.add), summed)
+        sums, gradients = over_replicas(*summed)
+
+        # Divide by what the whole batch holds, and add the penalties.
+        penalty, of_weights = weight_penalty(self.trainable_weights)
+        scale = objective.scale(sums)
+        if gradients.activity or of_weights:
+            # Keras divides penalties of activities by the rows, whatever it divides the loss by.
+            per_row = tf.math.divide_no_nan(1.0, sums.loss.rows)
+            of_activity = scaled(gradients.activity, per_row)
+            gradient = sum_of(scaled(gradients.loss, scale), of_activity, of_weights)
+            scale = tf.ones([])
+        else:
+            gradient = gradients.loss  # to be scaled once, with what clips it
+
+        # Clip.
+        if self._step.clip_norm is not None:
+            scale = tf.cast(scale, tf.float32)
+            singles = [tf.cast(g, tf.float32) for g in gradient.values()]
+            norm = tf.linalg.global_norm(singles) * scale
+            scale *= self._step.clip_norm / tf.maximum(norm, self._step.clip_norm)
+        gradient = scaled(gradient, scale)
+
+        # Apply.
+        weights = self.trainable_weights
+        if weights:
+            checks.check_gradients(gradient)
+            self.optimizer.apply_gradients([(g, weights[i]) for i, g in gradient.items()])
+        if self._step.average is not None:
+            self._step.average.update()
+        return self._logs(sums, penalty)
+
+    def test_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        objective = self._step.objective
+        checks.check_labels(y, objective.loss)
+        sums = over_replicas(objective.sums(x, y, sample_weight))[0]
+        penalty, _ = weight_penalty(self.trainable_weights)
+        return self._logs(sums, penalty)
+
+    def _logs(self, sums, penalty):
+        """Updates the metrics with sums over all replicas: every replica logs the same."""
+        objective = self._step.objective
+        loss = sums.loss.loss * objective.scale(sums)
+        for activity in sums.activity:
+            loss += tf.math.divide_no_nan(activity, sums.loss.rows)
+        if penalty is not None:
+            loss += tf.cast(penalty, loss.dtype)
+        # Keras sums the tracker over replicas; divided, it counts each token once.
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        share = objective.count(sums) / replicas
+        loss_tracker(self).update_state(loss, sample_weight=share)
+        for metric, numbers in zip(objective.token_metrics, sums.metrics, strict=True):
+            metric.add_sums(numbers.total, numbers.tokens)
+        logs = self.get_metrics_result()
+        if (metrics := internals.compiled_metrics(self)) is not None:
+            counted = reduced([tf.identity(v.value) for v in metrics.variables])  # by each replica
+            logs.update(metrics.stateless_result(counted))
+        if has_workers(self.distribute_strategy):
+            # Keras averages what workers log along an axis, which scalars lack.
+            logs = {name: value[None] for name, value in logs.items()}
+        return logs
+
+    def swap_averaged_weights(self):
+        """Exchanges the weights with their moving average; a second call changes them back."""
+        if self._step.average is None:
+            raise ValueError(
+                "There is no moving average of the weights. Compile with e.g. ema_momentum=0.999."
+            )
+        self._step.average.swap()
 
     def compile(
         self,
@@ -70,13 +141,12 @@ class TrainStep(internals.BuildsFromShapes):
         checks.check_model(self, TrainStep, accumulation_steps, ema_momentum)
         if jit_compile == "auto":
             # On CPU XLA's products are slower than oneDNN's, several times so in bfloat16.
-            jit_compile = bool(tf.config.list_logical_devices("GPU"))
-            jit_compile = jit_compile and not tf.distribute.has_strategy()
-            jit_compile = jit_compile and not run_eagerly
-        token_metrics = []  # summed along with the loss; Keras computes others from whole logits
+            has_gpu = bool(tf.config.list_logical_devices("GPU"))
+            jit_compile = has_gpu and not tf.distribute.has_strategy() and not run_eagerly
+        token_metrics = []
         if isinstance(metrics, (list, tuple)):
-            token_metrics = [m for m in metrics if _counts_tokens_of(resolved, m)]
-            metrics = [m for m in metrics if not _counts_tokens_of(resolved, m)]
+            token_metrics = [metric for metric in metrics if is_counted(metric, resolved)]
+            metrics = [metric for metric in metrics if not is_counted(metric, resolved)]
         internals.forget_compiled_metrics(self)
         super().compile(
             optimizer,
@@ -92,37 +162,30 @@ class TrainStep(internals.BuildsFromShapes):
         internals.take_summed_gradients(optimizer)
         if not optimizer.built and self.built:
             optimizer.build(self.trainable_variables)
-        # Other metrics need the logits, and XLA cannot leave out padding, whose number varies.
-        projected = type(resolved) is TokenCrossentropy and internals.compiled_metrics(self) is None
-        projected = projected and not (self.jit_compile or has_activity_regularizer(self))
-        projected = projected and not checks.overrides(self, TrainStep, "call")
-        averages = None
+        average = None
         if ema_momentum is not None:
-            averages = [tf.Variable(v.value, trainable=False) for v in self.trainable_variables]
-        self._step = _StepSettings(
-            loss=resolved,
-            token_metrics=token_metrics,
+            average = MovingAverage(self.trainable_variables, ema_momentum)
+        has_own_call = checks.overrides(self, TrainStep, "call")
+        self._step = StepSettings(
+            Objective(self, resolved, token_metrics, has_own_call),
             clip_norm=clip_norm,
             accumulation_steps=accumulation_steps,
             ema_momentum=ema_momentum,
-            averages=averages,
-            projection=find_projection(self) if projected else None,
+            average=average,
             dropout_seeds=DropoutSeeds(self),
-            takes_training="training" in inspect.signature(self.call).parameters,
         )
 
     @property
     def metrics(self):
-        return [*super().metrics, *(self._step.token_metrics if self.compiled else [])]
+        return [*super().metrics, *(self._step.objective.token_metrics if self.compiled else [])]
 
     def get_compile_config(self):
         """What `.keras` keeps of `compile`, so that a reloaded model trains on."""
         config = super().get_compile_config()
         if config:
-            serialize = keras.saving.serialize_keras_object
-            if self._step.token_metrics:
-                others = config["metrics"] or []
-                config["metrics"] = [*map(serialize, self._step.token_metrics), *others]
+            if token_metrics := self._step.objective.token_metrics:
+                serialized = map(keras.saving.serialize_keras_object, token_metrics)
+                config["metrics"] = [*serialized, *(config["metrics"] or [])]
             for name in ("clip_norm", "accumulation_steps", "ema_momentum"):
                 config[name] = getattr(self._step, name)
         return config
@@ -130,200 +193,80 @@ class TrainStep(internals.BuildsFromShapes):
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
 
-    def fit(self, x=None, *args, **kwargs):
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        epochs=1,
+        verbose="auto",
+        callbacks=None,
+        validation_split=0.0,
+        validation_data=None,
+        shuffle=True,
+        class_weight=None,
+        sample_weight=None,
+        initial_epoch=0,
+        steps_per_epoch=None,
+        validation_steps=None,
+        validation_batch_size=None,
+        validation_freq=1,
+    ):
         checks.check_compiled(self, "fit")
-        given = inspect.signature(super().fit).bind_partial(x, *args, **kwargs).arguments
-        checks.check_class_weight(self._step.loss, given.get("class_weight"))
+        checks.check_class_weight(self._step.objective.loss, class_weight)
         check_data(x, self.distribute_strategy)
-        if (valid := given.get("validation_data")) is not None:
-            valid = valid[0] if isinstance(valid, (list, tuple)) else valid
-            check_data(valid, self.distribute_strategy)
+        if validation_data is not None:
+            is_tuple = isinstance(validation_data, (list, tuple))
+            first = validation_data[0] if is_tuple else validation_data
+            check_data(first, self.distribute_strategy)
         self._step.dropout_seeds.spread()
-        return super().fit(x, *args, **kwargs)
+        return super().fit(
+            x,
+            y,
+            batch_size=batch_size,
+            epochs=epochs,
+            verbose=verbose,
+            callbacks=callbacks,
+            validation_split=validation_split,
+            validation_data=validation_data,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            sample_weight=sample_weight,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
+        )
 
-    def evaluate(self, x=None, *args, **kwargs):
+    def evaluate(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        verbose="auto",
+        sample_weight=None,
+        steps=None,
+        callbacks=None,
+        return_dict=False,
+        **settings,  # by which Keras validates
+    ):
         checks.check_compiled(self, "evaluate")
         check_data(x, self.distribute_strategy)
-        return super().evaluate(x, *args, **kwargs)
+        data = (x, y, batch_size, verbose, sample_weight, steps)
+        return super().evaluate(*data, callbacks=callbacks, return_dict=return_dict, **settings)
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         checks.check_compiled(self, "train_on_batch")
-        checks.check_class_weight(self._step.loss, class_weight)
+        checks.check_class_weight(self._step.objective.loss, class_weight)
         checks.check_one_replica(self, "train_on_batch")
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
-    def test_on_batch(self, *args, **kwargs):
+    def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
         checks.check_compiled(self, "test_on_batch")
         checks.check_one_replica(self, "test_on_batch")
-        return super().test_on_batch(*args, **kwargs)
+        return super().test_on_batch(x, y, sample_weight, return_dict)
 
     def predict_on_batch(self, x):
         checks.check_one_replica(self, "predict_on_batch")
         return super().predict_on_batch(x)
-
-    def train_step(self, data):
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        checks.check_labels(y, self._step.loss)
-        parts = self._step.accumulation_steps
-        summed = None
-        for part in range(parts):
-            share = part_of(part, parts, (x, y, sample_weight))
-            new = self._sums_and_gradients(*share)
-            summed = new if summed is None else tf.nest.map_structure(tf.add, summed, new)
-        sums, gradients = summed
-        sums, (gradients, of_activities) = over_replicas(sums, gradients)
-        weights = self.trainable_weights
-        penalty, of_weights = weight_penalty(weights)
-
-        scale = self._scale(sums)
-        if of_activities or of_weights:
-            per_row = tf.math.divide_no_nan(1.0, sums.loss.rows)
-            gradients = sum_of(scaled(gradients, scale), scaled(of_activities, per_row), of_weights)
-            scale = tf.ones([])
-        if self._step.clip_norm is not None:
-            scale = tf.cast(scale, tf.float32)
-            singles = [tf.cast(g, tf.float32) for g in gradients.values()]
-            norm = tf.linalg.global_norm(singles) * scale
-            scale *= self._step.clip_norm / tf.maximum(norm, self._step.clip_norm)
-        gradients = scaled(gradients, scale)
-        if weights:
-            checks.check_gradients(gradients)
-            self.optimizer.apply_gradients([(g, weights[i]) for i, g in gradients.items()])
-        self._update_averages()
-        return self._logs(sums, penalty)
-
-    def test_step(self, data):
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        checks.check_labels(y, self._step.loss)
-        if self._step.projection is not None and sample_weight is None:
-            features = self._step.projection.features_of(x, training=False)
-            activity_penalties(self, num_rows(x))  # raises if there is one
-            sums = self._projected_loss(features, y, num_rows(x), gradients=False)
-        else:
-            sums = self._sums(x, y, sample_weight, training=False)
-        penalty, _ = weight_penalty(self.trainable_weights)
-        return self._logs(over_replicas(sums)[0], penalty)
-
-    def swap_averaged_weights(self):
-        """Exchanges the weights with their moving average; a second call changes them back."""
-        if self._step.averages is None:
-            raise ValueError(
-                "There is no moving average of the weights. Compile with e.g. ema_momentum=0.999."
-            )
-        for variable, average in zip(self.trainable_variables, self._step.averages, strict=True):
-            kept = tf.identity(variable.value)
-            variable.assign(average)
-            average.assign(kept)
-
-    def _update_averages(self):
-        if self._step.averages is None:
-            return
-        rate = 1 - self._step.ema_momentum
-        for variable, average in zip(self.trainable_variables, self._step.averages, strict=True):
-            average.assign_add(rate * (variable.value - average))
-
-    def _sums_and_gradients(self, x, y, sample_weight):
-        """This replica's `StepSums`, and a pair of the gradients of its loss and its activities.
-
-        Each is a dict by the places of the weights. Keras divides the penalties of activities by
-        other numbers than the loss.
-        """
-        projection, penalised = self._step.projection, has_activity_regularizer(self)
-        if projection is None or sample_weight is not None:
-            with tf.GradientTape(persistent=penalised) as tape:
-                sums = self._sums(x, y, sample_weight, training=True)
-            weights = self.trainable_weights  # which the first call may have made
-            gradients = dense(tape.gradient(sums.loss.loss, weights))
-            of_activities = dense(tape.gradient(sums.activity, weights)) if penalised else {}
-            return sums, (gradients, of_activities)
-        with tf.GradientTape() as tape:
-            features = projection.features_of(x, training=True)
-        activity_penalties(self, num_rows(x))  # raises if there is one
-        weights = self.trainable_weights
-        sums, feature_gradient, table_gradient = self._projected_loss(features, y, num_rows(x))
-        gradients = tape.gradient(features, weights, output_gradients=feature_gradient)
-        gradients = [
-            added(table_gradient, g) if v is projection.layer.projection_table else g
-            for g, v in zip(gradients, weights, strict=True)
-        ]
-        return sums, (dense(gradients), {})
-
-    def _projected_loss(self, features, y, rows, gradients=True):
-        loss = self._step.loss
-        table = tf.convert_to_tensor(self._step.projection.layer.projection_table.value)
-        found = projected_loss(features, table, y, loss.label_smoothing, loss.pad_id, gradients)
-        numbers, *rest = found if gradients else [found]
-        total, likelihood, hits, tokens = tf.unstack(numbers)
-        counted = {Perplexity: likelihood, TokenAccuracy: hits}
-        sums = StepSums(
-            LossSums(total, tokens, tokens, tokens, tokens, tf.cast(rows, tf.float32)),
-            tuple((counted[type(metric)], tokens) for metric in self._step.token_metrics),
-        )
-        return (sums, *rest) if gradients else sums
-
-    def _sums(self, x, y, sample_weight, training):
-        """`StepSums` through whole logits; updates the metrics that Keras computes."""
-        y_pred = self(x, training=training) if self._step.takes_training else self(x)
-        rows = num_rows(x)
-        loss = self._step.loss
-        labels, outputs, weights = single_output(loss, y, y_pred, sample_weight)
-        sums = loss_sums(loss, labels, outputs, weights)
-        counted = []
-        for metric in self._step.token_metrics:  # which Keras does not weigh by `sample_weight`
-            real = token_weights(labels, metric.pad_id)
-            total = tf.reduce_sum(metric.values(labels, outputs) * real)
-            counted.append((total, tf.reduce_sum(real)))
-        if (metrics := internals.compiled_metrics(self)) is not None:
-            metrics.update_state(y, y_pred, sample_weight=sample_weight)
-        sums = sums._replace(rows=tf.cast(rows, sums.loss.dtype))
-        return StepSums(sums, tuple(counted), activity_penalties(self, rows))
-
-    def _scale(self, sums):
-        divisor = sums.loss.divisor(reduction_of(self._step.loss))
-        return tf.math.divide_no_nan(tf.ones_like(divisor), divisor)
-
-    def _logs(self, sums, penalty):
-        """Updates the metrics with sums over all replicas: every replica logs the same."""
-        loss = sums.loss.loss * self._scale(sums)
-        for activity in sums.activity:
-            loss += tf.math.divide_no_nan(activity, sums.loss.rows)
-        if penalty is not None:
-            loss += tf.cast(penalty, loss.dtype)
-        # An epoch's loss is the mean over tokens, or over rows as in Keras.
-        of_tokens = isinstance(self._step.loss, TokenCrossentropy)
-        count = sums.loss.weights if of_tokens else sums.loss.rows
-        # Keras sums the tracker over replicas; divided, it counts each token once.
-        share = count / tf.distribute.get_strategy().num_replicas_in_sync
-        loss_tracker(self).update_state(loss, sample_weight=share)
-        for metric, numbers in zip(self._step.token_metrics, sums.metrics, strict=True):
-            metric.add_sums(*numbers)
-        logs = self.get_metrics_result()
-        # Each replica has updated its own.
-        if (metrics := internals.compiled_metrics(self)) is not None:
-            counted = [tf.identity(v.value) for v in metrics.variables]
-            logs.update(metrics.stateless_result(reduced(counted)))
-        if has_workers(self.distribute_strategy):
-            # Keras averages what workers log along an axis, which scalars lack.
-            logs = {name: value[None] for name, value in logs.items()}
-        return logs
-
-
-@dataclasses.dataclass(frozen=True)
-class _StepSettings:
-    """What `compile` was given. One object, so that Keras does not track and save its parts."""
-
-    loss: object
-    token_metrics: list
-    clip_norm: float | None
-    accumulation_steps: int
-    ema_momentum: float | None
-    averages: list | None
-    projection: Projection | None
-    dropout_seeds: DropoutSeeds
-    takes_training: bool  # whether the model's call does
-
-
-def _counts_tokens_of(loss, metric):
-    if not isinstance(loss, TokenCrossentropy) or not isinstance(metric, TokenMetric):
-        return False
-    return type(metric) in (TokenAccuracy, Perplexity) and metric.pad_id == loss.pad_id

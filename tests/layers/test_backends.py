@@ -37,11 +37,15 @@ def python(*arguments, backend):
     )
 
 
+def needs(backend):
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"needs {backend}")
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_layers_pass_their_tests_on_another_backend(backend):
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"needs {backend}")
+    needs(backend)
     if keras.backend.backend() == backend:
         pytest.skip("this is the process they run in")
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not other_backend"]
@@ -53,12 +57,52 @@ def test_layers_pass_their_tests_on_another_backend(backend):
     assert run.returncode == 0, f"on {backend}:\n{run.stdout[-6000:]}\n{run.stderr[-2000:]}"
 
 
-def test_the_package_does_not_import_tensorflow_on_another_backend():
-    if importlib.util.find_spec("jax") is None:
-        pytest.skip("needs jax")
+# As if TensorFlow were not installed, whatever else is.
+HIDE_TENSORFLOW = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("tensorflow", "tensorflow_text"):
+            raise ModuleNotFoundError(f"{name} is hidden")
+
+sys.meta_path.insert(0, Hidden())
+"""
+USE_LAYERS_AND_FIT_A_MODEL = """
+import keras
+import keras_transformer as kt
+
+inputs = keras.ops.ones((3, 5, 4))
+assert tuple(kt.EncoderBlock(num_heads=2, intermediate_dim=7)(inputs).shape) == (3, 5, 4)
+model = kt.classifier(11, 2, num_layers=1, hidden_dim=4, num_heads=2, intermediate_dim=5)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(kt.Adam(0.1), loss)
+ids, labels = keras.ops.ones((3, 5), "int32"), keras.ops.zeros((3,), "int32")
+history = model.fit(ids, labels, epochs=3, verbose=0).history["loss"]
+assert history[-1] < history[0], history
+kt.figures
+print("learnt with", keras.backend.backend())
+"""
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_importing_the_package_imports_no_tensorflow(backend):
+    needs(backend)
     code = "import sys, keras_transformer; print('tensorflow' in sys.modules)"
-    run = python("-c", code, backend="jax")
+    run = python("-c", code, backend=backend)
     assert run.stdout.strip() == "False", f"imported or failed:\n{run.stdout}{run.stderr}"
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_layers_and_models_work_where_tensorflow_is_not_installed(backend):
+    needs(backend)
+    run = python("-c", HIDE_TENSORFLOW + USE_LAYERS_AND_FIT_A_MODEL, backend=backend)
+    assert run.stdout.strip() == f"learnt with {backend}", run.stderr[-3000:]
+
+
+def test_what_hides_tensorflow_hides_it():
+    run = python("-c", HIDE_TENSORFLOW + "import keras", backend="tensorflow")
+    assert "tensorflow is hidden" in run.stderr
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -60,7 +60,7 @@ def main(directory, output, die_at=None):
         )
         step += STEPS_PER_EPOCH - done
     values = [v.value for v in [*model.trainable_variables, *model.optimizer.variables]]
-    np.savez(output, *values, *model._step.averages)
+    np.savez(output, *values, *model._step.average.values)
 
 
 if __name__ == "__main__":

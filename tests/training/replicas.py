@@ -29,6 +29,7 @@ from keras_transformer.training import (
 )
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.distribution import check_workers_agree, this_worker
+from keras_transformer.training.metrics import loss_tracker
 
 VOCABULARY_SIZE, DIM, TARGET = 11, 3, 7
 
@@ -104,14 +105,16 @@ def train(
     ).history
     evaluated = model.evaluate(data, verbose=0, return_dict=True) if validated else {}
     weights = [v.numpy() for v in model.trainable_variables]
+    average = model._step.average
+    averages = [] if average is None else average.values
     moved = max(np.abs(w - s).max() for w, s in zip(weights, start, strict=True))
     return {
         **{f"weights/{index}": weight for index, weight in enumerate(weights)},
-        **{f"averages/{i}": a.numpy() for i, a in enumerate(model._step.averages or [])},
+        **{f"averages/{i}": a.numpy() for i, a in enumerate(averages)},
         "batch_logs": np.array(logs.values),
         "epoch_logs": np.array([history[name] for name in sorted(history)]),
         "evaluated": np.array([evaluated[name] for name in sorted(evaluated)]),
-        "counted": np.array(float(model._loss_tracker.count.numpy())),
+        "counted": np.array(float(loss_tracker(model).count.numpy())),
         "moved": np.array(moved),
     }
 

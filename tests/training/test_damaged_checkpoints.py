@@ -197,7 +197,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path, part, value):
     variable = {
         "weight": model.trainable_variables[1].value,
         "optimizer": model.optimizer.variables[-1].value,
-        "average": model._step.averages[0],
+        "average": model._step.average.values[0],
     }[part]
     variable.assign(np.where(np.arange(variable.shape[-1]) == 1, value, variable.numpy()))
     with pytest.raises(

@@ -46,8 +46,9 @@ def test_chunks_of_any_size_equal_keras_loss_and_gradients(tensors, monkeypatch,
     np.testing.assert_allclose(sums, expected_sums, atol=1e-5, err_msg="loss, nll, hits, tokens")
     for name, ours, theirs in zip(("features", "table"), gradients, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=f"gradient of the {name}")
-    only_sums = module.projected_loss(*tensors, smoothing, gradients=False)
+    only_sums, *no_gradients = module.projected_loss(*tensors, smoothing, gradients=False)
     np.testing.assert_array_equal(only_sums, sums, "without gradients the sums are the same")
+    assert no_gradients == [None, None]
 
 
 def test_bfloat16_features_stay_near_float32(tensors):

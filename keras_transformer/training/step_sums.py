@@ -1,0 +1,147 @@
+"""What a model adds up over its rows: losses, metrics, penalties, and their gradients."""
+
+import inspect
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from keras_transformer.training import internals
+from keras_transformer.training.loss_sums import LossSums, loss_sums, reduction_of, single_output
+from keras_transformer.training.losses import TokenCrossentropy, token_weights
+from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
+from keras_transformer.training.parts import added, dense, num_rows
+from keras_transformer.training.projected_loss import find_projection, projected_loss
+from keras_transformer.training.regularisation import activity_penalties, has_activity_regularizer
+
+# The field of `TokenSums` from which each metric is made where the loss is projected.
+COUNTED = {TokenAccuracy: "hits", Perplexity: "nats"}
+
+
+class MetricSums(NamedTuple):
+    """What makes a token metric, scalars."""
+
+    total: tf.Tensor
+    tokens: tf.Tensor
+
+
+class StepSums(NamedTuple):
+    """What a step adds up over the parts of a batch and over replicas, scalars."""
+
+    loss: LossSums
+    metrics: tuple  # a `MetricSums` for each token metric
+    activity: tuple = ()  # the penalties of layers' outputs, times rows
+
+
+class StepGradients(NamedTuple):
+    """Dicts from the place of a weight to its gradient; Keras divides the two differently."""
+
+    loss: dict
+    activity: dict
+
+
+class Objective:
+    """The loss that a compiled model minimises, and the token metrics that are summed with it.
+
+    Args:
+        model: a compiled model.
+        loss: from `resolve_loss`.
+        token_metrics: list of metrics, for each of which `is_counted` is true.
+        has_own_call: whether the model's `call` may differ from its graph.
+    """
+
+    def __init__(self, model, loss, token_metrics, has_own_call=False):
+        self.loss, self.token_metrics = loss, token_metrics
+        self.has_activity = has_activity_regularizer(model)
+        # Other metrics need the logits, and XLA cannot leave out padding, whose number varies.
+        needs_logits = has_own_call or self.has_activity or model.jit_compile
+        needs_logits = needs_logits or internals.compiled_metrics(model) is not None
+        may_project = type(loss) is TokenCrossentropy and not needs_logits
+        self.projection = find_projection(model) if may_project else None
+        self._model = model
+        self._takes_training = "training" in inspect.signature(model.call).parameters
+
+    def sums(self, x, y, sample_weight, training=False):
+        """The `StepSums` of some rows. Metrics that Keras computes are updated."""
+        if self._is_projected(sample_weight):
+            features = self._features(x, training)
+            return self._projected(features, x, y, gradients=False)[0]
+        return self._of_logits(x, y, sample_weight, training)
+
+    def sums_and_gradients(self, x, y, sample_weight):
+        """The `StepSums` of some rows in training, and `StepGradients`."""
+        if self._is_projected(sample_weight):
+            return self._projected_and_gradients(x, y)
+        with tf.GradientTape(persistent=self.has_activity) as tape:
+            sums = self._of_logits(x, y, sample_weight, training=True)
+        weights = self._model.trainable_weights  # which the first call may have made
+        of_loss = dense(tape.gradient(sums.loss.loss, weights))
+        of_activity = dense(tape.gradient(sums.activity, weights)) if self.has_activity else {}
+        return sums, StepGradients(of_loss, of_activity)
+
+    def scale(self, sums):
+        """One over what Keras divides the loss of a whole batch by, a scalar."""
+        divisor = sums.loss.divisor(reduction_of(self.loss))
+        return tf.math.divide_no_nan(tf.ones_like(divisor), divisor)
+
+    def count(self, sums):
+        """How much a batch counts in the loss of an epoch: its tokens, or its rows as in Keras."""
+        return sums.loss.weights if isinstance(self.loss, TokenCrossentropy) else sums.loss.rows
+
+    def _is_projected(self, sample_weight):
+        return self.projection is not None and sample_weight is None
+
+    def _features(self, x, training):
+        features = self.projection.features_of(x, training=training)
+        activity_penalties(self._model, num_rows(x))  # raises if there is one
+        return features
+
+    def _projected(self, features, x, y, gradients=True):
+        """The `StepSums`, and the gradients for the features and for the table."""
+        table = tf.convert_to_tensor(self.projection.layer.projection_table.value)
+        smoothing, pad_id = self.loss.label_smoothing, self.loss.pad_id
+        found = projected_loss(features, table, y, smoothing, pad_id, gradients)
+        tokens, rows = found.sums.tokens, tf.cast(num_rows(x), tf.float32)
+        counts = [getattr(found.sums, COUNTED[type(metric)]) for metric in self.token_metrics]
+        sums = StepSums(
+            LossSums(found.sums.loss, tokens, tokens, tokens, tokens, rows),
+            tuple(MetricSums(count, tokens) for count in counts),
+        )
+        return sums, found.feature_gradient, found.table_gradient
+
+    def _projected_and_gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            features = self._features(x, training=True)
+        weights = self._model.trainable_weights
+        sums, feature_gradient, table_gradient = self._projected(features, x, y)
+        gradients = tape.gradient(features, weights, output_gradients=feature_gradient)
+        gradients = [
+            added(table_gradient, g) if v is self.projection.layer.projection_table else g
+            for g, v in zip(gradients, weights, strict=True)
+        ]
+        return sums, StepGradients(dense(gradients), {})
+
+    def _of_logits(self, x, y, sample_weight, training):
+        model, rows = self._model, num_rows(x)
+        y_pred = model(x, training=training) if self._takes_training else model(x)
+        labels, outputs, weights = single_output(self.loss, y, y_pred, sample_weight)
+        sums = loss_sums(self.loss, labels, outputs, weights)
+        if (metrics := internals.compiled_metrics(model)) is not None:
+            metrics.update_state(y, y_pred, sample_weight=sample_weight)
+        return StepSums(
+            sums._replace(rows=tf.cast(rows, sums.loss.dtype)),
+            tuple(_metric_sums(metric, labels, outputs) for metric in self.token_metrics),
+            activity_penalties(model, rows),
+        )
+
+
+def is_counted(metric, loss):
+    """Whether a metric is summed along with the loss; Keras computes others from whole logits."""
+    if not isinstance(loss, TokenCrossentropy) or not isinstance(metric, TokenMetric):
+        return False
+    return type(metric) in COUNTED and metric.pad_id == loss.pad_id
+
+
+def _metric_sums(metric, labels, outputs):
+    real = token_weights(labels, metric.pad_id)  # Keras does not weigh it by `sample_weight`
+    total = tf.reduce_sum(metric.values(labels, outputs) * real)
+    return MetricSums(total, tf.reduce_sum(real))
