@@ -101,3 +101,18 @@ def train_and_save(directory, steps=3, model=None):
         checkpoints.save()
         weights.append(weights_of(model))
     return model, weights
+
+
+def pair_of_models(loss="mse", outputs=2, metrics=("mae",), kinds=(Model, keras.Model), **settings):
+    """The same model as ours and as Keras's, with the same weights."""
+    for kind in kinds:
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((3,))
+        model = kind(inputs, keras.layers.Dense(outputs)(inputs))
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=list(metrics), **settings)
+        yield model
+
+
+def rows(outputs=2, count=7):
+    chance = np.random.default_rng(5)
+    return chance.normal(size=(count, 3)), chance.normal(size=(count, outputs))
