@@ -4,8 +4,10 @@ import os
 import pytest
 
 from train.benchmark import comparison as benchmark
-from train.benchmark.peers import Engine, Product, Size, Task, forward_products, training_flops
+from train.benchmark.engines import Candidate, Engine, Size, Workload
+from train.benchmark.products import Product, forward_products, training_flops
 from train.benchmark.rounds import measure
+from train.benchmark.tables import compare, table
 
 SIZE = Size(
     num_layers=2,
@@ -16,11 +18,11 @@ SIZE = Size(
     batch_size=13,
     length=17,
 )
-TASK = Task(SIZE, "float32", SIZE.batch_size, threads=1)
+WORKLOAD = Workload(SIZE, "float32", SIZE.batch_size, threads=1)
 TOY_RUN = ["--size", "toy", "--decode-size", "toy", "--repeats", "1", "--steps", "1"]
 
 
-def counting_engine(task):
+def counting_engine(workload):
     """Does nothing, and tells how often it was asked to."""
     calls = []
 
@@ -31,26 +33,29 @@ def counting_engine(task):
     return Engine("counts", unit, num_parameters=5, measures_itself=True)
 
 
-def waiting_engine(task):
+def waiting_engine(workload):
     return Engine("waits", lambda: "waited")
 
 
-def engine_that_cannot_be_built(task):
+def engine_that_cannot_be_built(workload):
     raise ValueError("no such layer\nand more")
 
 
-def engine_that_dies(task):
+def engine_that_dies(workload):
     os._exit(7)
 
 
-def engine_that_fails_later(task):
+def engine_that_fails_later(workload):
     calls = iter([1.0, 2.0, 3.0])
     return Engine("stops", lambda: next(calls), measures_itself=True)
 
 
 def test_every_engine_does_every_round_in_a_process_of_its_own_that_stays_alive():
-    entrants = [("a", counting_engine, TASK, "os"), ("b", waiting_engine, TASK, "os")]
-    counting, waiting = measure(entrants, repeats=3, steps=2)
+    candidates = [
+        Candidate("a", counting_engine, WORKLOAD, "os"),
+        Candidate("b", waiting_engine, WORKLOAD, "os"),
+    ]
+    counting, waiting = measure(candidates, repeats=3, steps=2)
     assert counting["seconds"] == [3.0, 4.0, 5.0], "two calls of warm-up, then one a round"
     assert counting["parameters"] == 5, "the engine's own number"
     assert counting["name"] == "counts", "the engine knows its version"
@@ -60,14 +65,14 @@ def test_every_engine_does_every_round_in_a_process_of_its_own_that_stays_alive(
 
 
 def test_what_is_missing_or_fails_is_told_and_the_others_go_on():
-    entrants = [
-        ("missing", counting_engine, TASK, "no_such_package"),
-        ("unbuilt", engine_that_cannot_be_built, TASK, "os"),
-        ("dead", engine_that_dies, TASK, "os"),
-        ("late", engine_that_fails_later, TASK, "os"),
-        ("well", counting_engine, TASK, "os"),
+    candidates = [
+        Candidate("missing", counting_engine, WORKLOAD, "no_such_package"),
+        Candidate("unbuilt", engine_that_cannot_be_built, WORKLOAD, "os"),
+        Candidate("dead", engine_that_dies, WORKLOAD, "os"),
+        Candidate("late", engine_that_fails_later, WORKLOAD, "os"),
+        Candidate("well", counting_engine, WORKLOAD, "os"),
     ]
-    rows = measure(entrants, repeats=2, steps=1)
+    rows = measure(candidates, repeats=2, steps=1)
     assert [row["unavailable"] for row in rows] == [
         "skipped: no_such_package is not installed",
         "failed: ValueError: no such layer",
@@ -98,7 +103,7 @@ def measured(name, seconds):
 
 def test_ratios_are_medians_of_ratios_within_a_round():
     rows = [measured("ours", [1.0, 2.0, 8.0]), measured("peer", [3.0, 4.0, 40.0])]
-    benchmark.compare(rows, tokens=10)
+    compare(rows, tokens=10)
     assert rows[1]["ours_is_faster_by"] == [3.0, 2.0, 5.0], "median, lowest, highest"
     assert rows[1]["tokens_per_second"] == 2.5, "10 tokens in the median of 4 seconds"
 
@@ -109,7 +114,7 @@ def test_the_share_of_products_is_of_the_faster_library():
         measured("products, slow", [4.0]),
         measured("products, fast", [2.0]),
     ]
-    benchmark.compare(rows, tokens=1, flops=16e9)
+    compare(rows, tokens=1, flops=16e9)
     assert rows[0]["share_of_products"] == 0.25, "2 of 8 seconds"
     assert rows[0]["gflops"] == 2.0, "16 GFLOP in 8 seconds"
     assert "tokens_per_second" not in rows[2], "products alone give no tokens"
@@ -121,8 +126,8 @@ def test_the_table_is_aligned_and_names_what_is_not_there():
         measured("a peer with a name", [2.0]),
         {"name": "third", "unavailable": "skipped: third is not installed", "seconds": []},
     ]
-    benchmark.compare(rows, tokens=100)
-    assert benchmark.table(rows) == [
+    compare(rows, tokens=100)
+    assert table(rows) == [
         "engine              tokens/s      ms    ours faster by",
         "ours                     200   500.0",
         "a peer with a name        50  2000.0  4.00 (4.00-4.00)",
@@ -136,8 +141,8 @@ def test_the_table_stands_without_our_own_engine():
         measured("peer", [2.0]),
         measured("products, fast", [1.0]),
     ]
-    benchmark.compare(rows, tokens=100, flops=1e9)
-    assert benchmark.table(rows) == [
+    compare(rows, tokens=100, flops=1e9)
+    assert table(rows) == [
         "engine          tokens/s      ms  ours faster by  GFLOP/s  of products",
         "peer                  50  2000.0                      0.5          50%",
         "products, fast            1000.0                        1         100%",
@@ -181,7 +186,10 @@ def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
 
 
 def test_our_bfloat16_weights_stand_against_int8():
-    ours, peer = benchmark.decoding_entrants(SIZE, "bfloat16", 2, threads=1)
-    assert (ours[2].dtype, peer[2].dtype) == ("bfloat16", "int8"), "the peer's fastest type"
-    ours, peer = benchmark.decoding_entrants(SIZE, "float32", 2, threads=1)
-    assert (ours[2].dtype, peer[2].dtype) == ("float32", "float32"), "like with like"
+    ours, peer = benchmark.decoding_candidates(SIZE, "bfloat16", 2, threads=1)
+    assert (ours.workload.dtype, peer.workload.dtype) == ("bfloat16", "int8"), (
+        "the peer's fastest type"
+    )
+    ours, peer = benchmark.decoding_candidates(SIZE, "float32", 2, threads=1)
+    dtypes = [engine.workload.dtype for engine in (ours, peer)]
+    assert dtypes == ["float32", "float32"], "like with like"

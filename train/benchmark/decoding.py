@@ -1,7 +1,7 @@
 """What `train.benchmark` compares in decoding: our exported SavedModel and CTranslate2.
 
 All decode random sources with random weights, NUM_BEAMS beams, and exactly OUTPUT_TOKENS
-tokens a sentence, whatever the model would like to say.
+tokens a sentence: the model may not end it earlier.
 """
 
 import functools
@@ -9,41 +9,41 @@ import tempfile
 
 import numpy as np
 
-from train.benchmark.peers import DIMENSIONS, FIRST_WORD_ID, Engine, import_keras
+from train.benchmark.engines import DIMENSIONS, FIRST_WORD_ID, Engine, import_keras
 
 NUM_BEAMS, SOURCE_TOKENS, OUTPUT_TOKENS = 4, 25, 50
 
 
-def ours_decoding(task):
+def ours_decoding(workload):
     """Our encoder, cache and beam search from token ids to token ids, saved and loaded again."""
-    tf, keras = import_keras(task)
+    tf, keras = import_keras(workload)
     with tempfile.TemporaryDirectory() as directory:
-        num_parameters = _write_our_model(task, directory)
+        num_parameters = _write_our_model(workload, directory)
         keras.backend.clear_session()
         loaded = tf.saved_model.load(directory)
-    source_ids = tf.constant(sources(task))
+    source_ids = tf.constant(sources(workload))
 
     def unit():
         found = loaded.signatures["serving_default"](source_ids=source_ids)
         return np.unique(found["lengths"]).tolist()
 
-    return Engine(f"keras_transformer {task.dtype}", unit, num_parameters)
+    return Engine(f"keras_transformer {workload.dtype}", unit, num_parameters)
 
 
-def ctranslate2_decoding(task):
+def ctranslate2_decoding(workload):
     """CTranslate2 with random weights: an OpenNMT-like model written and loaded again."""
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as directory:
-        num_parameters = _write_ctranslate2_model(task.size, directory)
+        num_parameters = _write_ctranslate2_model(workload.size, directory)
         translator = ctranslate2.Translator(
             directory,
             device="cpu",
-            compute_type=task.dtype,
+            compute_type=workload.dtype,
             inter_threads=1,
-            intra_threads=task.threads,
+            intra_threads=workload.threads,
         )
-    rows = [[f"t{token}" for token in row] for row in sources(task)]
+    rows = [[f"t{token}" for token in row] for row in sources(workload)]
 
     def unit():
         results = translator.translate_batch(
@@ -54,17 +54,17 @@ def ctranslate2_decoding(task):
         )
         return sorted({len(result.hypotheses[0]) for result in results})
 
-    return Engine(f"CTranslate2 {ctranslate2.__version__} {task.dtype}", unit, num_parameters)
+    return Engine(f"CTranslate2 {ctranslate2.__version__} {workload.dtype}", unit, num_parameters)
 
 
-def sources(task):
+def sources(workload):
     """Random source ids, (batch, SOURCE_TOKENS)."""
-    shape = (task.batch_size, SOURCE_TOKENS)
+    shape = (workload.batch_size, SOURCE_TOKENS)
     rng = np.random.default_rng(0)
-    return rng.integers(FIRST_WORD_ID, task.size.vocabulary_size, shape).astype("int32")
+    return rng.integers(FIRST_WORD_ID, workload.size.vocabulary_size, shape).astype("int32")
 
 
-def _write_our_model(task, directory):
+def _write_our_model(workload, directory):
     """Writes the SavedModel and returns its number of parameters."""
     import tensorflow as tf
 
@@ -72,15 +72,15 @@ def _write_our_model(task, directory):
     from keras_transformer.models.encoder_decoder import encode, start_cache, step, translation
     from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
-    dimensions = {name: getattr(task.size, name) for name in DIMENSIONS}
-    model = translation(task.size.vocabulary_size, dtype=task.dtype, **dimensions)
+    dimensions = {name: getattr(workload.size, name) for name in DIMENSIONS}
+    model = translation(workload.size.vocabulary_size, dtype=workload.dtype, **dimensions)
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, "source_ids")])
     def decode(source_ids):
-        memory = encode(model, source_ids)
+        encoded = encode(model, source_ids)
         found = beam_search(
-            functools.partial(step, model, memory),
-            start_cache(model, memory, NUM_BEAMS),
+            functools.partial(step, model, encoded),
+            start_cache(model, encoded, NUM_BEAMS),
             num_beams=NUM_BEAMS,
             limits=tf.fill(tf.shape(source_ids)[:1], OUTPUT_TOKENS),
             start_id=START_ID,

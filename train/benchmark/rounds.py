@@ -16,58 +16,58 @@ import time
 SECONDS_BETWEEN_ENGINES = 0.3
 
 
-def measure(entrants, repeats, steps):
+def measure(candidates, repeats, steps):
     """Lets engines take turns.
 
     Args:
-        entrants: list of (label, build function, `Task`, package that must be installed).
+        candidates: list of `Candidate`.
         repeats: rounds of each engine.
         steps: units of work (training steps, or decoded batches) a round.
 
     Returns:
-        A dictionary an entrant, in the same order: `name`; `unavailable`, why it was skipped
+        A dictionary a candidate, in the same order: `name`; `unavailable`, why it was skipped
         or failed, or None; `parameters`, their number; `result` of the last unit of warm-up
         (the loss, or the lengths of the outputs: to see that all did the same work);
         `seconds` a unit of work, a list with one number a round.
     """
-    rows, workers = [], []
+    rows, processes = [], []
     try:
-        for label, build, task, package in entrants:
+        for label, build, workload, package in candidates:
             row = {"name": label, "unavailable": None, "seconds": []}
             rows.append(row)
             if importlib.util.find_spec(package) is None:
                 row["unavailable"] = f"skipped: {package} is not installed"
                 continue
-            worker = Worker(build, task, steps)
-            workers.append((worker, row))
-            row.update(worker.introduction)
+            process = EngineProcess(build, workload, steps)
+            processes.append((process, row))
+            row.update(process.introduction)
         for _ in range(repeats):
-            for worker, row in workers:
+            for process, row in processes:
                 time.sleep(SECONDS_BETWEEN_ENGINES)
-                row["seconds"].append(worker.round())
-        for worker, row in workers:
-            if worker.failure is not None:
-                row.update(unavailable=f"failed: {worker.failure}", seconds=[])
+                row["seconds"].append(process.round())
+        for process, row in processes:
+            if process.failure is not None:
+                row.update(unavailable=f"failed: {process.failure}", seconds=[])
     finally:
-        for worker, _ in workers:
-            worker.close()
+        for process, _ in processes:
+            process.close()
     return rows
 
 
-class Worker:
+class EngineProcess:
     """An engine in a process of its own.
 
     Args:
-        build: function from a `Task` to an `Engine`.
-        task: what the engine is asked to do.
+        build: function from a `Workload` to an `Engine`.
+        workload: what the engine is asked to do.
         steps: units of work a round.
     """
 
-    def __init__(self, build, task, steps):
+    def __init__(self, build, workload, steps):
         self.failure = None
         context = multiprocessing.get_context("spawn")  # a fork would inherit threads and memory
         self._connection, far_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(far_end, build, task, steps))
+        self._process = context.Process(target=_serve, args=(far_end, build, workload, steps))
         self._process.start()
         far_end.close()  # else its end would go unnoticed
         self.introduction = self._receive() or {}
@@ -94,7 +94,7 @@ class Worker:
         return answer
 
 
-def _serve(connection, build, task, steps):
+def _serve(connection, build, workload, steps):
     """Runs in the new process: answers each request for a round until the other end closes."""
     for stream in (1, 2):  # frameworks greet and warn; failures go through the connection
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
@@ -102,10 +102,10 @@ def _serve(connection, build, task, steps):
         KERAS_BACKEND="tensorflow",
         TF_CPP_MIN_LOG_LEVEL="3",
         CUDA_VISIBLE_DEVICES="-1",
-        OMP_NUM_THREADS=str(task.threads),
+        OMP_NUM_THREADS=str(workload.threads),
     )
     try:
-        engine = build(task)
+        engine = build(workload)
         engine.unit()  # traces, compiles and allocates
         introduction = {
             "name": engine.name,

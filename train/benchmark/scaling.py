@@ -12,8 +12,17 @@ import statistics
 import sys
 import time
 
-from train.benchmark.peers import Engine, Task, import_keras, ours_training, training_flops
+from train.benchmark.engines import (
+    DIMENSIONS,
+    SIZES,
+    Candidate,
+    Engine,
+    Workload,
+    import_keras,
+)
+from train.benchmark.products import training_flops
 from train.benchmark.rounds import answer_of
+from train.benchmark.training import ADAM, keras_training, ours_training, training_batches
 
 ARRANGEMENTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 workers": (2, 1)}
 BYTES = 4  # of a float32, in which gradients are reduced
@@ -81,40 +90,39 @@ def on_paper(size, size_name):
     return lines
 
 
-def step_entrants(size, threads):
+def step_candidates(size, threads):
     """The exact step beside Keras's own: the same model, loss and Adam; ours first."""
-    task = Task(size, "float32", size.batch_size, threads)
+    workload = Workload(size, "float32", size.batch_size, threads)
     return [
-        ("the exact step", exact_step, task, "tensorflow"),
-        ("Keras's own step", keras_step, task, "tensorflow"),
-        ("the exact step, TokenCrossentropy", ours_training, task, "tensorflow"),
+        Candidate("the exact step", exact_step, workload, "tensorflow"),
+        Candidate("Keras's own step", keras_step, workload, "tensorflow"),
+        Candidate("the exact step, TokenCrossentropy", ours_training, workload, "tensorflow"),
     ]
 
 
-def exact_step(task):
+def exact_step(workload):
     """Our train step with a loss and an Adam that Keras has too."""
     from keras_transformer.training import Model
 
-    return _step("the exact step", Model, task)
+    return _step("the exact step", Model, workload)
 
 
-def keras_step(task):
+def keras_step(workload):
     import keras
 
-    return _step(f"Keras's own step, {keras.__version__}", keras.Model, task)
+    return _step(f"Keras's own step, {keras.__version__}", keras.Model, workload)
 
 
-def _step(name, kind, task):
-    _, keras = import_keras(task)
+def _step(name, kind, workload):
+    _, keras = import_keras(workload)
     from keras_transformer.models.encoder_decoder import translation
-    from train.benchmark.peers import ADAM, DIMENSIONS, _keras_training
 
-    dimensions = {key: getattr(task.size, key) for key in DIMENSIONS}
-    model = translation(task.size.vocabulary_size, **dimensions)
+    dimensions = {key: getattr(workload.size, key) for key in DIMENSIONS}
+    model = translation(workload.size.vocabulary_size, **dimensions)
     model = kind(model.input, model.output)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
     model.compile(keras.optimizers.Adam(*ADAM.values()), loss, jit_compile=False)
-    engine = _keras_training(name, model, task)
+    engine = keras_training(name, model, workload)
     return Engine(name, engine.unit, engine.num_parameters)
 
 
@@ -138,8 +146,6 @@ def main():
     from keras_transformer.models.encoder_decoder import translation
     from keras_transformer.training import Adam, TokenCrossentropy, choose_strategy, split_cpu
     from keras_transformer.training.distribution import this_worker
-    from train.benchmark.comparison import SIZES
-    from train.benchmark.peers import DIMENSIONS, training_batches
 
     split_cpu(options.devices)
     strategy = choose_strategy()
@@ -148,8 +154,8 @@ def main():
         dimensions = {name: getattr(size, name) for name in DIMENSIONS}
         model = translation(size.vocabulary_size, **dimensions)
         model.compile(Adam(1e-4), loss=TokenCrossentropy(0.1))
-    task = Task(size, "float32", size.batch_size, 0)
-    inputs, labels = zip(*training_batches(task), strict=True)
+    workload = Workload(size, "float32", size.batch_size, 0)
+    inputs, labels = zip(*training_batches(workload), strict=True)
     inputs = {key: np.stack([batch[key] for batch in inputs]) for key in inputs[0]}
     rows = tf.data.Dataset.from_tensor_slices((inputs, np.stack(labels))).unbatch()
     batches = rows.batch(size.batch_size).repeat()

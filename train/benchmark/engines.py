@@ -1,0 +1,70 @@
+"""What the benchmarks measure: engines, each made for a workload in a process of its own.
+
+Frameworks are imported inside of functions, so that a process has only the one that it needs.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+DIMENSIONS = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
+FIRST_WORD_ID = 4  # below it: padding, unknown, start, end
+
+
+class Size(NamedTuple):
+    """Dimensions of a model, and of the batches it is trained with."""
+
+    num_layers: int  # of the encoder, and again of the decoder
+    hidden_dim: int
+    intermediate_dim: int
+    num_heads: int
+    vocabulary_size: int
+    batch_size: int
+    length: int  # tokens of every source and every target
+
+
+SIZES = {
+    "toy": Size(1, 16, 32, 2, 50, 3, 7),
+    "small": Size(3, 256, 1024, 8, 8000, 64, 32),
+    "base": Size(6, 512, 2048, 8, 32000, 32, 32),
+}
+
+
+class Workload(NamedTuple):
+    """What an engine is to train or decode: how large, how precise, how many at once."""
+
+    size: Size
+    dtype: str  # "float32" or "bfloat16"; in decoding also "int8"
+    batch_size: int  # sentence pairs of a step, or sentences decoded at once
+    threads: int
+
+
+class Engine(NamedTuple):
+    """One engine, ready to run."""
+
+    name: str  # with the version measured
+    unit: Callable  # does one unit of work, and returns its result when all of it is done
+    num_parameters: int = 0
+    measures_itself: bool = False  # whether that result is the seconds to report
+
+
+class Candidate(NamedTuple):
+    """An engine that may be measured, if it is installed."""
+
+    label: str
+    build: Callable  # makes an `Engine` of a `Workload`
+    workload: Workload
+    package: str  # which it needs
+
+
+def import_keras(workload, mixed=False):
+    """TensorFlow and Keras, set to the threads and, with `mixed`, to the dtype of the workload."""
+    import tensorflow
+
+    tensorflow.config.threading.set_intra_op_parallelism_threads(workload.threads)
+    tensorflow.config.threading.set_inter_op_parallelism_threads(workload.threads)
+    import keras
+
+    keras.utils.set_random_seed(0)
+    if mixed and workload.dtype == "bfloat16":
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    return tensorflow, keras

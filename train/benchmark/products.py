@@ -1,0 +1,98 @@
+"""The matrix products of a training step, and nothing else: the limit of the machine."""
+
+import functools
+import math
+import time
+from collections import Counter
+from typing import NamedTuple
+
+from train.benchmark.engines import Engine, import_keras
+
+PRODUCT_CALLS = 3
+
+
+class Product(NamedTuple):
+    """`batch` matrix products of (rows, inner) by (inner, columns)."""
+
+    batch: int
+    rows: int
+    inner: int
+    columns: int
+
+
+def forward_products(size):
+    """How often each matrix product occurs in one pass forward over a batch.
+
+    Queries, keys, values and outputs are counted as products of their own, and attention in
+    full although causal masks hide half of it. A training step does each product three
+    times: forward, for the gradient of its inputs, and for that of its weights.
+    """
+    layers, dim, heads = size.num_layers, size.hidden_dim, size.num_heads
+    tokens, attended = size.batch_size * size.length, size.batch_size * heads
+    counts = Counter()
+    # One attention in an encoder block, two in a decoder block.
+    counts[Product(1, tokens, dim, dim)] += 4 * 3 * layers
+    counts[Product(attended, size.length, dim // heads, size.length)] += 3 * layers
+    counts[Product(attended, size.length, size.length, dim // heads)] += 3 * layers
+    counts[Product(1, tokens, dim, size.intermediate_dim)] += 2 * layers
+    counts[Product(1, tokens, size.intermediate_dim, dim)] += 2 * layers
+    counts[Product(1, tokens, dim, size.vocabulary_size)] += 1
+    return counts
+
+
+def training_flops(size):
+    """Floating-point operations of all products of a training step: 2·m·k·n, three times."""
+    return 3 * sum(2 * math.prod(p) * count for p, count in forward_products(size).items())
+
+
+def tensorflow_products(workload):
+    """Nothing but the matrix products of a training step, by TensorFlow."""
+    tensorflow = import_keras(workload)[0]
+
+    def operand(*shape):
+        return tensorflow.cast(tensorflow.random.normal(shape), workload.dtype)
+
+    def forms(a, b, c):
+        yield lambda: tensorflow.matmul(a, b)
+        yield lambda: tensorflow.matmul(c, b, transpose_b=True)
+        yield lambda: tensorflow.matmul(a, c, transpose_a=True)
+
+    name = f"products, TensorFlow {tensorflow.__version__}"
+    unit = functools.partial(_product_seconds, workload, operand, forms)
+    return Engine(name, unit, measures_itself=True)
+
+
+def pytorch_products(workload):
+    """Nothing but the matrix products of a training step, by PyTorch."""
+    import torch
+
+    torch.set_num_threads(workload.threads)
+
+    def operand(*shape):
+        return torch.randn(shape).to(getattr(torch, workload.dtype))
+
+    def forms(a, b, c):
+        yield lambda: torch.matmul(a, b)
+        yield lambda: torch.matmul(c, b.mT)
+        yield lambda: torch.matmul(a.mT, c)
+
+    name = f"products, PyTorch {torch.__version__.partition('+')[0]}"
+    unit = functools.partial(_product_seconds, workload, operand, forms)
+    return Engine(name, unit, measures_itself=True)
+
+
+def _product_seconds(workload, operand, forms):
+    """Seconds that a training step would take if its products were all it did."""
+    total = 0.0
+    for product, count in forward_products(workload.size).items():
+        outer = (product.batch,) if product.batch > 1 else ()
+        a = operand(*outer, product.rows, product.inner)
+        b = operand(*outer, product.inner, product.columns)
+        c = operand(*outer, product.rows, product.columns)
+        for form in forms(a, b, c):
+            form()
+            start = time.perf_counter()
+            for _ in range(PRODUCT_CALLS):
+                form()
+            total += count * (time.perf_counter() - start) / PRODUCT_CALLS
+    return total

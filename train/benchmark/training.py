@@ -1,0 +1,170 @@
+"""Training steps of the same model: ours, KerasHub's and PyTorch's.
+
+All train a pre-norm encoder-decoder with ReLU and sinusoidal positions, one table for source,
+target and output, dropout 0.1 after embeddings and sub-layers and on attention weights, padding
+and causal masks, label smoothing 0.1, Adam. They have equally many parameters, random at first.
+A unit of work is one training step.
+"""
+
+import itertools
+import math
+
+import numpy as np
+
+from train.benchmark.engines import DIMENSIONS, FIRST_WORD_ID, Engine, import_keras
+
+DROPOUT = 0.1
+LABEL_SMOOTHING = 0.1
+ADAM = {"rate": 1e-4, "beta_1": 0.9, "beta_2": 0.98, "epsilon": 1e-9}
+
+
+def training_batches(workload):
+    """Four batches of random ids without padding: every engine sees the same."""
+    shape = (4, 3, workload.batch_size, workload.size.length)
+    ids = np.random.default_rng(0).integers(FIRST_WORD_ID, workload.size.vocabulary_size, shape)
+    return [
+        ({"source_ids": source, "target_ids": target}, labels)
+        for source, target, labels in ids.astype("int32")
+    ]
+
+
+def ours_training(workload):
+    """Our model, loss, Adam and train step, one call of the compiled step at a time."""
+    import_keras(workload, mixed=True)
+    from keras_transformer.models.encoder_decoder import translation
+    from keras_transformer.training import Adam, TokenCrossentropy
+
+    dimensions = {name: getattr(workload.size, name) for name in DIMENSIONS}
+    rates = {"dropout": DROPOUT, "attention_dropout": DROPOUT}
+    model = translation(workload.size.vocabulary_size, **dimensions, **rates)
+    optimizer = Adam(*ADAM.values())
+    model.compile(optimizer, loss=TokenCrossentropy(label_smoothing=LABEL_SMOOTHING))
+    return keras_training("keras_transformer", model, workload)
+
+
+def kerashub_training(workload):
+    """KerasHub's layers in Keras's own model, in graph mode: XLA is slower on a CPU."""
+    tensorflow, keras = import_keras(workload, mixed=True)
+    import keras_hub
+
+    layers, size = keras_hub.layers, workload.size
+    arguments = {"dropout": DROPOUT, "normalize_first": True}
+    embedding = layers.ReversibleEmbedding(size.vocabulary_size, size.hidden_dim)
+    scale = keras.layers.Rescaling(math.sqrt(size.hidden_dim))
+
+    def embed(ids):
+        vectors = scale(embedding(ids))
+        return keras.layers.Dropout(DROPOUT)(vectors + layers.SinePositionEncoding()(vectors))
+
+    source_ids = keras.Input((None,), dtype="int32", name="source_ids")
+    target_ids = keras.Input((None,), dtype="int32", name="target_ids")
+    source_mask = keras.ops.not_equal(source_ids, 0)
+    target_mask = keras.ops.not_equal(target_ids, 0)
+    source, target = embed(source_ids), embed(target_ids)
+    for _ in range(size.num_layers):
+        block = layers.TransformerEncoder(size.intermediate_dim, size.num_heads, **arguments)
+        source = block(source, padding_mask=source_mask)
+    source = keras.layers.LayerNormalization()(source)
+    for _ in range(size.num_layers):
+        block = layers.TransformerDecoder(size.intermediate_dim, size.num_heads, **arguments)
+        target = block(
+            target, source, decoder_padding_mask=target_mask, encoder_padding_mask=source_mask
+        )
+    logits = embedding(keras.layers.LayerNormalization()(target), reverse=True)
+    model = keras.Model({"source_ids": source_ids, "target_ids": target_ids}, logits)
+
+    def loss(labels, logits):
+        # Smoothing without one-hot vectors, on top of TensorFlow's fused cross-entropy.
+        labels = tensorflow.cast(labels, "int32")  # Keras hands both over in float32
+        sparse = tensorflow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        chosen = tensorflow.gather(logits, labels, batch_dims=2)
+        smoothed = sparse + LABEL_SMOOTHING * (chosen - tensorflow.reduce_mean(logits, axis=-1))
+        real = tensorflow.cast(labels != 0, "float32")
+        return tensorflow.reduce_sum(smoothed * real) / tensorflow.reduce_sum(real)
+
+    model.compile(keras.optimizers.Adam(*ADAM.values()), loss=loss, jit_compile=False)
+    return keras_training(f"KerasHub {keras_hub.__version__} layers", model, workload)
+
+
+def pytorch_training(workload):
+    """`torch.nn.Transformer`, eager, with fused Adam and autocast for bfloat16."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(workload.threads)
+    torch.manual_seed(0)
+    size = workload.size
+    transformer = nn.Transformer(
+        size.hidden_dim,
+        size.num_heads,
+        size.num_layers,
+        size.num_layers,
+        size.intermediate_dim,
+        dropout=DROPOUT,
+        batch_first=True,
+        norm_first=True,
+    )
+    for block in [*transformer.encoder.layers, *transformer.decoder.layers]:
+        block.dropout = nn.Identity()  # inside the feed-forward network: the others have none
+    embedding = nn.Embedding(size.vocabulary_size, size.hidden_dim)
+    nn.init.normal_(embedding.weight, std=size.hidden_dim**-0.5)
+    dropout, positions = nn.Dropout(DROPOUT), torch.tensor(_sinusoids(size), dtype=torch.float32)
+    future = torch.ones(size.length, size.length, dtype=torch.bool).triu(1)
+    parameters = [*transformer.parameters(), *embedding.parameters()]
+    optimizer = torch.optim.Adam(
+        parameters, ADAM["rate"], (ADAM["beta_1"], ADAM["beta_2"]), ADAM["epsilon"], fused=True
+    )
+    batches = itertools.cycle(
+        [torch.from_numpy(ids).long() for ids in (*inputs.values(), labels)]
+        for inputs, labels in training_batches(workload)
+    )
+
+    def embed(ids):
+        return dropout(embedding(ids) * math.sqrt(size.hidden_dim) + positions)
+
+    def unit():
+        source, target, labels = next(batches)
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=workload.dtype == "bfloat16"):
+            features = transformer(
+                embed(source),
+                embed(target),
+                tgt_mask=future,
+                src_key_padding_mask=source == 0,
+                tgt_key_padding_mask=target == 0,
+                memory_key_padding_mask=source == 0,
+                tgt_is_causal=True,
+            )
+            logits = nn.functional.linear(features, embedding.weight)
+            loss = nn.functional.cross_entropy(
+                logits.flatten(0, 1),
+                labels.flatten(),
+                ignore_index=0,
+                label_smoothing=LABEL_SMOOTHING,
+            )
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    name = f"PyTorch {torch.__version__.partition('+')[0]} nn.Transformer"
+    return Engine(name, unit, sum(parameter.numel() for parameter in parameters))
+
+
+def keras_training(name, model, workload):
+    """The step that `fit` runs, without its callbacks and progress bar."""
+    from tensorflow.data import Dataset
+
+    inputs, labels = zip(*training_batches(workload), strict=True)
+    inputs = {key: np.stack([batch[key] for batch in inputs]) for key in inputs[0]}
+    dataset = Dataset.from_tensor_slices((inputs, np.stack(labels))).repeat().prefetch(2)
+    batches = iter(dataset)
+    model.make_train_function()
+    return Engine(name, lambda: float(model.train_function(batches)["loss"]), model.count_params())
+
+
+def _sinusoids(size):
+    """The paper's table of positions, (length, hidden_dim)."""
+    angles = np.arange(size.length)[:, None] / 1e4 ** (
+        np.arange(0, size.hidden_dim, 2) / size.hidden_dim
+    )
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(size.length, -1)
