@@ -47,21 +47,25 @@ def test_all_are_started_again_when_one_is_lost(tmp_path, capfd):
     body += "n or (os.kill(os.getpid(), 9) if i else time.sleep(100))"
     assert run_here(program(body), 2) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
-    assert "Worker 1 was ended by signal 9; starting all again (1 of 3)." in capfd.readouterr().err
+    assert (
+        "Worker 1 was killed by signal 9; restarting all workers (1 of 3)."
+        in capfd.readouterr().err
+    )
     assert not any(is_running(int(path.read_text())) for path in tmp_path.iterdir())
 
 
 def test_it_gives_up_with_the_code_of_the_worker(capfd):
     assert run_here(program("sys.exit(i and 5); time.sleep(100)"), 2, restarts=1) == 5
     err = capfd.readouterr().err
-    assert "Worker 1 ended with code 5; starting all again (1 of 1)." in err
-    assert "Worker 1 ended with code 5; giving up." in err
+    assert "Worker 1 exited with code 5; restarting all workers (1 of 1)." in err
+    assert "Worker 1 exited with code 5; giving up." in err
 
 
 @pytest.mark.parametrize("code", [2, 75])
 def test_mistakes_and_stops_are_final(capfd, code):
     assert run_here(program(f"sys.exit({code})"), 2) == code
-    assert "again" not in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "restarting" not in err and "again" not in err
 
 
 def test_a_worker_that_does_not_connect_in_time_ends_all(capfd):
@@ -93,7 +97,7 @@ def test_what_ends_the_launcher_ends_the_workers(tmp_path, number):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--workers", "2"], "there is no command"),
+        (["--workers", "2"], "no command given"),
         (
             ["--workers", "0", "--", "true"],
             "--workers must be a whole number, at least 1. Received: 0.",

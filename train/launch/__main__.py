@@ -1,15 +1,14 @@
-"""Starts the workers of a training, and starts all of them again when one is lost.
+"""Starts the workers of a training, and restarts all of them when one is lost.
 
     python -m train.launch --workers 2 -- \\
         python -m train.translation --config multi30k --run runs/multi30k ...
 
-Every worker runs the same command with an environment variable TF_CONFIG that names all of
-them. By default they are processes of this machine that talk over the loopback device; with
-`--launcher ray` (pip install -e '.[ray]') they are placed by Ray on the machines of its cluster.
+Every worker runs the same command, with an environment variable TF_CONFIG that lists them all. By
+default they are processes on this machine that talk over the loopback device; with --launcher ray
+(pip install -e '.[ray]'), Ray places them on the machines of its cluster.
 
-A worker that ends with code 2 was given invalid arguments or data, and one that ends with code 75
-was told to stop and has saved its step: neither is started again. The command ends with the code
-of the first worker that failed, or 0.
+Two exit codes of a worker are final: 2 means invalid arguments or data; 75, that it was told to
+stop and has saved its step. The launcher exits with the code of the first worker that failed, or 0.
 """
 
 import argparse
@@ -26,7 +25,7 @@ class LaunchOptions:
     """Flags of the launcher."""
 
     workers: int = required("number of workers", ge=1)
-    restarts: int = setting(3, "how many times to start all workers again", ge=0)
+    restarts: int = setting(3, "how many times to restart all workers", ge=0)
     start_timeout: float = setting(300, "seconds for every worker to connect", gt=0)
     launcher: Literal["local", "ray"] = setting("local", "who starts the workers")
 
@@ -35,11 +34,11 @@ def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog="python -m train.launch", description=__doc__)
     add_flags(parser, LaunchOptions)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: what a worker runs")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what each worker runs, after --")
     flags = parser.parse_args(arguments)
     command = flags.command[1:] if flags.command[:1] == ["--"] else flags.command
     if not command:
-        parser.error("there is no command. Write it after --")
+        parser.error("no command given. Write it after --")
     with one_line_errors():
         options = LaunchOptions(**given_flags(flags, LaunchOptions))
         if options.launcher == "ray":

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, started again when one is lost."""
+"""Workers as processes on this machine, restarted when one is lost."""
 
 import contextlib
 import ctypes
@@ -12,25 +12,25 @@ import time
 
 from train.command import EXIT_CODE_MISTAKE
 
-EXIT_CODE_STOPPED = os.EX_TEMPFAIL  # 75: told to stop, and can go on
+EXIT_CODE_STOPPED = os.EX_TEMPFAIL  # 75: told to stop, and can resume
 EXIT_CODE_NOT_STARTED = 77
 SECONDS_TO_SAVE = 60  # for workers that were told to stop
-SECONDS_BETWEEN_LOOKS = 0.1
+POLL_SECONDS = 0.1
 
 
 def run_here(command, count, restarts=3, start_timeout=300):
-    """Runs a command in `count` workers on this machine until all end well.
+    """Runs a command in `count` workers on this machine until all succeed.
 
     Returns:
-        The exit code: 0, or that of the worker that ended first and not well, when it must not
-        be started again or has been often enough.
+        The exit code: 0, or that of the first worker that failed, if restarting is no use or
+        `restarts` are used up.
     """
     for attempt in range(restarts + 1):
-        with Workers(command, count) as workers, workers.told_what_we_are_told():
+        with Workers(command, count) as workers, workers.forwarding_signals():
             code = workers.wait(start_timeout)
-        if code in (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED) or workers.told:
+        if code in (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED) or workers.told_to_stop:
             return code
-        again = f"starting all again ({attempt + 1} of {restarts})"
+        again = f"restarting all workers ({attempt + 1} of {restarts})"
         print(
             f"{workers.what_happened}; {again if attempt < restarts else 'giving up'}.",
             file=sys.stderr,
@@ -40,12 +40,12 @@ def run_here(command, count, restarts=3, start_timeout=300):
 
 
 class Workers:
-    """Processes of this machine that know each other by TF_CONFIG; leaving ends all of them."""
+    """Processes on this machine that know each other by TF_CONFIG; all are killed on exit."""
 
     def __init__(self, command, count):
         self.command, self.count = command, count
         self.processes = []
-        self.told = False
+        self.told_to_stop = False
         self.what_happened = ""
 
     def __enter__(self):
@@ -61,7 +61,7 @@ class Workers:
                 subprocess.Popen(
                     self.command,
                     env=environment,
-                    start_new_session=True,  # a group of its own, to end what it has started too
+                    start_new_session=True,  # so that its children are killed with it
                     preexec_fn=end_with_parent,
                 )
             )
@@ -74,7 +74,7 @@ class Workers:
             process.wait()
 
     def wait(self, start_timeout):
-        """Waits until all have ended well or one has not; returns its code, or 0."""
+        """Waits until all workers have succeeded or one has failed; returns its code, or 0."""
         deadline = time.monotonic() + start_timeout
         unconnected = set(range(self.count)) if self.count > 1 else set()
         while True:
@@ -89,20 +89,20 @@ class Workers:
                 names = ", ".join(map(str, sorted(unconnected)))
                 self.what_happened = f"Worker {names} did not connect within {start_timeout:g} s"
                 return EXIT_CODE_NOT_STARTED
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)
 
     @contextlib.contextmanager
-    def told_what_we_are_told(self):
-        """Hands SIGTERM and Ctrl-C on, so that the workers save their step before they end."""
+    def forwarding_signals(self):
+        """Forwards SIGTERM and Ctrl-C, so that the workers save their step before they exit."""
 
-        def hand_on(*_):
-            self.told = True
+        def forward(*_):
+            self.told_to_stop = True
             for process in self.processes:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGTERM)
 
         before = {
-            number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)
+            number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)
         }
         try:
             yield
@@ -111,9 +111,9 @@ class Workers:
                 signal.signal(number, handler)
 
     def _ended(self, index, code):
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         self.what_happened = f"Worker {index} {how}"
-        if code == EXIT_CODE_STOPPED or self.told:  # the others are about to save the same step
+        if code == EXIT_CODE_STOPPED or self.told_to_stop:  # the others are saving too
             deadline = time.monotonic() + SECONDS_TO_SAVE
             for process in self.processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -122,7 +122,7 @@ class Workers:
 
 
 def end_with_parent():
-    """In a new process on Linux: have it killed when its parent ends, however that ends."""
+    """In a new process on Linux: kills it when its parent dies, however that happens."""
     if sys.platform == "linux":
         set_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)

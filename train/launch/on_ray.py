@@ -1,4 +1,4 @@
-"""Workers that Ray places on the machines of its cluster, and starts again when one is lost."""
+"""Workers that Ray places on the machines of its cluster, and restarts when one is lost."""
 
 import os
 import subprocess
@@ -12,12 +12,11 @@ FINAL_CODES = (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED)
 def run_on_ray(command, count, restarts):
     """Runs a command in `count` workers of Ray's `TensorflowTrainer`.
 
-    Each is a process of its own with the TF_CONFIG that Ray has made, in the working directory
-    of this command, which must exist on all machines. A worker has a GPU if the cluster has
-    as many.
+    Each is a process of its own with the TF_CONFIG that Ray has made, in the working directory of
+    this command, which must exist on all machines. Each worker gets a GPU if there are enough.
 
     Returns:
-        The exit code of the workers: 0, or one with which they must not be started again.
+        The exit code of the workers: 0, or one after which restarting is no use.
 
     Raises:
         ImportError: without Ray.
@@ -34,12 +33,12 @@ def run_on_ray(command, count, restarts):
 
     def work():
         environment = dict(os.environ)
-        environment.pop("TF_USE_LEGACY_KERAS", None)  # Ray asks for Keras 2
+        environment.pop("TF_USE_LEGACY_KERAS", None)  # Ray sets it, for Keras 2
         code = subprocess.run(
             command, cwd=directory, env=environment, preexec_fn=end_with_parent, check=False
         ).returncode
         if code not in FINAL_CODES:
-            raise RuntimeError(f"The worker ended with code {code}.")
+            raise RuntimeError(f"The worker exited with code {code}.")
         return code
 
     ray.init(ignore_reinit_error=True, log_to_driver=True)
