@@ -1,16 +1,99 @@
-"""What the commands share: flags that become settings, and one clear line for each mistake."""
+"""A command line: flags that become settings, and one clear line for each mistake.
+
+Flags are read before TensorFlow is imported, so that --help and mistakes are answered at once.
+"""
 
 import argparse
 import contextlib
+import dataclasses
+import inspect
 import logging
 import os
 import sys
+import tempfile
+import textwrap
+from collections.abc import Callable
 
-from train.settings import add_flags, given_flags
+from train.config import config_of
+from train.options import TrainOptions
+from train.settings import add_flags, flag_of, given_flags
+from train.training_config import MAY_CHANGE
 
 EXIT_CODE_MISTAKE = 2
 EXIT_CODE_CTRL_C = 130  # 128 + SIGINT
 EXIT_CODE_NO_READER = 141  # 128 + SIGPIPE
+
+# What Ctrl-C means; commands that write as they go say it themselves.
+STOPPED_TRAINING = "Stopped. The same command resumes from the last checkpoint."
+STOPPED = {
+    "evaluate": "Stopped. Nothing was measured.",
+    "export": "Stopped. Nothing was published.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """`python -m train.<name>`: trains an experiment, or does something with a trained run.
+
+    Args:
+        name: of the module.
+        description: of --help.
+        config_class: settings of a training, a subclass of `TrainingConfig`.
+        experiment: a function that imports and returns the subclass of `Experiment`.
+        subcommands: dict from a name to a class of settings, whose docstring is the --help of
+            the subcommand. The experiment has a static method of that name, which takes them.
+    """
+
+    name: str
+    description: str
+    config_class: type
+    experiment: Callable
+    subcommands: dict = dataclasses.field(default_factory=dict)
+
+    def main(self, arguments=None):
+        """Runs the subcommand that the first argument names, or else trains.
+
+        Args:
+            arguments: of the command line, a list; None for those of this process.
+        """
+        arguments = sys.argv[1:] if arguments is None else arguments
+        name = arguments[0] if arguments else ""
+        if name in self.subcommands:
+            with one_line_errors(STOPPED.get(name, "")):
+                options = self._options(name, arguments[1:])
+                getattr(self._imported(), name)(options)
+        else:
+            with one_line_errors(STOPPED_TRAINING):
+                options, config = self._training(arguments)
+                self._imported().train(config, options)
+
+    def _options(self, name, arguments):
+        """What a subcommand is asked to do."""
+        options_class, prog = self.subcommands[name], f"python -m train.{self.name} {name}"
+        description = inspect.getdoc(options_class).replace("{command}", prog)
+        parser = Parser(prog=prog, description=description)
+        add_flags(parser, options_class)
+        return options_class(**given_flags(parser.parse_args(arguments), options_class))
+
+    def _training(self, arguments):
+        """The options and the config of a training."""
+        may_change = ", ".join(map(flag_of, MAY_CHANGE))
+        parser = Parser(
+            prog=f"python -m train.{self.name}",
+            usage="%(prog)s --run RUN [flags]",
+            description=self.description,
+            epilog=textwrap.fill(f"You may resume a stopped run with another {may_change}.", 90),
+        )
+        add_flags(parser, TrainOptions)
+        parser.add_argument("--config", help="an experiment of train/configs, e.g. multi30k")
+        add_flags(parser, self.config_class)
+        flags = parser.parse_args(arguments)
+        options = TrainOptions(**given_flags(flags, TrainOptions))
+        return options, config_of(self.config_class, flags.config, flags)
+
+    def _imported(self):
+        with without_start_up_notes():
+            return self.experiment()
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,18 +106,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         self.exit(EXIT_CODE_MISTAKE, f"{self.prog}: {message}. --help lists all flags.\n")
-
-
-def read_flags(cls, arguments, prog, description):
-    """The settings of a class that a list of arguments gives.
-
-    Raises:
-        ValueError: with one line for each value outside of its limits.
-        SystemExit: for a flag that does not exist or is missing.
-    """
-    parser = Parser(prog=prog, description=description)
-    add_flags(parser, cls)
-    return cls(**given_flags(parser.parse_args(arguments), cls))
 
 
 @contextlib.contextmanager
@@ -60,3 +131,25 @@ def one_line_errors(stopped=""):
         if stopped:
             print(stopped, file=sys.stderr)
         sys.exit(EXIT_CODE_CTRL_C)
+
+
+@contextlib.contextmanager
+def without_start_up_notes():
+    """Leaves out the notes that TensorFlow writes to standard error while it is imported.
+
+    It writes them before it reads TF_CPP_MIN_LOG_LEVEL. Set that to 0 to see them.
+    """
+    if "tensorflow" in sys.modules or os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0":
+        yield
+        return
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            written.seek(0)
+            notes = (b"WARNING: All log messages before absl", b"I0000 ", b"W0000 ")
+            os.write(2, b"".join(line for line in written if not line.startswith(notes)))

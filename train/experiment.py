@@ -1,121 +1,149 @@
-"""What the commands of all experiments share: flags, training on whatever devices, export."""
+"""An experiment: what is trained on, which model, measured how. `train_run` trains them all."""
 
 import sys
-import textwrap
-from typing import Literal
 
-from keras_transformer.serving import export
-from keras_transformer.training.distribution import from_all_workers, this_worker
-from train.command import Parser, one_line_errors, read_flags
-from train.config import add_settings, config_of
-from train.devices import DeviceSettings, leaves_when_a_worker_is_lost, strategy_of
-from train.run import Run, train
-from train.settings import add_flags, flag_of, given_flags, required, setting, settings
-from train.training_config import MAY_CHANGE
+import keras
 
-# What Ctrl-C means; commands that write as they go say it themselves.
-STOPPED_TRAINING = "Stopped. The same command goes on from the last checkpoint."
-STOPPED = {
-    "evaluate": "Stopped. Nothing was measured.",
-    "export": "Stopped. Nothing was published.",
-}
+from keras_transformer.training import Adam, InverseSqrtWarmup
+from train.training_config import SIZE
 
 
-@settings
-class TrainOptions(DeviceSettings):
-    """Flags of a training, beside its config."""
+class Experiment:
+    """What differs between translation, classification, language models and pretraining.
 
-    run: str = required("folder of this run; made if missing")
-
-
-@settings
-class RunOptions:
-    """Flags of a command that uses a trained run."""
-
-    run: str = required("folder of a trained run")
-
-
-@settings
-class ExportOptions(RunOptions):
-    """Flags of `export`."""
-
-    directory: str = setting("saved_models", "folder of all served models")
-    name: str = required("name of the served model, as requests will call it")
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of the served weights")
-
-
-def run_command(arguments, train_command, commands):
-    """Runs the command that the first argument names, or else the one that trains.
+    Batches are objects with `dataset(step)`, `steps_per_epoch`, `checksum()` and `save(path)`.
 
     Args:
-        arguments: of the command line; None for those of this process.
-        train_command: a function of a list of arguments.
-        commands: dict from a name to another.
+        config: its settings, a subclass of `TrainingConfig`.
+        texts: the pair of the text to learn from and the text to measure on, which is empty or
+            None if there is none; None reads those that the config names.
+
+    Raises:
+        ValueError: if settings or texts do not fit.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    name = arguments[0] if arguments else ""
-    if name in commands:
-        with one_line_errors(STOPPED.get(name, "")):
-            commands[name](arguments[1:])
-    else:
-        with one_line_errors(STOPPED_TRAINING):
-            train_command(arguments)
+
+    def __init__(self, config, texts=None):
+        self.config = config
+        check_model_settings(config, self.sizes())
+        self.train_text, self.valid_text = self.read_texts() if texts is None else texts
+
+    # Every experiment has these.
+
+    def sizes(self):
+        """The table of published dimensions that --size chooses from."""
+        raise NotImplementedError
+
+    def read_texts(self):
+        """The pair of texts that the config names."""
+        raise NotImplementedError
+
+    def make_tokenizer(self):
+        """A tokenizer for the training text."""
+        raise NotImplementedError
+
+    def make_batches(self, tokenizer):
+        """Batches of the training text."""
+        raise NotImplementedError
+
+    def load_batches(self, path, tokenizer):
+        """The same batches again, from the file that they were saved to."""
+        raise NotImplementedError
+
+    def validation(self, tokenizer):
+        """A dataset to measure on after each epoch; None without a validation text."""
+        raise NotImplementedError
+
+    def build(self, tokenizer, batches):
+        """The model, not compiled."""
+        raise NotImplementedError
+
+    def objective(self, batches):
+        """The loss and the metrics, as `compile` takes them."""
+        raise NotImplementedError
+
+    def describe(self, batches):
+        """What is printed of the training text."""
+        raise NotImplementedError
+
+    def show_result(self, run):
+        """Prints what the finished run reaches on the validation text, and draws pictures of it."""
+        raise NotImplementedError
+
+    # Some have these.
+
+    def callbacks(self, run, tokenizer):
+        """What else measures and writes during training, for the chief alone."""
+        return []
+
+    def finish(self, run):
+        """Completes the folder of a run whose model is there; called again at each later start."""
+
+    # All share these.
+
+    def make_data(self):
+        """The pair of tokenizer and batches, from the text."""
+        tokenizer = self.make_tokenizer()
+        return tokenizer, self.make_batches(tokenizer)
+
+    def compiled_model(self, tokenizer, batches):
+        model = self.build(tokenizer, batches)
+        self.compile(model, batches)
+        return model
+
+    def compile(self, model, batches):
+        model.compile(
+            optimizer=optimizer_of(self.config),
+            clip_norm=self.config.clip_norm or None,
+            accumulation_steps=self.config.accumulation_steps,
+            **self.objective(batches),
+        )
+
+    @classmethod
+    def train(cls, config, options):
+        """Trains the run that `TrainOptions` name, to its end."""
+        from train.loop import train_on_devices
+
+        train_on_devices(cls, config, options)
 
 
-def run_training(arguments, name, description, config_class, read_text, task_of, show_result):
-    """Trains the run that the arguments name, to its end, and has the chief show what came out.
-
-    Args:
-        arguments: a list of flags.
-        name: of the experiment, as in `python -m train.<name>`.
-        description: of its --help.
-        config_class: of its settings.
-        read_text: config -> the pair of texts to learn from and to measure on.
-        task_of: config and both texts -> a `Task`.
-        show_result: called by the chief with run, config, model and both texts.
-    """
-    may_change = ", ".join(map(flag_of, MAY_CHANGE))
-    parser = Parser(
-        prog=f"python -m train.{name}",
-        description=description,
-        epilog=textwrap.fill(f"A stopped run may resume with other values of {may_change}.", 90),
-    )
-    add_flags(parser, TrainOptions)
-    add_settings(parser, config_class)
-    flags = parser.parse_args(arguments)
-    options = TrainOptions(**given_flags(flags, TrainOptions))
-    config = config_of(flags, config_class)
-    run = Run(options.run, config_class)
-    run.check(config)  # before a long text is read
-    strategy = strategy_of(options)
-    texts = read_text(config)
-    with leaves_when_a_worker_is_lost(strategy):
-        train(run, config, task_of(config, *texts), strategy)
-        if this_worker(strategy).index == 0:
-            # Read again: one that was trained on several devices is bound to them.
-            show_result(run, config, run.model(), *texts)
-        from_all_workers(strategy, 0)  # the others stay until the chief is done
+def check_model_settings(config, sizes):
+    """Raises ValueError if Keras has no such activation, or the heads no whole width."""
+    if config.activation is not None:
+        try:
+            keras.activations.get(config.activation)
+        except ValueError:
+            raise ValueError(
+                "--activation must be a Keras activation name, e.g. relu or gelu. "
+                f"Received: {config.activation}."
+            ) from None
+    row = {**sizes[config.size], **config.given(SIZE)}
+    if row["hidden_dim"] % row["num_heads"]:
+        raise ValueError(
+            "--hidden-dim must be divisible by --num-heads so that every head gets the same "
+            f"width. Received: {row['hidden_dim']} and {row['num_heads']}."
+        )
 
 
-def read_options(cls, arguments, name, command, description):
-    """The flags of a command that uses a trained run, as settings of the class `cls`."""
-    return read_flags(cls, arguments, f"python -m train.{name} {command}", description)
+def optimizer_of(config):
+    """Adam with the schedule that the settings ask for."""
+    if config.schedule == "inverse_sqrt":
+        rate = InverseSqrtWarmup(config.peak_rate, config.warmup_steps)
+    else:  # cosine
+        rate = keras.optimizers.schedules.CosineDecay(
+            initial_learning_rate=0.0,
+            decay_steps=max(1, config.steps - config.warmup_steps),
+            alpha=0.1,
+            warmup_target=config.peak_rate,
+            warmup_steps=config.warmup_steps,
+        )
+    optimizer = Adam(rate, beta_2=config.beta_2, weight_decay=config.weight_decay or None)
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    return optimizer
 
 
-def run_export(arguments, name, config_class, served_model, options_class=ExportOptions):
-    """Publishes a trained run, or ends with the reason why nothing was published.
-
-    Args:
-        arguments: a list of flags.
-        name: of the experiment.
-        config_class: of its settings.
-        served_model: run and `ExportOptions` -> what `export` takes.
-        options_class: `ExportOptions`, or a subclass with more flags.
-    """
-    description = "Publishes a trained run as a SavedModel for TensorFlow Serving."
-    options = read_options(options_class, arguments, name, "export", description)
-    served = served_model(Run(options.run, config_class), options)
+def publish(text_model, options):
+    """Exports a `Translator` or its like as `ExportOptions` say, or ends with the reason."""
     try:
-        print(f"Published {export(served, options.directory, options.name)}.")
+        print(f"Published {text_model.export(options.directory, options.name)}.")
     except RuntimeError as error:
         sys.exit(f"error: {error}")

@@ -10,12 +10,13 @@ NAMED = 5  # of the texts that were cut
 def answer_lines(answer, max_length, how="cut at the end"):
     """Writes the answer to each line of standard input to standard output, in the same order.
 
-    Says on standard error which lines were cut, and after Ctrl-C how many were answered.
+    Reports on standard error which lines were cut and, after Ctrl-C, how many were answered.
 
     Args:
-        answer: a list of texts -> the list of their answers, and a list of whether each was cut.
-        max_length: in tokens; longer texts are cut.
-        how: texts are cut, in words.
+        answer: a function from a list of texts to the pair of a list of their answers and a list
+            of whether each text was cut.
+        max_length: longest text in tokens that is not cut.
+        how: how texts are cut, in words.
     """
     count, cut = 0, []
     try:
@@ -30,19 +31,19 @@ def answer_lines(answer, max_length, how="cut at the end"):
             cut += [f"{line:,}" for line, was_cut in enumerate(is_cut, first) if was_cut]
     except KeyboardInterrupt:
         print(f"Stopped after {count:,} lines.", file=sys.stderr)
-        say_what_was_cut(cut, count, max_length, how)
+        report_cut_texts(cut, count, max_length, how)
         raise
-    say_what_was_cut(cut, count, max_length, how)
+    report_cut_texts(cut, count, max_length, how)
 
 
-def say_what_was_cut(places, count, max_length, how="cut at the end", word="lines"):
-    """One line on standard error if texts were cut.
+def report_cut_texts(places, count, max_length, how="cut at the end", word="lines"):
+    """Prints one line to standard error if texts were cut.
 
     Args:
-        places: of these texts, in words: their lines or files.
-        count: of all texts.
-        max_length: in tokens.
-        how: they were cut, in words.
+        places: the lines or files of these texts, a list of strings.
+        count: number of all texts.
+        max_length: longest text in tokens that is not cut.
+        how: how they were cut, in words.
         word: what the places are.
     """
     if not places:
@@ -58,11 +59,10 @@ def say_what_was_cut(places, count, max_length, how="cut at the end", word="line
 
 
 def arriving_lines(stream):
-    """Yields lists of the lines of a binary stream that have arrived, without their ends.
+    """Yields lists of the lines that have arrived on a binary stream, without line feeds.
 
-    Waits only while there is none. The lists are short at first, so that answers come soon, and
-    longer then, so that lines of similar lengths can be answered together. Lines end at a line
-    feed alone.
+    Waits only while there are none. The lists are short at first, so that answers come soon, and
+    grow, so that lines of similar lengths can be answered together. Only a line feed ends a line.
     """
     most, rest = FEWEST, b""
     while some := stream.read1(LARGEST_READ):

@@ -10,141 +10,60 @@ Fine-tune the result; with the same count and seed, the same documents are held 
         --run runs/imdb_bert
 """
 
-import itertools
+from typing import Literal
 
-import tensorflow as tf
-
-from keras_transformer.data import (
-    PretrainingBatches,
-    pack_segments,
-    read_documents,
-    split_sentences,
-    tokenize_documents,
-)
-from keras_transformer.data.labelled_text import labelled_files, split_rows
-from keras_transformer.models.bert_models import attention_scores, bert, bert_pretraining
-from keras_transformer.tokenizers import train_word_pieces
-from keras_transformer.training import PretrainingLoss, TokenAccuracy
-from train import experiment
-from train.config import PretrainingConfig
-from train.pictures import LONGEST, save_pictures, self_attention
-from train.run import Task, optimizer_of
+from train.command import Command
+from train.settings import setting, settings
+from train.training_config import TrainingConfig
 
 
-def main(arguments=None):
-    experiment.run_command(arguments, run_train, commands={})
+@settings
+class PretrainingConfig(TrainingConfig):
+    """One experiment of `python -m train.pretraining`."""
 
-
-def run_train(arguments):
-    experiment.run_training(
-        arguments,
-        "pretraining",
-        __doc__,
-        PretrainingConfig,
-        read_texts,
-        pretraining_task,
-        show_result,
+    documents: str = setting("", "folder of .txt files, or a file with an empty line between two")
+    hold_out: int = setting(
+        0, "documents to hold out at random for validation, at least 2; 0 for none", ge=0
     )
 
-
-def pretraining_task(config, train_texts, valid_texts):
-    """How a `Run` learns to fill in what is masked.
-
-    Args:
-        config: its settings.
-        train_texts: a list of documents.
-        valid_texts: those to measure on, an empty list for none.
-    """
-    sizes = (config.batch_size, config.max_length, config.seed, config.masking_rate)
-
-    def read():
-        documents = split_sentences(train_texts)
-        sentences = list(itertools.chain.from_iterable(documents))
-        tokenizer = train_word_pieces(sentences, config.vocabulary_size)
-        return tokenizer, PretrainingBatches(
-            tokenize_documents(documents, tokenizer), tokenizer, *sizes
-        )
-
-    def validation(tokenizer):
-        if not valid_texts:
-            return None
-        documents = tokenize_documents(split_sentences(valid_texts), tokenizer)
-        batches = PretrainingBatches(documents, tokenizer, *sizes)
-        count = batches.steps_per_epoch
-        # Keras warns of a dataset that ends and had not said when.
-        return batches.dataset().take(count).apply(tf.data.experimental.assert_cardinality(count))
-
-    return Task(
-        read=read,
-        load=lambda path, tokenizer: PretrainingBatches.load(path, tokenizer, *sizes),
-        build=lambda tokenizer, batches: compiled(model_of(config, batches.token_counts()), config),
-        describe=lambda batches: (
-            f"{batches.num_tokens:,} word pieces, {batches.num_passages:,} passages"
-        ),
-        validation=validation,
+    vocabulary_size: int = setting(8000, "word pieces", ge=6)
+    size: Literal["tiny", "mini", "small", "base", "large"] = setting(
+        "mini", "published dimensions to start from"
     )
+    pre_norm: bool = setting(False, "normalise before each sub-layer instead of after")
+    batch_size: int = setting(32, "pairs of texts per batch", ge=1)
+    max_length: int = setting(128, "tokens of a pair", ge=5)
+    masking_rate: float = setting(0.15, "share of the tokens to mask", gt=0, le=1)
+    positions: int = setting(512, "tokens of the longest text that the model can ever read", ge=5)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.max_length > self.positions:
+            raise ValueError(
+                "--max-length must be at most --positions, the tokens that the model can ever "
+                f"read. Received: {self.max_length} and {self.positions}."
+            )
+        if self.label_smoothing:
+            raise ValueError(
+                "--label-smoothing must be 0: the loss of pretraining has none. "
+                f"Received: {self.label_smoothing}."
+            )
+        if self.hold_out == 1:
+            raise ValueError(
+                "--hold-out must be 0 or at least 2 documents, since a random text comes from "
+                "another one. Received: 1."
+            )
 
 
-def show_result(run, config, model, train_texts, valid_texts):
-    tokenizer, length = run.tokenizer(), min(config.max_length, LONGEST)
-    text = max((valid_texts or train_texts)[:100], key=len)
-    inputs = pack_segments(tokenizer, tokenizer.tokenize([text]), max_length=length)
-    scores = attention_scores(model, **inputs)
-    attention = self_attention(scores, tokenizer, inputs["token_ids"][0].numpy())
-    save_pictures(run, attention, title=f"{text[:LONGEST]}...")
-    if valid_texts:
-        task = pretraining_task(config, train_texts, valid_texts)
-        print(report(compiled(model, config), task.validation(tokenizer)))
+def experiment():
+    from train.experiments.pretraining import Pretraining
+
+    return Pretraining
 
 
-def model_of(config, token_counts):
-    backbone = bert(len(token_counts), max_sequence_length=config.positions, **config.dimensions())
-    return bert_pretraining(backbone, token_counts)
-
-
-def compiled(model, config):
-    model.compile(
-        optimizer=optimizer_of(config),
-        loss=PretrainingLoss(),
-        # In the order of the names; a next sentence has no padding.
-        metrics=[[TokenAccuracy(name="accuracy")], [TokenAccuracy(pad_id=-1, name="accuracy")]],
-        clip_norm=config.clip_norm or None,
-        accumulation_steps=config.accumulation_steps,
-    )
-    return model
-
-
-def report(model, batches):
-    """A line of how well masked pieces and following texts are told."""
-    logs = model.evaluate(batches, verbose=0, return_dict=True)
-    return (
-        f"Masked pieces found: {logs['masked_tokens_accuracy']:.2%}. "
-        f"Next texts told from random ones: {logs['next_sentence_accuracy']:.2%}. "
-        f"Loss of both: {logs['loss']:.4f} nats."
-    )
-
-
-def read_texts(config):
-    """The documents to learn from and those held out, which may be none.
-
-    Raises:
-        ValueError: if the config names no documents, or as many are held out.
-    """
-    if not config.documents:
-        raise ValueError("Give documents to learn from: --documents, a folder or a file.")
-    texts = read_documents(config.documents)
-    # Of a folder of labels the same are drawn as for classification; `unsup` is learned from.
-    some = len(labelled_files(config.documents)) or len(texts)
-    # A random text comes from another document: one alone can be neither learned nor measured.
-    if config.hold_out > some - 2:
-        raise ValueError(
-            f"--hold-out must leave two documents to learn from, of {some}. "
-            f"Received: {config.hold_out}."
-        )
-    others, held_out = split_rows(some, config.hold_out, config.seed)
-    learned = [*others, *range(some, len(texts))]
-    return tuple([texts[i] for i in part] for part in (learned, held_out))
-
+main = Command("pretraining", __doc__, PretrainingConfig, experiment).main
 
 if __name__ == "__main__":
+    from train.pretraining import main  # configs/ must fill this class, not that of __main__
+
     main()

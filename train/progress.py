@@ -1,4 +1,4 @@
-"""What a run notes of its epochs, and when they have come far enough."""
+"""The log of a run's epochs, and early stopping; both survive a restart."""
 
 import csv
 import io
@@ -12,13 +12,13 @@ from keras_transformer.files import whole
 
 
 class EpochLog(keras.callbacks.Callback):
-    """Writes the logs of each epoch to a file of comma-separated values, whole each time.
+    """Writes the logs of each epoch to a CSV file, which it replaces as a whole each time.
 
     Keras's `CSVLogger` appends: a full disk leaves half a row, and an epoch that is repeated
-    after an interruption has two.
+    after an interruption appears twice.
 
     Args:
-        path: of the file; the epochs that are there already are kept.
+        path: of the file; earlier epochs in it are kept.
     """
 
     def __init__(self, path):
@@ -38,17 +38,17 @@ class EpochLog(keras.callbacks.Callback):
 
 
 class StopWithoutProgress(keras.callbacks.Callback):
-    """Stops when some epochs have not lowered the validation loss.
+    """Stops when a number of epochs in a row have not lowered the validation loss.
 
-    Keras's `EarlyStopping` forgets the epochs before its `fit`; a run that was interrupted
-    takes several.
+    Keras's `EarlyStopping` forgets the epochs before its `fit`, and a run that was interrupted
+    calls `fit` several times.
 
     Args:
-        patience: number of such epochs.
-        losses: of the epochs that an earlier process has come to the end of.
+        patience: number of epochs.
+        losses: validation losses of the epochs that earlier processes finished.
 
     Attributes:
-        memory: the losses of all epochs so far, a list.
+        memory: validation losses of all epochs so far, a list.
     """
 
     def __init__(self, patience, losses=()):
@@ -61,15 +61,15 @@ class StopWithoutProgress(keras.callbacks.Callback):
         self.model.stop_training = self.is_due(epoch + 1)
 
     def is_due(self, epochs):
-        """Whether training ends after so many epochs."""
+        """Whether training ends after this many epochs."""
         losses = self.memory[:epochs]
         return bool(losses) and len(losses) - 1 - np.argmin(losses) >= self._patience
 
 
 def read_epochs(path):
-    """What `EpochLog` has written: dicts of numbers by the number of their epoch, from 0.
+    """What `EpochLog` wrote: a dict from the number of an epoch, from 0, to a dict of its logs.
 
-    Rows that cannot be read are left out with a warning: they are for the eye alone.
+    Rows that cannot be read are left out with a warning: nothing but the pictures needs them.
     """
     if not path.exists():
         return {}

@@ -1,7 +1,7 @@
-"""What a run finds in its folder when it is started again: a lock, its data, perhaps its model.
+"""Resuming a run: its lock, its data, and its model if that is finished.
 
-A file that is damaged is made again from the others where that gives the same; otherwise one
-line says which it is.
+A damaged file is made again from the others if the result is the same; otherwise one line names
+it.
 """
 
 import contextlib
@@ -10,18 +10,18 @@ import logging
 import filelock
 
 from keras_transformer.files import DamagedFile, remove_drafts
+from keras_transformer.serving.run_folder import AGAIN
 from keras_transformer.training.checkpoint_files import steps_in
 from keras_transformer.training.distribution import from_all_workers, this_worker
 
 LOG = logging.getLogger(__name__)
-AGAIN = "Run its training command again: it makes the file anew."
 
 
 @contextlib.contextmanager
 def locked(run, strategy):
-    """Lets no other process train in a run's folder; removes what killed ones have left there.
+    """Keeps other processes from training in a run's folder; removes drafts of killed ones.
 
-    The system forgets the lock of a process that is killed.
+    The operating system releases the lock of a process that is killed.
     """
     lock = filelock.FileLock(run.lock_file, timeout=0)
     is_chief = this_worker(strategy).index == 0
@@ -30,7 +30,7 @@ def locked(run, strategy):
             lock.acquire()
     if not all(from_all_workers(strategy, int(lock.is_locked or not is_chief))):
         raise ValueError(
-            f"Another process is training in {run.path}. Wait until it has ended, or choose "
+            f"Another process is training in {run.path}. Wait until it ends, or choose "
             "another --run."
         )
     try:
@@ -43,11 +43,11 @@ def locked(run, strategy):
         lock.release()
 
 
-def finished_model(run, task, is_chief):
-    """The model of a run that is finished; None if it must be made from checkpoints, again or not.
+def finished_model(run, experiment, is_chief):
+    """The model of a finished run; None if it is missing, or damaged and can be made again.
 
     Raises:
-        DamagedFile: if it is damaged, and there is no checkpoint.
+        DamagedFile: if it is damaged and there is no checkpoint.
     """
     if not run.model_file.exists():
         return None
@@ -64,27 +64,27 @@ def finished_model(run, task, is_chief):
     try:
         run.tokenizer()
     except (DamagedFile, FileNotFoundError) as error:
-        _make_again(run, task, is_chief, error)
+        _make_again(run, experiment, is_chief, error)
     if is_chief:
         print(f"{run.path} is trained already: nothing to do.")
     return model
 
 
-def data_of(run, task, is_chief):
-    """Tokenizer and batches that a run began with, made again if a file of them is damaged."""
+def data_of(run, experiment, is_chief):
+    """The tokenizer and batches that a run began with, made again if a file is damaged."""
     try:
         tokenizer = run.tokenizer()
-        batches = task.load(run.tokens_file, tokenizer)
+        batches = experiment.load_batches(run.tokens_file, tokenizer)
     except (DamagedFile, FileNotFoundError) as error:
-        return _make_again(run, task, is_chief, error)
+        return _make_again(run, experiment, is_chief, error)
     if is_chief and not run.checksums():
         run.save_data(tokenizer, batches)
     return tokenizer, batches
 
 
-def _make_again(run, task, is_chief, error):
-    """Tokenizer and batches made from the text once more, if they become what they were."""
-    tokenizer, batches = task.read()
+def _make_again(run, experiment, is_chief, error):
+    """Tokenizer and batches made from the text again, provided they come out the same."""
+    tokenizer, batches = experiment.make_data()
     if run.checksums() != run.checksums_of(tokenizer, batches):
         raise DamagedFile(
             f"{_problem(error)} It cannot be made again, since the text is no longer the one that "

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import inspect
 import types
 import typing
 
@@ -89,8 +90,13 @@ def allowed(field):
 
 
 def add_flags(parser, cls):
-    """Adds a flag for each field to a parser; one that is not given leaves the default."""
-    for name, field in fields_of(cls).items():
+    """Adds a flag for each field to a parser, first those that the class itself declares.
+
+    A flag that is not given leaves the default.
+    """
+    declared = inspect.get_annotations(cls)
+    fields = sorted(fields_of(cls).items(), key=lambda field: field[0] not in declared)
+    for name, field in fields:
         kind, last_word = _kind(field), name.rpartition("_")[2]
         options = {"metavar": PLACEHOLDERS.get(kind, last_word.upper())}
         if kind is bool:
@@ -119,7 +125,7 @@ def _help(field):
     if isinstance(default, bool):
         details.append(f"default: {'on' if default else 'off'}")
     elif default is not None and str(default).strip():
-        details.append(f"default {default:g}" if kind is float else f"default {default}")
+        details.append(f"default: {default:g}" if kind is float else f"default: {default}")
     return field.description + (f" ({'; '.join(details)})" if details else "")
 
 

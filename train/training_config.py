@@ -1,17 +1,14 @@
-"""The settings that all experiments share, how they are kept, and what may change later."""
+"""The settings that all experiments share, and which of them may change when a run resumes."""
 
 import dataclasses
-import json
-from typing import ClassVar, Literal
+from typing import Literal
 
-import keras
-
-from keras_transformer.files import DamagedFile, whole
 from train.settings import flag_of, setting, settings
 
 SIZE = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 LARGEST_SEED = 2**32 - 1  # that NumPy takes
+LEAST_PIECES = 261  # 4 control ids, 256 bytes and a piece
 
 # What earlier versions saved where a setting was left to --size, instead of null.
 LEFT_TO_SIZE = {
@@ -28,17 +25,25 @@ LEFT_TO_SIZE = {
 MAY_CHANGE = {
     **dict.fromkeys(
         ("peak_rate", "warmup_steps", "schedule", "weight_decay", "clip_norm")
-        + ("average", "patience", "num_beams", "length_penalty", "tensorboard"),
+        + ("average", "patience", "num_beams", "length_penalty", "tensorboard", "bleu_every"),
         lambda before, now: True,
     ),
     "steps": lambda before, now: now > before,
     "checkpoint_every": lambda before, now: before % now == 0,  # the ones there still count
-    "bleu_every": lambda before, now: bool(before) == bool(now),
 }
 
 
 def probability(default, help_text):
     return setting(default, help_text, ge=0, lt=1)
+
+
+def check_pieces(config):
+    """Raises ValueError if the bytes alone fill a vocabulary of pieces."""
+    if config.tokens == "pieces" and config.vocabulary_size < LEAST_PIECES:
+        raise ValueError(
+            f"--vocabulary-size must be at least {LEAST_PIECES} with --tokens pieces. "
+            f"Received: {config.vocabulary_size}."
+        )
 
 
 def in_words(changes):
@@ -49,8 +54,6 @@ def in_words(changes):
 @settings
 class TrainingConfig:
     """What all experiments have; every field is also a flag of the experiment's command."""
-
-    SIZES: ClassVar[dict] = {}
 
     num_layers: int | None = setting(None, "blocks in a stack; default: set by --size", ge=1)
     hidden_dim: int | None = setting(
@@ -73,65 +76,48 @@ class TrainingConfig:
     pre_norm: bool = setting(True, "normalise before each sub-layer instead of after")
     # Weights in half precision would stand still, and float16 needs its loss scaled.
     dtype: Literal["float32", "mixed_bfloat16"] = setting("float32", "Keras dtype policy")
-    remat: bool = setting(False, "save memory by computing the activations of each block twice")
+    remat: bool = setting(
+        False, "save memory: recompute the activations of each block in the backward pass"
+    )
 
     steps: int = setting(8000, "optimizer steps", ge=1)
-    peak_rate: float = setting(0.001, "highest learning rate", gt=0, le=1)
-    warmup_steps: int = setting(2000, "steps until the learning rate is highest", ge=0)
+    peak_rate: float = setting(0.001, "peak learning rate", gt=0, le=1)
+    warmup_steps: int = setting(2000, "steps until the learning rate peaks", ge=0)
     schedule: Literal["inverse_sqrt", "cosine"] = setting(
-        "inverse_sqrt", "learning rate after the warm-up; cosine ends at a tenth of the highest"
+        "inverse_sqrt", "learning rate after the warm-up; cosine decays to a tenth of the peak"
     )
-    beta_2: float = setting(0.98, "decay of Adam's second moment", ge=0, lt=1)
-    weight_decay: float = setting(0.0, "decay of all kernels and embeddings", ge=0)
+    beta_2: float = setting(0.98, "decay rate of Adam's second moment", ge=0, lt=1)
+    weight_decay: float = setting(0.0, "weight decay of all kernels and embeddings", ge=0)
     label_smoothing: float = setting(0.0, "share of the target spread over all labels", ge=0, lt=1)
-    clip_norm: float = setting(0.0, "largest norm of the gradient; 0 for no limit", ge=0)
-    accumulation_steps: int = setting(1, "parts to cut a batch into, to save memory", ge=1)
+    clip_norm: float = setting(0.0, "clip the gradient to this norm; 0 to not clip", ge=0)
+    accumulation_steps: int = setting(1, "parts to split a batch into, to save memory", ge=1)
     seed: int = setting(
         1, "seed of the weights, dropout and the order of the data", ge=0, le=LARGEST_SEED
     )
 
     checkpoint_every: int = setting(500, "steps between checkpoints", ge=1)
-    average: int = setting(5, "newest checkpoints to average into the model", ge=1)
+    average: int = setting(5, "number of newest checkpoints to average into the model", ge=1)
     patience: int = setting(
-        0, "stop after this many epochs without a lower validation loss; 0 to never stop", ge=0
+        0,
+        "stop after this many epochs without a lower validation loss; 0 to disable",
+        ge=0,
     )
     tensorboard: bool = setting(False, "write TensorBoard logs into the run's folder")
 
     def __post_init__(self):
-        if self.activation is not None:
-            try:
-                keras.activations.get(self.activation)
-            except ValueError:
-                raise ValueError(
-                    "--activation must be a Keras activation name, e.g. relu or gelu. "
-                    f"Received: {self.activation}."
-                ) from None
         if self.schedule == "inverse_sqrt" and self.warmup_steps < 1:
             raise ValueError(
                 "--warmup-steps must be at least 1 with --schedule inverse_sqrt. "
                 f"Received: {self.warmup_steps}."
             )
-        row = {**self.row(), **self._given(SIZE)}
-        if row and row["hidden_dim"] % row["num_heads"]:
-            raise ValueError(
-                "--hidden-dim must be divisible by --num-heads so that every head gets the same "
-                f"width. Received: {row['hidden_dim']} and {row['num_heads']}."
-            )
-
-    def row(self):
-        """The dimensions that --size stands for."""
-        return self.SIZES.get(self.size, {}) if self.SIZES else {}
 
     def dimensions(self):
         """The arguments of the model's function that differ from the row of its size."""
         chosen = {"size": self.size, "pre_norm": self.pre_norm, "dtype": self.dtype}
-        return {**chosen, "remat": self.remat, **self._given((*SIZE, "activation", *DROPOUTS))}
+        return {**chosen, "remat": self.remat, **self.given((*SIZE, "activation", *DROPOUTS))}
 
-    def dropouts(self):
-        """The probabilities that are given."""
-        return self._given(DROPOUTS)
-
-    def _given(self, names):
+    def given(self, names):
+        """Those of some settings that are not None, by name."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def changes_from(self, earlier):
@@ -139,31 +125,15 @@ class TrainingConfig:
         before, now = dataclasses.asdict(earlier), dataclasses.asdict(self)
         return {name: (before[name], now[name]) for name in now if before[name] != now[name]}
 
-    def save(self, path):
-        """Writes the settings as JSON, whole or not at all."""
-        with whole(path) as draft:
-            draft.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-
     @classmethod
-    def load(cls, path):
-        """Reads what `save` wrote, in this version or an earlier one.
+    def restored(cls, kept):
+        """The settings that config.json holds, written by this version or an earlier one.
+
+        Args:
+            kept: its dictionary.
 
         Raises:
-            ValueError: if the file is damaged, or a setting is unknown or outside of its limits.
+            ValueError: if a setting is unknown or outside of its limits.
         """
-        try:
-            kept = dict(json.loads(path.read_text()))
-        except (ValueError, TypeError) as error:
-            raise DamagedFile(
-                f"{path} is damaged: restore it, or choose another --run. Received: {error}"
-            ) from None
-        for name, value in LEFT_TO_SIZE.items():
-            if name in kept and kept[name] == value:
-                kept[name] = None
-        try:
-            return cls(**kept)
-        except ValueError as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"{path} is of another command or version, or damaged. {reason}"
-            ) from None
+        unset = {name for name, value in LEFT_TO_SIZE.items() if kept.get(name) == value}
+        return cls(**{name: None if name in unset else value for name, value in kept.items()})

@@ -10,8 +10,9 @@ import sys
 
 import keras
 
-import train.run
+import train.loop
 from train import translation
+from train.experiments.translation import Translation
 
 
 class Die(keras.callbacks.Callback):
@@ -25,12 +26,12 @@ class Die(keras.callbacks.Callback):
             os.kill(os.getpid(), self.number)
 
 
-read_text = translation.read_text
+read_texts = Translation.read_texts
 
 
-def read_turned(config):
+def read_turned(experiment):
     """The text with its sources for targets: what a worker with other files would see."""
-    train_text, valid_text = read_text(config)
+    train_text, valid_text = read_texts(experiment)
     return type(train_text)(train_text.targets, train_text.sources), valid_text
 
 
@@ -40,9 +41,9 @@ def main():
     if dies and not pathlib.Path(os.environ["DIED"]).exists():
         worker, step, number = dies.split(":")
         if index == int(worker) and step.isdigit():
-            train.run.StopOnNonFiniteLoss = lambda: Die(int(step), int(number))
+            train.loop.StopOnNonFiniteLoss = lambda: Die(int(step), int(number))
         elif index == int(worker):
-            translation.read_text = read_turned
+            Translation.read_texts = read_turned
     translation.main(sys.argv[1:])
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from keras_transformer.serving.publishing.c_api import ask
 from train import classification
-from train.config import ClassificationConfig
-from train.run import Run, StopWithoutProgress
+from train.classification import ClassificationConfig
+from train.progress import StopWithoutProgress
+from train.run import Run
 
 FLAGS = [
     "--vocabulary-size=20", "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32",

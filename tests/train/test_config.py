@@ -1,21 +1,33 @@
 import argparse
 import dataclasses
+import re
+import subprocess
+import sys
 
 import pytest
 
-from train.config import CONFIGS, TranslationConfig, add_settings, config_of, load_config
-from train.settings import fields_of
+from keras_transformer.training.distribution import STRATEGIES
+from train.classification import ClassificationConfig
+from train.config import CONFIGS, config_of, load_config
+from train.language_model import SIZES
+from train.options import TrainOptions
+from train.pretraining import PretrainingConfig
+from train.run import Run
+from train.settings import add_flags, allowed, fields_of
+from train.translation import TranslationConfig
 
 
 def parse(*flags):
     parser = argparse.ArgumentParser()
-    add_settings(parser, TranslationConfig)
-    return config_of(parser.parse_args(flags), TranslationConfig)
+    parser.add_argument("--config")
+    add_flags(parser, TranslationConfig)
+    options = parser.parse_args(flags)
+    return config_of(TranslationConfig, options.config, options)
 
 
 def test_every_setting_is_a_flag_with_help():
     parser = argparse.ArgumentParser()
-    add_settings(parser, TranslationConfig)
+    add_flags(parser, TranslationConfig)
     shown = parser.format_help()
     for name, field in fields_of(TranslationConfig).items():
         assert "--" + name.replace("_", "-") in shown
@@ -45,8 +57,9 @@ def test_every_experiment_fits_its_limits():
 
 def test_a_config_survives_its_file(tmp_path):
     config = parse("--steps", "11", "--source", "über.txt")
-    config.save(tmp_path / "config.json")
-    assert TranslationConfig.load(tmp_path / "config.json") == config
+    run = Run(tmp_path, TranslationConfig)
+    run.save_config(config)
+    assert run.config() == config
 
 
 def test_dimensions_leave_the_published_size_alone_unless_asked():
@@ -55,3 +68,48 @@ def test_dimensions_leave_the_published_size_alone_unless_asked():
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         assert name not in parse().dimensions()
         assert parse(f"--{name.replace('_', '-')}", "0").dimensions()[name] == 0
+
+
+def test_sizes_are_those_of_the_models():
+    """Named in the settings too, so that --help needs no TensorFlow."""
+    from train.experiments import classification, language_model, pretraining, translation
+
+    for module, config_class in (
+        (translation, TranslationConfig),
+        (classification, ClassificationConfig),
+        (pretraining, PretrainingConfig),
+    ):
+        assert allowed(fields_of(config_class)["size"]) == f"one of {', '.join(module.SIZES)}"
+    sizes = {name: tuple(table) for name, table in language_model.SIZES.items()}
+    assert sizes == SIZES
+    assert allowed(fields_of(TrainOptions)["strategy"]) == f"one of {', '.join(STRATEGIES)}"
+
+
+HELP = [
+    *(f"train.{name}" for name in ("translation", "classification", "language_model")),
+    *("train.pretraining", "train", "train.launch", "train.benchmark"),
+    *(f"train.translation {name}" for name in ("translate", "evaluate", "export")),
+    *("train.classification classify", "train.language_model sample"),
+]
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_help_has_an_example_and_needs_no_tensorflow(command):
+    module, *subcommand = command.split()
+    code = "import runpy, sys; sys.argv = sys.argv[1:]\n"
+    code += f"try: runpy.run_module({module!r}, run_name='__main__')\n"
+    code += "finally: assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code, module, *subcommand, "--help"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(rf"\n *python -m {command}\s", done.stdout)
+
+
+def test_mistakes_need_no_tensorflow():
+    command = [sys.executable, "-X", "importtime", "-m", "train.translation"]
+    for flag, expected in {"--steps=0": "--steps must be", "--stepps=1": "unrecognized"}.items():
+        done = subprocess.run([*command, "--run=none", flag], capture_output=True, text=True)
+        lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+        assert done.returncode == 2 and expected in lines[0] and len(lines) == 1
+        assert "tensorflow" not in done.stderr

@@ -2,20 +2,21 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
 import pytest
 
+from keras_transformer.serving import RunFolder
 from train import translation
-from train.config import (
-    ClassificationConfig,
-    LanguageModelConfig,
-    PretrainingConfig,
-    TranslationConfig,
-)
+from train.classification import ClassificationConfig
+from train.language_model import LanguageModelConfig
+from train.pretraining import PretrainingConfig
+from train.progress import read_epochs
 from train.run import Run
 from train.training_config import MAY_CHANGE
+from train.translation import TranslationConfig
 
 from .conftest import SETTINGS
 
@@ -24,10 +25,11 @@ CONFIGS = (TranslationConfig, LanguageModelConfig, ClassificationConfig, Pretrai
 
 def folder_of(path, config, finished=False):
     path.mkdir()
-    config.save(path / "config.json")
+    run = Run(path, type(config))
+    run.save_config(config)
     if finished:
-        (path / "model.keras").touch()
-    return Run(path, type(config))
+        run.model_file.touch()
+    return run
 
 
 SAFE = {
@@ -43,7 +45,7 @@ SAFE = {
     "tensorboard": True,
     "steps": 8001,
     "checkpoint_every": 250,
-    "bleu_every": 3,
+    "bleu_every": 0,
 }
 
 
@@ -51,12 +53,12 @@ SAFE = {
 def test_a_stopped_run_may_go_on_with_a_safe_change_and_keeps_it(name, tmp_path, capsys):
     run = folder_of(tmp_path / "run", TranslationConfig(bleu_every=2))
     now = dataclasses.replace(run.config(), **{name: SAFE[name]})
-    assert run.check(now)
+    assert run.holds(now)
     before = getattr(run.config(), name)
     run.record(now)
     flag = "--" + name.replace("_", "-")
     assert capsys.readouterr().out == (
-        f"Going on with other settings: {flag} was {before} and is {SAFE[name]}.\n"
+        f"Resuming with other settings: {flag} was {before} and is {SAFE[name]}.\n"
     )
     assert run.config() == now
     assert [path.name for path in run.path.iterdir()] == ["config.json"], "no draft is left"
@@ -73,7 +75,6 @@ def test_all_that_may_change_is_tried():
     [
         {"steps": 7999},
         {"checkpoint_every": 300},  # those at 500 would no longer be kept
-        {"bleu_every": 0},  # a column of history.csv
         {"seed": 2},
         {"dropout": 0.3},
         {"beta_2": 0.9},
@@ -91,16 +92,16 @@ def test_other_changes_are_refused_in_a_line(change, tmp_path):
     before = getattr(run.config(), name)
     with pytest.raises(ValueError, match="was begun with settings that can no longer") as caught:
         # Beside one that might change.
-        run.check(dataclasses.replace(run.config(), peak_rate=0.5, **change))
+        run.holds(dataclasses.replace(run.config(), peak_rate=0.5, **change))
     assert str(caught.value).endswith(f"Received: {flag} was {before} and is {value}.")
 
 
 def test_nothing_of_a_finished_run_changes(tmp_path):
     run = folder_of(tmp_path / "run", TranslationConfig(), finished=True)
-    assert run.check(run.config())
+    assert run.holds(run.config())
     expected = "run is trained already: its settings can no longer change.*--peak-rate was 0.001"
     with pytest.raises(ValueError, match=expected):
-        run.check(dataclasses.replace(run.config(), peak_rate=0.5))
+        run.holds(dataclasses.replace(run.config(), peak_rate=0.5))
 
 
 def old(config):
@@ -118,9 +119,10 @@ def test_a_config_of_an_earlier_version_is_read(cls, tmp_path):
     kept = old(cls())
     assert kept["num_layers"] == 0 and kept["activation_dropout"] == -1.0
     (tmp_path / "config.json").write_text(json.dumps(kept))
-    assert cls.load(tmp_path / "config.json") == cls()
+    run = Run(tmp_path, cls)
+    assert run.config() == cls()
     (tmp_path / "config.json").write_text(json.dumps({**kept, "dropout": 0.0, "num_layers": 3}))
-    assert cls.load(tmp_path / "config.json") == cls(dropout=0.0, num_layers=3)
+    assert run.config() == cls(dropout=0.0, num_layers=3)
 
 
 @pytest.mark.parametrize("wrong", [{"no_such": 3}, {"steps": 0}])
@@ -145,9 +147,9 @@ def test_another_rate_saves_a_training_whose_loss_was_not_finite(text, tmp_path,
     translation.main([*flags, "--steps=9", "--weight-decay=0", "--peak-rate=0.0005"])
     said = capsys.readouterr().out
     assert "--peak-rate was 0.001 and is 0.0005; --weight-decay was 1e+30 and is 0.0." in said
-    assert "Going on from step 4 of 9." in said
+    assert "Resuming from step 4 of 9." in said
     assert json.loads((run / "config.json").read_text())["peak_rate"] == 0.0005
-    assert all(np.isfinite(weights).all() for weights in Run(run).model().get_weights())
+    assert all(np.isfinite(weights).all() for weights in RunFolder(run).model().get_weights())
 
 
 def test_a_run_goes_on_longer_with_the_new_rate_from_its_checkpoint(text, tmp_path, capsys):
@@ -158,6 +160,22 @@ def test_a_run_goes_on_longer_with_the_new_rate_from_its_checkpoint(text, tmp_pa
     shutil.copytree(run, other)
     translation.main([*flags, "--steps=9", "--run", str(run)])
     translation.main([*flags, "--steps=9", "--peak-rate=0.01", "--run", str(other)])
-    assert capsys.readouterr().out.count("Going on from step 6 of 9.") == 2
-    one, two = (Run(path).model().get_weights() for path in (run, other))
+    assert capsys.readouterr().out.count("Resuming from step 6 of 9.") == 2
+    one, two = (RunFolder(path).model().get_weights() for path in (run, other))
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(one, two, strict=True))
+
+
+def test_bleu_may_be_measured_later_and_no_more(text, tmp_path, capsys):
+    """history.csv gets the column, and epochs without it say so."""
+    run = Run(tmp_path / "run", TranslationConfig)
+    flags = [*text, *SETTINGS, "--run", str(run.path)]
+    translation.main([*flags, "--steps=1"])
+    steps = int(re.search(r"(\d+) an epoch", capsys.readouterr().out)[1])
+    for epochs, bleu_every in ((1, 0), (2, 1), (3, 0)):
+        run.model_file.unlink()  # as if stopped just before its end
+        translation.main([*flags, f"--steps={epochs * steps}", f"--bleu-every={bleu_every}"])
+    said = capsys.readouterr().out
+    assert "--bleu-every was 0 and is 1." in said and "--bleu-every was 1 and is 0." in said
+    rows = read_epochs(run.history_file).values()
+    assert ["val_bleu" in row for row in rows] == [False, True, False]
+    assert "val_bleu" not in run.history() and len(run.history()["val_loss"]) == 3

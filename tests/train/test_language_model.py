@@ -6,11 +6,12 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_transformer.serving.publishing.c_api import ask
-from keras_transformer.tokenizers import SymbolTokenizer
 from train import language_model
-from train.config import LanguageModelConfig
+from train.experiments.language_model import LanguageModel, rows_of_a_replica
+from train.language_model import LanguageModelConfig
 from train.run import Run
 
 TEXT = "the cat sat on the mat; the dog lay on the log.\n" * 40
@@ -85,29 +86,21 @@ def test_evaluation_counts_each_token_once(trained, tmp_path, capsys):
         assert re.search(expected, capsys.readouterr().err)
 
 
-def test_characters_are_written_whole_after_a_stray_byte():
-    tokenizer, text = SymbolTokenizer(), "a\U0001f99cb".encode()
-    ids = [[*tokenizer.tokenize([part]).numpy().tolist()[0]] for part in ("a", "\U0001f99c", "b")]
-    stray = ids[1][1]  # a byte that begins no character
-    written = list(language_model.texts_of(tokenizer, [*ids[0], stray, *ids[1], *ids[2]]))
-    assert "".join(written) == "a\ufffd\U0001f99cb" and text.decode()[1] in written
-
-
 def test_rows_that_replicas_cannot_share_are_refused(monkeypatch):
-    config = LanguageModelConfig(model="transformer_xl", batch_size=8)
     three = types.SimpleNamespace(num_replicas_in_sync=3)
-    monkeypatch.setattr(language_model.tf.distribute, "get_strategy", lambda: three)
-    with pytest.raises(ValueError, match="batch_size=8 for 3 replicas"):
-        language_model.compiled_model(config, 11)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: three)
+    with pytest.raises(ValueError, match=r"--batch-size must be divisible.*8 for 3 replicas"):
+        rows_of_a_replica(8)
 
 
 def test_sampling_writes_text_like_the_training_text(trained, capsys):
     _, run = trained
-    arguments = ["--run", str(run), "--prompt", "the cat ", "--length=60", "--temperature=0.1"]
+    prompt = TEXT[:36]  # as many tokens as the model with a memory has before it in training
+    arguments = ["--run", str(run), "--prompt", prompt, "--length=60", "--temperature=0.1"]
     language_model.main(["sample", *arguments])
     written = capsys.readouterr().out
-    assert written.startswith("the cat ") and len(written) == 69
-    assert written.count("the ") >= 3
+    assert written.startswith(prompt) and len(written) == len(prompt) + 61
+    assert written[len(prompt) :].count("the ") >= 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -126,8 +119,8 @@ def test_validation_of_a_memory_reads_as_far_back_as_training_does():
     text = TEXT.encode()
     for memory_length, longest in ((None, 16 + 64), (0, 16), (20, 36)):  # 64: the row of the size
         given = dataclasses.replace(config, memory_length=memory_length)
-        tokenizer = language_model.tokenizer_of(given, text)
-        windows = language_model.language_model_task(given, text, text).validation(tokenizer)
+        experiment = LanguageModel(given, (text, text))
+        windows = experiment.validation(experiment.make_tokenizer())
         assert next(iter(windows))[0].shape[1] == longest
 
 
@@ -135,7 +128,7 @@ def test_validation_of_a_memory_reads_as_far_back_as_training_does():
 def test_no_character_is_cut(hold_out, tmp_path):
     (tmp_path / "text.txt").write_text("дом€😀" * 9, "utf-8")
     config = LanguageModelConfig(text=str(tmp_path / "text.txt"), hold_out=hold_out)
-    rest, held_out = (part.decode() for part in language_model.read_text(config))
+    rest, held_out = (part.decode() for part in LanguageModel(config).read_texts())
     assert rest + held_out == "дом€😀" * 9
     assert len(held_out.encode()) == pytest.approx(117 * hold_out, abs=4)
 

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+from keras_transformer.serving import RunFolder
 from train.launch.on_ray import run_on_ray
-from train.run import Run
 
 from .conftest import SETTINGS
 
@@ -45,6 +45,6 @@ def test_ray_trains_as_the_launcher_of_one_machine_does(text, tmp_path):
         [*LAUNCH, "--workers", "2", "--", *training, f"--run={tmp_path}/here"], timeout=900
     )
     assert here.returncode == 0
-    ray, here = (Run(tmp_path / name).model().weights for name in ("ray", "here"))
+    ray, here = (RunFolder(tmp_path / name).model().weights for name in ("ray", "here"))
     for one, other in zip(ray, here, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from train import classification, language_model, translation
-from train.lines import arriving_lines, say_what_was_cut
+from train.lines import arriving_lines, report_cut_texts
 
 from .conftest import SETTINGS
 
@@ -158,5 +158,5 @@ def test_classify_and_evaluate_say_which_texts_lost_their_middle(tmp_path, monke
 
 
 def test_nothing_is_said_of_texts_that_were_read_whole(capsys):
-    say_what_was_cut([], 5, 8)
+    report_cut_texts([], 5, 8)
     assert capsys.readouterr().err == ""

@@ -11,7 +11,15 @@ from keras_transformer.data import pack_segments
 from keras_transformer.models.bert_models import bert_backbone
 from keras_transformer.serving.publishing.c_api import ask
 from train import classification, pretraining
-from train.config import ClassificationConfig, PretrainingConfig
+from train.classification import ClassificationConfig
+from train.experiments.classification import (
+    Classification,
+    fine_tuned_classifier,
+    pretrained_of,
+    read_folder_or_tsv,
+)
+from train.experiments.pretraining import Pretraining
+from train.pretraining import PretrainingConfig
 from train.run import Run
 
 FLAGS = [
@@ -59,9 +67,10 @@ def test_masked_pieces_are_found(pretrained, capsys):
 def test_training_starts_from_the_frequencies_of_the_text():
     texts = [text for text, _ in documents()]
     config = PretrainingConfig(size="tiny", vocabulary_size=80, max_length=24)
-    task = pretraining.pretraining_task(config, texts, [])
-    tokenizer, batches = task.read()
-    shares = np.exp(task.build(tokenizer, batches).get_layer("masked_token_bias").get_weights()[0])
+    experiment = Pretraining(config, (texts, []))
+    tokenizer, batches = experiment.make_data()
+    model = experiment.build(tokenizer, batches)
+    shares = np.exp(model.get_layer("masked_token_bias").get_weights()[0])
     dots = sum(text.count(".") for text in texts) / batches.num_tokens
     [[dot]] = tokenizer.tokenize(["."]).to_list()
     assert shares[dot] == pytest.approx(dots, rel=0.05) and shares.sum() == pytest.approx(1)
@@ -116,7 +125,7 @@ def test_pretraining_and_tuning_hold_out_the_same_texts(pretrained, beside, tmp_
     documents = PretrainingConfig(documents=str(folder), **given)
     labelled = ClassificationConfig(folder=str(folder), **given)
     (texts, held_out), (labelled_texts, labelled_held_out) = (
-        pretraining.read_texts(documents), classification.read_text(labelled)
+        Pretraining(documents).read_texts(), Classification(labelled).read_texts()
     )  # fmt: skip
     assert held_out == labelled_held_out.texts
     assert texts == labelled_texts.texts + ["unsup/1"] * ("unsup/1" in beside)
@@ -129,14 +138,14 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
     inputs = pack_segments(run.tokenizer(), ids, max_length=24)
     expected = bert_backbone(run.model())(inputs)["vectors"].numpy()
     trained = run.model().get_layer("encoder").get_weights()
-    text = classification.read_one(str(folder / "reviews"), "")
+    text = read_folder_or_tsv(str(folder / "reviews"), "")
     for from_scratch in (False, True):
         config = ClassificationConfig(
             pretrained=str(run.path), from_scratch=from_scratch, pooling="first",
             token_dropout=0.75, dropout=0.25, attention_dropout=0.5, max_length=40,
         )  # fmt: skip
-        _, model = classification.pretrained_of(config)
-        model = classification.pretrained_classifier(config, model, text)
+        _, model = pretrained_of(config)
+        model = fine_tuned_classifier(config, model, len(text.names))
         encoder = model.get_layer("encoder")
         assert (encoder.dropout, encoder.attention_dropout) == (0.25, 0.5)
         assert model.get_layer("token_dropout").rate == 0.75

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from keras_transformer.data import ParallelText, TextWindows
+from keras_transformer.serving import RunFolder
 from keras_transformer.tokenizers import SymbolTokenizer
 from keras_transformer.tokenizers.sentencepiece import train_sentencepiece
-from train import run as run_module
-from train import translation
-from train.config import TranslationConfig
+from train import loop, translation
+from train.experiments.translation import Translation
+from train.loop import train_run
 from train.progress import EpochLog, read_epochs
-from train.run import Run, train
+from train.run import Run
+from train.translation import TranslationConfig
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS, EVERY, AVERAGE = 11, 3, 3
@@ -44,15 +46,15 @@ def words(seed):
     return ParallelText(sources, [word[::-1] for word in sources])
 
 
-def train_run(path, break_at=None, text=3):
-    task = translation.translation_task(CONFIG, words(text), words(5))
+def train_small(path, break_at=None, text=3):
+    experiment = Translation(CONFIG, (words(text), words(5)))
     if break_at:
-        object.__setattr__(task, "callbacks", lambda run, tokenizer: [Break(break_at)])
-    return train(Run(path), CONFIG, task)
+        experiment.callbacks = lambda run, tokenizer: [Break(break_at)]
+    return train_run(Run(path, TranslationConfig), experiment)
 
 
 def weights_of(path):
-    return Run(path).model().get_weights()
+    return RunFolder(path).model().get_weights()
 
 
 def assert_same_model(path, expected, what):
@@ -64,9 +66,9 @@ def assert_same_model(path, expected, what):
 def runs(tmp_path_factory):
     """The folder of a run that is finished and of one that was broken off at step 10."""
     folder = tmp_path_factory.mktemp("runs")
-    train_run(folder / "finished")
+    train_small(folder / "finished")
     with pytest.raises(KeyboardInterrupt):
-        train_run(folder / "broken", break_at=10)
+        train_small(folder / "broken", break_at=10)
     return folder
 
 
@@ -77,10 +79,10 @@ def expected(runs):
 
 def test_a_broken_run_ends_with_the_weights_of_a_whole_one(runs, expected, tmp_path, capsys):
     run = shutil.copytree(runs / "broken", tmp_path / "run")
-    train_run(run)
-    assert "Going on from step 9 of 11." in capsys.readouterr().out
+    train_small(run)
+    assert "Resuming from step 9 of 11." in capsys.readouterr().out
     assert_same_model(run, expected, "bit for bit")
-    ours, theirs = Run(run).history(), Run(runs / "finished").history()
+    ours, theirs = (Run(path, TranslationConfig).history() for path in (run, runs / "finished"))
     assert ours["val_loss"] == theirs["val_loss"] and len(ours["loss"]) == len(theirs["loss"])
 
 
@@ -88,8 +90,8 @@ def test_a_broken_run_ends_with_the_weights_of_a_whole_one(runs, expected, tmp_p
 def test_a_run_and_its_parents_may_have_any_name(expected, tmp_path, name):
     run = tmp_path / name / name
     with pytest.raises(KeyboardInterrupt):
-        train_run(run, break_at=4)
-    train_run(run)
+        train_small(run, break_at=4)
+    train_small(run)
     assert_same_model(run, expected, name)
 
 
@@ -123,7 +125,7 @@ def check_that_it_ends_well(runs, expected, run, kind, file, how, capsys):
     damage(run / file, how, random.Random(f"{kind} {file} {how}"))
     capsys.readouterr()
     try:
-        train_run(run)
+        train_small(run)
     except (ValueError, OSError) as error:
         assert "\n" not in str(error)
         assert file in str(error) or (file == "config.json" and str(run) in str(error))
@@ -165,7 +167,7 @@ def test_tokens_are_made_again_only_from_the_same_text(runs, tmp_path):
         with pytest.raises(
             ValueError, match=rf"{file} is damaged.*cannot be made again, since the text is no long"
         ):
-            train_run(run, text=7)
+            train_small(run, text=7)
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -190,7 +192,7 @@ def test_a_damaged_model_without_checkpoints_is_not_trained_anew(runs, tmp_path)
     damage(run / "model.keras", "cut off", random.Random(3))
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(ValueError, match=r"no checkpoint to make it from again. Delete it to"):
-        train_run(run)
+        train_small(run)
 
 
 @pytest.mark.parametrize(
@@ -227,16 +229,16 @@ def test_an_update_that_is_not_finite_ends_the_run_without_a_model(tmp_path, mon
                 weight = self.model.trainable_variables[3]
                 weight.assign(weight.value * np.nan)
 
-    task = translation.translation_task(CONFIG, words(3))
-    object.__setattr__(task, "callbacks", lambda run, tokenizer: [Spoil()])
-    run = Run(tmp_path / "run")
+    experiment = Translation(CONFIG, (words(3), None))
+    experiment.callbacks = lambda run, tokenizer: [Spoil()]
+    run = Run(tmp_path / "run", TranslationConfig)
     for _ in range(2):  # the same again when it is started again
         with pytest.raises(FloatingPointError, match=r"not finite after step 11, so nothing is"):
-            train(run, CONFIG, task)
+            train_run(run, experiment)
         assert not run.model_file.exists()
         assert max(path.name for path in run.checkpoints.iterdir()) == "step-9.npz"
     monkeypatch.undo()
-    train_run(run.path)
+    train_small(run.path)
     assert np.isfinite(np.concatenate([w.ravel() for w in weights_of(run.path)])).all()
 
 
@@ -244,19 +246,19 @@ def test_the_best_score_outlasts_the_process(tmp_path):
     """A later process measures lower scores: the best model stays."""
     from keras_transformer.training.callbacks import BestScore
 
-    run, scores = Run(tmp_path / "run"), iter([5.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-    task = translation.translation_task(CONFIG, words(3))
+    run, scores = Run(tmp_path / "run", TranslationConfig), iter([5.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    experiment = Translation(CONFIG, (words(3), None))
 
     def callbacks(break_at):
         best = BestScore(lambda model: next(scores), run.best_model_file, name="val_bleu")
         return lambda run, tokenizer: [best, Break(break_at)]
 
-    object.__setattr__(task, "callbacks", callbacks(10))
+    experiment.callbacks = callbacks(10)
     with pytest.raises(KeyboardInterrupt):
-        train(run, CONFIG, task)
+        train_run(run, experiment)
     before = run.best_model_file.read_bytes()
-    object.__setattr__(task, "callbacks", callbacks(0))
-    train(run, CONFIG, task)
+    experiment.callbacks = callbacks(0)
+    train_run(run, experiment)
     assert run.best_model_file.read_bytes() == before
     assert next(scores, None) is not None
 
@@ -313,19 +315,19 @@ class FillDisk(keras.callbacks.Callback):
 def test_a_run_on_a_full_disk_goes_on_once_there_is_room(
     expected, small_disk, monkeypatch, step, moment, file
 ):
-    run = Run(small_disk / "run")
-    task = translation.translation_task(CONFIG, words(3), words(5))
+    run = Run(small_disk / "run", TranslationConfig)
+    experiment = Translation(CONFIG, (words(3), words(5)))
     fill = FillDisk(small_disk, step, moment)
-    object.__setattr__(task, "callbacks", lambda run, tokenizer: [fill])
+    experiment.callbacks = lambda run, tokenizer: [fill]
     if moment == "model":
-        average = run_module.average_checkpoints
+        average = loop.average_checkpoints
         monkeypatch.setattr(
-            run_module, "average_checkpoints", lambda *args: (average(*args), fill.fill())[0]
+            loop, "average_checkpoints", lambda *args: (average(*args), fill.fill())[0]
         )
     with pytest.raises(OSError, match=rf"{file} could not be written: No space left on device\.$"):
-        train(run, CONFIG, task)
+        train_run(run, experiment)
     monkeypatch.undo()
     (small_disk / "fill").unlink()
     assert not list(run.path.rglob(".draft*"))
-    train_run(run.path)
+    train_small(run.path)
     assert_same_model(run.path, expected, "as on a disk that was never full")

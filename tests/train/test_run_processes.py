@@ -44,7 +44,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(text, tmp_path):
         assert second.returncode == 2
         lines = [line for line in message.splitlines() if line.startswith("error")]
         assert lines == [
-            f"error: Another process is training in {run}. Wait until it has ended, or choose "
+            f"error: Another process is training in {run}. Wait until it ends, or choose "
             "another --run."
         ]
         assert "Traceback" not in message and first.poll() is None
@@ -67,4 +67,4 @@ def test_a_second_process_is_refused_until_the_first_is_killed(text, tmp_path):
         assert left == [".draft-7-other"], "only its own are removed"
     finally:
         third.send_signal(signal.SIGKILL)
-        assert "Going on from step" in third.communicate()[0]
+        assert "Resuming from step" in third.communicate()[0]

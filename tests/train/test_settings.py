@@ -6,16 +6,14 @@ import re
 import numpy as np
 import pytest
 
-from train import classification, experiment, language_model, pretraining, translation
-from train.config import (
-    ClassificationConfig,
-    LanguageModelConfig,
-    PretrainingConfig,
-    TranslationConfig,
-)
+from keras_transformer.serving import RunFolder
+from train import classification, language_model, options, pretraining, translation
+from train.classification import ClassificationConfig
+from train.language_model import LanguageModelConfig
 from train.launch import __main__ as launch
-from train.run import Run
+from train.pretraining import PretrainingConfig
 from train.settings import LIMITS, allowed, fields_of, flag_of, setting, settings
+from train.translation import TranslationConfig
 
 NOWHERE = ["--run", "RUN"]
 # Each command: what runs it, its flags but the one that is drawn, its settings.
@@ -24,7 +22,7 @@ COMMANDS = {
     "language_model": (language_model.main, ["--text=nowhere.txt", *NOWHERE], LanguageModelConfig),
     "classification": (classification.main, ["--tsv=nowhere", *NOWHERE], ClassificationConfig),
     "pretraining": (pretraining.main, ["--documents=nowhere", *NOWHERE], PretrainingConfig),
-    "devices": (translation.main, ["--tsv=nowhere", *NOWHERE], experiment.TrainOptions),
+    "devices": (translation.main, ["--tsv=nowhere", *NOWHERE], options.TrainOptions),
     "translate": (translation.main, ["translate", *NOWHERE], translation.TranslateOptions),
     "evaluate BLEU": (
         translation.main,
@@ -39,7 +37,7 @@ COMMANDS = {
     "export a classifier": (
         classification.main,
         ["export", "--name=no", *NOWHERE],
-        experiment.ExportOptions,
+        options.ExportOptions,
     ),
     "sample": (language_model.main, ["sample", *NOWHERE], language_model.SampleOptions),
     "evaluate nats": (
@@ -101,7 +99,7 @@ def test_a_number_outside_of_its_limits_is_refused_before_any_work(command, tmp_
             expected = f"error: {flag_of(name)} must be {allowed(field)}. Received: {value}.\n"
             assert (caught.value.code, capsys.readouterr().err) == (2, expected)
             tried += 1
-    assert tried or cls is experiment.ExportOptions
+    assert tried or cls is options.ExportOptions
     assert not list(tmp_path.iterdir())
 
 
@@ -171,7 +169,7 @@ def test_help_prints_limits_and_defaults(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "--top-p X draw among the most likely" in shown
     assert "(a number, above 0 and at most 1)" in shown
-    assert "tokens to write (a whole number, at least 0; default 500)" in shown
+    assert "tokens to write (a whole number, at least 0; default: 500)" in shown
 
 
 def test_a_setting_that_no_class_has_is_named():
@@ -236,5 +234,5 @@ def test_a_number_at_its_limit_is_accepted_to_the_end(command, end, tmp_path):
     given = small | at_limit | ROOM[command]
     flags = [f"{flag_of(name)}={value}" for name, value in given.items() if name in fields_of(cls)]
     run([flag, str(tmp_path / "text.txt"), *flags, "--run", str(tmp_path / "run")])
-    weights = Run(tmp_path / "run", cls).model().get_weights()
+    weights = RunFolder(tmp_path / "run").model().get_weights()
     assert end == "highest" or all(np.isfinite(array).all() for array in weights)

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
+from keras_transformer.serving import RunFolder
 from keras_transformer.serving.publishing.c_api import ask
-from train.run import Run
 
 from .conftest import SETTINGS
 
@@ -76,7 +76,7 @@ def test_twenty_kills_change_nothing(text, tmp_path, devices):
             kills += kill_when(process, lambda g=goal: newest_step(killed) >= g, draw.random() / 4)
     assert kills == 14
     finish(start(*flags, killed, *device_flags))
-    pairs = zip(Run(whole).model().weights, Run(killed).model().weights, strict=True)
+    pairs = zip(RunFolder(whole).model().weights, RunFolder(killed).model().weights, strict=True)
     for one, other in pairs:
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 

@@ -9,14 +9,14 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from keras_transformer.data import TokenBatches, tokenize
+from keras_transformer.serving import RunFolder, Translator
 from keras_transformer.serving.publishing.c_api import ask
 from keras_transformer.tokenizers import train_sentencepiece
 from train import translation
-from train.config import TranslationConfig
 from train.run import Run
+from train.translation import TranslationConfig
 
 from .conftest import SETTINGS
 
@@ -43,14 +43,14 @@ def test_a_run_leaves_model_history_and_pictures(trained):
     assert {"config.json", "tokenizer.model", "model.keras", "history.csv"} <= names
     assert {"learning_curves.png", "attention.png", "attention.html", "best.keras"} <= names
     assert not [name for name in names if name.startswith(".")], "no drafts"
-    history = Run(trained).history()
+    history = Run(trained, TranslationConfig).history()
     assert np.isfinite(history["loss"]).all() and history["val_loss"]
 
 
 def test_a_run_without_a_validation_text_has_pictures_too(text, tmp_path):
     run = tmp_path / "run"
     translation.main([*text[:2], *text[4:6], *SETTINGS, "--steps=2", "--run", str(run)])
-    assert set(Run(run).history()) == {
+    assert set(Run(run, TranslationConfig).history()) == {
         "loss", "perplexity", "token_accuracy", "tokens_per_second",
     }  # fmt: skip
     assert (run / "learning_curves.png").exists()
@@ -67,8 +67,8 @@ def test_an_interrupted_run_ends_with_the_same_weights(text, trained, tmp_path):
         "class Kill(keras.callbacks.Callback):\n"
         "    def on_train_batch_end(self, batch, logs=None):\n"
         "        if int(self.model.optimizer.iterations.numpy()) == 7: os.kill(os.getpid(), 9)\n"
-        "import train.run\n"
-        "train.run.StopOnNonFiniteLoss = Kill\n"
+        "import train.loop\n"
+        "train.loop.StopOnNonFiniteLoss = Kill\n"
         "translation.main(sys.argv[1:])\n"
     )
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -77,8 +77,9 @@ def test_an_interrupted_run_ends_with_the_same_weights(text, trained, tmp_path):
     )
     assert killed.returncode == -9
     done = subprocess.run(command, env=environment, timeout=900, capture_output=True, check=True)
-    assert b"Going on from step 6 of 11." in done.stdout
-    for one, other in zip(Run(run).model().weights, Run(trained).model().weights, strict=True):
+    assert b"Resuming from step 6 of 11." in done.stdout
+    models = RunFolder(run).model(), RunFolder(trained).model()
+    for one, other in zip(*(model.weights for model in models), strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
@@ -126,10 +127,10 @@ def test_search_can_be_changed_after_the_training(text, trained, capsys, tmp_pat
     default = {"signature_name": "serving_default", "inputs": {"text": ["abc"]}}
     nbest, best = (answer["outputs"] for answer in ask(tmp_path / "a" / "1", [request, default]))
     assert len(nbest["translation"][0]) == 3
-    options = translation.TranslateOptions(run=str(trained), num_beams="3", length_penalty="0.5")
-    ours = translation._translator(Run(trained), options)
-    assert (ours.settings.num_beams, ours.settings.length_penalty) == (3, 0.5)
-    answer = ours.endpoints["serving_default"](text=tf.constant(["abc"]))
+    ours = Translator.load(trained, num_beams=3, length_penalty=0.5)
+    settings = ours.module.settings
+    assert (settings.num_beams, settings.length_penalty) == (3, 0.5)
+    answer = ours.answer(["abc"])
     np.testing.assert_allclose(best["score"], answer["score"], rtol=1e-5)
 
 
@@ -194,7 +195,7 @@ def test_a_setting_that_cannot_be_is_told_before_anything_is_written(
 def test_of_two_runs_begun_at_once_in_a_folder_the_second_is_refused(tmp_path):
     tokenizer = train_sentencepiece(["a b", "b a"], 264)
     batches = TokenBatches(*(tokenize([text], tokenizer) for text in ("a b", "b a")))
-    run = Run(tmp_path / "run")
+    run = Run(tmp_path / "run", TranslationConfig)
     run.create(TranslationConfig(seed=3), tokenizer, batches)
     with pytest.raises(ValueError, match="Another process"):
         run.create(TranslationConfig(seed=5), tokenizer, batches)

@@ -12,8 +12,10 @@ import time
 import numpy as np
 import pytest
 
+from keras_transformer.serving import RunFolder
 from train import classification, language_model, pretraining
 from train.run import Run
+from train.translation import TranslationConfig
 
 from .conftest import SETTINGS
 
@@ -44,7 +46,7 @@ def on_two_workers(text, run, dies="", restarts=1, flags=()):
 
 
 def weights_of(run):
-    return [weight.numpy() for weight in Run(run).model().weights]
+    return [weight.numpy() for weight in RunFolder(run).model().weights]
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +76,8 @@ def test_a_killed_worker_changes_nothing_but_the_time(text, whole, tmp_path, die
     run = tmp_path / "killed"
     done = on_two_workers(text, run, dies)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "starting all again (1 of 1)" in done.stderr
-    assert f"Going on from step 6 of {STEPS}." in done.stdout
+    assert "restarting all workers (1 of 1)" in done.stderr
+    assert f"Resuming from step 6 of {STEPS}." in done.stdout
     for one, other in zip(weights_of(run), weights_of(whole[0]), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -85,9 +87,9 @@ def test_a_worker_told_to_end_stops_all_at_the_same_saved_step(text, whole, tmp_
     done = on_two_workers(text, run, "1:7:15")
     assert done.returncode == 75, done.stderr[-3000:]
     assert (run / "checkpoints" / "step-7.npz").exists()
-    assert "again" not in done.stderr
+    assert "restarting" not in done.stderr and "again" not in done.stderr
     done = on_two_workers(text, run, "1:7:15")
-    assert done.returncode == 0 and f"Going on from step 7 of {STEPS}." in done.stdout
+    assert done.returncode == 0 and f"Resuming from step 7 of {STEPS}." in done.stdout
     for one, other in zip(weights_of(run), weights_of(whole[0]), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -99,9 +101,9 @@ def test_the_chief_alone_records_a_changed_setting(text, whole, tmp_path):
     done = on_two_workers(text, run, flags=[f"--steps={STEPS + 1}", "--peak-rate=0.0005"])
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("--peak-rate was 0.001 and is 0.0005") == 1
-    assert f"Going on from step {STEPS} of {STEPS + 1}." in done.stdout
-    assert Run(run).config() == dataclasses.replace(
-        Run(whole[0]).config(), steps=STEPS + 1, peak_rate=0.0005
+    assert f"Resuming from step {STEPS} of {STEPS + 1}." in done.stdout
+    assert Run(run, TranslationConfig).config() == dataclasses.replace(
+        Run(whole[0], TranslationConfig).config(), steps=STEPS + 1, peak_rate=0.0005
     )
 
 
@@ -140,7 +142,7 @@ def test_the_other_commands_train_and_measure_on_two_replicas_too(trainer, flags
     assert said in done.stdout
     trainer.main([*flags, "--run", str(tmp_path / "one")])
     # Not the weights: Adam makes steps out of the rounding of gradients that are zero.
-    one, two = (Run(tmp_path / devices).history() for devices in ("one", "two"))
+    one, two = (Run(tmp_path / devices, TranslationConfig).history() for devices in ("one", "two"))
     assert one["val_loss"] == pytest.approx(two["val_loss"], rel=1e-5)
     assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
 

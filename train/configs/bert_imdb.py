@@ -1,23 +1,23 @@
-"""A small BERT from the text of film reviews, without those that are held out.
+"""A small BERT pretrained on the text of film reviews, except those that are held out.
 
     python -m train.pretraining --config bert_imdb --documents aclImdb/train --run runs/bert
 
 Hardware, minutes and score: see docs/results.md.
 """
 
-from train.config import PretrainingConfig
+from train.pretraining import PretrainingConfig
 
 CONFIG = PretrainingConfig(
     hold_out=5000,
     size="mini",
     num_layers=2,
     vocabulary_size=16_000,
-    pre_norm=True,  # learns faster in so short a training
+    pre_norm=True,  # learns faster in a short training
     activation="relu",  # the exact GELU takes a sixth more time here
     dropout=0.0,
     attention_dropout=0.0,
     max_length=256,
-    masking_rate=0.4,  # learns as much as 0.15 in a quarter less time
+    masking_rate=0.4,  # as good as 0.15 in a quarter less time
     batch_size=8,
     steps=12_000,
     peak_rate=0.001,

@@ -1,11 +1,11 @@
-"""The sentiment of film reviews, from scratch: 5000 of the 25,000 labelled ones are held out.
+"""The sentiment of film reviews, from scratch; 5000 of the 25,000 labelled ones are held out.
 
     python -m train.classification --config imdb --folder aclImdb/train --run runs/imdb
 
 Hardware, minutes and score: see docs/results.md.
 """
 
-from train.config import ClassificationConfig
+from train.classification import ClassificationConfig
 
 CONFIG = ClassificationConfig(
     hold_out=5000,

@@ -6,7 +6,7 @@
 Hardware, minutes and score, also without the pretraining: see docs/results.md.
 """
 
-from train.config import ClassificationConfig
+from train.classification import ClassificationConfig
 
 CONFIG = ClassificationConfig(
     hold_out=5000,

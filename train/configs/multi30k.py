@@ -6,7 +6,7 @@
 Hardware, minutes and score: see docs/results.md.
 """
 
-from train.config import TranslationConfig
+from train.translation import TranslationConfig
 
 CONFIG = TranslationConfig(
     size="tiny",

@@ -6,7 +6,7 @@
 Hardware, minutes and score: see docs/results.md.
 """
 
-from train.config import LanguageModelConfig
+from train.language_model import LanguageModelConfig
 
 CONFIG = LanguageModelConfig(
     hold_out=0.1,

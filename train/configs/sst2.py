@@ -5,7 +5,7 @@
 Hardware, minutes and score: see docs/results.md.
 """
 
-from train.config import ClassificationConfig
+from train.classification import ClassificationConfig
 
 CONFIG = ClassificationConfig(
     tokens="words",

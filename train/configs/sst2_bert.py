@@ -1,4 +1,4 @@
-"""The sentiment of film-review sentences, from a BERT that was tuned on that of reviews.
+"""The sentiment of film-review sentences, from a BERT fine-tuned on reviews.
 
     python -m train.classification --config sst2_bert --pretrained runs/imdb_bert \
         --tsv train.tsv --valid-tsv dev.tsv --run runs/sst2_bert
@@ -6,7 +6,7 @@
 Hardware, minutes and score, also without those labels: see docs/results.md.
 """
 
-from train.config import ClassificationConfig
+from train.classification import ClassificationConfig
 
 CONFIG = ClassificationConfig(
     max_length=64,

@@ -1,15 +1,15 @@
-"""The classic small demonstration: 1000 very short English-French pairs of Tatoeba, by heart.
+"""The classic small demonstration: memorise 1000 very short English-French pairs of Tatoeba.
 
 Many English sentences come with several translations, up to 24, and no model can know which is
-meant: on the 1000 shortest pairs as they are that alone costs 1.2 nats a sentence. So the first
-translation of each of the 1000 shortest sentences is learned.
+meant: on the 1000 shortest pairs, that alone costs 1.2 nats per sentence. So this trains on the
+first translation of each of the 1000 shortest sentences.
 
     python -m train.translation --config tatoeba --tsv eng-fra.tsv --run runs/tatoeba
 
 Hardware, minutes and score: see docs/results.md.
 """
 
-from train.config import TranslationConfig
+from train.translation import TranslationConfig
 
 CONFIG = TranslationConfig(
     distinct_sources=True,

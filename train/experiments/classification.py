@@ -1,0 +1,269 @@
+"""Classification: labelled texts, a new encoder or a pretrained BERT, accuracy."""
+
+import keras
+import tensorflow as tf
+
+from keras_transformer.data import LabelledBatches, pack_segments, tokenize
+from keras_transformer.data.labelled_text import (
+    hold_out,
+    labelled_files,
+    read_labelled_dataset,
+    read_labelled_folder,
+    read_labelled_tsv,
+)
+from keras_transformer.models.bert_models import bert, bert_classifier
+from keras_transformer.models.encoder_only import SIZES, classifier
+from keras_transformer.serving import Classifier, RunFolder
+from keras_transformer.tokenizers import train_sentencepiece
+from train.experiment import Experiment, publish
+from train.lines import answer_lines, report_cut_texts
+from train.pictures import beginning, save_pictures
+from train.training_config import DROPOUTS
+
+LOST_MIDDLE = "read without their middle"
+
+
+class Classification(Experiment):
+    """Learns `LabelledText`, and is measured by accuracy."""
+
+    def __init__(self, config, texts=None):
+        super().__init__(config, texts)
+        self.pretrained_tokenizer, self.pretrained_model = pretrained_of(config)
+
+    def sizes(self):
+        return SIZES
+
+    def read_texts(self):
+        config = self.config
+        if sum(map(bool, (config.folder, config.tsv, config.dataset))) != 1:
+            raise ValueError("Give texts to learn from: one of --folder, --tsv and --dataset.")
+        has_valid = bool(config.valid_folder or config.valid_tsv)
+        if config.hold_out and has_valid:
+            raise ValueError("Give one kind of texts to measure on: --hold-out, or a second text.")
+        if config.dataset:
+            where = config.data_dir or None
+            text = read_labelled_dataset(config.dataset, "train", data_dir=where)
+        else:
+            text = read_folder_or_tsv(config.folder, config.tsv)
+        if config.hold_out:
+            return hold_out(text, config.hold_out, config.seed)
+        if has_valid:
+            return text, read_folder_or_tsv(config.valid_folder, config.valid_tsv, text.names)
+        if config.dataset:
+            return text, read_labelled_dataset(config.dataset, "test", text.names, where)
+        return text, None
+
+    def make_tokenizer(self):
+        if self.pretrained_tokenizer is not None:
+            return self.pretrained_tokenizer
+        config = self.config
+        return train_sentencepiece(self.train_text.texts, config.vocabulary_size, config.tokens)
+
+    def make_batches(self, tokenizer):
+        return self._batches(self.train_text, tokenizer)
+
+    def load_batches(self, path, tokenizer):
+        prepare, _ = self._inputs(tokenizer)
+        config = self.config
+        batches = LabelledBatches.load(path, config.tokens_per_batch, config.seed, prepare)
+        check_names(batches.names, self.train_text)
+        return batches
+
+    def validation(self, tokenizer):
+        if self.valid_text is None:
+            return None
+        check_one_label_each(self.valid_text, has_several(self.train_text))
+        return self._batches(self.valid_text, tokenizer).epoch()
+
+    def build(self, tokenizer, batches):
+        config, num_labels = self.config, len(batches.names)
+        if self.pretrained_model is not None:
+            return fine_tuned_classifier(config, self.pretrained_model, num_labels)
+        return classifier(
+            tokenizer.vocabulary_size,
+            num_labels,
+            pooling=config.pooling,
+            token_dropout=config.token_dropout,
+            **config.dimensions(),
+        )
+
+    def objective(self, batches):
+        smoothing = self.config.label_smoothing
+        if batches.multi_label:
+            loss = keras.losses.BinaryCrossentropy(True, smoothing)
+            accuracy = keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0)
+        else:
+            loss = keras.losses.CategoricalCrossentropy(True, smoothing)
+            accuracy = keras.metrics.CategoricalAccuracy(name="accuracy")
+        return {"loss": loss, "weighted_metrics": [accuracy]}
+
+    def describe(self, batches):
+        return f"{batches.num_texts:,} texts, {batches.num_tokens:,} tokens"
+
+    def finish(self, run):
+        """Writes the names of the labels beside the model, unless they are there."""
+        try:
+            names, _ = run.labels()
+        except ValueError:  # not there yet, or damaged
+            batches = LabelledBatches.load(run.tokens_file, self.config.tokens_per_batch)
+            names = batches.names
+            run.save_labels(names, batches.multi_label)
+        check_names(names, self.train_text)
+
+    def show_result(self, run):
+        model = Classifier.load(run.path)
+        # Some texts may be empty; the longest of a few has something to show.
+        text = max((self.valid_text or self.train_text).texts[:100], key=len)
+        save_pictures(
+            run, model.attention(beginning(model.tokenizer, text, model.module.max_length))
+        )
+        if self.valid_text is not None:
+            print(accuracy_report(model, self.valid_text)[0])
+
+    @staticmethod
+    def classify(options):
+        model = Classifier.load(options.run)
+
+        def answer(texts):
+            found = model.answer(texts)
+            best = found["probabilities"].max(axis=1)
+            pairs = zip(found["label"], best, strict=True)
+            return [f"{name.decode()}\t{p:.4f}" for name, p in pairs], found["truncated"]
+
+        answer_lines(answer, _max_length(options), LOST_MIDDLE)
+
+    @staticmethod
+    def evaluate(options):
+        model = Classifier.load(options.run)
+        text = read_folder_or_tsv(options.folder, options.tsv, model.labels)
+        report, is_cut = accuracy_report(model, text)
+        print(report)
+        places = labelled_files(options.folder) if options.folder else range(1, len(is_cut) + 1)
+        cut = [place for place, was_cut in zip(places, is_cut, strict=True) if was_cut]
+        cut = list(map(str if options.folder else "{:,}".format, cut))
+        word = "files" if options.folder else "lines"
+        report_cut_texts(cut, len(is_cut), _max_length(options), LOST_MIDDLE, word)
+
+    @staticmethod
+    def export(options):
+        publish(Classifier.load(options.run, options.dtype), options)
+
+    def _batches(self, text, tokenizer):
+        prepare, longest = self._inputs(tokenizer)
+        config = self.config
+        ids = tokenize(text.texts, tokenizer)
+        sizes = (config.tokens_per_batch, longest, config.seed)
+        return LabelledBatches(ids, text.matrix(), text.names, *sizes, prepare)
+
+    def _inputs(self, tokenizer):
+        """A function from token ids, (batch, length), to what the model reads, and their most."""
+        config = self.config
+        if not config.pretrained:
+            return lambda ids: ids, config.max_length
+
+        def with_special_tokens(ids):
+            rows = tf.RaggedTensor.from_tensor(ids, padding=tokenizer.pad_id)
+            return pack_segments(tokenizer, rows, max_length=config.max_length)
+
+        return with_special_tokens, config.max_length - 2  # [CLS] and [SEP]
+
+
+def pretrained_of(config):
+    """The tokenizer and the model that a config wants to fine-tune; a pair of None without.
+
+    Raises:
+        ValueError: if the run holds no finished BERT, or one that cannot read as many tokens.
+    """
+    if not config.pretrained:
+        return None, None
+    run = RunFolder(config.pretrained)
+    model = run.model()
+    if "token_embedding" not in [layer.name for layer in model.layers]:
+        raise ValueError(
+            "--pretrained must be a run of train.pretraining, or one that was fine-tuned from such "
+            f"a run. Received: {config.pretrained}, whose model is no BERT."
+        )
+    positions = model.get_layer("positions").max_sequence_length
+    if not 2 < config.max_length <= positions:
+        raise ValueError(
+            f"--max-length must be 3 to {positions} tokens, which the model of --pretrained can "
+            f"read. Received: {config.max_length}."
+        )
+    return run.tokenizer(), model
+
+
+def fine_tuned_classifier(config, model, num_labels):
+    """The backbone of a model with a new head, in the dtype and with the dropout of this config.
+
+    A pooler, if asked for, is new where the model has none.
+    """
+    encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
+    sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")
+    given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
+    given |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
+    backbone = bert(
+        table.vocabulary_size,
+        max_sequence_length=model.get_layer("positions").max_sequence_length,
+        hidden_dim=table.hidden_dim,
+        **given,
+        **config.given(DROPOUTS),
+    )
+    if not config.from_scratch:
+        trained = {layer.name: layer for layer in model.layers}
+        for layer in backbone.layers:
+            if layer.weights and layer.name in trained:
+                layer.set_weights(trained[layer.name].get_weights())
+    dropout = backbone.get_layer("embedding_dropout").rate
+    return bert_classifier(backbone, num_labels, dropout, config.pooling)
+
+
+def accuracy_report(model, text):
+    """How many texts get their label, or all of their labels and no other.
+
+    Returns:
+        The pair of a line of text, and an array of whether each text was too long.
+    """
+    check_one_label_each(text, model.module.multi_label)
+    answer = model.answer(text.texts)
+    expected = [",".join(n for n in model.labels if n in labels) for labels in text.labels]
+    right = sum(
+        found.decode() == label for found, label in zip(answer["label"], expected, strict=True)
+    )
+    count = len(text.texts)
+    report = f"Accuracy: {right / count:.2%} ({right:,} of {count:,} texts)."
+    return report, answer["truncated"]
+
+
+def has_several(text):
+    """Whether there are texts with several labels, or none."""
+    return any(len(labels) != 1 for labels in text.labels)
+
+
+def check_one_label_each(text, multi_label):
+    """Raises ValueError if a text has not one label where the model gives each text one."""
+    if not multi_label and has_several(text):
+        wrong = next(i for i, labels in enumerate(text.labels) if len(labels) != 1)
+        raise ValueError(
+            "Evaluation texts must each have exactly one label, as the training texts have. "
+            f"Received: {len(text.labels[wrong])} labels of {text.texts[wrong][:80]!r}."
+        )
+
+
+def check_names(names, text):
+    """Raises ValueError if a run has learned other labels than those of today's text."""
+    if list(names) != text.names:
+        raise ValueError(
+            f"This run has learned the labels {names}. Give it texts with these, or choose "
+            f"another --run. Received: {text.names}."
+        )
+
+
+def read_folder_or_tsv(folder, tsv, names=None):
+    if bool(folder) == bool(tsv):
+        raise ValueError("Give texts to measure on: a folder or a TSV file.")
+    return read_labelled_folder(folder, names) if folder else read_labelled_tsv(tsv, names)
+
+
+def _max_length(options):
+    """Tokens that a run reads of a text, those that BERT adds included."""
+    return RunFolder(options.run).settings()["max_length"]

@@ -1,0 +1,226 @@
+"""Language models: one long text, characters or bytes or pieces, nats a token."""
+
+import dataclasses
+import math
+import pathlib
+
+import tensorflow as tf
+
+from keras_transformer.data import TextSegments, TextWindows, corpora, sliding_windows
+from keras_transformer.models import decoder_only, gpt2_model, xl_model
+from keras_transformer.serving import Generator
+from keras_transformer.tokenizers import SymbolTokenizer, train_byte_pairs
+from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
+from train.experiment import Experiment, publish
+from train.language_model import LanguageModelConfig
+from train.pictures import beginning, save_pictures
+from train.run import Run
+
+SIZES = {
+    "transformer": decoder_only.SIZES,
+    "gpt2": gpt2_model.SIZES,
+    "transformer_xl": xl_model.SIZES,
+}
+
+
+class LanguageModel(Experiment):
+    """Learns to continue a text, bytes, and is measured by the nats of each token."""
+
+    def sizes(self):
+        return SIZES[self.config.model]
+
+    def read_texts(self):
+        config = self.config
+        if not config.text:
+            raise ValueError("Give a text to learn from: --text, a file or a TFDS name.")
+        if config.valid_text and config.hold_out:
+            raise ValueError(
+                "Give one text to measure on: --valid-text or --hold-out. "
+                f"Received: {config.valid_text!r} and {config.hold_out}."
+            )
+        if pathlib.Path(config.text).exists() or "." in config.text:
+            text = corpora.read_file(config.text)
+        else:
+            text = corpora.read_text_dataset(config.text, "train", config.data_dir or None)
+        if config.valid_text:
+            return text, corpora.read_file(config.valid_text)
+        cut = len(text) - int(len(text) * config.hold_out)
+        while cut < len(text) and text[cut] & 0xC0 == 0x80:  # inside a character of UTF-8
+            cut += 1
+        return text[:cut], text[cut:]
+
+    def make_tokenizer(self):
+        """A vocabulary that holds all characters of the text, or all bytes."""
+        config, text = self.config, self.train_text
+        if config.tokens == "bytes":
+            return SymbolTokenizer()
+        if config.tokens == "pieces":
+            lines = text.decode(errors="replace").splitlines(keepends=True)
+            return train_byte_pairs(lines, config.vocabulary_size)
+        try:
+            return SymbolTokenizer("".join(set(text.decode())))
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                "Characters need a text in UTF-8; otherwise take --tokens bytes. "
+                f"Received: {error}."
+            ) from None
+
+    def make_batches(self, tokenizer):
+        batches, sizes = self._batches()
+        return batches(token_ids(tokenizer, self.train_text), *sizes)
+
+    def load_batches(self, path, tokenizer):
+        batches, sizes = self._batches()
+        return batches.load(path, *sizes)
+
+    def validation(self, tokenizer):
+        if not self.valid_text:
+            return None
+        config = self.config
+        # Outside of training transformer_xl has no memory, so it reads a longer window.
+        length = config.context + memory_length_of(config)
+        ids = token_ids(tokenizer, self.valid_text)
+        return sliding_windows(ids, length, stride_of(config), config.batch_size)
+
+    def build(self, tokenizer, batches):
+        config, vocabulary_size = self.config, tokenizer.vocabulary_size
+        if config.model == "transformer_xl":
+            rows = rows_of_a_replica(config.batch_size)
+            return xl_model.transformer_xl(vocabulary_size, rows, **config.dimensions())
+        if config.model == "gpt2":
+            given = {"vocabulary_size": vocabulary_size, "max_sequence_length": config.context}
+            return gpt2_model.gpt2(**given, **config.dimensions())
+        return decoder_only.language_model(vocabulary_size, **config.dimensions())
+
+    def objective(self, batches):
+        loss = TokenCrossentropy(self.config.label_smoothing)
+        return {"loss": loss, "metrics": [TokenAccuracy(), Perplexity()]}
+
+    def describe(self, batches):
+        return f"{batches.num_tokens:,} tokens of text"
+
+    def show_result(self, run):
+        generator = Generator.load(run.path)
+        text = self.valid_text or self.train_text
+        shown = beginning(generator.tokenizer, text, self.config.context)
+        save_pictures(run, generator.attention(shown))
+        if self.valid_text:
+            print(report(self.config, generator, self.valid_text))
+
+    @staticmethod
+    def sample(options):
+        generator = Generator.load(options.run)
+        pieces = generator.stream(
+            options.prompt,
+            options.length,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            seed=options.seed,
+        )
+        print(options.prompt, end="", flush=True)
+        try:
+            for text in pieces:
+                print(text, end="", flush=True)
+        finally:  # also of a text that Ctrl-C ends
+            print()
+
+    @staticmethod
+    def evaluate(options):
+        config = evaluated(Run(options.run, LanguageModelConfig).config(), options)
+        text = corpora.read_file(options.text)
+        print(report(config, Generator.load(options.run), text))
+
+    @staticmethod
+    def export(options):
+        publish(Generator.load(options.run, options.dtype), options)
+
+    def _batches(self):
+        """The class of the batches, and how they are cut."""
+        config = self.config
+        if config.model == "transformer_xl":
+            return TextSegments, (config.context, config.batch_size)
+        return TextWindows, (config.context, config.batch_size, config.evaluate_every, config.seed)
+
+
+def token_ids(tokenizer, text):
+    return tokenizer.tokenize([text]).flat_values.numpy()
+
+
+def rows_of_a_replica(batch_size):
+    """How many rows of a batch each replica remembers.
+
+    Raises:
+        ValueError: if they cannot have as many.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    rows, rest = divmod(batch_size, replicas)
+    if rest:
+        raise ValueError(
+            "--batch-size must be divisible by the number of replicas with --model "
+            "transformer_xl, which remembers each row of a batch. "
+            f"Received: {batch_size} for {replicas} replicas."
+        )
+    return rows
+
+
+def memory_length_of(config):
+    """How many tokens the model of a config remembers; 0 if it has no memory."""
+    if config.model != "transformer_xl":
+        return 0
+    if config.memory_length is None:
+        return xl_model.SIZES[config.size]["memory_length"]
+    return config.memory_length
+
+
+def stride_of(config):
+    return config.stride or max(1, config.context // 2)
+
+
+def evaluated(config, options):
+    """The config of a run with the context, stride and memory of `EvaluateOptions`."""
+    names = ("context", "stride", "memory_length")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if "stride" in given and config.model == "transformer_xl":
+        raise ValueError("transformer_xl reads segments with a memory; it has no --stride.")
+    if config.model == "gpt2" and given.get("context", 0) > config.context:
+        raise ValueError(
+            f"--context must be at most {config.context}, the positions that this gpt2 has. "
+            f"Received: {options.context}."
+        )
+    if "context" in given and "stride" not in given:
+        given["stride"] = None  # that of the run may be longer
+    return dataclasses.replace(config, **given)
+
+
+def report(config, generator, text):
+    """A line of what the model thinks of a text: nats a token, perplexity, bits.
+
+    Args:
+        config: of its run, or with another context, stride or memory.
+        generator: the `Generator` of the run.
+        text: bytes; all of it but its first token is predicted.
+    """
+    model, ids = generator.model, token_ids(generator.tokenizer, text)
+    if len(ids) < 2:
+        raise ValueError(
+            "A text to measure on must have two tokens, of which the second is predicted. "
+            f"Received: {len(ids)}."
+        )
+    if config.model == "transformer_xl":
+        memory_length = memory_length_of(config)
+        total, count = xl_model.score(model, ids[None], config.context, memory_length)
+        nats, how = total / count, f"segments of {config.context}, memory {memory_length}"
+    else:
+        batch_size = max(1, 8192 // config.context)
+        windows = sliding_windows(ids, config.context, stride_of(config), batch_size)
+        model.compile("adam", TokenCrossentropy())
+        nats = model.evaluate(windows, verbose=0)
+        how = f"context {config.context}, stride {stride_of(config)}"
+    bits = nats * (len(ids) - 1) / math.log(2)
+    characters = len(text.decode(errors="replace"))
+    return (
+        f"{nats:.4f} nats a token, perplexity {math.exp(nats):.3f}; "
+        f"{bits / characters:.4f} bits a character, {bits / len(text):.4f} bits a byte; "
+        f"{len(ids):,} tokens, {how}."
+    )

@@ -1,0 +1,175 @@
+"""Translation: parallel text, a shared vocabulary of pieces, an encoder-decoder, BLEU."""
+
+import sacrebleu
+
+from keras_transformer.data import (
+    ParallelText,
+    TokenBatches,
+    corpora,
+    read_files,
+    read_tsv,
+    tokenize,
+)
+from keras_transformer.models.encoder_decoder import SIZES, translation
+from keras_transformer.serving import SearchSettings, Translator
+from keras_transformer.tokenizers import train_sentencepiece
+from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
+from keras_transformer.training.callbacks import BestScore
+from train.experiment import Experiment, publish
+from train.lines import answer_lines, report_cut_texts
+from train.pictures import save_pictures
+
+
+class Translation(Experiment):
+    """Learns `ParallelText`, and is measured by BLEU."""
+
+    def sizes(self):
+        return SIZES
+
+    def read_texts(self):
+        config = self.config
+        given = [bool(config.source or config.target), bool(config.tsv), bool(config.dataset)]
+        if sum(given) != 1:
+            raise ValueError(
+                "Give one training text: --source and --target, or --tsv, or --dataset. "
+                f"Received: {sum(given)} of them."
+            )
+        if (config.source_language or config.target_language) and not config.dataset:
+            raise ValueError("--source-language and --target-language choose from a --dataset.")
+        valid_text = None
+        if config.tsv:
+            train_text = read_tsv(config.tsv)
+            valid_text = read_tsv(config.valid_tsv) if config.valid_tsv else None
+        elif config.dataset:
+            where = {
+                "source": config.source_language or None,
+                "target": config.target_language or None,
+                "data_dir": config.data_dir or None,
+            }
+            train_text = corpora.read_dataset(config.dataset, "train", **where)
+            valid_text = corpora.read_dataset(config.dataset, "validation", **where)
+        else:
+            train_text = _read_pair(config.source, config.target, "--source and --target")
+            if config.valid_source or config.valid_target:
+                flags = "--valid-source and --valid-target"
+                valid_text = _read_pair(config.valid_source, config.valid_target, flags)
+        if config.distinct_sources:
+            train_text = _first_translations(train_text)
+        if config.max_pairs:
+            train_text = ParallelText(*(side[: config.max_pairs] for side in train_text))
+        return train_text, valid_text
+
+    def make_tokenizer(self):
+        sentences = [*self.train_text.sources, *self.train_text.targets]
+        return train_sentencepiece(sentences, self.config.vocabulary_size)
+
+    def make_batches(self, tokenizer):
+        return self._batches(self.train_text, tokenizer)
+
+    def load_batches(self, path, tokenizer):
+        return TokenBatches.load(path, *self._limits())
+
+    def validation(self, tokenizer):
+        if self.valid_text is None:
+            return None
+        return self._batches(self.valid_text, tokenizer).epoch()
+
+    def build(self, tokenizer, batches):
+        return translation(tokenizer.vocabulary_size, **self.config.dimensions())
+
+    def objective(self, batches):
+        loss = TokenCrossentropy(self.config.label_smoothing)
+        return {"loss": loss, "metrics": [TokenAccuracy(), Perplexity()]}
+
+    def describe(self, batches):
+        return (
+            f"{batches.num_pairs:,} pairs, {batches.num_target_tokens:,} target tokens, "
+            f"{batches.num_dropped:,} pairs longer than {self.config.max_length} tokens left out"
+        )
+
+    def callbacks(self, run, tokenizer):
+        config = self.config
+        if self.valid_text is None or not config.bleu_every:
+            return []
+        settings = SearchSettings(
+            num_beams=config.num_beams,
+            num_best=config.num_beams,
+            length_penalty=config.length_penalty,
+            max_source_length=config.max_length,
+            max_target_length=config.max_length,
+        )
+
+        def bleu_of(model):
+            translator = Translator(model, tokenizer, settings=settings)
+            translations = translations_of(translator, self.valid_text.sources)[0]
+            return sacrebleu.BLEU().corpus_score(translations, [self.valid_text.targets]).score
+
+        return [BestScore(bleu_of, run.best_model_file, config.bleu_every, "val_bleu")]
+
+    def show_result(self, run):
+        translator = Translator.load(run.path)
+        text = self.valid_text or self.train_text
+        save_pictures(run, translator.attention(text.sources[0], text.targets[0]))
+        if self.valid_text is not None:
+            translations, _ = translations_of(translator, text.sources)
+            print(bleu_report(translations, text.targets))
+
+    @staticmethod
+    def translate(options):
+        translator = _loaded(options)
+        longest = translator.module.settings.max_source_length
+        answer_lines(lambda texts: translations_of(translator, texts), longest)
+
+    @staticmethod
+    def evaluate(options):
+        translator = _loaded(options)
+        text = read_files(options.source, options.target)
+        translations, is_cut = translations_of(translator, text.sources)
+        cut = [f"{line:,}" for line, was_cut in enumerate(is_cut, start=1) if was_cut]
+        report_cut_texts(cut, len(is_cut), translator.module.settings.max_source_length)
+        print(bleu_report(translations, text.targets))
+
+    @staticmethod
+    def export(options):
+        publish(_loaded(options, options.dtype), options)
+
+    def _batches(self, text, tokenizer):
+        sides = (tokenize(side, tokenizer) for side in text)
+        return TokenBatches(*sides, *self._limits())
+
+    def _limits(self):
+        return self.config.tokens_per_batch, self.config.max_length, self.config.seed
+
+
+def translations_of(translator, texts):
+    """The translation of each text, a list, and whether each was too long to be read whole."""
+    answer = translator.answer(texts)
+    return [text.decode() for text in answer["translation"]], answer["truncated"]
+
+
+def bleu_report(translations, references):
+    """Two lines of BLEU, cased and lower-cased, each with sacreBLEU's signature."""
+    lines = []
+    for label, lowercase in (("BLEU", False), ("BLEU, lower-cased", True)):
+        metric = sacrebleu.BLEU(lowercase=lowercase)
+        score = metric.corpus_score(translations, [references]).score
+        lines.append(f"{label}: {score:.2f}   {metric.get_signature()}")
+    return "\n".join(lines)
+
+
+def _loaded(options, dtype=None):
+    return Translator.load(options.run, options.num_beams, options.length_penalty, dtype)
+
+
+def _read_pair(source, target, flags):
+    if not source or not target:
+        raise ValueError(f"{flags} belong together. Received: {source!r} and {target!r}.")
+    return read_files(source, target)
+
+
+def _first_translations(text):
+    """Each source once, with the first of its translations."""
+    # Going through them backwards, the first translation is the last to be kept.
+    first = dict(zip(reversed(text.sources), reversed(text.targets), strict=True))
+    sources = list(dict.fromkeys(text.sources))
+    return ParallelText(sources, [first[source] for source in sources])

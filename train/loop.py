@@ -1,0 +1,163 @@
+"""Trains a run to its end, from wherever it was stopped, on one device or many."""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from keras_transformer.training import choose_strategy, split_cpu
+from keras_transformer.training.callbacks import StopOnNonFiniteLoss, TokensPerSecond, save_whole
+from keras_transformer.training.checkpoints import (
+    Checkpoints,
+    SaveOnTerminate,
+    average_checkpoints,
+)
+from keras_transformer.training.distribution import (
+    check_workers_agree,
+    from_all_workers,
+    this_worker,
+)
+from train.devices import exit_when_a_worker_is_lost
+from train.progress import EpochLog, StopWithoutProgress
+from train.recovery import data_of, finished_model, locked
+from train.run import Run
+
+
+def train_on_devices(experiment_class, config, options):
+    """Trains the run that `TrainOptions` name; then the chief shows what came out."""
+    run = Run(options.run, type(config))
+    run.holds(config)  # checked before a long text is read
+    if options.virtual_devices:
+        split_cpu(options.virtual_devices)  # before anything else of TensorFlow
+    strategy = choose_strategy(options.strategy)
+    experiment = experiment_class(config)
+    with exit_when_a_worker_is_lost(strategy):
+        train_run(run, experiment, strategy)
+        if this_worker(strategy).index == 0:
+            # It reads the model again: one that was trained on several devices is bound to them.
+            experiment.show_result(run)
+        from_all_workers(strategy, 0)  # the others stay until the chief is done
+
+
+def train_run(run, experiment, strategy=None):
+    """Trains a run to its end, from its last checkpoint if it has one.
+
+    With several workers all read the text and the run's folder, and the chief alone writes.
+
+    Args:
+        run: a `Run`; its folder is created once everything it needs has proved good.
+        experiment: an `Experiment`.
+        strategy: of `keras_transformer.training.choose_strategy`; None for one device.
+
+    Returns:
+        The model, with the mean of the weights of its newest checkpoints.
+
+    Raises:
+        ValueError: if a setting, the text or the folder does not fit; nothing is written.
+        RuntimeError: if the workers see different folders or texts.
+    """
+    config, strategy = experiment.config, strategy or tf.distribute.get_strategy()
+    is_chief = this_worker(strategy).index == 0
+    with contextlib.ExitStack() as lock:
+        exists = run.holds(config)
+        check_workers_agree(strategy, int(exists), f"what {run.path} holds")
+        model = None
+        if exists:
+            lock.enter_context(locked(run, strategy))
+            model = finished_model(run, experiment, is_chief)
+            check_workers_agree(strategy, int(model is not None), f"what {run.path} holds")
+        if model is None:
+            model = _train(run, experiment, strategy, exists, lock)
+        if is_chief:
+            experiment.finish(run)
+    return model
+
+
+def _train(run, experiment, strategy, exists, lock):
+    """Begins a run or resumes it; returns the model once it is saved."""
+    config, is_chief = experiment.config, this_worker(strategy).index == 0
+    keras.utils.set_random_seed(config.seed)
+    # The text is not tokenised again, and may even have changed.
+    tokenizer, batches = data_of(run, experiment, is_chief) if exists else experiment.make_data()
+    check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
+    validation = experiment.validation(tokenizer)
+    with strategy.scope():
+        model = experiment.compiled_model(tokenizer, batches)
+    checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)
+    if is_chief:
+        if exists:
+            run.record(config)
+        else:
+            run.create(config, tokenizer, batches)
+        _introduce(experiment, model, batches, strategy)
+    from_all_workers(strategy, 0)  # the chief has made the folder
+    if not exists:
+        lock.enter_context(locked(run, strategy))
+    callbacks = [StopOnNonFiniteLoss(), TokensPerSecond()]
+    if validation is not None and config.patience:
+        callbacks.append(StopWithoutProgress(config.patience))
+    if is_chief:
+        callbacks += [*experiment.callbacks(run, tokenizer), EpochLog(run.history_file)]
+        if config.tensorboard:
+            callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
+    _fit(model, config, batches, validation, [*callbacks, checkpoints])
+    from_all_workers(strategy, 0)  # the chief has saved the last checkpoint
+    averaged = average_checkpoints(run.checkpoints, model, config.average)
+    if is_chief:
+        steps = ", ".join(map(str, averaged))
+        print(f"The model is the mean of the checkpoints at steps {steps}.")
+        save_whole(model, run.model_file)
+    return model
+
+
+def _introduce(experiment, model, batches, strategy):
+    """Prints what is about to be trained, on which devices."""
+    workers, replicas = this_worker(strategy).count, strategy.num_replicas_in_sync
+    if replicas > 1:
+        print(f"{replicas} replicas on {workers} worker{'s' if workers > 1 else ''}.")
+    print(
+        f"{experiment.describe(batches)}; {model.count_params():,} parameters; "
+        f"{experiment.config.steps:,} steps, {batches.steps_per_epoch:,} an epoch."
+    )
+
+
+def _fit(model, config, batches, validation, callbacks):
+    """Calls `fit` from the last checkpoint on, so that epochs end where they would have ended.
+
+    Args:
+        model: compiled.
+        config: settings of its training.
+        batches: with `dataset(step)` and `steps_per_epoch`.
+        validation: a dataset, or None.
+        callbacks: of which the last are the `Checkpoints`.
+    """
+    checkpoints = callbacks[-1]
+    is_chief = this_worker(model.distribute_strategy).index == 0
+    step = checkpoints.restore()
+    for callback in callbacks:
+        if hasattr(callback, "memory"):  # of the epochs before, which another process has seen
+            name = type(callback).__name__
+            callback.memory[:] = checkpoints.notes.get(name, callback.memory)
+            checkpoints.notes[name] = callback.memory
+    if step and is_chief:
+        print(f"Resuming from step {step} of {config.steps}.")
+    per_epoch = batches.steps_per_epoch
+    stops = [callback for callback in callbacks if isinstance(callback, StopWithoutProgress)]
+    model.stop_training = any(stop.is_due(step // per_epoch) for stop in stops)
+    while step < config.steps and not model.stop_training:
+        epoch, done = divmod(step, per_epoch)
+        # A broken epoch is finished first; after it epochs are whole, but for the last.
+        epochs = 1 if done else max(1, (config.steps - step) // per_epoch)
+        steps = min(per_epoch - done, config.steps - step)
+        model.fit(
+            batches.dataset(step),
+            initial_epoch=epoch,
+            epochs=epoch + epochs,
+            steps_per_epoch=steps,
+            validation_data=validation,
+            callbacks=[*callbacks, SaveOnTerminate(checkpoints)],
+            verbose=int(is_chief),
+            shuffle=False,  # the batches are shuffled already
+        )
+        step += steps * epochs
+    checkpoints.save()
