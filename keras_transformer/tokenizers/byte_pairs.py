@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
-from sentencepiece import sentencepiece_model_pb2
 
 from keras_transformer.files import whole
+from keras_transformer.tokenizers import sentencepiece_format
 from keras_transformer.tokenizers.internals import lasting_tokenizer
 from keras_transformer.tokenizers.sentencepiece import (
     CONTROL_PIECES,
@@ -209,8 +209,8 @@ def _merging_model(pieces, merges):
     ranks = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault(pair.replace(" ", ""), rank)
-    model = sentencepiece_model_pb2.ModelProto()
-    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+    model = sentencepiece_format.Model()
+    kinds = sentencepiece_format.PieceType
     for piece in pieces:
         if piece == END_OF_TEXT:
             kind = kinds.USER_DEFINED
@@ -223,7 +223,7 @@ def _merging_model(pieces, merges):
         model.pieces.add(piece=piece, score=-ranks.get(piece, 0), type=kind)
     if CONTROL_PIECES[UNKNOWN_ID] not in pieces:  # there must be one
         model.pieces.add(piece=CONTROL_PIECES[UNKNOWN_ID], type=kinds.UNKNOWN)
-    model.trainer_spec.model_type = model.trainer_spec.BPE
+    model.trainer_spec.model_type = sentencepiece_format.ModelType.BPE
     model.normalizer_spec.name = "identity"
     model.normalizer_spec.add_dummy_prefix = False
     model.normalizer_spec.remove_extra_whitespaces = False

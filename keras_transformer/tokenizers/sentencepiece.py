@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 import sentencepiece
 import tensorflow as tf
-from sentencepiece import sentencepiece_model_pb2
 
 from keras_transformer.files import whole
+from keras_transformer.tokenizers import sentencepiece_format
 from keras_transformer.tokenizers.internals import lasting_tokenizer
 
 PAD_ID, UNKNOWN_ID, START_ID, END_ID = 0, 1, 2, 3
@@ -68,8 +68,8 @@ class SentencePieceTokenizer(tf.Module):
     def __init__(self, model: bytes):
         super().__init__(name="tokenizer")
         self._pieces = _pieces_of(model)
-        trainer = sentencepiece_model_pb2.ModelProto.FromString(model).trainer_spec
-        self._are_words = trainer.model_type == trainer.WORD
+        model_type = sentencepiece_format.Model.FromString(model).trainer_spec.model_type
+        self._are_words = model_type == sentencepiece_format.ModelType.WORD
         self.model = model
         self._sentencepiece = lasting_tokenizer(model)
 
