@@ -1,4 +1,4 @@
-"""What to watch while a model is trained."""
+"""Callbacks that watch training: finite losses, speed, the best score."""
 
 import math
 import pathlib
@@ -31,11 +31,11 @@ class StopOnNonFiniteLoss(keras.callbacks.Callback):
 
 
 def check_finite(variables, what):
-    """Raises a FloatingPointError if a variable holds infinity or what is not a number.
+    """Raises FloatingPointError if a variable holds an infinity or NaN.
 
     Args:
-        variables: an iterable of TensorFlow variables; those of integers have no such thing.
-        what: has happened, the beginning of the message.
+        variables: TensorFlow variables; integer ones always pass.
+        what: beginning of the message.
     """
     for variable in variables:
         value = tf.convert_to_tensor(variable)
@@ -47,9 +47,9 @@ def check_finite(variables, what):
 
 
 class TokensPerSecond(keras.callbacks.Callback):
-    """Adds to the logs how many real target tokens are trained on per second of the epoch.
+    """Logs the training speed of each epoch, in real target tokens per second.
 
-    Of a loss that counts rows, such as that of a classifier, they are rows: examples.
+    With a loss that counts rows, such as a classifier's, logs examples per second instead.
     """
 
     def on_train_begin(self, logs=None):
@@ -62,26 +62,25 @@ class TokensPerSecond(keras.callbacks.Callback):
         self._rate = 0
 
     def on_train_batch_end(self, batch, logs=None):
-        # The loss is averaged over them, so its tracker has counted them.
+        # The tracker averages the loss over tokens, so it has counted them.
         tokens = float(self._loss.count.numpy())
         self._rate = round(tokens / (time.perf_counter() - self._start))
         logs[self._name] = self._rate
 
     def on_epoch_end(self, epoch, logs=None):
-        logs[self._name] = self._rate  # without the time that validation took
+        logs[self._name] = self._rate  # excludes validation
 
 
 class BestScore(keras.callbacks.Callback):
-    """Measures a score every few epochs and keeps the model that had the highest.
+    """Measures a score every few epochs and saves the model with the highest one.
 
-    For translation the score is BLEU of the model's own beam search, which the loss of
-    single tokens does not tell.
+    For translation use BLEU with beam search, which the loss per token does not predict.
 
     Args:
-        score: a function from the model to a number, higher is better.
-        path: where the best model is saved, ending in `.keras`; None saves nothing.
+        score: a function that takes the model and returns a number; higher is better.
+        path: file for the best model, ending in `.keras`; None saves nothing.
         every: number of epochs between two measurements, at least 1.
-        name: of the score in the logs.
+        name: name of the score in the logs.
 
     Attributes:
         best: the highest score so far.
@@ -111,12 +110,12 @@ class BestScore(keras.callbacks.Callback):
             if score > self.best and self.path is not None:
                 save_whole(self.model, self.path)
             self.memory[:] = [score if score > self.best else self.best, score]
-        # In the log of every epoch, since the first one decides the columns of a CSV file.
+        # Logged every epoch: the first one decides the columns of a CSV file.
         logs[self.name] = self.memory[1]
 
 
 def save_whole(model, path):
-    """Saves a model so that a reader of `path` never sees half of it.
+    """Saves a model atomically: a reader of `path` never sees half a file.
 
     Raises:
         FloatingPointError: if its weights are not finite.

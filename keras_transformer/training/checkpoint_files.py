@@ -1,7 +1,7 @@
-"""The files of checkpoints: one for a step, `step-<number>.npz`, of NumPy's own format.
+"""Checkpoint files: one per step, `step-<number>.npz`, in NumPy's format.
 
-A folder is never read through a list of what is in it, which could be lost: the files
-themselves are the truth, and each holds checksums of all that is in it.
+No index file lists them, since it could get lost: the folder's files are the list, and each
+holds checksums of its content.
 """
 
 import os
@@ -12,11 +12,10 @@ import numpy as np
 
 from keras_transformer.files import DamagedFile, read_arrays, save_arrays
 
-# What the arrays of a checkpoint mean. 2 since kernels are kept as (output, input), 3 since a
-# checkpoint is one file.
+# Version of the file format. 2: kernels are (output, input); 3: a checkpoint is one file.
 FORMAT = 3
 
-# The kinds of variables that a checkpoint holds, each with a name such as "weights/0".
+# The kinds of variables in a checkpoint; their names are e.g. "weights/0".
 KINDS = ("weights", "optimizer", "seeds", "averages", "carried")
 
 
@@ -25,7 +24,7 @@ def path_of(directory, step):
 
 
 def steps_in(directory):
-    """The steps of the checkpoints in a folder, lowest first; none if there is no folder."""
+    """Steps of the checkpoints in a folder, in ascending order; empty if there is no folder."""
     if not os.path.isdir(directory):
         return []
     found = (re.fullmatch(r"step-(0|[1-9][0-9]*)\.npz", name) for name in os.listdir(directory))
@@ -33,13 +32,13 @@ def steps_in(directory):
 
 
 def earlier_format_in(directory):
-    """The name of a checkpoint that an earlier version of this library has saved, or None."""
+    """Name of a checkpoint saved by an earlier version of this library, or None."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
     return next((name for name in names if re.fullmatch(r"step-[0-9]+\.index", name)), None)
 
 
 def write(path, variables, notes):
-    """Writes the values of variables and notes, both dicts by name, whole or not at all."""
+    """Atomically writes the values of variables and notes, both dicts by name."""
 
     def arrays():
         yield "format", FORMAT
@@ -52,10 +51,10 @@ def write(path, variables, notes):
 
 
 def read(path, variables):
-    """Assigns a checkpoint, of which `problem_with` has found nothing, to variables by name.
+    """Assigns to variables, a dict by name, a checkpoint in which `problem_with` found no problem.
 
     Returns:
-        Its notes, a dict from a name to an array.
+        Its notes, a dict of arrays by name.
     """
     notes = {}
     for name, array in read_arrays(path):
@@ -67,7 +66,7 @@ def read(path, variables):
 
 
 def weights_of(path):
-    """Yields the names and values of a checkpoint's weights, in their order."""
+    """Yields name and value of each weight in a checkpoint, in order."""
     for name, array in read_arrays(path):
         if name.startswith("weights/"):
             yield name, array
@@ -76,7 +75,7 @@ def weights_of(path):
 
 
 def as_of(array, variable):
-    """An array as it was: NumPy's file format knows bfloat16 and the like as bytes only."""
+    """An array in the dtype of a variable; NumPy's files store bfloat16 as untyped bytes."""
     return array.view(variable.dtype.as_numpy_dtype) if array.dtype.kind == "V" else array
 
 
@@ -84,9 +83,9 @@ def problem_with(path, variables, kinds=KINDS):
     """Reads a whole checkpoint; says in a sentence why it cannot be used, or returns None.
 
     Args:
-        path: of the checkpoint.
-        variables: a dict by name of those that it should fit.
-        kinds: the kinds of variables that are compared.
+        path: path of the checkpoint.
+        variables: dict by name of the variables it should fit.
+        kinds: kinds of variables to compare.
     """
     there, version = {}, None
     try:
@@ -109,7 +108,7 @@ def _type_and_shape(variable):
 
 
 def _difference(there, here, kinds):
-    """What differs between the types and shapes of a checkpoint and of a model, or None."""
+    """The first difference in types and shapes between a checkpoint and a model, or None."""
     for kind in kinds:
         counts = [sum(name.startswith(f"{kind}/") for name in names) for names in (there, here)]
         if counts[0] != counts[1]:
@@ -119,7 +118,7 @@ def _difference(there, here, kinds):
         if shape != shape_there:
             return f"{name} has the shape {shape_there} there, {shape} here"
         if dtype != dtype_there:
-            # NumPy, which lacks bfloat16, has two bytes of no type for it.
+            # NumPy lacks bfloat16 and calls it two untyped bytes.
             types = [str(t).replace("|V2", "bfloat16") for t in (dtype_there, dtype)]
             return f"{name} has the type {types[0]} there, {types[1]} here"
     return None

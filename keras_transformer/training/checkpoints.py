@@ -1,9 +1,9 @@
-"""Checkpoints that hold everything, to go on exactly where a training was stopped.
+"""Checkpoints from which training resumes exactly where it stopped.
 
-Keras's own leave out the state of dropout and the place in the data. Here a checkpoint
-holds weights, optimizer, moving averages, dropout's random state and what a model carries from
-batch to batch, and its number is the optimizer step; data that is a pure function of that step
-completes it.
+Keras's own leave out the state of dropout and the position in the data. These hold the weights,
+the optimizer, the moving average, dropout's random state and whatever the model carries from
+batch to batch. They are numbered by optimizer step; data that is a pure function of the step
+completes them.
 """
 
 import itertools
@@ -27,34 +27,34 @@ from keras_transformer.training.replicas import carried_variables
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Saves everything that training needs to go on, every few steps; call `save` at the end.
+    """Saves everything needed to resume training, every few steps; call `save` at the end.
 
-    It does not save by itself where `fit` returns: a training that was interrupted takes more
-    calls of `fit`, and must leave the same checkpoints as one that was not. A step that is no
-    multiple of `every`, where one was interrupted, is therefore kept only until the next save.
-    The last step of an epoch is saved when the epoch has ended, its validation included, so put
-    this callback behind those that measure: after a restart none of them has missed an epoch.
+    It does not save when `fit` returns: an interrupted training calls `fit` more often and must
+    leave the same checkpoints as an uninterrupted one. A checkpoint whose step is not a multiple
+    of `every`, left by an interruption, is therefore deleted at the next save. The last step of
+    an epoch is saved after its validation. List this callback after those that measure, so that
+    a restart makes none of them miss an epoch.
 
-    Nothing that is not finite is saved, and no checkpoint of this step or a later one that is
-    there already is ever overwritten or deleted.
+    It never saves weights that are not finite, and never overwrites or deletes an existing
+    checkpoint of this step or a later one.
 
-    With several workers all restore from the same directory, so it must be on a disk that all
-    see, and the chief alone saves. Wherever a checkpoint is restored or due, the workers prove
-    by a checksum that they hold the same weights and the same state of the optimizer.
+    With several workers the directory must be on a shared disk: all restore from it, and the
+    chief alone saves. At each restore and save the workers compare checksums of the weights and
+    of the optimizer's state.
 
     Args:
-        directory: where to keep the checkpoints.
+        directory: folder of the checkpoints.
         model: a compiled and built model of this library.
         every: number of optimizer steps between two checkpoints, at least 1.
         keep: number of checkpoints to keep, the newest; at least 1.
 
     Attributes:
-        notes: a dict of what else is kept with each checkpoint, from a name to numbers;
-            `restore` brings it back, as arrays.
+        notes: dict of numbers to save with each checkpoint, by name; `restore` fills it with
+            arrays.
 
     Raises:
         ValueError: if `every` or `keep` is below 1, the model is not compiled, or it carries a
-            memory on several workers, of which the chief knows its own alone.
+            memory on several workers: the chief cannot read those of the others.
         FloatingPointError: in training, instead of saving weights that are not finite.
         RuntimeError: in training, if the workers hold different weights.
     """
@@ -94,14 +94,14 @@ class Checkpoints(keras.callbacks.Callback):
         self._newest = None  # the step that was restored or saved last
 
     def restore(self):
-        """Restores the newest checkpoint; one that cannot be used is put aside with a warning.
+        """Restores the newest usable checkpoint; warns about damaged ones and sets them aside.
 
         Returns:
             The number of optimizer steps already taken; 0 if there is no checkpoint.
 
         Raises:
-            ValueError: if there are checkpoints and none can be used.
-            RuntimeError: if workers have restored different ones.
+            ValueError: if there are checkpoints but none can be used.
+            RuntimeError: if workers restored different checkpoints.
         """
         problems = {}
         for step in reversed(files.steps_in(self._directory)):
@@ -132,8 +132,8 @@ class Checkpoints(keras.callbacks.Callback):
 
         Raises:
             FloatingPointError: if the weights or the state of the optimizer are not finite.
-            ValueError: if a checkpoint that this training has not made would be overwritten.
-            OSError: if there is no room for it.
+            ValueError: if it would overwrite a checkpoint of another training.
+            OSError: if the disk is full.
         """
         step = self._step()
         if step != self._newest:
@@ -175,7 +175,7 @@ class Checkpoints(keras.callbacks.Callback):
             check_workers_agree(self._strategy, checksum(self._shared), what)
 
     def _check_is_empty(self, problems):
-        """Refuses to begin at step 0 where a training has been."""
+        """Raises rather than start at step 0 in a folder that holds checkpoints."""
         if problems:
             raise ValueError(
                 "No checkpoint can be used. Train into another folder, or with the settings they "
@@ -200,9 +200,9 @@ class Checkpoints(keras.callbacks.Callback):
 
 
 class SaveOnTerminate(keras.callbacks.Callback):
-    """When the process is told to end (SIGTERM), saves the current step and leaves.
+    """On SIGTERM, saves the current step and exits.
 
-    With several workers it is enough that one of them is told: all save the same step.
+    With several workers it is enough that one receives the signal: all save the same step.
 
     Args:
         checkpoints: the `Checkpoints` to save to.
@@ -243,21 +243,20 @@ class SaveOnTerminate(keras.callbacks.Callback):
 def average_checkpoints(directory, model, count):
     """Sets the weights of a model to their mean over its newest checkpoints.
 
-    One that is damaged is left out with a warning. Weights that are not floating-point numbers
-    are those of the newest checkpoint.
+    Skips damaged checkpoints with a warning. Integer weights come from the newest checkpoint.
 
     Source: Vaswani et al. 2017, section 6.1 (https://arxiv.org/abs/1706.03762).
 
     Args:
-        directory: where `Checkpoints` keeps them.
-        model: the model they are of.
-        count: number of checkpoints; all there are, if fewer.
+        directory: folder of a `Checkpoints`.
+        model: the model that was trained.
+        count: number of checkpoints; uses all if there are fewer.
 
     Returns:
-        The steps of the checkpoints that were averaged, a list of integers.
+        List of the steps whose checkpoints were averaged.
 
     Raises:
-        ValueError: if there is no checkpoint that can be used, or `count` is below 1.
+        ValueError: if no checkpoint can be used, or `count` is below 1.
     """
     weights = {f"weights/{index}": weight for index, weight in enumerate(model.weights)}
     variables = {name: weight.value for name, weight in weights.items()}
@@ -292,7 +291,7 @@ def _mean(arrays, dtype):
 
 
 def ends_epoch(callback, batch):
-    """Whether a batch is the last one of its epoch, of as many as `fit` knows there are."""
+    """Whether a batch is the last of its epoch, as far as `fit` knows the number of steps."""
     return batch + 1 == (callback.params or {}).get("steps")
 
 
@@ -301,6 +300,6 @@ def _by_name(**variables):
 
 
 def _put_aside(path):
-    """Gives a file another name, so that nothing overwrites it; returns the new path."""
+    """Renames a file so that nothing overwrites it; returns the new path."""
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in itertools.count())
     return path.rename(next(name for name in names if not name.exists()))

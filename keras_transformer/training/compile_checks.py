@@ -1,4 +1,4 @@
-"""What `compile` and `fit` of the library's `Model` refuse, each with the way out."""
+"""Checks of what is given to `compile` and `fit`; each error says what to do instead."""
 
 import keras
 import tensorflow as tf
@@ -82,13 +82,13 @@ def check_strategy(model, steps_per_execution, jit_compile):
 
 
 def check_model(model, own_class, accumulation_steps, ema_momentum):
-    """Raises for models whose own code or layers the exact step could not honour.
+    """Raises for models with methods or layers that the exact step cannot honour.
 
     Args:
         model: the model.
-        own_class: the library's mixin; methods of classes before it are the user's.
-        accumulation_steps: parts of a batch.
-        ema_momentum: None without a moving average.
+        own_class: the library's mixin; a method of a class before it is the user's.
+        accumulation_steps: number of parts of a batch.
+        ema_momentum: None for no moving average.
     """
     replicas = model.distribute_strategy.num_replicas_in_sync
     for name in ("compute_loss", "compute_metrics", *(["train_step"] if replicas > 1 else [])):
@@ -129,7 +129,7 @@ def _check_layer(layer, split):
 
 
 def overrides(model, own_class, name):
-    """Whether a subclass of the library's `Model` defines a method itself."""
+    """Whether a user's subclass of the library's `Model` overrides a method."""
     for one_class in type(model).__mro__:
         if one_class is own_class:
             return False
@@ -156,7 +156,7 @@ def check_class_weight(loss, class_weight):
 
 
 def check_one_replica(model, method):
-    """Raises for Keras's methods for one batch where each replica would be given all of it."""
+    """Raises on several replicas, where Keras's methods for one batch give each all of it."""
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise ValueError(

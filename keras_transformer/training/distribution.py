@@ -1,7 +1,7 @@
-"""Which devices and machines train a model, and how workers make sure that they agree.
+"""Which devices and machines train a model, and how workers check that they agree.
 
-A worker is one process of a training; it has one replica of the model on each of its devices.
-Worker 0 is the chief: it alone writes.
+A worker is one process of a training, with one replica of the model on each of its devices.
+Worker 0 is the chief; it alone writes files.
 """
 
 import os
@@ -26,20 +26,19 @@ class Worker(NamedTuple):
 def choose_strategy(name="auto"):
     """The strategy under which to make, compile and fit a model.
 
-    Call it before anything else of TensorFlow: several workers can only be connected then.
+    Call it before any other use of TensorFlow: workers can only be connected then.
 
     Args:
-        name: "one" trains on one device; "mirrored" on all GPUs of this machine, or all CPU
-            devices (see `split_cpu`) if it has none; "multiworker" on the workers that the
-            environment variable TF_CONFIG names; "auto" on what there is: the workers of
-            TF_CONFIG if there are several, else all GPUs or CPU devices, if there are several.
+        name: "one" trains on one device; "mirrored" on all GPUs of this machine or, without
+            GPUs, on all CPU devices (see `split_cpu`); "multiworker" on the workers listed in
+            the environment variable TF_CONFIG; "auto" on all that is available: the workers of
+            TF_CONFIG if there are several, else this machine's GPUs or CPU devices.
 
     Returns:
-        A `tf.distribute.Strategy`. The same global batches give the same numbers under all.
+        A `tf.distribute.Strategy`. The same global batches give the same numbers under each.
 
     Raises:
-        ValueError: if the name is unknown, TF_CONFIG is not as it should be, or TensorFlow was
-            used before.
+        ValueError: if the name is unknown, TF_CONFIG is malformed, or TensorFlow was used before.
 
     Examples:
         >>> import keras_transformer as kt
@@ -70,9 +69,9 @@ def choose_strategy(name="auto"):
 
 
 def split_cpu(count):
-    """Makes TensorFlow see `count` CPU devices, to try replicas on a machine without GPUs.
+    """Splits the CPU into `count` devices, to try replicas on a machine without GPUs.
 
-    They share the same cores, so nothing becomes faster. Call it before `choose_strategy`.
+    They share the same cores, so training gets no faster. Call it before `choose_strategy`.
 
     Raises:
         ValueError: if `count` is below 1, or TensorFlow was used before.
@@ -96,7 +95,7 @@ def has_workers(strategy):
 
 
 def this_worker(strategy):
-    """The `Worker` that this process is under a strategy; worker 0 of 1 if there are no others."""
+    """This process's `Worker` under a strategy; worker 0 of 1 if it is alone."""
     if not has_workers(strategy):
         return Worker(0, 1)
     resolver = strategy.cluster_resolver
@@ -107,7 +106,7 @@ def this_worker(strategy):
 
 
 def from_all_workers(strategy, value):
-    """The integers that all workers hand in, in their order; every worker waits for the others."""
+    """Gathers an integer from each worker, in order of their indices; waits for all workers."""
     worker = this_worker(strategy)
     if worker.count == 1:
         return [value]
@@ -117,10 +116,15 @@ def from_all_workers(strategy, value):
 
 
 def check_workers_agree(strategy, value, what):
-    """Stops all workers unless they hand in the same integer.
+    """Stops all workers unless their integers are equal.
+
+    Args:
+        strategy: strategy of the training.
+        value: this worker's integer.
+        what: what the integer stands for, for the error message.
 
     Raises:
-        RuntimeError: with what they handed in.
+        RuntimeError: with the integer of each worker.
     """
     values = from_all_workers(strategy, value)
     if len(set(values)) > 1:
@@ -129,7 +133,7 @@ def check_workers_agree(strategy, value, what):
 
 
 def checksum(arrays):
-    """A number that differs as soon as any bit of a list of arrays or variables does."""
+    """CRC-32 of all bits of a list of arrays or variables."""
     total = 0
     for array in arrays:
         total = zlib.crc32(np.ascontiguousarray(array).view(np.uint8), total)
@@ -137,7 +141,7 @@ def checksum(arrays):
 
 
 def _addresses():
-    """The workers that TF_CONFIG names, chief first; an empty list without TF_CONFIG."""
+    """Addresses of the workers in TF_CONFIG, chief first; empty without TF_CONFIG."""
     text = os.environ.get("TF_CONFIG", "")
     if not text:
         return []

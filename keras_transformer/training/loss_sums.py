@@ -1,8 +1,8 @@
-"""What a loss adds up over rows, so that parts of a batch give the loss of the whole batch.
+"""Sums of a loss over rows, from which parts of a batch give the loss of the whole batch.
 
-Keras reduces the losses of a batch to one number, and such numbers of several parts of a batch
-cannot be combined: the parts have other rows, masks and weights. The sums below can, and
-`LossSums.divisor` turns those of a whole batch into the number that Keras defines for it.
+Keras reduces the losses of a batch to one number. Such numbers cannot be combined over parts of
+a batch, which differ in rows, masks and weights. The sums below can, and `LossSums.divisor`
+turns those of a whole batch into Keras's number.
 """
 
 from typing import NamedTuple
@@ -22,17 +22,17 @@ COMPARES_ROWS = (
 
 
 class LossSums(NamedTuple):
-    """Scalars of a part of a batch; those of all parts are added up, field by field."""
+    """Sums over a part of a batch, scalars; add up those of all parts, field by field."""
 
     loss: tf.Tensor  # the weighted losses
     values: tf.Tensor  # number of losses, masked ones included
     weights: tf.Tensor  # sample weights times mask; the number of losses without either
     unmasked: tf.Tensor  # number of True in the mask
     mask_size: tf.Tensor
-    rows: tf.Tensor | float = 0.0  # of the batch; filled in by the step
+    rows: tf.Tensor | float = 0.0  # filled in by the step
 
     def divisor(self, reduction):
-        """What Keras divides the sum of the losses of a batch by, a scalar."""
+        """The scalar by which Keras divides the summed loss of a batch."""
         if reduction == "sum":
             return tf.ones_like(self.loss)
         if reduction == "mean_with_sample_weight":
@@ -41,7 +41,7 @@ class LossSums(NamedTuple):
 
 
 class LossFunction(keras.losses.Loss):
-    """A plain function of labels and predictions as a loss, as Keras wraps it in `compile`."""
+    """Wraps a function of labels and predictions as a loss, as Keras does in `compile`."""
 
     def __init__(self, function):
         super().__init__(name=getattr(function, "__name__", type(function).__name__))
@@ -52,10 +52,10 @@ class LossFunction(keras.losses.Loss):
 
 
 def resolve_loss(loss):
-    """What `compile` was given as a loss, as a `keras.losses.Loss` whose sums are exact; or None.
+    """Turns the `loss` of `compile` into a `keras.losses.Loss` whose sums are exact, or None.
 
     Raises:
-        ValueError: for several losses, and those whose parts do not add up.
+        ValueError: for several losses, and for losses that are not sums over rows.
     """
     if str(loss).lower() in ("crossentropy", "ce"):
         raise ValueError(
@@ -78,7 +78,7 @@ def resolve_loss(loss):
 
 
 def reduction_of(loss):
-    """The name of the rule by which a resolved loss is divided."""
+    """Name of a resolved loss's reduction."""
     return "mean_with_sample_weight" if isinstance(loss, TokenCrossentropy) else loss.reduction
 
 
@@ -130,7 +130,7 @@ def _sums(weighted, counted, mask):
 
 
 def _values_and_mask(loss, y, y_pred):
-    """The losses before any weight or mask, and the mask that Keras would apply or None."""
+    """The losses before any weight or mask, and the mask that Keras would apply, or None."""
     mask = mask_of(y_pred)
     if not isinstance(loss, OWN_LOSSES):  # ours take integers as they are
         y, y_pred = (ops.convert_to_tensor(part, dtype=loss.dtype) for part in (y, y_pred))
@@ -145,7 +145,7 @@ def _values_and_mask(loss, y, y_pred):
 
 
 def single_output(loss, y, y_pred, sample_weight):
-    """Labels, predictions and weights out of lists or dicts of one."""
+    """Takes labels, predictions and weights out of lists or dicts of one."""
     if isinstance(loss, PretrainingLoss):
         return y, y_pred, sample_weight
     outputs, labels, weights = map(keras.tree.flatten, (y_pred, y, sample_weight))
@@ -158,7 +158,7 @@ def single_output(loss, y, y_pred, sample_weight):
 
 
 def _aligned(first, second):
-    """Two tensors as Keras aligns them: one may have a last axis of size 1 more."""
+    """Aligns two tensors as Keras does: one may have an extra last axis of size 1."""
     if second.shape.rank == first.shape.rank + 1:
         return _aligned(second, first)[::-1]
     if first.shape.rank == second.shape.rank + 1 and first.shape[-1] == 1:
@@ -181,7 +181,7 @@ def _same_rank(values, weights, what, of, loss):
 
 
 def _check_adds_up(loss):
-    """Raises for losses that are not sums over rows, which replicas could not add up."""
+    """Raises for losses that are not sums over rows: replicas could not add them up."""
     name = type(loss).__name__
     function = getattr(loss, "fn", None)
     if type(loss).__call__ not in (keras.losses.Loss.__call__, TokenCrossentropy.__call__):
@@ -215,7 +215,7 @@ def _check_ranks(loss, y, y_pred):
 
 
 def _by_row(values, y, y_pred, loss):
-    """Returns the losses after checking that their first axis is the rows, and no other."""
+    """Returns the losses after checking that their first axis, and no other, is the rows."""
     received = (
         f"Received: losses of shape {tuple(values.shape)} from {loss.name}, for predictions of "
         f"shape {tuple(y_pred.shape)}."

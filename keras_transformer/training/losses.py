@@ -21,7 +21,7 @@ class TokenCrossentropy(keras.losses.Loss):
 
     Args:
         label_smoothing: e, in [0, 1); 0.1 in the paper.
-        pad_id: label of the positions that do not count.
+        pad_id: label of padding.
 
     Call arguments:
         y_true: labels, integers (batch, target).
@@ -52,7 +52,7 @@ class TokenCrossentropy(keras.losses.Loss):
         self.pad_id = pad_id
 
     def call(self, y_true, y_pred):
-        """The loss of each position, (batch, target), padding included."""
+        """The loss at each position, (batch, target), padding included."""
         logits = ops.cast(y_pred, "float32")
         labels = ops.cast(y_true, "int32")
         if len(labels.shape) != len(logits.shape) - 1:
@@ -61,9 +61,9 @@ class TokenCrossentropy(keras.losses.Loss):
                 f"vocabulary). Received: labels of shape {tuple(labels.shape)}, predictions of "
                 f"shape {tuple(logits.shape)}."
             )
-        labels = ops.where(labels == self.pad_id, 0, labels)  # which may be outside, as -1 is
+        labels = ops.where(labels == self.pad_id, 0, labels)  # pad_id may be outside, e.g. -1
         nats = _crossentropy(labels, logits)
-        # Where no processor refuses labels outside of the vocabulary they must not go unseen.
+        # GPUs do not raise for labels outside of the vocabulary; NaN shows them.
         is_inside = (labels >= 0) & (labels < logits.shape[-1])
         nats = ops.where(is_inside, nats, float("nan"))
         if not self.label_smoothing:
@@ -92,19 +92,19 @@ class TokenCrossentropy(keras.losses.Loss):
 class PretrainingLoss(keras.losses.Loss):
     """The sum of BERT's two losses: of masked tokens and of the next sentence.
 
-    Each is a mean of its own, over the masked tokens and over the examples of the whole
-    batch. The data brings the weights that make a sum over examples of the first: only it
-    sees the whole batch, of which a replica, or a part of an accumulated step, sees a share.
-    It is a loss of two outputs, which the library's train step on TensorFlow takes; Keras's
-    own, on JAX and PyTorch, wants a loss for each.
+    Each is a mean of its own: over the masked tokens and over the examples of the whole
+    batch. The data brings weights that turn the first into a sum over examples: only the data
+    sees the whole batch, while a replica or an accumulated part sees a share of it. The loss
+    takes two outputs, which needs the library's train step on TensorFlow; Keras's own, on JAX
+    and PyTorch, wants one loss per output.
 
     Source: Devlin et al. 2018, appendix A.2 (https://arxiv.org/abs/1810.04805).
 
     Call arguments:
-        y_true: a dictionary of `masked_tokens`, the ids before masking, integers (batch,
-            masked); `masked_weights`, (batch, masked), for each masked token the number of
-            examples a masked token of the batch, for padding 0; and `next_sentence`,
-            (batch,), 0 if the second text follows the first, 1 if it is random.
+        y_true: a dict of `masked_tokens`, the ids before masking, integers (batch, masked);
+            `masked_weights`, (batch, masked), examples divided by masked tokens of the whole
+            batch for each masked token, and 0 for padding; and `next_sentence`, (batch,), 0 if
+            the second text follows the first, 1 if it is random.
         y_pred: logits of `bert_pretraining`.
 
     Returns:
@@ -134,13 +134,13 @@ class PretrainingLoss(keras.losses.Loss):
 
 
 def token_weights(labels, pad_id, sample_weight=None):
-    """How much each token counts: 1.0, padding 0.0, times `sample_weight`; float32.
+    """Weight of each token: 1.0, or 0.0 for padding, times `sample_weight`; float32.
 
     Args:
         labels: integers (batch, target), or with more or fewer axes after the batch.
         pad_id: label of padding.
-        sample_weight: None, or weights in the shape of the labels, with axes of size 1 at the
-            end, or without the last axes.
+        sample_weight: None, or weights in the shape of the labels; last axes may be missing, or
+            added with size 1.
 
     Raises:
         ValueError: if the weights have more axes than the labels.
@@ -166,8 +166,8 @@ def _crossentropy(labels, logits):
     if keras.backend.backend() != "tensorflow":
         return ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
 
-    # TensorFlow's own operation takes ten times as long as its softmax, from which both the
-    # loss and its gradient, softmax - one_hot(label), follow; a gather's gradient is slow too.
+    # TensorFlow's own operation takes ten times as long as its softmax, which gives both the
+    # loss and its gradient, softmax - one_hot(label). A gather's gradient is slow, too.
     @tf.custom_gradient
     def crossentropy(logits):
         probabilities = tf.nn.softmax(logits)

@@ -1,4 +1,4 @@
-"""Metrics of token ids that count real tokens only."""
+"""Metrics over real tokens; padding does not count."""
 
 import keras
 from keras import ops
@@ -10,8 +10,8 @@ class TokenMetric(keras.metrics.Metric):
     """A sum over real tokens divided by their number; padding does not count.
 
     Args:
-        pad_id: label of the positions that do not count.
-        name: of the metric.
+        pad_id: label of padding.
+        name: name of the metric.
     """
 
     def __init__(self, pad_id=0, name=None, dtype=None):
@@ -25,12 +25,12 @@ class TokenMetric(keras.metrics.Metric):
         self.add_sums(ops.sum(self.values(y_true, y_pred) * weights), ops.sum(weights))
 
     def add_sums(self, total, tokens):
-        """Adds what was summed elsewhere, both scalars."""
+        """Adds sums computed elsewhere, both scalars."""
         self.total.assign_add(ops.cast(total, self.dtype))
         self.tokens.assign_add(ops.cast(tokens, self.dtype))
 
     def values(self, y_true, y_pred):
-        """What is summed, (batch, target)."""
+        """The value of each token, (batch, target)."""
         raise NotImplementedError
 
     def result(self):
@@ -42,7 +42,7 @@ class TokenMetric(keras.metrics.Metric):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenAccuracy(TokenMetric):
-    """Share of the real tokens that have the highest logit, alone or with others, in [0, 1].
+    """Share of real tokens whose label has the highest logit, ties included, in [0, 1].
 
     Examples:
         >>> metric = TokenAccuracy()
@@ -55,8 +55,8 @@ class TokenAccuracy(TokenMetric):
         super().__init__(pad_id, name, dtype)
 
     def values(self, y_true, y_pred):
-        # Keras's argmax takes six passes over the logits on TensorFlow, this one.
-        highest = ops.max(y_pred, axis=-1, initial=-float("inf"))  # of no rows, too
+        # One pass over the logits, where Keras's argmax takes six on TensorFlow.
+        highest = ops.max(y_pred, axis=-1, initial=-float("inf"))  # works without rows, too
         return ops.cast(_chosen(y_pred, y_true) >= highest, "float32")
 
 
@@ -83,7 +83,7 @@ class Perplexity(TokenMetric):
 
 
 def loss_tracker(model):
-    """The metric by which Keras averages the loss of an epoch; the first one of that name."""
+    """The metric in which Keras averages the loss of an epoch; the first of that name."""
     return next(metric for metric in model.metrics if metric.name == "loss")
 
 

@@ -27,27 +27,27 @@ class Model(TrainStep, keras.Model):
     real tokens. On the JAX and PyTorch backends it is `keras.Model` as it stands.
 
     With Keras's losses, loss, logs and weights are those of `keras.Model` on one device, whatever
-    the shapes of labels, weights and masks, with two differences that are meant:
+    the shapes of labels, weights and masks, with two intended differences:
 
     - `TokenCrossentropy` is a weighted mean: it divides by the sum of the weights of the batch's
       tokens, and the loss of an epoch is the mean over its tokens.
-    - The gradient of an embedding is dense, as on JAX. Keras hands TensorFlow's optimizers a slice
-      per occurrence of a token, of which adaptive ones square each instead of their sum.
+    - The gradient of an embedding is dense, as on JAX. On TensorFlow Keras hands optimizers one
+      slice per occurrence of a token, and adaptive ones square each slice instead of their sum.
 
-    What cannot be exact on replicas is refused on one device too: a loss that returns a scalar,
-    compares rows with each other or is not reduced, several outputs, `add_loss`, float16.
-    Metrics of your own must be sums over rows: their variables are added up over replicas.
+    What cannot be exact on replicas is refused on one device too: losses that return a scalar,
+    compare rows with each other or are not reduced, several outputs, `add_loss`, float16.
+    Your own metrics must be sums over rows: their variables are summed over replicas.
 
     Make it from inputs and outputs, or subclass it with a `call`. Several replicas,
     `accumulation_steps` and `ema_momentum` need a model that is built before `compile`.
 
-    `compile` takes three more arguments, which Keras has on the optimizer, where they are
-    wrong on several replicas and therefore refused:
+    `compile` takes three more arguments. Keras has them on the optimizer, where they give wrong
+    numbers on several replicas and are therefore refused:
 
     Args:
-        clip_norm: largest global norm of the gradient of the whole batch; None for no limit.
-        accumulation_steps: number of parts into which each batch is cut, to need less memory;
-            the update is that of the whole batch.
+        clip_norm: largest global norm of the whole batch's gradient; None for no limit.
+        accumulation_steps: number of parts into which to cut each batch, to save memory; the
+            update is that of the whole batch.
         ema_momentum: share of the old value in a moving average of the weights, in (0, 1);
             None for no average. `swap_averaged_weights` exchanges it with the weights.
 
@@ -75,10 +75,10 @@ class Model(TrainStep, keras.Model):
 
 @functools.cache
 def _functional(cls):
-    """A subclass of a class of models, and of Keras's functional models.
+    """A subclass of both a model class and Keras's functional models.
 
-    Keras would change the bases of the class itself, and with them all other subclasses of
-    `Model`, of which those with a `call` could not be made any more.
+    Keras would change the bases of the class itself, after which no subclass of `Model` with a
+    `call` could be made.
     """
     if issubclass(cls, FUNCTIONAL):
         return cls

@@ -23,7 +23,7 @@ class Adam(keras.optimizers.Adam):
         beta_1: decay of the first moment, in [0, 1).
         beta_2: decay of the second moment, in [0, 1).
         epsilon: added to the root of the second moment.
-        **kwargs: of `keras.optimizers.Adam`.
+        **kwargs: other arguments of `keras.optimizers.Adam`.
 
     Examples:
         >>> float(Adam(0.5).beta_2)

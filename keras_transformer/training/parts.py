@@ -1,4 +1,4 @@
-"""Parts of a batch and their gradients: cut, made dense, scaled, added up over replicas."""
+"""Cuts batches into parts, and scales and adds up gradients, over parts and replicas."""
 
 import keras
 import tensorflow as tf
@@ -10,7 +10,7 @@ def num_rows(x):
 
 
 def part_of(part, parts, data):
-    """Rows of one of `parts` nearly equal parts of the batch."""
+    """The rows of part number `part` of a batch cut into `parts` nearly equal parts."""
     if parts == 1:
         return data
 
@@ -22,12 +22,12 @@ def part_of(part, parts, data):
 
 
 def dense(gradients):
-    """Gradients as tensors, by their places in the list; those that are None are left out."""
+    """Gradients as a dict of dense tensors by position; leaves out those that are None."""
     return {i: tf.convert_to_tensor(g) for i, g in enumerate(gradients) if g is not None}
 
 
 def added(gradient, other):
-    """Adds to a dense gradient another, which may be None or rows of an embedding."""
+    """The sum of a dense gradient and another, which may be None or `tf.IndexedSlices`."""
     if other is None:
         return gradient
     if isinstance(other, tf.IndexedSlices):
@@ -41,13 +41,13 @@ def scaled(gradients, scale):
 
 
 def sum_of(*parts):
-    """Adds up dicts of gradients; a gradient may be missing in some of them."""
+    """The sum of dicts of gradients, any of which may lack some positions."""
     places = sorted(set().union(*parts))
     return {i: tf.add_n([part[i] for part in parts if i in part]) for i in places}
 
 
 def over_replicas(sums, gradients=()):
-    """A nest of scalars and a nest of gradients, added up over all replicas."""
+    """Sums a nest of scalars and a nest of gradients over all replicas."""
     scalars, flat = tf.nest.flatten(sums), tf.nest.flatten(gradients)
     numbers = tf.stack([tf.cast(scalar, scalars[0].dtype) for scalar in scalars])
     numbers, *flat = reduced([numbers, *flat])
@@ -56,7 +56,7 @@ def over_replicas(sums, gradients=()):
 
 
 def reduced(tensors):
-    """A list of tensors added up over all replicas; TensorFlow packs those of one dtype only."""
+    """Sums a list of tensors over all replicas, one dtype at a time, as TensorFlow requires."""
     context = tf.distribute.get_replica_context()
     results = dict.fromkeys(range(len(tensors)))
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):

@@ -1,9 +1,9 @@
 """Output projection, softmax and cross-entropy in one, a few hundred tokens at a time.
 
-The logits of a whole batch are the largest tensor of a training step, several times over:
-as logits, probabilities and gradients. Here only those of `CHUNK_NUMBERS` numbers exist at
-a time, padding is left out before the product, and the gradient is never shifted by labels
-or smoothing in vocabulary width: those parts go through the narrow side of the product.
+The logits of a whole batch are the largest tensor of a training step, and exist several times:
+as logits, probabilities and gradients. Here only `CHUNK_NUMBERS` of them exist at a time,
+padding is left out before the product, and labels and smoothing change the gradient on the
+narrow side of the product instead of in vocabulary width.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
         table: (vocabulary, dim), float32.
         labels: integers (batch, target).
         label_smoothing: e, in [0, 1).
-        pad_id: label of the positions that do not count.
+        pad_id: label of padding.
         gradients: whether to compute those of the loss.
 
     Returns:
@@ -115,7 +115,7 @@ class Projection:
 
 
 def find_projection(model):
-    """A model's last layer, if it multiplies by a `projection_table`; else None."""
+    """A `Projection` if the model's last layer multiplies by a `projection_table`, else None."""
     outputs = getattr(model, "outputs", None) or []
     if len(outputs) != 1:
         return None

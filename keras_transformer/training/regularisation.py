@@ -7,16 +7,16 @@ from keras import ops
 from keras_transformer.training.internals import added_losses, all_layers
 from keras_transformer.training.parts import dense
 
-# Sums over all numbers, so that parts of a batch add up; a custom regulariser may not be.
+# Sums over all numbers, so parts of a batch add up. A custom regulariser may be no such sum.
 ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 def weight_penalty(weights):
-    """The penalty that the regularisers of weights add to the loss, whatever the batch.
+    """The penalty that weight regularisers add to the loss, whatever the batch.
 
     Returns:
-        The pair of a scalar and its gradients, a dict by the weights' places; None and an empty
-        dict where no weight has a regulariser.
+        A scalar and its gradients, a dict by the weights' positions; None and an empty dict if
+        no weight has a regulariser.
     """
     if all(weight.regularizer is None for weight in weights):
         return None, {}
@@ -31,20 +31,20 @@ def has_activity_regularizer(model):
 
 
 def activity_penalties(model, rows):
-    """The penalties that the latest call of a model added, times its number of rows.
+    """The penalties added by the latest call of a model, times its number of rows.
 
     Keras divides the penalty of an output by its rows. Multiplied by them it is a sum over rows,
-    so those of all parts of a batch add up to that of the whole.
+    so the penalties of all parts of a batch add up to that of the whole.
 
     Args:
-        model: called on a part of a batch.
-        rows: of that part, an integer scalar.
+        model: a model that was called on a part of a batch.
+        rows: number of rows of that part, an integer scalar.
 
     Returns:
         A tuple of float32 scalars, one per penalty.
 
     Raises:
-        ValueError: for penalties that need not be sums over rows.
+        ValueError: for penalties that may not be sums over rows.
     """
     penalties = []
     for layer in all_layers(model):

@@ -1,4 +1,4 @@
-"""What replicas must not share, and what they must: dropout's noise, memories, and the data."""
+"""What differs between replicas: dropout's noise, carried memories, their share of the data."""
 
 import tensorflow as tf
 
@@ -11,12 +11,12 @@ SEED_STRIDE = 1_000_003  # between the seeds of two replicas; prime, so that sum
 class DropoutSeeds:
     """The random state of a model's dropout, different on each replica.
 
-    Keras mirrors the state, so all replicas would drop the same units. A state is a pair of
-    seed and counter; here the seed of the replica that gets part i of each batch is raised by
-    i times a stride. Checkpoints hold the state for part 0, which is that of a single device.
+    Keras mirrors the state, so that all replicas would drop the same units. A state is a pair
+    of seed and counter; here the replica that gets part i of each batch adds i times a stride
+    to its seed. Checkpoints hold the state for part 0, which is that of a single device.
 
     Args:
-        model: whose dropout it is.
+        model: the model whose dropout to spread.
     """
 
     def __init__(self, model):
@@ -26,11 +26,11 @@ class DropoutSeeds:
 
     @property
     def variables(self):
-        """The states, TensorFlow variables; a model may have been built after `compile`."""
+        """TensorFlow variables of the states; looked up anew, as a model may be built late."""
         return [v.value for v in self._model.variables if "seed_generator" in v.path]
 
     def spread(self):
-        """Sets the seeds of this worker's replicas; a second call changes nothing."""
+        """Sets the seeds of this worker's replicas. Idempotent."""
         if self._strategy.num_replicas_in_sync == 1:
             return
         if self._first_seeds is None:
@@ -38,31 +38,33 @@ class DropoutSeeds:
         worker = this_worker(self._strategy)
         for variable, seed in zip(self.variables, self._first_seeds, strict=True):
             for place, copy in enumerate(_copies(variable)):
-                part = place * worker.count + worker.index  # TensorFlow deals them out in turn
+                part = place * worker.count + worker.index  # TensorFlow deals parts in turn
                 counter = copy.numpy()[1]
                 copy.assign(tf.constant([seed + part * SEED_STRIDE, counter], copy.dtype))
 
     def restored(self):
-        """To be called when a checkpoint has set all replicas to the state of the first."""
+        """Call after restoring a checkpoint, which sets all replicas to the first one's state."""
         self._first_seeds = None
         self.spread()
 
 
 def carried_variables(model):
-    """What a model carries from batch to batch, such as a memory, for the rows of each replica.
+    """The variables in which a model carries state from batch to batch, such as a memory.
+
+    Each replica has its own, for its own rows.
 
     Returns:
-        A list of the TensorFlow variables on all of this worker's devices.
+        List of the TensorFlow variables on all of this worker's devices.
     """
     carried = [v.value for v in model.variables if v.synchronization == "on_read"]
     return [copy for variable in carried for copy in _copies(variable)]
 
 
 def check_carried(model, accumulation_steps):
-    """Refuses to cut the batches of a model that carries something for each of their rows.
+    """Raises if batches would be cut for a model that carries state for each of their rows.
 
     Raises:
-        ValueError: if `accumulation_steps` is above 1 and the model carries something.
+        ValueError: if `accumulation_steps` is above 1 and the model carries state.
     """
     if accumulation_steps > 1 and carried_variables(model):
         raise ValueError(
@@ -72,11 +74,11 @@ def check_carried(model, accumulation_steps):
 
 
 def check_data(data, strategy):
-    """Refuses what workers would not divide among themselves.
+    """Raises for data that several workers would not divide among themselves.
 
     Raises:
-        ValueError: with several workers, for anything but a `tf.data.Dataset` in an order that
-            is the same on all of them and is divided by examples.
+        ValueError: with several workers, unless the data is a `tf.data.Dataset` that is sharded
+            by examples and has the same order on all workers.
     """
     if not has_workers(strategy) or isinstance(data, tf.distribute.DistributedDataset):
         return
@@ -102,5 +104,5 @@ def check_data(data, strategy):
 
 
 def _copies(variable):
-    """The variables of a mirrored one on this worker's devices."""
+    """The copies of a mirrored variable on this worker's devices."""
     return getattr(variable, "values", [variable])
