@@ -135,10 +135,10 @@ def _fit(model, config, batches, validation, callbacks):
     is_chief = this_worker(model.distribute_strategy).index == 0
     step = checkpoints.restore()
     for callback in callbacks:
-        if hasattr(callback, "memory"):  # of the epochs before, which another process has seen
+        if hasattr(callback, "saved_state"):  # from the epochs of an earlier process
             name = type(callback).__name__
-            callback.memory[:] = checkpoints.notes.get(name, callback.memory)
-            checkpoints.notes[name] = callback.memory
+            callback.saved_state[:] = checkpoints.notes.get(name, callback.saved_state)
+            checkpoints.notes[name] = callback.saved_state
     if step and is_chief:
         print(f"Resuming from step {step} of {config.steps}.")
     per_epoch = batches.steps_per_epoch

@@ -48,21 +48,21 @@ class StopWithoutProgress(keras.callbacks.Callback):
         losses: validation losses of the epochs that earlier processes finished.
 
     Attributes:
-        memory: validation losses of all epochs so far, a list.
+        saved_state: validation losses of all epochs so far, a list kept with each checkpoint.
     """
 
     def __init__(self, patience, losses=()):
         super().__init__()
         self._patience = patience
-        self.memory = list(losses)
+        self.saved_state = list(losses)
 
     def on_epoch_end(self, epoch, logs=None):
-        self.memory[epoch:] = [logs["val_loss"]]
+        self.saved_state[epoch:] = [logs["val_loss"]]
         self.model.stop_training = self.is_due(epoch + 1)
 
     def is_due(self, epochs):
         """Whether training ends after this many epochs."""
-        losses = self.memory[:epochs]
+        losses = self.saved_state[:epochs]
         return bool(losses) and len(losses) - 1 - np.argmin(losses) >= self._patience
 
 

@@ -84,7 +84,7 @@ class BestScore(keras.callbacks.Callback):
 
     Attributes:
         best: the highest score so far.
-        memory: the highest score and the latest, a list.
+        saved_state: the highest score and the latest, a list kept with each checkpoint.
 
     Raises:
         ValueError: if `every` is below 1.
@@ -98,20 +98,20 @@ class BestScore(keras.callbacks.Callback):
         self.path = None if path is None else pathlib.Path(path)
         self.every = every
         self.name = name
-        self.memory = [-math.inf, math.nan]
+        self.saved_state = [-math.inf, math.nan]
 
     @property
     def best(self):
-        return self.memory[0]
+        return self.saved_state[0]
 
     def on_epoch_end(self, epoch, logs=None):
         if (epoch + 1) % self.every == 0:
             score = float(self.score(self.model))
             if score > self.best and self.path is not None:
                 save_whole(self.model, self.path)
-            self.memory[:] = [score if score > self.best else self.best, score]
+            self.saved_state[:] = [score if score > self.best else self.best, score]
         # Logged every epoch: the first one decides the columns of a CSV file.
-        logs[self.name] = self.memory[1]
+        logs[self.name] = self.saved_state[1]
 
 
 def save_whole(model, path):
