@@ -8,9 +8,17 @@ import pytest
 DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "other_backend: runs tests again in a process of its own")
-    config.addinivalue_line("markers", "soak: takes long; pytest -m soak runs them")
+# Files of minutes, begun first: two processes take one file after the other.
+LONG = ("layers/test_backends.py", "train/test_workers.py", "training/test_on_jax.py")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Begins with the long files; `-m "not slow"` leaves the very long tests out, too."""
+    items.sort(key=lambda item: not str(item.path).endswith(LONG))
+    if "soak" not in config.getoption("markexpr"):
+        soak = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=soak)
+        items[:] = [item for item in items if item not in soak]
 
 
 @pytest.fixture(autouse=True)

@@ -194,6 +194,7 @@ def test_long_pairs_lose_their_outer_ends_the_longer_one_first():
     assert pairs == {(tuple(range(19, 25)), (25, 26, 27))}, "six of twenty tokens, and three"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_length", [9, 30, 99])  # a few sentences, a document, more
 def test_length_does_not_tell_a_random_sentence(documents, max_length):
     batches = pretraining_batches(documents, tokenizer_of(documents), 7, max_length, seed=3)
@@ -255,6 +256,7 @@ def test_masks_and_pairs_differ_from_epoch_to_epoch(documents):
     assert not np.array_equal(np.sort(first["token_ids"]), np.sort(second["token_ids"]))
 
 
+@pytest.mark.slow
 def test_training_resumes_at_any_step(batches):
     steps = batches.steps_per_epoch
     whole = elements(batches, 2 * steps + 3)
@@ -263,6 +265,7 @@ def test_training_resumes_at_any_step(batches):
         assert same(rest, whole[start:]), f"from step {start} on"
 
 
+@pytest.mark.slow
 def test_batches_are_a_function_of_the_seed(batches, documents):
     first = elements(batches, 4)
     again = pretraining_batches(documents, tokenizer_of(documents), BATCH, MAX_LENGTH, seed=3)

@@ -1,8 +1,5 @@
 """Ids that a user brings along, from any tokenizer: what is taken, and what is refused."""
 
-import functools
-import operator
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -47,9 +44,8 @@ def test_ids_of_any_kind_make_the_same_batches(kind):
 
 def test_documents_of_as_many_sentences_each_may_be_uniform():
     nested = [[[5, 6], [6]], [[5], [6, 6]]]
-    uniform = tf.RaggedTensor.from_uniform_row_length(
-        tf.ragged.constant(functools.reduce(operator.iadd, nested, [])), 2
-    )
+    sentences = tf.ragged.constant([[5, 6], [6], [5], [6, 6]])
+    uniform = tf.RaggedTensor.from_uniform_row_length(sentences, 2)
     batches = [PretrainingBatches(ids, WORDS, max_length=7) for ids in (nested, uniform)]
     assert batches[0].checksum() == batches[1].checksum()
 

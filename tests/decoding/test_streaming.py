@@ -32,6 +32,7 @@ def write(model, prompt, num_tokens, context, seed=(5, 7), **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.5, "top_k": 4}, {"top_p": 0.7}], ids=str)
 def test_streamed_tokens_are_those_that_sample_draws(model, options):
     prompt, count = [5, 9, 4], 6

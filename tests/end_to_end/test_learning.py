@@ -9,6 +9,8 @@ import keras_transformer as kt
 from keras_transformer.decoding import greedy_search
 from keras_transformer.models.encoder_decoder import encode, start_cache, step
 
+pytestmark = pytest.mark.slow
+
 START, END, VOCABULARY = 2, 3, 13
 
 

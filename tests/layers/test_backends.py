@@ -15,7 +15,7 @@ import keras_transformer
 REPOSITORY = pathlib.Path(__file__).parents[2]
 # The packages whose files may name nothing but Keras, the standard library and each other.
 ROOMS = {"ops": {"ops"}, "layers": {"ops", "layers"}}
-pytestmark = pytest.mark.other_backend
+pytestmark = [pytest.mark.other_backend, pytest.mark.slow]
 
 
 def python(*arguments, backend):

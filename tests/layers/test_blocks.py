@@ -224,6 +224,7 @@ def test_each_dropout_acts_in_training_only(kind):
         assert np.abs(training - calm).max() > 1e-3, f"{kind} acts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 1e-2)])
 @pytest.mark.parametrize(
     ("stack", "options"),

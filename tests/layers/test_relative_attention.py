@@ -128,6 +128,7 @@ def test_a_batch_of_zero_rows_works():
     assert tuple(outputs.shape) == (0, 5, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_memory", [False, True])
 @pytest.mark.parametrize(
     ("arguments", "num_weights"),

@@ -38,6 +38,7 @@ def pair(pattern, causal, **arguments):
     return layer, dense, inputs, layer.pattern_mask(LENGTH)
 
 
+@pytest.mark.slow
 @EACH_PATTERN
 @CAUSAL
 def test_layer_passes_every_check(pattern, causal, tmp_path):
@@ -162,6 +163,7 @@ def test_dropout_acts_in_training_only():
     assert np.abs(calm - training).max() > 1e-3, "weights are dropped"
 
 
+@pytest.mark.slow
 @EACH_PATTERN
 def test_an_encoder_with_a_pattern_is_a_dense_one_with_its_mask(pattern, tmp_path):
     arguments = {"num_layers": 2, "num_heads": 3, "intermediate_dim": 7}
@@ -180,6 +182,7 @@ def test_an_encoder_with_a_pattern_is_a_dense_one_with_its_mask(pattern, tmp_pat
     check_layer(Encoder, given, (inputs,), (2, LENGTH, 6), len(dense.weights), tmp_path)
 
 
+@pytest.mark.slow
 @EACH_PATTERN
 def test_a_decoder_with_a_pattern_is_a_dense_one_with_its_mask(pattern, tmp_path):
     arguments = {"num_layers": 2, "num_heads": 3, "intermediate_dim": 7}

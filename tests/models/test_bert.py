@@ -286,6 +286,7 @@ def test_one_fit_step_reaches_every_weight():
     gradient_reaches_all(bert_token_labeller(backbone_of(), 5), INPUTS, labels, TokenCrossentropy())
 
 
+@pytest.mark.slow
 @needs_tensorflow
 def test_the_pretraining_heads_learn_a_few_examples_by_heart():
     model = bert_pretraining(backbone_of(hidden_dim=24, num_heads=2, dropout=0.0))

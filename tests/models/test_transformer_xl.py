@@ -141,6 +141,7 @@ def test_a_search_finds_what_repeated_passes_find():
     np.testing.assert_array_equal(found.token_ids.numpy()[:, 0, :-1], ids[:, 1:-1])
 
 
+@pytest.mark.slow
 @needs_tensorflow
 @pytest.mark.parametrize("memory_length", [0, 3, 5, 9, 100])
 @pytest.mark.parametrize("segment_length", [1, 7, 100])
@@ -244,6 +245,7 @@ def test_dropout_acts_in_training_only():
     assert np.abs(array(model(ids, training=True)) - array(model(ids))).max() > 1e-3
 
 
+@pytest.mark.slow
 @needs_tensorflow
 @pytest.mark.parametrize("memory_length", [0, 5])
 def test_a_training_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, memory_length):

@@ -40,6 +40,7 @@ def naive_export(translator, model, tokenizer, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_module_that_holds_a_keras_model_works_in_python_only(naive_export, golden):
     requests, expected = golden
     reloaded = tf.saved_model.load(naive_export).signatures["serving_default"]
@@ -50,6 +51,7 @@ def test_a_module_that_holds_a_keras_model_works_in_python_only(naive_export, go
         check_answers(naive_export, requests, expected)
 
 
+@pytest.mark.slow
 def test_weights_stored_twice_are_refused(translator, model, tmp_path):
     twice = tf.Module()
     twice.model, twice.weights = model, translator.weights
@@ -59,6 +61,7 @@ def test_weights_stored_twice_are_refused(translator, model, tmp_path):
         check_size(str(tmp_path), translator.weights)
 
 
+@pytest.mark.slow
 def test_a_sound_export_passes_and_another_answer_is_refused(
     exported, translator, golden, monkeypatch
 ):

@@ -69,6 +69,7 @@ def test_ids_beyond_the_length_or_the_vocabulary_do_no_harm(model, tokenizer):
         ask(module, "logits", token_ids=ids, length=np.array([2], "int32"))
 
 
+@pytest.mark.slow
 def test_an_export_answers_in_a_fresh_process(model, tokenizer, tmp_path):
     module = module_of(model, tokenizer)
     path = export(module, tmp_path, "moods", TEXTS)

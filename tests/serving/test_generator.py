@@ -104,6 +104,7 @@ def test_a_score_is_what_the_model_thinks_of_the_text(model, generator):
         assert answer["truncated"][row] == (len(text) > 14)
 
 
+@pytest.mark.slow
 def test_an_export_answers_in_a_fresh_process(model, generator, tmp_path):
     path = export(generator, tmp_path, "writer", ["to be", "or not"])
     expected = ask(generator, "serving_default", prompt=["to be"])
@@ -116,6 +117,7 @@ def test_an_export_answers_in_a_fresh_process(model, generator, tmp_path):
     assert export(half, tmp_path, "half", ["to be"]).endswith("half/1")
 
 
+@pytest.mark.slow
 def test_gpt2_is_served_with_its_own_ids_and_as_many(tmp_path):
     pytest.importorskip("tokenizers")
     text = "to be or not to be, that is the question! "

@@ -11,6 +11,8 @@ from keras_transformer.serving import export
 from .conftest import SMALL_MODULES
 from .hostile import NOT_REQUESTS, Server, attack, is_equal
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("translator", "classifier", "generator")
 SOAK = 100_000
 

@@ -8,6 +8,7 @@ from keras_transformer.serving.publishing.checks import check_shapes
 from .conftest import SMALL_MODULES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL_MODULES)
 def test_every_signature_gives_its_shapes_for_any_rows_and_columns(name):
     module = SMALL_MODULES[name]()

@@ -11,6 +11,8 @@ from keras_transformer.serving.publishing.workshop import workshop
 
 from .exporting import Echo, export_for_ever, export_slowly, work_for_ever
 
+pytestmark = pytest.mark.slow
+
 PROCESSES = multiprocessing.get_context("forkserver")  # imports TensorFlow once for all of them
 PROCESSES.set_forkserver_preload(["tests.serving.exporting"])
 

@@ -167,6 +167,7 @@ def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys)
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
     report_file = tmp_path / "report.json"
     options = [*TOY_RUN, "--dtype", "bfloat16", "--decode-batch", "2", "--json", str(report_file)]

@@ -17,6 +17,8 @@ from train.classification import ClassificationConfig
 from train.progress import StopWithoutProgress
 from train.run import Run
 
+pytestmark = pytest.mark.slow
+
 FLAGS = [
     "--vocabulary-size=20", "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32",
     "--num-heads=2", "--tokens-per-batch=64", "--max-length=16", "--warmup-steps=5",

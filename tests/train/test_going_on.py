@@ -20,6 +20,8 @@ from train.translation import TranslationConfig
 
 from .conftest import SETTINGS
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = (TranslationConfig, LanguageModelConfig, ClassificationConfig, PretrainingConfig)
 
 

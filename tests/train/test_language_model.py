@@ -14,6 +14,8 @@ from train.experiments.language_model import LanguageModel, rows_of_a_replica
 from train.language_model import LanguageModelConfig
 from train.run import Run
 
+pytestmark = pytest.mark.slow
+
 TEXT = "the cat sat on the mat; the dog lay on the log.\n" * 40
 FLAGS = [
     "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2",

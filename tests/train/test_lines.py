@@ -14,6 +14,8 @@ from train.lines import arriving_lines, report_cut_texts
 
 from .conftest import SETTINGS
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 

@@ -22,6 +22,8 @@ from train.experiments.pretraining import Pretraining
 from train.pretraining import PretrainingConfig
 from train.run import Run
 
+pytestmark = pytest.mark.slow
+
 FLAGS = [
     "--vocabulary-size=80", "--num-layers=1", "--hidden-dim=32", "--intermediate-dim=32",
     "--num-heads=2", "--max-length=24", "--positions=40", "--batch-size=8", "--warmup-steps=5",

@@ -21,6 +21,8 @@ from train.progress import EpochLog, read_epochs
 from train.run import Run
 from train.translation import TranslationConfig
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS, EVERY, AVERAGE = 11, 3, 3
 CONFIG = TranslationConfig(

@@ -7,7 +7,11 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from .conftest import SETTINGS
+
+pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).parents[2]
 

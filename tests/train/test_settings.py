@@ -209,6 +209,7 @@ def nearest(field, lowest):
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["lowest", "highest"])
 @pytest.mark.parametrize("command", TRAININGS)
 def test_a_number_at_its_limit_is_accepted_to_the_end(command, end, tmp_path):

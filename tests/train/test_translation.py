@@ -20,6 +20,8 @@ from train.translation import TranslationConfig
 
 from .conftest import SETTINGS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trained(text, tmp_path_factory):

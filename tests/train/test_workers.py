@@ -19,6 +19,8 @@ from train.translation import TranslationConfig
 
 from .conftest import SETTINGS
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 11
 ENVIRONMENT = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}

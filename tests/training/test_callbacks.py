@@ -41,6 +41,7 @@ def test_a_loss_that_is_not_finite_stops_training_at_its_step():
         compiled().fit(IDS, LABELS, batch_size=1, callbacks=callbacks)
 
 
+@pytest.mark.slow
 def test_finite_losses_do_not_stop_training():
     model = compiled()
     model.fit(IDS, LABELS, batch_size=2, callbacks=[StopOnNonFiniteLoss()], verbose=0)

@@ -32,6 +32,7 @@ pytestmark = needs_tensorflow
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_to_bit_identical_weights(tmp_path):
     """Killed at step 9 of 15, in the middle of an epoch and after the checkpoint of step 8."""
 

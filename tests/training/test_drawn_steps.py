@@ -89,6 +89,7 @@ def check(result):
     return "equal"
 
 
+@pytest.mark.slow
 def test_drawn_losses_labels_weights_masks_and_dtypes_give_the_numbers_of_keras():
     results = drawn(0, DRAWN)
     outcomes = [check(result) for result in results]

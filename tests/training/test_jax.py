@@ -10,6 +10,8 @@ import pytest
 
 from .conftest import needs_tensorflow
 
+pytestmark = pytest.mark.slow
+
 HERE = pathlib.Path(__file__).parent
 FILES = ["test_losses.py", "test_metrics.py", "test_schedules.py", "test_optimizers.py"]
 

@@ -13,7 +13,7 @@ from train.launch.local import run_here
 
 from .conftest import needs_tensorflow
 
-pytestmark = needs_tensorflow
+pytestmark = [needs_tensorflow, pytest.mark.slow]
 ROOT = pathlib.Path(__file__).parents[2]
 # Name: workers, and devices of each.
 ARRANGEMENTS = {"1": (1, 1), "2": (1, 2), "2 workers": (2, 1)}

@@ -16,6 +16,7 @@ from keras_transformer.training.layouts import layout_map
 from .conftest import language_model, needs_tensorflow
 
 pytestmark = [
+    pytest.mark.slow,
     needs_tensorflow,
     pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax"),
 ]

@@ -59,6 +59,7 @@ def assert_same(results, name, case, atol=1e-6):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEVERAL)
 def test_the_arrangement_is_the_one_meant(results, name):
     workers, devices = ARRANGEMENTS[name]
