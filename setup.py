@@ -16,14 +16,14 @@ TRAIN = [
     "matplotlib>=3.9,<4",
     "tensorboard>=2.19,<2.22",
     "tokenizers>=0.23,<0.24",
-    "rich>=13,<16",
     "babel>=2.16,<3",
     "num2words>=0.5.13,<0.6",
     "pydantic>=2.9,<3",
 ]
 # importlib-resources: imported by tensorflow-datasets when it reads files, but not required by it.
 DATASETS = ["tensorflow-datasets>=4.9.7,<5", "importlib-resources>=6,<8"]
-BENCH = ["keras-hub>=0.32,<0.33", "torch>=2.6,<2.14", "ctranslate2>=4.5,<5"]
+TORCH = "torch>=2.6,<2.14"
+BENCH = ["keras-hub>=0.32,<0.33", TORCH, "ctranslate2>=4.5,<5"]
 
 setup(
     name="keras-transformer-toolkit",
@@ -40,6 +40,7 @@ setup(
         "keras>=3.10,<3.16",
         "numpy>=2,<3",
         "filelock>=3.24,<5",
+        "rich>=13,<16",
         *TEXT,
     ],
     extras_require={
@@ -54,6 +55,7 @@ setup(
             "pytest-xdist>=3.6,<4",
             "ruff>=0.12,<0.18",
         ],
+        "oracles": [TORCH, "transformers>=4.57,<6", "tensorflow-serving-api>=2.19,<2.22"],
         "bench": [*TRAIN, *BENCH],
         "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=1,<2"],
         "ray": [*TRAIN, *DATASETS, "ray[train]>=2.60,<3"],

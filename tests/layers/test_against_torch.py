@@ -15,6 +15,7 @@ from tests.torch_weights import copy_attention, copy_decoder_block, copy_encoder
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
+pytestmark = pytest.mark.oracle
 NORMS = pytest.mark.parametrize("pre_norm", [True, False], ids=["pre-norm", "post-norm"])
 ACTIVATIONS = pytest.mark.parametrize("activation", ["relu", "gelu"])
 # Torch marks the positions to ignore, we those to keep.

@@ -66,6 +66,7 @@ def test_greedy_tokens_are_those_of_keras_hub(backbone, model):
     assert found.token_ids.numpy()[0, 0, :-1].tolist() == text[0, 1:].tolist()
 
 
+@pytest.mark.oracle
 def test_logits_and_greedy_tokens_are_those_of_hugging_face(backbone, model):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

@@ -302,6 +302,7 @@ def test_one_fit_step_reaches_every_weight():
         assert (exact(weight) != old).any(), f"a gradient reaches {weight.path}"
 
 
+@pytest.mark.oracle
 def test_logits_equal_those_of_torch():
     torch = pytest.importorskip("torch")
     from tests.torch_weights import copy_decoder_block, copy_encoder_block, copy_norm

@@ -34,6 +34,7 @@ def test_a_record_holds_model_signature_and_inputs():
     }
 
 
+@pytest.mark.oracle
 def test_a_record_is_the_one_that_tensorflow_serving_defines():
     predict_pb2 = pytest.importorskip("tensorflow_serving.apis.predict_pb2")
     from tensorflow_serving.apis import prediction_log_pb2

@@ -12,7 +12,7 @@ from .conftest import needs_tensorflow
 
 pytestmark = needs_tensorflow
 ROOT = pathlib.Path(__file__).parents[2]
-DRAWN = 30  # cases in the suite; SOAK more where they are asked for
+FEW, DRAWN = 3, 30  # cases in the fast tier and in all tests; SOAK more where asked for
 SOAK = 600
 REFUSALS = (
     "The shape of sample_weight must be that of",
@@ -87,6 +87,10 @@ def check(result):
         assert one["moved"] == pytest.approx(theirs["moved"], rel=0.1, abs=1e-3), case
     assert difference(one, two) < (2e-2 if half else 1e-6), case
     return "equal"
+
+
+def test_a_few_drawn_cases_give_the_numbers_of_keras_on_one_device_and_on_two():
+    assert "equal" in [check(result) for result in drawn(0, FEW)]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from train.launch.local import run_here
 
 from .conftest import needs_tensorflow
 
-pytestmark = needs_tensorflow
+pytestmark = [needs_tensorflow, pytest.mark.slow]
 # Name: workers, and devices of each.
 ARRANGEMENTS = {"1": (1, 1), "2": (1, 2), "4": (1, 4), "2 workers": (2, 1), "2 x 2": (2, 2)}
 SEVERAL = [name for name in ARRANGEMENTS if name != "1"]
@@ -59,7 +59,6 @@ def assert_same(results, name, case, atol=1e-6):
             )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SEVERAL)
 def test_the_arrangement_is_the_one_meant(results, name):
     workers, devices = ARRANGEMENTS[name]

@@ -13,7 +13,7 @@ import importlib.util
 import random
 
 from keras_transformer.data.corpora import ParallelText
-from train.demo import grammar, numbers, words
+from train.demo import clauses, grammar, numbers, words
 from train.demo.grammar import NOTHING, Clause, join
 from train.demo.words import Person, Phrase
 
@@ -107,139 +107,13 @@ def _written(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _adjective(draw) -> Phrase:
-    return draw.choice(words.ADJECTIVES) if draw.random() < 0.4 else NOTHING
-
-
-def _relative(draw, owner: Person) -> Person:
-    if draw.random() < 0.15:
-        return grammar.parents(owner)
-    return grammar.relative(owner, draw.choice(words.FAMILY))
-
-
-def _person(draw, other: Person | None = None) -> Person:
-    """A pronoun, a name or one of my or our family, but not the other."""
-    kind = draw.randrange(3)
-    if kind == 0:
-        person = draw.choice(words.PRONOUNS)
-    elif kind == 1:
-        person = draw.choice(words.NAMES)
-    else:
-        person = _relative(draw, draw.choice((words.I, words.WE)))
-    return _person(draw, other) if person == other else person
-
-
-def _object(draw) -> Phrase:
-    noun, adjective = draw.choice(words.NOUNS), _adjective(draw)
-    kind = draw.randrange(5)
-    if kind == 0:
-        return grammar.the(noun, "accusative", adjective)
-    if kind == 1:
-        return grammar.a(noun, "accusative", adjective)
-    if kind == 2:
-        return grammar.a(noun, "accusative", adjective, Phrase("no", "kein"))
-    return grammar.several(numbers.count(draw.randrange(2, 100)), noun, adjective)
-
-
-def _measure(draw) -> Phrase:
-    """`2.5 kilograms of flour`."""
-    (english, german), goods = draw.choice(words.MEASURES)
-    amount, good = numbers.decimal(draw.randrange(11, 100) / 10), draw.choice(goods)
-    return Phrase(
-        f"{amount.english} {english} of {good.english}", f"{amount.german} {german} {good.german}"
-    )
-
-
-# What somebody does, or what happens
-
-
-def _trade(draw, subject: Person, tense: str) -> Clause:
-    when = numbers.when(draw, tense) if draw.random() < 0.7 else NOTHING
-    if draw.random() < 0.15:
-        return Clause(subject, draw.choice(words.SUPPLY), tense, when, NOTHING, _measure(draw))
-    return Clause(subject, draw.choice(words.TRADE), tense, when, NOTHING, _object(draw))
-
-
-def _give(draw, subject: Person, tense: str) -> Clause:
-    receiver = _relative(draw, subject) if draw.random() < 0.5 else _person(draw, other=subject)
-    near = Phrase(receiver.english_object, receiver.dative)
-    when = numbers.when(draw, tense) if draw.random() < 0.3 else NOTHING
-    return Clause(subject, draw.choice(words.GIVE), tense, when, near, _object(draw))
-
-
-def _move(draw, subject: Person, tense: str) -> Clause:
-    when = numbers.when(draw, tense)
-    return Clause(subject, draw.choice(words.MOVE), tense, when, NOTHING, NOTHING)
-
-
-def _pay(draw, subject: Person, tense: str) -> Clause:
-    price = numbers.price(draw)
-    good = grammar.a(draw.choice(words.NOUNS), "accusative", _adjective(draw))
-    far = Phrase(f"{price.english} for {good.english}", f"{price.german} für {good.german}")
-    return Clause(subject, words.PAY, tense, NOTHING, NOTHING, far)
-
-
-def _lay(draw, subject: Person, tense: str) -> Clause:
-    """Where to is accusative; `_place` says where, which is dative."""
-    thing = grammar.the(draw.choice(words.NOUNS), "accusative", _adjective(draw))
-    preposition = draw.choice(words.PREPOSITIONS)
-    place = grammar.the(draw.choice(words.PLACES), "accusative", _adjective(draw))
-    far = Phrase(
-        join(thing.english, preposition.english, place.english),
-        join(thing.german, preposition.german, place.german),
-    )
-    return Clause(subject, words.LAY, tense, NOTHING, NOTHING, far)
-
-
-def _travel(draw, subject: Person, tense: str) -> Clause:
-    city = draw.choice(words.CITIES)
-    if draw.random() < 0.5:
-        how = Phrase("by {0}", "mit dem {0}"), draw.choice(words.VEHICLES)
-    else:
-        companion = _relative(draw, subject)
-        how = Phrase("with {0}", "mit {0}"), Phrase(companion.english_object, companion.dative)
-    far = Phrase(
-        join("to", city.english, how[0].english.format(how[1].english)),
-        join(how[0].german.format(how[1].german), "nach", city.german),
-    )
-    return Clause(subject, words.TRAVEL, tense, numbers.when(draw, tense), NOTHING, far)
-
-
-def _event(draw, tense: str) -> Clause:
-    thing, verbs = draw.choice(words.EVENTS)
-    verb, when, far = draw.choice(verbs), numbers.at(draw), NOTHING
-    if verb == words.LEAVE and draw.random() < 0.5:
-        platform = draw.randrange(1, 30)
-        far = Phrase(f"from platform {platform}", f"von Gleis {platform}")
-    return Clause(thing, verb, tense, when, NOTHING, far)
-
-
-def _change(draw, tense: str) -> Clause:
-    percent = numbers.percent(draw.randrange(1, 500) / 1000)
-    far = Phrase(f"by {percent.english}", f"um {percent.german}")
-    verb, when = draw.choice((words.RISE, words.FALL)), numbers.when(draw, tense)
-    return Clause(draw.choice(words.PRICES), verb, tense, when, NOTHING, far)
-
-
-def _clause(draw, tense: str | None = None, other: Person | None = None) -> Clause:
-    """Something happens, or somebody, not the other, does something."""
-    tense = tense or draw.choice(("present", "present", "past", "past", *words.MODALS))
-    if draw.random() < 0.25:
-        return draw.choice((_event, _event, _change))(draw, tense)
-    act = draw.choice((_trade, _trade, _trade, _give, _give, _move, _pay, _lay, _travel))
-    return act(draw, _person(draw, other), tense)
-
-
-# Sentences
-
-
 def _statement(draw) -> Phrase:
-    clause = _clause(draw)
+    clause = clauses.draw_clause(draw)
     return Phrase(f"{grammar.english(clause)}.", f"{grammar.german(clause)}.")
 
 
 def _fronted(draw) -> Phrase:
-    clause = _clause(draw)
+    clause = clauses.draw_clause(draw)
     if clause.when == NOTHING:
         return _fronted(draw)
     later = grammar.english(clause._replace(when=NOTHING))
@@ -247,14 +121,14 @@ def _fronted(draw) -> Phrase:
 
 
 def _question(draw) -> Phrase:
-    clause = _clause(draw)
+    clause = clauses.draw_clause(draw)
     return Phrase(f"{grammar.english_question(clause)}?", f"{grammar.german_question(clause)}?")
 
 
 def _reported(draw) -> Phrase:
     speaker = draw.choice((*words.PRONOUNS, *words.NAMES))
     says = Clause(speaker, draw.choice(words.SAY), "present", NOTHING, NOTHING, NOTHING)
-    clause = _clause(draw, other=speaker)
+    clause = clauses.draw_clause(draw, other=speaker)
     return Phrase(
         f"{grammar.english(says)} that {grammar.english(clause)}.",
         f"{grammar.german(says)}, dass {grammar.german_subordinate(clause)}.",
@@ -262,8 +136,8 @@ def _reported(draw) -> Phrase:
 
 
 def _reason(draw) -> Phrase:
-    person, feeling = _person(draw), draw.choice(words.FEELINGS)
-    clause = _clause(draw, other=person)
+    person, feeling = clauses.draw_person(draw), draw.choice(words.FEELINGS)
+    clause = clauses.draw_clause(draw, other=person)
     return Phrase(
         join(_is(person).english, feeling.english, "because", f"{grammar.english(clause)}."),
         f"{_is(person).german} {feeling.german}, weil {grammar.german_subordinate(clause)}.",
@@ -272,8 +146,8 @@ def _reason(draw) -> Phrase:
 
 def _condition(draw) -> Phrase:
     """The verb of the main clause comes first after a subordinate clause: `..., ist Anna`."""
-    person, feeling = _person(draw), draw.choice(words.FEELINGS)
-    clause = _clause(draw, tense="present", other=person)
+    person, feeling = clauses.draw_person(draw), draw.choice(words.FEELINGS)
+    clause = clauses.draw_clause(draw, tense="present", other=person)
     verb = words.BE.german[person.form]
     return Phrase(
         f"if {grammar.english(clause)}, {_is(person).english} {feeling.english}.",
@@ -289,7 +163,11 @@ def _is(person: Person) -> Phrase:
 
 
 def _cost(draw) -> Phrase:
-    noun, adjective, price = draw.choice(words.NOUNS), _adjective(draw), numbers.price(draw)
+    noun, adjective, price = (
+        draw.choice(words.NOUNS),
+        clauses.draw_adjective(draw),
+        numbers.price(draw),
+    )
     if draw.random() < 0.4:
         goods = grammar.several(numbers.count(draw.randrange(2, 100)), noun, adjective)
         return Phrase(
@@ -300,9 +178,9 @@ def _cost(draw) -> Phrase:
 
 
 def _place(draw) -> Phrase:
-    thing = grammar.the(draw.choice(words.NOUNS), "nominative", _adjective(draw))
+    thing = grammar.the(draw.choice(words.NOUNS), "nominative", clauses.draw_adjective(draw))
     preposition = draw.choice(words.PREPOSITIONS)
-    place = grammar.the(draw.choice(words.PLACES), "dative", _adjective(draw))
+    place = grammar.the(draw.choice(words.PLACES), "dative", clauses.draw_adjective(draw))
     return Phrase(
         f"{thing.english} is {preposition.english} {place.english}.",
         f"{thing.german} ist {preposition.german} {place.german}.",
@@ -329,7 +207,7 @@ def _today(draw) -> Phrase:
 
 
 def _born(draw) -> Phrase:
-    person, date = _person(draw), numbers.date(numbers.day(draw), "long", "long")
+    person, date = clauses.draw_person(draw), numbers.date(numbers.day(draw), "long", "long")
     was = "were" if person.form == 2 else "was"
     wurde = "wurden" if person.form == 2 else "wurde"
     return Phrase(
@@ -339,7 +217,7 @@ def _born(draw) -> Phrase:
 
 
 def _age(draw) -> Phrase:
-    person, years = _is(_person(draw)), numbers.count(draw.randrange(2, 100))
+    person, years = _is(clauses.draw_person(draw)), numbers.count(draw.randrange(2, 100))
     return Phrase(
         f"{person.english} {years.english} years old.", f"{person.german} {years.german} Jahre alt."
     )

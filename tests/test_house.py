@@ -1,0 +1,106 @@
+"""The rules of the house: who imports whom, what files are called, and how long they are."""
+
+import ast
+import pathlib
+import re
+import statistics
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / "keras_transformer"
+MAP = (PACKAGE / "README.md").read_text()
+PURE = {"ops", "layers", "models"}  # Keras alone, so that they run on every backend
+NUMPY = {"models"}  # for numbers that are known when a model is built
+
+
+def arrows():
+    """{room: the rooms that it may import}, itself among them, as the map has them."""
+    direct = {"files": set(), "ops": set()}
+    for left, right in re.findall(r"^(\S.*?) +-> (.*)$", MAP, re.MULTILINE):
+        targets = {name.removesuffix(".py") for name in re.findall(r"(\w+(?:\.py)?)/?", right)}
+        for room in re.findall(r"(\w+)/", left):
+            direct[room] = targets
+
+    def reached(room):
+        return {room}.union(*(reached(target) for target in direct[room]))
+
+    return {room: reached(room) for room in direct}
+
+
+def files(*folders):
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imports(path):
+    """The modules that a file imports anywhere in it, also within functions."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: imports are absolute"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room_of(path):
+    relative = path.relative_to(ROOT)
+    return relative.parts[1].removesuffix(".py") if relative.parts[0] != "train" else "train"
+
+
+def test_the_map_has_every_room():
+    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert rooms - {"__init__", "__pycache__", "README"} == set(arrows()) - {"train"}
+
+
+@pytest.mark.parametrize("room", arrows())
+def test_a_room_imports_only_the_rooms_below(room):
+    folder = ROOT / "train" if room == "train" else PACKAGE
+    paths = [path for path in sorted(folder.rglob("*.py")) if room_of(path) == room]
+    assert paths
+    for path in paths:
+        for name in imports(path):
+            top, *rest = name.split(".")
+            if top == "keras_transformer" and rest:
+                assert room == "train" or rest[0] in arrows()[room], f"{path}: {name}"
+            assert top != "tests" and (top != "train" or room == "train"), f"{path}: {name}"
+
+
+@pytest.mark.parametrize("room", sorted(PURE))
+def test_layers_and_models_are_written_in_keras_alone(room):
+    allowed = {"keras", "keras_transformer", *sys.stdlib_module_names}
+    allowed |= {"numpy"} if room in NUMPY else set()
+    for path in files(f"keras_transformer/{room}"):
+        tops = {name.split(".")[0] for name in imports(path)}
+        assert tops <= allowed, f"{path}: {tops - allowed}"
+
+
+def test_no_module_has_the_name_of_something_its_package_exports():
+    """`keras_transformer.models.translation` was a module and a function, whichever came last."""
+    count = 0
+    for init in files("keras_transformer", "train"):
+        if init.name == "__init__.py":
+            body = ast.walk(ast.parse(init.read_text("utf-8")))
+            found = [node.names for node in body if isinstance(node, ast.ImportFrom)]
+            exported = {alias.asname or alias.name for names in found for alias in names}
+            modules = {path.stem for path in init.parent.iterdir() if path.suffix in (".py", "")}
+            assert not exported & modules, f"{init}: {exported & modules}"
+            count += len(exported)
+    assert count > 100
+
+
+def test_files_are_short():
+    """At most 350 lines, in the median of the library and its commands at most 130."""
+    tracked = [*files("keras_transformer", "train", "tests"), *(ROOT / "docs").rglob("*.md")]
+    tracked += [*ROOT.glob("*.*"), *PACKAGE.rglob("*.html"), *PACKAGE.rglob("*.md")]
+    tracked = [path for path in tracked if path.is_file() and path.suffix != ".lock"]
+    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in tracked}
+    assert not {str(path): length for path, length in lengths.items() if length > 350}
+    own = files("keras_transformer", "train")
+    assert statistics.median(lengths[path] for path in own) <= 130
+
+
+def test_production_has_no_mocks():
+    for path in files("keras_transformer", "train"):
+        assert not [name for name in imports(path) if name.startswith("unittest")], path
