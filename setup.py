@@ -39,6 +39,7 @@ setup(
         "tensorflow>=2.19,<2.22",
         "keras>=3.10,<3.16",
         "numpy>=2,<3",
+        "protobuf>=4.22",
         "filelock>=3.24,<5",
         "rich>=13,<16",
         *TEXT,

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from .test_private_names import INTERNALS
+from .test_private_names import INTERNALS, PACKAGE
 
 if keras.backend.backend() != "tensorflow":
     pytest.skip("the versions of TensorFlow and Keras are tried together", allow_module_level=True)
@@ -54,6 +54,18 @@ def the_penalty_of_a_layer_is_found_once():
     model(np.ones((5, 3)))
     counts = [len(internals.added_losses(layer)) for layer in internals.all_layers(model)]
     assert sorted(counts) == [0] * (len(counts) - 1) + [1]
+
+
+@canary("training.divides_activity_penalties")
+def what_keras_divides_penalties_by_is_the_rows_or_nothing():
+    dense = keras.layers.Dense(3, kernel_initializer="ones", activity_regularizer="l1")
+    penalties = []
+    for rows in (1, 2):
+        dense(tf.ones([rows, 5]))
+        penalties.append(float(dense.losses[0]))
+    is_divided = penalties[0] == pytest.approx(penalties[1])
+    assert is_divided or penalties[1] == pytest.approx(2 * penalties[0])
+    assert internals.divides_activity_penalties() == is_divided
 
 
 @canary("training.loss_axis")
@@ -198,3 +210,8 @@ def test_each_function_of_internals_has_a_canary():
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
     }
     assert names == set(CANARIES)
+
+
+def test_the_documentation_lists_each_function_of_internals():
+    page = (PACKAGE.parent / "docs" / "versions.md").read_text("utf-8")
+    assert not [name for name in CANARIES if f"`{name.split('.')[1]}`" not in page]

@@ -4,6 +4,8 @@ Each function says what it relies on. `tests/test_internals.py` has a canary for
 what to do about a version of Keras or TensorFlow that has changed it.
 """
 
+import functools
+
 import keras
 
 if keras.backend.backend() == "tensorflow":
@@ -24,6 +26,17 @@ def added_losses(layer):
     Relies on `Layer._get_own_losses`; `Layer.losses` adds those of sublayers and weights.
     """
     return layer._get_own_losses()
+
+
+@functools.cache
+def divides_activity_penalties():
+    """Whether Keras divides the penalty of an output by its rows; before 3.14 it did not.
+
+    Relies on nothing but asks: the documentation says neither.
+    """
+    layer = keras.layers.ActivityRegularization(l1=1.0)
+    layer(keras.ops.ones((2, 1)))
+    return float(layer.losses[0]) == 1.0
 
 
 def loss_axis(loss):

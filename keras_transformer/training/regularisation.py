@@ -30,15 +30,14 @@ def has_activity_regularizer(model):
     return any(layer.activity_regularizer is not None for layer in all_layers(model))
 
 
-def activity_penalties(model, rows):
-    """The penalties added by the latest call of a model, times its number of rows.
+def activity_penalties(model, divisor):
+    """The penalties added by the latest call of a model, as sums over its rows.
 
-    Keras divides the penalty of an output by its rows. Multiplied by them it is a sum over rows,
-    so the penalties of all parts of a batch add up to that of the whole.
+    The penalties of all parts of a batch then add up to that of the whole.
 
     Args:
         model: a model that was called on a part of a batch.
-        rows: number of rows of that part, an integer scalar.
+        divisor: what Keras has divided the penalties by: the number of rows, or 1.
 
     Returns:
         A tuple of float32 scalars, one per penalty.
@@ -56,5 +55,5 @@ def activity_penalties(model, rows):
                 "such sum, and replicas would give other numbers. Return it as a part of the loss. "
                 f"Received: {len(own)} loss(es) of the layer {layer.name}."
             )
-        penalties += [tf.cast(loss, tf.float32) * tf.cast(rows, tf.float32) for loss in own]
+        penalties += [tf.cast(loss, tf.float32) * tf.cast(divisor, tf.float32) for loss in own]
     return tuple(penalties)

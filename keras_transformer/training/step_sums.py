@@ -57,18 +57,19 @@ class Objective:
         needs_logits = needs_logits or internals.compiled_metrics(model) is not None
         may_project = type(loss) is TokenCrossentropy and not needs_logits
         self.projection = find_projection(model) if may_project else None
+        self._divides_penalties = internals.divides_activity_penalties()
         self._model = model
         self._takes_training = "training" in inspect.signature(model.call).parameters
 
-    def sums(self, x, y, sample_weight, training=False):
-        """The `StepSums` of some rows. Metrics that Keras computes are updated."""
+    def sums(self, x, y, sample_weight):
+        """The `StepSums` of some rows in evaluation. Updates the metrics that Keras computes."""
         if self._is_projected(sample_weight):
-            features = self._features(x, training)
+            features = self._features(x, training=False)
             return self._projected(features, x, y, gradients=False)[0]
-        return self._of_logits(x, y, sample_weight, training)
+        return self._of_logits(x, y, sample_weight, training=False)
 
     def sums_and_gradients(self, x, y, sample_weight):
-        """The `StepSums` of some rows in training, and `StepGradients`."""
+        """The `StepSums` of some rows in training, and their `StepGradients`."""
         if self._is_projected(sample_weight):
             return self._projected_and_gradients(x, y)
         with tf.GradientTape(persistent=self.has_activity) as tape:
@@ -83,8 +84,12 @@ class Objective:
         divisor = sums.loss.divisor(reduction_of(self.loss))
         return tf.math.divide_no_nan(tf.ones_like(divisor), divisor)
 
+    def penalty_divisor(self, sums):
+        """What Keras divides the penalties of the activities of a batch by, a scalar."""
+        return sums.loss.rows if self._divides_penalties else tf.ones_like(sums.loss.rows)
+
     def count(self, sums):
-        """How much a batch counts in the loss of an epoch: its tokens, or its rows as in Keras."""
+        """The weight of a batch in the loss of an epoch: its tokens, or its rows as in Keras."""
         return sums.loss.weights if isinstance(self.loss, TokenCrossentropy) else sums.loss.rows
 
     def _is_projected(self, sample_weight):
@@ -130,7 +135,7 @@ class Objective:
         return StepSums(
             sums._replace(rows=tf.cast(rows, sums.loss.dtype)),
             tuple(_metric_sums(metric, labels, outputs) for metric in self.token_metrics),
-            activity_penalties(model, rows),
+            activity_penalties(model, rows if self._divides_penalties else 1),
         )
 
 

@@ -52,8 +52,7 @@ class TrainStep(internals.BuildsFromShapes):
         penalty, of_weights = weight_penalty(self.trainable_weights)
         scale = objective.scale(sums)
         if gradients.activity or of_weights:
-            # Keras divides penalties of activities by the rows, whatever it divides the loss by.
-            per_row = tf.math.divide_no_nan(1.0, sums.loss.rows)
+            per_row = tf.math.divide_no_nan(1.0, objective.penalty_divisor(sums))
             of_activity = scaled(gradients.activity, per_row)
             gradient = sum_of(scaled(gradients.loss, scale), of_activity, of_weights)
             scale = tf.ones([])
@@ -90,7 +89,7 @@ class TrainStep(internals.BuildsFromShapes):
         objective = self._step.objective
         loss = sums.loss.loss * objective.scale(sums)
         for activity in sums.activity:
-            loss += tf.math.divide_no_nan(activity, sums.loss.rows)
+            loss += tf.math.divide_no_nan(activity, objective.penalty_divisor(sums))
         if penalty is not None:
             loss += tf.cast(penalty, loss.dtype)
         # Keras sums the tracker over replicas; divided, it counts each token once.
