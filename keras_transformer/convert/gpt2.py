@@ -1,5 +1,6 @@
 """GPT-2's weights: by the names of Hugging Face, or out of a backbone of KerasHub."""
 
+import keras
 import numpy as np
 
 from keras_transformer.convert.internals import arrays_of_gpt2_block
@@ -78,4 +79,4 @@ def arrays_of_keras_hub_gpt2(backbone):
     for index, layer in enumerate(backbone.transformer_layers):
         of_layer = arrays_of_gpt2_block(layer, backbone.hidden_dim)
         arrays.update({f"h.{index}.{name}": array for name, array in of_layer.items()})
-    return {name: np.array(array) for name, array in arrays.items()}
+    return {name: keras.ops.convert_to_numpy(array) for name, array in arrays.items()}

@@ -1,5 +1,6 @@
 """The only place of the converters that uses what KerasHub does not promise."""
 
+import keras
 import numpy as np
 
 
@@ -10,14 +11,15 @@ def arrays_of_gpt2_block(layer, hidden_dim):
     """
     attention = layer._self_attention_layer
     parts = (attention._query_dense, attention._key_dense, attention._value_dense)
-    kernels = [np.array(part.kernel).reshape(hidden_dim, -1) for part in parts]
-    biases = [np.array(part.bias).reshape(-1) for part in parts]
+    array = keras.ops.convert_to_numpy
+    kernels = [array(part.kernel).reshape(hidden_dim, -1) for part in parts]
+    biases = [array(part.bias).reshape(-1) for part in parts]
     return {
         "ln_1.weight": layer._self_attention_layer_norm.gamma,
         "ln_1.bias": layer._self_attention_layer_norm.beta,
         "attn.c_attn.weight": np.concatenate(kernels, axis=1),
         "attn.c_attn.bias": np.concatenate(biases),
-        "attn.c_proj.weight": np.array(attention._output_dense.kernel).reshape(-1, hidden_dim),
+        "attn.c_proj.weight": array(attention._output_dense.kernel).reshape(-1, hidden_dim),
         "attn.c_proj.bias": attention._output_dense.bias,
         "ln_2.weight": layer._feedforward_layer_norm.gamma,
         "ln_2.bias": layer._feedforward_layer_norm.beta,

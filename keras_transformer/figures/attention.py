@@ -68,5 +68,8 @@ class Attention(NamedTuple):
 
 
 def names_of(tokenizer, token_ids):
-    """The pieces that ids stand for, with line breaks written out, a list of strings."""
-    return [piece.replace("\n", "\\n") for piece in tokenizer.pieces(token_ids)]
+    """The pieces that ids stand for, with control characters escaped, a list of strings."""
+    return [
+        "".join(c if c.isprintable() else repr(c)[1:-1] for c in piece)
+        for piece in tokenizer.pieces(token_ids)
+    ]

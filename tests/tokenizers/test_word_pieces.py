@@ -65,7 +65,7 @@ def test_ids_equal_those_of_the_tokenizers_package(lowercase, data, tmp_path):
     different = [ascii(text) for text, own, other in pairs if own != other]
     assert len(texts) > 2000 and different == [], "both must cut every text alike"
     known = [ours.unknown_id not in ids for ids in expected]
-    assert sum(known) > 0.9 * len(known), "the vocabulary spells nearly all of it"
+    assert sum(known) > 0.85 * len(known), "the vocabulary spells most of it"
 
 
 def test_ids_of_plain_text_equal_those_of_keras_hub(data):
