@@ -26,29 +26,29 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def write_tsv(path, several):
+def write_tsv(path, multi_label):
     """Words of which one decides: "yes" is good; with several labels "loud" adds another."""
     draw = random.Random(3)
     lines = []
     for _ in range(150):
         words = draw.choices(["a", "b", "yes", "loud"], [4, 4, 1, 1], k=draw.randint(1, 9))
         labels = ["good" if "yes" in words else "bad"]
-        labels += ["noisy"] * (several and "loud" in words)
+        labels += ["noisy"] * (multi_label and "loud" in words)
         lines.append(" ".join(words) + "\t" + ",".join(labels))
     path.write_text("\n".join(lines) + "\n")
 
 
-@pytest.fixture(scope="module", params=["one label", "several"])
+@pytest.fixture(scope="module", params=["one label", "multi-label"])
 def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
-    write_tsv(folder / "texts.tsv", request.param == "several")
+    write_tsv(folder / "texts.tsv", request.param == "multi-label")
     flags = ["--tsv", str(folder / "texts.tsv"), "--hold-out=30", *FLAGS]
     classification.main([*flags, "--run", str(folder / "run")])
-    return folder, flags, request.param == "several"
+    return folder, flags, request.param == "multi-label"
 
 
 def test_a_run_learns_which_words_decide(trained, capsys):
-    folder, _, several = trained
+    folder, _, multi_label = trained
     names = {path.name for path in (folder / "run").iterdir()}
     assert names >= {"learning_curves.png", "attention.png", "attention.html"}
     history = Run(folder / "run", ClassificationConfig).history()
@@ -61,28 +61,28 @@ def test_a_run_learns_which_words_decide(trained, capsys):
     assert float(share) == pytest.approx(int(right) / 1.5, abs=0.01)
     assert int(right) > 135
     labels = json.loads((folder / "run" / "labels.json").read_text())
-    assert labels["multi_label"] == several
+    assert labels["multi_label"] == multi_label
 
 
 def test_standard_input_is_classified_line_by_line(trained, monkeypatch, capsys):
-    folder, _, several = trained
+    folder, _, multi_label = trained
     stdin = io.TextIOWrapper(io.BytesIO(b"a yes b\na b\n\nyes LOUD, a\n"))
     monkeypatch.setattr(sys, "stdin", stdin)
     classification.main(["classify", "--run", str(folder / "run")])
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 4 and all(0.3 < float(share) <= 1 for _, share in rows)
     assert [rows[0][0], rows[1][0]] == ["good", "bad"]
-    assert rows[3][0] == ("good,noisy" if several else "good")
+    assert rows[3][0] == ("good,noisy" if multi_label else "good")
 
 
 def test_a_trained_run_is_served(trained, tmp_path, capsys):
-    folder, _, several = trained
+    folder, _, multi_label = trained
     run = ["--run", str(folder / "run"), "--directory", str(tmp_path)]
     classification.main(["export", *run, "--name", "moods"])
     assert f"Published {tmp_path}/moods/1." in capsys.readouterr().out
     [answer] = ask(tmp_path / "moods" / "1", [{"inputs": {"text": ["a yes b", "b b"]}}])
     assert answer["outputs"]["label"] == ["good", "bad"]
-    assert len(answer["outputs"]["probabilities"][0]) == (3 if several else 2)
+    assert len(answer["outputs"]["probabilities"][0]) == (3 if multi_label else 2)
 
 
 def test_the_same_command_finds_the_trained_run(trained, capsys):
@@ -142,10 +142,10 @@ def test_a_run_keeps_the_names_of_its_labels(trained, tmp_path, capsys):
 
 
 def test_texts_are_judged_as_the_model_was_trained(trained, tmp_path, capsys):
-    folder, flags, several = trained
+    folder, flags, multi_label = trained
     (tmp_path / "none.tsv").write_text("yes\tgood\na b\t\n")
     command = ["evaluate", "--run", str(folder / "run"), "--tsv", str(tmp_path / "none.tsv")]
-    if several:
+    if multi_label:
         (tmp_path / "none.tsv").write_text("yes loud\tgood\na b\tbad\n")
         classification.main(command)  # by the share of each label, as it is served
         assert "(1 of 2 texts)" in capsys.readouterr().out

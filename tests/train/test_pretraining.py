@@ -12,12 +12,8 @@ from keras_transformer.models.bert_models import bert_backbone
 from keras_transformer.serving.publishing.c_api import ask
 from train import classification, pretraining
 from train.classification import ClassificationConfig
-from train.experiments.classification import (
-    Classification,
-    fine_tuned_classifier,
-    pretrained_of,
-    read_folder_or_tsv,
-)
+from train.experiments.classification import Classification, read_folder_or_tsv
+from train.experiments.fine_tuning import fine_tuned_classifier, pretrained_of
 from train.experiments.pretraining import Pretraining
 from train.pretraining import PretrainingConfig
 from train.run import Run

@@ -11,14 +11,13 @@ from keras_transformer.data.labelled_text import (
     read_labelled_folder,
     read_labelled_tsv,
 )
-from keras_transformer.models.bert_models import bert, bert_classifier
 from keras_transformer.models.encoder_only import SIZES, classifier
 from keras_transformer.serving import Classifier, RunFolder
 from keras_transformer.tokenizers import train_sentencepiece
 from train.experiment import Experiment, publish
+from train.experiments.fine_tuning import fine_tuned_classifier, pretrained_of
 from train.lines import answer_lines, report_cut_texts
 from train.pictures import beginning, save_pictures
-from train.training_config import DROPOUTS
 
 LOST_MIDDLE = "read without their middle"
 
@@ -72,7 +71,7 @@ class Classification(Experiment):
     def validation(self, tokenizer):
         if self.valid_text is None:
             return None
-        check_one_label_each(self.valid_text, has_several(self.train_text))
+        check_one_label_each(self.valid_text, is_multi_label(self.train_text))
         return self._batches(self.valid_text, tokenizer).epoch()
 
     def build(self, tokenizer, batches):
@@ -168,55 +167,6 @@ class Classification(Experiment):
         return with_special_tokens, config.max_length - 2  # [CLS] and [SEP]
 
 
-def pretrained_of(config):
-    """The tokenizer and the model that a config wants to fine-tune; a pair of None without.
-
-    Raises:
-        ValueError: if the run holds no finished BERT, or one that cannot read as many tokens.
-    """
-    if not config.pretrained:
-        return None, None
-    run = RunFolder(config.pretrained)
-    model = run.model()
-    if "token_embedding" not in [layer.name for layer in model.layers]:
-        raise ValueError(
-            "--pretrained must be a run of train.pretraining, or one that was fine-tuned from such "
-            f"a run. Received: {config.pretrained}, whose model is no BERT."
-        )
-    positions = model.get_layer("positions").max_sequence_length
-    if not 2 < config.max_length <= positions:
-        raise ValueError(
-            f"--max-length must be 3 to {positions} tokens, which the model of --pretrained can "
-            f"read. Received: {config.max_length}."
-        )
-    return run.tokenizer(), model
-
-
-def fine_tuned_classifier(config, model, num_labels):
-    """The backbone of a model with a new head, in the dtype and with the dropout of this config.
-
-    A pooler, if asked for, is new where the model has none.
-    """
-    encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
-    sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")
-    given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
-    given |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
-    backbone = bert(
-        table.vocabulary_size,
-        max_sequence_length=model.get_layer("positions").max_sequence_length,
-        hidden_dim=table.hidden_dim,
-        **given,
-        **config.given(DROPOUTS),
-    )
-    if not config.from_scratch:
-        trained = {layer.name: layer for layer in model.layers}
-        for layer in backbone.layers:
-            if layer.weights and layer.name in trained:
-                layer.set_weights(trained[layer.name].get_weights())
-    dropout = backbone.get_layer("embedding_dropout").rate
-    return bert_classifier(backbone, num_labels, dropout, config.pooling)
-
-
 def accuracy_report(model, text):
     """How many texts get their label, or all of their labels and no other.
 
@@ -234,14 +184,14 @@ def accuracy_report(model, text):
     return report, answer["truncated"]
 
 
-def has_several(text):
+def is_multi_label(text):
     """Whether there are texts with several labels, or none."""
     return any(len(labels) != 1 for labels in text.labels)
 
 
 def check_one_label_each(text, multi_label):
     """Raises ValueError if a text has not one label where the model gives each text one."""
-    if not multi_label and has_several(text):
+    if not multi_label and is_multi_label(text):
         wrong = next(i for i, labels in enumerate(text.labels) if len(labels) != 1)
         raise ValueError(
             "Evaluation texts must each have exactly one label, as the training texts have. "

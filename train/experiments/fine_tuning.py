@@ -1,0 +1,54 @@
+"""A classifier from a pretrained BERT."""
+
+from keras_transformer.models.bert_models import bert, bert_classifier
+from keras_transformer.serving import RunFolder
+from train.training_config import DROPOUTS
+
+
+def pretrained_of(config):
+    """The tokenizer and the model that a config wants to fine-tune; a pair of None without.
+
+    Raises:
+        ValueError: if the run holds no finished BERT, or one that cannot read as many tokens.
+    """
+    if not config.pretrained:
+        return None, None
+    run = RunFolder(config.pretrained)
+    model = run.model()
+    if "token_embedding" not in [layer.name for layer in model.layers]:
+        raise ValueError(
+            "--pretrained must be a run of train.pretraining, or one that was fine-tuned from such "
+            f"a run. Received: {config.pretrained}, whose model is no BERT."
+        )
+    positions = model.get_layer("positions").max_sequence_length
+    if not 2 < config.max_length <= positions:
+        raise ValueError(
+            f"--max-length must be 3 to {positions} tokens, which the model of --pretrained can "
+            f"read. Received: {config.max_length}."
+        )
+    return run.tokenizer(), model
+
+
+def fine_tuned_classifier(config, model, num_labels):
+    """The backbone of a model with a new head, in the dtype and with the dropout of this config.
+
+    A pooler, if asked for, is new where the model has none.
+    """
+    encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
+    sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")
+    given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
+    given |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
+    backbone = bert(
+        table.vocabulary_size,
+        max_sequence_length=model.get_layer("positions").max_sequence_length,
+        hidden_dim=table.hidden_dim,
+        **given,
+        **config.given(DROPOUTS),
+    )
+    if not config.from_scratch:
+        trained = {layer.name: layer for layer in model.layers}
+        for layer in backbone.layers:
+            if layer.weights and layer.name in trained:
+                layer.set_weights(trained[layer.name].get_weights())
+    dropout = backbone.get_layer("embedding_dropout").rate
+    return bert_classifier(backbone, num_labels, dropout, config.pooling)
