@@ -5,6 +5,8 @@ tests/serving/test_grpc.py. All others of a page run in their order, in one proc
 with tiny runs and texts of the names that the pages use. So do the commands, with a few steps.
 """
 
+import importlib
+import inspect
 import io
 import json
 import os
@@ -22,7 +24,7 @@ from keras_transformer.serving.publishing import c_api
 from train import classification, language_model, pretraining, translation
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 MODEL = ["--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2"]
@@ -165,8 +167,17 @@ def test_what_does_not_run_says_why():
         title for page in PAGES for kind in ("python", "bash") for title, _ in blocks(page, kind)
     }
     assert all(re.fullmatch(r"not run: needs .+|oracle|slurm|", title) for title in titles)
-    for title, content in blocks(ROOT / "README.md", "bash"):
-        assert title or not content.startswith("docker") or "(not run here" in README
+
+
+def test_every_block_is_of_a_known_kind():
+    """A fence that `BLOCK` does not find would never be run."""
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        fences = re.findall(r"^ *```.*$", text, re.MULTILINE)
+        found = [name for name, _, _ in BLOCK.findall(text)]
+        assert set(found) <= {"python", "bash"}
+        plain = len(re.findall(r"^```\n(?:(?!```).*\n)*?```$", text, re.MULTILINE))
+        assert len(fences) == 2 * (len(found) + plain), page
 
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -187,6 +198,11 @@ def test_the_reference_has_every_package_and_names_are_public():
     for page in pages:
         text = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
         assert f"::: keras_transformer.{page}" in text
+        room = importlib.import_module(f"keras_transformer.{page}")
+        for name in room.__all__:  # what has no docstring is left out of the page
+            public = getattr(room, name)
+            documented = inspect.isclass(public) or inspect.isfunction(public)
+            assert public.__doc__ if documented else f"`{name}`" in text, name
     menu = (ROOT / "mkdocs.yml").read_text()
     for path in (ROOT / "docs").rglob("*.md"):
         assert f": {path.relative_to(ROOT / 'docs')}" in menu
