@@ -1,8 +1,8 @@
-"""Files that are whole or not there, and that tell when they are damaged.
+"""Atomic writes of files and folders, and archives that detect damage.
 
-Whatever is written is a draft beside its place until all of it is on the disk; then it is
-renamed. A reader sees what was there before or what is there now, never half of it, whether the
-process was killed, the power failed or the disk was full.
+A write goes to a draft next to its target, which is renamed once it is completely on disk. Even
+if the process is killed, the power fails or the disk is full, a reader sees the old content or
+the new one, never a part.
 """
 
 import contextlib
@@ -15,15 +15,20 @@ import zipfile
 
 import numpy as np
 
-_LAST_RECORD = 22  # bytes of the last record of a zip file, which tells how many entries there are
+_LAST_RECORD = 22  # bytes of the last record of a zip file, which holds the number of entries
 
 
 class DamagedFile(ValueError):
-    """A file does not hold what was written to it."""
+    """A file does not contain what was written to it."""
 
 
 class NotWritten(OSError):
-    """A file or folder could not be written, and is as it was before."""
+    """A file or folder could not be written; its old content is unchanged.
+
+    Args:
+        path: of the file or folder.
+        reason: why not, a phrase.
+    """
 
     def __init__(self, path, reason):
         super().__init__(f"{path} could not be written: {reason}.")
@@ -32,14 +37,17 @@ class NotWritten(OSError):
 
 @contextlib.contextmanager
 def whole(path):
-    """Yields the place to write a new file or folder to; it becomes `path` at the end.
+    """Yields the path of a draft to write, a file or a folder; at the end it becomes `path`.
 
     Args:
-        path: of the file or folder; folders above it are made. A file that is there is replaced,
-            a folder only if it is empty.
+        path: of the target; parent folders are created. An existing file is replaced, an existing
+            folder only if it is empty.
+
+    Yields:
+        A `pathlib.Path` that does not exist yet.
 
     Raises:
-        NotWritten: with the path and the reason, e.g. that the disk is full.
+        NotWritten: with the path and the reason, e.g. a full disk.
     """
     path = pathlib.Path(path)
     draft = path.with_name(f".draft-{os.getpid()}-{path.name}")
@@ -48,22 +56,22 @@ def whole(path):
         yield draft
         _flush_all(draft)
         draft.replace(path)
-        _flush(path.parent)  # which holds the name
+        _flush(path.parent)  # makes the new name durable
     except OSError as error:
         reason = error.reason if isinstance(error, NotWritten) else error.strerror or error
         raise NotWritten(path, reason) from error
     finally:
-        _remove(draft)  # which may be what fills the disk
+        _remove(draft)  # it may be what fills the disk
 
 
 def remove_drafts(folder, of=None):
-    """Removes the drafts that killed processes have left in a folder.
+    """Removes the drafts that killed processes left in a folder.
 
-    No other process may be writing them: hold a lock.
+    Hold a lock, so that no other process is writing one.
 
     Args:
-        folder: where they are.
-        of: name of the file or folder they were to become; None for all.
+        folder: of the drafts.
+        of: name of their target; None for all drafts.
     """
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         draft = re.fullmatch(r"\.draft-\d+-(.+)", name, re.DOTALL)
@@ -72,73 +80,85 @@ def remove_drafts(folder, of=None):
 
 
 def save_arrays(path, arrays):
-    """Writes arrays to a file of NumPy's format npz, whole or not at all.
+    """Writes arrays atomically to a file in NumPy's npz format.
 
     Args:
         path: of the file.
-        arrays: iterable of pairs of a name and what `np.asarray` takes; of a generator, one
-            array at a time is in memory.
+        arrays: iterable of pairs of a name and an array; with a generator, only one array at a
+            time is in memory.
 
     Raises:
-        NotWritten: if there is no room for it.
+        NotWritten: if the file cannot be written, e.g. because the disk is full.
     """
     with whole(path) as draft, zipfile.ZipFile(draft, "w") as archive:
         for name, array in arrays:
-            entry = zipfile.ZipInfo(f"{name}.npy")  # without the time: equal arrays, equal files
+            entry = zipfile.ZipInfo(
+                f"{name}.npy"
+            )  # without a timestamp, so equal arrays make equal files
             with archive.open(entry, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
 
 
 def read_arrays(path):
-    """Yields the pairs of name and array that `save_arrays` has written, in their order.
+    """Reads a file of `save_arrays` one array at a time.
 
-    One array at a time is in memory, read-only. Those of types that NumPy lacks, such as
-    bfloat16, are of type void, to be viewed as what they were.
+    Args:
+        path: of the file.
+
+    Yields:
+        Pairs of name and array, read-only, in the order of writing. Arrays of types that NumPy
+        lacks, such as bfloat16, have a void type; call `view` with the original one.
 
     Raises:
-        DamagedFile: at the first array that is not as it was written.
-        OSError: if there is no such file, or it may not be read.
+        DamagedFile: at the first damaged array.
+        OSError: if the file is missing or unreadable.
     """
     for name, content in _entries(path):
         yield name.removesuffix(".npy"), _array_of(content)
 
 
 def load_arrays(path):
-    """All arrays that `save_arrays` has written, a dict by their names.
+    """Reads all arrays of a file of `save_arrays`.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        {name: array}, as from `read_arrays`.
 
     Raises:
-        DamagedFile: if the file is not as it was written.
-        OSError: if there is no such file, or it may not be read.
+        DamagedFile: if the file is damaged.
+        OSError: if the file is missing or unreadable.
     """
     return dict(read_arrays(path))
 
 
 def check_archive(path):
-    """Raises a `DamagedFile` if a zip file, such as `model.keras`, is not as it was written."""
+    """Raises `DamagedFile` if a zip file, such as `model.keras`, is damaged."""
     for _ in _entries(path):
         pass
 
 
 def _entries(path):
-    """Yields name and content of each part of a zip file, once its checksum has proved right."""
-    with open(path, "rb") as file:  # outside of what follows: a missing file is not damaged
+    """Yields name and content of each entry of a zip file after checking its checksum."""
+    with open(path, "rb") as file:  # outside the `try`: a missing file is not damaged
         try:
             with zipfile.ZipFile(file) as archive:
                 file.seek(-_LAST_RECORD, os.SEEK_END)
                 count = int.from_bytes(file.read()[10:12], "little")
-                # A wrong length in the table of contents would hide the entries behind it.
+                # A wrong length in the table of contents hides the entries after it.
                 if count != min(len(archive.infolist()), 0xFFFF):
-                    raise zipfile.BadZipFile(f"{count} entries, not all of them found")
+                    raise zipfile.BadZipFile(f"not all of its {count} entries can be found")
                 for entry in archive.infolist():
                     yield entry.filename, archive.read(entry)
         except MemoryError:
             raise
-        except Exception as error:  # of a damaged file zipfile raises many kinds
+        except Exception as error:  # zipfile raises many types for a damaged file
             raise DamagedFile(f"{path} is damaged: {error or type(error).__name__}.") from error
 
 
 def _array_of(content):
-    """The array that the bytes of NumPy's format npy hold, not a copy of them: read-only."""
+    """The array in bytes of NumPy's npy format, a read-only view."""
     header = io.BytesIO(content)
     np.lib.format.read_magic(header)
     shape, in_columns, dtype = np.lib.format.read_array_header_1_0(header)
@@ -147,10 +167,10 @@ def _array_of(content):
 
 
 def _flush_all(path):
-    """Waits until a file, or a folder with all that is in it, is on the disk."""
+    """Waits until a file, or a folder with all its content, is on disk."""
     for folder, _, names in os.walk(path):
-        for place in (*names, "."):
-            _flush(os.path.join(folder, place))
+        for name in (*names, "."):
+            _flush(os.path.join(folder, name))
     if path.is_file():
         _flush(path)
 
