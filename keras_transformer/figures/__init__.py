@@ -1,4 +1,4 @@
-"""Pictures: arrays in, a matplotlib Figure or an HTML page out."""
+"""Plots and attention maps: arrays in, a matplotlib Figure or an HTML page out."""
 
 from keras_transformer.figures.attention import Attention
 from keras_transformer.figures.heat_maps import attention_grid, attention_heat_map

@@ -1,19 +1,26 @@
-"""What all pictures share: a figure without pyplot, colours, axes.
+"""What all figures share: colours, axes, and figures without pyplot.
 
-No window opens, no figure stays behind in memory, and a server without a display draws as well
-as a notebook does (a notebook shows the returned Figure; anything else calls `figure.savefig`).
-matplotlib is imported on the first call.
+Without pyplot no window opens, no figure stays in memory, and no display is needed. A notebook
+shows a returned Figure; elsewhere, call `figure.savefig`. matplotlib is imported on first use.
 """
 
 import numpy as np
 
-# Told apart by readers with any colour vision; the order is the order of use.
+# In order of use; distinguishable with any colour vision.
 LINE_COLORS = ("#2f6fb5", "#d9772b", "#2a9d8f", "#8a5fb0", "#b5485d", "#6b6b6b")
 INK = "#333333"
 
 
 def finite(name, values):
-    """The values as float64, which also accepts bfloat16 and framework tensors."""
+    """Checks that the values are finite; returns float64, also of bfloat16 and tensors.
+
+    Args:
+        name: of the values, for the message.
+        values: anything that NumPy can convert.
+
+    Raises:
+        ValueError: if a value is NaN or infinite.
+    """
     array = np.asarray(values).astype("float64")
     if not np.isfinite(array).all():
         raise ValueError(
@@ -24,11 +31,12 @@ def finite(name, values):
 
 
 def new_figure(size, title):
+    """An empty figure of (width, height) inches, with a title unless that is None."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "Pictures need matplotlib, which is not installed. Install it with: "
+            "Figures need matplotlib, which is not installed. Install it with: "
             "pip install matplotlib."
         ) from error
     figure = Figure(figsize=size, dpi=120, layout="constrained")
@@ -38,13 +46,15 @@ def new_figure(size, title):
 
 
 def color_bar(figure, image, axes, label):
+    """Adds a colour bar for an image beside its axes."""
     bar = figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02)
     bar.set_label(label, color=INK)
     bar.ax.tick_params(colors=INK, length=0)
     bar.outline.set_visible(False)
 
 
-def dress_lines(axes, x_label, y_label, legend):
+def style_lines(axes, x_label, y_label, legend):
+    """Labels and styles the axes of a line plot."""
     axes.set_xlabel(x_label, color=INK)
     axes.set_ylabel(y_label, color=INK)
     axes.tick_params(colors=INK, length=0)

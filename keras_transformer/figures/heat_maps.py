@@ -6,30 +6,27 @@ import numpy as np
 
 from keras_transformer.figures.canvas import INK, color_bar, finite, new_figure
 
-WIDEST_ROW = 130  # tokens of all panels side by side, about 30 inches
+MAX_ROW_TOKENS = 130  # of all panels in a row, about 30 inches
 
 
 def attention_heat_map(attention_scores, target_tokens, source_tokens, title=None):
-    """Draws which source tokens each target token attends to, a panel a head.
+    """Draws how much each target token attends to each source token, one panel per head.
 
-    Rows are target tokens (the queries), columns source tokens (the keys); the
-    darker, the more attention. All heads share one colour scale that starts
-    at zero, so panels can be compared.
+    Rows are target tokens (the queries), columns source tokens (the keys). Darker cells mean
+    more attention. All heads share one colour scale from zero, so you can compare panels.
 
     Args:
-        attention_scores: probabilities in [0, 1] after the softmax, of one
-            head, (target, source), or of all, (heads, target, source).
-        target_tokens: one string for each row. For self-attention the same
-            tokens as the columns.
-        source_tokens: one string for each column.
-        title: a line above the picture, or None.
+        attention_scores: probabilities in [0, 1] after the softmax, of one head, (target,
+            source), or of several, (heads, target, source).
+        target_tokens: one string per row; for self-attention, the same as `source_tokens`.
+        source_tokens: one string per column.
+        title: a line above the figure, or None.
 
     Returns:
         A `matplotlib.figure.Figure`; its last axes are the colour bar.
 
     Raises:
-        ValueError: if the tokens do not fit the scores, or a score is not a
-            number in [0, 1].
+        ValueError: if the tokens do not match the scores, or a score is not in [0, 1].
 
     Examples:
         >>> scores = [[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]
@@ -39,32 +36,32 @@ def attention_heat_map(attention_scores, target_tokens, source_tokens, title=Non
     """
     scores = _checked_attention(attention_scores, target_tokens, source_tokens)
     num_heads = len(scores)
-    most = max(1, min(4, num_heads, WIDEST_ROW // len(source_tokens)))
-    # Full rows where that can be: 8 heads are 4 and 4.
+    most = max(1, min(4, num_heads, MAX_ROW_TOKENS // len(source_tokens)))
+    # Full rows if possible: 8 heads make 4 and 4.
     columns = next((n for n in range(most, 1, -1) if num_heads % n == 0), most)
     titles = [f"head {head + 1}" for head in range(num_heads)] if num_heads > 1 else [""]
     return _heat_maps(scores, titles, columns, target_tokens, source_tokens, title)
 
 
 def attention_grid(attention_scores, target_tokens, source_tokens, title=None):
-    """Draws every head of every layer at once: a row of panels a layer, a panel a head.
+    """Draws all heads of all layers: one row of panels per layer, one panel per head.
 
-    All share one colour scale, as in `attention_heat_map`, so it can be seen at a glance
-    in which layers and heads something happens.
+    All panels share one colour scale, as in `attention_heat_map`, so that layers and heads can be
+    compared at a glance.
 
     Args:
-        attention_scores: probabilities in [0, 1], a list with one array a layer,
-            (heads, target, source), every layer with as many heads.
-        target_tokens: one string for each row of a panel.
-        source_tokens: one string for each column of a panel.
-        title: a line above the picture, or None.
+        attention_scores: probabilities in [0, 1], a list with one array (heads, target, source)
+            per layer, all with the same number of heads.
+        target_tokens: one string per row of a panel.
+        source_tokens: one string per column of a panel.
+        title: a line above the figure, or None.
 
     Returns:
         A `matplotlib.figure.Figure`; its last axes are the colour bar.
 
     Raises:
-        ValueError: if there is no layer, the layers differ in their heads, the
-            tokens do not fit the scores, or a score is not a number in [0, 1].
+        ValueError: if there is no layer, the layers differ in the number of heads, the tokens do
+            not match the scores, or a score is not in [0, 1].
 
     Examples:
         >>> layer = [[[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]]
@@ -89,10 +86,10 @@ def attention_grid(attention_scores, target_tokens, source_tokens, title=None):
 
 
 def _heat_maps(scores, titles, columns, target_tokens, source_tokens, title):
-    """A grid of panels, `columns` wide, one for each (target, source) of `scores`."""
+    """A grid with one panel per (target, source) of `scores`, `columns` of them in a row."""
     num_panels, num_rows, num_columns = scores.shape
     rows = math.ceil(num_panels / columns)
-    cell = 0.34 if num_panels == 1 else 0.24  # inches a token
+    cell = 0.34 if num_panels == 1 else 0.24  # inches per token
     size = (
         columns * max(1.6, cell * num_columns) + 2.0,
         rows * max(1.2, cell * num_rows) + 1.6,
@@ -105,10 +102,10 @@ def _heat_maps(scores, titles, columns, target_tokens, source_tokens, title):
     for panel, axes in enumerate(grid.flat[:num_panels]):
         image = axes.imshow(scores[panel], cmap="Blues", vmin=0.0, vmax=highest, aspect="auto")
         axes.set_title(titles[panel], color=INK, fontsize="medium")
-        # Prices hold dollar signs, which matplotlib would read as formulas.
+        # matplotlib would read dollar signs, e.g. of prices, as formulas.
         axes.set_xticks(range(num_columns), source_tokens, rotation=90, parse_math=False)
         axes.set_yticks(range(num_rows), target_tokens, parse_math=False)
-        # A last row that is not full leaves panels above it at the bottom of their column.
+        # Below an incomplete last row, the labels belong to the panel above.
         axes.tick_params(length=0, colors=INK, labelbottom=panel + columns >= num_panels)
         axes.spines[:].set_visible(False)
         _separate_cells(axes, num_rows, num_columns)
@@ -126,7 +123,7 @@ def _checked_attention(attention_scores, target_tokens, source_tokens):
     if scores.ndim != 3 or not scores.size or scores.shape[1:] != expected:
         raise ValueError(
             "attention_scores must have shape (target, source) or (heads, target, source), with "
-            "one token for each row and each column. Take one example out of a batch first. "
+            "one token per row and column. Pass one example of a batch at a time. "
             f"Received: shape={np.shape(attention_scores)}, {expected[0]} target tokens, "
             f"{expected[1]} source tokens."
         )
@@ -139,7 +136,7 @@ def _checked_attention(attention_scores, target_tokens, source_tokens):
 
 
 def _separate_cells(axes, num_rows, num_columns):
-    """White lines between cells: a pale cell is then seen to be a cell."""
+    """Draws white lines between cells, so that pale cells stay visible."""
     axes.set_xticks(np.arange(num_columns - 1) + 0.5, minor=True)
     axes.set_yticks(np.arange(num_rows - 1) + 0.5, minor=True)
     axes.grid(which="minor", color="white", linewidth=0.8)

@@ -1,8 +1,7 @@
-"""Attention of every layer and head as one HTML page to look through.
+"""The attention of all layers and heads as one HTML page to browse.
 
-The page is `html_page.html` beside this file with the weights and tokens put into it:
-styles and script are in it, and it loads nothing, so it can be opened from a disk, sent by
-mail or kept with a run.
+The page is `html_page.html` with the weights and tokens filled in. It contains its styles and
+script and loads nothing, so you can open it from disk, mail it, or keep it with a run.
 """
 
 import html
@@ -15,25 +14,25 @@ TEMPLATE = pathlib.Path(__file__).with_suffix(".html")
 
 
 def attention_page(attention_scores, row_tokens, column_tokens, title="Attention"):
-    """Makes a page on which one chooses a kind of attention, a layer and a head.
+    """Makes a page to explore attention by kind, layer and head.
 
-    It shows the tokens in two columns with lines between them, the stronger the more
-    attention, and a heat map. Pointing at a token shows where it looks, or what looks at it;
-    the arrow keys go through heads and layers. Weights are kept to three digits.
+    It shows the tokens in two columns, connected by lines whose strength is the attention, and a
+    heat map. Pointing at a token highlights what it attends to, or what attends to it; the arrow
+    keys switch heads and layers. Weights are rounded to three digits.
 
     Args:
-        attention_scores: dict from the name of a kind of attention to a list with one array
-            a layer, (heads, target, source): probabilities in [0, 1] of one example.
-        row_tokens: dict from the same names to the tokens that look, a string a target.
-        column_tokens: dict from the same names to the tokens looked at, a string a source.
+        attention_scores: {kind of attention: list of arrays (heads, target, source), one per
+            layer}; probabilities in [0, 1] of one example.
+        row_tokens: {kind: list of target tokens}, those that attend.
+        column_tokens: {kind: list of source tokens}, those attended to.
         title: of the page, plain text.
 
     Returns:
-        The HTML document, a string of ASCII characters alone.
+        The HTML document, an ASCII string.
 
     Raises:
-        ValueError: if the names differ, nothing is given, the tokens of a kind do not fit
-            its scores, or a score is not a number in [0, 1].
+        ValueError: if the kinds differ or there is none, the tokens of a kind do not match its
+            scores, or a score is not in [0, 1].
 
     Examples:
         >>> scores = [[[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]]
@@ -53,11 +52,11 @@ def attention_page(attention_scores, row_tokens, column_tokens, title="Attention
         _kind(name, attention_scores[name], list(row_tokens[name]), list(column_tokens[name]))
         for name in names
     ]
-    # A script ends where its text says "</script", whatever a token meant by it.
+    # Escaped, because a token "</script" would end the script.
     data = json.dumps(kinds, separators=(",", ":")).replace("<", "\\u003c")
     escaped = html.escape(title).encode("ascii", "xmlcharrefreplace").decode()
     page = TEMPLATE.read_text("ascii")
-    # Neither holds a "<", so neither can be taken for the place of the other.
+    # Neither contains a "<", so neither can contain the placeholder of the other.
     return page.replace("<!-- title -->", escaped).replace("<!-- data -->", data)
 
 
@@ -79,15 +78,15 @@ def _kind(name, layers, row_tokens, column_tokens):
 
 
 def _checked(name, scores, num_rows, num_columns):
-    scores = np.asarray(scores).astype("float64")  # also of bfloat16 and of tensors
+    scores = np.asarray(scores).astype("float64")  # also from bfloat16 and tensors
     if scores.ndim != 3 or not scores.size or scores.shape[1:] != (num_rows, num_columns):
         raise ValueError(
-            "The scores of a layer must have shape (heads, target, source), with one token for "
-            "each target and each source. Take one example out of a batch first. "
+            "The scores of a layer must have shape (heads, target, source), with one token per "
+            "target and source. Pass one example of a batch at a time. "
             f"Received: {name!r} of shape={scores.shape}, {num_rows} row tokens, "
             f"{num_columns} column tokens."
         )
-    # Written so that a score that is no number fails too; bfloat16 rounds a one up.
+    # Negated, so that NaN fails too; bfloat16 may round a 1 up.
     if not (scores.min() >= 0.0 and scores.max() <= 1.0 + 1e-3):
         raise ValueError(
             "attention_scores must be probabilities in [0, 1], after the softmax. "

@@ -1,4 +1,4 @@
-"""Curves and tables as pictures: arrays in, a matplotlib Figure out."""
+"""Plots of training curves, schedules and position encodings: arrays in, a Figure out."""
 
 import itertools
 
@@ -8,31 +8,31 @@ from keras_transformer.figures.canvas import (
     INK,
     LINE_COLORS,
     color_bar,
-    dress_lines,
     finite,
     new_figure,
+    style_lines,
 )
 
 UNITS = {"loss": "nats per token"}
 
 
 def positional_encoding(encoding, title="Positional encoding"):
-    """Draws the pattern that tells the model where a token stands, and how it tells distance.
+    """Draws a position encoding and the distance between its rows.
 
-    Beside the pattern is a curve of the Euclidean distance between the rows of two positions,
-    over how far apart these are: its mean over all such pairs, in a band from the smallest to
-    the largest. An encoding by which a model can tell neighbours from strangers has a curve
-    that rises; a narrow band says that only the offset counts, not where in the text it is.
+    Beside the table, a curve shows the Euclidean distance between the rows of two positions over
+    their offset: the mean of all pairs, in a band from the smallest to the largest. The curve
+    rises if the encoding separates near positions from far ones. A narrow band means that the
+    distance depends only on the offset.
 
     Args:
-        encoding: one row a position, (positions, dim), as the sinusoidal table
-            or learned position embeddings have it. Any finite values.
-        title: a line above the picture, or None.
+        encoding: one row per position, (positions, dim), such as the sinusoidal table or learned
+            position embeddings; finite values.
+        title: a line above the figure, or None.
 
     Returns:
-        A `matplotlib.figure.Figure`. Its first axes are the pattern: positions
-        downwards, dimensions to the right, blue below zero, white at zero, red
-        above; its second axes the curve.
+        A `matplotlib.figure.Figure`. The first axes show the table: positions downwards,
+        dimensions to the right, negative values blue, zero white, positive values red. The second
+        axes show the curve.
 
     Raises:
         ValueError: if `encoding` is not a table of finite numbers.
@@ -63,26 +63,24 @@ def positional_encoding(encoding, title="Positional encoding"):
     offsets = np.arange(len(table))
     curve.fill_between(offsets, smallest, largest, color=LINE_COLORS[0], alpha=0.25, linewidth=0)
     curve.plot(offsets, mean, color=LINE_COLORS[0], linewidth=1.8)
-    dress_lines(curve, "offset, tokens", "distance of two encodings", legend=False)
+    style_lines(curve, "offset, tokens", "distance of two encodings", legend=False)
     curve.set_ylim(bottom=0.0)
     return figure
 
 
 def schedule(steps, learning_rates, title="Learning-rate schedule"):
-    """Draws learning rates over training steps, one line a schedule.
+    """Draws learning rates over training steps, one line per schedule.
 
     Args:
-        steps: the training steps the rates belong to, (points,), increasing.
-        learning_rates: dict from a label for the line to its rates, (points,).
-        title: a line above the picture, or None.
+        steps: training steps, (points,), increasing.
+        learning_rates: {label: rates at these steps, (points,)}.
+        title: a line above the figure, or None.
 
     Returns:
-        A `matplotlib.figure.Figure`. Lines are named in a legend if there is
-        more than one.
+        A `matplotlib.figure.Figure`, with a legend if there is more than one line.
 
     Raises:
-        ValueError: if there is no line, or a line's length is not that of
-            `steps`.
+        ValueError: if there is no line, or the length of a line differs from `steps`.
 
     Examples:
         >>> figure = schedule([1, 2, 3], {"warm-up": [0.1, 0.2, 0.3], "flat": [0.2, 0.2, 0.2]})
@@ -100,12 +98,12 @@ def schedule(steps, learning_rates, title="Learning-rate schedule"):
         rates = finite(f"learning_rates[{label!r}]", rates)
         if rates.shape != steps.shape or steps.ndim != 1:
             raise ValueError(
-                "Every schedule needs one learning rate for each step. "
+                "Every schedule needs one learning rate per step. "
                 f"Received: steps of shape {steps.shape}, {label!r} of shape {rates.shape}."
             )
         axes.plot(steps, rates, label=label, color=color, linewidth=1.8)
-    dress_lines(axes, "step", "learning rate", legend=len(learning_rates) > 1)
-    # Rates are small: 7e-4 reads better as 7 with one factor for the whole axis.
+    style_lines(axes, "step", "learning rate", legend=len(learning_rates) > 1)
+    # Rates are small: 7e-4 is easier to read as 7 with one factor for the whole axis.
     axes.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     return figure
@@ -114,24 +112,21 @@ def schedule(steps, learning_rates, title="Learning-rate schedule"):
 def learning_curves(history, title="Learning curves"):
     """Draws loss and metrics over epochs, training and validation together.
 
-    Each metric gets a panel; `val_loss` goes into the panel of `loss`, as in
-    the `history` of the object that `model.fit` returns. A validation curve
-    with fewer points is one measured every few epochs (`validation_freq` of
-    `fit`) and is drawn at those epochs. Values that are not numbers leave a
-    gap in their line.
+    Each metric has a panel; `val_loss` is drawn in the panel of `loss`. A validation curve with
+    fewer points was measured every few epochs (`validation_freq` of `fit`) and is drawn at those
+    epochs. NaN leaves a gap in a line.
 
     Args:
-        history: dict from a metric's name to its value after each epoch;
-            names that begin with `val_` are of the validation set.
-        title: a line above the picture, or None.
+        history: {metric: value after each epoch}, such as `model.fit(...).history`; names that
+            begin with `val_` belong to the validation set.
+        title: a line above the figure, or None.
 
     Returns:
-        A `matplotlib.figure.Figure` with a panel a metric, in the order of
-        `history`.
+        A `matplotlib.figure.Figure` with one panel per metric, in the order of `history`.
 
     Raises:
-        ValueError: if the history is empty, a curve has no points, or a
-            validation curve has more points than the training curve.
+        ValueError: if the history is empty, a curve has no points, or a validation curve has more
+            points than the training curve.
 
     Examples:
         >>> figure = learning_curves({"loss": [3.0, 2.0], "val_loss": [3.5, 2.9]})
@@ -150,12 +145,12 @@ def learning_curves(history, title="Learning curves"):
         for label, values in curves.items():
             epochs = _epochs_of(metric, label, len(values), len(next(iter(curves.values()))))
             color = LINE_COLORS[label == "validation"]
-            # One epoch alone would be a line without length, that is nothing at all.
+            # A line through a single epoch would be invisible without a marker.
             marker = "o" if num_epochs <= 30 else None
             axes.plot(epochs, values, label=label, color=color, marker=marker, markersize=3.5)
         words = metric.replace("_", " ")
         unit = f", {UNITS[metric]}" if metric in UNITS else ""
-        dress_lines(axes, "epoch", words + unit, legend=True)
+        style_lines(axes, "epoch", words + unit, legend=True)
         axes.xaxis.get_major_locator().set_params(integer=True)
     return figure
 
@@ -172,7 +167,7 @@ def _epochs_of(metric, label, num_points, num_epochs):
 
 
 def _neighbour_distances(table):
-    """Mean, least and greatest distance of rows `offset` apart, (offsets, 3)."""
+    """The mean, smallest and largest distance of rows at each offset, (offsets, 3)."""
     distances = []
     for offset in range(len(table)):
         apart = np.linalg.norm(table[offset:] - table[: len(table) - offset], axis=-1)

@@ -107,7 +107,7 @@ def test_bfloat16_and_rows_with_nothing_to_look_at_are_shown():
     [
         ([np.zeros((2, 3, 3))], r"'cross' of shape=\(2, 3, 3\), 2 row tokens, 3 column tokens"),
         ([np.zeros((2, 2, 3)), np.zeros((2, 2, 5))], r"'cross' of shape=\(2, 2, 5\)"),
-        ([np.zeros((1, 2, 2, 3))], r"out of a batch first.*shape=\(1, 2, 2, 3\)"),
+        ([np.zeros((1, 2, 2, 3))], r"of a batch at a time.*shape=\(1, 2, 2, 3\)"),
         ([np.zeros((0, 2, 3))], r"shape=\(0, 2, 3\)"),
         ([np.full((2, 2, 3), 7.0)], r"after the softmax. Received: 'cross' with .* 7 to 7"),
         ([np.full((2, 2, 3), -0.1)], r"Received: 'cross' with values from -0.1 to -0.1"),

@@ -98,7 +98,7 @@ def test_layers_that_make_no_grid_are_refused():
     ("scores", "message"),
     [
         (np.zeros((5, 3)), r"Received: shape=\(5, 3\), 2 target tokens, 3 source tokens"),
-        (np.zeros((2, 2, 2, 3)), r"Take one example out of a batch first.*shape=\(2, 2, 2, 3\)"),
+        (np.zeros((2, 2, 2, 3)), r"one example of a batch at a time.*shape=\(2, 2, 2, 3\)"),
         (np.zeros((0, 2, 3)), r"shape=\(0, 2, 3\)"),
         (SCORES - 1, r"after the softmax. Received: values from -1 to -0.1"),
         (SCORES * 7, r"values from 0 to 6.3"),
