@@ -12,12 +12,13 @@ from keras_transformer.layers.embedding import (
 )
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
+from keras_transformer.models.functions import layer_names
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.training.model import Model
 
 # base, large: Devlin et al. 2018, section 3 (https://arxiv.org/abs/1810.04805).
 # tiny, mini, small: Turc et al. 2019 (https://arxiv.org/abs/1908.08962).
-# The inner width is four times the outer one and a head is 64 wide, in all of them.
+# In all of them, intermediate_dim is 4 * hidden_dim and heads are 64 wide.
 SIZES = {
     "tiny": {"num_layers": 2, "hidden_dim": 128, "intermediate_dim": 512, "num_heads": 2},
     "mini": {"num_layers": 4, "hidden_dim": 256, "intermediate_dim": 1024, "num_heads": 4},
@@ -44,21 +45,21 @@ def bert(
     name="bert",
     **dimensions,
 ):
-    """Builds the backbone of BERT, which turns tokens into vectors that know their context.
+    """Builds the backbone of BERT, which turns tokens into contextual vectors.
 
-    It is the checkpoint: save it, reload it, and build any head of this file around it. The
-    heads do not copy it; training a head trains the backbone.
+    The backbone is the checkpoint: save it, reload it, and add any head of this file. Heads share
+    its weights instead of copying them, so training a head also trains the backbone.
 
     Source: Devlin et al. 2018 (https://arxiv.org/abs/1810.04805).
 
     Args:
         vocabulary_size: number of token ids.
-        size: a row of `SIZES`: "tiny", "mini", "small", "base" or "large".
+        size: a key of `SIZES`: "tiny", "mini", "small", "base" or "large".
         max_sequence_length: number of positions that have a vector, in tokens.
-        token_dropout: probability in [0, 1) with which a token is left out in training.
+        token_dropout: probability in [0, 1) of dropping a token in training.
         name: of the model.
-        **dimensions: replace columns of that row (num_layers, hidden_dim,
-            intermediate_dim, num_heads), or are further arguments of the blocks
+        **dimensions: replace values of that size (num_layers, hidden_dim,
+            intermediate_dim, num_heads), or pass further arguments to the blocks
             (dropout and attention_dropout, 0.1 each; activation, "gelu"; pre_norm, False;
             activation_dropout, dtype).
 
@@ -69,8 +70,8 @@ def bert(
         (batch, hidden_dim) in [-1, 1], computed from the first vector, that of [CLS].
 
     Raises:
-        ValueError: if `size` or a dimension is unknown, or hidden_dim cannot be divided
-            by num_heads.
+        ValueError: if `size` or a dimension is unknown, or hidden_dim is not
+            divisible by num_heads.
 
     Examples:
         >>> model = bert(11, size="tiny", num_layers=1)
@@ -107,7 +108,7 @@ def bert(
     vectors = PositionEmbedding(max_sequence_length, dtype=dtype, name="positions")(vectors)
     vectors = _norm("embedding_norm", block["norm_epsilon"], dtype)(vectors)
     vectors = keras.layers.Dropout(block["dropout"], dtype=dtype, name="embedding_dropout")(vectors)
-    # Said, not implied: the mask of the tokens ends where the segments are added.
+    # Explicit, because the implicit mask of the tokens is lost where the segments are added.
     vectors = Encoder(**block, name="encoder")(vectors, padding_mask=padding_mask(kept_ids))
     pooler = keras.layers.Dense(hidden_dim, "tanh", dtype=dtype, name="pooler")
     return Model(
@@ -118,7 +119,7 @@ def bert(
 
 
 def bert_pretraining(backbone, token_counts=None, name="bert_pretraining"):
-    """Puts on a backbone the two heads of pretraining: masked tokens and next sentence.
+    """Adds the two pretraining heads to a backbone: masked tokens and next sentence.
 
     Only the masked positions are projected to the vocabulary.
 
@@ -127,10 +128,9 @@ def bert_pretraining(backbone, token_counts=None, name="bert_pretraining"):
     Args:
         backbone: of `bert`, as built or reloaded. Its token embeddings are also the output
             projection.
-        token_counts: how often each token occurs in the text, (vocabulary_size,). The bias
-            of the logits starts as the logarithm of their shares. Without, it starts at zero,
-            and Adam, whose steps are as long for rare tokens as for frequent ones, teaches
-            frequencies to the embeddings, which all drift the same way.
+        token_counts: occurrences of each token in the corpus, (vocabulary_size,). The bias of
+            the logits starts as the logarithm of their frequencies. With None it starts at zero;
+            then the embeddings must learn the frequencies, and all drift in one direction.
         name: of the model.
 
     Returns:
@@ -166,13 +166,13 @@ def bert_pretraining(backbone, token_counts=None, name="bert_pretraining"):
         name=name,
     )
     if token_counts is not None:
-        counts = np.asarray(token_counts, "float64") + 1  # each occurs
+        counts = np.asarray(token_counts, "float64") + 1  # avoids log(0)
         bias.bias.assign(np.log(counts / counts.sum()))
     return model
 
 
 def bert_backbone(model):
-    """The backbone inside a model of `bert_pretraining`, as built or reloaded, with its weights.
+    """The backbone of a model of `bert_pretraining`, as built or reloaded, with its weights.
 
     Examples:
         >>> model = bert_pretraining(bert(11, size="tiny", num_layers=1))
@@ -184,7 +184,7 @@ def bert_backbone(model):
 
 
 def bert_classifier(backbone, num_labels, dropout=0.1, pooling="first", name="bert_classifier"):
-    """Puts on a backbone a head that labels a text or a pair of texts.
+    """Adds a head to a backbone that labels a text or a pair of texts.
 
     Source: Devlin et al. 2018, section 4.1 (https://arxiv.org/abs/1810.04805), with pooling
     "first".
@@ -192,9 +192,9 @@ def bert_classifier(backbone, num_labels, dropout=0.1, pooling="first", name="be
     Args:
         backbone: of `bert`, as built, pretrained or reloaded.
         num_labels: number of labels.
-        dropout: probability in [0, 1) with which a number of the pooled vector is dropped.
-        pooling: "first" for what the pooler makes of the vector of [CLS], which is trained to
-            tell following texts from random ones; or "mean" or "max" of all vectors.
+        dropout: dropout probability of the pooled vector, in [0, 1).
+        pooling: "first" for the pooler's output at [CLS], which pretraining teaches to tell
+            consecutive texts from random ones; or "mean" or "max" over all vectors.
         name: of the model.
 
     Returns:
@@ -202,7 +202,7 @@ def bert_classifier(backbone, num_labels, dropout=0.1, pooling="first", name="be
         (batch, num_labels).
 
     Raises:
-        ValueError: if `pooling` is another.
+        ValueError: if `pooling` is unknown.
 
     Examples:
         >>> bert_classifier(bert(11, size="tiny", num_layers=1), num_labels=3).output_shape
@@ -220,16 +220,16 @@ def bert_classifier(backbone, num_labels, dropout=0.1, pooling="first", name="be
 
 
 def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labeller"):
-    """Puts on a backbone a head that labels each token, e.g. as part of a name.
+    """Adds a head to a backbone that labels each token, e.g. as part of a name.
 
     Source: Devlin et al. 2018, section 5.3 (https://arxiv.org/abs/1810.04805), without the
-    conditional random field, as there.
+    conditional random field, as in the paper.
 
     Args:
         backbone: of `bert`, as built, pretrained or reloaded.
-        num_labels: number of labels; if trained with `TokenCrossentropy`, label 0 included,
-            which marks the tokens that do not count.
-        dropout: probability in [0, 1) with which a number of a vector is dropped.
+        num_labels: number of labels; with `TokenCrossentropy` this includes label 0, which
+            marks tokens to ignore.
+        dropout: dropout probability of the vectors, in [0, 1).
         name: of the model.
 
     Returns:
@@ -245,12 +245,12 @@ def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labe
 
 
 def is_bert(model):
-    """Whether a model comes from one of the functions here."""
-    return "token_embedding" in [layer.name for layer in model.layers]
+    """Whether a model was built by one of the functions here."""
+    return "token_embedding" in layer_names(model)
 
 
 def attention_scores(model, token_ids, segment_ids):
-    """The attention weights of every layer and head for given texts.
+    """The attention weights of all layers and heads for tokenised texts.
 
     Args:
         model: of any function here, as built or reloaded.
@@ -258,8 +258,8 @@ def attention_scores(model, token_ids, segment_ids):
         segment_ids: (batch, length).
 
     Returns:
-        A dictionary of one list, "encoder", with one tensor (batch, heads, length, length)
-        a layer.
+        A dictionary with one list, "encoder", of one tensor (batch, heads, length, length)
+        per layer.
     """
     embedded = keras.Model(_text_inputs(model), model.get_layer("embedding_dropout").output)
     vectors = embedded({"token_ids": token_ids, "segment_ids": segment_ids})
@@ -269,10 +269,10 @@ def attention_scores(model, token_ids, segment_ids):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class VectorsAt(keras.layers.Layer):
-    """Takes from each row the vectors at some positions.
+    """Gathers the vectors at given positions of each row.
 
-    Whole vectors are gathered; `ops.take_along_axis` gathers single numbers, which takes six
-    times as long, forward and back.
+    It gathers whole vectors; `ops.take_along_axis` gathers single numbers, which takes six times
+    as long, forward and backward.
 
     Call arguments:
         vectors: (batch, length, dim).
@@ -297,12 +297,12 @@ class VectorsAt(keras.layers.Layer):
         return (*positions_shape, vectors_shape[-1])
 
     def get_config(self):
-        return super().get_config()  # which Keras would refuse, unasked, for a dtype policy
+        return super().get_config()  # else Keras refuses to serialise a dtype policy
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class VocabularyBias(keras.layers.Layer):
-    """Adds a learned number to the logit of each token, in float32.
+    """Adds a learned bias to the logit of each token, in float32.
 
     Call arguments:
         logits: (..., vocabulary).
@@ -329,7 +329,7 @@ class VocabularyBias(keras.layers.Layer):
         return keras.KerasTensor(logits.shape, dtype="float32")
 
     def get_config(self):
-        return super().get_config()  # which Keras would refuse, unasked, for a dtype policy
+        return super().get_config()  # else Keras refuses to serialise a dtype policy
 
 
 def _text_inputs(model):
@@ -341,5 +341,5 @@ def _norm(name, epsilon, dtype):
 
 
 def _logits(num_labels, name):
-    # In float32 under every dtype policy, as the logits of all models here.
+    # In float32 under every dtype policy, like the logits of all models here.
     return keras.layers.Dense(num_labels, dtype="float32", name=name)

@@ -15,7 +15,7 @@ from keras_transformer.models.functions import GeneratorFunctions, check_layers
 from keras_transformer.ops.masks import beam_mask
 from keras_transformer.training.model import Model
 
-# small: the CPU setting of nanoGPT for Shakespeare, medium: its GPU setting
+# small and medium: the CPU and GPU settings of nanoGPT for Shakespeare
 # (https://github.com/karpathy/nanoGPT, README).
 SIZES = {
     "small": {
@@ -45,7 +45,7 @@ def language_model(
 ):
     """Builds a causal Transformer that scores the next token after each position.
 
-    Every id is a token, 0 too: rows are filled up at their end, where no real position looks.
+    Every id is a token, even 0: padding goes at the end of a row, where no real position looks.
 
     Source: Radford et al. 2018, section 3.1
     (https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf).
@@ -53,22 +53,22 @@ def language_model(
     Args:
         vocabulary_size: number of ids.
         max_sequence_length: number of learned positions, in tokens; None adds sinusoids
-            instead, which have no end.
-        size: a row of `SIZES`: "small" or "medium".
+            instead, which have no limit.
+        size: a key of `SIZES`: "small" or "medium".
         scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
         name: of the model.
-        **dimensions: replace columns of that row (num_layers, hidden_dim,
-            intermediate_dim, num_heads, dropout), or are further arguments of the blocks
+        **dimensions: replace values of that size (num_layers, hidden_dim,
+            intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
             (attention_dropout, activation_dropout, activation, pre_norm, dtype).
 
     Returns:
         A functional Keras model. Input: `token_ids`, integers (batch, length). Output:
-        float32 logits of the token after each, (batch, length, vocabulary_size). Token
-        embedding and output projection are one table.
+        float32 logits of the next token at each position, (batch, length, vocabulary_size).
+        Token embedding and output projection are tied.
 
     Raises:
-        ValueError: if `size` or a dimension is unknown, or hidden_dim cannot be divided
-            by num_heads.
+        ValueError: if `size` or a dimension is unknown, or hidden_dim is not
+            divisible by num_heads.
 
     Examples:
         >>> model = language_model(11, num_layers=1)
@@ -95,7 +95,7 @@ def language_model(
 
 
 def functions(model):
-    """The functions that a model of `language_model` is decoded and served by.
+    """The functions to decode and serve a model of `language_model` or `gpt2`.
 
     Args:
         model: of `language_model`, as built or reloaded.
@@ -122,7 +122,7 @@ def start_cache(model, batch_size, num_beams=1):
     Args:
         model: of `language_model`, as built or reloaded.
         batch_size: number of rows, an integer scalar.
-        num_beams: sequences that grow from each row.
+        num_beams: beams per row.
 
     Returns:
         A nested structure of tensors, batch first; their axis of size 0 grows by
@@ -135,17 +135,17 @@ def start_cache(model, batch_size, num_beams=1):
 
 
 def step(model, token_ids, parents, position, cache):
-    """Scores what may follow `token_ids`, for every beam of every row.
+    """Scores the next token of every beam.
 
     Args:
         model: of `language_model`, as built or reloaded.
         token_ids: the newest token of each beam, (batch, beams).
-        parents: the beam of the step before that each one goes on from, (batch, beams).
-        position: its position in the text, counted from 0, an integer scalar.
-        cache: what `start_cache` or the step before returned.
+        parents: the beam of the previous step that each beam extends, (batch, beams).
+        position: of the newest tokens in the text, counted from 0, an integer scalar.
+        cache: from `start_cache` or the previous step.
 
     Returns:
-        The pair of float32 logits, (batch, beams, vocabulary), and the longer cache.
+        The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
     """
     embedding, decoder = model.get_layer("embedding"), model.get_layer("decoder")
     vectors = model.get_layer("positions").step(embedding(token_ids), position)
@@ -157,16 +157,16 @@ def step(model, token_ids, parents, position, cache):
 
 
 def attention_scores(model, token_ids):
-    """The attention weights of every layer and head for given texts.
+    """The attention weights of all layers and heads for tokenised texts.
 
     Args:
         model: of `language_model`, as built or reloaded.
         token_ids: (batch, length).
 
     Returns:
-        A dictionary of one list, "decoder", with one tensor (batch, heads, length, length)
-        a layer.
+        A dictionary with one list, "decoder", of one tensor (batch, heads, length, length)
+        per layer.
     """
     vectors = model.get_layer("positions")(model.get_layer("embedding")(token_ids))
     pairs = model.get_layer("decoder").attention_scores(vectors)
-    return {"decoder": [own for own, _ in pairs]}
+    return {"decoder": [self_scores for self_scores, _ in pairs]}

@@ -8,7 +8,7 @@ from keras import ops
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
-from keras_transformer.models.functions import TranslatorFunctions, check_layers
+from keras_transformer.models.functions import TranslatorFunctions, check_layers, layer_names
 from keras_transformer.ops.masks import beam_mask, padding_mask
 from keras_transformer.training.model import Model
 
@@ -54,12 +54,12 @@ def translation(
     Args:
         source_vocabulary_size: number of source ids.
         target_vocabulary_size: number of target ids; None shares one vocabulary and one
-            table of embeddings between source and target.
-        size: a row of `SIZES`: "tiny", "base" or "big".
-        tie_output: whether the target embeddings also are the output projection.
+            embedding table between source and target.
+        size: a key of `SIZES`: "tiny", "base" or "big".
+        tie_output: whether the target embeddings also serve as output projection.
         name: of the model.
-        **dimensions: replace columns of that row (num_layers, hidden_dim,
-            intermediate_dim, num_heads, dropout), or are further arguments of the blocks
+        **dimensions: replace values of that size (num_layers, hidden_dim,
+            intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
             (attention_dropout, activation_dropout, activation, pre_norm, dtype).
 
     Returns:
@@ -68,8 +68,8 @@ def translation(
         (batch, target, target_vocabulary_size).
 
     Raises:
-        ValueError: if `size` or a dimension is unknown, or hidden_dim cannot be divided
-            by num_heads.
+        ValueError: if `size` or a dimension is unknown, or hidden_dim is not
+            divisible by num_heads.
 
     Examples:
         >>> model = translation(11, size="tiny", num_layers=1)
@@ -112,7 +112,7 @@ def translation(
 
 
 def functions(model):
-    """The functions that a model of `translation` is decoded and served by.
+    """The functions to decode and serve a model of `translation`.
 
     Args:
         model: of `translation`, as built or reloaded.
@@ -137,14 +137,14 @@ def functions(model):
 
 
 def encode(model, source_ids):
-    """Computes once what every decoding step needs of the source.
+    """Encodes the source once for all decoding steps.
 
     Args:
         model: of `translation`, as built or reloaded.
         source_ids: (batch, source), 0 for padding.
 
     Returns:
-        A nested structure of tensors, batch axis first, for `start_cache` and `step`.
+        A nested structure of tensors, batch first: the input of `start_cache` and `step`.
     """
     mask = padding_mask(source_ids)
     source = model.get_layer("encoder")(_embed(model, "source", source_ids), padding_mask=mask)
@@ -156,6 +156,11 @@ def encode(model, source_ids):
 
 def start_cache(model, encoded, num_beams):
     """The cache before the first step.
+
+    Args:
+        model: of `translation`, as built or reloaded.
+        encoded: the result of `encode`.
+        num_beams: beams per row.
 
     Returns:
         A nested structure of tensors, batch first; their axis of size 0 grows by
@@ -169,18 +174,18 @@ def start_cache(model, encoded, num_beams):
 
 
 def step(model, encoded, token_ids, parents, position, cache):
-    """Scores what may follow `token_ids`, for every beam of every row.
+    """Scores the next token of every beam.
 
     Args:
         model: of `translation`, as built or reloaded.
-        encoded: what `encode` returned.
+        encoded: the result of `encode`.
         token_ids: the newest token of each beam, (batch, beams).
-        parents: the beam of the step before that each one goes on from, (batch, beams).
-        position: its position in the target, counted from 0, an integer scalar.
-        cache: what `start_cache` or the step before returned.
+        parents: the beam of the previous step that each beam extends, (batch, beams).
+        position: of the newest tokens in the target, counted from 0, an integer scalar.
+        cache: from `start_cache` or the previous step.
 
     Returns:
-        The pair of float32 logits, (batch, beams, vocabulary), and the longer cache.
+        The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
     """
     vectors = model.get_layer("target_embedding")(token_ids)
     vectors = model.get_layer("positions").step(vectors, position)
@@ -193,15 +198,15 @@ def step(model, encoded, token_ids, parents, position, cache):
 
 
 def attention_scores(model, source_ids, target_ids):
-    """The attention weights of every layer and head for given pairs.
+    """The attention weights of all layers and heads for pairs of source and target.
 
     Args:
         model: of `translation`, as built or reloaded.
         source_ids: (batch, source), 0 for padding.
-        target_ids: (batch, target), as the decoder is given them.
+        target_ids: (batch, target), the inputs of the decoder, start token first.
 
     Returns:
-        A dictionary of lists with one tensor (batch, heads, target, source) a layer:
+        A dictionary of lists with one tensor (batch, heads, target, source) per layer:
         "encoder", "decoder" (self-attention) and "cross" (from target to source).
     """
     source_mask, target_mask = padding_mask(source_ids), padding_mask(target_ids)
@@ -213,18 +218,22 @@ def attention_scores(model, source_ids, target_ids):
     )
     return {
         "encoder": encoder_scores,
-        "decoder": [own for own, _ in pairs],
-        "cross": [cross for _, cross in pairs],
+        "decoder": [self_scores for self_scores, _ in pairs],
+        "cross": [cross_scores for _, cross_scores in pairs],
     }
 
 
+def embedding(model, side):
+    """The embedding layer of the "source" or "target" side, which may share one."""
+    shared = "source_embedding" not in layer_names(model)
+    return model.get_layer("target_embedding" if shared else f"{side}_embedding")
+
+
 def _embed(model, side, token_ids):
-    """Embedded and positioned vectors of the "source" or "target" side."""
-    shared = "source_embedding" not in {layer.name for layer in model.layers}
-    name = "target_embedding" if shared else f"{side}_embedding"
-    return model.get_layer("positions")(model.get_layer(name)(token_ids))
+    """Vectors of the "source" or "target" side, with their positions encoded."""
+    return model.get_layer("positions")(embedding(model, side)(token_ids))
 
 
 def _output_projection(model):
-    tied = "output_projection" not in {layer.name for layer in model.layers}
+    tied = "output_projection" not in layer_names(model)
     return model.get_layer("target_embedding" if tied else "output_projection")

@@ -10,7 +10,7 @@ from keras_transformer.ops.masks import padding_mask
 from keras_transformer.training.model import Model
 
 # former: the classifier of Bloem 2019 (https://peterbloem.nl/blog/transformers), with its
-# defaults for IMDb. small: ours, for a few thousand texts.
+# defaults for IMDb. small: our own, for a few thousand texts.
 SIZES = {
     "small": {
         "num_layers": 1,
@@ -38,19 +38,19 @@ def classifier(
     name="classifier",
     **dimensions,
 ):
-    """Builds an encoder whose pooled vectors are scored for each label.
+    """Builds a text classifier: an encoder, pooling, and a projection to label logits.
 
     Source: Bloem 2019 (https://peterbloem.nl/blog/transformers).
 
     Args:
         vocabulary_size: number of ids.
         num_labels: number of labels.
-        size: a row of `SIZES`: "small" or "former".
+        size: a key of `SIZES`: "small" or "former".
         pooling: of the encoder's vectors: "mean", "max" or "first".
-        token_dropout: probability in [0, 1) with which a token is left out in training.
+        token_dropout: probability in [0, 1) of dropping a token in training.
         name: of the model.
-        **dimensions: replace columns of that row (num_layers, hidden_dim,
-            intermediate_dim, num_heads, dropout), or are further arguments of the blocks
+        **dimensions: replace values of that size (num_layers, hidden_dim,
+            intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
             (attention_dropout, activation_dropout, activation, pre_norm, dtype).
 
     Returns:
@@ -58,8 +58,8 @@ def classifier(
         padding. Output: float32 logits, (batch, num_labels).
 
     Raises:
-        ValueError: if `size`, `pooling` or a dimension is unknown, or hidden_dim cannot be
-            divided by num_heads.
+        ValueError: if `size`, `pooling` or a dimension is unknown, or hidden_dim is not
+            divisible by num_heads.
 
     Examples:
         >>> model = classifier(11, num_labels=2)
@@ -84,7 +84,7 @@ def classifier(
 
 
 def functions(model):
-    """The functions that a model of `classifier` is served by.
+    """The functions to serve a model of `classifier`.
 
     Args:
         model: of `classifier`, as built or reloaded.
@@ -104,15 +104,15 @@ def functions(model):
 
 
 def attention_scores(model, token_ids):
-    """The attention weights of every layer and head for given texts.
+    """The attention weights of all layers and heads for tokenised texts.
 
     Args:
         model: of `classifier`, as built or reloaded.
         token_ids: (batch, length), 0 for padding.
 
     Returns:
-        A dictionary of one list, "encoder", with one tensor (batch, heads, length, length)
-        a layer.
+        A dictionary with one list, "encoder", of one tensor (batch, heads, length, length)
+        per layer.
     """
     vectors = model.get_layer("positions")(model.get_layer("embedding")(token_ids))
     mask = padding_mask(token_ids)

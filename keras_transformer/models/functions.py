@@ -1,7 +1,7 @@
-"""What a model is decoded and served by: functions of tensors, whatever the model is.
+"""The interface for decoding and serving: functions of tensors, independent of the model.
 
-`functions` of each module here returns them for its own models. Write them by hand to decode or
-serve a model of another kind.
+`functions` of each module in `models/` returns them for its own models. Write your own to decode
+or serve another kind of model.
 """
 
 import dataclasses
@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class TranslatorFunctions:
-    """A model that translates.
+    """The functions of a translation model.
 
     Args:
         weights: the Keras variables or tf.Variables that the functions read.
         encode: source_ids (batch, source) -> the encoded source, a nested structure, batch first.
-        start_cache: encoded, num_beams -> cache, a nested structure, batch first, whose
-            axes of size 0 grow with each step.
+        start_cache: encoded, num_beams -> cache, a nested structure, batch first; axes of
+            size 0 grow with each step.
         step: encoded, token_ids (batch, beams), parents (batch, beams), position, cache ->
-            logits (batch, beams, vocabulary) and the longer cache; see `decoding`.
+            logits (batch, beams, vocabulary) and the extended cache; see `decoding`.
         logits: source_ids, target_ids -> logits (batch, target, vocabulary).
         attention_scores: source_ids, target_ids -> a dictionary of lists of weights
-            (batch, heads, target, source), one a layer; None if the model has none to show.
+            (batch, heads, target, source), one per layer; None if the model has none.
     """
 
     weights: Sequence
@@ -34,17 +34,17 @@ class TranslatorFunctions:
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorFunctions:
-    """A language model.
+    """The functions of a language model.
 
     Args:
         weights: the Keras variables or tf.Variables that the functions read.
-        start_cache: batch_size, num_beams -> cache, a nested structure, batch first, whose
-            axes of size 0 grow with each step.
+        start_cache: batch_size, num_beams -> cache, a nested structure, batch first; axes of
+            size 0 grow with each step.
         step: token_ids (batch, beams), parents (batch, beams), position, cache -> logits
-            (batch, beams, vocabulary) and the longer cache; see `decoding`.
+            (batch, beams, vocabulary) and the extended cache; see `decoding`.
         logits: token_ids (batch, length) -> logits (batch, length, vocabulary).
         attention_scores: token_ids -> a dictionary of lists of weights
-            (batch, heads, length, length), one a layer; None if the model has none to show.
+            (batch, heads, length, length), one per layer; None if the model has none.
     """
 
     weights: Sequence
@@ -56,14 +56,14 @@ class GeneratorFunctions:
 
 @dataclasses.dataclass(frozen=True)
 class ClassifierFunctions:
-    """A classifier.
+    """The functions of a classifier.
 
     Args:
         weights: the Keras variables or tf.Variables that the functions read.
-        logits: token_ids (batch, length), filled up with 0 -> logits (batch, labels).
+        logits: token_ids (batch, length), padded with 0 -> logits (batch, labels).
         attention_scores: token_ids -> the pair of the ids that the model reads, (batch, length),
-            and a dictionary of lists of weights (batch, heads, length, length), one a layer;
-            None if the model has none to show.
+            and a dictionary of lists of weights (batch, heads, length, length), one per
+            layer; None if the model has none.
     """
 
     weights: Sequence
@@ -71,11 +71,21 @@ class ClassifierFunctions:
     attention_scores: Callable | None = None
 
 
+def layer_names(model):
+    """The names of a model's layers; none for anything that is not a Keras model."""
+    return [layer.name for layer in getattr(model, "layers", ())]
+
+
 def check_layers(model, names, builders):
-    """Raises ValueError unless a model has layers of these names, as `builders` make them."""
-    layers = [layer.name for layer in getattr(model, "layers", ())]
-    if missing := [name for name in names if name not in layers]:
+    """Raises ValueError unless a model has all layers that `builders` create.
+
+    Args:
+        model: a Keras model.
+        names: of the layers.
+        builders: the functions that build such models, for the message.
+    """
+    if missing := [name for name in names if name not in layer_names(model)]:
         raise ValueError(
-            f"The model must come from {builders}; for another, give its functions. Received: "
-            f"{model!r} without a layer {', '.join(missing)}."
+            f"The model must come from {builders}; for another model, pass its functions. "
+            f"Received: {model!r} without a layer {', '.join(missing)}."
         )

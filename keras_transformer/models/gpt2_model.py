@@ -5,8 +5,8 @@ from keras_transformer.models.decoder_only import language_model
 
 VOCABULARY_SIZE, MAX_SEQUENCE_LENGTH = 50257, 1024
 
-# Radford et al. 2019, table 2, and the released hparams.json for the number of heads; the names
-# are those of the released checkpoints (https://github.com/openai/gpt-2).
+# Radford et al. 2019, table 2, and the released hparams.json for the number of heads; named after
+# the released checkpoints (https://github.com/openai/gpt-2).
 SIZES = {
     "124M": {"num_layers": 12, "hidden_dim": 768, "num_heads": 12},
     "355M": {"num_layers": 24, "hidden_dim": 1024, "num_heads": 16},
@@ -24,25 +24,25 @@ def gpt2(
 ):
     """Builds GPT-2; `convert.gpt2.load_gpt2` gives it the released weights.
 
-    Pre-norm blocks, GELU in its tanh form, learned positions, an output projection tied to
-    the token embedding. It is a model of `models.language_model`, whose `start_cache`, `step`
-    and `attention_scores` serve it too.
+    It has pre-norm blocks, GELU in its tanh form, learned positions, and an output projection
+    tied to the token embedding. It is a `language_model`, decoded and served by the same
+    functions.
 
     Source: Radford et al. 2019, section 2.3
     (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf).
 
     Args:
-        size: a row of `SIZES`: "124M", "355M", "774M" or "1558M".
-        vocabulary_size: number of ids; that of the released vocabulary by default.
+        size: a key of `SIZES`: "124M", "355M", "774M" or "1558M".
+        vocabulary_size: number of ids; defaults to the released vocabulary.
         max_sequence_length: number of positions, in tokens.
         name: of the model.
-        **dimensions: replace columns of that row (num_layers, hidden_dim, intermediate_dim,
-            num_heads, dropout, attention_dropout), or are further arguments of the blocks,
+        **dimensions: replace values of that size (num_layers, hidden_dim, intermediate_dim,
+            num_heads, dropout, attention_dropout), or pass further arguments to the blocks,
             such as dtype.
 
     Returns:
-        A functional Keras model. Input: `token_ids`, integers (batch, length), of which every
-        one is a token. Output: float32 logits, (batch, length, vocabulary_size).
+        A functional Keras model. Input: `token_ids`, integers (batch, length), all of them
+        tokens. Output: float32 logits, (batch, length, vocabulary_size).
 
     Raises:
         ValueError: if `size` or a dimension is unknown.

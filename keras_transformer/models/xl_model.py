@@ -1,4 +1,4 @@
-"""Transformer-XL, a language model that remembers earlier segments of a text."""
+"""Transformer-XL, a language model with a memory of earlier segments."""
 
 import functools
 
@@ -8,14 +8,14 @@ from keras import ops
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.segment_recurrence import SegmentRecurrence
 from keras_transformer.layers.transformer_xl import TransformerXL
-from keras_transformer.models.functions import GeneratorFunctions, check_layers
+from keras_transformer.models.functions import GeneratorFunctions, check_layers, layer_names
 from keras_transformer.ops.masks import beam_mask
 from keras_transformer.training.model import Model
 
 # enwik8, wikitext103, wikitext103_large: Dai et al. 2019, section 4.1, with the dimensions of
-# the training scripts that its authors published (https://github.com/kimiyoung/transformer-xl:
+# the authors' training scripts (https://github.com/kimiyoung/transformer-xl:
 # pytorch/run_enwik8_base.sh, pytorch/run_wt103_base.sh, tf/scripts/wt103_large_tpu.sh).
-# small: of no paper, to be trained without a GPU.
+# small: our own, for training without a GPU.
 SIZES = {
     "small": {
         "num_layers": 4,
@@ -56,34 +56,34 @@ SIZES = {
 def transformer_xl(
     vocabulary_size, batch_size, size="small", start_id=None, name="transformer_xl", **dimensions
 ):
-    """Builds a language model whose training carries a memory from segment to segment.
+    """Builds a language model that carries a memory from segment to segment in training.
 
-    In training, row i of each batch must go on where row i of the batch before ended: give
-    `fit` batches of `batch_size` rows each, with shuffle=False; `forget` where other text
-    begins. In every other use a row is read by itself, and may be as long as you like;
-    `score` and `read` carry a memory that is given to them.
+    In training, row i of each batch must continue row i of the previous batch: pass `fit`
+    batches of `batch_size` rows with shuffle=False, and call `forget` before unrelated text.
+    Everywhere else each row is read on its own and may have any length; `read` and `score` take
+    the memory as an argument.
 
-    Source: Dai et al. 2019 (https://arxiv.org/abs/1901.02860); the word models there have an
-    adaptive softmax, this one has a plain one.
+    Source: Dai et al. 2019 (https://arxiv.org/abs/1901.02860); unlike the word models of the
+    paper, this one has a plain softmax, not an adaptive one.
 
     Args:
         vocabulary_size: number of ids.
-        batch_size: rows of a training batch, of its share on each replica.
-        size: a row of `SIZES`: "small", "enwik8", "wikitext103" or "wikitext103_large".
-        start_id: the id with which each document begins, at which the memory of its row is
-            reset; None if all is one text.
+        batch_size: rows of a training batch on each replica.
+        size: a key of `SIZES`: "small", "enwik8", "wikitext103" or "wikitext103_large".
+        start_id: the id at which each document starts and the memory of its row is reset;
+            None if all text is one document.
         name: of the model.
-        **dimensions: replace columns of that row (num_layers, hidden_dim,
-            intermediate_dim, num_heads, dropout, memory_length in tokens), or are further
-            arguments of the blocks (attention_dropout, activation_dropout, which is `dropout`
-            if not given, activation, pre_norm, dtype).
+        **dimensions: replace values of that size (num_layers, hidden_dim,
+            intermediate_dim, num_heads, dropout, memory_length in tokens), or pass further
+            arguments to the blocks (attention_dropout, activation_dropout, which defaults
+            to `dropout`, activation, pre_norm, dtype).
 
     Returns:
         A functional Keras model. Input: `token_ids` (batch, length), integers, 0 for padding.
         Output: float32 logits of the next token, (batch, length, vocabulary_size).
 
     Raises:
-        ValueError: if `size` or a dimension is unknown, hidden_dim is odd or cannot be divided
+        ValueError: if `size` or a dimension is unknown, hidden_dim is odd or not divisible
             by num_heads, batch_size is below 1 or memory_length below 0.
 
     Examples:
@@ -108,7 +108,7 @@ def transformer_xl(
 
 
 def forget(model):
-    """Empties the memory that training has left, before it goes on with other text.
+    """Clears the memory of training before it continues with unrelated text.
 
     Args:
         model: of `transformer_xl`, as built or reloaded.
@@ -117,13 +117,13 @@ def forget(model):
 
 
 def read(model, token_ids, memory=None):
-    """Scores one segment of a text with the memory of what came before, outside of training.
+    """Scores one segment of a text with the memory of earlier segments, outside training.
 
     Args:
         model: of `transformer_xl`, as built or reloaded.
         token_ids: (batch, length), 0 for padding, which may only end a document.
-        memory: what `read` returned for the segment before, or `newest` left of it; None at
-            the beginning of a text.
+        memory: from `read` of the previous segment, shortened by `newest` if you like; None
+            at the beginning of a text.
 
     Returns:
         The pair of float32 logits, (batch, length, vocabulary), and the memory of everything
@@ -135,10 +135,10 @@ def read(model, token_ids, memory=None):
 
 
 def newest(memory, length):
-    """The newest part of a memory, at most `length` tokens; a longer memory is slower.
+    """Shortens a memory to its newest `length` tokens; a longer memory is slower.
 
     Args:
-        memory: what `read` returned.
+        memory: from `read`.
         length: number of tokens, at least 0.
 
     Returns:
@@ -150,17 +150,17 @@ def newest(memory, length):
 
 
 def score(model, token_ids, segment_length, memory_length):
-    """How well a model predicts long texts, with a memory of any length.
+    """The negative log-likelihood of long texts, with a memory of any length.
 
-    Every token but the first of each text is predicted, and padding is not counted. A longer
-    memory than in training mostly helps: Dai et al. 2019 train on enwik8 with 512 tokens and
-    evaluate with 2100.
+    It sums over every token but the first of each text, without padding. A longer memory than in
+    training usually helps: Dai et al. 2019 train on enwik8 with 512 tokens and evaluate with
+    2100.
 
     Args:
         model: of `transformer_xl`, as built or reloaded.
-        token_ids: one text a row, (batch, length), 0 for padding at the end.
-        segment_length: number of tokens to read at once, at least 1.
-        memory_length: number of earlier tokens to look back at from each segment, at least 0.
+        token_ids: one text per row, (batch, length), 0 for padding at the end.
+        segment_length: tokens per forward pass, at least 1.
+        memory_length: earlier tokens that each segment attends to, at least 0.
 
     Returns:
         The pair of the sum of -ln(probability) over all predicted tokens, in nats, and their
@@ -196,12 +196,12 @@ def score(model, token_ids, segment_length, memory_length):
 
 
 def is_transformer_xl(model):
-    """Whether a model comes from `transformer_xl`."""
-    return "recurrence" in [layer.name for layer in model.layers]
+    """Whether a model was built by `transformer_xl`."""
+    return "recurrence" in layer_names(model)
 
 
 def functions(model):
-    """The functions that a model of `transformer_xl` is decoded and served by.
+    """The functions to decode and serve a model of `transformer_xl`.
 
     Args:
         model: of `transformer_xl`, as built or reloaded.
@@ -223,12 +223,12 @@ def functions(model):
 
 
 def start_cache(model, batch_size, num_beams=1):
-    """The cache before the first step of generation.
+    """The cache before the first step.
 
     Args:
         model: of `transformer_xl`, as built or reloaded.
-        batch_size: number of texts, an integer scalar.
-        num_beams: how many continuations of each.
+        batch_size: number of rows, an integer scalar.
+        num_beams: beams per row.
 
     Returns:
         A nested structure of tensors, batch first; their axes of size 0 grow with each step.
@@ -241,40 +241,40 @@ def start_cache(model, batch_size, num_beams=1):
 
 
 def step(model, token_ids, parents, position, cache):
-    """Scores what may follow `token_ids`, for every beam of every row.
+    """Scores the next token of every beam.
 
     Args:
         model: of `transformer_xl`, as built or reloaded.
         token_ids: the newest token of each beam, (batch, beams).
-        parents: the beam of the step before that each one goes on from, (batch, beams).
-        position: not used: the distances to the tokens in the cache are all that counts.
-        cache: what `start_cache` or the step before returned.
+        parents: the beam of the previous step that each beam extends, (batch, beams).
+        position: not used; attention depends only on distances to the cached tokens.
+        cache: from `start_cache` or the previous step.
 
     Returns:
-        The pair of float32 logits, (batch, beams, vocabulary), and the longer cache.
+        The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
     """
     embedding, recurrence = model.get_layer("embedding"), model.get_layer("recurrence")
     mask = beam_mask(cache["mask"], parents)
     if recurrence.start_id is not None:
-        # What begins a document sees nothing but itself, and so do all that go on from it.
+        # A start token sees only itself; later tokens inherit its mask, so they see no further.
         num_beams = token_ids.shape[1]
-        goes_on = ops.not_equal(token_ids, recurrence.start_id)[:, :, None]
-        past = ops.logical_and(mask[:, :, :-num_beams], goes_on)
+        continues = ops.not_equal(token_ids, recurrence.start_id)[:, :, None]
+        past = ops.logical_and(mask[:, :, :-num_beams], continues)
         mask = ops.concatenate([past, mask[:, :, -num_beams:]], axis=2)
     vectors, longer = recurrence.layer.step(embedding(token_ids), cache["stack"], mask)
     return embedding(vectors, reverse=True), {"stack": longer, "mask": mask}
 
 
 def attention_scores(model, token_ids):
-    """The attention weights of every layer and head for given texts, without a memory.
+    """The attention weights of all layers and heads for tokenised texts, without a memory.
 
     Args:
         model: of `transformer_xl`, as built or reloaded.
         token_ids: (batch, length), 0 for padding.
 
     Returns:
-        A dictionary of one list, "decoder", with one tensor (batch, heads, length, length)
-        a layer.
+        A dictionary with one list, "decoder", of one tensor (batch, heads, length, length)
+        per layer.
     """
     token_ids = ops.convert_to_tensor(token_ids, dtype="int32")
     vectors = model.get_layer("embedding")(token_ids)
