@@ -1,16 +1,17 @@
-"""From a function that takes one step to whole sequences, in plain TensorFlow.
+"""Beam search, sampling and streaming with any step function, in plain TensorFlow.
 
-The search knows nothing of models. It calls `step(token_ids, parents, position, cache)`:
+A search is independent of the model. It calls `step(token_ids, parents, position, cache)`:
 
-    token_ids   (batch, beams) int32, the last token of every beam
-    parents     (batch, beams) int32, the beam of the step before that each one goes on from
-    position    int32 scalar, how many tokens came before
-    cache       any nest (tuple, list, dict) of tensors, batch first, as the last step
-                returned it; an axis of size 0 in the initial cache grows from step to step
+    token_ids   (batch, beams) int32, the newest token of each beam
+    parents     (batch, beams) int32, the beam of the previous step that each beam extends
+    position    int32 scalar, number of earlier tokens
+    cache       any nest (tuple, list, dict) of tensors, batch first, from the previous step;
+                axes of size 0 in the initial cache grow with each step
 
-and gets back `(logits, cache)`, the logits (batch, beams, vocabulary). The search never
-reorders the cache: a state of each beam is `tf.gather(state, parents, batch_dims=1)`, but
-keys and values stay where they are, and a mask tells whose they are.
+which returns `(logits, cache)`, the logits (batch, beams, vocabulary). The search never reorders
+the cache. A step function that keeps a state per beam gathers it with
+`tf.gather(state, parents, batch_dims=1)`; keys and values stay in place, and a mask selects those
+of each beam.
 """
 
 from keras_transformer.decoding.beams import NO_HYPOTHESIS_SCORE, Hypotheses

@@ -1,25 +1,28 @@
-"""The state of a beam search, and the pure functions that take it one token further."""
+"""The state of a beam search, and the pure functions that extend it by one token."""
 
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-# The score of a hypothesis that does not exist. Finite, since JSON has no infinity.
+# The score of a missing hypothesis. Finite, because JSON has no infinity.
 NO_HYPOTHESIS_SCORE = -1e9
 
-# Wider blocks make fewer maxima to sort and more columns to look at afterwards.
+# Wider blocks mean fewer maxima to sort and more columns to search afterwards.
 _LARGEST_WHOLE_BLOCK = 256
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 32, 128
 
 
 class Hypotheses(NamedTuple):
-    """What a search returns, best first where it ranks.
+    """The result of a search, best first, or of sampling.
 
-    `token_ids` is (batch, hypotheses, length) int32, the end included, filled up with
-    0; `scores` is (batch, hypotheses) float32; `lengths` is (batch, hypotheses) int32,
-    in tokens with the end. A hypothesis that does not exist (a limit of 1 token leaves
-    only one) has length 0, no ids and the score `NO_HYPOTHESIS_SCORE`.
+    A missing hypothesis (a limit of 1 token allows only one) has length 0, no ids and the score
+    `NO_HYPOTHESIS_SCORE`.
+
+    Attributes:
+        token_ids: (batch, hypotheses, length) int32, end token included, padded with 0.
+        scores: (batch, hypotheses) float32.
+        lengths: (batch, hypotheses) int32, in tokens with the end token.
     """
 
     token_ids: tf.Tensor
@@ -28,17 +31,17 @@ class Hypotheses(NamedTuple):
 
 
 class Beams(NamedTuple):
-    """Sequences that go on and sequences that have ended, each kind best first.
+    """Live and finished sequences, both best first.
 
-    A sequence that does not exist has log-probability, or score, minus infinity.
-    Both kinds of ids begin with the start token, so that t tokens take t + 1 places.
+    A missing sequence has a log-probability or score of minus infinity. Both kinds of ids begin
+    with the start token, so t tokens take t + 1 columns.
     """
 
     live_ids: tf.Tensor  # (batch, beams, t + 1)
     live_log_probs: tf.Tensor  # (batch, beams)
     finished_ids: tf.Tensor  # (batch, n_best, t + 1)
     finished_scores: tf.Tensor  # (batch, n_best), length penalty applied
-    parents: tf.Tensor  # (batch, beams), the beam each live sequence was in a token ago
+    parents: tf.Tensor  # (batch, beams), the previous beam of each live sequence
 
 
 class Candidates(NamedTuple):
@@ -50,31 +53,31 @@ class Candidates(NamedTuple):
 
 
 def start_beams(limits, num_beams, n_best, start_id):
-    """Beams before the first token: one live sequence in each row that may have tokens."""
+    """The state before the first token: one live sequence per row whose limit is above 0."""
     batch_size = tf.shape(limits)[0]
     first = tf.where(limits > 0, 0.0, -np.inf)[:, None]  # (batch, 1)
-    # All beams hold the same sequence at first: only one of them may count.
+    # All beams start with the same sequence, so only one of them may be live.
     others = tf.fill((batch_size, num_beams - 1), -np.inf)
     return Beams(
         live_ids=tf.fill((batch_size, num_beams, 1), start_id),
         live_log_probs=tf.concat([first, others], axis=1),
         finished_ids=tf.zeros((batch_size, n_best, 1), tf.int32),
         finished_scores=tf.fill((batch_size, n_best), -np.inf),
-        parents=own_beams(batch_size, num_beams),
+        parents=unchanged_parents(batch_size, num_beams),
     )
 
 
-def own_beams(batch_size, num_beams):
-    """The parents where every beam goes on from itself, (batch, beams) int32."""
+def unchanged_parents(batch_size, num_beams):
+    """The parents if every beam extends itself, (batch, beams) int32."""
     return tf.tile(tf.range(num_beams)[None], (batch_size, 1))
 
 
 def extend(beams, candidates, end_id, penalty):
-    """Sorts the candidates into finished sequences, frozen from now on, and live ones.
+    """Splits the candidates into finished sequences, which never change again, and live ones.
 
     Args:
         beams: the state before the token.
-        candidates: the extensions to choose from, at least as many as beams.
+        candidates: the extensions to choose from, at least one per beam.
         end_id: the token that finishes a sequence.
         penalty: length penalty of the extended sequences, float32 scalar.
 
@@ -92,7 +95,7 @@ def extend(beams, candidates, end_id, penalty):
     )
     is_end = tf.equal(candidates.token_ids, end_id)
     end_scores = tf.where(is_end, candidates.log_probs / penalty, -np.inf)
-    # Those that finished earlier stand first, so that they win a tie.
+    # Sequences that finished earlier come first and win ties.
     scores = tf.concat([beams.finished_scores, end_scores], axis=1)
     finished_scores, best = tf.math.top_k(scores, n_best)
     finished_ids = tf.pad(beams.finished_ids, [[0, 0], [0, 0], [0, 1]])
@@ -112,37 +115,38 @@ def extend(beams, candidates, end_id, penalty):
 def best_candidates(logits, live_log_probs, forced_ids, forbidden_ids):
     """The most probable extensions of the live sequences of each row.
 
-    Twice as many candidates as beams: if all the best end here, the beam still lives.
-    A beam of one gets one candidate and so is greedy search.
+    There are twice as many candidates as beams, so that live sequences remain even if the best
+    candidates all end here. A single beam gets one candidate, which makes it greedy search.
 
-    The log-probabilities are those of the model over its whole vocabulary, but only
-    those of the candidates are ever computed. The vocabulary is read in blocks: the
-    best candidates lie in the blocks with the highest maxima. The answer is that of
-    one `top_k` over all beams and tokens; of equals the lowest (beam, token) wins.
+    The result equals one `top_k` of the log-probabilities over all beams and tokens, where the
+    lowest (beam, token) wins ties. It is faster because it scans the vocabulary in blocks, and
+    computes log-probabilities only in the blocks with the highest maxima.
 
     Args:
         logits: (batch, beams, vocabulary), float32, vocabulary static.
         live_log_probs: of the live sequences, (batch, beams) float32.
-        forced_ids: the only token a row may take, (batch, 1); -1 leaves it free.
-        forbidden_ids: ids that no free row takes, a tuple of Python integers.
+        forced_ids: the only token that a row may take, (batch, 1); -1 leaves the row free.
+        forbidden_ids: ids that a free row never takes, a tuple of Python integers.
+
+    Returns:
+        `Candidates`.
     """
     num_beams, vocabulary_size = logits.shape[1:]
     blocks = _in_blocks(logits)  # (batch, beams, blocks, width)
     maxima = tf.reduce_max(blocks, axis=3)
     offsets = live_log_probs[:, :, None] - _log_sum_exp(blocks, maxima)  # (batch, beams, 1)
 
-    several = num_beams > 1 and vocabulary_size > 1
-    count = num_beams * 2 if several else num_beams
-    free_log_probs, places = _top_places(blocks, maxima, offsets, forbidden_ids, count)
-    forced_log_probs, forced_places = _forced(logits, offsets, forced_ids, blocks, count)
+    count = num_beams * 2 if num_beams > 1 and vocabulary_size > 1 else num_beams
+    free_log_probs, indices = _top_indices(blocks, maxima, offsets, forbidden_ids, count)
+    forced_log_probs, forced_indices = _forced(logits, offsets, forced_ids, blocks, count)
     is_forced = forced_ids >= 0
-    places = tf.where(is_forced, forced_places, places)
+    indices = tf.where(is_forced, forced_indices, indices)
     padded_size = blocks.shape[2] * blocks.shape[3]
     return Candidates(
         log_probs=tf.where(is_forced, forced_log_probs, free_log_probs),
-        beams=places // padded_size,
-        # Never a column that fills up the last block: whole blocks of real ones win its ties.
-        token_ids=places % padded_size,
+        beams=indices // padded_size,
+        # Never a padding column of the last block, because it loses every tie.
+        token_ids=indices % padded_size,
     )
 
 
@@ -157,7 +161,7 @@ def _in_blocks(logits):
 
 
 def _block_width(size):
-    """A width that divides the vocabulary, since filling it up copies all the logits."""
+    """A width that divides the vocabulary, because padding copies all logits."""
     if size <= _LARGEST_WHOLE_BLOCK:
         return size
     widths = range(_LARGEST_BLOCK, _SMALLEST_BLOCK - 1, -1)
@@ -167,20 +171,20 @@ def _block_width(size):
 def _log_sum_exp(blocks, maxima):
     """Logarithm of the sum over the vocabulary, (batch, beams, 1); never below the maximum."""
     maximum = tf.reduce_max(maxima, axis=2, keepdims=True)  # (batch, beams, 1)
-    # One exponential of every logit: with the maximum, nearly all the cost of the search.
+    # This exponential of every logit and the maximum are nearly the whole cost of the search.
     total = tf.reduce_sum(tf.exp(blocks - maximum[:, :, :, None]), axis=(2, 3))
     return maximum + tf.math.log(total)[:, :, None]
 
 
-def _top_places(blocks, maxima, offsets, forbidden_ids, count):
-    """Log-probabilities and places, beam * padded vocabulary + token, of the best extensions."""
+def _top_indices(blocks, maxima, offsets, forbidden_ids, count):
+    """Log-probabilities and indices, beam * padded vocabulary + token, of the best extensions."""
     num_beams, num_blocks, width = blocks.shape[1:]
-    # The maximum of a block may be a forbidden token's: as many blocks more as that can be.
+    # The maximum of a block may belong to a forbidden token, so keep as many blocks more.
     touched = sorted({token_id // width for token_id in forbidden_ids})
     num_kept = min(count + num_beams * len(touched), num_beams * num_blocks)
     block_scores = tf.reshape(maxima + offsets, (-1, num_beams * num_blocks))
     _, kept = tf.math.top_k(block_scores, num_kept)
-    kept = -tf.math.top_k(-kept, num_kept)[0]  # in order, so that of equals the lowest id wins
+    kept = -tf.math.top_k(-kept, num_kept)[0]  # in order, so that the lowest id wins ties
 
     columns = tf.reshape(blocks, (-1, num_beams * num_blocks, width))
     columns = tf.gather(columns, kept, batch_dims=1)  # (batch, kept, width)
@@ -194,9 +198,9 @@ def _top_places(blocks, maxima, offsets, forbidden_ids, count):
 
 
 def _forbidden_bias(touched, forbidden_ids, num_beams, num_blocks, width):
-    """Minus infinity for forbidden columns: a row for each block that has some, row 0 for the rest.
+    """Minus infinity for forbidden columns, one row per block with any; row 0 for all others.
 
-    Small on purpose: a row of the whole vocabulary would be stored in every exported graph.
+    This keeps exported graphs small: they store the table as a constant.
     """
     rows = np.zeros(num_blocks, np.int32)
     rows[touched] = range(1, len(touched) + 1)
@@ -207,11 +211,11 @@ def _forbidden_bias(touched, forbidden_ids, num_beams, num_blocks, width):
 
 
 def _forced(logits, offsets, forced_ids, blocks, count):
-    """Log-probabilities and places if every live sequence takes its row's forced token."""
+    """Log-probabilities and indices if every live sequence takes the forced token of its row."""
     num_beams, num_blocks, width = blocks.shape[1:]
     token_ids = tf.maximum(forced_ids, 0)  # (batch, 1)
     log_probs = tf.gather(logits, token_ids, axis=2, batch_dims=1) + offsets  # (batch, beams, 1)
-    # The candidates beyond one for each beam do not exist.
+    # Only one candidate per beam exists.
     copies = count // num_beams
     exists = np.array([0.0] + [-np.inf] * (copies - 1), np.float32)
     beam_starts = np.repeat(np.arange(num_beams, dtype=np.int32), copies) * (num_blocks * width)

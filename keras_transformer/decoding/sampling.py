@@ -1,4 +1,4 @@
-"""Sequences drawn at random from a step function."""
+"""Samples sequences from a step function."""
 
 import functools
 import numbers
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.decoding.beams import own_beams
+from keras_transformer.decoding.beams import unchanged_parents
 from keras_transformer.decoding.search import (
     PAD_ID,
     call_step,
@@ -19,7 +19,7 @@ from keras_transformer.decoding.search import (
 
 
 class Samples(NamedTuple):
-    """Sequences being drawn, the start token first."""
+    """Sequences while they are sampled, start token first."""
 
     token_ids: tf.Tensor  # (batch, samples, t + 1)
     log_probs: tf.Tensor  # (batch, samples)
@@ -41,43 +41,44 @@ def sample(
     forbidden_ids=None,
     prefix=None,
 ):
-    """Draws each token from the model's probabilities, sharpened and cut as asked.
+    """Samples each token from the model's distribution, with temperature, top-k and top-p.
 
-    The logits are divided by `temperature`, then all but the `top_k` best tokens are left
-    out, then all but the fewest best tokens that hold `top_p` of the remaining
-    probability. The same seed draws the same text; what a row draws depends on the seed
-    and on its place in the batch, not on other rows.
+    The logits are divided by `temperature`, restricted to the `top_k` most likely tokens, and
+    then to the fewest most likely tokens whose probabilities sum to `top_p`. The same seed
+    samples the same text; a row depends on the seed and its index in the batch, not on the other
+    rows.
 
-    The seed, the temperature and the cuts may be tensors with one entry a row, as a served
-    model needs, whose requests are merged: then a row draws the same wherever it stands.
-    Such tensors are not checked: a temperature near or below 0, or that is no number, takes the
-    best token, and an infinite one draws as the highest.
+    For a served model, whose requests are merged, seed, temperature, top_k and top_p may be
+    tensors with one entry per row. A row is then independent of its index, too. Such tensors are
+    not checked: a temperature that is near or below 0, or NaN, takes the most likely token, and
+    an infinite one counts as a very high one.
 
     Source: Fan et al. 2018 for top-k (https://arxiv.org/abs/1805.04833), Holtzman et al.
     2019 for top-p (https://arxiv.org/abs/1904.09751).
 
     Args:
-        step: as for `beam_search`; samples take the place of beams.
+        step: as for `beam_search`, with samples instead of beams.
         cache: as for `beam_search`.
         limits: as for `beam_search`.
         start_id: as for `beam_search`.
         end_id: as for `beam_search`.
-        seed: two integers, or an int32 or int64 tensor of the shape (2,) or (batch, 2).
-        num_samples: independent sequences for each row, at least 1.
-        temperature: above 0; below 1 sharpens, above 1 flattens; or floats (batch,).
-        top_k: how many of the best tokens may be drawn, at least 1; None means all; or
-            integers (batch,), of which 0 means all.
-        top_p: probability in (0, 1] that the tokens that may be drawn hold; None means 1;
+        seed: two integers, or an int32 or int64 tensor of shape (2,) or (batch, 2).
+        num_samples: independent sequences per row, at least 1.
+        temperature: above 0; below 1 sharpens the distribution, above 1 flattens it; or floats
+            (batch,).
+        top_k: number of most likely tokens to sample from, at least 1; None for all; or integers
+            (batch,), 0 for all.
+        top_p: probability mass of the most likely tokens to sample from, in (0, 1]; None for 1;
             or floats (batch,).
         forbidden_ids: as for `beam_search`.
         prefix: as for `beam_search`.
 
     Returns:
-        `Hypotheses` in the order of drawing. The score is the plain sum of the
-        log-probabilities the model gives the tokens, whatever the temperature and cuts.
+        `Hypotheses`, not ranked. The score is the sum of the model's log-probabilities, without
+        temperature, top_k and top_p.
 
     Raises:
-        ValueError: if an argument is outside its limits, or every token is forbidden.
+        ValueError: if an argument is out of range, or every token is forbidden.
 
     Examples:
         >>> import tensorflow as tf
@@ -88,17 +89,17 @@ def sample(
         [[[3, 4, 5]]]
     """
     check_at_least("num_samples", num_samples, 1)
-    draw = drawing(seed, temperature, top_k, top_p)
+    draw = token_sampler(seed, temperature, top_k, top_p)
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix)
     shape = (tf.shape(rules.limits)[0], num_samples)
 
-    def is_going_on(_, samples, __):
+    def is_unfinished(_, samples, __):
         return tf.reduce_any(tf.logical_not(samples.has_ended))
 
     def advance(position, samples, cache):
         newest = samples.token_ids[:, :, -1]
-        logits, cache = call_step(step, newest, own_beams(*shape), position, cache, rules)
-        drawn = draw(without(logits, rules.forbidden_ids), position)
+        logits, cache = call_step(step, newest, unchanged_parents(*shape), position, cache, rules)
+        drawn = draw(mask_forbidden(logits, rules.forbidden_ids), position)
         forced = tf.gather(rules.forced_ids, position)  # (batch, 1)
         return (
             position + 1,
@@ -111,12 +112,12 @@ def sample(
         log_probs=tf.zeros(shape),
         has_ended=tf.broadcast_to(rules.limits[:, None] < 1, shape),
     )
-    samples = run_loop(is_going_on, advance, samples, cache)
+    samples = run_loop(is_unfinished, advance, samples, cache)
     return read_hypotheses(samples.token_ids[:, :, 1:], samples.log_probs, rules.end_id)
 
 
 def _append(samples, token_ids, logits, rules):
-    """Adds a token, and what the model thinks of it, to the samples that have not ended."""
+    """Appends a token and its log-probability to the samples that have not ended."""
     chosen = tf.gather(logits, token_ids, batch_dims=2)  # (batch, samples)
     log_probs = chosen - tf.reduce_logsumexp(logits, axis=2)
     token_ids = tf.where(samples.has_ended, PAD_ID, token_ids)
@@ -127,7 +128,7 @@ def _append(samples, token_ids, logits, rules):
     )
 
 
-def without(logits, forbidden_ids):
+def mask_forbidden(logits, forbidden_ids):
     """The logits with minus infinity for the forbidden tokens."""
     if not forbidden_ids:
         return logits
@@ -141,21 +142,30 @@ def without(logits, forbidden_ids):
     return logits + bias
 
 
-def drawing(seed, temperature=1.0, top_k=None, top_p=None):
-    """Checks the arguments of `sample` that say how tokens are drawn.
+def token_sampler(seed, temperature=1.0, top_k=None, top_p=None):
+    """Checks the arguments of `sample` that determine the distribution.
+
+    Args:
+        seed: as for `sample`.
+        temperature: as for `sample`.
+        top_k: as for `sample`.
+        top_p: as for `sample`.
 
     Returns:
-        A function of logits (batch, samples, vocabulary) and their position, which draws one
-        token of each, (batch, samples) int32.
+        A function of logits, (batch, samples, vocabulary), and their position, which samples one
+        token from each distribution, (batch, samples) int32.
+
+    Raises:
+        ValueError: if an argument is out of range.
     """
     seed = _read_seed(seed)
     if any(tf.is_tensor(value) for value in (temperature, top_k, top_p)) or seed.shape.rank == 2:
         return functools.partial(_draw_by_row, seed, temperature, top_k, top_p)
     if top_k is not None:
         check_at_least("top_k", top_k, 1)
-    _check_above_zero("temperature", temperature, np.inf)
+    _check_positive("temperature", temperature, np.inf)
     if top_p is not None:
-        _check_above_zero("top_p", top_p, 1.0)
+        _check_positive("top_p", top_p, 1.0)
 
     def draw(logits, position):
         step_seed = tf.random.experimental.stateless_fold_in(seed, position)
@@ -165,26 +175,26 @@ def drawing(seed, temperature=1.0, top_k=None, top_p=None):
 
 
 def _draw(logits, seed, top_k, top_p):
-    """One token for each distribution, (batch, samples) int32."""
+    """Samples one token from each distribution, (batch, samples) int32."""
     num_samples, size = logits.shape[1:]
     flat = tf.reshape(logits, (-1, size))
     if (top_k is None or top_k >= size) and top_p in (None, 1):
-        places = tf.random.stateless_categorical(flat, 1, seed, dtype=tf.int32)
-        return tf.reshape(places, (-1, num_samples))
+        indices = tf.random.stateless_categorical(flat, 1, seed, dtype=tf.int32)
+        return tf.reshape(indices, (-1, num_samples))
     best, ids = tf.math.top_k(flat, min(top_k or size, size))
     best = tf.where(_is_within(tf.nn.softmax(best), 1.0 if top_p is None else top_p), best, -np.inf)
-    places = tf.random.stateless_categorical(best, 1, seed, dtype=tf.int32)
-    return tf.reshape(tf.gather(ids, places, batch_dims=1), (-1, num_samples))
+    indices = tf.random.stateless_categorical(best, 1, seed, dtype=tf.int32)
+    return tf.reshape(tf.gather(ids, indices, batch_dims=1), (-1, num_samples))
 
 
 def _draw_by_row(seeds, temperature, top_k, top_p, logits, position):
-    """Like `_draw`, where every row has a seed, a temperature and cuts of its own."""
+    """Like `_draw`, with seed, temperature, top_k and top_p of each row."""
     batch_size, num_samples, size = tf.shape(logits)[0], logits.shape[1], logits.shape[2]
     seeds = tf.broadcast_to(seeds, (batch_size, 2))
     temperature = _by_row(temperature, 1.0, tf.float32)
     top_k, top_p = _by_row(top_k, 0, tf.int32), _by_row(top_p, 1.0, tf.float32)
-    temperature = tf.where(temperature > 1e-4, temperature, 1e-4)  # also where it is NaN
-    # A forbidden token stays at minus infinity, which an infinite temperature would undo.
+    temperature = tf.where(temperature > 1e-4, temperature, 1e-4)  # also if it is NaN
+    # Finite, so that forbidden tokens stay at minus infinity instead of becoming NaN.
     best, ids = tf.math.top_k(logits / tf.minimum(temperature, 1e30), size)
     is_kept = (top_k <= 0) | (tf.range(size) < top_k)
     probabilities = tf.nn.softmax(tf.where(is_kept, best, -np.inf))
@@ -198,24 +208,24 @@ def _draw_by_row(seeds, temperature, top_k, top_p, logits, position):
     drawn = tf.map_fn(uniform, seeds, fn_output_signature=tf.float32)  # (batch, samples)
     is_before = shares <= drawn[..., None] * shares[..., -1:]
     last = tf.math.count_nonzero(probabilities, axis=2, dtype=tf.int32) - 1
-    places = tf.minimum(tf.math.count_nonzero(is_before, axis=2, dtype=tf.int32), last)
-    return tf.gather(ids, places, batch_dims=2)
+    indices = tf.minimum(tf.math.count_nonzero(is_before, axis=2, dtype=tf.int32), last)
+    return tf.gather(ids, indices, batch_dims=2)
 
 
 def _is_within(probabilities, top_p):
-    """Whether the tokens before each one, best first, do not reach top_p; true of the first."""
+    """Whether the more likely tokens hold less than top_p; always true for the first token."""
     better = tf.cumsum(probabilities, axis=-1, exclusive=True)
     return (better < top_p) | tf.equal(better, 0.0)
 
 
 def _by_row(value, default, dtype):
-    """One value, or one a row, as (batch or 1, 1, 1)."""
+    """A scalar or (batch,) values as (batch or 1, 1, 1)."""
     return tf.reshape(tf.cast(default if value is None else value, dtype), (-1, 1, 1))
 
 
-def _check_above_zero(name, value, most):
-    if not isinstance(value, numbers.Real) or not 0 < value <= most or value == np.inf:
-        limit = "a finite number" if most == np.inf else f"a number of at most {most}"
+def _check_positive(name, value, maximum):
+    if not isinstance(value, numbers.Real) or not 0 < value <= maximum or value == np.inf:
+        limit = "a finite number" if maximum == np.inf else f"a number of at most {maximum}"
         raise ValueError(f"{name} must be {limit} above 0. Received: {name}={value!r}.")
 
 
@@ -224,8 +234,7 @@ def _read_seed(seed):
     is_pair = seed.shape.rank in (1, 2) and seed.shape[-1] == 2
     if seed.dtype not in (tf.int32, tf.int64) or not is_pair:
         raise ValueError(
-            "seed must be two integers, int32 or int64 of the shape (2,) or (batch, 2), "
-            "e.g. (1, 2). "
+            "seed must be int32 or int64 integers of shape (2,) or (batch, 2), e.g. (1, 2). "
             f"Received: {seed.dtype.name} of shape {seed.shape}."
         )
     return seed

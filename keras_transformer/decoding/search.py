@@ -29,38 +29,37 @@ def beam_search(
     prefix=None,
     n_best=None,
 ):
-    """Keeps the `num_beams` most probable sequences at each step, and ranks those that ended.
+    """Keeps the `num_beams` most probable sequences at each step and ranks the finished ones.
 
-    A finished sequence of n tokens, its end included, scores the sum of its
-    log-probabilities divided by ((5 + n) / 6) ** length_penalty. A row is settled when no
-    live sequence can still reach its `n_best`; the search ends when all rows are. A row
-    gets the same answer alone and in a batch, and works for a batch of zero rows.
+    The score of a finished sequence of n tokens, end token included, is the sum of its
+    log-probabilities divided by ((5 + n) / 6) ** length_penalty. The search ends as soon as no
+    live sequence of any row can reach the `n_best` of its row. The result of a row does not
+    depend on the rest of its batch, which may have zero rows.
 
     Source: Wu et al. 2016, equation 14, without coverage (https://arxiv.org/abs/1609.08144).
 
     Args:
-        step: function `(token_ids, parents, position, cache) -> (logits, cache)`; see the
-            package.
-        cache: initial cache, any nest of tensors, batch first, `()` if there is none.
-        num_beams: live sequences for each row, at least 1; 1 is greedy search.
-        limits: most tokens for each row, the end included, integers (batch,). The last
-            token within the limit is forced to be the end. 0 asks for no hypothesis.
+        step: function `(token_ids, parents, position, cache) -> (logits, cache)`; see
+            `keras_transformer.decoding`.
+        cache: initial cache, any nest of tensors, batch first; `()` for none.
+        num_beams: live sequences per row, at least 1; 1 is greedy search.
+        limits: maximum length of each row in tokens, end token included, integers (batch,). The
+            last token within the limit is forced to be the end token. 0 gives no hypothesis.
         start_id: the token before the first one.
-        end_id: the token that ends a sequence; not 0, which fills up short rows.
-        forbidden_ids: ids that are never chosen, only forced; None means 0 and `start_id`.
+        end_id: the token that ends a sequence; not 0, which is padding.
+        forbidden_ids: ids that are never chosen, only forced; None for 0 and `start_id`.
         length_penalty: alpha, at least 0; 0 compares plain sums of log-probabilities.
-        prefix: tokens each row must begin with, integers (batch, prefix), ids below the
-            vocabulary size, filled up with 0: where it is 0, the choice is free. Scores
-            count these tokens too.
-        n_best: hypotheses for each row, in [1, num_beams]; None means `num_beams`. Fewer
-            never change the best ones and end the search sooner.
+        prefix: the first tokens of each row, integers (batch, prefix) below the vocabulary size,
+            padded with 0, which leaves the choice free. Their log-probabilities are part of the
+            score.
+        n_best: hypotheses per row, in [1, num_beams]; None for `num_beams`. Fewer hypotheses
+            end the search sooner and do not change the best ones.
 
     Returns:
         `Hypotheses`, best first.
 
     Raises:
-        ValueError: if an argument is outside its limits, or the last axis of the logits
-            is not static.
+        ValueError: if an argument is out of range, or the last axis of the logits is not static.
 
     Examples:
         >>> import tensorflow as tf
@@ -80,8 +79,8 @@ def beam_search(
         )
     if not isinstance(length_penalty, numbers.Real) or not length_penalty >= 0:
         raise ValueError(
-            "length_penalty must be a number of at least 0, or a longer sequence could score "
-            "better than the early stop expects. Choose e.g. 0.6. "
+            "length_penalty must be a number of at least 0, or the search could stop before the "
+            "best sequence ends. Choose e.g. 0.6. "
             f"Received: length_penalty={length_penalty!r}."
         )
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix)
@@ -89,7 +88,7 @@ def beam_search(
     limit_penalties = tf.gather(penalties, rules.limits)[:, None]  # (batch, 1)
 
     def is_unsettled(_, beams, __):
-        # The best that a live sequence can still reach: no probability lost, longest length.
+        # The upper bound of a live sequence: probability 1 from here on, and the maximum length.
         reachable = beams.live_log_probs[:, :1] / limit_penalties
         return tf.reduce_any(reachable > beams.finished_scores[:, -1:])
 
@@ -128,14 +127,14 @@ def greedy_search(
         start_id: as for `beam_search`.
         end_id: as for `beam_search`.
         forbidden_ids: as for `beam_search`.
-        length_penalty: as for `beam_search`; changes the score alone.
+        length_penalty: as for `beam_search`; affects only the score.
         prefix: as for `beam_search`.
 
     Returns:
-        `Hypotheses`, one for each row.
+        `Hypotheses`, one per row.
 
     Raises:
-        ValueError: as `beam_search` does.
+        ValueError: as for `beam_search`.
 
     Examples:
         >>> import tensorflow as tf
@@ -158,7 +157,7 @@ def greedy_search(
 
 
 class Rules(NamedTuple):
-    """What each row may and must do, checked, in the form the loops use."""
+    """The checked constraints of all rows, in the form that the loops use."""
 
     limits: tf.Tensor  # (batch,) int32, at least 0
     forced_ids: tf.Tensor  # (longest limit, batch, 1) int32, -1 where the choice is free
@@ -168,10 +167,10 @@ class Rules(NamedTuple):
 
 
 def read_rules(limits, start_id, end_id, forbidden_ids, prefix):
-    """Checks the arguments that searches and sampling share."""
+    """Checks the arguments that searches and sampling share, and returns them as `Rules`."""
     forbidden_ids = (PAD_ID, start_id) if forbidden_ids is None else tuple(forbidden_ids)
     check_at_least("start_id", start_id, 0)
-    check_at_least("end_id", end_id, 1, " 0 fills up short rows.")
+    check_at_least("end_id", end_id, 1, " 0 is padding.")
     for token_id in forbidden_ids:
         check_at_least("each of forbidden_ids", token_id, 0)
     limits = tf.maximum(_integers("limits", limits, ("batch",)), 0)
@@ -183,7 +182,7 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix):
         prefix = _integers("prefix", prefix, ("batch", "prefix"))[:, :steps]
         missing = steps - tf.shape(prefix)[1]
         prefix = tf.transpose(tf.pad(prefix, [[0, 0], [0, missing]], constant_values=PAD_ID))
-        # Where both force a token the limit wins: the result always fits into it.
+        # If both force a token, the limit wins.
         from_prefix = tf.where(prefix != PAD_ID, prefix, -1)
         forced_ids = tf.where(forced_ids < 0, from_prefix, forced_ids)
     return Rules(
@@ -192,13 +191,13 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix):
 
 
 def call_step(step, token_ids, parents, position, cache, rules):
-    """One call of the step function, its logits in float32 and fit for the rules."""
+    """Calls the step function and checks its logits; returns them in float32, and the cache."""
     logits, cache = step(token_ids, parents, position, cache)
     size, expected = logits.shape[-1], token_ids.shape[1]
     if logits.shape.rank != 3 or size is None or logits.shape[1] not in (None, expected):
         raise ValueError(
-            f"step must return logits of the shape (batch, {expected}, vocabulary), the "
-            f"vocabulary static. Received: logits of shape {logits.shape}."
+            f"step must return logits of shape (batch, {expected}, vocabulary) with a static "
+            f"vocabulary. Received: logits of shape {logits.shape}."
         )
     largest = max(rules.start_id, rules.end_id, *rules.forbidden_ids, 0)
     if largest >= size:
@@ -228,9 +227,9 @@ def run_loop(condition, advance, state, cache):
 
 
 def read_hypotheses(token_ids, scores, end_id):
-    """Cuts what no hypothesis needs, so that the result does not tell how long others took."""
-    places = tf.range(1, tf.shape(token_ids)[2] + 1)
-    lengths = tf.reduce_sum(tf.where(tf.equal(token_ids, end_id), places, 0), axis=2)
+    """Trims ids to the longest hypothesis, however many steps the search took."""
+    counts = tf.range(1, tf.shape(token_ids)[2] + 1)
+    lengths = tf.reduce_sum(tf.where(tf.equal(token_ids, end_id), counts, 0), axis=2)
     longest = tf.reduce_max(tf.concat([[0], tf.reshape(lengths, [-1])], axis=0))
     return Hypotheses(
         token_ids=token_ids[:, :, :longest],
@@ -254,22 +253,22 @@ def _length_penalties(limits, length_penalty):
 
 
 def _integers(name, values, axes):
-    """Any integers of the named axes as an int32 tensor."""
+    """Checks that the values are integers with the given axes; returns an int32 tensor."""
     values = tf.convert_to_tensor(values)
     if not values.dtype.is_integer or values.shape.rank not in (None, len(axes)):
         raise ValueError(
-            f"{name} must be integers of the shape ({', '.join(axes)}{',' * (len(axes) == 1)}). "
+            f"{name} must be integers of shape ({', '.join(axes)}{',' * (len(axes) == 1)}). "
             f"Received: {values.dtype.name} of shape {values.shape}."
         )
     return tf.cast(values, tf.int32)
 
 
 def _state_shape(tensor):
-    """What stays of the shape (batch, beams) or (batch, beams, t + 1) in the loop."""
+    """The loop invariant of shapes (batch, beams) and (batch, beams, t + 1)."""
     return tf.TensorShape([None, tensor.shape[1], None][: tensor.shape.rank])
 
 
 def _cache_shape(tensor):
-    """What stays of a cache's shape in the loop: neither the batch nor an axis yet empty."""
+    """The loop invariant of a cache's shape: batch and empty axes may vary."""
     sizes = tensor.shape.as_list()
     return tf.TensorShape([None] + [size or None for size in sizes[1:]])

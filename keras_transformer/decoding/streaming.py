@@ -1,9 +1,9 @@
-"""One sequence drawn token by token, to be read while it is written."""
+"""Streams one sequence, token by token."""
 
 import tensorflow as tf
 
-from keras_transformer.decoding.beams import own_beams
-from keras_transformer.decoding.sampling import drawing, without
+from keras_transformer.decoding.beams import unchanged_parents
+from keras_transformer.decoding.sampling import mask_forbidden, token_sampler
 from keras_transformer.decoding.search import check_at_least
 
 
@@ -20,28 +20,28 @@ def stream(
     top_p=None,
     forbidden_ids=(),
 ):
-    """Yields the tokens that a model writes after a prompt, each as soon as it is drawn.
+    """Continues a prompt and yields each token as soon as it is sampled.
 
-    When the context is full, the newest half of it becomes a new prompt, so that the text
-    may be of any length. Until then they are the tokens that `sample` draws.
+    Until the context is full, these are the tokens of `sample`. Then the newest half of the
+    context becomes a new prompt, so the text may have any length.
 
     Args:
         step: as for `beam_search`, with one row and one beam.
         start_cache: () -> the cache before the first step.
-        prompt: ids, at least one.
-        num_tokens: how many to write, at least 0.
-        context: most tokens that the model reads, at least 2.
-        seed: as for `sample`, and so the next three.
-        temperature: above 0.
-        top_k: at least 1, or None.
-        top_p: in (0, 1], or None.
-        forbidden_ids: ids that are never drawn.
+        prompt: at least one id.
+        num_tokens: length of the continuation, at least 0.
+        context: maximum number of tokens that the model reads, at least 2.
+        seed: as for `sample`.
+        temperature: as for `sample`, above 0.
+        top_k: as for `sample`, at least 1, or None.
+        top_p: as for `sample`, in (0, 1], or None.
+        forbidden_ids: ids that are never sampled.
 
     Yields:
-        Integers.
+        Integer ids.
 
     Raises:
-        ValueError: if an argument is outside its limits.
+        ValueError: if an argument is out of range.
 
     Examples:
         >>> import tensorflow as tf
@@ -55,20 +55,20 @@ def stream(
     prompt = [int(token_id) for token_id in prompt]
     if not prompt:
         raise ValueError("The prompt must have at least one token. Received: none.")
-    draw = drawing(seed, temperature, top_k, top_p)
+    draw = token_sampler(seed, temperature, top_k, top_p)
 
     @tf.function(reduce_retracing=True)
-    def advance(token_id, position, place, cache):
-        logits, cache = step(token_id[None, None], own_beams(1, 1), position, cache)
+    def advance(token_id, position, text_position, cache):
+        logits, cache = step(token_id[None, None], unchanged_parents(1, 1), position, cache)
         logits = tf.cast(logits, tf.float32)
-        return draw(without(logits, tuple(forbidden_ids)), place)[0, 0], cache
+        return draw(mask_forbidden(logits, tuple(forbidden_ids)), text_position)[0, 0], cache
 
     written, past, cache = 0, prompt[-context:], start_cache()
-    read = 0  # how many tokens of `past` are in the cache
+    read = 0  # tokens of `past` in the cache
     while written < num_tokens:
         for token_id in past[read:]:
-            place = tf.constant(len(prompt) + written - len(past) + read)
-            drawn, cache = advance(tf.constant(token_id), tf.constant(read), place, cache)
+            text_position = tf.constant(len(prompt) + written - len(past) + read)
+            drawn, cache = advance(tf.constant(token_id), tf.constant(read), text_position, cache)
             read += 1
         newest = int(drawn)
         yield newest

@@ -1,8 +1,8 @@
-"""Trained models at work: texts in, texts or labels out, from Python or as a SavedModel.
+"""Trained models in use: texts in, texts or labels out, from Python or as a SavedModel.
 
-`Translator`, `Classifier` and `Generator` answer in this process and publish themselves for
-TensorFlow Serving. What is published is a module of their own, checked by a process that
-imports no Python code of ours.
+`Translator`, `Classifier` and `Generator` answer in this process; `export` publishes them for
+TensorFlow Serving. An export holds a `TranslatorModule`, `ClassifierModule` or `GeneratorModule`,
+and is checked by a process that imports no Python code of this library.
 """
 
 from keras_transformer.models.functions import (

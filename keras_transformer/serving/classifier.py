@@ -5,29 +5,34 @@ import tensorflow as tf
 from keras_transformer.data.segments import pack_segments
 from keras_transformer.figures.attention import Attention, names_of
 from keras_transformer.models import bert_models, encoder_only
-from keras_transformer.models.functions import ClassifierFunctions
+from keras_transformer.models.functions import ClassifierFunctions, check_layers
 from keras_transformer.serving.classifier_module import ClassifierModule
 from keras_transformer.serving.run_folder import RunFolder
-from keras_transformer.serving.text_model import TextModel, warn_of_cut
+from keras_transformer.serving.text_model import (
+    TextModel,
+    check_string,
+    check_vocabulary,
+    warn_truncated,
+)
 
-LOST_MIDDLE = "were read without their middle"
+NUM_SPECIAL_TOKENS = 2  # [CLS] and [SEP]
 
 
 class Classifier(TextModel):
-    """Gives texts labels.
+    """Labels texts.
 
     Args:
         model: of `kt.classifier` or `kt.bert_classifier`, as built or reloaded; or
             `ClassifierFunctions`.
-        tokenizer: cuts texts; a `WordPieceTokenizer` for BERT.
-        labels: their names, in the order of the logits.
-        max_length: tokens that are read of a text, those that BERT adds included; a longer text
-            loses its middle.
-        multi_label: whether a text may have several labels, or none, instead of exactly one.
+        tokenizer: splits texts into tokens; a `WordPieceTokenizer` for BERT.
+        labels: names of the labels, in the order of the logits.
+        max_length: text limit in tokens, including the special tokens of BERT; longer texts lose
+            their middle.
+        multi_label: whether a text may have any number of labels instead of exactly one.
 
     Raises:
-        ValueError: if the model is of another kind or has another number of logits, or
-            `max_length` leaves no room for text.
+        ValueError: if the model is of another kind, does not return one logit per label or has
+            fewer ids than the tokenizer, or `max_length` is out of range.
 
     Examples:
         >>> import keras_transformer as kt
@@ -42,25 +47,27 @@ class Classifier(TextModel):
             functions = model
         elif bert_models.is_bert(model):
             functions = _bert_functions(model, tokenizer, max_length)
-            max_length -= 2  # [CLS] and [SEP]
+            max_length -= NUM_SPECIAL_TOKENS
         else:
             functions = encoder_only.functions(model)
+            check_vocabulary(model.get_layer("embedding"), tokenizer)
         module = ClassifierModule(functions, tokenizer, labels, max_length, multi_label)
         super().__init__(model, tokenizer, module)
 
     @classmethod
     def load(cls, run, dtype=None):
-        """Loads the model of a finished run of `python -m train.classification`.
+        """Loads a finished run of `python -m train.classification`.
 
         Args:
-            run: path of its folder.
+            run: path of the run folder.
             dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
 
         Returns:
             A `Classifier`.
 
         Raises:
-            ValueError: if the folder holds no finished run of this kind, or a file is damaged.
+            ValueError: if the folder does not hold a finished run of this kind, or a file is
+                damaged.
         """
         folder = RunFolder(run)
         names, multi_label = folder.labels()
@@ -73,48 +80,68 @@ class Classifier(TextModel):
         return self.module.labels
 
     def __call__(self, texts):
-        """The most probable label of each text, a list of strings.
-
-        With `multi_label`, those of probability at least one half, joined by commas.
+        """Labels texts. Warns if texts are longer than `max_length` and lose their middle.
 
         Args:
             texts: a list of strings.
+
+        Returns:
+            A list with the most probable label of each text; with `multi_label`, all labels with
+            a probability of at least 0.5, joined by commas.
+
+        Raises:
+            ValueError: if `texts` is not a list of strings.
         """
-        return [label.decode() for label in self._answer(texts)["label"]]
+        return [label.decode() for label in self._checked_answer(texts)["label"]]
 
     def probabilities(self, texts):
-        """The probability of every label, float32 (texts, labels).
+        """The probability of every label. Warns like a call.
 
         Args:
             texts: a list of strings.
+
+        Returns:
+            A float32 array (texts, labels).
+
+        Raises:
+            ValueError: if `texts` is not a list of strings.
         """
-        return self._answer(texts)["probabilities"]
+        return self._checked_answer(texts)["probabilities"]
 
     def attention(self, text):
-        """Where each token of a text looks.
+        """The attention between the tokens of a text.
 
         Args:
             text: a string.
 
         Returns:
             `figures.Attention` of the kind "encoder".
+
+        Raises:
+            ValueError: if `text` is not a string, or the functions of the model return no
+                attention weights.
         """
+        check_string(text, "text")
         ids = self.module.tokenize(tf.constant([text]))["token_ids"]
-        read, scores = self.module.functions.attention_scores(ids)
-        tokens = {"encoder": names_of(self.tokenizer, read[0].numpy())}
+        read_ids, scores = self.attention_scores(ids)
+        tokens = {"encoder": names_of(self.tokenizer, read_ids[0].numpy())}
         return Attention.of_first_example(scores, tokens, tokens, title=text)
 
-    def _answer(self, texts):
+    def _checked_answer(self, texts):
         answer = self.answer(texts)
-        warn_of_cut(answer["truncated"], self.module.max_length, LOST_MIDDLE)
+        limit = self.module.max_length
+        warn_truncated(answer["truncated"], limit, "read without their middle", stacklevel=4)
         return answer
 
 
 def _bert_functions(model, tokenizer, max_length):
-    if max_length < 3:
+    check_layers(model, ("token_embedding", "positions", "head"), "bert_classifier()")
+    check_vocabulary(model.get_layer("token_embedding"), tokenizer)
+    num_positions = model.get_layer("positions").max_sequence_length
+    if not NUM_SPECIAL_TOKENS < max_length <= num_positions:
         raise ValueError(
-            "max_length must be at least 3 tokens with BERT, which adds [CLS] and [SEP]. "
-            f"Received: max_length={max_length}."
+            f"max_length must be at least 3 tokens with BERT, which adds [CLS] and [SEP], and at "
+            f"most its {num_positions} positions. Received: max_length={max_length}."
         )
 
     def inputs(ids):
@@ -122,8 +149,8 @@ def _bert_functions(model, tokenizer, max_length):
         return pack_segments(tokenizer, rows, max_length=max_length)
 
     def attention_scores(ids):
-        read = inputs(ids)
-        return read["token_ids"], bert_models.attention_scores(model, **read)
+        packed = inputs(ids)
+        return packed["token_ids"], bert_models.attention_scores(model, **packed)
 
     return ClassifierFunctions(
         model.weights, lambda ids: model(inputs(ids), training=False), attention_scores

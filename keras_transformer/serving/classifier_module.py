@@ -1,4 +1,4 @@
-"""What is exported of a classifier: a module from texts to labels and their probabilities."""
+"""The exported form of a classifier: a module from texts to labels and probabilities."""
 
 import numpy as np
 import tensorflow as tf
@@ -15,32 +15,35 @@ from keras_transformer.serving.signatures import (
 
 
 class ClassifierModule(ServedModule):
-    """Text in, label and probabilities out, as the signatures of a SavedModel.
+    """A classifier as the signatures of a SavedModel: `serving_default`, `tokenize`, `logits`.
 
     Args:
-        functions: the model.
-        tokenizer: cuts texts.
-        labels: their names, in the order of the logits.
-        max_length: tokens that are read of a text; a longer one loses its middle.
-        multi_label: whether a text may have several labels, or none, instead of exactly one.
+        functions: `ClassifierFunctions` of the model.
+        tokenizer: splits texts into tokens.
+        labels: names of the labels, in the order of the logits.
+        max_length: text limit in tokens; longer texts lose their middle.
+        multi_label: whether a text may have any number of labels instead of exactly one.
 
     Raises:
-        ValueError: if the model has another number of logits, or `max_length` is below 1.
+        ValueError: if the model does not return one logit per label, a label is not a string, or
+            `max_length` is below 1.
     """
 
     def __init__(self, functions, tokenizer, labels, max_length=512, multi_label=False):
         check_max_length(max_length)
+        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"labels must be a list of strings. Received: labels={labels!r:.100}.")
         super().__init__(functions.weights, "classifier")
         self.functions = functions  # a dataclass: not tracked, so no layer is saved
         self.tokenizer = tokenizer
         self.labels = tuple(labels)
         self.max_length = max_length
         self.multi_label = multi_label
-        found = functions.logits(tf.zeros([1, 1], tf.int32)).shape[-1]
-        if found != len(self.labels):
+        shape = tuple(functions.logits(tf.zeros([1, 1], tf.int32)).shape)
+        if shape != (1, len(self.labels)):
             raise ValueError(
-                f"The model must have a logit for each label. Received: {found} logits, "
-                f"{len(self.labels)} labels."
+                "The model must return one logit per label, (batch, labels). Received: "
+                f"logits of shape {shape}, {len(self.labels)} labels."
             )
         self.endpoints = {
             "serving_default": signature(self.classify, TEXT),
@@ -49,12 +52,16 @@ class ClassifierModule(ServedModule):
         }
 
     def classify(self, text):
-        """The label of each text and the probability of every label.
+        """Labels texts.
+
+        Args:
+            text: (batch,) strings.
 
         Returns:
-            label, (batch,) strings, the most probable one; with `multi_label` those of at least
-            one half, joined by commas; probabilities, (batch, labels), and labels, the same
-            shape, their names; truncated, (batch,), whether its middle was not read.
+            label, (batch,) strings: the most probable label, or with `multi_label` those with a
+            probability of at least 0.5, joined by commas; probabilities, (batch, labels), and
+            labels, their names in the same shape; truncated, (batch,), whether the text lost its
+            middle.
         """
         tokens = self.tokenize(text)
         logits = tf.cast(self.functions.logits(tokens["token_ids"]), tf.float32)
@@ -74,15 +81,30 @@ class ClassifierModule(ServedModule):
         }
 
     def tokenize(self, text):
-        """token_ids, (batch, length), filled up with 0; length and truncated, (batch,)."""
+        """The tokens of texts, as `logits` takes them.
+
+        Args:
+            text: (batch,) strings.
+
+        Returns:
+            token_ids, (batch, length), padded with 0; length and truncated, (batch,).
+        """
         ids = self.tokenizer.tokenize(text)
-        is_cut = ids.row_lengths() > self.max_length
+        is_truncated = ids.row_lengths() > self.max_length
         ids = cut_middle(ids, self.max_length)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
-        return {"token_ids": fill_up(ids), "length": lengths, "truncated": is_cut}
+        return {"token_ids": fill_up(ids), "length": lengths, "truncated": is_truncated}
 
     def logits(self, token_ids, length):
-        """logits, (batch, labels), of token ids, (batch, length), and their lengths, (batch,)."""
+        """The logits of tokenised texts.
+
+        Args:
+            token_ids: (batch, length); ids outside the vocabulary count as unknown.
+            length: (batch,) in tokens; columns beyond it are not read.
+
+        Returns:
+            logits, (batch, labels).
+        """
         check_rows(token_ids, length)
         is_known = (token_ids >= 0) & (token_ids < self.tokenizer.vocabulary_size)
         ids = tf.where(is_known, token_ids, self.tokenizer.unknown_id)
@@ -93,20 +115,20 @@ class ClassifierModule(ServedModule):
         return {"text": texts}
 
     def row_shapes(self):
-        each = (len(self.labels),)
+        per_label = (len(self.labels),)
         return {
             "serving_default": {
                 "label": (),
-                "probabilities": each,
-                "labels": each,
+                "probabilities": per_label,
+                "labels": per_label,
                 "truncated": (),
             },
             "tokenize": {"token_ids": (None,), "length": (), "truncated": ()},
-            "logits": {"logits": each},
+            "logits": {"logits": per_label},
         }
 
-    def try_out(self, ask, texts, hard_texts):
-        for some in (np.concatenate([texts, hard_texts]), texts[:1]):
-            ask("serving_default", text=some)
-            tokens = ask("tokenize", text=some)
+    def exercise(self, ask, texts, hard_texts):
+        for batch in (np.concatenate([texts, hard_texts]), texts[:1]):
+            ask("serving_default", text=batch)
+            tokens = ask("tokenize", text=batch)
             ask("logits", token_ids=tokens["token_ids"], length=tokens["length"])

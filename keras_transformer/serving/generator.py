@@ -1,8 +1,10 @@
 """Continues texts with a trained language model, from Python."""
 
+import numbers
+
 import tensorflow as tf
 
-from keras_transformer.decoding.sampling import drawing
+from keras_transformer.decoding.sampling import token_sampler
 from keras_transformer.decoding.search import check_at_least
 from keras_transformer.decoding.streaming import stream
 from keras_transformer.figures.attention import Attention, names_of
@@ -11,22 +13,29 @@ from keras_transformer.models.functions import GeneratorFunctions
 from keras_transformer.serving.generator_module import CONTROL_IDS, GeneratorModule
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SamplingSettings
-from keras_transformer.serving.text_model import TextModel, check_texts, warn_of_cut
+from keras_transformer.serving.text_model import (
+    TextModel,
+    check_string,
+    list_of_strings,
+    warn_truncated,
+)
 
-LONGEST_CHARACTER = 4  # bytes of UTF-8
+MAX_CHARACTER_BYTES = 4  # in UTF-8
 
 
 class Generator(TextModel):
-    """Continues texts, and says how likely texts are.
+    """Continues and scores texts.
 
     Args:
         model: of `kt.language_model`, `kt.gpt2` or `kt.transformer_xl`, as built or reloaded; or
             `GeneratorFunctions`.
-        tokenizer: cuts prompts, joins continuations.
-        settings: `SamplingSettings()` if None.
+        tokenizer: splits prompts into tokens and joins continuations.
+        settings: defaults to `SamplingSettings()`.
 
     Raises:
-        ValueError: if the model is of another kind.
+        ValueError: if the model is of another kind, has fewer ids than the tokenizer or fewer
+            positions than `settings.context`, or the tokenizer makes no token of
+            `settings.empty_prompt`.
 
     Examples:
         >>> import keras_transformer as kt
@@ -38,27 +47,31 @@ class Generator(TextModel):
     """
 
     def __init__(self, model, tokenizer, settings=None):
+        settings = settings or SamplingSettings()
         if isinstance(model, GeneratorFunctions):
             functions = model
         elif xl_model.is_transformer_xl(model):
             functions = xl_model.functions(model)
         else:
             functions = decoder_only.functions(model)
+            _check_positions(model.get_layer("positions"), settings.context)
         super().__init__(model, tokenizer, GeneratorModule(functions, tokenizer, settings))
 
     @classmethod
     def load(cls, run, dtype=None):
-        """Loads the model of a finished run of `python -m train.language_model`.
+        """Loads a finished run of `python -m train.language_model`.
 
         Args:
-            run: path of its folder.
+            run: path of the run folder.
             dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
 
         Returns:
-            A `Generator` whose context is what the model was trained to look back at.
+            A `Generator` whose context is the one of the training, with the memory of a
+            Transformer-XL.
 
         Raises:
-            ValueError: if the folder holds no finished run of this kind, or a file is damaged.
+            ValueError: if the folder does not hold a finished run of this kind, or a file is
+                damaged.
         """
         folder = RunFolder(run)
         context = folder.settings().get("context")
@@ -66,86 +79,94 @@ class Generator(TextModel):
         if xl_model.is_transformer_xl(model):
             context += model.get_layer("recurrence").memory_length
         else:
-            decoder_only.functions(model)  # says so if it is a run of another kind
+            decoder_only.functions(model)  # raises for a run of another kind
         settings = SamplingSettings(context=context, max_tokens=context // 2)
         return cls(model, folder.tokenizer(), settings)
 
     def __call__(self, prompts, max_tokens=None, temperature=None, top_k=None, top_p=None, seed=0):
-        """Continues each prompt.
+        """Continues prompts.
 
         Args:
-            prompts: a list of strings. One that leaves no room for the continuation loses its
-                beginning, with a warning.
-            max_tokens: length of the continuations, below `settings.context`; None for
-                `settings.max_tokens`.
-            temperature: above 0; below 1 sharpens the probabilities; None for
+            prompts: a list of strings. Prompts that leave no room for the continuation lose
+                their beginning, with a warning.
+            max_tokens: length of each continuation in tokens, below `settings.context`; defaults
+                to `settings.max_tokens`.
+            temperature: above 0; below 1 sharpens the distribution; defaults to
                 `settings.temperature`.
-            top_k: how many of the most likely tokens may be drawn, at least 1; None for all.
-            top_p: probability in (0, 1] that the tokens that may be drawn hold; None for 1.
-            seed: prompt i is continued with seed + i; the same seed draws the same text.
+            top_k: number of most likely tokens to sample from, at least 1; None for all.
+            top_p: probability mass of the most likely tokens to sample from, in (0, 1]; None
+                for 1.
+            seed: an integer; prompt i is continued with seed + i. The same seed samples the same
+                text.
 
         Returns:
             A list with the continuation of each prompt, without the prompt.
 
         Raises:
-            ValueError: if an argument is outside its limits.
+            ValueError: if `prompts` is not a list of strings, or an argument is out of range.
         """
-        settings, rows = self.module.settings, len(prompts)
+        prompts = list_of_strings(prompts, "prompts")
+        settings, count = self.module.settings, len(prompts)
         max_tokens = settings.max_tokens if max_tokens is None else max_tokens
         temperature = settings.temperature if temperature is None else temperature
-        drawing((seed, 0), temperature, top_k, top_p)  # checks them
-        if not 1 <= max_tokens < settings.context:
+        _check_seed(seed, count)
+        token_sampler((seed, 0), temperature, top_k, top_p)  # checks them
+        check_at_least("max_tokens", max_tokens, 1)
+        if max_tokens >= settings.context:
             raise ValueError(
-                f"max_tokens must be at least 1 and below the context of {settings.context} "
-                f"tokens, which holds the prompt too; `stream` writes texts of any length. "
-                f"Received: max_tokens={max_tokens}."
+                f"max_tokens must be below the context of {settings.context} tokens, which "
+                "includes the prompt. Use `stream` for longer texts. Received: "
+                f"max_tokens={max_tokens}."
             )
         answer = self.answer(
             prompts,
             "generate",
-            max_tokens=[max_tokens] * rows,
-            temperature=[temperature] * rows,
-            top_k=[top_k or 0] * rows,
-            top_p=[1.0 if top_p is None else top_p] * rows,
-            seed=range(seed, seed + rows),
+            max_tokens=[max_tokens] * count,
+            temperature=[temperature] * count,
+            top_k=[top_k or 0] * count,
+            top_p=[1.0 if top_p is None else top_p] * count,
+            seed=range(seed, seed + count),
         )
-        warn_of_cut(answer["truncated"], settings.context - max_tokens, "lost their beginning")
+        limit = settings.context - max_tokens
+        warn_truncated(answer["truncated"], limit, "truncated at the beginning")
         return [text.decode() for text in answer["continuation"]]
 
     def stream(self, prompt, max_tokens, temperature=None, top_k=None, top_p=None, seed=0):
-        """Continues one prompt, and yields each piece of text as soon as it is drawn.
+        """Continues one prompt and yields each piece of text as soon as it is sampled.
 
-        The text may be of any length: when the context is full, its newest half is the new prompt.
+        The text may have any length: when the context is full, its newest half becomes the
+        prompt.
 
         Args:
-            prompt: a string; an empty one counts as `settings.empty_prompt`.
-            max_tokens: how many to write, at least 0.
-            temperature: and all further arguments as for a call.
+            prompt: a string; an empty one is replaced by `settings.empty_prompt`.
+            max_tokens: length of the continuation in tokens, at least 0.
+            temperature: this and all further arguments are those of a call.
 
         Returns:
-            An iterator of strings, which joined are the continuation.
+            An iterator of strings; joined, they are the continuation.
 
         Raises:
-            ValueError: if an argument is outside its limits.
+            ValueError: if `prompt` is not a string, or an argument is out of range.
         """
-        check_texts([prompt], "prompt")
+        check_string(prompt, "prompt")
         settings, functions = self.module.settings, self.module.functions
         temperature = settings.temperature if temperature is None else temperature
-        drawing((seed, 0), temperature, top_k, top_p)  # checks them now, not at the first token
+        _check_seed(seed)
+        token_sampler((seed, 0), temperature, top_k, top_p)  # checks them before the first token
         check_at_least("max_tokens", max_tokens, 0)
         ids = stream(
             functions.step,
             lambda: functions.start_cache(1, 1),
-            self.tokenizer.tokenize([prompt or settings.empty_prompt]).to_list()[0],
+            self.tokenizer.tokenize([prompt]).to_list()[0] or self.module.empty_prompt_ids,
             num_tokens=max_tokens,
             context=settings.context,
-            seed=tf.constant([[seed, 0]]),  # of a row, as the served model draws
+            seed=tf.constant([[seed, 0]]),  # per row, to sample as the served model does
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             forbidden_ids=CONTROL_IDS,
         )
-        return self._texts_of(ids)
+        return self._pieces(ids)
 
     def score(self, texts):
         """The log-probability of each text, given its first token.
@@ -157,7 +178,8 @@ class Generator(TextModel):
             Log-probabilities in nats, float32 (texts,).
 
         Raises:
-            ValueError: if a text is longer; `kt.data.sliding_windows` measures long texts.
+            ValueError: if `texts` is not a list of strings, or a text is longer; for long texts,
+                see `kt.data.sliding_windows`.
         """
         answer = self.answer(texts, "score")
         if answer["truncated"].any():
@@ -168,34 +190,57 @@ class Generator(TextModel):
         return -answer["nats"]
 
     def attention(self, text):
-        """Where each token of a text looks.
+        """The attention between the tokens of a text.
 
         Args:
-            text: a string, not empty.
+            text: a string of at least one token.
 
         Returns:
             `figures.Attention` of the kind "decoder".
+
+        Raises:
+            ValueError: if `text` is empty or not a string, or the functions of the model return
+                no attention weights.
         """
-        ids = self.tokenizer.tokenize([text])
-        scores = self.module.functions.attention_scores(ids.to_tensor())
-        tokens = {"decoder": names_of(self.tokenizer, ids.to_list()[0])}
+        check_string(text, "text")
+        (ids,) = self.tokenizer.tokenize([text]).to_list()
+        if not ids:
+            raise ValueError(f"text must have at least one token. Received: text={text!r}.")
+        scores = self.attention_scores(tf.constant([ids]))
+        tokens = {"decoder": names_of(self.tokenizer, ids)}
         return Attention.of_first_example(scores, tokens, tokens, title=text)
 
-    def _texts_of(self, ids):
-        """The text of each token that arrives, held back while bytes of a character are missing."""
+    def _pieces(self, ids):
+        """The text that each token adds, held back until the bytes of a character are complete."""
 
         def text_of(ids):
             return self.tokenizer.detokenize([ids]).numpy()[0].decode()
 
-        pending = []
+        before, pending = [], []  # a piece depends on the one before, e.g. for a space between
         for token_id in ids:
             pending.append(token_id)
-            text = text_of(pending)
+            text = text_of(before + pending)[len(text_of(before)) :]
             if not text.endswith("\ufffd"):
                 yield text
-                pending = []
-            elif len(pending) == LONGEST_CHARACTER:  # the first of them begins no character
+                before, pending = pending, []
+            elif len(pending) == MAX_CHARACTER_BYTES:  # the first byte starts no character
                 yield text_of(pending[:1])
-                pending = pending[1:]
+                before, pending = [], pending[1:]
         if pending:
-            yield text_of(pending)
+            yield text_of(before + pending)[len(text_of(before)) :]
+
+
+def _check_positions(positions, context):
+    num_positions = getattr(positions, "max_sequence_length", context)  # sinusoids have no limit
+    if num_positions < context:
+        raise ValueError(
+            f"context must be at most the {num_positions} positions of the model. Choose e.g. "
+            f"SamplingSettings(context={num_positions}, max_tokens={num_positions // 2}). "
+            f"Received: context={context}."
+        )
+
+
+def _check_seed(seed, count=1):
+    is_integer = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
+    if not is_integer or not -(2**31) <= seed <= 2**31 - max(count, 1):
+        raise ValueError(f"seed must be an integer of 32 bits. Received: seed={seed!r}.")

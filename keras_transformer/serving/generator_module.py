@@ -1,4 +1,4 @@
-"""What is exported of a language model: a module from prompts to text."""
+"""The exported form of a language model: a module from prompts to continuations."""
 
 import numpy as np
 import tensorflow as tf
@@ -21,9 +21,15 @@ CONTROL_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
 
 
 def after_control_ids(functions: GeneratorFunctions) -> GeneratorFunctions:
-    """A model whose ids are all text, such as GPT-2, for ids that begin with control ids.
+    """Shifts the ids of a model without control ids, such as GPT-2, by the four control ids.
 
-    Serve it with a tokenizer whose `first_id` is 4. The control ids are never likely.
+    Serve the result with a tokenizer whose `first_id` is 4. Control ids get logits of -1e9.
+
+    Args:
+        functions: of a model whose ids all stand for text.
+
+    Returns:
+        `GeneratorFunctions` whose ids 0 to 3 are the control ids.
     """
     count = len(CONTROL_IDS)
 
@@ -43,20 +49,28 @@ def after_control_ids(functions: GeneratorFunctions) -> GeneratorFunctions:
         return functions.attention_scores(tf.maximum(token_ids - count, 0))
 
     return GeneratorFunctions(
-        functions.weights, functions.start_cache, step, logits, attention_scores
+        functions.weights,
+        functions.start_cache,
+        step,
+        logits,
+        attention_scores if functions.attention_scores else None,
     )
 
 
 class GeneratorModule(ServedModule):
-    """Goes on with texts, and says how likely texts are, as the signatures of a SavedModel.
+    """A language model as the signatures of a SavedModel: it continues and scores texts.
 
-    Inputs and outputs have the batch as their first axis. What a row is answered does not
-    depend on the other rows, which TensorFlow Serving may have merged from other requests.
+    Inputs and outputs have the batch as their first axis. The answer to a row does not depend on
+    the other rows, which may come from other requests that TensorFlow Serving merged.
 
     Args:
-        functions: the model.
-        tokenizer: cuts prompts, joins continuations.
-        settings: `SamplingSettings()` if None.
+        functions: of the model.
+        tokenizer: splits prompts into tokens and joins continuations.
+        settings: defaults to `SamplingSettings()`.
+
+    Raises:
+        ValueError: if the tokenizer has more ids than the model, or makes no token of
+            `settings.empty_prompt`.
     """
 
     def __init__(self, functions: GeneratorFunctions, tokenizer, settings=None):
@@ -64,6 +78,19 @@ class GeneratorModule(ServedModule):
         self.functions = functions  # a dataclass: not tracked, so no layer is saved
         self.tokenizer = tokenizer
         self.settings = settings or SamplingSettings()
+        size = functions.logits(tf.zeros([1, 1], tf.int32)).shape[-1]
+        if size < tokenizer.vocabulary_size:
+            raise ValueError(
+                "The model must score every id of the tokenizer. Received: a model of "
+                f"{size} ids, a tokenizer of {tokenizer.vocabulary_size}."
+            )
+        self.empty_prompt_ids = tokenizer.tokenize([self.settings.empty_prompt]).to_list()[0]
+        if not self.empty_prompt_ids:
+            raise ValueError(
+                "empty_prompt must have at least one token with this tokenizer. Choose e.g. "
+                'SamplingSettings(empty_prompt="The"). Received: '
+                f"empty_prompt={self.settings.empty_prompt!r}."
+            )
         self.endpoints = {
             "serving_default": signature(self.write, TEXT),
             "generate": signature(self.generate, TEXT, NUMBER, REAL, NUMBER, REAL, NUMBER),
@@ -73,7 +100,14 @@ class GeneratorModule(ServedModule):
         }
 
     def write(self, prompt):
-        """A continuation of each prompt, (batch,) strings, as of `generate`, always the same."""
+        """Continues prompts with the settings of the export and seed 0.
+
+        Args:
+            prompt: (batch,) strings.
+
+        Returns:
+            The outputs of `generate`; the same prompt always gets the same continuation.
+        """
         rows = tf.ones([tf.shape(prompt)[0]], tf.int32)
         return self.generate(
             prompt,
@@ -85,31 +119,31 @@ class GeneratorModule(ServedModule):
         )
 
     def generate(self, prompt, max_tokens, temperature, top_k, top_p, seed):
-        """Goes on with each prompt.
+        """Continues prompts.
 
         Args:
-            prompt: (batch,) strings; one that leaves no room for the continuation loses its
+            prompt: (batch,) strings; prompts that leave no room for the continuation lose their
                 beginning.
-            max_tokens: (batch,) length of the continuation, cut to [1, context - 1].
-            temperature: (batch,) below 1 sharpens; near or below 0, or NaN, takes the best token.
-            top_k: (batch,) so many of the best tokens may be drawn; 0 for all.
-            top_p: (batch,) share of probability that the tokens that may be drawn hold.
-            seed: (batch,) the same seed draws the same text.
+            max_tokens: (batch,) length of the continuation in tokens, clipped to
+                [1, context - 1].
+            temperature: (batch,) below 1 sharpens the distribution; near or below 0, or NaN,
+                takes the most likely token.
+            top_k: (batch,) number of most likely tokens to sample from; 0 for all.
+            top_p: (batch,) probability mass of the most likely tokens to sample from.
+            seed: (batch,) the same seed samples the same text.
 
         Returns:
-            continuation, (batch,) strings; length, (batch,), of it in tokens; truncated,
-            (batch,), whether the prompt was cut.
+            continuation, (batch,) strings; length, (batch,), of the continuation in tokens;
+            truncated, (batch,), whether the prompt lost its beginning.
         """
         check_rows(prompt, max_tokens, temperature, top_k, top_p, seed)
         context = self.settings.context
         new = tf.clip_by_value(max_tokens, 1, context - 1)
-        prompt = tf.where(tf.equal(prompt, ""), self.settings.empty_prompt, prompt)
-        ids = self.tokenizer.tokenize(prompt)
+        ids = self._prompt_ids(prompt)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         kept = tf.minimum(lengths, context - new)
-        # The newest `kept` tokens of each row.
-        places = tf.ragged.range(lengths - kept, lengths)
-        ids = tf.gather(ids, places, batch_dims=1).to_tensor(PAD_ID, shape=[None, context])
+        newest = tf.ragged.range(lengths - kept, lengths)
+        ids = tf.gather(ids, newest, batch_dims=1).to_tensor(PAD_ID, shape=[None, context])
         first, rest = ids[:, 0], ids[:, 1:]
         drawn = sample(
             lambda token_ids, parents, position, cache: self.functions.step(
@@ -127,8 +161,8 @@ class GeneratorModule(ServedModule):
             prefix=rest,
         )
         written = drawn.token_ids[:, 0]  # the rest of the prompt, the continuation, the end
-        places = tf.range(tf.shape(written)[1])
-        is_new = (places >= (kept - 1)[:, None]) & (places < (kept - 1 + new)[:, None])
+        columns = tf.range(tf.shape(written)[1])
+        is_new = (columns >= (kept - 1)[:, None]) & (columns < (kept - 1 + new)[:, None])
         return {
             "continuation": self.tokenizer.detokenize(tf.where(is_new, written, PAD_ID)),
             "length": new,
@@ -136,12 +170,15 @@ class GeneratorModule(ServedModule):
         }
 
     def score(self, text):
-        """How likely each text is, given its first token.
+        """The negative log-likelihood of texts, each given its first token.
+
+        Args:
+            text: (batch,) strings.
 
         Returns:
-            nats, (batch,), the sum of the negative log-likelihoods; length, (batch,), of how
-            many tokens; truncated, (batch,), whether the text was longer than the context
-            and its rest not read.
+            nats, (batch,), summed over the tokens; length, (batch,), the number of these tokens;
+            truncated, (batch,), whether the text is longer than context + 1 tokens and the rest
+            was not read.
         """
         ids = self.tokenizer.tokenize(text)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
@@ -159,13 +196,28 @@ class GeneratorModule(ServedModule):
         }
 
     def tokenize(self, text):
-        """token_ids, (batch, length), filled up with 0, and length, (batch,), of each text."""
+        """The tokens of texts.
+
+        Args:
+            text: (batch,) strings.
+
+        Returns:
+            token_ids, (batch, length), padded with 0; length, (batch,).
+        """
         ids = self.tokenizer.tokenize(text)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         return {"token_ids": ids.to_tensor(PAD_ID), "length": lengths}
 
     def detokenize(self, token_ids, length):
-        """Joins (batch, length) ids to text, (batch,); control ids are left out."""
+        """Joins tokens to texts, without control ids.
+
+        Args:
+            token_ids: (batch, length).
+            length: (batch,) in tokens; columns beyond it are not read.
+
+        Returns:
+            text, (batch,) strings.
+        """
         check_rows(token_ids, length)
         inside = tf.sequence_mask(length, tf.shape(token_ids)[1])
         return {"text": self.tokenizer.detokenize(tf.where(inside, token_ids, PAD_ID))}
@@ -183,12 +235,12 @@ class GeneratorModule(ServedModule):
             "detokenize": {"text": ()},
         }
 
-    def try_out(self, ask, texts, hard_texts):
+    def exercise(self, ask, texts, hard_texts):
         all_texts = np.concatenate([texts, hard_texts])
-        for some in (all_texts, texts[:1]):
-            ask("serving_default", prompt=some)
-            ask("score", text=some)
-            tokens = ask("tokenize", text=some)
+        for batch in (all_texts, texts[:1]):
+            ask("serving_default", prompt=batch)
+            ask("score", text=batch)
+            tokens = ask("tokenize", text=batch)
             ask("detokenize", **tokens)
         rows = np.arange(len(all_texts), dtype=np.int32)
         ask(
@@ -200,3 +252,14 @@ class GeneratorModule(ServedModule):
             top_p=(1 - rows / 20).astype(np.float32),
             seed=rows,
         )
+
+    def _prompt_ids(self, prompt):
+        """The tokens of each prompt, ragged; those of `empty_prompt` where there are none."""
+        ids = self.tokenizer.tokenize(prompt)
+        is_empty = tf.cast(tf.equal(ids.row_lengths(), 0), tf.int32)
+        replacement = tf.constant(self.empty_prompt_ids, ids.dtype)
+        replacements = tf.RaggedTensor.from_row_lengths(
+            tf.tile(replacement, [tf.reduce_sum(is_empty)]),
+            tf.cast(is_empty * len(self.empty_prompt_ids), tf.int64),
+        )
+        return tf.concat([replacements, ids], axis=1)

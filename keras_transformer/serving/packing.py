@@ -1,4 +1,4 @@
-"""A nested structure of tensors as one tensor, so that it can be sent over the wire."""
+"""Packs a nested structure of tensors into one tensor, to send it over the wire."""
 
 import math
 
@@ -6,19 +6,19 @@ import tensorflow as tf
 
 
 class Packing:
-    """Turns one kind of nested structure into (batch, length, features) float32, and back.
+    """Packs a nested structure into (batch, length, features) float32, and unpacks it.
 
-    Each tensor of the structure has the batch first and exactly one more axis whose size is
-    not fixed: the positions of the source, or those decoded so far. That axis becomes
-    `length`; all others of all tensors lie side by side in `features`. Booleans become 0
-    and 1, and bfloat16 fits into float32: nothing is lost.
+    Each tensor of the structure has the batch first and exactly one other axis of variable size:
+    the source positions, or the positions decoded so far. That axis becomes `length`; the
+    remaining axes of all tensors lie side by side in `features`. Packing is lossless: booleans
+    become 0 and 1, and bfloat16 fits into float32.
 
     Args:
-        structure: nested structure of TensorSpec or tensors of that kind; the one free axis
-            has an unknown size or size 0.
+        structure: nested structure of TensorSpec or tensors; the variable axis has an unknown
+            size or size 0.
 
     Raises:
-        ValueError: if a tensor has no or several such axes.
+        ValueError: if a tensor does not have exactly one such axis.
 
     Examples:
         >>> keys = tf.TensorSpec((None, 2, None, 3))  # (batch, heads, length, key_dim)
@@ -33,31 +33,32 @@ class Packing:
 
     def __init__(self, structure):
         self.structure = structure
-        self.leaves = [(_free_axis(leaf.shape), leaf.dtype) for leaf in tf.nest.flatten(structure)]
+        leaves = tf.nest.flatten(structure)
+        self.leaves = [(_variable_axis(leaf.shape), leaf.dtype) for leaf in leaves]
         self.fixed_shapes = [
-            [size for axis, size in enumerate(leaf.shape) if axis not in (0, free)]
-            for leaf, (free, _) in zip(tf.nest.flatten(structure), self.leaves, strict=True)
+            [size for axis, size in enumerate(leaf.shape) if axis not in (0, variable)]
+            for leaf, (variable, _) in zip(leaves, self.leaves, strict=True)
         ]
         self.features = sum(math.prod(shape) for shape in self.fixed_shapes)
 
     def pack(self, structure):
-        """Returns the structure as one tensor, (batch, length, features)."""
+        """The structure as one tensor, (batch, length, features)."""
         parts = []
-        for leaf, (free, _), fixed in self._zip(tf.nest.flatten(structure)):
-            order = [0, free, *(axis for axis in range(1, leaf.shape.rank) if axis != free)]
+        for leaf, (variable, _), fixed in self._zip(tf.nest.flatten(structure)):
+            order = [0, variable, *(axis for axis in range(1, leaf.shape.rank) if axis != variable)]
             moved = tf.cast(tf.transpose(leaf, order), tf.float32)  # (batch, length, ...)
             batch_and_length = tf.shape(moved)[:2]
             parts.append(tf.reshape(moved, tf.concat([batch_and_length, [math.prod(fixed)]], 0)))
         return tf.concat(parts, axis=-1)
 
     def unpack(self, packed):
-        """Returns the structure that was packed."""
+        """The structure that was packed into (batch, length, features)."""
         parts = tf.split(packed, [math.prod(shape) for shape in self.fixed_shapes], axis=-1)
         leaves = []
-        for part, (free, dtype), fixed in self._zip(parts):
+        for part, (variable, dtype), fixed in self._zip(parts):
             shape = tf.concat([tf.shape(part)[:2], tf.constant(fixed, tf.int32)], 0)
             moved = tf.reshape(part, shape)  # (batch, length, ...)
-            order = [0, *range(2, free + 1), 1, *range(free + 1, len(fixed) + 2)]
+            order = [0, *range(2, variable + 1), 1, *range(variable + 1, len(fixed) + 2)]
             leaves.append(tf.cast(tf.transpose(moved, order), dtype))
         return tf.nest.pack_sequence_as(self.structure, leaves)
 
@@ -65,11 +66,11 @@ class Packing:
         return zip(leaves, self.leaves, self.fixed_shapes, strict=True)
 
 
-def _free_axis(shape):
-    free = [axis for axis, size in enumerate(shape) if axis > 0 and not size]
-    if len(free) != 1:
+def _variable_axis(shape):
+    variable = [axis for axis, size in enumerate(shape) if axis > 0 and not size]
+    if len(variable) != 1:
         raise ValueError(
-            "Each tensor of a memory or cache needs the batch axis and exactly one more axis "
-            f"whose size is not fixed. Received: a tensor of shape {tuple(shape)}."
+            "Each tensor of an encoded source or cache must have exactly one axis of variable "
+            f"size after the batch axis. Received: a tensor of shape {tuple(shape)}."
         )
-    return free[0]
+    return variable[0]

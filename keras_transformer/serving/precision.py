@@ -1,23 +1,24 @@
-"""A copy of a trained model with weights and computation in another dtype."""
+"""Copies a trained model to another dtype."""
 
 import keras
 
 
 def with_dtype(model, dtype):
-    """Copies a functional model and its weights into another dtype; the original stays.
+    """Copies a functional model with its weights to another dtype.
 
-    A model trained in float32 or mixed_bfloat16 is served faster, from half the disk and
-    memory, as "bfloat16"; its softmax, log-probabilities and logits stay float32.
+    In "bfloat16" a model trained in float32 or mixed_bfloat16 is faster to serve and takes half
+    the disk space and memory; its softmax, log-probabilities and logits stay float32.
 
     Args:
         model: a functional Keras model whose layers take `dtype`.
         dtype: of weights and computation, "float32" or "bfloat16".
 
     Returns:
-        A model of the same class with the same layer names, not compiled.
+        A model of the same class with the same layer names, not compiled; the original is
+        unchanged.
 
     Raises:
-        ValueError: for another dtype.
+        ValueError: if `dtype` is another.
 
     Examples:
         >>> inputs = keras.Input((3,))
@@ -29,7 +30,7 @@ def with_dtype(model, dtype):
         raise ValueError(f'dtype must be "float32" or "bfloat16". Received: dtype={dtype!r}.')
 
     def in_dtype(layer):
-        is_layer = isinstance(layer, keras.layers.Layer)  # and not an operation of keras.ops
+        is_layer = isinstance(layer, keras.layers.Layer)  # not an operation of keras.ops
         if not is_layer or isinstance(layer, keras.layers.InputLayer):
             return layer.__class__.from_config(layer.get_config())
         return layer.__class__.from_config({**layer.get_config(), "dtype": dtype})

@@ -1,4 +1,4 @@
-"""Reads what a training left in its run folder: settings, tokenizer, labels, model."""
+"""Reads the results of a training from its run folder: settings, tokenizer, labels, model."""
 
 import json
 import pathlib
@@ -14,12 +14,20 @@ AGAIN = "Run its training command again: it makes the file anew."
 
 
 class RunFolder:
-    """The folder of a run: config.json, tokenizer.model, model.keras; labels.json of a classifier.
+    """The folder of a run, read only.
 
-    checksums.npz tells whether the tokenizer is still the one that the run began with.
+    It holds config.json, tokenizer.model and, once the training has finished, model.keras; for a
+    classifier also labels.json. checksums.npz tells whether the tokenizer is still the one of the
+    training.
 
     Args:
         path: of the folder.
+
+    Examples:
+        >>> RunFolder("no such folder").settings()
+        Traceback (most recent call last):
+        ...
+        ValueError: no such folder holds no run: there is no config.json.
     """
 
     def __init__(self, path):
@@ -31,7 +39,7 @@ class RunFolder:
         self.model_file = self.path / "model.keras"
 
     def check(self):
-        """Raises ValueError if the folder holds no run."""
+        """Raises ValueError if the folder does not hold a run."""
         if not self.config_file.exists():
             raise ValueError(f"{self.path} holds no run: there is no {self.config_file.name}.")
 
@@ -39,7 +47,7 @@ class RunFolder:
         """The settings of the run, a dictionary.
 
         Raises:
-            ValueError: if the folder holds no run, or the file is damaged.
+            ValueError: if the folder does not hold a run, or the file is damaged.
         """
         self.check()
         try:
@@ -51,7 +59,7 @@ class RunFolder:
             ) from None
 
     def checksums(self):
-        """The checksums of tokenizer and tokens, by name; empty if their file is bad or missing."""
+        """The checksums of tokenizer and tokens, by name; empty if the file is unreadable."""
         try:
             return {name: int(number) for name, number in read_arrays(self.checksums_file)}
         except (DamagedFile, FileNotFoundError):
@@ -61,10 +69,12 @@ class RunFolder:
         """The tokenizer of the run.
 
         Raises:
-            ValueError: if the folder holds no run, or the file is damaged or not the one that the
-                run began with.
+            ValueError: if the folder does not hold a run, or the file is missing, damaged or not
+                the one of the training.
         """
         self.check()
+        if not self.tokenizer_file.exists():
+            raise DamagedFile(f"{self.tokenizer_file} is missing. {AGAIN}")
         content = self.tokenizer_file.read_bytes()
         if zlib.crc32(content) != self.checksums().get("tokenizer", zlib.crc32(content)):
             raise DamagedFile(f"{self.tokenizer_file} is damaged. {AGAIN}")
@@ -97,22 +107,28 @@ class RunFolder:
         return model if dtype is None else with_dtype(model, dtype)
 
     def labels(self):
-        """The pair of the names of the labels, in the order of the logits, and whether a text may
-        have several of them, or none.
+        """The labels of a classifier.
+
+        Returns:
+            The pair of their names, in the order of the logits, and whether a text may have any
+            number of them instead of exactly one.
 
         Raises:
-            ValueError: if the run has not finished, does not classify, or the file is damaged.
+            ValueError: if the run has not finished or is not a classifier, or the file is damaged.
         """
         self.check()
         path = self.labels_file
         if not path.exists():
-            raise ValueError(f"{self.path} holds no finished run: there is no {path.name}.")
+            raise ValueError(
+                f"{self.path} holds no finished run of a classifier: there is no {path.name}."
+            )
         try:
-            kept = json.loads(path.read_text())
-            checksum = kept.pop("checksum", None)
-            if checksum not in (None, zlib.crc32(json.dumps(kept).encode())):
-                raise ValueError("its checksum is another one")
-            # Runs of version 0.1 say "several".
-            return kept["names"], kept["multi_label" if "multi_label" in kept else "several"]
+            content = json.loads(path.read_text())
+            checksum = content.pop("checksum", None)
+            if checksum not in (None, zlib.crc32(json.dumps(content).encode())):
+                raise ValueError("its checksum does not match")
+            # Runs of version 0.1 have "several" instead.
+            key = "multi_label" if "multi_label" in content else "several"
+            return content["names"], content[key]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DamagedFile(f"{path} is damaged: {error}. {AGAIN}") from None

@@ -1,15 +1,22 @@
-"""What all served modules share: raw variables, and signatures with the batch first."""
+"""The base class of exported modules, and signatures with the batch axis first."""
+
+import inspect
 
 import tensorflow as tf
+
+TEXT = tf.TensorSpec([None], tf.string)
+NUMBER = tf.TensorSpec([None], tf.int32)  # one per row, e.g. a length
+REAL = tf.TensorSpec([None], tf.float32)
+IDS = tf.TensorSpec([None, None], tf.int32)
 
 
 class ServedModule(tf.Module):
     """A module that `export` can write, check and publish.
 
-    A subclass sets `endpoints`, {signature: tf.function}, and says with what it is warmed up
-    and tried out, and what shapes it answers in. The model stays hidden behind functions: a
-    `tf.Module` that holds a Keras layer saves each weight as a second variable that only
-    Python connects with the first.
+    A subclass sets `endpoints`, {signature: tf.function}, and defines the inputs for warm-up and
+    checks and the shapes of its outputs. It must not hold the Keras model itself, only functions
+    of it: a `tf.Module` with a Keras layer saves each weight twice, and the second copy is linked
+    to the first in Python only.
 
     Args:
         weights: Keras variables or tf.Variables that the functions of the model read.
@@ -18,43 +25,48 @@ class ServedModule(tf.Module):
 
     def __init__(self, weights, name):
         super().__init__(name=name)
-        # The tensors of the Keras variables: these are what is saved.
+        # The tensors behind the Keras variables, which is what a SavedModel stores.
         self.weights = [w if isinstance(w, tf.Variable) else w.value for w in weights]
         self.endpoints = {}
 
     def warm_up_requests(self, texts):
-        """Pairs of signature and inputs for the sizes of request that are most common."""
+        """Pairs of a signature and its inputs, for the most common request sizes."""
         return [
             ("serving_default", self.default_inputs(texts[:1])),
             ("serving_default", self.default_inputs(texts)),
         ]
 
     def default_inputs(self, texts):
-        """The inputs of `serving_default` for (batch,) texts, an array of bytes."""
+        """The inputs of `serving_default` for texts, a (batch,) array of bytes."""
         raise NotImplementedError
 
     def row_shapes(self):
-        """{signature: {output: shape}}, stated by hand, for the checks of an export.
+        """The expected output shapes of one row, {signature: {output: shape}}, to check exports.
 
-        A shape is that of one row, without the batch axis; None is a size that depends on
-        the request.
+        Shapes have no batch axis; None is a size that depends on the request.
         """
         raise NotImplementedError
 
-    def try_out(self, ask, texts, hard_texts):
-        """Asks every signature, with `ask(signature, **arrays)`, which returns the answer."""
+    def exercise(self, ask, texts, hard_texts):
+        """Sends requests to every signature with `ask(signature, **arrays)`, which answers them.
+
+        Args:
+            ask: returns the outputs of a signature, {output: array}.
+            texts: (batch,) ordinary texts, bytes.
+            hard_texts: (batch,) texts that must not harm the batch they are in, bytes.
+        """
         raise NotImplementedError
 
 
 def signature(method, *specs):
-    """A tf.function whose inputs are named as the arguments of the method."""
-    names = method.__code__.co_varnames[1 : method.__code__.co_argcount]
+    """A tf.function of a bound method; its inputs carry the names of the method's arguments."""
+    names = inspect.signature(method).parameters
     named = [tf.TensorSpec(s.shape, s.dtype, name) for s, name in zip(specs, names, strict=True)]
     return tf.function(method, input_signature=named, autograph=False)
 
 
 def check_rows(first, *others):
-    """A request whose inputs have different numbers of rows is refused, not guessed at."""
+    """Fails if the inputs of a request have different numbers of rows."""
     for other in others:
         tf.debugging.assert_equal(
             tf.shape(first)[0], tf.shape(other)[0], "All inputs need the same number of rows."
@@ -62,12 +74,6 @@ def check_rows(first, *others):
 
 
 def at_least_one_column(values):
-    """(batch, length, ...) with a column of 0 if there is none: a model needs some position."""
+    """Pads (batch, length, ...) with a column of 0 if length is 0: models need some position."""
     missing = tf.maximum(0, 1 - tf.shape(values)[1])
     return tf.pad(values, [[0, 0], [0, missing]] + [[0, 0]] * (values.shape.rank - 2))
-
-
-TEXT = tf.TensorSpec([None], tf.string)
-NUMBER = tf.TensorSpec([None], tf.int32)  # one a row, e.g. a length
-REAL = tf.TensorSpec([None], tf.float32)
-IDS = tf.TensorSpec([None, None], tf.int32)

@@ -1,4 +1,4 @@
-"""What translators, classifiers and generators share: many texts answered, and the export."""
+"""What translators, classifiers and generators share: batches of texts, warnings, the export."""
 
 import warnings
 
@@ -9,18 +9,18 @@ import tensorflow as tf
 
 from keras_transformer.serving.publishing.export import EXAMPLES, export
 
-TEXTS_AT_A_TIME = 64
-NAMED = 5  # of the texts that were cut
+TEXTS_PER_BATCH = 64
+LISTED = 5  # indices of truncated texts in a warning
 
 
 class TextModel:
-    """A trained model and its tokenizer, ready for texts.
+    """A trained model with its tokenizer, ready for texts.
 
-    The weights are shared, not copied: after `model.fit` it answers with the new ones.
+    It shares the weights of the model: after `model.fit` it answers with the new ones.
 
     Attributes:
-        model: the Keras model, or the functions it was made of.
-        tokenizer: cuts the texts that are read.
+        model: the Keras model, or the functions it was built from.
+        tokenizer: splits the input texts into tokens.
         module: what `export` publishes; its `endpoints` are the signatures of the SavedModel.
     """
 
@@ -28,28 +28,28 @@ class TextModel:
         self.model, self.tokenizer, self.module = model, tokenizer, module
 
     def answer(self, texts, signature="serving_default", **others):
-        """What a signature of the SavedModel answers, for any number of texts of any length.
+        """The outputs of a signature of the SavedModel, for any number of texts.
 
-        Texts of similar length are answered together, a few at a time, with a progress bar if
-        there is a terminal.
+        Texts of similar length share a batch. On a terminal, a progress bar shows.
 
         Args:
             texts: a list of strings.
-            signature: one whose answers have the same shape for every text.
-            **others: further inputs of the signature, a value for each text.
+            signature: one whose outputs have the same shape for every text.
+            **others: further inputs of the signature, lists with one value per text.
 
         Returns:
-            A dictionary of arrays, one row a text, in the order of `texts`; strings are bytes.
+            A dictionary of arrays with one row per text, in the order of `texts`; strings are
+            bytes.
 
         Raises:
             ValueError: if `texts` is not a list of strings.
         """
-        check_texts(texts)
+        texts = list_of_strings(texts)
         endpoint = self.module.endpoints[signature]
         inputs = {endpoint.input_signature[0].name: texts, **others}
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         parts = []
-        for rows in chunks(order):
+        for rows in batches(order):
             outputs = endpoint(
                 **{
                     spec.name: tf.constant(
@@ -59,60 +59,97 @@ class TextModel:
                 }
             )
             parts.append({key: value.numpy() for key, value in outputs.items()})
-        back = np.argsort(np.array(order, int))
-        return {key: np.concatenate([part[key] for part in parts])[back] for key in parts[0]}
+        original_order = np.argsort(np.array(order, int))
+        return {
+            key: np.concatenate([part[key] for part in parts])[original_order] for key in parts[0]
+        }
+
+    def attention_scores(self, *token_ids):
+        """The attention weights of the model, as its functions return them.
+
+        Args:
+            *token_ids: the inputs of the model, (batch, length) each.
+
+        Raises:
+            ValueError: if the functions of the model return no attention weights.
+        """
+        if self.module.functions.attention_scores is None:
+            raise ValueError(
+                "The functions of the model must include attention_scores. Received: None."
+            )
+        return self.module.functions.attention_scores(*token_ids)
 
     def export(self, directory, name, examples=EXAMPLES):
         """Publishes the next version of a served model; see `serving.export`.
 
         Args:
             directory: folder of all served models.
-            name: of this model, as requests will call it.
-            examples: texts to answer, at least one, for warm-up and the checks.
+            name: of this model in requests.
+            examples: at least one text, for warm-up and checks.
 
         Returns:
             The path of the new version.
 
         Raises:
-            ValueError: if an argument is not as described.
+            ValueError: if `directory`, `name` or `examples` is invalid.
             RuntimeError: if a check fails; then nothing is published.
         """
         return export(self.module, directory, name, examples)
 
 
-def chunks(order):
-    """Lists of a few rows each, at least one list; a progress bar shows on a terminal."""
-    starts = range(0, max(len(order), 1), TEXTS_AT_A_TIME)
+def batches(order):
+    """Splits row indices into batches, at least one; on a terminal, a progress bar shows."""
+    starts = range(0, max(len(order), 1), TEXTS_PER_BATCH)
     console = rich.console.Console(stderr=True)
     hidden = len(starts) == 1 or not console.is_terminal
     for start in rich.progress.track(
         starts, "Reading", console=console, transient=True, disable=hidden
     ):
-        yield order[start : start + TEXTS_AT_A_TIME]
+        yield order[start : start + TEXTS_PER_BATCH]
 
 
-def check_texts(texts, name="texts"):
-    """Raises ValueError unless `texts` is a list of strings."""
-    if isinstance(texts, (str, bytes)) or not all(isinstance(text, str) for text in texts):
+def list_of_strings(texts, name="texts"):
+    """Any iterable of strings as a list; raises ValueError for anything else."""
+    is_iterable = np.iterable(texts) and not isinstance(texts, (str, bytes))
+    strings = list(texts) if is_iterable else [None]
+    if not all(isinstance(text, str) for text in strings):
         raise ValueError(
             f"{name} must be a list of strings; put a single text into a list. Received: "
             f"{name}={texts!r:.100}"
         )
+    return strings
 
 
-def warn_of_cut(is_cut, max_length, how="were cut at the end"):
+def check_string(text, name):
+    """Raises ValueError unless `text` is one string."""
+    if not isinstance(text, str):
+        raise ValueError(f"{name} must be a string. Received: {name}={text!r:.100}")
+
+
+def check_vocabulary(embedding, tokenizer):
+    """Raises ValueError if an embedding has fewer ids than the tokenizer that feeds it."""
+    size = embedding.vocabulary_size
+    if size < tokenizer.vocabulary_size:
+        raise ValueError(
+            "The model must embed every id of the tokenizer. Received: a model of "
+            f"{size} ids, a tokenizer of {tokenizer.vocabulary_size}."
+        )
+
+
+def warn_truncated(is_truncated, max_length, how="truncated", stacklevel=3):
     """Warns if texts were too long to be read whole.
 
     Args:
-        is_cut: a boolean for each text.
+        is_truncated: (texts,) booleans.
         max_length: in tokens.
-        how: they were cut, in words.
+        how: what happened to them, a participle.
+        stacklevel: of `warnings.warn`; 3 is the caller of the caller.
     """
-    places = [str(place) for place in np.flatnonzero(is_cut)]
-    if places:
-        named = ", ".join(places[:NAMED]) + (", ..." if len(places) > NAMED else "")
+    rows = [str(row) for row in np.flatnonzero(is_truncated)]
+    if rows:
+        listed = ", ".join(rows[:LISTED]) + (", ..." if len(rows) > LISTED else "")
         warnings.warn(
-            f"{len(places):,} of {len(is_cut):,} texts are longer than {max_length} tokens and "
-            f"{how}: texts {named}.",
-            stacklevel=3,
+            f"{len(rows):,} of {len(is_truncated):,} texts are longer than {max_length} tokens "
+            f"and were {how}: texts {listed}.",
+            stacklevel=stacklevel,
         )

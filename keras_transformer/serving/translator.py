@@ -6,12 +6,20 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.decoding import NO_HYPOTHESIS_SCORE
+from keras_transformer.decoding.search import check_at_least
 from keras_transformer.figures.attention import Attention, names_of
 from keras_transformer.models import encoder_decoder
 from keras_transformer.models.functions import TranslatorFunctions
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SearchSettings
-from keras_transformer.serving.text_model import TextModel, check_texts, chunks, warn_of_cut
+from keras_transformer.serving.text_model import (
+    TextModel,
+    batches,
+    check_string,
+    check_vocabulary,
+    list_of_strings,
+    warn_truncated,
+)
 from keras_transformer.serving.translator_module import TranslatorModule
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
@@ -21,8 +29,9 @@ class Hypothesis(NamedTuple):
 
     Attributes:
         text: the translation.
-        score: its log-probability in nats over ((5 + num_tokens) / 6) ** length_penalty.
-        num_tokens: its length with the end.
+        score: its log-probability in nats, divided by the length penalty
+            ((5 + num_tokens) / 6) ** length_penalty.
+        num_tokens: its length in tokens, end token included.
     """
 
     text: str
@@ -35,87 +44,99 @@ class Translator(TextModel):
 
     Args:
         model: of `kt.translation`, as built or reloaded; or `TranslatorFunctions`.
-        tokenizer: cuts what is translated.
-        target_tokenizer: joins translations; None if it is the same.
-        settings: of the search; `SearchSettings()` if None.
+        tokenizer: splits sources into tokens.
+        target_tokenizer: joins translations; defaults to `tokenizer`.
+        settings: of the search; defaults to `SearchSettings()`.
 
     Raises:
-        ValueError: if the model is of another kind, or has fewer ids than the tokenizer.
+        ValueError: if the model is of another kind, or has fewer ids than a tokenizer.
 
     Examples:
         >>> import keras_transformer as kt
         >>> tokenizer = kt.tokenizers.train_sentencepiece(["a dog runs", "ein Hund läuft"], 280)
         >>> model = kt.translation(tokenizer.vocabulary_size, size="tiny", num_layers=1)
-        >>> translator = Translator(model, tokenizer, settings=SearchSettings(2, 2))
+        >>> translator = Translator(model, tokenizer, settings=SearchSettings(num_beams=2))
         >>> len(translator(["a dog", "runs"]))
         2
     """
 
     def __init__(self, model, tokenizer, target_tokenizer=None, settings=None):
-        is_functions = isinstance(model, TranslatorFunctions)
-        functions = model if is_functions else encoder_decoder.functions(model)
+        if isinstance(model, TranslatorFunctions):
+            functions = model
+        else:
+            functions = encoder_decoder.functions(model)
+            check_vocabulary(encoder_decoder.embedding(model, "source"), tokenizer)
         super().__init__(
             model, tokenizer, TranslatorModule(functions, tokenizer, target_tokenizer, settings)
         )
 
     @classmethod
     def load(cls, run, num_beams=None, length_penalty=None, dtype=None):
-        """Loads the model of a finished run of `python -m train.translation`.
+        """Loads a finished run of `python -m train.translation`.
 
         Args:
-            run: path of its folder.
-            num_beams: beams of the search; None takes those of the run.
-            length_penalty: exponent of the length penalty; None takes that of the run.
+            run: path of the run folder.
+            num_beams: beams of the search; defaults to those of the run.
+            length_penalty: exponent of the length penalty; defaults to that of the run.
             dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
 
         Returns:
             A `Translator`.
 
         Raises:
-            ValueError: if the folder holds no finished run of this kind, a file is damaged, or an
-                argument is outside its limits.
+            ValueError: if the folder does not hold a finished run of this kind, a file is
+                damaged, or an argument is out of range.
         """
         folder = RunFolder(run)
-        kept, model = folder.settings(), folder.model(dtype)
-        encoder_decoder.functions(model)  # says so if it is a run of another kind
-        num_beams = kept["num_beams"] if num_beams is None else num_beams
+        config, model = folder.settings(), folder.model(dtype)
+        encoder_decoder.functions(model)  # raises for a run of another kind
+        num_beams = config["num_beams"] if num_beams is None else num_beams
         settings = SearchSettings(
             num_beams=num_beams,
             num_best=num_beams,
-            length_penalty=kept["length_penalty"] if length_penalty is None else length_penalty,
-            max_source_length=kept["max_length"],
-            max_target_length=kept["max_length"],
+            length_penalty=config["length_penalty"] if length_penalty is None else length_penalty,
+            max_source_length=config["max_length"],
+            max_target_length=config["max_length"],
         )
         return cls(model, folder.tokenizer(), settings=settings)
 
     def __call__(self, texts):
-        """Translates texts; an empty text gives an empty translation.
+        """Translates texts; the translation of an empty text is empty.
 
-        Warns of texts longer than `settings.max_source_length`, which lose their end.
+        Warns if texts are longer than `settings.max_source_length` and lose their end.
 
         Args:
             texts: a list of strings.
 
         Returns:
             A list with the best translation of each text.
+
+        Raises:
+            ValueError: if `texts` is not a list of strings.
         """
         answer = self.answer(texts)
-        warn_of_cut(answer["truncated"], self.module.settings.max_source_length)
+        warn_truncated(answer["truncated"], self.module.settings.max_source_length)
         return [text.decode() for text in answer["translation"]]
 
     def n_best(self, texts, prefixes=None, max_length=0):
-        """Finds the best few translations of each text, `settings.num_best` at most.
+        """Finds up to `settings.num_best` translations of each text.
 
         Args:
             texts: a list of strings.
-            prefixes: a list of strings with which the translations begin; None for none.
-            max_length: longest translation in tokens with its end; 0 for the model's own limit.
+            prefixes: a list with the beginning of each translation; None leaves them free.
+            max_length: limit of a translation in tokens, end token included; 0 for the model's
+                own limit.
 
         Returns:
-            A list with one list of `Hypothesis` a text, best first.
+            A list with one list of `Hypothesis` per text, best first.
+
+        Raises:
+            ValueError: if `texts` or `prefixes` is not a list of strings, their lengths differ,
+                or `max_length` is negative.
         """
-        prefixes = [""] * len(texts) if prefixes is None else prefixes
-        check_texts(prefixes, "prefixes")
+        texts = list_of_strings(texts)
+        prefixes = [""] * len(texts) if prefixes is None else list_of_strings(prefixes, "prefixes")
+        check_at_least("max_length", max_length, 0)
         if len(prefixes) != len(texts):
             raise ValueError(
                 "prefixes must hold a string for each text. Received: "
@@ -127,7 +148,7 @@ class Translator(TextModel):
             target_prefix=prefixes,
             max_length=[max_length] * len(texts),
         )
-        warn_of_cut(answer["truncated"], self.module.settings.max_source_length)
+        warn_truncated(answer["truncated"], self.module.settings.max_source_length)
         rows = zip(answer["translation"], answer["score"], answer["length"], strict=True)
         return [
             [
@@ -139,17 +160,21 @@ class Translator(TextModel):
         ]
 
     def score(self, sources, targets):
-        """How likely given translations are; texts of any length are read whole.
+        """The log-probability of given translations. Texts are never truncated.
 
         Args:
             sources: a list of strings.
-            targets: a list with a translation of each.
+            targets: a list with a translation of each source.
 
         Returns:
-            Log-probabilities of the translations and their ends, in nats, float32 (texts,).
+            Log-probabilities of the translations with their end tokens, in nats, float32
+            (texts,).
+
+        Raises:
+            ValueError: if an argument is not a list of strings, or their lengths differ.
         """
-        check_texts(sources, "sources")
-        check_texts(targets, "targets")
+        sources = list_of_strings(sources, "sources")
+        targets = list_of_strings(targets, "targets")
         if len(sources) != len(targets):
             raise ValueError(
                 "There must be a target for each source. Received: "
@@ -157,36 +182,42 @@ class Translator(TextModel):
             )
         order = sorted(range(len(sources)), key=lambda row: len(sources[row]) + len(targets[row]))
         scores = np.zeros(len(sources), "float32")
-        for rows in chunks(order):
-            some = [
+        for rows in batches(order):
+            pairs = [
                 tf.constant([side[row] for row in rows], tf.string) for side in (sources, targets)
             ]
-            scores[rows] = self._log_probs(*some).numpy() if rows else []
+            scores[rows] = self._log_probs(*pairs).numpy() if rows else []
         return scores
 
     def attention(self, source, target=None):
-        """Where each token looks in a sentence and its translation.
+        """The attention between the tokens of a text and its translation.
 
         Args:
             source: a string.
-            target: its translation; None for the model's own.
+            target: its translation; defaults to the model's own.
 
         Returns:
             `figures.Attention` of the kinds "encoder", "decoder" and "cross".
+
+        Raises:
+            ValueError: if an argument is not a string, or the functions of the model return no
+                attention weights.
         """
+        check_string(source, "source")
         target = self([source])[0] if target is None else target
-        reads, writes = self.tokenizer, self.module.target_tokenizer
-        source_ids = [*reads.tokenize([source]).to_list()[0], END_ID]
-        ids = writes.tokenize([target]).to_list()[0]
-        scores = self.module.functions.attention_scores(
-            np.array([source_ids]), np.array([[START_ID, *ids]])
-        )
-        sources, targets = names_of(reads, source_ids), names_of(writes, [START_ID, *ids])
-        # Rows are named by the token that is being chosen there, not by the one before it.
-        chosen = names_of(writes, [*ids, END_ID])
+        check_string(target, "target")
+        target_tokenizer = self.module.target_tokenizer
+        source_ids = [*self.tokenizer.tokenize([source]).to_list()[0], END_ID]
+        ids = target_tokenizer.tokenize([target]).to_list()[0]
+        target_ids = [START_ID, *ids]
+        scores = self.attention_scores(np.array([source_ids]), np.array([target_ids]))
+        sources = names_of(self.tokenizer, source_ids)
+        targets = names_of(target_tokenizer, target_ids)
+        # Each row is labelled with the token it predicts, not with the one it reads.
+        predicted = names_of(target_tokenizer, [*ids, END_ID])
         return Attention.of_first_example(
             scores,
-            row_tokens={"encoder": sources, "decoder": chosen, "cross": chosen},
+            row_tokens={"encoder": sources, "decoder": predicted, "cross": predicted},
             column_tokens={"encoder": sources, "decoder": targets, "cross": sources},
             title=source,
         )

@@ -273,9 +273,9 @@ def test_half_precision_logits_are_summed_in_float32(prefix_table):
         ({"length_penalty": -0.5}, "length_penalty must be.*Received: length_penalty=-0.5"),
         ({"length_penalty": float("nan")}, "length_penalty must be.*nan"),
         ({"end_id": 0}, "end_id must be an integer of at least 1.*Received: 0"),
-        ({"limits": [1.5, 2.5]}, r"limits must be integers of the shape \(batch,\).*float32"),
-        ({"limits": 5}, r"limits must be integers of the shape \(batch,\).*shape \(\)"),
-        ({"prefix": [4, 4]}, r"prefix must be integers of the shape \(batch, prefix\)"),
+        ({"limits": [1.5, 2.5]}, r"limits must be integers of shape \(batch,\).*float32"),
+        ({"limits": 5}, r"limits must be integers of shape \(batch,\).*shape \(\)"),
+        ({"prefix": [4, 4]}, r"prefix must be integers of shape \(batch, prefix\)"),
         ({"end_id": 8}, "must be below the vocabulary size 5.*Received.*end_id=8"),
         ({"forbidden_ids": (0, -1)}, "each of forbidden_ids must be.*Received: -1"),
     ],
@@ -288,5 +288,5 @@ def test_bad_arguments_are_told(prefix_table, options, message):
 
 
 def test_logits_of_the_wrong_shape_are_told():
-    with pytest.raises(ValueError, match=r"logits of the shape \(batch, 3, vocabulary\).*\(2, 5\)"):
+    with pytest.raises(ValueError, match=r"logits of shape \(batch, 3, vocabulary\).*\(2, 5\)"):
         beam_search(lambda *_: (tf.zeros((2, 5)), ()), (), num_beams=3, limits=[3, 3], **IDS)

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from keras_transformer.serving import export
-from keras_transformer.serving.publishing.workshop import workshop
+from keras_transformer.serving.publishing.draft_folder import draft_folder
 from keras_transformer.serving.signatures import TEXT, ServedModule, signature
 
 
@@ -24,7 +24,7 @@ class Echo(ServedModule):
     def row_shapes(self):
         return {"serving_default": {"echo": ()}}
 
-    def try_out(self, ask, texts, hard_texts):
+    def exercise(self, ask, texts, hard_texts):
         self.wait()
         ask("serving_default", text=texts)
 
@@ -50,5 +50,5 @@ def work_for_ever(directory, name, has_begun):
     """Drafts that take no time, so that a kill meets the making and removing of their folders."""
     has_begun.set()
     while True:
-        with workshop(directory, name) as folder, open(f"{folder}/draft", "w") as file:
+        with draft_folder(directory, name) as folder, open(f"{folder}/draft", "w") as file:
             file.write("half")

@@ -82,7 +82,7 @@ def test_versions_count_up_and_are_never_replaced(tmp_path):
     target = tmp_path / "demo"
 
     def draft(content):
-        folder = tmp_path / "workshop" / "demo" / "1"
+        folder = tmp_path / "draft" / "demo" / "1"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "saved_model.pb").write_text(content)
         return folder

@@ -1,5 +1,6 @@
 """What a library user does in a few lines: texts in, texts out, nothing of `train/`."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -7,11 +8,12 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer.serving import Classifier, Generator, SearchSettings, Translator
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.serving.text_model import TEXTS_AT_A_TIME
+from keras_transformer.serving.text_model import TEXTS_PER_BATCH
 
 from .conftest import SETTINGS, SMALL
 
@@ -39,7 +41,7 @@ def write():
 
 def test_many_texts_are_translated_as_each_is_alone_in_their_order(translate):
     words = "A dog runs in the park It is ten".split()
-    texts = [" ".join(words[: 1 + n % 3]) + f" {n}" for n in range(TEXTS_AT_A_TIME + 5)]
+    texts = [" ".join(words[: 1 + n % 3]) + f" {n}" for n in range(TEXTS_PER_BATCH + 5)]
     some = translate(texts)
     assert [translate([texts[row]])[0] for row in (0, 3, 68)] == [some[row] for row in (0, 3, 68)]
     assert translate([]) == [] and translate([""]) == [""]
@@ -113,11 +115,7 @@ def test_probabilities_belong_to_the_labels(classify):
 def test_bert_classifies_with_its_special_tokens():
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s"]
     tokenizer = kt.tokenizers.WordPieceTokenizer(pieces)
-    backbone = (
-        kt.bert(len(pieces), max_sequence_length=6, segments=2, **SMALL)
-        if False
-        else kt.bert(len(pieces), size="tiny", max_sequence_length=6, **SMALL)
-    )
+    backbone = kt.bert(len(pieces), size="tiny", max_sequence_length=6, **SMALL)
     model = kt.bert_classifier(backbone, num_labels=2)
     classify = Classifier(model, tokenizer, ["bad", "good"], max_length=6)
     inputs = {"token_ids": np.array([[2, 5, 6, 7, 3]]), "segment_ids": np.zeros((1, 5), "int32")}
@@ -140,6 +138,59 @@ def test_a_stream_is_the_continuation_piece_by_piece(write):
     two = write(["dog", "dog"], temperature=5.0, seed=3)
     assert two[0] != two[1], "every prompt has a seed of its own"
     assert two == [write(["dog"], temperature=5.0, seed=seed)[0] for seed in (3, 4)]
+
+
+def test_a_stream_keeps_the_spaces_between_words():
+    tokenizer = kt.tokenizers.train_sentencepiece(["a dog runs", "ten dogs"], 280)
+    size, (ids,) = tokenizer.vocabulary_size, tokenizer.tokenize(["a dog runs"]).to_list()
+    assert len(set(ids)) == len(ids)
+    following = np.zeros(size, "int32")
+    following[ids[:-1]] = ids[1:]
+    functions = kt.serving.GeneratorFunctions(
+        weights=[],
+        start_cache=lambda batch_size, num_beams: (),
+        step=lambda token_ids, parents, position, cache: (
+            99.0 * tf.one_hot(tf.gather(following, token_ids), size),
+            cache,
+        ),
+        logits=lambda token_ids: tf.one_hot(token_ids, size),
+    )
+    settings = kt.serving.SamplingSettings(context=17, max_tokens=5, empty_prompt="a")
+    write = Generator(functions, tokenizer, settings)
+    prompt = tokenizer.detokenize([ids[:1]]).numpy()[0].decode()
+    (text,) = write([prompt], max_tokens=len(ids) - 1)
+    assert "".join(write.stream(prompt, len(ids) - 1)) == text and text.endswith("dog runs")
+
+
+def test_an_empty_prompt_is_replaced_where_the_tokenizer_leaves_nothing_of_it():
+    tokenizer = kt.tokenizers.train_sentencepiece(["a dog runs", "ten dogs"], 280)
+    model = kt.language_model(tokenizer.vocabulary_size, **SMALL)
+    settings = kt.serving.SamplingSettings(context=40, max_tokens=15, empty_prompt="ten dogs")
+    write = Generator(model, tokenizer, settings)
+    both = write(["", "a", "  "], temperature=0.01)
+    assert [both[0], both[2]] == write(["ten dogs"] * 2, temperature=0.01)
+    assert write(["  "], seed=3) == write(["ten dogs"], seed=3)
+    with pytest.raises(ValueError, match=r"empty_prompt must have .*Received: empty_prompt='\\n'"):
+        Generator(model, tokenizer)
+
+
+def test_limits_of_a_model_with_learned_positions_are_checked():
+    tokenizer = kt.tokenizers.SymbolTokenizer("abc")
+    writer = kt.language_model(tokenizer.vocabulary_size, max_sequence_length=16, **SMALL)
+    with pytest.raises(ValueError, match=r"at most the 16 positions .*Received: context=256"):
+        Generator(writer, tokenizer)
+    settings = kt.serving.SamplingSettings(context=16, max_tokens=8)
+    assert len(Generator(writer, tokenizer, settings)(["a"], max_tokens=15)[0]) == 15
+    pieces = kt.tokenizers.WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
+    backbone = kt.bert(6, size="tiny", max_sequence_length=6, **SMALL)
+    with pytest.raises(ValueError, match=r"at most its 6 positions. Received: max_length=512"):
+        Classifier(kt.bert_classifier(backbone, 2), pieces, ["bad", "good"])
+
+
+def test_texts_may_be_any_iterable_of_strings(translate, classify):
+    texts = np.array(SENTENCES)
+    assert translate(texts) == translate(SENTENCES) == translate(text for text in SENTENCES)
+    assert classify(("a", "dog")) == classify(["a", "dog"])
 
 
 def test_scores_of_texts_are_those_of_the_model(write):
@@ -201,7 +252,54 @@ MISTAKES = {
         lambda t, c, w: Classifier(w.model, w.tokenizer, "ab"),
         r"without a layer",
     ),
+    "a path": (lambda t, c, w: Generator("runs/mine", w.tokenizer), r"'runs/mine' without a layer"),
+    "a bare backbone": (
+        lambda t, c, w: Classifier(kt.bert(7, size="tiny", **SMALL), c.tokenizer, ["a"]),
+        r"from bert_classifier\(\).*without a layer head",
+    ),
+    "nothing": (lambda t, c, w: c(None), r"list of strings.* Received: texts=None"),
+    "a number for a prompt": (lambda t, c, w: w.stream(5, 3), r"prompt must be a string.*prompt=5"),
+    "a list to attend to": (lambda t, c, w: t.attention(["a"]), r"source must be a string"),
+    "no token to attend to": (lambda t, c, w: w.attention(""), r"at least one token.*text=''"),
+    "a negative limit": (
+        lambda t, c, w: t.n_best(["a"], max_length=-1),
+        r"max_length .* at least 0",
+    ),
+    "half a seed": (lambda t, c, w: w(["a"], seed=0.5), r"seed must be an integer.*seed=0.5"),
+    "a seed of 64 bits": (lambda t, c, w: w(["a"], seed=2**31), r"seed must be an integer"),
+    "half a token": (lambda t, c, w: w(["a"], max_tokens=2.5), r"max_tokens must be an integer"),
+    "numbers for labels": (
+        lambda t, c, w: Classifier(c.model, c.tokenizer, [0, 1, 2]),
+        r"labels must be a list of strings.*\[0, 1, 2\]",
+    ),
+    "a larger source tokenizer": (
+        lambda t, c, w: Translator(t.model, Larger(), t.tokenizer),
+        r"embed every id of the tokenizer. Received: a model of 307 ids, a tokenizer of 999",
+    ),
+    "a larger classifier tokenizer": (
+        lambda t, c, w: Classifier(c.model, Larger(), ["a", "b", "c"]),
+        r"embed every id of the tokenizer",
+    ),
+    "a larger generator tokenizer": (
+        lambda t, c, w: Generator(w.model, Larger()),
+        r"score every id of the tokenizer",
+    ),
+    "no attention to show": (
+        lambda t, c, w: Generator(
+            dataclasses.replace(w.module.functions, attention_scores=None), w.tokenizer
+        ).attention("a"),
+        r"must include attention_scores",
+    ),
+    "a Translator to export": (
+        lambda t, c, w: kt.serving.export(t, "saved_models", "mine"),
+        r"module must be a ServedModule",
+    ),
+    "no penalty": (lambda t, c, w: SearchSettings(length_penalty=-1), r"length_penalty=-1"),
 }
+
+
+class Larger:
+    vocabulary_size = 999
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -214,7 +312,7 @@ def test_a_mistake_is_told_before_any_work(mistake, translate, classify, write):
 def test_what_is_cut_is_told(translate, write):
     with pytest.warns(UserWarning, match=r"1 of 2 texts are longer than 13 tokens .* texts 1\."):
         translate(["A dog", "A dog runs in the park. " * 5])
-    with pytest.warns(UserWarning, match="lost their beginning"):
+    with pytest.warns(UserWarning, match="truncated at the beginning"):
         write(["a text of many letters"])
 
 

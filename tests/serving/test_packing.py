@@ -38,5 +38,5 @@ def test_a_column_holds_one_position_and_nothing_of_the_others():
 
 def test_a_tensor_without_one_free_axis_is_refused():
     for shape in [(None, 3), (None, None, 3, None)]:
-        with pytest.raises(ValueError, match=r"exactly one more axis .* of shape"):
+        with pytest.raises(ValueError, match=r"exactly one axis of variable .* of shape"):
             Packing([tf.TensorSpec(shape)])

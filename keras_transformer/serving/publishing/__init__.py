@@ -1,1 +1,1 @@
-"""How a served module is written, checked by another process, and published whole."""
+"""Writes a module as a SavedModel, checks it in another process, and publishes it atomically."""

@@ -1,9 +1,9 @@
-"""Asks a SavedModel as TensorFlow Serving does: no Keras, no Python of TensorFlow.
+"""Queries a SavedModel the way TensorFlow Serving does: without Keras or TensorFlow's Python.
 
-A process of its own loads the SavedModel through the C API of the installed TensorFlow (the
-loader, session and kernels that tensorflow_model_server is made of) with the standard library
-alone, and with XLA switched off as it is there. A model that only works because Python code is
-importable fails here, and fails with TensorFlow's own message.
+A fresh process loads the SavedModel through the C API of the installed TensorFlow, with the same
+loader, session and kernels as tensorflow_model_server, and with XLA disabled like there. The
+process imports nothing but the standard library, so a model that depends on Python code fails
+here, with TensorFlow's own message.
 
     python keras_transformer/serving/publishing/c_api.py saved_models/demo/1 \\
         --text "It is ten past six."
@@ -13,11 +13,11 @@ importable fails here, and fails with TensorFlow's own message.
 A request and its answer are one line of JSON each, in the column form of TensorFlow Serving's
 REST API: {"signature_name": "serving_default", "inputs": {"text": ["A dog.", {"b64": "/w=="}]}}
 gives {"outputs": {"translation": [...], ...}} or {"error": "..."}. With "shapes": true in the
-request the answer has the shape of each output too, which an empty list does not tell.
+request, the answer also has the shape of each output, which an empty list does not show.
 
-The process is started as `python -S -I` with an empty environment, so that no installed package
-can be imported; with `--packages FOLDER` it loads the libraries of another TensorFlow, such as
-the older one of a server (`.ci/older_tensorflow` installs one).
+The process runs `python -S -I` with an empty environment, so that it cannot import any installed
+package. With `--packages FOLDER` it loads the libraries of another TensorFlow, such as the older
+one of a server (`.ci/older_tensorflow` installs one).
 """
 
 import argparse
@@ -29,19 +29,22 @@ import os
 import subprocess
 import sys
 
-ERROR = "TensorFlow: "  # what c_session.py writes after this is no warning
+ERROR = "TensorFlow: "  # marks the error of c_session.py among the warnings on stderr
 
 
 def to_json(value):
-    """How JSON carries what it cannot write: bytes as TensorFlow Serving takes them."""
+    """Bytes in the JSON form of TensorFlow Serving."""
     return {"b64": base64.b64encode(value).decode()}
 
 
 def find_libraries(packages=None):
-    """The folder of a TensorFlow, and the libraries of the operations of its tensorflow-text.
+    """Finds TensorFlow and the operation libraries of tensorflow-text.
 
     Args:
-        packages: folder that holds both packages; None for those of this Python.
+        packages: folder of both packages; defaults to the installed ones.
+
+    Returns:
+        The pair of the folder of TensorFlow and a list of paths of libraries.
 
     Raises:
         FileNotFoundError: if there is no TensorFlow in `packages`.
@@ -53,25 +56,28 @@ def find_libraries(packages=None):
         text_folder = os.path.abspath(os.path.join(packages, "tensorflow_text"))
     if not os.path.isdir(tensorflow_folder or ""):
         raise FileNotFoundError(
-            "packages must be a folder with the packages tensorflow and tensorflow_text, as "
-            f"`pip install --target` makes it. Received: packages={packages!r}."
+            "packages must be a folder with the packages tensorflow and tensorflow_text, made "
+            f"e.g. by `pip install --target`. Received: packages={packages!r}."
         )
     operations = os.path.join(text_folder or "", "python", "ops", "_*.so")
     return tensorflow_folder, sorted(glob.glob(operations)) if text_folder else []
 
 
 def bare_command(path, *arguments, packages=None):
-    """Command and environment of a Python process that can import nothing that is installed.
+    """The command and environment of a Python process that cannot import installed packages.
 
     Args:
         path: folder of the SavedModel.
-        arguments: further ones for c_session.py.
-        packages: as of `find_libraries`.
+        *arguments: further arguments of c_session.py.
+        packages: as for `find_libraries`.
+
+    Returns:
+        The pair of a list of strings and a dictionary.
     """
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "c_session.py")
     libraries = ["--libraries", json.dumps(find_libraries(packages))]
     command = [sys.executable, "-S", "-I", script, os.fspath(path), *arguments, *libraries]
-    # No GPU: the asking process usually holds all of its memory.
+    # No GPU: the calling process usually occupies all of its memory.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "LANG": "C.UTF-8", "CUDA_VISIBLE_DEVICES": "-1"}
     return command, environment
 
@@ -82,14 +88,14 @@ def ask(path, requests, timeout=600, packages=None):
     Args:
         path: folder of the SavedModel.
         requests: a list of requests; strings may be bytes.
-        timeout: seconds the process may take for all of them.
-        packages: folder of another TensorFlow to load it in, as of `find_libraries`.
+        timeout: for all requests together, in seconds.
+        packages: folder of another TensorFlow, as for `find_libraries`.
 
     Returns:
         The answers, in the order of the requests: {"outputs": ...} or {"error": message}.
 
     Raises:
-        RuntimeError: if the model cannot be loaded, the process dies, or time is up.
+        RuntimeError: if the model cannot be loaded, the process dies, or the time is up.
         FileNotFoundError: if there is no TensorFlow in `packages`.
     """
     command, environment = bare_command(path, packages=packages)
@@ -114,15 +120,17 @@ def _installed(package):
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
-        epilog="Otherwise answers the requests of standard input, a line of JSON each.",
+        epilog="With neither --text nor --signatures, reads requests from standard input, one "
+        "line of JSON each.",
     )
     parser.add_argument("model", help="folder of the SavedModel, NAME/VERSION")
     parser.add_argument(
-        "--text", action="append", default=[], help="text for serving_default; repeatable"
+        "--text", action="append", default=[], help="text for serving_default; may be repeated"
     )
-    parser.add_argument("--signatures", action="store_true", help="print inputs and outputs")
+    parser.add_argument("--signatures", action="store_true", help="print all signatures")
     parser.add_argument(
-        "--packages", help="folder of another tensorflow and tensorflow_text to load"
+        "--packages",
+        help="folder of another tensorflow and tensorflow_text",
     )
     options = parser.parse_args()
     arguments = [f"--text={text}" for text in options.text]

@@ -1,7 +1,7 @@
-"""A session of TensorFlow's C API that answers requests, with the standard library alone.
+"""Answers requests to a SavedModel through TensorFlow's C API, with the standard library alone.
 
-Started by `c_api.py`, which says what requests and answers are, as a process that can import
-nothing that is installed.
+`c_api.py` runs this file in a process that cannot import installed packages, and documents the
+requests and answers.
 """
 
 import argparse
@@ -56,18 +56,18 @@ C_FUNCTIONS = {
 }
 
 
-class ServedModel:
-    """A loaded SavedModel that answers one request after another.
+class Session:
+    """A loaded SavedModel that answers requests.
 
     Args:
         path: folder of the SavedModel.
-        tensorflow_folder: the one with libtensorflow_cc.so.2.
-        op_libraries: paths of libraries with further operations, those of tensorflow-text.
-            One that cannot be loaded matters only to a model that needs its operations.
+        tensorflow_folder: the folder of libtensorflow_cc.so.2.
+        op_libraries: paths of libraries with further operations, those of tensorflow-text. A
+            library that cannot be loaded only matters if the model needs its operations.
 
     Raises:
-        RuntimeError: if TensorFlow cannot load the model; its own message, and those about
-            the libraries that it could not load.
+        RuntimeError: if TensorFlow cannot load the model; its own message, with those about
+            libraries that it could not load.
     """
 
     def __init__(self, path, tensorflow_folder, op_libraries=()):
@@ -81,7 +81,7 @@ class ServedModel:
         for library in op_libraries:
             self.lib.TF_LoadLibrary(library.encode(), self.status)
             faults += self._fault() and f"\n{self._fault()}"
-        # tensorflow::DisableXlaCompilation(), which tensorflow_model_server calls at its start.
+        # tensorflow::DisableXlaCompilation(), like tensorflow_model_server at startup.
         self.lib["_ZN10tensorflow21DisableXlaCompilationEv"]()
         self.graph, meta_graph = self.lib.TF_NewGraph(), Buffer()
         options, tags = self.lib.TF_NewSessionOptions(), (CHARS * 1)(b"serve")
@@ -93,11 +93,11 @@ class ServedModel:
         self.signatures = read_signatures(C.string_at(meta_graph.data, meta_graph.length))
 
     def answer(self, request):
-        """One request to its answer, as the docstring of c_api.py has them.
+        """Answers one request; see c_api.py for both formats.
 
         Raises:
-            ValueError: if the request does not fit the signature.
-            RuntimeError: if TensorFlow cannot answer; its own message.
+            ValueError: if the request does not match the signature.
+            RuntimeError: if TensorFlow fails; its own message.
         """
         if not isinstance(request, dict):
             raise ValueError(f"A request is a JSON object. Received: {shorten(request)}.")
@@ -130,7 +130,7 @@ class ServedModel:
                 self.lib.TF_DeleteTensor(tensor)
 
     def _run(self, feeds, fetches):
-        """Tensors by their names in the graph to the tensors that are fetched, new ones."""
+        """Feeds tensors, {name in the graph: tensor}, and returns the fetched tensors."""
         inputs = (Endpoint * len(feeds))(*map(self._endpoint, feeds))
         outputs = (Endpoint * len(fetches))(*map(self._endpoint, fetches))
         values, results = (POINTER * len(feeds))(*feeds.values()), (POINTER * len(fetches))()
@@ -143,7 +143,7 @@ class ServedModel:
         return list(results)
 
     def _fault(self):
-        """TensorFlow's message about the newest call, "" if it went well."""
+        """TensorFlow's error message of the last call; "" if it succeeded."""
         return self.lib.TF_Message(self.status).decode("utf-8", "replace")
 
     def _endpoint(self, tensor_name):
@@ -160,7 +160,7 @@ class ServedModel:
             ) from None
 
     def _write(self, nested, info):
-        """Nested lists to a new tensor of the signature's dtype and rank."""
+        """Makes a tensor of the signature's dtype and rank from nested lists."""
         shape = shape_of(nested, info["shape"])
         values = flatten(nested, len(shape))
         sizes = (C.c_int64 * len(shape))(*shape)
@@ -178,7 +178,7 @@ class ServedModel:
         return tensor
 
     def _read(self, tensor):
-        """A tensor to nested lists; strings must be UTF-8, since JSON cannot hold others."""
+        """Makes nested lists from a tensor; strings must be UTF-8, as JSON requires."""
         shape = self._shape(tensor)
         count, dtype = math.prod(shape), self.lib.TF_TensorType(tensor)
         if dtype == STRING:
@@ -209,7 +209,7 @@ class ServedModel:
 
 
 def read_signatures(meta_graph):
-    """The signatures in a serialised MetaGraphDef.
+    """Reads the signatures of a serialised MetaGraphDef.
 
     Returns:
         {signature: {"inputs": {key: {"name", "dtype", "shape"}}, "outputs": the same}}.
@@ -231,13 +231,13 @@ def read_signatures(meta_graph):
 def read_tensor_info(message):
     info = dict(fields(message))
     dims = [dict(fields(value)) for number, value in fields(info.get(3, b"")) if number == 2]
-    # An unknown size is written as -1, a 64-bit number; a size of 0 is not written at all.
+    # Protobuf writes an unknown size as -1 in 64 bits, and omits a size of 0.
     shape = [-1 if dim.get(1, 0) >> 63 else dim.get(1, 0) for dim in dims]
     return {"name": info.get(1, b"").decode(), "dtype": info.get(2, 0), "shape": shape}
 
 
 def fields(message):
-    """Yields the pairs of field number and value of one protobuf message, nested ones as bytes."""
+    """Yields field number and value of each field of a protobuf message; messages as bytes."""
     position = 0
 
     def varint():
@@ -263,7 +263,7 @@ def fields(message):
 
 
 def shape_of(nested, signature_shape):
-    """The shape of nested lists; sizes that an empty list hides come from the signature."""
+    """The shape of nested lists; below an empty list, sizes come from the signature."""
     shape, level = [], nested
     for size in signature_shape:
         if level is not None and not isinstance(level, list):
@@ -272,7 +272,7 @@ def shape_of(nested, signature_shape):
         level = level[0] if level else None
     if len(shape) < len(signature_shape) or isinstance(level, list):
         raise ValueError(
-            f"expected lists in lists, {len(signature_shape)} deep. Received: {shorten(nested)}."
+            f"expected lists nested {len(signature_shape)} deep. Received: {shorten(nested)}."
         )
     return shape
 
@@ -280,7 +280,7 @@ def shape_of(nested, signature_shape):
 def flatten(nested, depth):
     for _ in range(depth - 1):
         if any(not isinstance(inner, list) or len(inner) != len(nested[0]) for inner in nested):
-            raise ValueError("the rows must be equally long.")
+            raise ValueError("all rows must have the same length.")
         nested = [value for inner in nested for value in inner]
     return nested
 
@@ -296,7 +296,7 @@ def to_bytes(value):
     if not isinstance(value, dict):
         return os.fsencode(value)
     if value.keys() != {"b64"}:
-        raise ValueError(f'Bytes are written as {{"b64": "..."}}. Received: {shorten(value)}.')
+        raise ValueError(f'Bytes must have the form {{"b64": "..."}}. Received: {shorten(value)}.')
     return base64.b64decode(value["b64"], validate=True)
 
 
@@ -313,26 +313,24 @@ def main():
     parser.add_argument("--libraries", type=json.loads, required=True)
     options = parser.parse_args()
     try:
-        model = ServedModel(options.model, *options.libraries)
+        session = Session(options.model, *options.libraries)
     except RuntimeError as error:
         sys.exit(f"TensorFlow: {error}")  # ERROR of c_api.py
     assert not {"tensorflow", "keras", "numpy"} & set(sys.modules)
     if options.signatures:
-        print(json.dumps(model.signatures, indent=1))
+        print(json.dumps(session.signatures, indent=1))
         return
     lines = sys.stdin
     if options.text:
-        known = model.signatures.get("serving_default", {"inputs": {}})["inputs"]
-        name = "prompt" if "prompt" in known else "text"
-        texts = [base64.b64encode(os.fsencode(text)) for text in options.text]  # bytes stay bytes
+        inputs = session.signatures.get("serving_default", {"inputs": {}})["inputs"]
+        name = "prompt" if "prompt" in inputs else "text"
+        texts = [base64.b64encode(os.fsencode(text)) for text in options.text]  # may not be UTF-8
         lines = [json.dumps({"inputs": {name: [{"b64": text.decode()} for text in texts]}})]
-    sys.stdout.reconfigure(
-        errors="backslashreplace"
-    )  # half a pair of surrogates, as JSON writes it
+    sys.stdout.reconfigure(errors="backslashreplace")  # writes a lone surrogate as JSON does
     for line in lines:
         try:
-            answer = model.answer(json.loads(line))
-        except Exception as error:  # whatever is wrong with a request, the next one is answered
+            answer = session.answer(json.loads(line))
+        except Exception as error:  # a bad request must not end the session
             answer = {"error": str(error)}
         print(json.dumps(answer, ensure_ascii=False), flush=True)
 

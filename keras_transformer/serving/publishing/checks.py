@@ -1,4 +1,4 @@
-"""What must hold before a SavedModel is published: its graph, its size, its answers."""
+"""The checks before a SavedModel is published: its graph, size and answers."""
 
 import os
 
@@ -14,14 +14,14 @@ _OF_A_VOCABULARY = (tf.uint8.as_datatype_enum, tf.string.as_datatype_enum)
 
 
 def check_graph(path):
-    """Refuses what TensorFlow Serving cannot run, batch, or write as JSON.
+    """Rejects a graph that TensorFlow Serving cannot run, batch, or write as JSON.
 
     Args:
         path: folder of the SavedModel.
 
     Raises:
-        RuntimeError: naming every XLA operation, Python function and large constant, and
-            every input or output that does not have the batch first, or is half precision.
+        RuntimeError: lists every XLA operation, Python function and large constant, and every
+            input or output without the batch as first axis, or in half precision.
     """
     saved_model = saved_model_pb2.SavedModel()
     with open(os.path.join(path, "saved_model.pb"), "rb") as file:
@@ -36,17 +36,21 @@ def check_graph(path):
 
 
 def check_size(path, weights):
-    """Refuses variables that take more room than the weights they hold.
+    """Rejects weights that are stored more than once.
+
+    Args:
+        path: folder of the SavedModel.
+        weights: tf.Variables of the module.
 
     Raises:
-        RuntimeError: if the stored bytes are above 1.05 times those of `weights`.
+        RuntimeError: if the variables take more than 1.05 times the bytes of `weights`.
     """
     reader = tf.train.load_checkpoint(os.path.join(path, "variables", "variables"))
     dtypes = reader.get_variable_to_dtype_map()
     stored = sum(
         int(np.prod(shape)) * dtypes[key].size
         for key, shape in reader.get_variable_to_shape_map().items()
-        if dtypes[key] != tf.string  # the map of the objects
+        if dtypes[key] != tf.string  # the object graph
     )
     needed = sum(w.shape.num_elements() * w.dtype.size for w in weights)
     if stored > 1.05 * needed:
@@ -57,18 +61,18 @@ def check_size(path, weights):
 
 
 def check_answers(path, requests, expected, tolerance=1e-4, timeout=600, packages=None):
-    """Refuses a SavedModel that answers otherwise than expected, in a fresh process.
+    """Rejects a SavedModel that gives unexpected answers in a fresh process.
 
-    Shapes are compared as TensorFlow has them, since JSON hides those of empty arrays.
+    Shapes are compared separately, because JSON hides those of empty arrays.
 
     Args:
         path: folder of the SavedModel.
         requests: pairs of a signature and a dictionary of its input arrays.
         expected: for each request a dictionary of its output arrays.
-        tolerance: largest difference of numbers, relative or absolute; texts, integers and
-            booleans must be equal.
-        timeout: seconds for all requests.
-        packages: folder of another TensorFlow to load it in, as of `c_api.find_libraries`.
+        tolerance: relative and absolute tolerance of floats; strings, integers and booleans must
+            be equal.
+        timeout: for all requests together, in seconds.
+        packages: folder of another TensorFlow, as for `c_api.find_libraries`.
 
     Raises:
         RuntimeError: with TensorFlow's message, or the first difference.
@@ -91,7 +95,7 @@ def check_answers(path, requests, expected, tolerance=1e-4, timeout=600, package
         for key, values in outputs.items():
             if answer["shapes"][key] != list(values.shape):
                 raise RuntimeError(
-                    f"{name}, batch of {rows}: {key} has another shape than in this process. "
+                    f"{name}, batch of {rows}: {key} has a different shape than in this process. "
                     f"Expected: {list(values.shape)}. Received: {answer['shapes'][key]}."
                 )
             if not _equal(answer["outputs"][key], values, tolerance):
@@ -103,15 +107,15 @@ def check_answers(path, requests, expected, tolerance=1e-4, timeout=600, package
 
 
 def check_shapes(requests, answers, row_shapes):
-    """Refuses answers of other shapes than a served module says they have.
+    """Rejects answers whose shapes differ from those that a module declares.
 
     Args:
         requests: pairs of a signature and a dictionary of its input arrays.
         answers: for each request a dictionary of its output arrays.
-        row_shapes: what `ServedModule.row_shapes` returns.
+        row_shapes: from `ServedModule.row_shapes`.
 
     Raises:
-        RuntimeError: naming the first output with another number of rows, or another shape.
+        RuntimeError: names the first output with a wrong number of rows or shape.
     """
     for (name, inputs), outputs in zip(requests, answers, strict=True):
         rows = len(next(iter(inputs.values())))
@@ -132,16 +136,15 @@ def _operation_faults(graph):
     for function in graph.library.function:
         nodes.extend(function.node_def)
         if function.attr["_XlaMustCompile"].b:
-            faults.add("jit-compiled function, and XLA is disabled there")
+            faults.add("jit-compiled function needs XLA, which is disabled there")
     for node in nodes:
         if node.op.startswith(("Xla", "_Xla")) or node.attr["_XlaMustCompile"].b:
             faults.add(f"operation {node.op} ({node.name}) needs XLA, which is disabled there")
         if "PyFunc" in node.op:
             faults.add(f"operation {node.op} ({node.name}) calls Python")
         size = node.attr["value"].tensor.ByteSize() if node.op == "Const" else 0
-        # Bytes and texts are no weights, but the vocabulary of word pieces, compiled by
-        # tensorflow-text, or of byte pairs. (That of SentencePiece is an attribute of its
-        # operation.)
+        # Large constants of bytes or strings are not weights but vocabularies, of word pieces or
+        # byte pairs. (The vocabulary of SentencePiece is an attribute of its operation.)
         if size > LARGEST_CONSTANT and node.attr["dtype"].type not in _OF_A_VOCABULARY:
             faults.add(f"constant {node.name} of {size} bytes should be a weight")
     return sorted(faults)
@@ -153,14 +156,14 @@ def _signature_faults(signature):
         for key, info in side.items():
             sizes = [size.size for size in info.tensor_shape.dim]
             if info.tensor_shape.unknown_rank or not sizes or sizes[0] != -1:
-                faults.append(f"{key} does not have the batch first, but shape {sizes}")
+                faults.append(f"{key} has the shape {sizes}, without the batch as first axis")
             if tf.as_dtype(info.dtype) in (tf.bfloat16, tf.float16):
                 faults.append(f"{key} is {tf.as_dtype(info.dtype).name}, which JSON cannot carry")
     return faults
 
 
 def _equal(answer, expected, tolerance):
-    """Whether values nested in lists are those of an array; the shapes are known to be equal."""
+    """Whether nested lists equal an array of the same shape."""
     if expected.dtype == object:
         expected = np.array([text.decode() for text in expected.flat], object).reshape(
             expected.shape

@@ -1,4 +1,4 @@
-"""From a served module to a version that TensorFlow Serving picks up: checked, then published."""
+"""Exports a module as a checked version of a model that TensorFlow Serving picks up."""
 
 import contextlib
 import os
@@ -13,16 +13,16 @@ from keras_transformer.serving.publishing.checks import (
     check_shapes,
     check_size,
 )
+from keras_transformer.serving.publishing.draft_folder import draft_folder
 from keras_transformer.serving.publishing.warmup import write_batching, write_warm_up
-from keras_transformer.serving.publishing.workshop import workshop
 from keras_transformer.serving.signatures import ServedModule
 
 EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €")
 
-PATTERN = set("[]*?\\")  # characters that TensorFlow's file system gives a meaning
+PATTERN = set("[]*?\\")  # special characters in paths of TensorFlow's file system
 
-# Requests that must not harm the batch they come in: no text, bytes that are not UTF-8, a zero
-# byte, characters of no vocabulary, and a text longer than any model reads.
+# Texts that must not harm the batch they are in: empty, not UTF-8, with a zero byte, with
+# characters outside every vocabulary, and longer than any model reads.
 HARD_TEXTS = (
     b"", b"  ", b"\xff\xfe dog \x80", b"a\x00b", b"<s>a</s><pad>",
     "🦜 日本".encode(), b"word " * 999,
@@ -32,25 +32,31 @@ HARD_TEXTS = (
 def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeout=600) -> str:
     """Publishes a module as the next version of a served model.
 
-    The SavedModel is written beside its place, gets warm-up requests and batching parameters,
-    and is checked: graph, size, and the answers of a fresh process without Keras or Python
-    code. Only then it is renamed to `<directory>/<name>/<next integer>`, in one step.
+    The draft of the SavedModel gets warm-up requests and batching parameters. Then its graph and
+    size are checked, and its answers in a fresh process without Keras or Python code. Only a
+    draft that passes is renamed to `<directory>/<name>/<next integer>`, in one step.
 
     Args:
-        module: a `Translator`, `Generator` or `Classifier`.
+        module: a `TranslatorModule`, `ClassifierModule` or `GeneratorModule`, e.g. the `module`
+            of a `Translator`.
         directory: folder of all served models.
-        name: of this model, as requests will call it.
-        examples: texts to answer, at least one, for warm-up and the checks.
-        timeout: seconds the fresh process may take.
+        name: of this model in requests.
+        examples: at least one text, for warm-up and checks.
+        timeout: for the fresh process, in seconds.
 
     Returns:
         The path of the new version.
 
     Raises:
-        ValueError: if `name` is no plain folder name, no server could load a model from
-            `directory`, or there are no examples.
+        ValueError: if `module` is of another kind, `name` is not a plain folder name, no server
+            could load a model from `directory`, or there are no examples.
         RuntimeError: if a check fails; then nothing is published.
     """
+    if not isinstance(module, ServedModule):
+        raise ValueError(
+            "module must be a ServedModule, e.g. the module of a Translator. Received: "
+            f"module={module!r}."
+        )
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise ValueError(
             "name must be a plain folder name of letters, digits, '_', '-' and '.'. "
@@ -59,14 +65,14 @@ def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeou
     if PATTERN & set(os.path.abspath(directory)):
         raise ValueError(
             "directory must be a path without [, ], *, ? and \\: TensorFlow reads the path of a "
-            "SavedModel as a pattern, so that no server could load it from there. "
+            "SavedModel as a pattern, and no server could load it from there. "
             f"Received: {os.path.abspath(directory)!r}."
         )
     if isinstance(examples, (str, bytes)) or not examples:
         raise ValueError(f"examples must be a list of at least one text. Received: {examples!r}.")
     os.makedirs(directory, exist_ok=True)
     try:
-        with workshop(directory, name) as folder:
+        with draft_folder(directory, name) as folder:
             draft = os.path.join(folder, name, "1")
             options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
             tf.saved_model.save(module, draft, dict(module.endpoints), options)
@@ -80,10 +86,16 @@ def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeou
 
 
 def validate(path, module: ServedModule, examples=EXAMPLES, timeout=600):
-    """Checks that a SavedModel runs in TensorFlow Serving and answers as `module` does.
+    """Checks that a SavedModel runs in TensorFlow Serving and answers like `module`.
+
+    Args:
+        path: folder of the SavedModel.
+        module: from which it was saved.
+        examples: at least one text to answer.
+        timeout: for the fresh process, in seconds.
 
     Raises:
-        RuntimeError: with the first reason why not.
+        RuntimeError: with the first failed check.
     """
     check_graph(path)
     check_size(path, module.weights)
@@ -95,38 +107,42 @@ def validate(path, module: ServedModule, examples=EXAMPLES, timeout=600):
 
 
 def golden_answers(module: ServedModule, texts):
-    """Requests to every signature, hard ones and none at all among them, with the answers of
-    this process.
+    """Requests to every signature, also empty and hard ones, with the answers of this process.
+
+    Args:
+        module: a `ServedModule`.
+        texts: (batch,) ordinary texts, bytes.
 
     Returns:
-        The pair of requests, (signature, {input: array}), and answers, {output: array}.
+        The pair of requests, a list of (signature, {input: array}), and answers, a list of
+        {output: array}.
     """
     requests, expected = [], []
 
     def ask(signature, **inputs):
-        with tf.device("CPU:0"):  # the fresh process has no GPU either
+        with tf.device("CPU:0"):  # like the fresh process
             outputs = module.endpoints[signature](**inputs)
         requests.append((signature, inputs))
         expected.append({key: value.numpy() for key, value in outputs.items()})
         return expected[-1]
 
     for signature, endpoint in module.endpoints.items():
-        none = {
+        no_rows = {
             spec.name: np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype)
             for spec in endpoint.input_signature
         }
-        ask(signature, **none)
-    module.try_out(ask, texts, np.array(HARD_TEXTS, object))
+        ask(signature, **no_rows)
+    module.exercise(ask, texts, np.array(HARD_TEXTS, object))
     return requests, expected
 
 
 def _publish(draft, target):
-    """Renames the draft to the next version; another export may take that number first.
+    """Renames the draft to the next version, even if another export takes that number first.
 
-    The first version comes with the folder of its model, which is never seen empty.
+    The first version is renamed together with the model's folder, which never appears empty.
     """
     with contextlib.suppress(OSError):
-        os.rename(os.path.dirname(draft), target)  # fails if there are versions already
+        os.rename(os.path.dirname(draft), target)  # fails if there are versions
         return os.path.join(target, os.path.basename(draft))
     while True:
         versions = [int(entry) for entry in os.listdir(target) if entry.isdecimal()]

@@ -4,12 +4,12 @@ import pathlib
 
 import tensorflow as tf
 
-# A first request takes seconds, since kernels are chosen and buffers allocated in it. Serving
-# sends itself these requests before it answers others (tensorflow_serving/apis/*.proto).
+# The first request takes seconds, because it chooses kernels and allocates buffers. TensorFlow
+# Serving replays these requests before it accepts others (tensorflow_serving/apis/*.proto).
 WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
 
-# Read with --enable_batching --enable_per_model_batching_parameters. Merged requests wait for
-# the longest of them, so batches are kept moderate; rows of ids are filled up to one width.
+# Read with --enable_batching --enable_per_model_batching_parameters. A merged batch takes as long
+# as its longest request, so batches stay moderate; rows of ids are padded to equal length.
 BATCHING_FILE = "batching_params.pbtxt"
 BATCHING = """\
 max_batch_size { value: 32 }
@@ -21,13 +21,13 @@ pad_variable_length_inputs: true
 
 
 def write_warm_up(path, name, requests):
-    """Adds requests that TensorFlow Serving replays when it loads the model.
+    """Writes the requests that TensorFlow Serving replays when it loads the model.
 
     Args:
         path: folder of the SavedModel.
         name: of the served model.
-        requests: pairs of a signature and a dictionary of its input arrays, at most 1000;
-            one that fails would keep the model from loading.
+        requests: at most 1000 pairs of a signature and a dictionary of its input arrays. A
+            request that fails keeps the model from loading.
     """
     file = pathlib.Path(path) / WARM_UP_FILE
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -37,15 +37,20 @@ def write_warm_up(path, name, requests):
 
 
 def write_batching(path):
-    """Adds the batching parameters of the model."""
+    """Writes the batching parameters into the folder of a SavedModel."""
     (pathlib.Path(path) / BATCHING_FILE).write_text(BATCHING)
 
 
 def prediction_log(name, signature, inputs):
     """A serialised tensorflow.serving.PredictionLog of one PredictRequest.
 
-    Written field by field: the package tensorflow-serving-api would bring gRPC for four
+    It is encoded by hand, because tensorflow-serving-api would add gRPC as a dependency for four
     messages of two fields.
+
+    Args:
+        name: of the served model.
+        signature: of the request.
+        inputs: {input: array}.
 
     Examples:
         >>> prediction_log("demo", "serving_default", {})
@@ -61,7 +66,7 @@ def prediction_log(name, signature, inputs):
 
 
 def _field(number, content):
-    """A protobuf field of bytes: its number and wire type 2, the length, the content."""
+    """A protobuf field of bytes: number and wire type 2, length, content."""
     length, encoded = len(content), b""
     while length > 127:
         encoded, length = encoded + bytes([length & 127 | 128]), length >> 7

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from keras_transformer.serving import export
-from keras_transformer.serving.publishing.workshop import workshop
+from keras_transformer.serving.publishing.draft_folder import draft_folder
 
 from .exporting import Echo, export_for_ever, export_slowly, work_for_ever
 
@@ -74,7 +74,7 @@ def test_folders_killed_while_they_are_made_or_removed_are_removed(living, tmp_p
         for process in others:
             kill_after(process, moments.uniform(0, 0.02))
         left += hidden(tmp_path) != of_living
-        with workshop(tmp_path, "another") as folder:
+        with draft_folder(tmp_path, "another") as folder:
             assert os.listdir(folder) == []
             assert len(hidden(tmp_path)) == 4
         assert hidden(tmp_path) == of_living
@@ -83,7 +83,7 @@ def test_folders_killed_while_they_are_made_or_removed_are_removed(living, tmp_p
 
 def test_a_folder_in_use_is_kept_in_its_own_process_too(tmp_path):
     (tmp_path / ".mine.export").mkdir()
-    with workshop(tmp_path, "one") as one, workshop(tmp_path, "two") as two:
+    with draft_folder(tmp_path, "one") as one, draft_folder(tmp_path, "two") as two:
         assert os.path.isdir(one) and os.path.isdir(two)
     assert os.listdir(tmp_path) == [".mine.export"], "without a lock it is none of ours"
 
