@@ -7,10 +7,10 @@ import numpy as np
 from keras_transformer.figures.heat_maps import attention_heat_map
 from keras_transformer.figures.html_page import attention_page
 
-ATTENTION_OF = {
-    "encoder": "attention of each token to the text",
-    "decoder": "attention of each token to the preceding ones",
-    "cross": "attention of each target token to the source",
+TITLES = {
+    "encoder": ("layer", "where each token looks in the text"),
+    "decoder": ("layer", "where each token looks in the text before it"),
+    "cross": ("decoder layer", "where each target token looks in the source"),
 }
 
 
@@ -28,7 +28,7 @@ class Attention(NamedTuple):
         >>> weights = [np.array([[[0.9, 0.1], [0.2, 0.8]]])]
         >>> attention = Attention({"encoder": weights}, {"encoder": "ab"}, {"encoder": "ab"})
         >>> attention.figure().get_suptitle()
-        'Last layer: attention of each token to the text'
+        'Last layer: where each token looks in the text'
     """
 
     scores: dict
@@ -74,12 +74,14 @@ class Attention(NamedTuple):
                 f"Received: kind={kind!r}, layer={layer}."
             )
         number = layer % num_layers + 1
-        name = "Last layer" if number == num_layers else f"Layer {number}"
+        stack, meaning = TITLES.get(kind, ("layer", kind))
+        is_last = number == num_layers
+        name = f"Last {stack}" if is_last else f"{stack.capitalize()} {number} of {num_layers}"
         return attention_heat_map(
             self.scores[kind][layer],
             self.row_tokens[kind],
             self.column_tokens[kind],
-            title=f"{name}: {ATTENTION_OF.get(kind, kind)}",
+            title=f"{name}: {meaning}",
         )
 
     def page(self):

@@ -83,7 +83,7 @@ def test_characters_are_written_whole_after_a_stray_byte(write):
     tokenizer, text = write.tokenizer, "a\U0001f99cb".encode()
     ids = [[*tokenizer.tokenize([part]).numpy().tolist()[0]] for part in ("a", "\U0001f99c", "b")]
     stray = ids[1][1]  # a byte that begins no character
-    written = list(write._texts_of([*ids[0], stray, *ids[1], *ids[2]]))
+    written = list(write._pieces([*ids[0], stray, *ids[1], *ids[2]]))
     assert "".join(written) == "a\ufffd\U0001f99cb" and text.decode()[1] in written
 
 

@@ -118,6 +118,7 @@ def _installed(package):
 
 
 def main():
+    """Replaces this process by one that answers the requests."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
         epilog="With neither --text nor --signatures, reads requests from standard input, one "

@@ -19,11 +19,11 @@ DTYPES = {1: "float32", 3: "int32", 7: "strings", 9: "int64", 10: "booleans"}
 POINTER, INT, CHARS, SIZE = C.c_void_p, C.c_int, C.c_char_p, C.c_size_t
 
 
-class Buffer(C.Structure):
+class Buffer(C.Structure):  # TF_Buffer
     _fields_ = [("data", POINTER), ("length", SIZE), ("deallocator", POINTER)]
 
 
-class Endpoint(C.Structure):
+class Endpoint(C.Structure):  # TF_Input and TF_Output
     _fields_ = [("operation", POINTER), ("index", INT)]
 
 
@@ -229,6 +229,7 @@ def read_signatures(meta_graph):
 
 
 def read_tensor_info(message):
+    """Reads a serialised TensorInfo into {"name", "dtype", "shape"}."""
     info = dict(fields(message))
     dims = [dict(fields(value)) for number, value in fields(info.get(3, b"")) if number == 2]
     # Protobuf writes an unknown size as -1 in 64 bits, and omits a size of 0.
@@ -278,6 +279,7 @@ def shape_of(nested, signature_shape):
 
 
 def flatten(nested, depth):
+    """The values of lists nested `depth` deep, which must be rectangular."""
     for _ in range(depth - 1):
         if any(not isinstance(inner, list) or len(inner) != len(nested[0]) for inner in nested):
             raise ValueError("all rows must have the same length.")
@@ -286,6 +288,7 @@ def flatten(nested, depth):
 
 
 def nest(values, shape):
+    """The inverse of `flatten`."""
     if len(shape) < 2:
         return values
     size = math.prod(shape[1:])
@@ -293,6 +296,7 @@ def nest(values, shape):
 
 
 def to_bytes(value):
+    """The bytes of a JSON string, or of {"b64": "..."}."""
     if not isinstance(value, dict):
         return os.fsencode(value)
     if value.keys() != {"b64"}:
@@ -301,11 +305,13 @@ def to_bytes(value):
 
 
 def shorten(value):
+    """At most about 200 characters of a value, for a message."""
     text = repr(value)
     return text if len(text) < 200 else text[:200] + "..."
 
 
 def main():
+    """Answers the requests of the command line or of standard input."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--text", action="append")
