@@ -53,7 +53,7 @@ def test_equal_arrays_are_equal_files(tmp_path, monkeypatch):
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_whatever_bit_is_wrong_the_arrays_are_right_or_the_file_is_damaged(tmp_path):
+def test_any_flipped_bit_is_harmless_or_detected(tmp_path):
     path, draw = tmp_path / "arrays.npz", random.Random(5)
     save_arrays(path, ARRAYS.items())
     content = path.read_bytes()
@@ -75,7 +75,7 @@ def test_whatever_bit_is_wrong_the_arrays_are_right_or_the_file_is_damaged(tmp_p
     assert noticed > 1000
 
 
-def test_a_file_that_is_cut_off_anywhere_is_damaged(tmp_path):
+def test_a_truncated_file_is_damaged(tmp_path):
     path = tmp_path / "arrays.npz"
     save_arrays(path, ARRAYS.items())
     content = path.read_bytes()
@@ -85,12 +85,12 @@ def test_a_file_that_is_cut_off_anywhere_is_damaged(tmp_path):
             check_archive(path)
 
 
-def test_a_file_that_is_not_there_is_not_damaged(tmp_path):
+def test_a_missing_file_is_not_damaged(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none.npz"):
         next(read_arrays(tmp_path / "none.npz"))
 
 
-def test_what_fails_leaves_what_was_there(tmp_path):
+def test_a_failed_write_leaves_the_old_content(tmp_path):
     (tmp_path / "file").write_text("old")
     with pytest.raises(KeyError), whole(tmp_path / "file") as draft:
         draft.write_text("new")
@@ -103,7 +103,7 @@ def test_what_fails_leaves_what_was_there(tmp_path):
     assert (tmp_path / "file").read_text() == "old"
 
 
-def test_a_folder_appears_with_all_that_is_in_it(tmp_path):
+def test_a_folder_appears_with_all_its_content(tmp_path):
     with whole(tmp_path / "folder") as draft:
         (draft / "inner").mkdir(parents=True)
         (draft / "inner" / "file").write_text("text")
@@ -115,7 +115,7 @@ def test_a_folder_appears_with_all_that_is_in_it(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+def test_everything_is_on_disk_before_the_rename(tmp_path, monkeypatch):
     calls = []
     flush, replace = files._flush, files.pathlib.Path.replace
     monkeypatch.setattr(files, "_flush", lambda path: calls.append(str(path)) or flush(path))
@@ -167,7 +167,7 @@ for room in sys.argv[2:]:
 """
 
 
-def test_a_file_for_which_there_is_no_room_leaves_the_old_one(tmp_path):
+def test_a_full_disk_leaves_the_old_file(tmp_path):
     path = tmp_path / "arrays.npz"
     path.write_text("old")
     command = [sys.executable, "-c", FILL, path, "0", "70", "41000", "200100"]

@@ -40,7 +40,7 @@ def test_candidates_are_those_of_one_sort(size, forbidden_ids):
 
 @pytest.mark.parametrize("size", [257, 331])
 @pytest.mark.parametrize("last", [-np.inf, 0.0])
-def test_columns_that_fill_up_a_block_never_reach_the_model(size, last):
+def test_padding_columns_of_a_block_are_never_chosen(size, last):
     logits = np.full((2, 3, size), -np.inf, "float32")
     logits[:, :, 0] = 0.0
     logits[:, :, size - 1] = last
@@ -51,7 +51,7 @@ def test_columns_that_fill_up_a_block_never_reach_the_model(size, last):
 
 
 @pytest.mark.parametrize("size", [300, 331, 640])
-def test_of_equal_candidates_the_lowest_beam_and_token_win(size):
+def test_the_lowest_beam_and_token_win_ties(size):
     generator = np.random.default_rng(size)
     # Few different whole numbers, and beams that are alike: ties in blocks and across them,
     # also of a block's second best with the best of an earlier block.

@@ -44,7 +44,7 @@ def exact_probabilities(logits, temperature=1.0, top_k=None, top_p=1.0):
     ],
     ids=str,
 )
-def test_tokens_are_drawn_as_often_as_their_probability_says(prefix_table, options):
+def test_tokens_are_sampled_with_their_probability(prefix_table, options):
     table = prefix_table(num_rows=2, vocabulary_size=7, max_length=2, seed=1, scale=1.0)
     num_samples = 4001
     drawn = draw(table, num_samples, [3, 3], **options).token_ids.numpy()
@@ -63,7 +63,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(prefix_table, optio
             assert np.all(np.abs(counts - np.sum(had_it) * second) <= errors), (row, token_id)
 
 
-def test_top_k_keeps_no_more_than_k_of_equals():
+def test_top_k_keeps_no_more_than_k_ties():
     def step(token_ids, parents, position, cache):
         return tf.zeros((*token_ids.shape, 11)), cache
 
@@ -71,7 +71,7 @@ def test_top_k_keeps_no_more_than_k_of_equals():
     assert set(drawn.token_ids.numpy()[0, :, 0]) == {1, END, 4}
 
 
-def test_the_best_token_is_left_whatever_is_cut(prefix_table):
+def test_the_best_token_always_remains(prefix_table):
     table = prefix_table(num_rows=3, vocabulary_size=7, max_length=4, seed=2)
     drawn = [draw(table, 5, [4, 4, 4], **cut).token_ids for cut in ({"top_k": 1}, {"top_p": 1e-6})]
     np.testing.assert_array_equal(*drawn)
@@ -172,7 +172,7 @@ def test_zero_rows_and_a_compiled_function(prefix_table):
         ({"forbidden_ids": (0, 1, 2, 3, 4)}, "must leave a token to draw. Received: all 5 ids"),
     ],
 )
-def test_bad_arguments_are_told(prefix_table, options, message):
+def test_bad_arguments_are_refused(prefix_table, options, message):
     table = prefix_table(num_rows=2, vocabulary_size=5, max_length=3, seed=11)
     arguments = {"limits": [3, 3], "seed": (1, 2), "num_samples": 3, **IDS, **options}
     with pytest.raises(ValueError, match=message):
@@ -193,7 +193,7 @@ def by_row(table, rows, seeds, temperature, top_k, top_p, num_samples=1):
     ).token_ids.numpy()
 
 
-def test_rows_of_their_own_settings_draw_as_often_as_their_probability_says(prefix_table):
+def test_rows_with_their_own_settings_sample_with_their_probability(prefix_table):
     table = prefix_table(num_rows=3, vocabulary_size=7, max_length=2, seed=1, scale=1.0)
     settings = [(0.5, 0, 1.0), (2.0, 3, 1.0), (1.0, 0, 0.7)]
     seeds = [(1, 1), (1, 2), (1, 3)]

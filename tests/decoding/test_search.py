@@ -223,7 +223,7 @@ def test_an_empty_axis_of_the_cache_grows(prefix_table):
     assert_same(found, expected)
 
 
-def test_saved_function_answers_alike_with_core_ops_only(prefix_table, tmp_path):
+def test_a_saved_function_gives_the_same_results_with_core_ops_only(prefix_table, tmp_path):
     table = prefix_table(num_rows=3, vocabulary_size=6, max_length=5, seed=53)
     module = tf.Module()
 
@@ -280,13 +280,13 @@ def test_half_precision_logits_are_summed_in_float32(prefix_table):
         ({"forbidden_ids": (0, -1)}, "each of forbidden_ids must be.*Received: -1"),
     ],
 )
-def test_bad_arguments_are_told(prefix_table, options, message):
+def test_bad_arguments_are_refused(prefix_table, options, message):
     table = prefix_table(num_rows=2, vocabulary_size=5, max_length=3, seed=61)
     arguments = {"num_beams": 3, "limits": [3, 3], **IDS, **options}
     with pytest.raises(ValueError, match=message):
         beam_search(table.step, table.cache(3), **arguments)
 
 
-def test_logits_of_the_wrong_shape_are_told():
+def test_logits_of_the_wrong_shape_are_refused():
     with pytest.raises(ValueError, match=r"logits of shape \(batch, 3, vocabulary\).*\(2, 5\)"):
         beam_search(lambda *_: (tf.zeros((2, 5)), ()), (), num_beams=3, limits=[3, 3], **IDS)

@@ -51,7 +51,7 @@ def test_streamed_tokens_are_those_that_sample_draws(model, options):
     np.testing.assert_array_equal(write(model, prompt, count, context=32, **options), expected)
 
 
-def test_a_full_context_goes_on_from_its_newest_half(model):
+def test_a_full_context_continues_from_its_newest_half(model):
     written = write(model, [5, 9], num_tokens=20, context=8, top_k=1)
     text = [5, 9]
     read = 0
@@ -71,7 +71,7 @@ def test_a_prompt_longer_than_the_context_loses_its_beginning(model):
     assert write(model, long, 3, context=7, top_k=1) == expected
 
 
-def test_a_token_is_there_as_soon_as_it_is_drawn():
+def test_a_token_arrives_as_soon_as_it_is_sampled():
     steps = []
 
     def counted(token_ids, parents, position, cache):
@@ -83,6 +83,6 @@ def test_a_token_is_there_as_soon_as_it_is_drawn():
     assert next(tokens) == 5 and len(steps) == 2
 
 
-def test_no_prompt_is_refused(model):
+def test_an_empty_prompt_is_refused(model):
     with pytest.raises(ValueError, match=r"at least one token\. Received: none"):
         write(model, [], 3, context=7)

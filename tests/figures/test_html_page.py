@@ -184,7 +184,7 @@ def test_pointing_at_a_token_shows_where_it_looks_and_what_looks_at_it(tmp_path)
     assert empty == ["", "", ""], "only one of the two is pointed at"
 
 
-def test_unkind_tokens_are_shown_as_they_are(tmp_path):
+def test_odd_tokens_are_shown_unchanged(tmp_path):
     page = attention_page({"own": [attention(2, 4, 4)]}, {"own": UNKIND}, {"own": UNKIND})
     actions = "return [...document.querySelectorAll('#from .token')].map(x => x.textContent)"
     assert seen(page, tmp_path, actions) == UNKIND

@@ -68,7 +68,7 @@ def test_panels_of_long_texts_are_put_below_each_other(length, columns):
     assert figure.get_figwidth() < 35, "inches"
 
 
-def test_the_grid_has_a_row_a_layer_and_a_column_a_head():
+def test_the_grid_has_one_row_per_layer_and_one_column_per_head():
     layers = np.random.uniform(size=(3, 2, 2, 3))
     layers[2, 1, 1, 2] = 1.0
     figure = figures.attention_grid(list(layers), TARGET, SOURCE, title="encoder")
@@ -85,7 +85,7 @@ def test_the_grid_has_a_row_a_layer_and_a_column_a_head():
     assert len(panels) == 6 and figure.get_suptitle() == "encoder"
 
 
-def test_layers_that_make_no_grid_are_refused():
+def test_layers_with_different_heads_are_refused():
     with pytest.raises(ValueError, match=r"as many heads. Received: layers of \[1, 2\] heads"):
         figures.attention_grid([SCORES[None], np.stack([SCORES, SCORES])], TARGET, SOURCE)
     with pytest.raises(ValueError, match=r"at least one layer.*Received: layers of \[\] heads"):
@@ -105,7 +105,7 @@ def test_layers_that_make_no_grid_are_refused():
         (SCORES * np.nan, r"attention_scores must hold finite numbers only. Received: 6 values"),
     ],
 )
-def test_scores_that_are_no_attention_are_refused(scores, message):
+def test_scores_that_are_not_attention_are_refused(scores, message):
     with pytest.raises(ValueError, match=message):
         figures.attention_heat_map(scores, TARGET, SOURCE)
 
@@ -119,7 +119,7 @@ def test_positional_encoding_is_drawn_with_zero_in_the_middle_of_the_colours():
     assert axes.get_ylabel() == "position, tokens", "rows are positions"
 
 
-def test_the_curve_is_the_distance_of_two_positions_over_how_far_apart_they_are():
+def test_the_curve_is_the_distance_over_the_offset():
     encoding = np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 4.0]])  # distances 5, 0 and 5
     curve = figures.positional_encoding(encoding).axes[1]
     [line], [band] = curve.lines, curve.collections
@@ -131,7 +131,7 @@ def test_the_curve_is_the_distance_of_two_positions_over_how_far_apart_they_are(
     assert curve.get_ylabel() == "distance of two encodings"
 
 
-def test_the_distance_of_sines_depends_on_the_offset_alone_and_grows_at_first():
+def test_the_distance_of_sinusoids_depends_on_the_offset_alone():
     table = sinusoidal_table(length=53, dim=22)
     curve = figures.positional_encoding(table).axes[1]
     distances = curve.lines[0].get_ydata()
@@ -139,11 +139,11 @@ def test_the_distance_of_sines_depends_on_the_offset_alone_and_grows_at_first():
     assert (np.diff(distances[:4]) > 0).all(), "neighbours are nearer than strangers"
 
 
-def test_one_position_alone_has_a_picture():
+def test_a_single_position_is_drawn():
     assert png(figures.positional_encoding([[1.0, 2.0]]))
 
 
-def test_an_encoding_that_is_no_table_is_refused():
+def test_an_encoding_that_is_not_a_table_is_refused():
     with pytest.raises(ValueError, match=r"\(positions, dim\).*Received: shape=\(2, 3, 5\)"):
         figures.positional_encoding(np.zeros((2, 3, 5)))
     with pytest.raises(ValueError, match="encoding must hold finite numbers only"):
@@ -225,7 +225,7 @@ def test_curves_without_points_are_refused():
         figures.learning_curves({"loss": [2.0, 1.0], "val_loss": [2.0, 1.0, 1.0]})
 
 
-def test_pictures_leave_no_figure_behind():
+def test_figures_leave_nothing_in_pyplot():
     pyplot = pytest.importorskip("matplotlib.pyplot")
     before = pyplot.get_fignums()
     figures.learning_curves({"loss": [2.0, 1.0]})

@@ -1,4 +1,4 @@
-"""Requests that no friend would send, drawn from a seed, and the process that must survive them."""
+"""Hostile requests, drawn from a seed, and the process that must survive them."""
 
 import collections
 import json

@@ -128,14 +128,14 @@ def test_every_fault_of_a_graph_is_named(tmp_path):
         "EagerPyFunc",
         "calls Python",
         "bytes should be a weight",
-        "python does not have the batch first",
-        "scalar does not have the batch first, but shape []",
-        "fixed does not have the batch first, but shape [7, 2]",
+        "python needs the batch as first axis",
+        "scalar needs the batch as first axis but has shape []",
+        "fixed needs the batch as first axis but has shape [7, 2]",
         "half is bfloat16",
-        "XLA is disabled",
+        "jit-compiled function needs XLA",
     ):
         assert fault in str(error.value)
-    assert "compiled does not" not in str(error.value)
+    assert "compiled needs" not in str(error.value)
 
 
 def test_the_shape_of_no_rows_is_not_hidden_by_json(tmp_path):

@@ -50,7 +50,7 @@ def test_labels_and_probabilities_are_those_of_the_model(model, tokenizer):
         np.testing.assert_allclose(whole[0], logits, atol=1e-5, err_msg="ids cut like texts")
 
 
-def test_several_labels_are_those_of_at_least_one_half(model, tokenizer):
+def test_multi_label_gives_labels_of_at_least_one_half(model, tokenizer):
     answer = ask(module_of(model, tokenizer, multi_label=True), text=[*TEXTS, ""])
     for row in range(4):
         chosen = np.flatnonzero(answer["probabilities"][row] >= 0.5)

@@ -66,7 +66,7 @@ def test_an_export_killed_at_any_moment_is_cleaned_up_by_the_next_one(living, tm
         assert (published / version / "saved_model.pb").is_file()
 
 
-def test_folders_killed_while_they_are_made_or_removed_are_removed(living, tmp_path):
+def test_folders_of_processes_killed_at_any_moment_are_removed(living, tmp_path):
     of_living = hidden(tmp_path)
     moments, left = random.Random(7), 0
     for _ in range(20):

@@ -117,7 +117,7 @@ def test_a_model_of_any_functions_can_be_exported(tokenizer, tmp_path):
     assert path == str(tmp_path / "demo" / "1")
 
 
-def test_names_and_examples_that_cannot_be_are_refused(translator, tmp_path):
+def test_invalid_names_and_examples_are_refused(translator, tmp_path):
     for name in ("", "../demo", ".hidden", "a b"):
         with pytest.raises(ValueError, match="name must be a plain folder name"):
             export(translator, tmp_path, name)

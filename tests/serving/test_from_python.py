@@ -39,7 +39,7 @@ def write():
     return Generator(model, tokenizer, kt.serving.SamplingSettings(context=11, max_tokens=5))
 
 
-def test_many_texts_are_translated_as_each_is_alone_in_their_order(translate):
+def test_many_texts_keep_their_order_and_single_translations(translate):
     words = "A dog runs in the park It is ten".split()
     texts = [" ".join(words[: 1 + n % 3]) + f" {n}" for n in range(TEXTS_PER_BATCH + 5)]
     some = translate(texts)
@@ -47,7 +47,7 @@ def test_many_texts_are_translated_as_each_is_alone_in_their_order(translate):
     assert translate([]) == [] and translate([""]) == [""]
 
 
-def test_the_best_of_many_is_the_translation_with_its_score(translate):
+def test_the_first_of_n_best_is_the_translation_with_its_score(translate):
     best = translate.n_best(SENTENCES)
     assert [hypotheses[0].text for hypotheses in best] == translate(SENTENCES)
     answer = translate.answer(SENTENCES)
@@ -79,7 +79,7 @@ def test_scores_are_those_of_the_search_without_its_penalty():
     assert translate.score([], []).shape == (0,)
 
 
-def test_characters_are_written_whole_after_a_stray_byte(write):
+def test_characters_stream_whole_after_a_stray_byte(write):
     tokenizer, text = write.tokenizer, "a\U0001f99cb".encode()
     ids = [[*tokenizer.tokenize([part]).numpy().tolist()[0]] for part in ("a", "\U0001f99c", "b")]
     stray = ids[1][1]  # a byte that begins no character
@@ -130,7 +130,7 @@ def test_bert_classifies_with_its_special_tokens():
         Classifier(model, tokenizer, ["bad", "good"], max_length=2)
 
 
-def test_a_stream_is_the_continuation_piece_by_piece(write):
+def test_streamed_pieces_join_to_the_continuation(write):
     (at_once,) = write(["dög"], temperature=1.0, seed=3)
     pieces = list(write.stream("dög", 5, temperature=1.0, seed=3))
     assert "".join(pieces) == at_once
@@ -209,7 +209,7 @@ def test_an_export_answers_as_the_translator_does(translate, tmp_path):
     assert answer["outputs"]["translation"] == translate(SENTENCES)
 
 
-def test_a_model_trained_on_ids_that_the_user_made_translates():
+def test_a_model_trained_on_custom_ids_translates():
     """Letters spelled backwards, cut by a table of the user's own and learned with `fit`."""
     keras.utils.set_random_seed(1)
     tokenizer = kt.tokenizers.train_sentencepiece(["abcd " * 3, "dcba " * 3], 272)
@@ -303,20 +303,20 @@ class Larger:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_before_any_work(mistake, translate, classify, write):
+def test_bad_arguments_are_refused_before_any_work(mistake, translate, classify, write):
     make, message = MISTAKES[mistake]
     with pytest.raises(ValueError, match=message):
         make(translate, classify, write)
 
 
-def test_what_is_cut_is_told(translate, write):
+def test_truncation_warns(translate, write):
     with pytest.warns(UserWarning, match=r"1 of 2 texts are longer than 13 tokens .* texts 1\."):
         translate(["A dog", "A dog runs in the park. " * 5])
     with pytest.warns(UserWarning, match="truncated at the beginning"):
         write(["a text of many letters"])
 
 
-def test_a_room_is_there_without_an_import_of_its_own():
+def test_packages_are_imported_on_first_use():
     code = (
         "import sys, keras_transformer as kt\n"
         "assert not [room for room in kt.ROOMS if f'keras_transformer.{room}' in sys.modules]\n"

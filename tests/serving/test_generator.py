@@ -64,7 +64,7 @@ def test_the_best_token_is_written_as_by_the_whole_model(model, generator):
         assert answer["length"][row] == length and not answer["truncated"][row]
 
 
-def test_a_prompt_alone_goes_on_as_in_a_batch(generator):
+def test_a_prompt_is_continued_alone_as_in_a_batch(generator):
     prompts = ["to be or not to be", "", "or", b"\xff not"]
     together = ask(generator, "serving_default", prompt=prompts)
     assert together["truncated"].tolist() == [True, False, False, False]
@@ -88,7 +88,7 @@ def test_seeds_draw_different_texts(generator):
     assert answer[0] == answer[6] and len(set(answer.tolist())) > 3
 
 
-def test_a_score_is_what_the_model_thinks_of_the_text(model, generator):
+def test_a_score_is_the_log_likelihood_of_the_text(model, generator):
     texts = ["to be or not", "or", "x", "", "longer than the context is"]
     answer = ask(generator, "score", text=texts)
     for row, text in enumerate(texts):

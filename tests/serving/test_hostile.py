@@ -37,7 +37,7 @@ def test_hostile_requests_are_answered_or_refused_and_change_no_other_row(served
     assert counts["answers"] > 150 and counts["errors"] > 5 and counts["rows asked alone"] > 80
 
 
-def test_lines_that_are_no_requests_are_refused_and_the_next_one_is_answered(served):
+def test_a_line_that_is_not_a_request_does_not_stop_the_session(served):
     with Server(served("generator")[0]) as server:
         for line in NOT_REQUESTS:
             assert server.ask(line)["error"], line
@@ -55,10 +55,13 @@ def generate(server, **inputs):
         ({"temperature": [1e39]}, "temperature must be a list of float32: float too large"),
         ({"max_tokens": [2**31]}, "max_tokens must be a list of int32: 'i' format requires"),
         ({"seed": [None]}, "seed must be a list of int32: required argument is not an integer"),
-        ({"prompt": [{}]}, 'list of strings: Bytes are written as {"b64": "..."}. Received: {}'),
+        (
+            {"prompt": [{}]},
+            'list of strings: Bytes must have the form {"b64": "..."}. Received: {}',
+        ),
         ({"prompt": [{"b64": "?"}]}, "prompt must be a list of strings: "),
         ({"prompt": ["\ud800"]}, "surrogates not allowed"),
-        ({"prompt": [["a"] * 999]}, "expected lists in lists, 1 deep. Received: [['a', 'a'"),
+        ({"prompt": [["a"] * 999]}, "expected lists nested 1 deep. Received: [['a', 'a'"),
         ({"top_k": [1, 2]}, "same number of rows"),
     ],
 )
@@ -83,7 +86,7 @@ def test_a_refused_request_leaves_nothing_in_memory(served):
     assert memory[-1] - memory[2] < 10, "MiB"
 
 
-def test_temperatures_without_a_meaning_are_those_next_to_them(served):
+def test_meaningless_temperatures_count_as_the_nearest_valid_one(served):
     """Minus infinity over infinity is no number: a forbidden token could be drawn."""
     with Server(served("generator")[0]) as server:
         for odd, usual in ((np.nan, 1e-4), (-1.0, 1e-4), (-np.inf, 1e-4), (np.inf, 1e30)):

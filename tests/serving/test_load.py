@@ -106,7 +106,7 @@ def test_a_run_of_another_kind_is_refused(runs, run, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_without_a_run_and_a_damaged_one_are_told(runs, kind, tmp_path):
+def test_a_missing_run_and_a_damaged_one_are_refused(runs, kind, tmp_path):
     with pytest.raises(ValueError, match="holds no run"):
         KINDS[kind].load(tmp_path)
     copy = tmp_path / "copy"

@@ -11,7 +11,7 @@ SPECS = {
 }
 
 
-def test_what_is_packed_comes_back_the_same():
+def test_unpacking_reverses_packing():
     random = np.random.default_rng(2)
     structure = {
         "keys": tf.constant(random.normal(size=(11, 2, 13, 3)), tf.float32),
@@ -36,7 +36,7 @@ def test_a_column_holds_one_position_and_nothing_of_the_others():
     np.testing.assert_array_equal(packed[:, 4], keys[:, :, 4].reshape(5, 6))
 
 
-def test_a_tensor_without_one_free_axis_is_refused():
+def test_a_tensor_without_one_variable_axis_is_refused():
     for shape in [(None, 3), (None, None, 3, None)]:
         with pytest.raises(ValueError, match=r"exactly one axis of variable .* of shape"):
             Packing([tf.TensorSpec(shape)])

@@ -63,14 +63,14 @@ def test_a_text_alone_is_translated_as_in_a_batch(translator):
         np.testing.assert_allclose(alone["score"][0], together["score"][row], rtol=1e-4)
 
 
-def test_no_text_gives_no_text(translator):
+def test_empty_text_gives_empty_text(translator):
     answer = ask(translator, "serving_default", text=["", "  ", SENTENCES[0]])
     assert answer["translation"][:2].tolist() == [b"", b""]
     assert answer["length"][:2].tolist() == [1, 1]
     assert answer["length"][2] > 1
 
 
-def test_a_long_text_is_cut_and_flagged(translator):
+def test_a_long_text_is_truncated_and_flagged(translator):
     room = SETTINGS.max_source_length - 1
     long, short = "x " * 999, "x " * (room // 2)  # two pieces each
     pieces = translator.source_tokenizer.tokenize([short]).row_lengths().numpy()[0]
@@ -88,12 +88,12 @@ def test_bytes_that_are_not_utf8_do_not_harm_their_batch(translator):
 
 
 @pytest.mark.parametrize("signature", ["serving_default", "tokenize"])
-def test_a_batch_of_none_gives_none(translator, signature):
+def test_an_empty_batch_gives_an_empty_batch(translator, signature):
     answer = ask(translator, signature, text=np.zeros([0], object))
     assert {len(value) for value in answer.values()} == {0}
 
 
-def test_the_best_of_several_is_the_translation(translator):
+def test_the_first_of_n_best_is_the_translation(translator):
     several, one = nbest(translator, SENTENCES), ask(translator, "serving_default", text=SENTENCES)
     assert several["translation"].shape == (3, SETTINGS.num_best)
     assert several["translation"][:, 0].tolist() == one["translation"].tolist()
@@ -108,7 +108,7 @@ def test_a_prefix_is_forced_in_its_own_row_only(translator):
     assert forced["translation"][1].tolist() == free["translation"][1].tolist()
 
 
-def test_a_prefix_longer_than_any_translation_is_cut_and_flagged(translator):
+def test_an_overlong_prefix_is_truncated_and_flagged(translator):
     forced = nbest(translator, SENTENCES[:2], ["in the park " * 5, "in"])
     assert forced["truncated"].tolist() == [True, False]
     assert forced["length"][0, 0] == SETTINGS.max_target_length
@@ -173,7 +173,7 @@ def fill_up(values, columns=2):
     return np.pad(values, widths, constant_values=values.flat[0])
 
 
-def test_what_lies_beyond_a_length_is_never_read(translator):
+def test_columns_beyond_a_length_are_never_read(translator):
     source = source_of(translator, SENTENCES)
     wide_source = {**source, "source_ids": fill_up(source["source_ids"])}
     state, wide = ask(translator, "encode", **source), ask(translator, "encode", **wide_source)
@@ -219,7 +219,7 @@ def test_ids_and_lengths_out_of_range_are_no_error(translator):
     assert ask(translator, "detokenize", token_ids=ids, length=lengths)["text"][0] == b""
 
 
-def test_too_many_ids_are_cut_and_ended(translator):
+def test_too_many_ids_are_truncated_before_an_end_token(translator):
     longest = SETTINGS.max_source_length
     ids = np.full([1, longest + 4], 291, np.int32)
     ended = np.where(np.arange(longest) == longest - 1, END_ID, ids[:, :longest]).astype(np.int32)
@@ -244,7 +244,7 @@ def test_bfloat16_weights_answer_in_float32(translator, half_translator):
     assert 0 < np.abs(exact - rounded).max() < 0.05 * np.abs(exact).max()
 
 
-def test_settings_that_cannot_be_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(ValueError, match=r"num_best must be .* num_best=5, num_beams=3"):
         SearchSettings(num_beams=3, num_best=5)
     with pytest.raises(ValueError, match=r"at least 2. Received: max_source_length=1"):

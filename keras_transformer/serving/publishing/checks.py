@@ -156,7 +156,7 @@ def _signature_faults(signature):
         for key, info in side.items():
             sizes = [size.size for size in info.tensor_shape.dim]
             if info.tensor_shape.unknown_rank or not sizes or sizes[0] != -1:
-                faults.append(f"{key} has the shape {sizes}, without the batch as first axis")
+                faults.append(f"{key} needs the batch as first axis but has shape {sizes}")
             if tf.as_dtype(info.dtype) in (tf.bfloat16, tf.float16):
                 faults.append(f"{key} is {tf.as_dtype(info.dtype).name}, which JSON cannot carry")
     return faults
