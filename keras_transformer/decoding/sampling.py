@@ -234,7 +234,7 @@ def _read_seed(seed):
     is_pair = seed.shape.rank in (1, 2) and seed.shape[-1] == 2
     if seed.dtype not in (tf.int32, tf.int64) or not is_pair:
         raise ValueError(
-            "seed must be two integers, e.g. (1, 2), or int32 or int64 of shape (2,) or (batch, 2). "
+            "seed must be two integers, e.g. (1, 2), or integers of shape (2,) or (batch, 2). "
             f"Received: {seed.dtype.name} of shape {seed.shape}."
         )
     return seed
