@@ -10,7 +10,7 @@ from keras_transformer.files import DamagedFile, check_archive, read_arrays
 from keras_transformer.serving.precision import with_dtype
 from keras_transformer.tokenizers import load_tokenizer
 
-AGAIN = "Run its training command again: it makes the file anew."
+AGAIN = "Run its training command again to recreate the file."
 
 
 class RunFolder:
