@@ -104,7 +104,12 @@ OF_CONFIG = {
 }
 
 
-@pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.stem)
+def fast(page):
+    """The README and the layers in the fast tier, whatever needs longer in the other."""
+    return pytest.param(page, marks=[] if page.stem in ("README", "layers") else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("page", map(fast, pages_with("python")), ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(page, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     names = {}

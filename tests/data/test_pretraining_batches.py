@@ -71,6 +71,7 @@ def rows_of(batch):
         yield first, second, int(batch["next_sentence"][index])
 
 
+@pytest.mark.slow
 def test_saved_documents_make_the_same_batches(batches, documents, tmp_path):
     batches.save(tmp_path / "tokens.npz")
     tokenizer = tokenizer_of(documents)
@@ -82,6 +83,7 @@ def test_saved_documents_make_the_same_batches(batches, documents, tmp_path):
     assert other.checksum() != batches.checksum()
 
 
+@pytest.mark.slow
 def test_the_masking_rate_is_that_asked_for_also_of_a_saved_text(documents, tmp_path):
     settings = (tokenizer_of(documents), BATCH, MAX_LENGTH, 3, 0.5)
     batches = pretraining_batches(documents, *settings)

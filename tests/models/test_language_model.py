@@ -80,6 +80,7 @@ def test_attention_scores_look_back_only():
         np.testing.assert_array_equal(np.triu(layer, 1), 0)
 
 
+@pytest.mark.slow
 def test_fit_learns_to_count():
     keras.utils.set_random_seed(3)
     model = language_model(7, **{**TINY, "hidden_dim": 12})

@@ -216,6 +216,7 @@ def losses(model, ids, **arguments):
         yield history.history["loss"][0]
 
 
+@pytest.mark.slow
 @needs_tensorflow
 def test_validation_between_two_epochs_leaves_the_memory_alone():
     ids = text(29)

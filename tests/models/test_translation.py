@@ -291,6 +291,7 @@ def test_models_are_found_at_the_top_of_their_room():
     assert models.translation is translation
 
 
+@pytest.mark.slow
 def test_one_fit_step_reaches_every_weight():
     model = model_of(target_vocabulary_size=13, tie_output=False)
     before = [exact(weight) for weight in model.trainable_weights]

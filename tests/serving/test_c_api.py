@@ -7,8 +7,9 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.serving.publishing import c_api, c_session
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_signatures_are_read_as_tensorflow_reads_them(exported):
     saved_model = saved_model_pb2.SavedModel()
     with open(f"{exported}/saved_model.pb", "rb") as file:

@@ -81,6 +81,7 @@ def test_an_export_answers_in_a_fresh_process(model, tokenizer, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_of_word_pieces_is_exported(tmp_path):
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = WordPieceTokenizer([*special, *(f"word{number}" for number in range(20_000))])

@@ -12,6 +12,8 @@ from keras_transformer.serving.publishing.warmup import BATCHING_FILE, WARM_UP_F
 from .conftest import SENTENCES, SETTINGS
 from .test_warmup import read_log
 
+pytestmark = pytest.mark.slow
+
 
 def table_translator(tokenizer, logits=None):
     """A model of one table: the next token depends on the last one only."""
@@ -45,7 +47,6 @@ def test_an_export_is_a_version_with_all_that_serving_reads(exported):
         assert "max_batch_size { value: 32 }" in file.read()
 
 
-@pytest.mark.slow
 def test_a_fresh_process_answers_hard_texts_as_the_model_does(exported, translator):
     texts = [SENTENCES[2].encode(), *HARD_TEXTS]
     outputs = translator.endpoints["serving_default"](tf.constant(texts))
@@ -57,7 +58,6 @@ def test_a_fresh_process_answers_hard_texts_as_the_model_does(exported, translat
     np.testing.assert_allclose(answer["outputs"]["score"], outputs["score"], rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_warm_up_requests_can_be_answered(exported):
     records = tf.data.TFRecordDataset(os.path.join(exported, WARM_UP_FILE))
     requests = []
@@ -70,7 +70,6 @@ def test_warm_up_requests_can_be_answered(exported):
     assert all("outputs" in answer for answer in c_api.ask(exported, requests))
 
 
-@pytest.mark.slow
 def test_bfloat16_weights_take_half_the_room(exported, half_translator, tmp_path):
     path = export(half_translator, tmp_path, "half", SENTENCES[:1])
     data = "variables/variables.data-00000-of-00001"
@@ -111,7 +110,6 @@ def test_a_failed_check_publishes_nothing_and_gives_the_reason(tokenizer, tmp_pa
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_a_model_of_any_functions_can_be_exported(tokenizer, tmp_path):
     path = export(table_translator(tokenizer), tmp_path, "demo")
     assert path == str(tmp_path / "demo" / "1")

@@ -202,6 +202,7 @@ def test_scores_of_texts_are_those_of_the_model(write):
         write.score(["dog", "twelve letters"])
 
 
+@pytest.mark.slow
 def test_an_export_answers_as_the_translator_does(translate, tmp_path):
     path = translate.export(tmp_path, "mine", SENTENCES[:2])
     assert path == str(tmp_path / "mine" / "1")

@@ -154,6 +154,7 @@ def test_a_subclass_that_is_built_by_its_first_batch_trains_as_in_keras():
             without_training(Model).compile("sgd", "mse", **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "regularizer", ["l1", "l2", keras.regularizers.L1L2(0.1, 0.2)], ids=["l1", "l2", "both"]
 )

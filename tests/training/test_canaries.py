@@ -9,7 +9,7 @@ import pytest
 
 from .conftest import needs_tensorflow
 
-pytestmark = needs_tensorflow
+pytestmark = [needs_tensorflow, pytest.mark.slow]
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -26,7 +26,6 @@ def two_replicas():
     return run("tests.training.stock", "2")
 
 
-@pytest.mark.slow
 def test_a_plain_loss_is_right(two_replicas):
     assert two_replicas["plain loss"] < 1e-5, "so the comparison itself is"
 
@@ -40,7 +39,6 @@ def test_keras_cannot_accumulate_on_two_replicas(two_replicas):
     assert "merge_call" in two_replicas["accumulation"]
 
 
-@pytest.mark.slow
 def test_keras_cannot_fit_on_several_workers():
     launch = ["train.launch", "--workers", "2", "--restarts", "0", "--"]
     said = run(*launch, sys.executable, "-m", "tests.training.stock", "1")

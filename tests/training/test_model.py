@@ -91,6 +91,7 @@ def test_metrics_with_other_padding_than_the_loss_count_their_own_tokens():
         assert values[alone.name] == pytest.approx(float(alone.result()), abs=1e-5), alone.name
 
 
+@pytest.mark.slow
 @needs_tensorflow
 def test_a_reloaded_model_trains_on_as_the_saved_one(tmp_path):
     model = language_model(tied=False)
