@@ -109,7 +109,7 @@ def fast(page):
     return pytest.param(page, marks=[] if page.stem in ("README", "layers") else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("page", map(fast, pages_with("python")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", list(map(fast, pages_with("python"))), ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(page, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     names = {}
