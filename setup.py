@@ -10,11 +10,11 @@ VERSION = re.search(
     r'__version__ = "(.+)"', (ROOT / "keras_transformer" / "__init__.py").read_text("utf-8")
 )[1]
 
-TEXT = ["tensorflow-text>=2.19,<2.22", "sentencepiece>=0.2.0,<0.3"]
+TEXT = ["tensorflow-text>=2.20,<2.22", "sentencepiece>=0.2.0,<0.3"]
 TRAIN = [
     "sacrebleu>=2.4,<3",
     "matplotlib>=3.9,<4",
-    "tensorboard>=2.19,<2.22",
+    "tensorboard>=2.20,<2.22",
     "tokenizers>=0.23,<0.24",
     "babel>=2.16,<3",
     "num2words>=0.5.13,<0.6",
@@ -36,8 +36,8 @@ setup(
     package_data={"keras_transformer.figures": ["*.html"]},
     python_requires=">=3.11",
     install_requires=[
-        "tensorflow>=2.19,<2.22",
-        "keras>=3.10,<3.16",
+        "tensorflow>=2.20,<2.22",
+        "keras>=3.11,<3.16",
         "numpy>=2,<3",
         "protobuf>=4.22",
         "filelock>=3.24,<5",
