@@ -28,7 +28,8 @@ attention = translator.attention("a dog runs")
 assert attention.figure() and "a dog runs" in attention.page()
 classifier = kt.serving.Classifier(kt.classifier(280, 2), tokenizer, ["bad", "good"])
 assert classifier(["a dog runs"])[0] in ("bad", "good")
-generator = kt.serving.Generator(kt.language_model(280), tokenizer)
+letters = kt.tokenizers.SymbolTokenizer()
+generator = kt.serving.Generator(kt.language_model(letters.vocabulary_size), letters)
 assert len(list(generator.stream("a dog", max_tokens=3))) <= 3
 print(translator.export("saved_models", "mine"))
 """

@@ -44,6 +44,7 @@ def test_layers_pass_their_tests_on_another_backend(backend):
     if keras.backend.backend() == backend:
         pytest.skip("this is the process they run in")
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not other_backend"]
+    arguments += ["-o", "filterwarnings=default"]  # other libraries, other warnings
     # The oracles of other libraries agree with NumPy's; once is enough.
     arguments += ["tests/ops", "tests/layers", "--ignore-glob=*/test_against_*.py"]
     if backend == "jax":

@@ -90,7 +90,8 @@ def test_a_reader_that_leaves_ends_it_quietly(module, arguments, run, writer):
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=300) == 141
-    assert said(process.stderr.read()) == []
+    with process.stderr as errors:
+        assert said(errors.read()) == []
 
 
 def test_ctrl_c_ends_the_line_of_a_sample(writer):
