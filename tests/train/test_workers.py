@@ -162,8 +162,8 @@ def test_two_replicas_of_one_process_are_stopped_and_go_on_too(text, whole, tmp_
         np.testing.assert_allclose(one, other, atol=1e-4, err_msg="as on two workers")
 
 
-def test_a_worker_left_alone_ends_with_a_line(text, tmp_path):
-    """Started by hand, without a launcher to end it."""
+def test_a_worker_left_alone_ends_with_a_line(text, tmp_path, capfd):
+    """Started by hand, without a launcher to end it; or TensorFlow itself aborts, with its own."""
     from train.launch.local import Workers
 
     run = tmp_path / "alone"
@@ -173,7 +173,14 @@ def test_a_worker_left_alone_ends_with_a_line(text, tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         workers.processes[1].send_signal(signal.SIGKILL)
-        assert workers.processes[0].wait(timeout=900) in (76, -6)
+        code = workers.processes[0].wait(timeout=900)
+    errors = capfd.readouterr().err
+    assert code in (76, -6)
+    if code == 76:
+        assert "Another worker was lost: " in errors
+        assert "Start all workers again with the same command" in errors
+    else:
+        assert "coordination" in errors.lower()
 
 
 def test_workers_that_see_other_texts_are_stopped(text, tmp_path):
