@@ -7,7 +7,7 @@ LARGEST_READ = 2**18  # bytes
 NAMED = 5  # of the texts that were cut
 
 
-def answer_lines(answer, max_length, how="cut at the end"):
+def answer_lines(answer, max_length, how="truncated at the end"):
     """Writes the answer to each line of standard input to standard output, in the same order.
 
     Reports on standard error which lines were cut and, after Ctrl-C, how many were answered.
@@ -36,7 +36,7 @@ def answer_lines(answer, max_length, how="cut at the end"):
     report_cut_texts(cut, count, max_length, how)
 
 
-def report_cut_texts(places, count, max_length, how="cut at the end", word="lines"):
+def report_cut_texts(places, count, max_length, how="truncated at the end", word="lines"):
     """Prints one line to standard error if texts were cut.
 
     Args:

@@ -61,7 +61,7 @@ def bert(
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads), or pass further arguments to the blocks
             (dropout and attention_dropout, 0.1 each; activation, "gelu"; pre_norm, False;
-            activation_dropout, dtype).
+            activation_dropout, key_dim, use_bias, kernel_initializer, dtype).
 
     Returns:
         A functional Keras model. Inputs: a dictionary of `token_ids`, 0 for padding, and
@@ -71,7 +71,7 @@ def bert(
 
     Raises:
         ValueError: if `size` or a dimension is unknown, or hidden_dim is not
-            divisible by num_heads.
+            divisible by num_heads without a `key_dim`.
 
     Examples:
         >>> model = bert(11, size="tiny", num_layers=1)

@@ -59,7 +59,8 @@ def language_model(
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
-            (attention_dropout, activation_dropout, activation, pre_norm, dtype).
+            (attention_dropout, activation_dropout, activation, pre_norm, key_dim, use_bias,
+            kernel_initializer, dtype).
 
     Returns:
         A functional Keras model. Input: `token_ids`, integers (batch, length). Output:
@@ -68,7 +69,7 @@ def language_model(
 
     Raises:
         ValueError: if `size` or a dimension is unknown, or hidden_dim is not
-            divisible by num_heads.
+            divisible by num_heads without a `key_dim`.
 
     Examples:
         >>> model = language_model(11, num_layers=1)

@@ -60,7 +60,8 @@ def translation(
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
-            (attention_dropout, activation_dropout, activation, pre_norm, dtype).
+            (attention_dropout, activation_dropout, activation, pre_norm, key_dim, use_bias,
+            kernel_initializer, dtype).
 
     Returns:
         A functional Keras model. Inputs: a dictionary of `source_ids` (batch, source) and
@@ -69,7 +70,7 @@ def translation(
 
     Raises:
         ValueError: if `size` or a dimension is unknown, or hidden_dim is not
-            divisible by num_heads.
+            divisible by num_heads without a `key_dim`.
 
     Examples:
         >>> model = translation(11, size="tiny", num_layers=1)

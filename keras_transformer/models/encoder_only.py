@@ -51,7 +51,8 @@ def classifier(
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
-            (attention_dropout, activation_dropout, activation, pre_norm, dtype).
+            (attention_dropout, activation_dropout, activation, pre_norm, key_dim, use_bias,
+            kernel_initializer, dtype).
 
     Returns:
         A functional Keras model. Input: `token_ids`, integers (batch, length), 0 for
@@ -59,7 +60,7 @@ def classifier(
 
     Raises:
         ValueError: if `size`, `pooling` or a dimension is unknown, or hidden_dim is not
-            divisible by num_heads.
+            divisible by num_heads without a `key_dim`.
 
     Examples:
         >>> model = classifier(11, num_labels=2)

@@ -127,7 +127,7 @@ def test_translate_and_evaluate_say_which_lines_were_cut(run, tmp_path, monkeypa
     lines = ["abc", "fed " * 99, "a", *["cab " * 50] * 7]
     (tmp_path / "text").write_text("\n".join(lines) + "\n")
     expected = (
-        "8 of 10 texts are longer than 24 tokens and were cut at the end: "
+        "8 of 10 texts are longer than 24 tokens and were truncated at the end: "
         "lines 2, 4, 5, 6, 7 and 3 more.\n"
     )
     with open(tmp_path / "text") as stdin:
