@@ -10,6 +10,7 @@ VERSION = re.search(
     r'__version__ = "(.+)"', (ROOT / "keras_transformer" / "__init__.py").read_text("utf-8")
 )[1]
 
+TENSORFLOW = ">=2.20,<2.22"
 TEXT = ["tensorflow-text>=2.20,<2.22", "sentencepiece>=0.2.0,<0.3"]
 TRAIN = [
     "sacrebleu>=2.4,<3",
@@ -36,7 +37,7 @@ setup(
     package_data={"keras_transformer.figures": ["*.html"]},
     python_requires=">=3.11",
     install_requires=[
-        "tensorflow>=2.20,<2.22",
+        f"tensorflow{TENSORFLOW}",
         "keras>=3.11,<3.16",
         "numpy>=2,<3",
         "protobuf>=4.22",
@@ -45,6 +46,7 @@ setup(
         *TEXT,
     ],
     extras_require={
+        "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         "train": [*TRAIN, *DATASETS],
         "test": [
             *TRAIN,

@@ -1,6 +1,5 @@
 """The launcher through Ray Train, where Ray is installed."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from train.launch.on_ray import run_on_ray
 from .conftest import SETTINGS
 
 LAUNCH = [sys.executable, "-m", "train.launch"]
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+ray = pytest.importorskip("ray")
 
 
 def program(folder, body):
@@ -48,3 +47,18 @@ def test_ray_trains_as_the_launcher_of_one_machine_does(text, tmp_path):
     ray, here = (RunFolder(tmp_path / name).model().weights for name in ("ray", "here"))
     for one, other in zip(ray, here, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", [3, 2])
+def test_a_worker_of_ray_may_have_several_gpus(tmp_path, wanted):
+    ray.init(num_gpus=4)  # Ray believes it, and sets CUDA_VISIBLE_DEVICES
+    body = "(d / f'{i}.gpus').write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
+    if wanted == 3:
+        with pytest.raises(ValueError, match=r"too few GPUs for 3 on each worker.*2 workers"):
+            run_on_ray(program(tmp_path, body), 2, restarts=0, gpus_per_worker=3)
+        return
+    assert run_on_ray(program(tmp_path, body), 2, restarts=0, gpus_per_worker=2) == 0
+    gpus = [path.read_text().split(",") for path in tmp_path.glob("*.gpus")]
+    assert sorted(gpu for of_worker in gpus for gpu in of_worker) == ["0", "1", "2", "3"]
+    assert [len(of_worker) for of_worker in gpus] == [2, 2]

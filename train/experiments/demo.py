@@ -8,6 +8,7 @@ from keras_transformer.serving.publishing.c_api import ask
 from train.config import load_config
 from train.demo.corpus import demo_split
 from train.experiments.translation import Translation, bleu_report, translations_of
+from train.gpus import warn_of_idle_gpus
 from train.loop import train_run
 from train.pictures import save_pictures
 from train.run import Run
@@ -17,6 +18,7 @@ SHOWN = 5  # translations
 
 
 def run_demo(run_path, directory):
+    warn_of_idle_gpus()
     start = time.perf_counter()
     config = load_config("demo")
     train_text, held_out = demo_split(NUM_TRAIN, NUM_HELD_OUT, config.seed)

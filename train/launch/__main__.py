@@ -4,8 +4,9 @@
         python -m train.translation --config multi30k --run runs/multi30k ...
 
 Every worker runs the same command, with an environment variable TF_CONFIG that lists them all. By
-default they are processes on this machine that talk over the loopback device; with --launcher ray
-(pip install -e '.[ray]'), Ray places them on the machines of its cluster.
+default they are processes on this machine that talk over the loopback device and divide its GPUs
+among them (CUDA_VISIBLE_DEVICES); with --launcher ray (pip install -e '.[ray]'), Ray places them on
+the machines of its cluster.
 
 Two exit codes of a worker are final: 2 means invalid arguments or data; 75, that it was told to
 stop and has saved its step. The launcher exits with the code of the first worker that failed, or 0.
@@ -27,6 +28,12 @@ class LaunchOptions:
     workers: int = required("number of workers", ge=1)
     restarts: int = setting(3, "how many times to restart all workers", ge=0)
     start_timeout: float = setting(300, "seconds for every worker to connect", gt=0)
+    gpus_per_worker: int | None = setting(
+        None,
+        "GPUs of each worker, 0 for none; default: this machine's GPUs divided equally, or one "
+        "of Ray's",
+        ge=0,
+    )
     launcher: Literal["local", "ray"] = setting("local", "who starts the workers")
 
 
@@ -44,8 +51,18 @@ def main(arguments=None):
         if options.launcher == "ray":
             from train.launch.on_ray import run_on_ray
 
-            sys.exit(run_on_ray(command, options.workers, options.restarts))
-        sys.exit(run_here(command, options.workers, options.restarts, options.start_timeout))
+            sys.exit(
+                run_on_ray(command, options.workers, options.restarts, options.gpus_per_worker)
+            )
+        sys.exit(
+            run_here(
+                command,
+                options.workers,
+                options.restarts,
+                options.start_timeout,
+                options.gpus_per_worker,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import sys
 import time
 
 from train.command import EXIT_CODE_MISTAKE
+from train.gpus import HIDDEN, divide, gpu_count, visible_gpus
 
 EXIT_CODE_STOPPED = os.EX_TEMPFAIL  # 75: told to stop, and can resume
 EXIT_CODE_NOT_STARTED = 77
@@ -18,15 +19,21 @@ SECONDS_TO_SAVE = 60  # for workers that were told to stop
 POLL_SECONDS = 0.1
 
 
-def run_here(command, count, restarts=3, start_timeout=300):
+def run_here(command, count, restarts=3, start_timeout=300, gpus_per_worker=None):
     """Runs a command in `count` workers on this machine until all succeed.
+
+    The GPUs that this process may use are divided among the workers, by CUDA_VISIBLE_DEVICES.
 
     Returns:
         The exit code: 0, or that of the first worker that failed, if restarting is no use or
         `restarts` are used up.
+
+    Raises:
+        ValueError: if there are GPUs, but too few for so many workers.
     """
+    gpus = divide(visible_gpus(gpu_count(), os.environ), count, gpus_per_worker)
     for attempt in range(restarts + 1):
-        with Workers(command, count) as workers, workers.forwarding_signals():
+        with Workers(command, count, gpus) as workers, workers.forwarding_signals():
             code = workers.wait(start_timeout)
         if code in (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED) or workers.told_to_stop:
             return code
@@ -40,10 +47,16 @@ def run_here(command, count, restarts=3, start_timeout=300):
 
 
 class Workers:
-    """Processes on this machine that know each other by TF_CONFIG; all are killed on exit."""
+    """Processes on this machine that know each other by TF_CONFIG; all are killed on exit.
 
-    def __init__(self, command, count):
-        self.command, self.count = command, count
+    Args:
+        command: what each runs, a list.
+        count: how many there are.
+        gpus: ids of the GPUs of each, a list of lists; None to leave the environment alone.
+    """
+
+    def __init__(self, command, count, gpus=None):
+        self.command, self.count, self.gpus = command, count, gpus
         self.processes = []
         self.told_to_stop = False
         self.what_happened = ""
@@ -57,6 +70,8 @@ class Workers:
                 "task": {"type": "worker", "index": index},
             }
             environment = {**os.environ, "TF_CONFIG": json.dumps(config)}
+            if self.gpus is not None:
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[index]) or HIDDEN
             self.processes.append(
                 subprocess.Popen(
                     self.command,

@@ -9,17 +9,24 @@ from train.launch.local import EXIT_CODE_STOPPED, end_with_parent
 FINAL_CODES = (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED)
 
 
-def run_on_ray(command, count, restarts):
+def run_on_ray(command, count, restarts, gpus_per_worker=None):
     """Runs a command in `count` workers of Ray's `TensorflowTrainer`.
 
     Each is a process of its own with the TF_CONFIG that Ray has made, in the working directory of
-    this command, which must exist on all machines. Each worker gets a GPU if there are enough.
+    this command, which must exist on all machines.
+
+    Args:
+        command: a list.
+        count: of workers.
+        restarts: how many times to restart all of them.
+        gpus_per_worker: GPUs of each; None for one if the cluster has any.
 
     Returns:
         The exit code of the workers: 0, or one after which restarting is no use.
 
     Raises:
         ImportError: without Ray.
+        ValueError: if the cluster has too few GPUs.
         RuntimeError: when the workers were lost more than `restarts` times.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -34,6 +41,7 @@ def run_on_ray(command, count, restarts):
     def work():
         environment = dict(os.environ)
         environment.pop("TF_USE_LEGACY_KERAS", None)  # Ray sets it, for Keras 2
+        environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         code = subprocess.run(
             command, cwd=directory, env=environment, preexec_fn=end_with_parent, check=False
         ).returncode
@@ -42,15 +50,44 @@ def run_on_ray(command, count, restarts):
         return code
 
     ray.init(ignore_reinit_error=True, log_to_driver=True)
-    gpus = ray.cluster_resources().get("GPU", 0) >= count
-    trainer = TensorflowTrainer(
-        work,
-        scaling_config=ScalingConfig(num_workers=count, use_gpu=gpus),
-        run_config=RunConfig(failure_config=FailureConfig(max_failures=restarts)),
-    )
     try:
+        machines = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
+        gpus = gpus_of_a_worker(machines, count, gpus_per_worker)
+        trainer = TensorflowTrainer(
+            work,
+            scaling_config=ScalingConfig(
+                num_workers=count,
+                use_gpu=gpus > 0,
+                resources_per_worker={"CPU": 1, **({"GPU": gpus} if gpus else {})},
+            ),
+            run_config=RunConfig(failure_config=FailureConfig(max_failures=restarts)),
+        )
         return trainer.fit().return_value
+    except ValueError:
+        raise
     except Exception as error:  # Ray's own type holds the errors of all workers
         raise RuntimeError(f"The workers were lost: {str(error).splitlines()[0]}") from error
     finally:
         ray.shutdown()
+
+
+def gpus_of_a_worker(machines, workers, wanted=None):
+    """How many GPUs to ask of Ray for each worker.
+
+    Args:
+        machines: number of GPUs of each machine of the cluster.
+        workers: their number.
+        wanted: GPUs of a worker; None for one if there is any.
+
+    Raises:
+        ValueError: if there are too few, where Ray would wait for more.
+    """
+    each = (1 if any(machines) else 0) if wanted is None else wanted
+    if each and sum(int(gpus // each) for gpus in machines) < workers:
+        raise ValueError(
+            f"Ray's cluster has too few GPUs for {each} on each worker. Start fewer workers, or "
+            "choose --gpus-per-worker, 0 to train on the CPU. "
+            f"Received: {workers} workers, machines with "
+            f"{', '.join(f'{gpus:g}' for gpus in machines)} GPUs."
+        )
+    return each

@@ -1,0 +1,127 @@
+"""The NVIDIA GPUs of a machine: which there are, whether they are used, who gets which.
+
+Nothing here imports TensorFlow before it is known that there is a GPU.
+"""
+
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+
+LOG = logging.getLogger(__name__)
+HIDDEN = "-1"  # as CUDA_VISIBLE_DEVICES: no GPU
+SECONDS_TO_ANSWER = 30  # a driver that hangs would hold up a training on the CPU
+
+
+def gpu_count(root="/"):
+    """Number of NVIDIA GPUs in this machine, whether or not a library can use them.
+
+    Args:
+        root: folder that contains dev/.
+    """
+    if program := shutil.which("nvidia-smi"):
+        try:
+            done = subprocess.run(
+                [program, "--list-gpus"], capture_output=True, text=True, timeout=SECONDS_TO_ANSWER
+            )
+            if listed := sum(line.startswith("GPU ") for line in done.stdout.splitlines()):
+                return listed
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+    return len(list(pathlib.Path(root, "dev").glob("nvidia[0-9]*")))
+
+
+def visible_gpus(count, environment):
+    """What CUDA shows to a process: ids, as CUDA_VISIBLE_DEVICES lists them.
+
+    Like CUDA, it reads that variable up to the first entry that names no GPU.
+
+    Args:
+        count: GPUs of the machine.
+        environment: of the process, a dictionary.
+    """
+    if "CUDA_VISIBLE_DEVICES" not in environment or not count:
+        return [str(index) for index in range(count)]
+    ids = []
+    for entry in environment["CUDA_VISIBLE_DEVICES"].split(","):
+        entry = entry.strip()
+        exists = int(entry) < count if entry.isdecimal() else entry.startswith(("GPU-", "MIG-"))
+        if not exists or entry in ids:
+            break
+        ids.append(entry)
+    return ids
+
+
+def divide(gpus, workers, each=None):
+    """Divides the GPUs of a machine among its workers.
+
+    Args:
+        gpus: ids, a list.
+        workers: their number.
+        each: GPUs of a worker; None for equal shares.
+
+    Returns:
+        A list of ids for each worker; None where there is nothing to divide.
+
+    Raises:
+        ValueError: if there are too few.
+    """
+    if each is None and not gpus:
+        return None
+    each = share(len(gpus), workers, each)
+    return [gpus[index * each : (index + 1) * each] for index in range(workers)]
+
+
+def share(count, workers, each=None):
+    """How many GPUs a worker gets; warns if equal shares leave some unused.
+
+    Raises:
+        ValueError: if there are too few.
+    """
+    if count < workers * (1 if each is None else each):
+        wanted = "one" if each is None else f"--gpus-per-worker {each}"
+        raise ValueError(
+            f"There are too few GPUs for {wanted} each. Start fewer workers, or train on the CPU "
+            f"with --gpus-per-worker 0. Received: {workers} workers, {count} GPUs."
+        )
+    if each is None:
+        each = count // workers
+        if unused := count % workers:
+            LOG.warning(
+                f"{count} GPUs do not divide equally among {workers} workers: each gets {each}, "
+                f"{unused} stay{'s' if unused == 1 else ''} unused."
+            )
+    return each
+
+
+def warn_of_idle_gpus(root="/"):
+    """Warns if this machine has an NVIDIA GPU and the backend of Keras sees none.
+
+    A GPU that CUDA_VISIBLE_DEVICES hides is not meant to be seen.
+
+    Args:
+        root: folder that contains dev/ and proc/.
+    """
+    count = gpu_count(root)
+    if visible_gpus(count, os.environ):
+        found = "an NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
+    elif not count and pathlib.Path(root, "proc/driver/nvidia/version").exists():
+        found = "an NVIDIA driver"
+    else:
+        return
+    backend, extra = "TensorFlow", "pip install -e '.[cuda]'"
+    if os.environ.get("KERAS_BACKEND") == "jax":
+        import jax
+
+        backend, extra = "JAX", "pip install 'jax[cuda12]'"
+        seen = any(device.platform == "gpu" for device in jax.local_devices())
+    else:
+        import tensorflow as tf
+
+        seen = tf.config.list_physical_devices("GPU")
+    if not seen:
+        LOG.warning(
+            f"This machine has {found}, but {backend} sees no GPU and will use the CPU. Install "
+            f"the CUDA libraries: {extra}. If you have them, see GPUs in docs/install.md."
+        )
