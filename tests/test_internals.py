@@ -85,6 +85,15 @@ def a_mask_goes_with_its_tensor():
         assert mask_of(copied).numpy().tolist() == [[True, False]]
 
 
+@canary("layers.keep_mask")
+def xla_draws_the_noise_of_plain_tensorflow():
+    plain, compiled = keras.random.SeedGenerator(11), keras.random.SeedGenerator(11)
+    plain = of_layers.keep_mask((3, 5, 7), 0.5, plain).numpy()
+    draw = tf.function(lambda: of_layers.keep_mask((3, 5, 7), 0.5, compiled), jit_compile=True)
+    np.testing.assert_array_equal(draw().numpy(), plain)
+    np.testing.assert_array_equal(plain[0, 0].astype(int), [0, 1, 1, 1, 0, 0, 1])
+
+
 @canary("training.compiled_metrics", "training.forget_compiled_metrics")
 def metrics_of_compile_are_one_metric_that_can_be_forgotten():
     model = model_of_two_layers(metrics=["mae"])

@@ -3,6 +3,7 @@
 from keras_transformer.layers.additive_attention import AdditiveAttention
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.decoder import Decoder, DecoderBlock
+from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import (
     PositionEmbedding,
     SinusoidalEncoding,
@@ -27,6 +28,7 @@ __all__ = [
     "MultiHeadAttention",
     "PositionEmbedding",
     "RelativeAttention",
+    "ReproducibleDropout",
     "SequencePooling",
     "SinusoidalEncoding",
     "SlicedAttention",

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.internals import carry_mask, mask_of
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
@@ -93,7 +94,7 @@ class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
         self.dropout = dropout
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self._dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self._dropout = ReproducibleDropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def build(self, query_shape, value_shape=None):

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.attention import MultiHeadAttention, ShowsAttention
+from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.sparse_attention import SparseAttention
 
@@ -45,7 +46,7 @@ class Residual(keras.layers.Layer):
         self.norm = keras.layers.LayerNormalization(
             epsilon=norm_epsilon, dtype=self.dtype_policy, name="norm"
         )
-        self._dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self._dropout = ReproducibleDropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def build(self, input_shape):

@@ -5,6 +5,7 @@ import math
 import keras
 from keras import ops
 
+from keras_transformer.layers.internals import keep_mask
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 from keras_transformer.ops.projection import project
@@ -56,9 +57,9 @@ class TokenDropout(keras.layers.Layer):
     def call(self, inputs, training=False):
         if not (training and self.rate):
             return inputs
-        draws = keras.random.uniform(ops.shape(inputs), dtype="float32", seed=self.seed_generator)
+        kept = keep_mask(ops.shape(inputs), self.rate, self.seed_generator)
         is_first = ops.arange(ops.shape(inputs)[1]) == 0
-        return ops.where((draws >= self.rate) | is_first, inputs, self.pad_id)
+        return ops.where(kept | is_first, inputs, self.pad_id)
 
     def compute_output_spec(self, inputs, training=False):
         return keras.KerasTensor(inputs.shape, inputs.dtype)

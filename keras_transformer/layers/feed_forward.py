@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.projection import project
 
@@ -61,7 +62,7 @@ class FeedForward(keras.layers.Layer):
         self.dropout = dropout
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self._dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self._dropout = ReproducibleDropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def build(self, input_shape):

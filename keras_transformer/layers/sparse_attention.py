@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.attention import MultiHeadAttention, implicit_mask
+from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.ops.attention import merge_heads
 from keras_transformer.ops.masks import (
     causal_mask,
@@ -105,7 +106,7 @@ class SparseAttention(MultiHeadAttention):
         # One for each part of a pattern: `remat` counts on one draw from each random state.
         self._dropouts = [self._dropout]
         if pattern != "local":
-            self._dropouts.append(keras.layers.Dropout(self.dropout, dtype=self.dtype_policy))
+            self._dropouts.append(ReproducibleDropout(self.dropout, dtype=self.dtype_policy))
         self.pattern = pattern
         self.block_size = block_size
         self.summary_size = summary_size

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import (
     SMALL_STDDEV,
     PositionEmbedding,
@@ -107,7 +108,7 @@ def bert(
     vectors = keras.layers.Add(dtype=dtype, name="add_segments")([tokens, segments])
     vectors = PositionEmbedding(max_sequence_length, dtype=dtype, name="positions")(vectors)
     vectors = _norm("embedding_norm", block["norm_epsilon"], dtype)(vectors)
-    vectors = keras.layers.Dropout(block["dropout"], dtype=dtype, name="embedding_dropout")(vectors)
+    vectors = ReproducibleDropout(block["dropout"], dtype=dtype, name="embedding_dropout")(vectors)
     # Explicit, because the implicit mask of the tokens is lost where the segments are added.
     vectors = Encoder(**block, name="encoder")(vectors, padding_mask=padding_mask(kept_ids))
     pooler = keras.layers.Dense(hidden_dim, "tanh", dtype=dtype, name="pooler")
@@ -215,7 +216,7 @@ def bert_classifier(backbone, num_labels, dropout=0.1, pooling="first", name="be
         pooled = SequencePooling(pooling, dtype=dtype, name="pooling")(
             backbone.output["vectors"], padding_mask=mask
         )
-    pooled = keras.layers.Dropout(dropout, name="head_dropout")(pooled)
+    pooled = ReproducibleDropout(dropout, name="head_dropout")(pooled)
     return Model(backbone.input, _logits(num_labels, "head")(pooled), name=name)
 
 
@@ -240,7 +241,7 @@ def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labe
         >>> bert_token_labeller(bert(11, size="tiny", num_layers=1), num_labels=5).output_shape
         (None, None, 5)
     """
-    vectors = keras.layers.Dropout(dropout, name="head_dropout")(backbone.output["vectors"])
+    vectors = ReproducibleDropout(dropout, name="head_dropout")(backbone.output["vectors"])
     return Model(backbone.input, _logits(num_labels, "head")(vectors), name=name)
 
 

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.decoder import Decoder
+from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import (
     PositionEmbedding,
     SinusoidalEncoding,
@@ -89,7 +90,7 @@ def language_model(
         positions = SinusoidalEncoding(dtype=dtype, name="positions")
     else:
         positions = PositionEmbedding(max_sequence_length, dtype=dtype, name="positions")
-    dropout = keras.layers.Dropout(block["dropout"], dtype=dtype, name="embedding_dropout")
+    dropout = ReproducibleDropout(block["dropout"], dtype=dtype, name="embedding_dropout")
     vectors = dropout(positions(embedding(token_ids)))
     vectors = Decoder(**block, name="decoder")(vectors)
     return Model(token_ids, embedding(vectors, reverse=True), name=name)

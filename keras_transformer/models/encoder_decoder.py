@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.decoder import Decoder
+from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.models.functions import TranslatorFunctions, check_layers, layer_names
@@ -102,7 +103,7 @@ def translation(
             target_vocabulary_size, hidden_dim, dtype=dtype, name="output_projection"
         )
     positions = SinusoidalEncoding(dtype=dtype, name="positions")
-    dropout = keras.layers.Dropout(block["dropout"], dtype=dtype, name="embedding_dropout")
+    dropout = ReproducibleDropout(block["dropout"], dtype=dtype, name="embedding_dropout")
 
     source = dropout(positions(source_embedding(source_ids)))
     source = Encoder(**block, name="encoder")(source)

@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenDropout, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
@@ -76,10 +77,10 @@ def classifier(
     kept_ids = TokenDropout(token_dropout, name="token_dropout")(token_ids)
     vectors = TokenEmbedding(vocabulary_size, hidden_dim, dtype=dtype, name="embedding")(kept_ids)
     vectors = SinusoidalEncoding(dtype=dtype, name="positions")(vectors)
-    vectors = keras.layers.Dropout(dropout, dtype=dtype, name="embedding_dropout")(vectors)
+    vectors = ReproducibleDropout(dropout, dtype=dtype, name="embedding_dropout")(vectors)
     vectors = Encoder(**block, name="encoder")(vectors)
     pooled = SequencePooling(pooling, dtype=dtype, name="pooling")(vectors)
-    pooled = keras.layers.Dropout(dropout, dtype=dtype, name="pooled_dropout")(pooled)
+    pooled = ReproducibleDropout(dropout, dtype=dtype, name="pooled_dropout")(pooled)
     logits = keras.layers.Dense(num_labels, dtype="float32", name="head")(pooled)
     return Model(token_ids, logits, name=name)
 

@@ -5,6 +5,7 @@ import functools
 import keras
 from keras import ops
 
+from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.segment_recurrence import SegmentRecurrence
 from keras_transformer.layers.transformer_xl import TransformerXL
@@ -100,7 +101,7 @@ def transformer_xl(
 
     token_ids = keras.Input((None,), dtype="int32", name="token_ids")
     embedding = TokenEmbedding(vocabulary_size, hidden_dim, dtype=dtype, name="embedding")
-    dropout = keras.layers.Dropout(block["dropout"], dtype=dtype, name="dropout")
+    dropout = ReproducibleDropout(block["dropout"], dtype=dtype, name="dropout")
     stack = TransformerXL(**block, name="stack")
     recurrence = SegmentRecurrence(stack, batch_size, memory_length, start_id, name="recurrence")
     vectors = dropout(recurrence(dropout(embedding(token_ids)), token_ids))
