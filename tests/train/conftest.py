@@ -1,7 +1,9 @@
 """A small text and the settings of a model so small that it is trained in seconds."""
 
 import gzip
+import os
 import random
+import sys
 
 import pytest
 
@@ -27,3 +29,19 @@ def text(tmp_path_factory):
         flags += [f"--{side}", f"{folder}/train.{side}.gz"]
         flags += [f"--valid-{side}", f"{folder}/valid.{side}"]
     return flags
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Makes a PATH whose nvidia-smi lists so many GPUs, as a driver does."""
+
+    def with_gpus(count):
+        lines = [f"GPU {i}: NVIDIA H100 (UUID: GPU-{i})\n  MIG 1g.10gb" for i in range(count)]
+        program = tmp_path / "bin" / "nvidia-smi"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!{sys.executable}\nprint({chr(10).join(lines)!r})\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return with_gpus

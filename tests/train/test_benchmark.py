@@ -1,10 +1,12 @@
 import json
 import os
+import time
 
 import pytest
 
 from train.benchmark import comparison as benchmark
-from train.benchmark.engines import Candidate, Engine, Size, Workload
+from train.benchmark.device import choose_device
+from train.benchmark.engines import SIZES, Candidate, Engine, Size, Workload, size_on
 from train.benchmark.products import Product, forward_products, training_flops
 from train.benchmark.rounds import measure
 from train.benchmark.tables import compare, table
@@ -37,6 +39,18 @@ def waiting_engine(workload):
     return Engine("waits", lambda: "waited")
 
 
+def engine_that_goes_on_after_it_has_answered(workload):
+    """As a GPU does."""
+    work = []
+
+    def finish(unit):
+        time.sleep(0.2 * len(work))
+        work.clear()
+        return unit
+
+    return Engine("goes on", lambda: work.append(None), finish=finish)
+
+
 def engine_that_cannot_be_built(workload):
     raise ValueError("no such layer\nand more")
 
@@ -62,6 +76,12 @@ def test_every_engine_does_every_round_in_a_process_of_its_own_that_stays_alive(
     assert waiting["result"] == "waited", "what the last unit of warm-up gave"
     assert len(waiting["seconds"]) == 3, "one time a round"
     assert all(0 < seconds < 1 for seconds in waiting["seconds"]), "seconds of one unit"
+
+
+def test_the_clock_is_read_when_all_work_is_done():
+    candidate = Candidate("a", engine_that_goes_on_after_it_has_answered, WORKLOAD, "os")
+    [row] = measure([candidate], repeats=2, steps=3)
+    assert row["seconds"] == pytest.approx([0.2, 0.2], rel=0.25), "seconds of one unit"
 
 
 def test_what_is_missing_or_fails_is_told_and_the_others_go_on():
@@ -158,13 +178,17 @@ def test_the_table_stands_without_our_own_engine():
             "argument --repeats: must be a whole number, at least 1. Received: 0.",
         ),
         (["--size", "huge"], "argument --size: invalid choice: 'huge'"),
+        (["--device", "gpu"], "--device gpu needs an NVIDIA GPU"),
+        (["--device", "gpu", "--scaling"], "--scaling and --attention measure CPUs"),
         (["--json", "no/such/folder/out.json"], "there is no folder no/such/folder"),
     ],
 )
-def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys):
+def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     with pytest.raises(SystemExit):
         benchmark.main(arguments)
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -194,3 +218,33 @@ def test_our_bfloat16_weights_stand_against_int8():
     ours, peer = benchmark.decoding_candidates(SIZE, "float32", 2, threads=1)
     dtypes = [engine.workload.dtype for engine in (ours, peer)]
     assert dtypes == ["float32", "float32"], "like with like"
+
+
+def test_a_gpu_that_tensorflow_does_not_see_is_not_measured(machine, caplog):
+    machine(2)
+    assert choose_device("cpu") == ("cpu", None) and not caplog.messages
+    assert choose_device() == ("cpu", None)
+    [message] = caplog.messages
+    assert "TensorFlow sees no GPU" in message
+    with pytest.raises(ValueError, match=r"Received: 2 NVIDIA GPUs that TensorFlow does not see"):
+        choose_device("gpu")
+
+
+def test_a_gpu_gets_larger_batches_in_bfloat16_and_compiled_steps():
+    size = size_on("gpu", "base")
+    assert size == size_on("cpu", "base")._replace(batch_size=256)
+    ours, *peers = benchmark.training_candidates(size, "bfloat16", threads=1, device="gpu")
+    assert ours.workload.compiled and {peer.workload for peer in peers} == {ours.workload}
+    ours, peer = benchmark.decoding_candidates(size, "bfloat16", 2, threads=1, device="gpu")
+    assert ours.workload == peer.workload, "like with like"
+
+
+@pytest.mark.slow
+def test_compiled_steps_learn_as_plain_ones_do():
+    """What a GPU runs, on the CPU: XLA and, where PyTorch is installed, torch.compile."""
+    candidates = benchmark.training_candidates(SIZES["toy"], "bfloat16", threads=1)[:3]
+    fused = [c._replace(workload=c.workload._replace(compiled=True)) for c in candidates]
+    for row in measure(fused, repeats=1, steps=2):
+        assert not (row["unavailable"] or "").startswith("failed"), row
+        if row["seconds"]:
+            assert 3 < row["result"] < 6, f"the loss is near log(50): {row}"

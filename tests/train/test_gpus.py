@@ -16,22 +16,6 @@ from train.launch.on_ray import gpus_of_a_worker
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """Makes a PATH whose nvidia-smi lists so many GPUs, as a driver does."""
-
-    def with_gpus(count):
-        lines = [f"GPU {i}: NVIDIA H100 (UUID: GPU-{i})\n  MIG 1g.10gb" for i in range(count)]
-        program = tmp_path / "bin" / "nvidia-smi"
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!{sys.executable}\nprint({chr(10).join(lines)!r})\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    return with_gpus
-
-
-@pytest.fixture
 def no_driver(tmp_path, monkeypatch):
     """A root folder and a PATH without anything of NVIDIA's."""
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))

@@ -10,8 +10,11 @@ median over the rounds and, in parentheses, the lowest and highest. Above 1, we 
 TensorFlow or PyTorch, whichever is faster, divided by the time of the step. GFLOP/s count 2·m·k·n
 for each of these products and nothing else.
 
-Run it on an idle machine. It uses the CPU, skips peers that are not installed
-(`pip install -e '.[bench]'` installs them all), and takes about 15 minutes on two cores.
+It measures one GPU if TensorFlow sees any, else the CPU. On a GPU the batches are larger, XLA and
+torch.compile fuse the training steps, and the dtype is bfloat16.
+
+Run it on an idle machine. It skips peers that are not installed (`pip install -e '.[bench]'`
+installs them all), and takes about 15 minutes on two cores.
 """
 
 import argparse
@@ -21,7 +24,8 @@ import sys
 from pathlib import Path
 
 from train.benchmark import attention, decoding, products, scaling, training
-from train.benchmark.engines import SIZES, Candidate, Workload
+from train.benchmark.device import DEVICES, choose_device
+from train.benchmark.engines import SIZES, Candidate, Workload, size_on
 from train.benchmark.rounds import measure
 from train.benchmark.tables import compare, describe, machine, table
 from train.command import Parser
@@ -31,6 +35,7 @@ examples:
 
     python -m train.benchmark                                   everything
     python -m train.benchmark --train --size small --dtype bfloat16
+    python -m train.benchmark --device gpu --train --json gpu.json
     python -m train.benchmark --scaling                         devices, workers, all-reduce
     python -m train.benchmark --attention                       sparse attention beside dense
     python -m train.benchmark --decode --decode-batch 1 --repeats 9 --json decoding.json
@@ -50,9 +55,9 @@ DTYPES = ["float32", "bfloat16"]
 DTYPE_HELP = "bfloat16 trains in mixed precision, and decodes with weights in bfloat16 beside int8"
 
 
-def training_candidates(size, dtype, threads):
+def training_candidates(size, dtype, threads, device="cpu"):
     """Who trains; ours first, the bare products last."""
-    workload = Workload(size, dtype, size.batch_size, threads)
+    workload = Workload(size, dtype, size.batch_size, threads, device, compiled=device == "gpu")
     return [
         Candidate("keras_transformer", training.ours_training, workload, "tensorflow"),
         Candidate("KerasHub layers", training.kerashub_training, workload, "keras_hub"),
@@ -62,10 +67,10 @@ def training_candidates(size, dtype, threads):
     ]
 
 
-def decoding_candidates(size, dtype, batch_size, threads):
-    """Who decodes; against our bfloat16 weights stands CTranslate2's fastest type, int8."""
-    ours = Workload(size, dtype, batch_size, threads)
-    theirs = ours._replace(dtype="float32" if dtype == "float32" else "int8")
+def decoding_candidates(size, dtype, batch_size, threads, device="cpu"):
+    """Who decodes; against our bfloat16 weights stands CTranslate2's fastest type, int8 on CPUs."""
+    ours = Workload(size, dtype, batch_size, threads, device)
+    theirs = ours._replace(dtype="int8") if (dtype, device) == ("bfloat16", "cpu") else ours
     return [
         Candidate(f"keras_transformer {dtype}", decoding.ours_decoding, ours, "tensorflow"),
         Candidate(
@@ -78,14 +83,14 @@ def measurements(options):
     """Yields (title, candidates, tokens a unit, flops a unit or None), one a table."""
     threads = options.threads
     for size_name in options.size if options.train else []:
-        size = SIZES[size_name]
+        size = size_on(options.device, size_name)
         for dtype in options.dtype:
             flops = products.training_flops(size)
             title = (
                 f"training, {size_name}: {describe(size)}, batch {size.batch_size} x "
                 f"{size.length}, {dtype}; ms a step of {flops / 1e9:.3g} GFLOP"
             )
-            candidates = training_candidates(size, dtype, threads)
+            candidates = training_candidates(size, dtype, threads, options.device)
             yield title, candidates, size.batch_size * size.length, flops
     for batch_size in options.decode_batch if options.decode else []:
         size = SIZES[options.decode_size]
@@ -95,7 +100,7 @@ def measurements(options):
                 f"{decoding.NUM_BEAMS}, {decoding.SOURCE_TOKENS} -> {decoding.OUTPUT_TOKENS} "
                 "tokens; ms a batch"
             )
-            candidates = decoding_candidates(size, dtype, batch_size, threads)
+            candidates = decoding_candidates(size, dtype, batch_size, threads, options.device)
             yield title, candidates, batch_size * decoding.OUTPUT_TOKENS, None
 
 
@@ -152,7 +157,15 @@ def parse(arguments):
     add("--size", ["small", "base"], "models to train", **several, choices=SIZES)
     add("--decode-size", "base", "model that decodes", choices=SIZES)
     add("--decode-batch", [32, 1], "sentences decoded at once", **several, **count)
-    add("--dtype", DTYPES, DTYPE_HELP, **several, choices=DTYPES)
+    parser.add_argument(
+        "--dtype",
+        help=f"{DTYPE_HELP} (default: both; on a GPU bfloat16)",
+        nargs="+",
+        choices=DTYPES,
+    )
+    parser.add_argument(
+        "--device", choices=DEVICES, help="what to measure (default: gpu if there is one)"
+    )
     add("--repeats", 5, "rounds of each engine; trust no fewer than 5", **count)
     add("--steps", 3, "training steps or decoded batches per round", **count)
     add("--threads", cores, "threads of each engine", **count)
@@ -162,6 +175,14 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if not options.train and not options.decode:
         options.train = options.decode = True
+    on_cpus = options.scaling or options.attention
+    if on_cpus and options.device == "gpu":
+        parser.error("--scaling and --attention measure CPUs. Received: --device gpu")
+    try:
+        options.device, options.gpu = choose_device("cpu" if on_cpus else options.device)
+    except ValueError as error:
+        parser.error(str(error))
+    options.dtype = options.dtype or (["bfloat16"] if options.device == "gpu" else DTYPES)
     if options.json and not options.json.parent.is_dir():
         parser.error(f"--json: there is no folder {options.json.parent} to write to")
     return options
@@ -180,7 +201,8 @@ def main(arguments=None):
         return measure_scaling(options)
     if options.attention:
         return measure_attention(options)
-    report = {"machine": machine(options.threads), "measurements": []}
+    report = {"machine": machine(options.threads, options.gpu), "measurements": []}
+    print(f"{options.gpu}, " if options.gpu else "", end="")
     print("{processor}, {threads} threads; median of".format(**report["machine"]), end=" ")
     print(f"{options.repeats} rounds of {options.steps}, engines taking turns", flush=True)
     failed = False

@@ -38,7 +38,7 @@ def ctranslate2_decoding(workload):
         num_parameters = _write_ctranslate2_model(workload.size, directory)
         translator = ctranslate2.Translator(
             directory,
-            device="cpu",
+            device="cuda" if workload.device == "gpu" else "cpu",
             compute_type=workload.dtype,
             inter_threads=1,
             intra_threads=workload.threads,

@@ -29,21 +29,35 @@ SIZES = {
 }
 
 
+GPU_BATCH_SIZES = {"small": 512, "base": 256}  # 16,384 and 8,192 tokens: fewer leave it idle
+
+
+def size_on(device, name):
+    """The size of a name, with batches that fill the device."""
+    size = SIZES[name]
+    if device == "gpu":
+        return size._replace(batch_size=GPU_BATCH_SIZES.get(name, size.batch_size))
+    return size
+
+
 class Workload(NamedTuple):
-    """What an engine is to train or decode: how large, how precise, how many at once."""
+    """What an engine is to train or decode: how large, how precise, how many at once, where."""
 
     size: Size
     dtype: str  # "float32" or "bfloat16"; in decoding also "int8"
     batch_size: int  # sentence pairs of a step, or sentences decoded at once
     threads: int
+    device: str = "cpu"  # or "gpu"
+    compiled: bool = False  # whether XLA or torch.compile fuses the training step
 
 
 class Engine(NamedTuple):
     """One engine, ready to run."""
 
     name: str  # with the version measured
-    unit: Callable  # does one unit of work, and returns its result when all of it is done
+    unit: Callable  # begins one unit of work, and returns its result, which may not be there yet
     num_parameters: int = 0
+    finish: Callable = lambda result: result  # waits for all work; what to report of a result
     measures_itself: bool = False  # whether that result is the seconds to report
 
 
@@ -54,6 +68,33 @@ class Candidate(NamedTuple):
     build: Callable  # makes an `Engine` of a `Workload`
     workload: Workload
     package: str  # which it needs
+
+
+def import_torch(workload):
+    """PyTorch, set to the threads of the workload, and the name of its device."""
+    import torch
+
+    torch.set_num_threads(workload.threads)
+    torch.manual_seed(0)
+    if workload.device == "gpu":
+        torch.set_float32_matmul_precision("high")  # TF32, as in TensorFlow
+        return torch, "cuda"
+    return torch, "cpu"
+
+
+def wait_for_torch(device):
+    """Waits until a device of PyTorch has done all that was begun."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def wait_for_tensorflow():
+    """Waits until all devices of TensorFlow have done all that was begun."""
+    import tensorflow
+
+    tensorflow.test.experimental.sync_devices()
 
 
 def import_keras(workload, mixed=False):

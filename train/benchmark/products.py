@@ -6,9 +6,15 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
-from train.benchmark.engines import Engine, import_keras
+from train.benchmark.engines import (
+    Engine,
+    import_keras,
+    import_torch,
+    wait_for_tensorflow,
+    wait_for_torch,
+)
 
-PRODUCT_CALLS = 3
+PRODUCT_CALLS = {"cpu": 3, "gpu": 20}
 
 
 class Product(NamedTuple):
@@ -58,18 +64,16 @@ def tensorflow_products(workload):
         yield lambda: tensorflow.matmul(a, c, transpose_a=True)
 
     name = f"products, TensorFlow {tensorflow.__version__}"
-    unit = functools.partial(_product_seconds, workload, operand, forms)
+    unit = functools.partial(_product_seconds, workload, operand, forms, wait_for_tensorflow)
     return Engine(name, unit, measures_itself=True)
 
 
 def pytorch_products(workload):
     """Nothing but the matrix products of a training step, by PyTorch."""
-    import torch
-
-    torch.set_num_threads(workload.threads)
+    torch, device = import_torch(workload)
 
     def operand(*shape):
-        return torch.randn(shape).to(getattr(torch, workload.dtype))
+        return torch.randn(shape, device=device).to(getattr(torch, workload.dtype))
 
     def forms(a, b, c):
         yield lambda: torch.matmul(a, b)
@@ -77,13 +81,14 @@ def pytorch_products(workload):
         yield lambda: torch.matmul(a.mT, c)
 
     name = f"products, PyTorch {torch.__version__.partition('+')[0]}"
-    unit = functools.partial(_product_seconds, workload, operand, forms)
+    wait = functools.partial(wait_for_torch, device)
+    unit = functools.partial(_product_seconds, workload, operand, forms, wait)
     return Engine(name, unit, measures_itself=True)
 
 
-def _product_seconds(workload, operand, forms):
+def _product_seconds(workload, operand, forms, wait):
     """Seconds that a training step would take if its products were all it did."""
-    total = 0.0
+    total, calls = 0.0, PRODUCT_CALLS[workload.device]
     for product, count in forward_products(workload.size).items():
         outer = (product.batch,) if product.batch > 1 else ()
         a = operand(*outer, product.rows, product.inner)
@@ -91,8 +96,10 @@ def _product_seconds(workload, operand, forms):
         c = operand(*outer, product.rows, product.columns)
         for form in forms(a, b, c):
             form()
+            wait()
             start = time.perf_counter()
-            for _ in range(PRODUCT_CALLS):
+            for _ in range(calls):
                 form()
-            total += count * (time.perf_counter() - start) / PRODUCT_CALLS
+            wait()
+            total += count * (time.perf_counter() - start) / calls
     return total

@@ -12,6 +12,9 @@ import os
 import subprocess
 import time
 
+from train.benchmark.device import first_gpu
+from train.gpus import HIDDEN
+
 # Threads of OpenMP spin for a while when their work is done, and would slow the next engine.
 SECONDS_BETWEEN_ENGINES = 0.3
 
@@ -101,16 +104,16 @@ def _serve(connection, build, workload, steps):
     os.environ.update(
         KERAS_BACKEND="tensorflow",
         TF_CPP_MIN_LOG_LEVEL="3",
-        CUDA_VISIBLE_DEVICES="-1",
+        CUDA_VISIBLE_DEVICES=first_gpu() if workload.device == "gpu" else HIDDEN,
         OMP_NUM_THREADS=str(workload.threads),
     )
     try:
         engine = build(workload)
-        engine.unit()  # traces, compiles and allocates
+        engine.finish(engine.unit())  # traces, compiles and allocates
         introduction = {
             "name": engine.name,
             "parameters": engine.num_parameters,
-            "result": engine.unit(),
+            "result": engine.finish(engine.unit()),
         }
         connection.send((introduction, None))
         while connection.recv():
@@ -127,13 +130,15 @@ def _seconds_a_unit(engine, steps):
         return engine.unit()
     start = time.perf_counter()
     for _ in range(steps):
-        engine.unit()
+        result = engine.unit()
+    engine.finish(result)  # before the clock is read: a GPU works on while Python goes on
     return (time.perf_counter() - start) / steps
 
 
 def answer_of(command, name):
-    """What a command prints last, read as JSON; `name` is what its failure is called."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """What a command prints last on the CPU, read as JSON; `name` is what its failure is called."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": HIDDEN}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"{name} ended with code {done.returncode}: {done.stderr[-1000:]}")
     return json.loads(done.stdout.splitlines()[-1])

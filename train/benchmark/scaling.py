@@ -16,7 +16,6 @@ from train.benchmark.engines import (
     DIMENSIONS,
     SIZES,
     Candidate,
-    Engine,
     Workload,
     import_keras,
 )
@@ -122,8 +121,7 @@ def _step(name, kind, workload):
     model = kind(model.input, model.output)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
     model.compile(keras.optimizers.Adam(*ADAM.values()), loss, jit_compile=False)
-    engine = keras_training(name, model, workload)
-    return Engine(name, engine.unit, engine.num_parameters)
+    return keras_training(name, model, workload)
 
 
 def _num_parameters(size):

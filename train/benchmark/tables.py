@@ -68,8 +68,13 @@ def describe(size):
     )
 
 
-def machine(threads):
-    """What the numbers were measured on."""
+def machine(threads, gpu=None):
+    """What the numbers were measured on.
+
+    Args:
+        threads: of each engine.
+        gpu: what the GPU is called; None if the CPU was measured.
+    """
     lines = (
         Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
     )
@@ -77,5 +82,6 @@ def machine(threads):
     return {
         "processor": names[0] if names else platform.processor(),
         "threads": threads,
+        "gpu": gpu,
         "python": platform.python_version(),
     }

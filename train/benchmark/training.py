@@ -11,7 +11,15 @@ import math
 
 import numpy as np
 
-from train.benchmark.engines import DIMENSIONS, FIRST_WORD_ID, Engine, import_keras
+from train.benchmark.engines import (
+    DIMENSIONS,
+    FIRST_WORD_ID,
+    Engine,
+    import_keras,
+    import_torch,
+    wait_for_tensorflow,
+    wait_for_torch,
+)
 
 DROPOUT = 0.1
 LABEL_SMOOTHING = 0.1
@@ -38,12 +46,13 @@ def ours_training(workload):
     rates = {"dropout": DROPOUT, "attention_dropout": DROPOUT}
     model = translation(workload.size.vocabulary_size, **dimensions, **rates)
     optimizer = Adam(*ADAM.values())
-    model.compile(optimizer, loss=TokenCrossentropy(label_smoothing=LABEL_SMOOTHING))
+    loss = TokenCrossentropy(label_smoothing=LABEL_SMOOTHING)
+    model.compile(optimizer, loss=loss, jit_compile=workload.compiled)
     return keras_training("keras_transformer", model, workload)
 
 
 def kerashub_training(workload):
-    """KerasHub's layers in Keras's own model, in graph mode: XLA is slower on a CPU."""
+    """KerasHub's layers in Keras's own model; on a CPU in graph mode, where XLA is slower."""
     tensorflow, keras = import_keras(workload, mixed=True)
     import keras_hub
 
@@ -82,18 +91,17 @@ def kerashub_training(workload):
         real = tensorflow.cast(labels != 0, "float32")
         return tensorflow.reduce_sum(smoothed * real) / tensorflow.reduce_sum(real)
 
-    model.compile(keras.optimizers.Adam(*ADAM.values()), loss=loss, jit_compile=False)
+    model.compile(keras.optimizers.Adam(*ADAM.values()), loss=loss, jit_compile=workload.compiled)
     return keras_training(f"KerasHub {keras_hub.__version__} layers", model, workload)
 
 
 def pytorch_training(workload):
-    """`torch.nn.Transformer`, eager, with fused Adam and autocast for bfloat16."""
-    import torch
-    from torch import nn
+    """`torch.nn.Transformer` with its fused attention, fused Adam and autocast for bfloat16.
 
-    torch.set_num_threads(workload.threads)
-    torch.manual_seed(0)
-    size = workload.size
+    Eager on a CPU, under `torch.compile` on a GPU.
+    """
+    torch, device = import_torch(workload)
+    nn, size = torch.nn, workload.size
     transformer = nn.Transformer(
         size.hidden_dim,
         size.num_heads,
@@ -103,29 +111,29 @@ def pytorch_training(workload):
         dropout=DROPOUT,
         batch_first=True,
         norm_first=True,
+        device=device,
     )
     for block in [*transformer.encoder.layers, *transformer.decoder.layers]:
         block.dropout = nn.Identity()  # inside the feed-forward network: the others have none
-    embedding = nn.Embedding(size.vocabulary_size, size.hidden_dim)
+    embedding = nn.Embedding(size.vocabulary_size, size.hidden_dim, device=device)
     nn.init.normal_(embedding.weight, std=size.hidden_dim**-0.5)
-    dropout, positions = nn.Dropout(DROPOUT), torch.tensor(_sinusoids(size), dtype=torch.float32)
-    future = torch.ones(size.length, size.length, dtype=torch.bool).triu(1)
+    dropout = nn.Dropout(DROPOUT)
+    positions = torch.tensor(_sinusoids(size), dtype=torch.float32, device=device)
+    future = torch.ones(size.length, size.length, dtype=torch.bool, device=device).triu(1)
     parameters = [*transformer.parameters(), *embedding.parameters()]
     optimizer = torch.optim.Adam(
         parameters, ADAM["rate"], (ADAM["beta_1"], ADAM["beta_2"]), ADAM["epsilon"], fused=True
     )
     batches = itertools.cycle(
-        [torch.from_numpy(ids).long() for ids in (*inputs.values(), labels)]
+        [torch.from_numpy(ids).long().to(device) for ids in (*inputs.values(), labels)]
         for inputs, labels in training_batches(workload)
     )
 
     def embed(ids):
         return dropout(embedding(ids) * math.sqrt(size.hidden_dim) + positions)
 
-    def unit():
-        source, target, labels = next(batches)
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=workload.dtype == "bfloat16"):
+    def loss_of(source, target, labels):
+        with torch.autocast(device, torch.bfloat16, enabled=workload.dtype == "bfloat16"):
             features = transformer(
                 embed(source),
                 embed(target),
@@ -136,18 +144,29 @@ def pytorch_training(workload):
                 tgt_is_causal=True,
             )
             logits = nn.functional.linear(features, embedding.weight)
-            loss = nn.functional.cross_entropy(
+            return nn.functional.cross_entropy(
                 logits.flatten(0, 1),
                 labels.flatten(),
                 ignore_index=0,
                 label_smoothing=LABEL_SMOOTHING,
             )
+
+    if workload.compiled:
+        loss_of = torch.compile(loss_of)
+
+    def unit():
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(*next(batches))
         loss.backward()
         optimizer.step()
+        return loss
+
+    def finish(loss):
+        wait_for_torch(device)
         return loss.item()
 
     name = f"PyTorch {torch.__version__.partition('+')[0]} nn.Transformer"
-    return Engine(name, unit, sum(parameter.numel() for parameter in parameters))
+    return Engine(name, unit, sum(parameter.numel() for parameter in parameters), finish)
 
 
 def keras_training(name, model, workload):
@@ -159,7 +178,12 @@ def keras_training(name, model, workload):
     dataset = Dataset.from_tensor_slices((inputs, np.stack(labels))).repeat().prefetch(2)
     batches = iter(dataset)
     model.make_train_function()
-    return Engine(name, lambda: float(model.train_function(batches)["loss"]), model.count_params())
+
+    def finish(logs):
+        wait_for_tensorflow()
+        return float(logs["loss"])
+
+    return Engine(name, lambda: model.train_function(batches), model.count_params(), finish)
 
 
 def _sinusoids(size):

@@ -1,0 +1,50 @@
+"""The device that a benchmark measures: the CPU, or one NVIDIA GPU."""
+
+import os
+
+from train.gpus import gpu_count, visible_gpus, warn_of_idle_gpus
+
+DEVICES = ["cpu", "gpu"]
+
+
+def choose_device(wanted=None):
+    """What to measure, and its name if it is a GPU.
+
+    Args:
+        wanted: "cpu", "gpu", or None for a GPU if TensorFlow sees one.
+
+    Returns:
+        ("cpu", None), or "gpu" and what it is called.
+
+    Raises:
+        ValueError: if there is no GPU although one is wanted.
+    """
+    if wanted == "cpu":
+        return "cpu", None
+    gpus = visible_gpus(gpu_count(), os.environ)
+    name = name_in_tensorflow() if gpus else None
+    if name is not None:
+        return "gpu", name
+    if wanted == "gpu":
+        received = f"{len(gpus)} NVIDIA GPUs that TensorFlow does not see" if gpus else "none"
+        raise ValueError(
+            "--device gpu needs an NVIDIA GPU that CUDA_VISIBLE_DEVICES shows, and "
+            f"pip install -e '.[cuda]'. Received: {received}"
+        )
+    warn_of_idle_gpus()
+    return "cpu", None
+
+
+def name_in_tensorflow():
+    """What TensorFlow calls its first GPU; None if it sees none. Takes no memory of the GPU."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return None
+    return tf.config.experimental.get_device_details(gpus[0]).get("device_name", "unknown GPU")
+
+
+def first_gpu():
+    """CUDA_VISIBLE_DEVICES of a process that is to use one GPU."""
+    return visible_gpus(gpu_count(), os.environ)[0]
