@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from keras_transformer.training.distribution import check_devices, gpu_models
 from keras_transformer.training.internals import all_layers
 from keras_transformer.training.losses import TokenCrossentropy
 
@@ -69,6 +70,7 @@ def check_strategy(model, steps_per_execution, jit_compile):
         )
     if not tf.distribute.has_strategy():
         return
+    check_devices(model.distribute_strategy.extended.worker_devices, gpu_models())
     if steps_per_execution != 1:
         raise ValueError(
             "steps_per_execution must be 1 under a tf.distribute strategy: Keras cannot loop "

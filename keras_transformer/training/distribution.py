@@ -4,8 +4,10 @@ A worker is one process of a training, with one replica of the model on each of 
 Worker 0 is the chief; it alone writes files.
 """
 
+import logging
 import os
 import zlib
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -87,6 +89,41 @@ def split_cpu(count):
         raise ValueError(
             f"The CPU must be split before TensorFlow is used. Received: {error}"
         ) from error
+
+
+def check_devices(devices, models):
+    """Refuses replicas on devices of different types, warns of different models of GPUs.
+
+    All replicas of a step wait for the slowest.
+
+    Args:
+        devices: names of a strategy's devices, such as "/device:GPU:0".
+        models: what each GPU of this machine is called, by its index.
+
+    Raises:
+        ValueError: if some are CPUs and others GPUs, say.
+    """
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    if len({spec.device_type for spec in specs}) > 1:
+        received = ", ".join(f"{spec.device_type}:{spec.device_index}" for spec in specs)
+        raise ValueError(
+            "The replicas of a strategy must be on devices of one type, since every step waits for "
+            f"the slowest. Use choose_strategy(), which takes the GPUs. Received: {received}."
+        )
+    indices = [spec.device_index for spec in specs if spec.device_type == "GPU"]
+    counts = Counter(models[index] for index in indices if index < len(models))
+    if len(counts) > 1:
+        found = ", ".join(f"{count} x {model}" for model, count in counts.items())
+        logging.getLogger(__name__).warning(
+            f"The GPUs differ, and every step waits for the slowest: {found}. Choose equal ones by "
+            "the environment variable CUDA_VISIBLE_DEVICES."
+        )
+
+
+def gpu_models():
+    """What each GPU that TensorFlow uses is called."""
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return [each.get("device_name", "unknown") for each in details]
 
 
 def has_workers(strategy):
