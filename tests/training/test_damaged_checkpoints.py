@@ -208,16 +208,21 @@ def test_what_is_not_finite_is_not_saved(tmp_path, part, value):
     assert [path.name for path in tmp_path.iterdir()] == ["step-1.npz"]
 
 
+class Passing(keras.layers.Layer):
+    supports_masking = True
+
+    def call(self, inputs):
+        return inputs
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int8", "uint32", "bool"])
 def test_variables_of_all_types_come_back(tmp_path, dtype):
     def model_with(value):
         model = language_model()
-        layer = keras.layers.Layer()
-        model.extra = layer
-        layer.extra = layer.add_weight(shape=(3, 2), dtype=dtype, trainable=False)
-        layer.extra.assign(np.full((3, 2), value))
-        model.extra.built = True
-        return compiled(model), layer.extra
+        layer = Passing()
+        extra = layer.add_weight(shape=(3, 2), dtype=dtype, trainable=False)
+        extra.assign(np.full((3, 2), value))
+        return compiled(type(model)(model.inputs, layer(model.outputs[0]))), extra
 
     model, variable = model_with(1)
     assert any(weight is variable for weight in model.weights)

@@ -115,12 +115,14 @@ def test_a_model_without_weights_can_be_fitted():
     assert history["loss"][0] == pytest.approx(np.mean(x**2), rel=1e-5)
 
 
-def test_a_penalty_of_any_shape_is_summed():
-    def squares(weight):
+class Squares(keras.regularizers.Regularizer):
+    def __call__(self, weight):
         return 0.1 * weight**2
 
+
+def test_a_penalty_of_any_shape_is_summed():
     x, y = rows()
-    assert_as_keras(lambda: [keras.layers.Dense(2, kernel_regularizer=squares)], x, y)
+    assert_as_keras(lambda: [keras.layers.Dense(2, kernel_regularizer=Squares())], x, y)
 
 
 def test_metrics_of_tokens_are_weighted_where_keras_weighs_them():
@@ -132,7 +134,7 @@ def test_metrics_of_tokens_are_weighted_where_keras_weighs_them():
         metrics = {"metrics": [TokenAccuracy()], "weighted_metrics": [TokenAccuracy(name="w")]}
         model.compile("sgd", TokenCrossentropy(), **metrics)
         logs = model.test_on_batch(IDS, LABELS, sample_weight=weights, return_dict=True)
-        values.append((logs["token_accuracy"], logs["w"]))
+        values.append((float(logs["token_accuracy"]), float(logs["w"])))
     assert values[0] == pytest.approx(values[1], abs=1e-6)
     assert values[0][0] != pytest.approx(values[0][1], abs=1e-6)
 
