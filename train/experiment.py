@@ -3,6 +3,7 @@
 import sys
 
 import keras
+import numpy as np
 
 from keras_transformer.training import Adam, InverseSqrtWarmup
 from train.training_config import SIZE
@@ -139,6 +140,13 @@ def optimizer_of(config):
     optimizer = Adam(rate, beta_2=config.beta_2, weight_decay=config.weight_decay or None)
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return optimizer
+
+
+def plan_in_words(batches):
+    """How many shapes batches have, unless they are free, and how much of them is padding."""
+    shapes = len(np.unique(batches.shapes, axis=0))
+    is_free = batches.shapes.min() < 0
+    return f"{'' if is_free else f'{shapes} shapes, '}{batches.padding:.1%} padding"
 
 
 def publish(text_model, options):

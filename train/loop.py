@@ -1,6 +1,7 @@
 """Trains a run to its end, from wherever it was stopped, on one device or many."""
 
 import contextlib
+import dataclasses
 
 import keras
 import tensorflow as tf
@@ -22,16 +23,18 @@ from train.gpus import warn_of_idle_gpus
 from train.progress import EpochLog, StopWithoutProgress
 from train.recovery import data_of, finished_model, locked
 from train.run import Run
+from train.training_config import CHOSEN_AT_START
 
 
 def train_on_devices(experiment_class, config, options):
     """Trains the run that `TrainOptions` name; then the chief shows what came out."""
     run = Run(options.run, type(config))
-    run.holds(config)  # checked before a long text is read
     warn_of_idle_gpus()
     if options.virtual_devices:
         split_cpu(options.virtual_devices)  # before anything else of TensorFlow
     strategy = choose_strategy(options.strategy)
+    config = with_plan(config, run, strategy)
+    run.holds(config)  # checked before a long text is read
     experiment = experiment_class(config)
     with exit_when_a_worker_is_lost(strategy):
         train_run(run, experiment, strategy)
@@ -39,6 +42,30 @@ def train_on_devices(experiment_class, config, options):
             # It reads the model again: one that was trained on several devices is bound to them.
             experiment.show_result(run)
         from_all_workers(strategy, 0)  # the others stay until the chief is done
+
+
+def with_plan(config, run, strategy):
+    """The settings, with those of `CHOSEN_AT_START` that a run has or that suit the devices."""
+    if run.config_file.exists():
+        before = run.config()
+        chosen = {name: getattr(before, name) for name in CHOSEN_AT_START}
+    else:
+        compiled = keras.backend.backend() == "jax" or tf.config.list_logical_devices("GPU")
+        replicas = strategy.num_replicas_in_sync
+        chosen = {"shapes": 16 if compiled else 0, "row_multiple": replicas}
+    return dataclasses.replace(config, **{**chosen, **config.given(CHOSEN_AT_START)})
+
+
+def check_rows(config, batches, strategy):
+    """Raises ValueError if batches of few shapes do not divide equally among the replicas."""
+    replicas = strategy.num_replicas_in_sync
+    rows = batches.shapes[:, 0].tolist() if hasattr(batches, "shapes") else [config.batch_size]
+    if config.shapes and (uneven := [count for count in rows if count % replicas]):
+        raise ValueError(
+            "The rows of each batch must divide equally among the replicas, with --shapes. Give "
+            f"a --row-multiple or --batch-size of {replicas}, or train on other devices. "
+            f"Received: {replicas} replicas, a batch of {uneven[0]} rows."
+        )
 
 
 def train_run(run, experiment, strategy=None):
@@ -81,6 +108,7 @@ def _train(run, experiment, strategy, exists, lock):
     keras.utils.set_random_seed(config.seed)
     # The text is not tokenised again, and may even have changed.
     tokenizer, batches = data_of(run, experiment, is_chief) if exists else experiment.make_data()
+    check_rows(config, batches, strategy)
     check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
     validation = experiment.validation(tokenizer)
     with strategy.scope():

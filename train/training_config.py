@@ -19,6 +19,10 @@ LEFT_TO_SIZE = {
     "stride": 0,
 }
 
+# Settings that are chosen when a run begins, for its devices, and then stay; what runs of earlier
+# versions had.
+CHOSEN_AT_START = {"shapes": 0, "row_multiple": 1}
+
 # Settings that may change when a stopped run resumes, and which changes are safe: a batch stays
 # the same function of seed and step, and checkpoints and the columns of history.csv keep their
 # shapes.
@@ -80,6 +84,17 @@ class TrainingConfig:
         False, "save memory: recompute the activations of each block in the backward pass"
     )
 
+    shapes: int | None = setting(
+        None,
+        "most shapes of the batches; 0: any shape, least padding; default: 16 where the step is "
+        "compiled once for each, on GPUs and JAX, else 0",
+        ge=0,
+    )
+    row_multiple: int | None = setting(
+        None,
+        "with --shapes: the rows of each batch are a multiple of this; default: the replicas",
+        ge=1,
+    )
     steps: int = setting(8000, "optimizer steps", ge=1)
     peak_rate: float = setting(0.001, "peak learning rate", gt=0, le=1)
     warmup_steps: int = setting(2000, "steps until the learning rate peaks", ge=0)
@@ -120,6 +135,10 @@ class TrainingConfig:
         """Those of some settings that are not None, by name."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
+    def plan(self):
+        """The arguments of a class of batches that say which shapes they have."""
+        return {"shapes": self.shapes or 0, "row_multiple": self.row_multiple or 1}
+
     def changes_from(self, earlier):
         """What differs: a dictionary from the name of a setting to the pair of before and now."""
         before, now = dataclasses.asdict(earlier), dataclasses.asdict(self)
@@ -135,5 +154,6 @@ class TrainingConfig:
         Raises:
             ValueError: if a setting is unknown or outside of its limits.
         """
+        kept = {**CHOSEN_AT_START, **kept}
         unset = {name for name, value in LEFT_TO_SIZE.items() if kept.get(name) == value}
         return cls(**{name: None if name in unset else value for name, value in kept.items()})

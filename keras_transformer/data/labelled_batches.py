@@ -39,14 +39,14 @@ def check_max_length(max_length: int) -> None:
         )
 
 
-def fill_up(ids: tf.RaggedTensor) -> tf.Tensor:
+def fill_up(ids: tf.RaggedTensor, shape=(None, None)) -> tf.Tensor:
     """Pads rows to equal lengths, of at least one column, so that there is something to pool.
 
     Examples:
         >>> fill_up(tf.ragged.constant([[], []], dtype="int32")).numpy().tolist()
         [[0], [0]]
     """
-    filled = ids.to_tensor(PAD_ID)  # (batch, length)
+    filled = ids.to_tensor(PAD_ID, shape=shape)  # (batch, length)
     return tf.pad(filled, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(filled)[1])]])
 
 
@@ -68,6 +68,10 @@ class LabelledBatches:
         seed: integer that fixes the order of every epoch.
         prepare: from token ids, (batch, length), to the inputs of the model, when they are more
             than that; None if they are not.
+        shapes: most shapes of the batches, for a step that is compiled once for each; see
+            `LengthPlan`. 0 for as little padding as can be, in any shape.
+        row_multiple: the rows of each batch are a multiple of it, with `shapes`: the number of
+            replicas.
 
     Attributes:
         names: of the labels, in the order of their columns.
@@ -75,10 +79,14 @@ class LabelledBatches:
         num_texts: texts of an epoch.
         num_tokens: tokens of an epoch, padding not.
         steps_per_epoch: batches of an epoch, the same for every epoch.
+        shapes: rows and length of each batch, the length twice, (steps, 3); -1 where they are
+            those of its texts, without `shapes`.
+        padding: share of padding in the batches of an epoch.
 
     Raises:
         ValueError: if the labels do not fit the texts or the names, an id is below 1,
-            `max_length` is below 1, or a text is longer than a batch may be.
+            `max_length` is below 1, or a text, or `row_multiple` of the longest, is longer than a
+            batch may be.
 
     Examples:
         >>> batches = LabelledBatches([[4, 5], [6]], [[0, 1], [1, 0]], ["bad", "good"])
@@ -88,7 +96,16 @@ class LabelledBatches:
     """
 
     def __init__(
-        self, ids, labels, names, tokens_per_batch=8192, max_length=None, seed=0, prepare=None
+        self,
+        ids,
+        labels,
+        names,
+        tokens_per_batch=8192,
+        max_length=None,
+        seed=0,
+        prepare=None,
+        shapes=0,
+        row_multiple=1,
     ):
         ids = checked_ids(ids, "ids")
         if max_length is not None:
@@ -112,11 +129,14 @@ class LabelledBatches:
                 "tokens_per_batch must be at least max_length, so that any text fits into a "
                 f"batch. Received: tokens_per_batch={tokens_per_batch}, a text of {longest} tokens."
             )
-        # A text without tokens takes a column too.
-        steps = np.maximum(1, -(-lengths // _LENGTH_STEP))
-        rounded = np.minimum(steps * _LENGTH_STEP, tokens_per_batch)
-        self._plan = LengthPlan(np.arange(len(lengths)), rounded, rounded, tokens_per_batch, seed)
-        self.steps_per_epoch = self._plan.steps_per_epoch
+        lengths = np.maximum(1, lengths)  # a text without tokens takes a column too
+        if not shapes:
+            lengths = np.minimum(-(-lengths // _LENGTH_STEP) * _LENGTH_STEP, tokens_per_batch)
+        rows = np.arange(len(lengths))
+        plan = LengthPlan(rows, lengths, lengths, tokens_per_batch, seed, shapes, row_multiple)
+        self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
+        self._has_weights = bool(shapes)
+        self.steps_per_epoch = plan.steps_per_epoch
 
     @property
     def multi_label(self) -> bool:
@@ -127,7 +147,9 @@ class LabelledBatches:
 
         Returns:
             Elements of token ids, int32 (batch, length), padded with 0, and labels, float32
-            (batch, labels), 1 for each label that a text has.
+            (batch, labels), 1 for each label that a text has. With `shapes` also sample weights,
+            float32 (batch,), 0 for the empty rows that fill a batch up: compile with a loss
+            whose reduction is "mean_with_sample_weight", and `weighted_metrics`.
         """
         return batched(self._plan.epochs(start_step), self._batch)
 
@@ -143,11 +165,14 @@ class LabelledBatches:
         save_arrays(path, arrays.items())
 
     @classmethod
-    def load(cls, path, tokens_per_batch=8192, seed=0, prepare=None) -> "LabelledBatches":
+    def load(
+        cls, path, tokens_per_batch=8192, seed=0, prepare=None, shapes=0, row_multiple=1
+    ) -> "LabelledBatches":
         """The batches of texts that `save` has written, without tokenising them again."""
         kept = load_arrays(path)
         ids, names = ragged(kept["ids"], kept["lengths"]), kept["names"].tolist()
-        return cls(ids, kept["labels"], names, tokens_per_batch, None, seed, prepare)
+        sizes = (tokens_per_batch, None, seed)
+        return cls(ids, kept["labels"], names, *sizes, prepare, shapes, row_multiple)
 
     def checksum(self) -> int:
         """A number that differs as soon as any token, label or name of a label does."""
@@ -156,8 +181,14 @@ class LabelledBatches:
         total = zlib.crc32(self._ids.row_splits.numpy(), total)
         return zlib.crc32(np.ascontiguousarray(self._labels), total)
 
-    def _batch(self, rows):
-        inputs = fill_up(tf.gather(self._ids, rows))
+    def _batch(self, rows, shape):
+        num_rows, length, _ = tf.unstack(shape)
+        inputs = fill_up(tf.gather(self._ids, rows), [num_rows, length])
         if self._prepare is not None:
             inputs = self._prepare(inputs)
-        return inputs, tf.gather(self._labels, rows)
+        labels = tf.gather(self._labels, rows)
+        if not self._has_weights:
+            return inputs, labels
+        missing = [0, num_rows - tf.cast(tf.shape(rows)[0], num_rows.dtype)]
+        weights = tf.pad(tf.ones_like(rows, tf.float32), [missing])
+        return inputs, tf.pad(labels, [missing, [0, 0]]), weights

@@ -3,6 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.data.length_bounds import best_plan
+
 
 class LengthPlan:
     """Cuts rows that have two lengths, e.g. of source and target, into batches.
@@ -12,32 +14,67 @@ class LengthPlan:
     shapes; which rows of equal lengths meet in a batch, and the order of the batches, are a
     pure function of seed and epoch.
 
+    With `shapes` all batches have few shapes, for a step that is compiled once for each: a row is
+    as long as one of a few bounds, those that need the least padding, and batches of one bound
+    have equal numbers of rows. What is left over joins the rows of the next bound, and the last
+    batch is filled up with empty rows.
+
     Args:
         rows: numbers of the rows, integers (rows,).
         source_lengths: of all rows, in tokens, by number.
         target_lengths: the same of the other side.
         tokens_per_batch: most tokens of a batch, padding included, on either side.
         seed: integer that fixes the order of every epoch.
+        shapes: most shapes of the batches; 0 for as little padding as can be, in any shape.
+        row_multiple: the rows of each batch are a multiple of it, with `shapes`; and of 8, too,
+            where the budget allows.
 
     Attributes:
         steps_per_epoch: batches of an epoch, the same for every epoch.
+        shapes: rows, source length and target length of each batch, integers (steps, 3); -1 for a
+            size that is its rows' own, without `shapes`.
+        padding: share of padding in all batches, of both sides together, in [0, 1).
+
+    Raises:
+        ValueError: if not even `row_multiple` of the longest rows fit into a batch.
 
     Examples:
         >>> plan = LengthPlan(np.arange(4), *[np.array([2, 5, 2, 5])] * 2, tokens_per_batch=10)
-        >>> sorted(sorted(rows.numpy().tolist()) for rows in plan.epochs().take(2))
+        >>> sorted(sorted(rows.numpy().tolist()) for rows, _ in plan.epochs().take(2))
         [[0, 2], [1, 3]]
     """
 
-    def __init__(self, rows, source_lengths, target_lengths, tokens_per_batch, seed=0):
-        self._source_lengths, self._target_lengths = source_lengths, target_lengths
+    def __init__(
+        self,
+        rows,
+        source_lengths,
+        target_lengths,
+        tokens_per_batch,
+        seed=0,
+        shapes=0,
+        row_multiple=1,
+    ):
+        self._lengths = np.stack([source_lengths, target_lengths])
         self._tokens_per_batch, self._seed = tokens_per_batch, seed
-        self._rows = rows
-        self._sorted, self._group_of = self._sort_by_length()
-        self._cuts = self._cut(self._sorted)
+        self._rows, self._has_bounds = rows, bool(shapes)
+        if shapes:
+            longer = self._lengths[:, rows].max(axis=0)
+            plan = best_plan(longer, shapes, tokens_per_batch, row_multiple)
+            order = np.argsort(longer, kind="stable")
+            self._group_of = np.searchsorted(plan.bounds, longer[order])
+            self._sorted, self._cuts, self.shapes = rows[order], plan.cuts, plan.shapes
+            held = plan.size
+        else:
+            self._sorted, self._group_of = self._sort_by_length()
+            self._cuts = self._cut(self._sorted)
+            self.shapes = np.full((len(self._cuts) - 1, 3), -1)
+            longest = np.maximum.reduceat(self._lengths[:, self._sorted], self._cuts[:-1], axis=1)
+            held = (longest * np.diff(self._cuts)).sum()
+        self.padding = float(1 - self._lengths[:, rows].sum() / held)
         self.steps_per_epoch = len(self._cuts) - 1
 
     def epochs(self, start_step: int = 0) -> tf.data.Dataset:
-        """The rows of each batch, without end, from step `start_step` on.
+        """The rows of each batch, and its shape, without end, from step `start_step` on.
 
         Starting late costs nothing: skipped batches are never made.
         """
@@ -47,18 +84,25 @@ class LengthPlan:
             rows, batch_order = self._shuffle(epoch)
             first = tf.where(epoch == first_epoch, tf.constant(first_batch, tf.int64), 0)
             steps = tf.data.Dataset.range(first, self.steps_per_epoch)
-            return steps.map(lambda step: _slice(rows, self._cuts, batch_order[step]))
+            return steps.map(lambda step: _slice(rows, self._cuts, self.shapes, batch_order[step]))
 
         return tf.data.Dataset.counter(start=first_epoch).flat_map(batches_of)
 
     def in_order(self) -> tf.data.Dataset:
-        """The rows of each batch, each row once, in the order of the text."""
-        cuts = self._cut(self._rows)
-        return tf.data.Dataset.range(len(cuts) - 1).map(lambda step: _slice(self._rows, cuts, step))
+        """The rows of each batch and its shape, each row once.
+
+        In the order of the text; with `shapes`, by length.
+        """
+        rows, cuts, shapes = self._sorted, self._cuts, self.shapes
+        if not self._has_bounds:
+            rows, cuts = self._rows, self._cut(self._rows)
+            shapes = np.full((len(cuts) - 1, 3), -1)
+        steps = tf.data.Dataset.range(len(cuts) - 1)
+        return steps.map(lambda step: _slice(rows, cuts, shapes, step))
 
     def _sort_by_length(self):
         """Rows by length, and for each place the number of its group of equal lengths."""
-        source, target = self._source_lengths[self._rows], self._target_lengths[self._rows]
+        source, target = self._lengths[:, self._rows]
         # Up and down in turns: a batch that spans two target lengths then holds sources of
         # similar lengths, not the longest of one and the shortest of the next.
         order = np.lexsort((np.where(target % 2 == 0, source, -source), target))
@@ -70,9 +114,8 @@ class LengthPlan:
 
     def _cut(self, rows):
         """Places where batches begin, and the end: greedily, as many rows as the budget allows."""
-        source, target = self._source_lengths[rows], self._target_lengths[rows]
         cuts, longest = [0], 0
-        for place, length in enumerate(np.maximum(source, target).tolist()):
+        for place, length in enumerate(self._lengths[:, rows].max(axis=0).tolist()):
             longest = max(longest, length)
             if (place + 1 - cuts[-1]) * longest > self._tokens_per_batch:
                 cuts.append(place)
@@ -100,7 +143,7 @@ def batched(rows: tf.data.Dataset, batch) -> tf.data.Dataset:
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
-def _slice(rows, cuts, batch):
-    """The rows of one batch: those between two cuts."""
+def _slice(rows, cuts, shapes, batch):
+    """The rows of one batch, which are those between two cuts, and its shape."""
     bounds = tf.gather(cuts, tf.stack([batch, batch + 1]))
-    return tf.gather(rows, tf.range(bounds[0], bounds[1]))
+    return tf.gather(rows, tf.range(bounds[0], bounds[1])), tf.gather(shapes, batch)

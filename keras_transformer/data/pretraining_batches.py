@@ -48,6 +48,8 @@ class PretrainingBatches:
         max_length: of a row, in tokens, special ones included.
         seed: integer that fixes the pairs, the masks and the order of every epoch.
         masking_rate: share of a row's tokens to find again, in (0, 1].
+        one_shape: whether to fill up the last batch of an epoch with empty rows, for a step that
+            is compiled for each shape.
 
     Attributes:
         num_tokens: tokens of all documents.
@@ -80,6 +82,7 @@ class PretrainingBatches:
         max_length: int = 128,
         seed: int = 0,
         masking_rate: float = 0.15,
+        one_shape: bool = False,
     ):
         if batch_size < 1 or max_length < _NUM_SPECIAL + 2:
             raise ValueError(
@@ -96,7 +99,7 @@ class PretrainingBatches:
                 f"Received: an id {largest}."
             )
         self._tokenizer, self._batch_size, self._seed = tokenizer, batch_size, seed
-        self._masking_rate = masking_rate
+        self._masking_rate, self._one_shape = masking_rate, one_shape
         self._max_length, self._room = max_length, max_length - _NUM_SPECIAL
         arrays = self._keep(documents)
         ids, starts, first_sentences = arrays
@@ -121,7 +124,8 @@ class PretrainingBatches:
 
         Returns:
             Elements `(inputs, labels)`, of `bert_pretraining` and of `PretrainingLoss`;
-            int32, padded with 0, but for the weights, which are float32.
+            int32, padded with 0, but for the weights, which are float32. With `one_shape` also
+            sample weights, float32 (batch,), 0 for empty rows, whose `next_sentence` is -1.
         """
         first_epoch, first_batch = divmod(start_step, self.steps_per_epoch)
 
@@ -152,13 +156,21 @@ class PretrainingBatches:
 
     @classmethod
     def load(
-        cls, path, tokenizer, batch_size=32, max_length=128, seed=0, masking_rate=0.15
+        cls,
+        path,
+        tokenizer,
+        batch_size=32,
+        max_length=128,
+        seed=0,
+        masking_rate=0.15,
+        one_shape=False,
     ) -> "PretrainingBatches":
         """The batches of documents that `save` has written, without tokenising them again."""
         kept = load_arrays(path)
         sentences = ragged(kept["ids"], np.diff(kept["starts"]))
         documents = ragged(sentences, np.diff(kept["first_sentences"]))
-        batches = cls(documents, tokenizer, batch_size, max_length, seed, masking_rate)
+        sizes = (batch_size, max_length, seed, masking_rate, one_shape)
+        batches = cls(documents, tokenizer, *sizes)
         batches.num_dropped = int(kept["num_dropped"])
         return batches
 
@@ -224,11 +236,17 @@ class PretrainingBatches:
         inputs["masked_positions"] = positions
         is_masked = tf.cast(labels != self._tokenizer.pad_id, tf.float32)
         rows = tf.cast(tf.shape(labels)[0], tf.float32)
-        return inputs, {
+        labels = {
             "masked_tokens": labels,
             "masked_weights": is_masked * rows / tf.maximum(tf.reduce_sum(is_masked), 1.0),
             "next_sentence": tf.cast(is_random, tf.int32),
         }
+        if not self._one_shape:
+            return inputs, labels
+        real = tf.ones_like(labels["next_sentence"], tf.float32)
+        inputs, labels, weights = tf.nest.map_structure(self._fill_up, (inputs, labels, real))
+        labels["next_sentence"] -= tf.cast(weights == 0, tf.int32)
+        return inputs, labels, weights
 
     def _pairs(self, passages, seed):
         """First and second ids, (batch, None), and whether the second is random, (batch,)."""
@@ -269,6 +287,11 @@ class PretrainingBatches:
     def _tokens(self, starts, lengths):
         places = tf.ragged.range(starts, starts + lengths)
         return places.with_flat_values(tf.gather(self._ids, places.flat_values))
+
+    def _fill_up(self, rows):
+        """Rows of zeros after the others, up to a whole batch."""
+        missing = [[0, self._batch_size - tf.shape(rows)[0]]]
+        return tf.pad(rows, missing + [[0, 0]] * (rows.shape.rank - 1))
 
     def _pad(self, ids):
         return tf.pad(ids, [[0, 0], [0, self._max_length - tf.shape(ids)[1]]])

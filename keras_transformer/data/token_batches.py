@@ -39,16 +39,24 @@ class TokenBatches:
             side. At least `max_length`.
         max_length: longest sentence kept, in tokens with its end.
         seed: integer that fixes the order of every epoch.
+        shapes: most shapes of the batches, for a step that is compiled once for each; see
+            `LengthPlan`. 0 for as little padding as can be, in any shape.
+        row_multiple: the rows of each batch are a multiple of it, with `shapes`: the number of
+            replicas.
 
     Attributes:
         num_pairs: pairs kept, the number of an epoch.
         num_dropped: pairs longer than `max_length`.
         num_target_tokens: labels of an epoch, ends included, padding not.
         steps_per_epoch: batches of an epoch, the same for every epoch.
+        shapes: rows, source length and target length of each batch, (steps, 3); -1 where they
+            are those of its longest rows, without `shapes`.
+        padding: share of padding in the batches of an epoch, both sides together.
 
     Raises:
         ValueError: if there are not as many sources as targets, an id is below 1, no pair is
-            left, or the budget is smaller than the longest sentence allowed.
+            left, or the budget is smaller than the longest sentence allowed, or than
+            `row_multiple` of them.
 
     Examples:
         >>> batches = TokenBatches([[4, 5, 6], [7]], [[5, 4], [9, 8, 7]], tokens_per_batch=256)
@@ -64,6 +72,8 @@ class TokenBatches:
         tokens_per_batch: int = 4096,
         max_length: int = 256,
         seed: int = 0,
+        shapes: int = 0,
+        row_multiple: int = 1,
     ):
         _check_limits(tokens_per_batch, max_length)
         source_ids = checked_ids(source_ids, "source_ids")
@@ -93,8 +103,9 @@ class TokenBatches:
             )  # fmt: skip
         self.num_target_tokens = int(self._target_lengths[kept].sum())
         lengths = self._source_lengths, self._target_lengths
-        self._plan = LengthPlan(kept, *lengths, tokens_per_batch, seed)
-        self.steps_per_epoch = self._plan.steps_per_epoch
+        plan = LengthPlan(kept, *lengths, tokens_per_batch, seed, shapes, row_multiple)
+        self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
+        self.steps_per_epoch = plan.steps_per_epoch
 
     def save(self, path) -> None:
         """Writes the tokenised text to a file of NumPy's format npz, whole or not at all."""
@@ -104,7 +115,9 @@ class TokenBatches:
         save_arrays(path, arrays.items())
 
     @classmethod
-    def load(cls, path, tokens_per_batch: int = 4096, max_length: int = 256, seed: int = 0):
+    def load(
+        cls, path, tokens_per_batch=4096, max_length=256, seed=0, shapes=0, row_multiple=1
+    ) -> "TokenBatches":
         """The batches of a text that `save` has written, without tokenising it again.
 
         With the same limits and seed they are the same batches.
@@ -114,7 +127,7 @@ class TokenBatches:
             _without_end(sides[f"{side}_ids"], sides[f"{side}_lengths"])
             for side in ("source", "target")
         ]
-        return cls(*ids, tokens_per_batch, max_length, seed)
+        return cls(*ids, tokens_per_batch, max_length, seed, shapes, row_multiple)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
         """Training batches without end, from step `start_step` on.
@@ -124,12 +137,13 @@ class TokenBatches:
 
         Returns:
             Elements `({"source_ids": (batch, source), "target_ids": (batch,
-            target)}, labels (batch, target))`, int32, padded with 0.
+            target)}, labels (batch, target))`, int32, padded with 0. With `shapes` the last rows
+            of a batch may be nothing but padding.
         """
         return batched(self._plan.epochs(start_step), self._batch)
 
     def epoch(self) -> tf.data.Dataset:
-        """Each pair once, in the order of the text: for validation.
+        """Each pair once, in the order of the text, or by length with `shapes`: for validation.
 
         The elements are those of `dataset`; batches keep to the same budget.
         """
@@ -140,9 +154,10 @@ class TokenBatches:
         parts = [*_parts(self._sources), *_parts(self._targets)]
         return functools.reduce(lambda total, part: zlib.crc32(part, total), parts, 0)
 
-    def _batch(self, pairs):
-        source_ids = tf.gather(self._sources, pairs).to_tensor(PAD_ID)  # (batch, source)
-        labels = tf.gather(self._targets, pairs).to_tensor(PAD_ID)  # (batch, target)
+    def _batch(self, pairs, shape):
+        rows, source, target = tf.unstack(shape)
+        source_ids = tf.gather(self._sources, pairs).to_tensor(PAD_ID, shape=[rows, source])
+        labels = tf.gather(self._targets, pairs).to_tensor(PAD_ID, shape=[rows, target])
         shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=START_ID)
         # Where the label is padding, the shifted row holds the end of a shorter sentence.
         target_ids = tf.where(labels == PAD_ID, PAD_ID, shifted)

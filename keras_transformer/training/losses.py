@@ -104,11 +104,12 @@ class PretrainingLoss(keras.losses.Loss):
         y_true: a dict of `masked_tokens`, the ids before masking, integers (batch, masked);
             `masked_weights`, (batch, masked), examples divided by masked tokens of the whole
             batch for each masked token, and 0 for padding; and `next_sentence`, (batch,), 0 if
-            the second text follows the first, 1 if it is random.
+            the second text follows the first, 1 if it is random, -1 for an empty row.
+        sample_weight: None, or 0 for empty rows and 1 for the others, (batch,).
         y_pred: logits of `bert_pretraining`.
 
     Returns:
-        Nats, a scalar: the mean over the examples.
+        Nats, a scalar: the mean over the examples that are no empty rows.
 
     Examples:
         >>> y_true = {"masked_tokens": [[7, 0]], "masked_weights": [[1.0, 0.0]]}
@@ -119,14 +120,14 @@ class PretrainingLoss(keras.losses.Loss):
     """
 
     def __init__(self, name="loss"):
-        super().__init__(name=name)
+        super().__init__(name=name, reduction="mean_with_sample_weight")
 
     def call(self, y_true, y_pred):
         """The loss of each example, (batch,); their mean is the loss."""
-        token_loss = TokenCrossentropy().call
-        masked = token_loss(y_true["masked_tokens"], y_pred["masked_tokens"])
+        masked = TokenCrossentropy().call(y_true["masked_tokens"], y_pred["masked_tokens"])
         masked = masked * ops.cast(y_true["masked_weights"], masked.dtype)  # (batch, masked)
-        following = token_loss(y_true["next_sentence"], y_pred["next_sentence"])  # (batch,)
+        second = TokenCrossentropy(pad_id=-1)
+        following = second.call(y_true["next_sentence"], y_pred["next_sentence"])  # (batch,)
         return ops.sum(masked, axis=-1) + following
 
     def get_config(self):

@@ -6,7 +6,13 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_transformer.training import internals
-from keras_transformer.training.loss_sums import LossSums, loss_sums, reduction_of, single_output
+from keras_transformer.training.loss_sums import (
+    OWN_LOSSES,
+    LossSums,
+    loss_sums,
+    reduction_of,
+    single_output,
+)
 from keras_transformer.training.losses import TokenCrossentropy, token_weights
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
 from keras_transformer.training.parts import added, dense, num_rows
@@ -90,7 +96,7 @@ class Objective:
 
     def count(self, sums):
         """The weight of a batch in the loss of an epoch: its tokens, or its rows as in Keras."""
-        return sums.loss.weights if isinstance(self.loss, TokenCrossentropy) else sums.loss.rows
+        return sums.loss.weights if isinstance(self.loss, OWN_LOSSES) else sums.loss.rows
 
     def _is_projected(self, sample_weight):
         return self.projection is not None and sample_weight is None

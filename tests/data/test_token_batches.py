@@ -123,9 +123,9 @@ def test_late_start_makes_no_skipped_batch(text, tokenizer, monkeypatch):
     made = []
     original = batches._batch
 
-    def counted(pairs):
+    def counted(*rows_and_shape):
         tf.py_function(lambda: made.append(1), [], [])
-        return original(pairs)
+        return original(*rows_and_shape)
 
     monkeypatch.setattr(batches, "_batch", counted)
     as_numpy(batches.dataset(10**6 * batches.steps_per_epoch + 7), 1)

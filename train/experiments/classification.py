@@ -14,7 +14,7 @@ from keras_transformer.data.labelled_text import (
 from keras_transformer.models.encoder_only import SIZES, classifier
 from keras_transformer.serving import Classifier, RunFolder
 from keras_transformer.tokenizers import train_sentencepiece
-from train.experiment import Experiment, publish
+from train.experiment import Experiment, plan_in_words, publish
 from train.experiments.fine_tuning import fine_tuned_classifier, pretrained_of
 from train.lines import answer_lines, report_cut_texts
 from train.pictures import beginning, save_pictures
@@ -64,7 +64,9 @@ class Classification(Experiment):
     def load_batches(self, path, tokenizer):
         prepare, _ = self._inputs(tokenizer)
         config = self.config
-        batches = LabelledBatches.load(path, config.tokens_per_batch, config.seed, prepare)
+        batches = LabelledBatches.load(
+            path, config.tokens_per_batch, config.seed, prepare, **config.plan()
+        )
         check_names(batches.names, self.train_text)
         return batches
 
@@ -88,16 +90,18 @@ class Classification(Experiment):
 
     def objective(self, batches):
         smoothing = self.config.label_smoothing
+        mean = "mean_with_sample_weight"  # the weight of an empty row is 0
         if batches.multi_label:
-            loss = keras.losses.BinaryCrossentropy(True, smoothing)
+            loss = keras.losses.BinaryCrossentropy(True, smoothing, reduction=mean)
             accuracy = keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0)
         else:
-            loss = keras.losses.CategoricalCrossentropy(True, smoothing)
+            loss = keras.losses.CategoricalCrossentropy(True, smoothing, reduction=mean)
             accuracy = keras.metrics.CategoricalAccuracy(name="accuracy")
         return {"loss": loss, "weighted_metrics": [accuracy]}
 
     def describe(self, batches):
-        return f"{batches.num_texts:,} texts, {batches.num_tokens:,} tokens"
+        size = f"{batches.num_texts:,} texts, {batches.num_tokens:,} tokens"
+        return f"{size}; {plan_in_words(batches)}"
 
     def finish(self, run):
         """Writes the names of the labels beside the model, unless they are there."""
@@ -152,7 +156,7 @@ class Classification(Experiment):
         config = self.config
         ids = tokenize(text.texts, tokenizer)
         sizes = (config.tokens_per_batch, longest, config.seed)
-        return LabelledBatches(ids, text.matrix(), text.names, *sizes, prepare)
+        return LabelledBatches(ids, text.matrix(), text.names, *sizes, prepare, **config.plan())
 
     def _inputs(self, tokenizer):
         """A function from token ids, (batch, length), to what the model reads, and their most."""
@@ -162,7 +166,9 @@ class Classification(Experiment):
 
         def with_special_tokens(ids):
             rows = tf.RaggedTensor.from_tensor(ids, padding=tokenizer.pad_id)
-            return pack_segments(tokenizer, rows, max_length=config.max_length)
+            packed = pack_segments(tokenizer, rows, max_length=config.max_length)
+            missing = [[0, 0], [0, tf.shape(ids)[1] + 2 - tf.shape(packed["token_ids"])[1]]]
+            return {name: tf.pad(part, missing) for name, part in packed.items()}
 
         return with_special_tokens, config.max_length - 2  # [CLS] and [SEP]
 

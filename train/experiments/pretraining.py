@@ -104,4 +104,5 @@ class Pretraining(Experiment):
 
     def _sizes(self):
         config = self.config
-        return config.batch_size, config.max_length, config.seed, config.masking_rate
+        sizes = config.batch_size, config.max_length, config.seed, config.masking_rate
+        return *sizes, bool(config.shapes)

@@ -15,7 +15,7 @@ from keras_transformer.serving import SearchSettings, Translator
 from keras_transformer.tokenizers import train_sentencepiece
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from keras_transformer.training.callbacks import BestScore
-from train.experiment import Experiment, publish
+from train.experiment import Experiment, plan_in_words, publish
 from train.lines import answer_lines, report_cut_texts
 from train.pictures import save_pictures
 
@@ -67,7 +67,7 @@ class Translation(Experiment):
         return self._batches(self.train_text, tokenizer)
 
     def load_batches(self, path, tokenizer):
-        return TokenBatches.load(path, *self._limits())
+        return TokenBatches.load(path, *self._limits(), **self.config.plan())
 
     def validation(self, tokenizer):
         if self.valid_text is None:
@@ -85,6 +85,7 @@ class Translation(Experiment):
         return (
             f"{batches.num_pairs:,} pairs, {batches.num_target_tokens:,} target tokens, "
             f"{batches.num_dropped:,} pairs longer than {self.config.max_length} tokens left out"
+            f"; {plan_in_words(batches)}"
         )
 
     def callbacks(self, run, tokenizer):
@@ -135,7 +136,7 @@ class Translation(Experiment):
 
     def _batches(self, text, tokenizer):
         sides = (tokenize(side, tokenizer) for side in text)
-        return TokenBatches(*sides, *self._limits())
+        return TokenBatches(*sides, *self._limits(), **self.config.plan())
 
     def _limits(self):
         return self.config.tokens_per_batch, self.config.max_length, self.config.seed
