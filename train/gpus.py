@@ -3,6 +3,7 @@
 Nothing here imports TensorFlow before it is known that there is a GPU.
 """
 
+import json
 import logging
 import os
 import pathlib
@@ -98,11 +99,14 @@ def share(count, workers, each=None):
 def warn_of_idle_gpus(root="/"):
     """Warns if this machine has an NVIDIA GPU and the backend of Keras sees none.
 
-    A GPU that CUDA_VISIBLE_DEVICES hides is not meant to be seen.
+    A GPU that CUDA_VISIBLE_DEVICES hides is not meant to be seen. Of several workers on a machine
+    the first warns.
 
     Args:
         root: folder that contains dev/ and proc/.
     """
+    if not _is_first_worker_of_machine():
+        return
     count = gpu_count(root)
     if visible_gpus(count, os.environ):
         found = "an NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
@@ -125,3 +129,13 @@ def warn_of_idle_gpus(root="/"):
             f"This machine has {found}, but {backend} sees no GPU and will use the CPU. Install "
             f"the CUDA libraries: {extra}. If you have them, see GPUs in docs/install.md."
         )
+
+
+def _is_first_worker_of_machine():
+    try:
+        config = json.loads(os.environ["TF_CONFIG"])
+        hosts = [address.rpartition(":")[0] for address in config["cluster"]["worker"]]
+        index = config["task"]["index"]
+        return hosts.index(hosts[index]) == index
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError):
+        return True  # it is alone, or TF_CONFIG is malformed, which others tell

@@ -152,6 +152,16 @@ def test_a_training_warns_once_of_gpus_that_tensorflow_does_not_see(machine, tmp
     assert caplog.messages == [WARNING]
 
 
+@pytest.mark.parametrize(("index", "warnings"), [(0, 1), (1, 0), (2, 1)])
+def test_one_worker_of_a_machine_warns(machine, caplog, monkeypatch, index, warnings):
+    machine(2)
+    cluster = {"worker": ["host0:1", "host0:2", "host1:1"]}
+    config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    warn_of_idle_gpus()
+    assert caplog.messages == [WARNING] * warnings
+
+
 def test_hidden_gpus_are_not_missed(machine, caplog, monkeypatch):
     machine(2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")

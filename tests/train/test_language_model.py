@@ -16,7 +16,8 @@ from train.run import Run
 
 pytestmark = pytest.mark.slow
 
-TEXT = "the cat sat on the mat; the dog lay on the log.\n" * 40
+# 49 characters a line, so that segments of 16 begin at every one of them.
+TEXT = "the cats sat on the mat; the dog lay on the log.\n" * 40
 FLAGS = [
     "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2",
     "--context=16", "--batch-size=8", "--warmup-steps=5", "--peak-rate=0.01",

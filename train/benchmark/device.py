@@ -2,6 +2,7 @@
 
 import os
 
+from train.command import without_start_up_notes
 from train.gpus import gpu_count, visible_gpus, warn_of_idle_gpus
 
 DEVICES = ["cpu", "gpu"]
@@ -37,7 +38,8 @@ def choose_device(wanted=None):
 
 def name_in_tensorflow():
     """What TensorFlow calls its first GPU; None if it sees none. Takes no memory of the GPU."""
-    import tensorflow as tf
+    with without_start_up_notes():
+        import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
