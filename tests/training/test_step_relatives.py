@@ -55,6 +55,8 @@ class LastStep(keras.layers.Layer):
 
 
 class Penalised(keras.layers.Layer):
+    supports_masking = True
+
     def call(self, inputs):
         self.add_loss(keras.ops.mean(keras.ops.square(inputs)))
         return inputs
