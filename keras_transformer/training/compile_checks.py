@@ -55,7 +55,7 @@ def check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights):
         raise ValueError(f"ema_momentum must be in (0, 1). Received: ema_momentum={ema_momentum}.")
 
 
-def check_strategy(model, steps_per_execution, jit_compile):
+def check_strategy(model, steps_per_execution):
     if keras.distribution.distribution() is not None:
         raise ValueError(
             "keras.distribution does nothing on the TensorFlow backend: training would use one "
@@ -75,11 +75,6 @@ def check_strategy(model, steps_per_execution, jit_compile):
         raise ValueError(
             "steps_per_execution must be 1 under a tf.distribute strategy: Keras cannot loop "
             f"over distributed batches. Received: steps_per_execution={steps_per_execution}."
-        )
-    if jit_compile is True:
-        raise ValueError(
-            "jit_compile must be False under a tf.distribute strategy: XLA cannot compile a step "
-            "that reaches over several devices. Received: jit_compile=True."
         )
 
 

@@ -41,6 +41,10 @@ class Model(TrainStep, keras.Model):
     Make it from inputs and outputs, or subclass it with a `call`. Several replicas,
     `accumulation_steps` and `ema_momentum` need a model that is built before `compile`.
 
+    `jit_compile` has XLA compile the forward and the backward pass in each replica, under any
+    strategy; what reaches over replicas, and the optimizer, stay outside. "auto", the default,
+    compiles on GPUs and not on CPUs. Each new shape of a batch compiles once more on each replica.
+
     `compile` takes three more arguments. Keras has them on the optimizer, where they give wrong
     numbers on several replicas and are therefore refused:
 

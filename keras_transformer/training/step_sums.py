@@ -66,6 +66,11 @@ class Objective:
         self._divides_penalties = internals.divides_activity_penalties()
         self._model = model
         self._takes_training = "training" in inspect.signature(model.call).parameters
+        if model.jit_compile:
+            # In each replica, without the sums over replicas, which XLA could not compile.
+            settings = {"jit_compile": True, "autograph": False, "reduce_retracing": True}
+            self.sums = tf.function(self.sums, **settings)
+            self.sums_and_gradients = tf.function(self.sums_and_gradients, **settings)
 
     def sums(self, x, y, sample_weight):
         """The `StepSums` of some rows in evaluation. Updates the metrics that Keras computes."""

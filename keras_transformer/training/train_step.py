@@ -4,6 +4,7 @@ Why not Keras's: with several replicas it averages the means of the replicas, cl
 it sums, and accumulates in the optimizer, each of which gives other numbers than one device.
 """
 
+import contextlib
 import dataclasses
 import functools
 
@@ -107,6 +108,21 @@ class TrainStep(internals.BuildsFromShapes):
             logs = {name: value[None] for name, value in logs.items()}
         return logs
 
+    def make_train_function(self, force=False):
+        with self._whole_step_not_compiled():
+            return super().make_train_function(force)
+
+    def make_test_function(self, force=False):
+        with self._whole_step_not_compiled():
+            return super().make_test_function(force)
+
+    @contextlib.contextmanager
+    def _whole_step_not_compiled(self):
+        """`Objective` compiles its part; XLA cannot compile what reaches over several devices."""
+        jit_compile, self.jit_compile = self.jit_compile, False
+        yield
+        self.jit_compile = jit_compile
+
     def swap_averaged_weights(self):
         """Exchanges the weights with their moving average; a second call changes them back."""
         if self._step.average is None:
@@ -136,12 +152,13 @@ class TrainStep(internals.BuildsFromShapes):
         checks.check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights)
         check_carried(self, accumulation_steps)
         resolved = resolve_loss(loss)
-        checks.check_strategy(self, steps_per_execution, jit_compile)
+        checks.check_strategy(self, steps_per_execution)
         checks.check_model(self, TrainStep, accumulation_steps, ema_momentum)
         if jit_compile == "auto":
             # On CPU XLA's products are slower than oneDNN's, several times so in bfloat16.
             has_gpu = bool(tf.config.list_logical_devices("GPU"))
-            jit_compile = has_gpu and not tf.distribute.has_strategy() and not run_eagerly
+            supports_jit = all(layer.supports_jit for layer in internals.all_layers(self))
+            jit_compile = has_gpu and supports_jit and not run_eagerly
         token_metrics = []
         if isinstance(metrics, (list, tuple)):
             token_metrics = [metric for metric in metrics if is_counted(metric, resolved)]

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.data import TokenBatches, tokenize
+from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.tokenizers import train_sentencepiece
@@ -43,7 +44,7 @@ def language_model(dropout=0.0, dtype=None, remat=None, penalised=False):
         l1 = {"kernel_regularizer": "l1", "activity_regularizer": "l2"}
         hidden = keras.layers.Dense(DIM, **l1)(hidden)
     if dropout:
-        hidden = keras.layers.Dropout(dropout, dtype=dtype)(hidden)
+        hidden = ReproducibleDropout(dropout, dtype=dtype)(hidden)
     if remat is not None:
         hidden = Encoder(2, num_heads=1, intermediate_dim=5, dropout=0.25, remat=remat)(hidden)
     return Model(ids, embedding(hidden, reverse=True))
@@ -160,6 +161,13 @@ def trainings(strategy):
     # replicas in all arrangements.
     shares = sharded(even, tf.data.experimental.AutoShardPolicy.DATA)
     yield "dropout", train(strategy, shares, 3, sgd, dropout=0.5)
+    for name, jit_compile in ("plain", False), ("compiled", True):
+        settings = {**everything, "dropout": 0.5, "jit_compile": jit_compile}
+        yield f"{name} everything", train(strategy, shares, 1, sgd, validated=True, **settings)
+        with strategy.scope():
+            accuracy = keras.metrics.SparseCategoricalAccuracy()
+        settings = {"weighted_metrics": [accuracy], "jit_compile": jit_compile}
+        yield f"{name} metric", train(strategy, uneven, 1, sgd, loss, **settings)
 
 
 def sharded(dataset, policy):
@@ -256,7 +264,6 @@ def refusals(strategy, folder):
 
     calls = {
         "steps_per_execution": lambda: compile_in_scope(steps_per_execution=2),
-        "jit_compile": lambda: compile_in_scope(jit_compile=True),
         "scope": lambda: model.compile("sgd", TokenCrossentropy()),
         "train_on_batch": lambda: model.train_on_batch(ids, labels),
         "test_on_batch": lambda: model.test_on_batch(ids, labels),

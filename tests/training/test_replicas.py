@@ -103,6 +103,19 @@ def test_rematerialisation_changes_no_bit_of_a_training_with_dropout(results, na
             np.testing.assert_array_equal(values[f"rematerialised {key}"], values[key])
 
 
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+@pytest.mark.parametrize("case", ["everything", "metric"])
+def test_replicas_compiled_by_xla_give_the_same_numbers(results, name, case):
+    """With dropout, accumulation, clipping, a moving average, validation, an empty share."""
+    for values in results(name):
+        keys = [key for key in values if key.startswith(f"compiled {case}/")]
+        assert len(keys) >= 8, "weights, logs and more"
+        assert values[f"compiled {case}/moved"] > 1e-2, "the training moved the weights"
+        for key in keys:
+            plain = values[key.replace("compiled", "plain")]
+            np.testing.assert_allclose(values[key], plain, atol=1e-5, rtol=1e-6, err_msg=key)
+
+
 def test_each_token_is_counted_once(results):
     for name in ARRANGEMENTS:
         for values in results(name):
@@ -161,7 +174,6 @@ def test_every_worker_has_all_predictions(results, name):
     ("setting", "expected"),
     [
         ("steps_per_execution", "must be 1 under a tf.distribute strategy"),
-        ("jit_compile", "jit_compile must be False under a tf.distribute strategy"),
         ("scope", "inside the same strategy.scope"),
         ("train_on_batch", "train_on_batch gives every replica the whole batch"),
         ("test_on_batch", "test_on_batch gives every replica the whole batch"),
