@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_transformer.training.internals import last_call
 
 CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
+COMPILED_CHUNK_NUMBERS = 8000  # logits a token at a time where XLA compiles
 
 
 class TokenSums(NamedTuple):
@@ -106,6 +107,56 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
         table_gradient, targets[:, None], (1 - label_smoothing) * tf.cast(hidden, tf.float32)
     )
     return ProjectedLoss(sums, tf.reshape(feature_gradient, tf.shape(features)), table_gradient)
+
+
+def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
+    """Like `projected_loss`, for XLA, which needs sizes that do not depend on the labels.
+
+    Padding weighs 0 instead of being left out, and the gradient of the labels is chosen by
+    comparison, in the pass over the probabilities, instead of by gather and scatter. A batch is
+    cut into so many chunks that each holds about `COMPILED_CHUNK_NUMBERS` logits a token.
+    """
+    dim, vocabulary = table.shape[1], table.shape[0]
+    flat_labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
+    count, chunks = tf.size(flat_labels), -(-vocabulary // COMPILED_CHUNK_NUMBERS)
+    rows = -(-count // chunks)
+    added = [0, chunks * rows - count]
+    hidden = tf.pad(tf.reshape(features, [-1, dim]), [added, [0, 0]])
+    targets = tf.pad(flat_labels, [added], constant_values=pad_id)
+    narrow = tf.cast(table, features.dtype)
+    table_sum = tf.reduce_sum(table, axis=0)
+
+    sums, table_gradient, hidden_gradients = TokenSums(*[tf.zeros([])] * 4), 0.0, []
+    for chunk in range(chunks):
+        h = hidden[chunk * rows : (chunk + 1) * rows]
+        if chunk:
+            # Waits for the chunk before, of which XLA does not know that this is zero. It would
+            # hold the logits of all chunks at once.
+            h += tf.cast(tf.where(tf.math.is_finite(sums.loss), 0.0, sums.loss), h.dtype)
+        y = targets[chunk * rows : (chunk + 1) * rows]
+        is_real = y != pad_id
+        logits = tf.cast(tf.matmul(h, narrow, transpose_b=True), tf.float32)  # (rows, vocabulary)
+        highest = tf.reduce_max(logits, axis=-1)
+        normaliser = highest + tf.math.log(tf.reduce_sum(tf.exp(logits - highest[:, None]), -1))
+        chosen = tf.gather(logits, tf.clip_by_value(y, 0, vocabulary - 1), batch_dims=1)
+        # Labels outside of the vocabulary show as NaN.
+        chosen = tf.where((y >= 0) & (y < vocabulary), chosen, float("nan"))
+        mean = tf.reduce_sum(tf.cast(h, tf.float32) * table_sum, axis=-1) / vocabulary
+        smoothed = (1 - label_smoothing) * chosen + label_smoothing * mean
+        hits = tf.cast(chosen >= highest, tf.float32)
+        values = TokenSums(normaliser - smoothed, normaliser - chosen, hits, tf.ones_like(hits))
+        values = (tf.reduce_sum(tf.where(is_real, value, 0.0)) for value in values)
+        sums = TokenSums(*map(tf.add, sums, values))
+        if gradients:
+            p = tf.exp(logits - normaliser[:, None]) - label_smoothing / vocabulary
+            p -= tf.where(tf.range(vocabulary) == y[:, None], 1 - label_smoothing, 0.0)
+            p = tf.cast(tf.where(is_real[:, None], p, 0.0), features.dtype)
+            hidden_gradients.append(tf.matmul(p, narrow))
+            table_gradient += tf.cast(tf.matmul(p, h, transpose_a=True), tf.float32)
+    if not gradients:
+        return ProjectedLoss(sums)
+    hidden_gradient = tf.concat(hidden_gradients, axis=0)[:count]
+    return ProjectedLoss(sums, tf.reshape(hidden_gradient, tf.shape(features)), table_gradient)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,11 @@ from keras_transformer.training.loss_sums import (
 from keras_transformer.training.losses import TokenCrossentropy, token_weights
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
 from keras_transformer.training.parts import added, dense, num_rows
-from keras_transformer.training.projected_loss import find_projection, projected_loss
+from keras_transformer.training.projected_loss import (
+    compiled_projected_loss,
+    find_projection,
+    projected_loss,
+)
 from keras_transformer.training.regularisation import activity_penalties, has_activity_regularizer
 
 # The field of `TokenSums` from which each metric is made where the loss is projected.
@@ -58,11 +62,11 @@ class Objective:
     def __init__(self, model, loss, token_metrics, has_own_call=False):
         self.loss, self.token_metrics = loss, token_metrics
         self.has_activity = has_activity_regularizer(model)
-        # Other metrics need the logits, and XLA cannot leave out padding, whose number varies.
-        needs_logits = has_own_call or self.has_activity or model.jit_compile
+        needs_logits = has_own_call or self.has_activity  # and so do other metrics
         needs_logits = needs_logits or internals.compiled_metrics(model) is not None
         may_project = type(loss) is TokenCrossentropy and not needs_logits
         self.projection = find_projection(model) if may_project else None
+        self._projected_loss = compiled_projected_loss if model.jit_compile else projected_loss
         self._divides_penalties = internals.divides_activity_penalties()
         self._model = model
         self._takes_training = "training" in inspect.signature(model.call).parameters
@@ -115,7 +119,7 @@ class Objective:
         """The `StepSums`, and the gradients for the features and for the table."""
         table = tf.convert_to_tensor(self.projection.layer.projection_table.value)
         smoothing, pad_id = self.loss.label_smoothing, self.loss.pad_id
-        found = projected_loss(features, table, y, smoothing, pad_id, gradients)
+        found = self._projected_loss(features, table, y, smoothing, pad_id, gradients)
         tokens, rows = found.sums.tokens, tf.cast(num_rows(x), tf.float32)
         counts = [getattr(found.sums, COUNTED[type(metric)]) for metric in self.token_metrics]
         sums = StepSums(

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.training import projected_loss as module
-from keras_transformer.training.projected_loss import projected_loss
+from keras_transformer.training.projected_loss import compiled_projected_loss, projected_loss
 
 from .conftest import needs_tensorflow
 
@@ -51,9 +51,35 @@ def test_chunks_of_any_size_equal_keras_loss_and_gradients(tensors, monkeypatch,
     assert no_gradients == [None, None]
 
 
-def test_bfloat16_features_stay_near_float32(tensors):
+@pytest.mark.parametrize("numbers", [VOCABULARY_SIZE, 2, 1])  # 1, 4 and 7 chunks of 15 tokens
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_under_xla_it_equals_keras_loss_and_gradients(tensors, monkeypatch, numbers, smoothing):
+    monkeypatch.setattr(module, "COMPILED_CHUNK_NUMBERS", numbers)
+    compiled = tf.function(compiled_projected_loss, jit_compile=True)
+    sums, *gradients = compiled(*tensors, smoothing)
+    expected_sums, *expected = reference(*tensors, smoothing)
+    np.testing.assert_allclose(sums, expected_sums, atol=1e-5, err_msg="loss, nll, hits, tokens")
+    for ours, theirs in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    only_sums, *no_gradients = compiled(*tensors, smoothing, gradients=False)
+    np.testing.assert_allclose(only_sums, sums, rtol=1e-6)
+    assert no_gradients == [None, None]
+
+
+def test_under_xla_labels_outside_of_the_vocabulary_are_nan(tensors):
     features, table, labels = tensors
-    sums, *gradients = projected_loss(tf.cast(features, tf.bfloat16), table, labels, 0.1)
+    compiled = tf.function(compiled_projected_loss, jit_compile=True)
+    assert np.isnan(compiled(features, table, labels + VOCABULARY_SIZE).sums.loss)
+    shifted = tf.where(labels == 0, -1, labels)  # another id of padding, outside as well
+    np.testing.assert_allclose(
+        compiled(features, table, shifted, pad_id=-1).sums, compiled(features, table, labels).sums
+    )
+
+
+@pytest.mark.parametrize("loss", [projected_loss, compiled_projected_loss])
+def test_bfloat16_features_stay_near_float32(tensors, loss):
+    features, table, labels = tensors
+    sums, *gradients = loss(tf.cast(features, tf.bfloat16), table, labels, 0.1)
     assert gradients[0].dtype == tf.bfloat16, "gradient of the features has their dtype"
     assert gradients[1].dtype == tf.float32, "gradient of the table has its dtype"
     expected_sums, *expected = reference(*tensors, 0.1)
@@ -62,31 +88,34 @@ def test_bfloat16_features_stay_near_float32(tensors):
         np.testing.assert_allclose(tf.cast(ours, tf.float32), theirs, atol=0.05)
 
 
-def test_it_also_runs_in_a_graph_with_shapes_unknown(tensors):
+@pytest.mark.parametrize("loss", [projected_loss, compiled_projected_loss])
+def test_it_also_runs_in_a_graph_with_shapes_unknown(tensors, loss):
     features, table, labels = tensors
     signature = [
         tf.TensorSpec((None, None, DIM)),
         tf.TensorSpec((VOCABULARY_SIZE, DIM)),
         tf.TensorSpec((None, None), tf.int32),
     ]
-    in_graph = tf.function(projected_loss, input_signature=signature)
+    in_graph = tf.function(loss, input_signature=signature)
     for ours, eager in zip(
-        in_graph(features, table, labels), projected_loss(features, table, labels), strict=True
+        in_graph(features, table, labels), loss(features, table, labels), strict=True
     ):
         np.testing.assert_allclose(ours, eager, atol=1e-6)
 
 
+@pytest.mark.parametrize("loss", [projected_loss, compiled_projected_loss])
 @pytest.mark.parametrize("rows", [BATCH, 0], ids=["all padding", "no rows"])
-def test_without_tokens_everything_is_zero(tensors, rows):
+def test_without_tokens_everything_is_zero(tensors, rows, loss):
     features, table, labels = tensors
-    outputs = projected_loss(features[:rows], table, 0 * labels[:rows], 0.1)
+    outputs = loss(features[:rows], table, 0 * labels[:rows], 0.1)
     for output in outputs:
         assert not np.any(np.array(output)), "zeros, and no NaN"
     assert outputs[1].shape == (rows, TARGET, DIM), "gradient has the shape of the features"
 
 
-def test_huge_logits_do_not_overflow(tensors):
+@pytest.mark.parametrize("loss", [projected_loss, compiled_projected_loss])
+def test_huge_logits_do_not_overflow(tensors, loss):
     features, table, labels = tensors
-    sums, *gradients = projected_loss(100 * features, 100 * table, labels, 0.1)
+    sums, *gradients = loss(100 * features, 100 * table, labels, 0.1)
     np.testing.assert_allclose(sums, reference(100 * features, 100 * table, labels, 0.1)[0], 1e-5)
     assert all(np.isfinite(np.array(gradient)).all() for gradient in gradients)
