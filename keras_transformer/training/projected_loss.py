@@ -127,12 +127,11 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
     table_sum = tf.reduce_sum(table, axis=0)
 
     sums, table_gradient, hidden_gradients = TokenSums(*[tf.zeros([])] * 4), 0.0, []
+    before = tf.zeros([])
     for chunk in range(chunks):
         h = hidden[chunk * rows : (chunk + 1) * rows]
-        if chunk:
-            # Waits for the chunk before, of which XLA does not know that this is zero. It would
-            # hold the logits of all chunks at once.
-            h += tf.cast(tf.where(tf.math.is_finite(sums.loss), 0.0, sums.loss), h.dtype)
+        # XLA, which does not know that this adds zero, would hold the logits of all chunks at once.
+        h += tf.cast(tf.where(tf.math.is_finite(before), 0.0, before), h.dtype)
         y = targets[chunk * rows : (chunk + 1) * rows]
         is_real = y != pad_id
         logits = tf.cast(tf.matmul(h, narrow, transpose_b=True), tf.float32)  # (rows, vocabulary)
@@ -147,12 +146,15 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
         values = TokenSums(normaliser - smoothed, normaliser - chosen, hits, tf.ones_like(hits))
         values = (tf.reduce_sum(tf.where(is_real, value, 0.0)) for value in values)
         sums = TokenSums(*map(tf.add, sums, values))
+        before = sums.loss
         if gradients:
             p = tf.exp(logits - normaliser[:, None]) - label_smoothing / vocabulary
             p -= tf.where(tf.range(vocabulary) == y[:, None], 1 - label_smoothing, 0.0)
             p = tf.cast(tf.where(is_real[:, None], p, 0.0), features.dtype)
             hidden_gradients.append(tf.matmul(p, narrow))
-            table_gradient += tf.cast(tf.matmul(p, h, transpose_a=True), tf.float32)
+            of_table = tf.matmul(p, h, transpose_a=True)
+            table_gradient += tf.cast(of_table, tf.float32)
+            before += tf.cast(hidden_gradients[-1][0, 0] + of_table[0, 0], tf.float32)
     if not gradients:
         return ProjectedLoss(sums)
     hidden_gradient = tf.concat(hidden_gradients, axis=0)[:count]
