@@ -154,7 +154,8 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
             hidden_gradients.append(tf.matmul(p, narrow))
             of_table = tf.matmul(p, h, transpose_a=True)
             table_gradient += tf.cast(of_table, tf.float32)
-            before += tf.cast(hidden_gradients[-1][0, 0] + of_table[0, 0], tf.float32)
+            firsts = hidden_gradients[-1][:1, :1] + of_table[:1, :1]
+            before += tf.cast(tf.reduce_sum(firsts), tf.float32)
     if not gradients:
         return ProjectedLoss(sums)
     hidden_gradient = tf.concat(hidden_gradients, axis=0)[:count]
