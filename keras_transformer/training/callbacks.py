@@ -8,8 +8,57 @@ import keras
 import tensorflow as tf
 
 from keras_transformer.files import whole
+from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.metrics import loss_tracker
+
+
+class LateLogs(keras.callbacks.CallbackList):
+    """Hands over the logs of a step when the next one is on its way, so that no step waits.
+
+    To read a number from a GPU takes until it has computed all that was asked of it before.
+
+    Args:
+        callbacks: list of callbacks, for which `can_be_late` is true.
+        verbose: of `fit`, 0 for no progress bar.
+        epochs: of `fit`.
+        steps: of an epoch.
+        model: that is trained.
+    """
+
+    def __init__(self, callbacks, verbose, epochs, steps, model):
+        shown = {"add_history": True, "add_progbar": verbose != 0, "verbose": verbose}
+        super().__init__(callbacks, **shown, epochs=epochs, steps=steps, model=model)
+        self._late = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._hand_over()
+        self._late = batch, logs
+
+    def on_test_begin(self, logs=None):
+        self._hand_over()
+        super().on_test_begin(logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._hand_over()
+        super().on_epoch_end(epoch, logs)
+
+    def _hand_over(self):
+        if self._late is not None:
+            late, self._late = self._late, None
+            super().on_train_batch_end(*late)
+
+
+def can_be_late(callback):
+    """Whether a callback may get the logs of a step while the next one runs.
+
+    As in Keras, one that may says so by an attribute `async_safe`; one that looks at no steps may.
+    """
+    looks = any(
+        getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        for name in ("on_batch_end", "on_train_batch_end")
+    )
+    return getattr(callback, "async_safe", False) or not looks
 
 
 class StopOnNonFiniteLoss(keras.callbacks.Callback):
@@ -19,14 +68,18 @@ class StopOnNonFiniteLoss(keras.callbacks.Callback):
         FloatingPointError: with the step and what to try.
     """
 
+    async_safe = True
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._steps_before = int(self.model.optimizer.iterations.numpy())
+
     def on_train_batch_end(self, batch, logs=None):
         loss = float(logs["loss"])
         if not math.isfinite(loss):
-            step = int(self.model.optimizer.iterations.numpy())
             raise FloatingPointError(
-                f"The loss is not finite at step {step}. Lower the learning rate, lengthen the "
-                "warm-up, or set clip_norm; the last checkpoint is from before. "
-                f"Received: loss={loss}."
+                f"The loss is not finite at step {self._steps_before + batch + 1}. Lower the "
+                "learning rate, lengthen the warm-up, or set clip_norm; the last checkpoint is "
+                f"from before. Received: loss={loss}."
             )
 
 
@@ -52,23 +105,37 @@ class TokensPerSecond(keras.callbacks.Callback):
     With a loss that counts rows, such as a classifier's, logs examples per second instead.
     """
 
+    async_safe = True
+
     def on_train_begin(self, logs=None):
         of_tokens = isinstance(self.model.loss, TokenCrossentropy)
         self._name = "tokens_per_second" if of_tokens else "examples_per_second"
         self._loss = loss_tracker(self.model)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._start = time.perf_counter()
-        self._rate = 0
+        self._start = self._measured = time.perf_counter()
+        self._rate, self._is_training = 0, True
 
     def on_train_batch_end(self, batch, logs=None):
-        # The tracker averages the loss over tokens, so it has counted them.
-        tokens = float(self._loss.count.numpy())
-        self._rate = round(tokens / (time.perf_counter() - self._start))
+        # Once a second, since to read the count waits for the step; with workers, for all of them.
+        now = time.perf_counter()
+        if now - self._measured >= 1 and not has_workers(self.model.distribute_strategy):
+            self._measure(now)
         logs[self._name] = self._rate
 
+    def on_test_begin(self, logs=None):
+        self._measure(time.perf_counter())  # before validation counts its own tokens
+        self._is_training = False
+
     def on_epoch_end(self, epoch, logs=None):
-        logs[self._name] = self._rate  # excludes validation
+        if self._is_training:
+            self._measure(time.perf_counter())
+        logs[self._name] = self._rate
+
+    def _measure(self, now):
+        # The tracker averages the loss over tokens, so it has counted them.
+        self._rate = round(float(self._loss.count.numpy()) / (now - self._start))
+        self._measured = now
 
 
 class BestScore(keras.callbacks.Callback):

@@ -25,6 +25,8 @@ from keras_transformer.training.distribution import (
 )
 from keras_transformer.training.replicas import carried_variables
 
+STEPS_BETWEEN_QUESTIONS = 10  # of each worker to the others, whether one must stop
+
 
 class Checkpoints(keras.callbacks.Callback):
     """Saves everything needed to resume training, every few steps; call `save` at the end.
@@ -148,15 +150,18 @@ class Checkpoints(keras.callbacks.Callback):
                 files.path_of(self._directory, old).unlink()
         self._newest = step
 
-    def on_train_batch_end(self, batch, logs=None):
-        if not ends_epoch(self, batch):
-            self._save_if_due()
+    def on_epoch_begin(self, epoch, logs=None):
+        self._steps_before = self._step()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch:  # counted, since to read the step would wait for the one that is running
+            self._save_if_due(self._steps_before + batch)
 
     def on_epoch_end(self, epoch, logs=None):
-        self._save_if_due()
+        self._save_if_due(self._step())
 
-    def _save_if_due(self):
-        if self._step() % self.every == 0 and self._step() != self._newest:
+    def _save_if_due(self, step):
+        if step % self.every == 0 and step != self._newest:
             self._check_workers_agree()
             self.save()
 
@@ -202,7 +207,8 @@ class Checkpoints(keras.callbacks.Callback):
 class SaveOnTerminate(keras.callbacks.Callback):
     """On SIGTERM, saves the current step and exits.
 
-    With several workers it is enough that one receives the signal: all save the same step.
+    With several workers it is enough that one receives the signal: all save the same step, the next
+    whose number in its epoch is a multiple of ten.
 
     Args:
         checkpoints: the `Checkpoints` to save to.
@@ -218,13 +224,15 @@ class SaveOnTerminate(keras.callbacks.Callback):
         self._before = None
 
     def on_train_begin(self, logs=None):
+        self._is_alone = not has_workers(self.model.distribute_strategy)
         self._before = signal.signal(signal.SIGTERM, self._remember)
 
     def on_train_end(self, logs=None):
         signal.signal(signal.SIGTERM, self._before)
 
-    def on_train_batch_end(self, batch, logs=None):
-        if not ends_epoch(self, batch):
+    def on_train_batch_begin(self, batch, logs=None):
+        # To ask the other workers at every step would make each wait for the slowest host.
+        if batch and (batch % STEPS_BETWEEN_QUESTIONS == 0 or self._is_alone):
             self._leave_if_told()
 
     def on_epoch_end(self, epoch, logs=None):
@@ -288,11 +296,6 @@ def _mean(arrays, dtype):
     # Halves are summed in float32.
     wide = np.result_type(arrays[0].dtype, np.float32)
     return sum(array.astype(wide, copy=False) for array in arrays) / len(arrays)
-
-
-def ends_epoch(callback, batch):
-    """Whether a batch is the last of its epoch, as far as `fit` knows the number of steps."""
-    return batch + 1 == (callback.params or {}).get("steps")
 
 
 def _by_name(**variables):

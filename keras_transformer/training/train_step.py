@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_transformer.training import compile_checks as checks
 from keras_transformer.training import internals
+from keras_transformer.training.callbacks import LateLogs, can_be_late
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.loss_sums import resolve_loss
 from keras_transformer.training.metrics import loss_tracker
@@ -236,6 +237,9 @@ class TrainStep(internals.BuildsFromShapes):
             first = validation_data[0] if is_tuple else validation_data
             check_data(first, self.distribute_strategy)
         self._step.dropout_seeds.spread()
+        given = keras.tree.flatten(callbacks or [])
+        if steps_per_epoch and all(map(can_be_late, given)):
+            callbacks = LateLogs(given, verbose, epochs, steps_per_epoch, self)
         return super().fit(
             x,
             y,

@@ -1,9 +1,11 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_transformer.training import Model, TokenCrossentropy
 from keras_transformer.training.callbacks import BestScore, StopOnNonFiniteLoss, TokensPerSecond
+from keras_transformer.training.checkpoints import Checkpoints, SaveOnTerminate
 
 from .conftest import (
     IDS,
@@ -48,10 +50,52 @@ def test_finite_losses_do_not_stop_training():
     assert int(model.optimizer.iterations) == 3, "all batches were seen"
 
 
+class Note(keras.callbacks.Callback):
+    """Notes in which order it is called, and the logs."""
+
+    def __init__(self, async_safe):
+        super().__init__()
+        self.async_safe, self.order, self.logs = async_safe, [], []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.order.append(f"begin {batch}")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.order.append(f"end {batch}")
+        self.logs.append(logs)
+
+    def on_test_begin(self, logs=None):
+        self.order.append("validation")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs.append(logs)
+
+
+def test_no_step_waits_for_the_logs_of_the_one_before_if_all_callbacks_allow_it(tmp_path):
+    notes = Note(async_safe=False), Note(async_safe=True)
+    for index, note in enumerate(notes):
+        model = compiled()
+        checkpoints = Checkpoints(tmp_path / str(index), model, every=2)
+        ours = [StopOnNonFiniteLoss(), TokensPerSecond(), SaveOnTerminate(checkpoints), note]
+        data = tf.data.Dataset.from_tensor_slices((IDS, LABELS)).batch(2).repeat()
+        settings = {"validation_data": (IDS, LABELS), "steps_per_epoch": 3, "epochs": 2}
+        history = model.fit(data, callbacks=[checkpoints, *ours], verbose=0, **settings).history
+        assert len(history["loss"]) == 2
+    waited, late = notes
+    begins = ["begin 0", "begin 1", "end 0", "begin 2", "end 1", "end 2", "validation"]
+    assert late.order == begins * 2
+    assert waited.order[:4] == ["begin 0", "end 0", "begin 1", "end 1"]
+    for one, other in zip(waited.logs, late.logs, strict=True):
+        assert one.pop("tokens_per_second") >= 0 and other.pop("tokens_per_second") >= 0
+        assert one == other, "every step has its own logs"
+    names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in "01"]
+    assert names == [["step-6.npz"]] * 2
+
+
 def test_tokens_per_second_counts_real_tokens_of_the_epoch(monkeypatch):
     from keras_transformer.training import callbacks
 
-    clock = iter([0.0, 1.0, 2.0, 10.0, 12.0, 14.0])
+    clock = iter([0.0, 1.0, 2.0, 2.0, 10.0, 12.0, 14.0, 14.0])  # two batches an epoch
     monkeypatch.setattr(callbacks.time, "perf_counter", lambda: next(clock))
     rates = []
 

@@ -118,16 +118,17 @@ def test_told_at_the_last_step_of_an_epoch_it_is_saved_behind_what_is_measured(t
     model, seen = compiled(), []
     checkpoints = Checkpoints(tmp_path, model)
 
+    class Measure(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(epoch)
+
     class Tell(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             if batch == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        def on_epoch_end(self, epoch, logs=None):
-            seen.append(epoch)
-
     with pytest.raises(SystemExit):
-        callbacks = [Tell(), checkpoints, SaveOnTerminate(checkpoints)]
+        callbacks = [Measure(), checkpoints, SaveOnTerminate(checkpoints), Tell()]
         model.fit(IDS, LABELS, batch_size=2, epochs=2, callbacks=callbacks, verbose=0)
     assert seen == [0] and (tmp_path / "step-3.npz").exists()
 
@@ -189,7 +190,7 @@ def test_a_training_told_to_end_leaves_the_checkpoints_of_one_that_was_not(tmp_p
             checkpoints = Checkpoints(directory, model, every=2, keep=3)
             for _ in range(checkpoints.restore(), until):
                 model.train_step((IDS, LABELS))
-                checkpoints.on_train_batch_end(0)
+                checkpoints.on_epoch_end(0)
             checkpoints.save()
         return {path.name for path in directory.glob("step-*")}, model
 
