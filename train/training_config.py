@@ -78,8 +78,10 @@ class TrainingConfig:
     )
     activation: str | None = setting(None, "Keras activation name; default: the model's")
     pre_norm: bool = setting(True, "normalise before each sub-layer instead of after")
-    # Weights in half precision would stand still, and float16 needs its loss scaled.
-    dtype: Literal["float32", "mixed_bfloat16"] = setting("float32", "Keras dtype policy")
+    # Weights in half precision would stand still.
+    dtype: Literal["float32", "mixed_bfloat16", "mixed_float16"] = setting(
+        "float32", "Keras dtype policy"
+    )
     remat: bool = setting(
         False, "save memory: recompute the activations of each block in the backward pass"
     )

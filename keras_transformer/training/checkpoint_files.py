@@ -16,7 +16,7 @@ from keras_transformer.files import DamagedFile, read_arrays, save_arrays
 FORMAT = 3
 
 # The kinds of variables in a checkpoint; their names are e.g. "weights/0".
-KINDS = ("weights", "optimizer", "seeds", "averages", "carried")
+KINDS = ("weights", "optimizer", "seeds", "averages", "carried", "loss_scale")
 
 
 def path_of(directory, step):

@@ -84,13 +84,16 @@ class Checkpoints(keras.callbacks.Callback):
         optimizer = [v.value for v in model.optimizer.variables]
         average = model._step.average
         averages = [] if average is None else average.values
+        loss_scale = model._step.loss_scale
         self._variables = _by_name(
             weights=[v.value for v in model.weights],
             optimizer=optimizer,
             seeds=model._step.dropout_seeds.variables,
             averages=averages,
             carried=carried_variables(model),
+            loss_scale=[] if loss_scale is None else loss_scale.variables,
         )
+        self._skipped = None if loss_scale is None else loss_scale.skipped
         self._shared = [*(v.value for v in model.weights), *optimizer, *averages]
         self._learned = [*(v.value for v in model.trainable_variables), *optimizer, *averages]
         self._newest = None  # the step that was restored or saved last
@@ -166,7 +169,9 @@ class Checkpoints(keras.callbacks.Callback):
             self.save()
 
     def _step(self):
-        return int(self._optimizer.iterations.numpy())
+        # A batch that float16 has skipped counts, since data is a function of the step.
+        skipped = 0 if self._skipped is None else int(self._skipped.numpy())
+        return int(self._optimizer.iterations.numpy()) + skipped
 
     def _out_of_date(self, step):
         earlier = [number for number in files.steps_in(self._directory) if number < step]

@@ -1,5 +1,7 @@
 """Checks of what is given to `compile` and `fit`; each error says what to do instead."""
 
+import logging
+
 import keras
 import tensorflow as tf
 
@@ -21,8 +23,9 @@ OF_WHOLE_BATCHES = (keras.layers.BatchNormalization, keras.layers.SpectralNormal
 def check_optimizer(optimizer):
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
-            "Loss scaling is not supported: it would look at one replica only. Train with the "
-            "mixed_bfloat16 policy, which needs none. Received: a LossScaleOptimizer."
+            "The exact train step scales the loss of models in float16 itself; an optimizer would "
+            "look at one replica only. Give compile the optimizer inside. "
+            "Received: a LossScaleOptimizer."
         )
     if getattr(optimizer, "loss_scale_factor", None) is not None:
         raise ValueError(
@@ -107,10 +110,10 @@ def check_model(model, own_class, accumulation_steps, ema_momentum):
 
 
 def _check_layer(layer, split):
-    if getattr(layer, "compute_dtype", None) == "float16":
+    if getattr(layer, "variable_dtype", None) == "float16":
         raise ValueError(
-            "Loss scaling is not supported, which float16 needs. Train with the mixed_bfloat16 "
-            f"policy. Received: the layer {layer.name}, which computes in float16."
+            "Weights in float16 are too coarse to train. Use the mixed_float16 policy, which keeps "
+            f"them in float32. Received: the layer {layer.name}, whose weights are in float16."
         )
     if any(getattr(weight, "overwrite_with_gradient", False) for weight in layer.trainable_weights):
         raise ValueError(
@@ -122,6 +125,14 @@ def _check_layer(layer, split):
             f"{type(layer).__name__} would see a part of each batch, on replicas or with "
             "accumulation_steps, and give other numbers than one device. Use LayerNormalization, "
             f"or set trainable=False on it. Received: the layer {layer.name}."
+        )
+
+
+def warn_of_float16_on_cpus():
+    if not tf.config.list_logical_devices("GPU"):
+        logging.getLogger(__name__).warning(
+            "float16 is slow on CPUs. Train with mixed_bfloat16 or float32, or on a GPU. "
+            "Received: a model in float16, and no GPU."
         )
 
 

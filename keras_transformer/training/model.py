@@ -35,7 +35,7 @@ class Model(TrainStep, keras.Model):
       slice per occurrence of a token, and adaptive ones square each slice instead of their sum.
 
     What cannot be exact on replicas is refused on one device too: losses that return a scalar,
-    compare rows with each other or are not reduced, several outputs, `add_loss`, float16.
+    compare rows with each other or are not reduced, several outputs and `add_loss`.
     Your own metrics must be sums over rows: their variables are summed over replicas.
 
     Make it from inputs and outputs, or subclass it with a `call`. Several replicas,
@@ -44,6 +44,10 @@ class Model(TrainStep, keras.Model):
     `jit_compile` has XLA compile the forward and the backward pass in each replica, under any
     strategy; what reaches over replicas, and the optimizer, stay outside. "auto", the default,
     compiles on GPUs and not on CPUs. Each new shape of a batch compiles once more on each replica.
+
+    Under the policy `mixed_float16` the step scales the loss by itself, with a scale that adapts
+    and that checkpoints keep; a step whose gradients overflow changes nothing else. Turn it off
+    with `auto_scale_loss=False`.
 
     `compile` takes three more arguments. Keras has them on the optimizer, where they give wrong
     numbers on several replicas and are therefore refused:

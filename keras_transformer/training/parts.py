@@ -9,6 +9,11 @@ def num_rows(x):
     return tf.shape(next(part for part in keras.tree.flatten(x) if part is not None))[0]
 
 
+def num_labels(y):
+    """The number of labels of a batch, padding included, a float32 scalar."""
+    return tf.cast(tf.add_n([tf.size(part) for part in keras.tree.flatten(y)]), tf.float32)
+
+
 def part_of(part, parts, data):
     """The rows of part number `part` of a batch cut into `parts` nearly equal parts."""
     if parts == 1:

@@ -15,7 +15,7 @@ from keras_transformer.training.loss_sums import (
 )
 from keras_transformer.training.losses import TokenCrossentropy, token_weights
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
-from keras_transformer.training.parts import added, dense, num_rows
+from keras_transformer.training.parts import added, dense, num_rows, scaled
 from keras_transformer.training.projected_loss import (
     compiled_projected_loss,
     find_projection,
@@ -57,12 +57,14 @@ class Objective:
         loss: from `resolve_loss`.
         token_metrics: list of metrics, for each of which `is_counted` is true.
         has_own_call: whether the model's `call` may differ from its graph.
+        is_scaled: whether the backward pass will be.
     """
 
-    def __init__(self, model, loss, token_metrics, has_own_call=False):
+    def __init__(self, model, loss, token_metrics, has_own_call=False, is_scaled=False):
         self.loss, self.token_metrics = loss, token_metrics
         self.has_activity = has_activity_regularizer(model)
         needs_logits = has_own_call or self.has_activity  # and so do other metrics
+        needs_logits = needs_logits or is_scaled  # from which the backward pass begins
         needs_logits = needs_logits or internals.compiled_metrics(model) is not None
         may_project = type(loss) is TokenCrossentropy and not needs_logits
         self.projection = find_projection(model) if may_project else None
@@ -75,6 +77,8 @@ class Objective:
             settings = {"jit_compile": True, "autograph": False, "reduce_retracing": True}
             self.sums = tf.function(self.sums, **settings)
             self.sums_and_gradients = tf.function(self.sums_and_gradients, **settings)
+            scaled_one = self.scaled_sums_and_gradients
+            self.scaled_sums_and_gradients = tf.function(scaled_one, **settings)
 
     def sums(self, x, y, sample_weight):
         """The `StepSums` of some rows in evaluation. Updates the metrics that Keras computes."""
@@ -85,13 +89,20 @@ class Objective:
 
     def sums_and_gradients(self, x, y, sample_weight):
         """The `StepSums` of some rows in training, and their `StepGradients`."""
+        return self._sums_and_gradients(x, y, sample_weight, None)
+
+    def scaled_sums_and_gradients(self, x, y, sample_weight, factor):
+        """The same by way of a backward pass that is scaled, by a power of two."""
+        return self._sums_and_gradients(x, y, sample_weight, factor)
+
+    def _sums_and_gradients(self, x, y, sample_weight, factor):
         if self._is_projected(sample_weight):
             return self._projected_and_gradients(x, y)
         with tf.GradientTape(persistent=self.has_activity) as tape:
             sums = self._of_logits(x, y, sample_weight, training=True)
         weights = self._model.trainable_weights  # which the first call may have made
-        of_loss = dense(tape.gradient(sums.loss.loss, weights))
-        of_activity = dense(tape.gradient(sums.activity, weights)) if self.has_activity else {}
+        of_loss = _gradients(tape, sums.loss.loss, weights, factor)
+        of_activity = _gradients(tape, sums.activity, weights, factor) if self.has_activity else {}
         return sums, StepGradients(of_loss, of_activity)
 
     def scale(self, sums):
@@ -152,6 +163,14 @@ class Objective:
             tuple(_metric_sums(metric, labels, outputs) for metric in self.token_metrics),
             activity_penalties(model, rows if self._divides_penalties else 1),
         )
+
+
+def _gradients(tape, sums, weights, factor):
+    """Dense gradients of scalars; where there is a factor, scaled in the backward pass only."""
+    if factor is None:
+        return dense(tape.gradient(sums, weights))
+    seeds = [tf.cast(factor, s.dtype) for s in tf.nest.flatten(sums)]
+    return scaled(dense(tape.gradient(sums, weights, output_gradients=seeds)), 1 / factor)
 
 
 def is_counted(metric, loss):

@@ -15,10 +15,18 @@ from keras_transformer.training import compile_checks as checks
 from keras_transformer.training import internals
 from keras_transformer.training.callbacks import LateLogs, can_be_late
 from keras_transformer.training.distribution import has_workers
+from keras_transformer.training.loss_scale import LossScale, computes_in_float16
 from keras_transformer.training.loss_sums import resolve_loss
 from keras_transformer.training.metrics import loss_tracker
 from keras_transformer.training.moving_average import MovingAverage
-from keras_transformer.training.parts import over_replicas, part_of, reduced, scaled, sum_of
+from keras_transformer.training.parts import (
+    num_labels,
+    over_replicas,
+    part_of,
+    reduced,
+    scaled,
+    sum_of,
+)
 from keras_transformer.training.regularisation import weight_penalty
 from keras_transformer.training.replicas import DropoutSeeds, check_carried, check_data
 from keras_transformer.training.step_sums import Objective, is_counted
@@ -33,6 +41,7 @@ class StepSettings:
     accumulation_steps: int
     ema_momentum: float | None
     average: MovingAverage | None
+    loss_scale: LossScale | None
     dropout_seeds: DropoutSeeds
 
 
@@ -46,7 +55,11 @@ class TrainStep(internals.BuildsFromShapes):
 
         # Sum over the parts of the batch, one after the other, then once over all replicas.
         shares = (part_of(part, parts, (x, y, sample_weight)) for part in range(parts))
-        summed = (objective.sums_and_gradients(*share) for share in shares)
+        compute, loss_scale = objective.sums_and_gradients, self._step.loss_scale
+        if loss_scale is not None:
+            factor = loss_scale.factor(reduced([num_labels(y)])[0])
+            compute = functools.partial(objective.scaled_sums_and_gradients, factor=factor)
+        summed = (compute(*share) for share in shares)
         summed = functools.reduce(functools.partial(tf.nest.map_structure, tf.add), summed)
         sums, gradients = over_replicas(*summed)
 
@@ -70,12 +83,18 @@ class TrainStep(internals.BuildsFromShapes):
         gradient = scaled(gradient, scale)
 
         # Apply.
-        weights = self.trainable_weights
-        if weights:
-            checks.check_gradients(gradient)
-            self.optimizer.apply_gradients([(g, weights[i]) for i, g in gradient.items()])
-        if self._step.average is not None:
-            self._step.average.update()
+        weights, average = self.trainable_weights, self._step.average
+        skips = contextlib.nullcontext()
+        if loss_scale is not None:
+            changed = [v.value for v in (*weights, *self.optimizer.variables)]
+            changed += [] if average is None else average.values
+            skips = loss_scale.skips(gradients, factor, changed)
+        with skips:
+            if weights:
+                checks.check_gradients(gradient)
+                self.optimizer.apply_gradients([(g, weights[i]) for i, g in gradient.items()])
+            if average is not None:
+                average.update()
         return self._logs(sums, penalty)
 
     def test_step(self, data):
@@ -173,22 +192,26 @@ class TrainStep(internals.BuildsFromShapes):
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
-            auto_scale_loss=auto_scale_loss,
+            auto_scale_loss=False,  # Keras's scale would look at one replica only
         )
-        checks.check_optimizer(self.optimizer)  # which Keras may have wrapped
         internals.take_summed_gradients(optimizer)
         if not optimizer.built and self.built:
             optimizer.build(self.trainable_variables)
         average = None
         if ema_momentum is not None:
             average = MovingAverage(self.trainable_variables, ema_momentum)
+        loss_scale = None
+        if auto_scale_loss and computes_in_float16(self):
+            checks.warn_of_float16_on_cpus()
+            loss_scale = LossScale()
         has_own_call = checks.overrides(self, TrainStep, "call")
         self._step = StepSettings(
-            Objective(self, resolved, token_metrics, has_own_call),
+            Objective(self, resolved, token_metrics, has_own_call, loss_scale is not None),
             clip_norm=clip_norm,
             accumulation_steps=accumulation_steps,
             ema_momentum=ema_momentum,
             average=average,
+            loss_scale=loss_scale,
             dropout_seeds=DropoutSeeds(self),
         )
 

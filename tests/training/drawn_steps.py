@@ -78,7 +78,7 @@ def draw(seed):
     case["weights"] = pick([None, None, *fitting, *fitting, "n", "nt", "class"])
     case["policy"] = pick(["float32"] * 4 + ["mixed_bfloat16", "float64", "mixed_float16"])
     case["metrics"] = pick([[], [], ["mae"], ["accuracy"], ["mse", "mae"]])
-    if case["policy"] == "mixed_bfloat16" and case["metrics"] == ["accuracy"]:
+    if case["policy"] in ("mixed_bfloat16", "mixed_float16") and case["metrics"] == ["accuracy"]:
         case["metrics"] = []  # which a rounding can change
     case["weighted"] = pick([False, True])
     case["penalty"] = pick([None, None, None, "kernel", "activity"])

@@ -94,7 +94,10 @@ def train(
         model = language_model(dropout, dtype, remat, settings.pop("penalised", False))
         if validated := settings.pop("validated", False):
             settings["metrics"] = [TokenAccuracy(), Perplexity()]
+        loss_scale = settings.pop("loss_scale", None)
         model.compile(optimizer(), loss or TokenCrossentropy(0.1), **settings)
+        if loss_scale is not None:
+            model._step.loss_scale.variables[0].assign(loss_scale)
     start = [v.numpy() for v in model.trainable_variables]
     logs = BatchLogs()
     history = model.fit(
@@ -117,7 +120,14 @@ def train(
         "evaluated": np.array([evaluated[name] for name in sorted(evaluated)]),
         "counted": np.array(float(loss_tracker(model).count.numpy())),
         "moved": np.array(moved),
+        **scale_of(model),
     }
+
+
+def scale_of(model):
+    if model._step.loss_scale is None:
+        return {}
+    return {"loss_scale": np.array([float(v.numpy()) for v in model._step.loss_scale.variables])}
 
 
 def sgd():
@@ -157,6 +167,9 @@ def trainings(strategy):
     yield "bfloat16", train(strategy, even, 3, sgd, dtype="mixed_bfloat16", clip_norm=0.125)
     parts = {"dtype": "mixed_bfloat16", "clip_norm": 0.125, "accumulation_steps": 2}
     yield "bfloat16 in two parts", train(strategy, even, 3, sgd, **parts)
+    half = {"dtype": "mixed_float16", "loss_scale": 2.0**26, "ema_momentum": 0.75}
+    yield "float16", train(strategy, even, 3, adam, clip_norm=0.125, **half)
+    yield "float16 compiled", train(strategy, uneven, 3, sgd, jit_compile=True, **half)
     # Each worker takes its part of every batch, as of `TokenBatches`: the same rows on the same
     # replicas in all arrangements.
     shares = sharded(even, tf.data.experimental.AutoShardPolicy.DATA)

@@ -93,6 +93,16 @@ def test_two_replicas_in_bfloat16_are_bitwise_one_device_in_two_parts(results, n
             )
 
 
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("case", ["float16", "float16 compiled"])
+def test_replicas_in_float16_skip_the_steps_that_one_device_skips(results, name, case):
+    """From a scale so large that the first gradients overflow, of the whole batch if not before."""
+    [one] = results("1")
+    scale, _, skipped = one[f"{case}/loss_scale"]
+    assert scale == 2.0 ** (26 - skipped) and 3 < skipped < 12
+    assert_same(results, name, case, atol=3e-3)
+
+
 @pytest.mark.parametrize("name", ARRANGEMENTS)
 def test_rematerialisation_changes_no_bit_of_a_training_with_dropout(results, name):
     for values in results(name):

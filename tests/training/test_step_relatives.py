@@ -168,7 +168,6 @@ def test_models_can_be_pickled():
 @pytest.mark.parametrize(
     ("layers", "settings", "message"),
     [
-        (lambda: [keras.layers.Dense(2, dtype="mixed_float16")], {}, "which float16 needs"),
         (
             lambda: [keras.layers.SpectralNormalization(keras.layers.Dense(2))],
             {"accumulation_steps": 2},

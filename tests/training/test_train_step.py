@@ -222,18 +222,6 @@ def test_settings_on_the_optimizer_are_refused(optimizer, ours):
         language_model().compile(keras.optimizers.SGD(0.1, **optimizer), TokenCrossentropy())
 
 
-def test_loss_scaling_is_refused_also_where_keras_would_add_it():
-    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    with pytest.raises(ValueError, match=r"Loss scaling is not supported"):
-        language_model().compile(scaled, TokenCrossentropy())
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        with pytest.raises(ValueError, match=r"Loss scaling is not supported.*mixed_bfloat16"):
-            language_model().compile("sgd", TokenCrossentropy())
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

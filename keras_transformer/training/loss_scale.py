@@ -1,0 +1,81 @@
+"""Dynamic scaling of the loss, which training in float16 needs."""
+
+import contextlib
+
+import tensorflow as tf
+
+from keras_transformer.training.internals import all_layers
+
+FIRST_SCALE, LARGEST_SCALE = 2.0**15, 2.0**30
+STEPS_TO_DOUBLE = 2000  # without an overflow
+LARGEST = tf.float16.max
+EXPONENT = 0x7F800000  # the bits of a float32 that say its power of two
+
+
+class LossScale:
+    """Scales losses so that gradients neither vanish in float16 nor overflow.
+
+    A step whose gradient overflows changes nothing, and halves the scale; many steps without
+    doubles it. What is scaled is the mean of a batch, as the sum that the exact step
+    differentiates grows with the batch. Whether a gradient overflows is told from that of the
+    whole batch, as one device would hold it: all replicas skip the same steps.
+
+    Source: Micikevicius et al. 2018, section 3.2 (https://arxiv.org/abs/1710.03740).
+
+    Attributes:
+        skipped: steps so far that changed nothing, a TensorFlow variable.
+        variables: TensorFlow variables to keep with checkpoints.
+    """
+
+    def __init__(self):
+        self._scale = tf.Variable(FIRST_SCALE, trainable=False)
+        self._clean_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.skipped = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.variables = [self._scale, self._clean_steps, self.skipped]
+
+    def factor(self, labels):
+        """What to multiply the sum of the losses by, and divide its gradients by, a power of two.
+
+        So it rounds nothing, and is the same for all parts of a batch.
+
+        Args:
+            labels: number of labels in the whole batch, a scalar.
+        """
+        return power_of_two(self._scale / tf.maximum(tf.cast(labels, tf.float32), 1.0))
+
+    @contextlib.contextmanager
+    def skips(self, gradients, factor, variables):
+        """Undoes what happens inside to variables if a gradient of the whole batch overflows.
+
+        There is no branch: the step would have to wait for its outcome, and replicas cannot
+        meet inside of one.
+
+        Args:
+            gradients: nest of tensors, unscaled sums over all replicas.
+            factor: by which they were scaled.
+            variables: list of TensorFlow variables.
+        """
+        largest = LARGEST / factor
+        flat = tf.nest.flatten(gradients)
+        # NaN is not below the largest, either.
+        fit = [tf.reduce_all(tf.abs(g) <= tf.cast(largest, g.dtype)) for g in flat]
+        fits = tf.reduce_all(tf.stack(fit))
+        before = [tf.identity(variable) for variable in variables]
+        yield
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(tf.where(fits, variable, value))
+        clean = self._clean_steps + 1
+        doubles = clean >= STEPS_TO_DOUBLE
+        grown = tf.minimum(tf.where(doubles, 2.0, 1.0) * self._scale, LARGEST_SCALE)
+        self._scale.assign(tf.where(fits, grown, tf.maximum(self._scale / 2, 1.0)))
+        self._clean_steps.assign(tf.where(fits & ~doubles, clean, 0))
+        self.skipped.assign_add(tf.where(fits, tf.zeros([], tf.int64), 1))
+
+
+def power_of_two(number):
+    """The largest power of two that is not above a positive float32."""
+    return tf.bitcast(tf.bitcast(number, tf.int32) & EXPONENT, tf.float32)
+
+
+def computes_in_float16(model):
+    return any(layer.compute_dtype == "float16" for layer in all_layers(model))
