@@ -38,21 +38,31 @@ def training_batches(workload):
 
 def ours_training(workload):
     """Our model, loss, Adam and train step, one call of the compiled step at a time."""
+    return keras_training(*ours(workload), workload)
+
+
+def kerashub_training(workload):
+    """KerasHub's layers in Keras's own model; on a CPU in graph mode, where XLA is slower."""
+    return keras_training(*kerashub(workload), workload)
+
+
+def ours(workload, attention_dropout=DROPOUT):
+    """The name of our engine, and our model, compiled."""
     import_keras(workload, mixed=True)
     from keras_transformer.models.encoder_decoder import translation
     from keras_transformer.training import Adam, TokenCrossentropy
 
     dimensions = {name: getattr(workload.size, name) for name in DIMENSIONS}
-    rates = {"dropout": DROPOUT, "attention_dropout": DROPOUT}
+    rates = {"dropout": DROPOUT, "attention_dropout": attention_dropout}
     model = translation(workload.size.vocabulary_size, **dimensions, **rates)
     optimizer = Adam(*ADAM.values())
     loss = TokenCrossentropy(label_smoothing=LABEL_SMOOTHING)
     model.compile(optimizer, loss=loss, jit_compile=workload.compiled)
-    return keras_training("keras_transformer", model, workload)
+    return "keras_transformer", model
 
 
-def kerashub_training(workload):
-    """KerasHub's layers in Keras's own model; on a CPU in graph mode, where XLA is slower."""
+def kerashub(workload):
+    """The name of KerasHub's engine, and its layers in Keras's own model, compiled."""
     tensorflow, keras = import_keras(workload, mixed=True)
     import keras_hub
 
@@ -92,7 +102,7 @@ def kerashub_training(workload):
         return tensorflow.reduce_sum(smoothed * real) / tensorflow.reduce_sum(real)
 
     model.compile(keras.optimizers.Adam(*ADAM.values()), loss=loss, jit_compile=workload.compiled)
-    return keras_training(f"KerasHub {keras_hub.__version__} layers", model, workload)
+    return f"KerasHub {keras_hub.__version__} layers", model
 
 
 def pytorch_training(workload):

@@ -1,0 +1,66 @@
+"""What XLA's compiler for an H100 makes of the training step; no H100 is needed.
+
+H100_COMPILER=h100/bin/python pytest -m h100
+
+The environment of the compiler is described in `train/benchmark/h100.py`.
+"""
+
+import os
+import re
+
+import pytest
+
+from train.benchmark.engines import SIZES, Workload
+from train.benchmark.h100 import COLUMNS, STEPS, figures_of, main, row, step_program
+
+FOUND = {
+    "gflop": 989.0, "gib_moved": 3.35e10 / 2**30, "temporary_mib": 1234.4, "fusions": 56,
+    "fused_attention": 7, "scatters": [],
+}  # fmt: skip
+
+
+def test_the_time_is_bound_by_what_takes_longer():
+    line = row("a step", FOUND)
+    assert line == "| a step | 989 | 31.2 | 10.00 | 1.00 | 1,234 | 56 | 7 |"
+    assert {each.count("|") for each in [line, *COLUMNS.splitlines()]} == {9}
+
+
+def test_without_a_compiler_it_says_what_it_needs(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    assert "--compiler is required: the Python of" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_program_holds_the_whole_step_with_the_optimizer():
+    size = SIZES["toy"]
+    workload = Workload(size, "float32", size.batch_size, 1, compiled=True)
+    _, model = STEPS["ours"](workload)
+    program = step_program(model, size.batch_size, size.length)
+    assert program[:4] == b"ML\xefR", "MLIR bytecode"
+    assert len(program) > 10_000
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    path = os.environ.get("H100_COMPILER")
+    if not path:
+        pytest.skip("needs the compiler's Python in H100_COMPILER")
+    return path
+
+
+@pytest.mark.h100
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_base_step_moves_half_of_what_that_of_kerashub_does(compiler):
+    ours = figures_of("ours", "base", compiler)
+    assert ours["gib_moved"] < 26 and ours["temporary_mib"] < 2300
+    assert ours["gflop"] < 3100, "nothing is computed twice"
+    size = SIZES["base"]
+    wide = [re.findall(r"\d+", shape)[1:] for shape in ours["scatters"]]
+    assert [str(size.vocabulary_size), str(size.hidden_dim)] in wide, "of the embedding's gradient"
+    assert not any(sizes[-1] == str(size.vocabulary_size) for sizes in wide), "of the logits"
+    alike = figures_of("ours, with dropout of attention weights", "base", compiler)
+    theirs = figures_of("KerasHub's layers, with dropout of attention weights", "base", compiler)
+    assert alike["gib_moved"] < 0.52 * theirs["gib_moved"]
+    assert alike["temporary_mib"] < 0.5 * theirs["temporary_mib"]

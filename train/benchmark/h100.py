@@ -1,0 +1,138 @@
+"""What XLA makes of a training step for an H100, on a machine that has none.
+
+It compiles the step that `fit` runs with XLA's own compiler for an H100, and prints what the
+compiler tells: operations, bytes moved to and from memory, temporary memory. From the first two
+follows a lower bound of the time, of products (989 TFLOP/s in bfloat16) and of memory
+(3.35 TB/s). No time is measured, and no kernel is tuned: compare two programs by it.
+
+The compiler needs an environment of its own (5.5 GB):
+
+    python -m venv h100 && h100/bin/pip install "jax[cuda12]==0.10.2"
+    python -m train.benchmark.h100 --compiler h100/bin/python
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from train.benchmark.engines import SIZES, Workload, size_on
+from train.command import Parser, one_line_errors
+
+PEAK_FLOPS, PEAK_BYTES = 989e12, 3.35e12  # a second: dense in bfloat16; HBM3
+COMPILER = pathlib.Path(__file__).with_name("h100_compiler.py")
+COLUMNS = (
+    "| step | GFLOP | GiB moved | at least, ms | of it products, ms | temporary MiB | fusions "
+    "| fused attentions |\n" + "| --- " * 8 + "|"
+)
+
+
+def ours(workload):
+    from train.benchmark import training
+
+    return training.ours(workload, attention_dropout=0.0)
+
+
+def ours_with_attention_dropout(workload):
+    from train.benchmark import training
+
+    return training.ours(workload)
+
+
+def kerashub(workload):
+    from train.benchmark import training
+
+    return training.kerashub(workload)
+
+
+STEPS = {
+    "ours": ours,
+    "ours, with dropout of attention weights": ours_with_attention_dropout,
+    "KerasHub's layers, with dropout of attention weights": kerashub,
+}
+
+
+def step_program(model, batch_size, length):
+    """The whole step of a compiled Keras model, for ids of one shape, as serialised StableHLO."""
+    import tensorflow as tf
+
+    ids = tf.ones([batch_size, length], tf.int32)
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(source_ids, target_ids, labels):
+        return model.train_step(({"source_ids": source_ids, "target_ids": target_ids}, labels))
+
+    return step.experimental_get_compiler_ir(ids, ids, ids)(stage="stablehlo_serialized")
+
+
+def compiled(program, compiler):
+    """What an H100 would have to do for a program: the figures of `h100_compiler`, a dict.
+
+    Args:
+        program: serialised StableHLO, bytes.
+        compiler: path of the Python of the compiler's environment.
+
+    Raises:
+        RuntimeError: if it does not compile.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "program")
+        path.write_bytes(program)
+        environment = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
+        command = [compiler, str(COMPILER), str(path)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"The compiler failed: {done.stderr.strip()[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def figures_of(name, size, compiler):
+    """The figures of one of `STEPS`, made in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "program")
+        command = [sys.executable, "-m", "train.benchmark.h100", "--program", name, size, str(path)]
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"No program for {name}: {done.stderr.strip()[-2000:]}")
+        return compiled(path.read_bytes(), compiler)
+
+
+def row(name, found):
+    """A line of the table."""
+    products, memory = found["gflop"] * 1e9 / PEAK_FLOPS, found["gib_moved"] * 2**30 / PEAK_BYTES
+    return (
+        f"| {name} | {found['gflop']:,.0f} | {found['gib_moved']:.1f} | "
+        f"{1000 * max(products, memory):.2f} | {1000 * products:.2f} | "
+        f"{found['temporary_mib']:,.0f} | {found['fusions']:,} | {found['fused_attention']} |"
+    )
+
+
+def main(arguments=None):
+    """Compiles every step and prints a Markdown table."""
+    parser = Parser(prog="python -m train.benchmark.h100", description=__doc__)
+    parser.add_argument("--compiler", metavar="PYTHON", help="of the compiler's environment")
+    parser.add_argument("--size", choices=[*SIZES], default="base", help="default: %(default)s")
+    parser.add_argument("--program", nargs=3, metavar=("STEP", "SIZE", "FILE"), help="write one")
+    options = parser.parse_args(arguments)
+    with one_line_errors():
+        if options.program:
+            name, size, path = options.program
+            size = size_on("gpu", size)
+            workload = Workload(size, "bfloat16", size.batch_size, 1, compiled=True)
+            program = step_program(STEPS[name](workload)[1], size.batch_size, size.length)
+            pathlib.Path(path).write_bytes(program)
+        elif options.compiler is None:
+            parser.error("--compiler is required: the Python of an environment with jax[cuda12]")
+        else:
+            print(COLUMNS)
+            for name in STEPS:
+                print(row(name, figures_of(name, options.size, options.compiler)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
