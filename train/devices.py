@@ -1,15 +1,33 @@
-"""A worker whose peer has died."""
+"""How the devices of a training compute, and a worker whose peer has died."""
 
 import contextlib
 import os
 import sys
 
+import keras
 import tensorflow as tf
 
 from keras_transformer.training.distribution import has_workers
 
 # A worker that lost another cannot go on; all must be started again.
 EXIT_CODE_LOST_WORKER = 76
+
+
+def make_deterministic():
+    """Has all devices give the same bits at every run. Call it before they are used.
+
+    GPUs add up in an order that varies, unless told not to, and round the factors of float32
+    products to TF32.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
+        jax.config.update("jax_default_matmul_precision", "float32")
+    else:
+        tf.config.experimental.enable_op_determinism()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
 
 
 @contextlib.contextmanager

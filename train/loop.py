@@ -18,7 +18,7 @@ from keras_transformer.training.distribution import (
     from_all_workers,
     this_worker,
 )
-from train.devices import exit_when_a_worker_is_lost
+from train.devices import exit_when_a_worker_is_lost, make_deterministic
 from train.gpus import warn_of_idle_gpus
 from train.progress import EpochLog, StopWithoutProgress
 from train.recovery import data_of, finished_model, locked
@@ -30,6 +30,8 @@ def train_on_devices(experiment_class, config, options):
     """Trains the run that `TrainOptions` name; then the chief shows what came out."""
     run = Run(options.run, type(config))
     warn_of_idle_gpus()
+    if options.deterministic:
+        make_deterministic()
     if options.virtual_devices:
         split_cpu(options.virtual_devices)  # before anything else of TensorFlow
     strategy = choose_strategy(options.strategy)

@@ -18,6 +18,9 @@ class TrainOptions:
     virtual_devices: int | None = setting(
         None, "split the CPU into this many devices, to try replicas without GPUs", ge=1
     )
+    deterministic: bool = setting(
+        False, "the same bits at every run also on GPUs: slower, without TF32"
+    )
 
 
 # The docstrings below are what --help shows.

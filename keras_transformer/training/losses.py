@@ -1,10 +1,30 @@
 """Cross-entropy of token ids, summed over real tokens and never over padding."""
 
+import contextlib
+import contextvars
+
 import keras
 from keras import ops
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+
+_SELECTS = contextvars.ContextVar("_SELECTS", default=False)
+
+
+@contextlib.contextmanager
+def without_scatter(wanted=True):
+    """Gradients of losses called inside compare ids instead of scattering to the labels.
+
+    On CPUs that is slower. XLA fuses it, and GPUs scatter by atomic sums, of which it knows no
+    better.
+
+    Args:
+        wanted: whether to change anything.
+    """
+    before = _SELECTS.set(wanted)
+    yield
+    _SELECTS.reset(before)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -169,6 +189,8 @@ def _crossentropy(labels, logits):
 
     # TensorFlow's own operation takes ten times as long as its softmax, which gives both the
     # loss and its gradient, softmax - one_hot(label). A gather's gradient is slow, too.
+    selects = _SELECTS.get()
+
     @tf.custom_gradient
     def crossentropy(logits):
         probabilities = tf.nn.softmax(logits)
@@ -178,6 +200,10 @@ def _crossentropy(labels, logits):
         nats = highest - chosen - tf.math.log(tf.reduce_max(probabilities, axis=-1))
 
         def gradient(upstream):
+            if selects:
+                chosen_ids = tf.cast(labels, tf.int32)[..., None]
+                ones = tf.cast(chosen_ids == tf.range(logits.shape[-1]), probabilities.dtype)
+                return (probabilities - ones) * upstream[..., None]
             weighted = tf.reshape(probabilities * upstream[..., None], [-1, logits.shape[-1]])
             at = tf.stack([tf.range(tf.size(labels)), tf.reshape(labels, [-1])], axis=1)
             weighted = tf.tensor_scatter_nd_sub(weighted, at, tf.reshape(upstream, [-1]))

@@ -3,6 +3,8 @@
 import keras
 import tensorflow as tf
 
+PACK_BYTES = 2**25  # of gradients that replicas sum at a time, while others are being computed
+
 
 def num_rows(x):
     """The number of rows of a batch, an integer scalar."""
@@ -63,9 +65,11 @@ def over_replicas(sums, gradients=()):
 def reduced(tensors):
     """Sums a list of tensors over all replicas, one dtype at a time, as TensorFlow requires."""
     context = tf.distribute.get_replica_context()
+    packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK_BYTES)
     results = dict.fromkeys(range(len(tensors)))
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        some = context.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[p] for p in places])
+        some = [tensors[place] for place in places]
+        some = context.all_reduce(tf.distribute.ReduceOp.SUM, some, options=packs)
         results.update(zip(places, some, strict=True))
     return list(results.values())

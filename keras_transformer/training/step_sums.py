@@ -13,7 +13,7 @@ from keras_transformer.training.loss_sums import (
     reduction_of,
     single_output,
 )
-from keras_transformer.training.losses import TokenCrossentropy, token_weights
+from keras_transformer.training.losses import TokenCrossentropy, token_weights, without_scatter
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
 from keras_transformer.training.parts import added, dense, num_rows, scaled
 from keras_transformer.training.projected_loss import (
@@ -72,6 +72,7 @@ class Objective:
         self._divides_penalties = internals.divides_activity_penalties()
         self._model = model
         self._takes_training = "training" in inspect.signature(model.call).parameters
+        self._is_compiled = model.jit_compile
         if model.jit_compile:
             # In each replica, without the sums over replicas, which XLA could not compile.
             settings = {"jit_compile": True, "autograph": False, "reduce_retracing": True}
@@ -155,7 +156,8 @@ class Objective:
         model, rows = self._model, num_rows(x)
         y_pred = model(x, training=training) if self._takes_training else model(x)
         labels, outputs, weights = single_output(self.loss, y, y_pred, sample_weight)
-        sums = loss_sums(self.loss, labels, outputs, weights)
+        with without_scatter(self._is_compiled):
+            sums = loss_sums(self.loss, labels, outputs, weights)
         if (metrics := internals.compiled_metrics(model)) is not None:
             metrics.update_state(y, y_pred, sample_weight=sample_weight)
         return StepSums(

@@ -26,6 +26,7 @@ from keras_transformer.training import (
     TokenAccuracy,
     TokenCrossentropy,
     choose_strategy,
+    parts,
     split_cpu,
 )
 from keras_transformer.training.checkpoints import Checkpoints
@@ -149,6 +150,9 @@ def trainings(strategy):
     # 8, 8 and 1 rows: at the end only one replica has any.
     yield "empty share", train(strategy, uneven, 3, sgd, validated=True)
     yield "everything", train(strategy, uneven, 3, sgd, validated=True, **everything)
+    parts.PACK_BYTES, usual = 64, parts.PACK_BYTES
+    yield "packs", train(strategy, uneven, 3, sgd, **everything)
+    parts.PACK_BYTES = usual
     yield "buckets", train(strategy, buckets(), 2, sgd, clip_norm=0.25)
     with strategy.scope():
         loss, accuracy = keras_loss(), keras.metrics.SparseCategoricalAccuracy()
@@ -165,8 +169,8 @@ def trainings(strategy):
     yield "rematerialised blocks", train(strategy, uneven, 1, sgd, remat=True)
     yield "adam", train(strategy, uneven, 1, adam)
     yield "bfloat16", train(strategy, even, 3, sgd, dtype="mixed_bfloat16", clip_norm=0.125)
-    parts = {"dtype": "mixed_bfloat16", "clip_norm": 0.125, "accumulation_steps": 2}
-    yield "bfloat16 in two parts", train(strategy, even, 3, sgd, **parts)
+    in_two = {"dtype": "mixed_bfloat16", "clip_norm": 0.125, "accumulation_steps": 2}
+    yield "bfloat16 in two parts", train(strategy, even, 3, sgd, **in_two)
     half = {"dtype": "mixed_float16", "loss_scale": 2.0**26, "ema_momentum": 0.75}
     yield "float16", train(strategy, even, 3, adam, clip_norm=0.125, **half)
     yield "float16 compiled", train(strategy, uneven, 3, sgd, jit_compile=True, **half)

@@ -1,9 +1,11 @@
 """The forward and backward pass compiled by XLA, the rest of the step outside of it."""
 
+import re
 import warnings
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from keras_transformer.models.encoder_decoder import translation
@@ -58,6 +60,21 @@ def test_the_forward_and_backward_pass_are_one_compiled_function():
     assert "dot(" in text
     model.fit(IDS, LABELS, verbose=0)
     assert model.jit_compile, "what compile was given"
+
+
+@pytest.mark.parametrize("weighed", [False, True], ids=["projected", "of logits"])
+def test_nothing_is_scattered_over_tokens_and_vocabulary(weighed):
+    """On a GPU, such sums vary from run to run."""
+    model = translation(13, size="tiny", num_layers=1)
+    model.compile("sgd", TokenCrossentropy(0.1), metrics=[TokenAccuracy()], jit_compile=True)
+    ids = np.tile(IDS[:3], (1, 2))[:, :7]  # 21 tokens, 13 ids
+    inputs, weight = {"source_ids": ids, "target_ids": ids}, np.ones((3, 7), "float32")
+    compute = model._step.objective.sums_and_gradients
+    compile_ = compute.experimental_get_compiler_ir(inputs, ids, weight if weighed else None)
+    scatters = [line for line in compile_("hlo").splitlines() if " scatter(" in line]
+    shapes = [re.search(r"f32\[([0-9,]*)\]", line)[1] for line in scatters]
+    assert shapes, "the embedding's gradient is scattered over the vocabulary"
+    assert all(shape.startswith("13,") for shape in shapes), shapes
 
 
 def test_by_itself_a_step_is_not_compiled_on_cpus():

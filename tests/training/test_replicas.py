@@ -70,7 +70,7 @@ def test_the_arrangement_is_the_one_meant(results, name):
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize(
     "case",
-    ["plain", "empty share", "everything", "buckets", "keras loss and metric", "penalties"]
+    ["plain", "empty share", "everything", "packs", "buckets", "keras loss and metric", "penalties"]
     + ["penalties of tokens"],
 )
 def test_replicas_equal_one_device(results, name, case):
