@@ -16,7 +16,7 @@ Use the trained run (each has its own --help):
 from typing import Literal
 
 from train.command import Command
-from train.options import ExportOptions, RunOptions
+from train.options import DecodingOptions, ExportOptions, RunOptions
 from train.settings import required, setting, settings
 from train.training_config import LARGEST_SEED, TrainingConfig, check_pieces
 
@@ -90,7 +90,7 @@ class LanguageModelConfig(TrainingConfig):
 
 
 @settings
-class SampleOptions(RunOptions):
+class SampleOptions(DecodingOptions):
     """Continues a prompt, to standard output, token by token.
 
     {command} --run runs/shakespeare --prompt "KING RICHARD:"

@@ -32,6 +32,17 @@ class RunOptions:
 
 
 @settings
+class DecodingOptions(RunOptions):
+    """Decodes with a trained run."""
+
+    cache: Literal["auto", "growing", "static"] = setting(
+        "auto",
+        "of keys and values: growing; static, compiled once for each bucket of lengths; auto, "
+        "static on GPUs",
+    )
+
+
+@settings
 class ExportOptions(RunOptions):
     """Publishes a trained run as a SavedModel for TensorFlow Serving.
 

@@ -19,7 +19,7 @@ Use the trained run (each has its own --help):
 from typing import Literal
 
 from train.command import Command
-from train.options import ExportOptions, RunOptions
+from train.options import DecodingOptions, ExportOptions, RunOptions
 from train.settings import required, setting, settings
 from train.training_config import LEAST_PIECES, TrainingConfig
 
@@ -74,7 +74,7 @@ class SearchOptions(RunOptions):
 
 
 @settings
-class TranslateOptions(SearchOptions):
+class TranslateOptions(SearchOptions, DecodingOptions):
     """Translates standard input, one sentence per line, to standard output.
 
     {command} --run runs/mine < in.txt > out.txt
@@ -82,7 +82,7 @@ class TranslateOptions(SearchOptions):
 
 
 @settings
-class EvaluateOptions(SearchOptions):
+class EvaluateOptions(SearchOptions, DecodingOptions):
     """Measures BLEU of a trained run on other text.
 
     {command} --run runs/mine --source test.en --target test.de

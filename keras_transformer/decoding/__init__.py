@@ -6,7 +6,8 @@ A search is independent of the model. It calls `step(token_ids, parents, positio
     parents     (batch, beams) int32, the beam of the previous step that each beam extends
     position    int32 scalar, number of earlier tokens
     cache       any nest (tuple, list, dict) of tensors, batch first, from the previous step;
-                axes of size 0 in the initial cache grow with each step
+                axes of size 0 in the initial cache grow with each step; a cache of full size is
+                written at `position`, and the search is given its `capacity`
 
 which returns `(logits, cache)`, the logits (batch, beams, vocabulary). The search never reorders
 the cache. A step function that keeps a state per beam gathers it with

@@ -34,7 +34,7 @@ class Beams(NamedTuple):
     """Live and finished sequences, both best first.
 
     A missing sequence has a log-probability or score of minus infinity. Both kinds of ids begin
-    with the start token, so t tokens take t + 1 columns.
+    with the start token, so t tokens take t + 1 columns; with a capacity, there are zeros after.
     """
 
     live_ids: tf.Tensor  # (batch, beams, t + 1)
@@ -52,19 +52,35 @@ class Candidates(NamedTuple):
     token_ids: tf.Tensor  # by which token
 
 
-def start_beams(limits, num_beams, n_best, start_id):
-    """The state before the first token: one live sequence per row whose limit is above 0."""
+def start_beams(limits, num_beams, n_best, start_id, capacity=None):
+    """The state before the first token: one live sequence per row whose limit is above 0.
+
+    With a capacity, ids have room for as many tokens from the start.
+    """
     batch_size = tf.shape(limits)[0]
     first = tf.where(limits > 0, 0.0, -np.inf)[:, None]  # (batch, 1)
     # All beams start with the same sequence, so only one of them may be live.
     others = tf.fill((batch_size, num_beams - 1), -np.inf)
     return Beams(
-        live_ids=tf.fill((batch_size, num_beams, 1), start_id),
+        live_ids=start_ids((batch_size, num_beams), start_id, capacity),
         live_log_probs=tf.concat([first, others], axis=1),
-        finished_ids=tf.zeros((batch_size, n_best, 1), tf.int32),
+        finished_ids=start_ids((batch_size, n_best), 0, capacity),
         finished_scores=tf.fill((batch_size, n_best), -np.inf),
         parents=unchanged_parents(batch_size, num_beams),
     )
+
+
+def start_ids(shape, start_id, capacity=None):
+    """Sequences of the start token alone, (*shape, 1), or with room, (*shape, 1 + capacity)."""
+    ids = tf.fill((*shape, 1), start_id)
+    return ids if capacity is None else tf.pad(ids, [[0, 0], [0, 0], [0, capacity]])
+
+
+def append_ids(ids, newest, column=None):
+    """Appends a token to each sequence, or writes it to a column where there is room."""
+    if column is None:
+        return tf.concat([ids, newest[:, :, None]], axis=2)
+    return tf.where(tf.equal(tf.range(tf.shape(ids)[2]), column), newest[:, :, None], ids)
 
 
 def unchanged_parents(batch_size, num_beams):
@@ -72,7 +88,7 @@ def unchanged_parents(batch_size, num_beams):
     return tf.tile(tf.range(num_beams)[None], (batch_size, 1))
 
 
-def extend(beams, candidates, end_id, penalty):
+def extend(beams, candidates, end_id, penalty, column=None):
     """Splits the candidates into finished sequences, which never change again, and live ones.
 
     Args:
@@ -80,25 +96,23 @@ def extend(beams, candidates, end_id, penalty):
         candidates: the extensions to choose from, at least one per beam.
         end_id: the token that finishes a sequence.
         penalty: length penalty of the extended sequences, float32 scalar.
+        column: of the token, if the ids have room for it; None if they grow.
 
     Returns:
         The state after the token.
     """
     num_beams = beams.live_ids.shape[1]
     n_best = beams.finished_ids.shape[1]
-    sequences = tf.concat(  # (batch, candidates, t + 2)
-        [
-            tf.gather(beams.live_ids, candidates.beams, batch_dims=1),
-            candidates.token_ids[:, :, None],
-        ],
-        axis=2,
-    )
+    sequences = tf.gather(beams.live_ids, candidates.beams, batch_dims=1)
+    sequences = append_ids(sequences, candidates.token_ids, column)  # (batch, candidates, t + 2)
     is_end = tf.equal(candidates.token_ids, end_id)
     end_scores = tf.where(is_end, candidates.log_probs / penalty, -np.inf)
     # Sequences that finished earlier come first and win ties.
     scores = tf.concat([beams.finished_scores, end_scores], axis=1)
     finished_scores, best = tf.math.top_k(scores, n_best)
-    finished_ids = tf.pad(beams.finished_ids, [[0, 0], [0, 0], [0, 1]])
+    finished_ids = beams.finished_ids
+    if column is None:
+        finished_ids = tf.pad(finished_ids, [[0, 0], [0, 0], [0, 1]])
     finished_ids = tf.concat([finished_ids, sequences], axis=1)
 
     live_scores = tf.where(is_end, -np.inf, candidates.log_probs)

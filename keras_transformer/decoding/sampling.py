@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.decoding.beams import unchanged_parents
+from keras_transformer.decoding.beams import append_ids, start_ids, unchanged_parents
+from keras_transformer.decoding.draws import fold_in, uniform
 from keras_transformer.decoding.search import (
     PAD_ID,
     call_step,
@@ -40,6 +41,7 @@ def sample(
     top_p=None,
     forbidden_ids=None,
     prefix=None,
+    capacity=None,
 ):
     """Samples each token from the model's distribution, with temperature, top-k and top-p.
 
@@ -72,6 +74,7 @@ def sample(
             or floats (batch,).
         forbidden_ids: as for `beam_search`.
         prefix: as for `beam_search`.
+        capacity: as for `beam_search`; with one, `seed` has a pair a row.
 
     Returns:
         `Hypotheses`, not ranked. The score is the sum of the model's log-probabilities, without
@@ -90,39 +93,41 @@ def sample(
     """
     check_at_least("num_samples", num_samples, 1)
     draw = token_sampler(seed, temperature, top_k, top_p)
-    rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix)
+    if capacity is not None and not isinstance(draw, functools.partial):
+        raise ValueError(
+            "With a capacity, seed must have the shape (batch, 2): from one seed for all rows "
+            f"TensorFlow draws other numbers under XLA. Received: shape {np.shape(seed)}."
+        )
+    rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity)
     shape = (tf.shape(rules.limits)[0], num_samples)
 
     def is_unfinished(_, samples, __):
         return tf.reduce_any(tf.logical_not(samples.has_ended))
 
     def advance(position, samples, cache):
-        newest = samples.token_ids[:, :, -1]
+        newest = tf.gather(samples.token_ids, position, axis=2)
         logits, cache = call_step(step, newest, unchanged_parents(*shape), position, cache, rules)
         drawn = draw(mask_forbidden(logits, rules.forbidden_ids), position)
         forced = tf.gather(rules.forced_ids, position)  # (batch, 1)
-        return (
-            position + 1,
-            _append(samples, tf.where(forced < 0, drawn, forced), logits, rules),
-            cache,
-        )
+        drawn, column = tf.where(forced < 0, drawn, forced), None if rules.grows else position + 1
+        return position + 1, _append(samples, drawn, logits, rules, column), cache
 
     samples = Samples(
-        token_ids=tf.fill((*shape, 1), rules.start_id),
+        token_ids=start_ids(shape, rules.start_id, capacity),
         log_probs=tf.zeros(shape),
         has_ended=tf.broadcast_to(rules.limits[:, None] < 1, shape),
     )
     samples = run_loop(is_unfinished, advance, samples, cache)
-    return read_hypotheses(samples.token_ids[:, :, 1:], samples.log_probs, rules.end_id)
+    return read_hypotheses(samples.token_ids, samples.log_probs, rules)
 
 
-def _append(samples, token_ids, logits, rules):
+def _append(samples, token_ids, logits, rules, column):
     """Appends a token and its log-probability to the samples that have not ended."""
     chosen = tf.gather(logits, token_ids, batch_dims=2)  # (batch, samples)
     log_probs = chosen - tf.reduce_logsumexp(logits, axis=2)
     token_ids = tf.where(samples.has_ended, PAD_ID, token_ids)
     return Samples(
-        token_ids=tf.concat([samples.token_ids, token_ids[:, :, None]], axis=2),
+        token_ids=append_ids(samples.token_ids, token_ids, column),
         log_probs=samples.log_probs + tf.where(samples.has_ended, 0.0, log_probs),
         has_ended=samples.has_ended | tf.equal(token_ids, rules.end_id),
     )
@@ -201,11 +206,7 @@ def _draw_by_row(seeds, temperature, top_k, top_p, logits, position):
     probabilities = tf.where(_is_within(probabilities, top_p), probabilities, 0.0)
     shares = tf.cumsum(probabilities, axis=2)  # (batch, samples, vocabulary)
 
-    def uniform(row_seed):
-        row_seed = tf.random.experimental.stateless_fold_in(row_seed, position)
-        return tf.random.stateless_uniform([num_samples], row_seed)
-
-    drawn = tf.map_fn(uniform, seeds, fn_output_signature=tf.float32)  # (batch, samples)
+    drawn = uniform(fold_in(seeds, position), num_samples)  # (batch, samples)
     is_before = shares <= drawn[..., None] * shares[..., -1:]
     last = tf.math.count_nonzero(probabilities, axis=2, dtype=tf.int32) - 1
     indices = tf.minimum(tf.math.count_nonzero(is_before, axis=2, dtype=tf.int32), last)

@@ -28,6 +28,7 @@ def beam_search(
     length_penalty=0.6,
     prefix=None,
     n_best=None,
+    capacity=None,
 ):
     """Keeps the `num_beams` most probable sequences at each step and ranks the finished ones.
 
@@ -54,9 +55,12 @@ def beam_search(
             score.
         n_best: hypotheses per row, in [1, num_beams]; None for `num_beams`. Fewer hypotheses
             end the search sooner and do not change the best ones.
+        capacity: the number of steps for which a cache of full size has room, at least the
+            largest of `limits`, an integer scalar: then nothing grows, and XLA can compile the
+            search. None for a cache that grows.
 
     Returns:
-        `Hypotheses`, best first.
+        `Hypotheses`, best first; with a capacity, of as many columns.
 
     Raises:
         ValueError: if an argument is out of range, or the last axis of the logits is not static.
@@ -83,8 +87,8 @@ def beam_search(
             "best sequence ends. Choose e.g. 0.6. "
             f"Received: length_penalty={length_penalty!r}."
         )
-    rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix)
-    penalties = _length_penalties(rules.limits, length_penalty)
+    rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity)
+    penalties = _length_penalties(rules, length_penalty)
     limit_penalties = tf.gather(penalties, rules.limits)[:, None]  # (batch, 1)
 
     def is_unsettled(_, beams, __):
@@ -93,18 +97,19 @@ def beam_search(
         return tf.reduce_any(reachable > beams.finished_scores[:, -1:])
 
     def advance(position, beams, cache):
-        newest = beams.live_ids[:, :, -1]
+        newest = tf.gather(beams.live_ids, position, axis=2)
         logits, cache = call_step(step, newest, beams.parents, position, cache, rules)
         candidates = best_candidates(
             logits, beams.live_log_probs, tf.gather(rules.forced_ids, position), rules.forbidden_ids
         )
         position += 1
-        beams = extend(beams, candidates, rules.end_id, tf.gather(penalties, position))
+        column = None if capacity is None else position
+        beams = extend(beams, candidates, rules.end_id, tf.gather(penalties, position), column)
         return position, beams, cache
 
-    beams = start_beams(rules.limits, num_beams, n_best, rules.start_id)
+    beams = start_beams(rules.limits, num_beams, n_best, rules.start_id, capacity)
     beams = run_loop(is_unsettled, advance, beams, cache)
-    return read_hypotheses(beams.finished_ids[:, :, 1:], beams.finished_scores, rules.end_id)
+    return read_hypotheses(beams.finished_ids, beams.finished_scores, rules)
 
 
 def greedy_search(
@@ -117,6 +122,7 @@ def greedy_search(
     forbidden_ids=None,
     length_penalty=0.6,
     prefix=None,
+    capacity=None,
 ):
     """Takes the most probable token at each step: a beam search with a beam of one.
 
@@ -129,6 +135,7 @@ def greedy_search(
         forbidden_ids: as for `beam_search`.
         length_penalty: as for `beam_search`; affects only the score.
         prefix: as for `beam_search`.
+        capacity: as for `beam_search`.
 
     Returns:
         `Hypotheses`, one per row.
@@ -153,6 +160,7 @@ def greedy_search(
         forbidden_ids=forbidden_ids,
         length_penalty=length_penalty,
         prefix=prefix,
+        capacity=capacity,
     )
 
 
@@ -160,13 +168,15 @@ class Rules(NamedTuple):
     """The checked constraints of all rows, in the form that the loops use."""
 
     limits: tf.Tensor  # (batch,) int32, at least 0
-    forced_ids: tf.Tensor  # (longest limit, batch, 1) int32, -1 where the choice is free
+    forced_ids: tf.Tensor  # (steps, batch, 1) int32, -1 where the choice is free
+    steps: tf.Tensor  # the longest limit, or the capacity
+    grows: bool  # whether there is no capacity
     start_id: int
     end_id: int
     forbidden_ids: tuple
 
 
-def read_rules(limits, start_id, end_id, forbidden_ids, prefix):
+def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None):
     """Checks the arguments that searches and sampling share, and returns them as `Rules`."""
     forbidden_ids = (PAD_ID, start_id) if forbidden_ids is None else tuple(forbidden_ids)
     check_at_least("start_id", start_id, 0)
@@ -174,7 +184,10 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix):
     for token_id in forbidden_ids:
         check_at_least("each of forbidden_ids", token_id, 0)
     limits = tf.maximum(_integers("limits", limits, ("batch",)), 0)
-    steps = tf.reduce_max(tf.concat([limits, [0]], axis=0))  # 0 if there are no rows
+    if capacity is None:
+        steps = tf.reduce_max(tf.concat([limits, [0]], axis=0))  # 0 if there are no rows
+    else:
+        steps, limits = capacity, tf.minimum(limits, capacity)
 
     positions = tf.range(steps)[:, None]
     forced_ids = tf.where(positions + 1 >= limits, int(end_id), -1)  # (steps, batch)
@@ -186,7 +199,13 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix):
         from_prefix = tf.where(prefix != PAD_ID, prefix, -1)
         forced_ids = tf.where(forced_ids < 0, from_prefix, forced_ids)
     return Rules(
-        limits, forced_ids[:, :, None], int(start_id), int(end_id), tuple(map(int, forbidden_ids))
+        limits=limits,
+        forced_ids=forced_ids[:, :, None],
+        steps=steps,
+        grows=capacity is None,
+        start_id=int(start_id),
+        end_id=int(end_id),
+        forbidden_ids=tuple(map(int, forbidden_ids)),
     )
 
 
@@ -226,16 +245,21 @@ def run_loop(condition, advance, state, cache):
     return tf.while_loop(condition, body, (tf.constant(0), state, cache), shapes)[1]
 
 
-def read_hypotheses(token_ids, scores, end_id):
-    """Trims ids to the longest hypothesis, however many steps the search took."""
+def read_hypotheses(token_ids, scores, rules):
+    """The sequences without their start tokens, trimmed if they grew."""
+    token_ids = token_ids[:, :, 1:]
     counts = tf.range(1, tf.shape(token_ids)[2] + 1)
-    lengths = tf.reduce_sum(tf.where(tf.equal(token_ids, end_id), counts, 0), axis=2)
-    longest = tf.reduce_max(tf.concat([[0], tf.reshape(lengths, [-1])], axis=0))
-    return Hypotheses(
-        token_ids=token_ids[:, :, :longest],
-        scores=tf.where(lengths > 0, scores, NO_HYPOTHESIS_SCORE),
-        lengths=lengths,
-    )
+    lengths = tf.reduce_sum(tf.where(tf.equal(token_ids, rules.end_id), counts, 0), axis=2)
+    scores = tf.where(lengths > 0, scores, NO_HYPOTHESIS_SCORE)
+    found = Hypotheses(token_ids, scores, lengths)
+    return trim(found) if rules.grows else found
+
+
+def trim(hypotheses):
+    """Leaves out the columns after the longest hypothesis, however many steps the search took."""
+    lengths = tf.reshape(hypotheses.lengths, [-1])
+    longest = tf.reduce_max(tf.concat([[0], lengths], axis=0))
+    return hypotheses._replace(token_ids=hypotheses.token_ids[:, :, :longest])
 
 
 def check_at_least(name, value, least, reason=""):
@@ -246,9 +270,9 @@ def check_at_least(name, value, least, reason=""):
         )
 
 
-def _length_penalties(limits, length_penalty):
-    """((5 + n) / 6) ** alpha for n = 0 to the largest limit."""
-    lengths = tf.range(tf.reduce_max(tf.concat([limits, [0]], axis=0)) + 1)
+def _length_penalties(rules, length_penalty):
+    """((5 + n) / 6) ** alpha for n = 0 to the number of steps."""
+    lengths = tf.range(rules.steps + 1)
     return ((5.0 + tf.cast(lengths, tf.float32)) / 6.0) ** float(length_penalty)
 
 

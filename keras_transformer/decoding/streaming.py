@@ -19,6 +19,7 @@ def stream(
     top_k=None,
     top_p=None,
     forbidden_ids=(),
+    jit_compile=False,
 ):
     """Continues a prompt and yields each token as soon as it is sampled.
 
@@ -36,6 +37,8 @@ def stream(
         top_k: as for `sample`, at least 1, or None.
         top_p: as for `sample`, in (0, 1], or None.
         forbidden_ids: ids that are never sampled.
+        jit_compile: whether XLA compiles the step, once, for a cache that has room for the
+            context from the start; `seed` is then of shape (1, 2).
 
     Yields:
         Integer ids.
@@ -57,7 +60,7 @@ def stream(
         raise ValueError("The prompt must have at least one token. Received: none.")
     draw = token_sampler(seed, temperature, top_k, top_p)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, jit_compile=jit_compile)
     def advance(token_id, position, text_position, cache):
         logits, cache = step(token_id[None, None], unchanged_parents(1, 1), position, cache)
         logits = tf.cast(logits, tf.float32)

@@ -7,6 +7,7 @@ from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.internals import carry_mask, mask_of
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
+from keras_transformer.ops.caches import append
 from keras_transformer.ops.masks import check_attention_mask, combine_masks
 from keras_transformer.ops.projection import project
 
@@ -177,7 +178,7 @@ class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
         queries = split_heads(project(query, *self.query), self.num_heads)
         return self.attend_heads(queries, keys, values, mask)
 
-    def step(self, inputs, cache, mask):
+    def step(self, inputs, cache, mask, position=None):
         """One position of causal self-attention, for several beams of each row.
 
         Args:
@@ -187,13 +188,16 @@ class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
             mask: boolean, (batch, beams, cached + beams), True where a beam may look: at
                 its own past and its newest position, as of `ops.masks.beam_mask`; None if
                 there is one beam.
+            position: number of earlier steps, an integer scalar, if the cache has its full
+                size from the first step on, and so has the mask, which then is not None; None
+                for a cache that grows.
 
         Returns:
-            The pair of outputs, (batch, beams, dim), and the cache, longer by `beams`.
+            The pair of outputs, (batch, beams, dim), and the cache, longer by `beams` if it grows.
         """
         query, key, value = self._project_heads(inputs, self.query_key_value, 3)
-        keys = ops.concatenate([cache[0], key], axis=2)
-        values = ops.concatenate([cache[1], value], axis=2)
+        start = None if position is None else position * inputs.shape[1]
+        keys, values = append(cache[0], key, start), append(cache[1], value, start)
         outputs, _ = self.attend_heads(query, keys, values, mask)
         return outputs, (keys, values)
 

@@ -126,7 +126,7 @@ class DecoderBlock(TransformerLayer):
             return None
         return self.cross_attention.keys_values(source)
 
-    def step(self, inputs, source_keys_values, source_padding_mask, cache, mask):
+    def step(self, inputs, source_keys_values, source_padding_mask, cache, mask, position=None):
         """One position for several beams of each row.
 
         Args:
@@ -137,14 +137,15 @@ class DecoderBlock(TransformerLayer):
                 (batch, heads, cached, key_dim).
             mask: boolean (batch, beams, cached + beams), as of
                 `ops.masks.beam_mask`; None if there is one beam.
+            position: as for `MultiHeadAttention.step`.
 
         Returns:
-            The pair of outputs, (batch, beams, dim), and the cache, longer by `beams`.
+            The pair of outputs, (batch, beams, dim), and the cache, longer by `beams` if it grows.
         """
         source_mask = combine_masks(source_padding_mask)
         outputs, (cache, _) = self._forward(
             inputs,
-            lambda vectors: self.self_attention.step(vectors, cache, mask),
+            lambda vectors: self.self_attention.step(vectors, cache, mask, position),
             # The beams stand where targets stand: nothing of the source is repeated.
             lambda vectors: self.cross_attention.attend_to(
                 vectors, *source_keys_values, source_mask
@@ -244,21 +245,28 @@ class Decoder(TransformerStack):
         """What `step` needs of the source: one pair of keys and values a block, or None."""
         return [block.source_keys_values(source) for block in self.blocks]
 
-    def empty_cache(self, batch_size):
-        """The cache before the first step: keys and values of no position, a pair a block.
+    def empty_cache(self, batch_size, length=None, num_beams=1):
+        """The cache before the first step: keys and values, a pair a block.
+
+        Args:
+            batch_size: number of rows, an integer scalar.
+            length: steps to make room for, if the cache is to have its full size at once; None
+                for one that grows.
+            num_beams: beams per row, for which there is room.
 
         Returns:
-            A list of pairs of tensors, each (batch, heads, 0, key_dim).
+            A list of pairs of tensors, each (batch, heads, length * num_beams, key_dim), or
+            (batch, heads, 0, key_dim).
         """
-        empty = []
+        empty, positions = [], 0 if length is None else length * num_beams
         for block in self.blocks:
             attention = block.self_attention
             width = attention.query_key_value[0].shape[0] // 3
-            shape = (batch_size, self.num_heads, 0, width // self.num_heads)
+            shape = (batch_size, self.num_heads, positions, width // self.num_heads)
             empty.append((ops.zeros(shape, self.compute_dtype),) * 2)
         return empty
 
-    def step(self, inputs, source_keys_values, source_padding_mask, cache, mask):
+    def step(self, inputs, source_keys_values, source_padding_mask, cache, mask, position=None):
         """One position for several beams of each row.
 
         Args:
@@ -268,16 +276,17 @@ class Decoder(TransformerStack):
             cache: what `empty_cache` or the step before returned.
             mask: boolean (batch, beams, cached + beams), as of
                 `ops.masks.beam_mask`; None if there is one beam.
+            position: as for `MultiHeadAttention.step`.
 
         Returns:
-            The pair of outputs, (batch, beams, dim), and the cache, longer by `beams`.
+            The pair of outputs, (batch, beams, dim), and the cache, longer by `beams` if it grows.
         """
         outputs, longer = inputs, []
         for block, keys_values, block_cache in zip(
             self.blocks, source_keys_values, cache, strict=True
         ):
             outputs, grown = block.step(
-                outputs, keys_values, source_padding_mask, block_cache, mask
+                outputs, keys_values, source_padding_mask, block_cache, mask, position
             )
             longer.append(grown)
         return self.finish(outputs), longer

@@ -8,6 +8,7 @@ from keras import ops
 from keras_transformer.layers.attention import MultiHeadAttention, implicit_mask
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import relative_shift, split_heads
+from keras_transformer.ops.caches import append
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 from keras_transformer.ops.projection import project
@@ -103,39 +104,60 @@ class RelativeAttention(MultiHeadAttention):
         """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""
         return self._project_heads(value, self._projections(1, 3), 2)
 
-    def empty_cache(self, batch_size):
-        """The cache before the first step: keys, values and distances, of no position.
+    def empty_cache(self, batch_size, length=None, num_beams=1):
+        """The cache before the first step: keys, values and projected distances.
+
+        Args:
+            batch_size: number of rows, an integer scalar.
+            length: steps to make room for, if the cache is to have its full size at once; None for
+                one that grows.
+            num_beams: beams per row, for which there is room.
 
         Returns:
-            Three tensors, each (batch, heads, 0, key_dim).
+            Keys and values, (batch, heads, length * num_beams, key_dim), and distances,
+            (batch, heads, length, key_dim), the farthest first; of length 0 if they grow.
         """
         key_dim = self.content_bias.shape[2]
-        empty = ops.zeros((batch_size, self.num_heads, 0, key_dim), self.compute_dtype)
-        return (empty, empty, empty)
+        if length is None:
+            empty = ops.zeros((batch_size, self.num_heads, 0, key_dim), self.compute_dtype)
+            return (empty, empty, empty)
+        shape = (batch_size, self.num_heads, length * num_beams, key_dim)
+        empty = ops.zeros(shape, self.compute_dtype)
+        shape = (batch_size, self.num_heads, length, key_dim)
+        patterns = ops.flip(sinusoidal_positions(length, self.distance_projection[0].shape[1]), 0)
+        distances = self._project_distances(patterns, self.compute_dtype)
+        return (empty, empty, ops.broadcast_to(distances, shape))
 
-    def step(self, inputs, cache, mask):
+    def step(self, inputs, cache, mask, position=None):
         """One position, for several beams of each row.
 
         Args:
             inputs: vectors at the newest position, (batch, beams, dim).
             cache: what `empty_cache` or the step before returned: keys and values, which grow
                 by one position a beam and step, and projected distances, the farthest
-                first, which grow by one a step.
+                first, which grow by one a step; or have their full size.
             mask: boolean (batch, beams, cached + beams), as of `ops.masks.beam_mask`; None
                 if there is one beam.
+            position: as for `MultiHeadAttention.step`.
 
         Returns:
-            The pair of outputs, (batch, beams, dim), and the longer cache.
+            The pair of outputs, (batch, beams, dim), and the cache, longer if it grows.
         """
         queries, key, value = self._project_heads(inputs, self.query_key_value, 3)
-        keys = ops.concatenate([cache[0], key], axis=2)
-        values = ops.concatenate([cache[1], value], axis=2)
+        start = None if position is None else position * inputs.shape[1]
+        keys, values = append(cache[0], key, start), append(cache[1], value, start)
         batch_size, num_heads, steps, key_dim = ops.shape(cache[2])
-        farthest = sinusoidal_positions(1, inputs.shape[-1], start=steps)
-        farthest = self._project_distances(farthest, inputs.dtype)
-        farthest = ops.broadcast_to(farthest, (batch_size, num_heads, 1, key_dim))
-        distances = ops.concatenate([farthest, cache[2]], axis=2)
-        bias = self._distance_scores(queries, distances)  # (batch, heads, beams, steps + 1)
+        if position is None:
+            farthest = sinusoidal_positions(1, inputs.shape[-1], start=steps)
+            farthest = self._project_distances(farthest, inputs.dtype)
+            farthest = ops.broadcast_to(farthest, (batch_size, num_heads, 1, key_dim))
+            distances = ops.concatenate([farthest, cache[2]], axis=2)
+            bias = self._distance_scores(queries, distances)  # (batch, heads, beams, steps + 1)
+        else:
+            distances = cache[2]
+            # Distance 0 belongs to column `position`; what wraps around is masked.
+            bias = self._distance_scores(queries, distances)
+            bias = ops.roll(bias, position + 1 - steps, axis=3)
         # Every step has written one position a beam, and all of these are as far away.
         bias = ops.repeat(bias, inputs.shape[1], axis=3)
         outputs, _ = self._attend_with(queries, keys, values, mask, None, bias)

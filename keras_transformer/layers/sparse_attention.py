@@ -152,14 +152,13 @@ class SparseAttention(MultiHeadAttention):
         )
         return project(merge_heads(context), *self.output_projection), None
 
-    def step(self, inputs, cache, mask):
+    def step(self, inputs, cache, mask, position=None):
         num_beams = inputs.shape[1]
-        position = ops.shape(cache[0])[2] // num_beams
+        cached = ops.shape(cache[0])[2] // num_beams
+        length, start = (cached + 1, cached) if position is None else (cached, position)
         # One position a beam and step: all beams of a step stand at the same position.
-        allowed = self.pattern_mask(1, position + 1, position)
-        return super().step(
-            inputs, cache, combine_masks(ops.repeat(allowed, num_beams, axis=2), mask)
-        )
+        allowed = ops.repeat(self.pattern_mask(1, length, start), num_beams, axis=2)
+        return super().step(inputs, cache, combine_masks(allowed, mask), position)
 
     def get_config(self):
         return {

@@ -78,9 +78,9 @@ class TransformerXLBlock(TransformerLayer):
         given = [inputs] if memory is None else [inputs, memory]
         return self.rematerialised(forward, training, *given)
 
-    def step(self, inputs, cache, mask):
+    def step(self, inputs, cache, mask, position=None):
         """One position for several beams of each row, as of `RelativeAttention.step`."""
-        return self._forward(inputs, lambda x: self.self_attention.step(x, cache, mask))
+        return self._forward(inputs, lambda x: self.self_attention.step(x, cache, mask, position))
 
     def _forward(self, inputs, self_attention, training=None):
         """The attention is a function from vectors to a pair of vectors and something else."""
@@ -145,11 +145,13 @@ class TransformerXL(TransformerStack):
             scores.append(weights)
         return (self.finish(outputs), longer), scores
 
-    def empty_cache(self, batch_size):
+    def empty_cache(self, batch_size, length=None, num_beams=1):
         """The cache before the first step, as of `RelativeAttention.empty_cache`, one a block."""
-        return [block.self_attention.empty_cache(batch_size) for block in self.blocks]
+        return [
+            block.self_attention.empty_cache(batch_size, length, num_beams) for block in self.blocks
+        ]
 
-    def step(self, inputs, cache, mask):
+    def step(self, inputs, cache, mask, position=None):
         """One position for several beams of each row.
 
         Args:
@@ -157,13 +159,14 @@ class TransformerXL(TransformerStack):
             cache: what `empty_cache` or the step before returned.
             mask: boolean (batch, beams, cached + beams), as of `ops.masks.beam_mask`; None
                 if there is one beam.
+            position: as for `MultiHeadAttention.step`.
 
         Returns:
-            The pair of outputs, (batch, beams, dim), and the longer cache.
+            The pair of outputs, (batch, beams, dim), and the cache, longer if it grows.
         """
         outputs, longer = inputs, []
         for block, block_cache in zip(self.blocks, cache, strict=True):
-            outputs, grown = block.step(outputs, block_cache, mask)
+            outputs, grown = block.step(outputs, block_cache, mask, position)
             longer.append(grown)
         return self.finish(outputs), longer
 

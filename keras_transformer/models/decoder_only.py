@@ -3,7 +3,6 @@
 import functools
 
 import keras
-from keras import ops
 
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
@@ -12,8 +11,12 @@ from keras_transformer.layers.embedding import (
     SinusoidalEncoding,
     TokenEmbedding,
 )
-from keras_transformer.models.functions import GeneratorFunctions, check_layers
-from keras_transformer.ops.masks import beam_mask
+from keras_transformer.models.functions import (
+    GeneratorFunctions,
+    check_layers,
+    empty_mask,
+    mask_of_step,
+)
 from keras_transformer.training.model import Model
 
 # small and medium: the CPU and GPU settings of nanoGPT for Shakespeare
@@ -115,25 +118,26 @@ def functions(model):
         step=functools.partial(step, model),
         logits=lambda token_ids: model(token_ids, training=False),
         attention_scores=functools.partial(attention_scores, model),
+        has_static_cache=True,
     )
 
 
-def start_cache(model, batch_size, num_beams=1):
+def start_cache(model, batch_size, num_beams=1, length=None):
     """The cache before the first step.
 
     Args:
         model: of `language_model`, as built or reloaded.
         batch_size: number of rows, an integer scalar.
         num_beams: beams per row.
+        length: most steps that will be taken, an integer scalar, for a cache of full size; None
+            for one that grows.
 
     Returns:
         A nested structure of tensors, batch first; their axis of size 0 grows by
         `num_beams` with each step.
     """
-    return {
-        "keys_values": model.get_layer("decoder").empty_cache(batch_size),
-        "mask": ops.zeros((batch_size, num_beams, 0), "bool"),
-    }
+    keys_values = model.get_layer("decoder").empty_cache(batch_size, length, num_beams)
+    return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams)}
 
 
 def step(model, token_ids, parents, position, cache):
@@ -151,11 +155,12 @@ def step(model, token_ids, parents, position, cache):
     """
     embedding, decoder = model.get_layer("embedding"), model.get_layer("decoder")
     vectors = model.get_layer("positions").step(embedding(token_ids), position)
-    mask = beam_mask(cache["mask"], parents)
+    name, mask, position = mask_of_step(cache, parents, position)
+    no_source = decoder.source_keys_values(None)
     vectors, keys_values = decoder.step(
-        vectors, decoder.source_keys_values(None), None, cache["keys_values"], mask
+        vectors, no_source, None, cache["keys_values"], mask, position
     )
-    return embedding(vectors, reverse=True), {"keys_values": keys_values, "mask": mask}
+    return embedding(vectors, reverse=True), {"keys_values": keys_values, name: mask}
 
 
 def attention_scores(model, token_ids):

@@ -9,8 +9,14 @@ from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
-from keras_transformer.models.functions import TranslatorFunctions, check_layers, layer_names
-from keras_transformer.ops.masks import beam_mask, padding_mask
+from keras_transformer.models.functions import (
+    TranslatorFunctions,
+    check_layers,
+    empty_mask,
+    layer_names,
+    mask_of_step,
+)
+from keras_transformer.ops.masks import padding_mask
 from keras_transformer.training.model import Model
 
 # base, big: Vaswani et al. 2017, table 3 (https://arxiv.org/abs/1706.03762).
@@ -135,6 +141,7 @@ def functions(model):
             {"source_ids": source_ids, "target_ids": target_ids}, training=False
         ),
         attention_scores=functools.partial(attention_scores, model),
+        has_static_cache=True,
     )
 
 
@@ -156,23 +163,23 @@ def encode(model, source_ids):
     }
 
 
-def start_cache(model, encoded, num_beams):
+def start_cache(model, encoded, num_beams, length=None):
     """The cache before the first step.
 
     Args:
         model: of `translation`, as built or reloaded.
         encoded: the result of `encode`.
         num_beams: beams per row.
+        length: most steps that will be taken, an integer scalar, for a cache of full size; None
+            for one that grows.
 
     Returns:
         A nested structure of tensors, batch first; their axis of size 0 grows by
         `num_beams` with each step.
     """
     batch_size = ops.shape(encoded["padding_mask"])[0]
-    return {
-        "keys_values": model.get_layer("decoder").empty_cache(batch_size),
-        "mask": ops.zeros((batch_size, num_beams, 0), "bool"),
-    }
+    keys_values = model.get_layer("decoder").empty_cache(batch_size, length, num_beams)
+    return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams)}
 
 
 def step(model, encoded, token_ids, parents, position, cache):
@@ -191,12 +198,13 @@ def step(model, encoded, token_ids, parents, position, cache):
     """
     vectors = model.get_layer("target_embedding")(token_ids)
     vectors = model.get_layer("positions").step(vectors, position)
-    mask = beam_mask(cache["mask"], parents)
+    name, mask, position = mask_of_step(cache, parents, position)
+    source, source_mask = encoded["keys_values"], encoded["padding_mask"]
     vectors, keys_values = model.get_layer("decoder").step(
-        vectors, encoded["keys_values"], encoded["padding_mask"], cache["keys_values"], mask
+        vectors, source, source_mask, cache["keys_values"], mask, position
     )
     logits = _output_projection(model)(vectors, reverse=True)
-    return logits, {"keys_values": keys_values, "mask": mask}
+    return logits, {"keys_values": keys_values, name: mask}
 
 
 def attention_scores(model, source_ids, target_ids):

@@ -7,6 +7,10 @@ or serve another kind of model.
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from keras import ops
+
+from keras_transformer.ops.masks import beam_mask
+
 
 @dataclasses.dataclass(frozen=True)
 class TranslatorFunctions:
@@ -22,6 +26,9 @@ class TranslatorFunctions:
         logits: source_ids, target_ids -> logits (batch, target, vocabulary).
         attention_scores: source_ids, target_ids -> a dictionary of lists of weights
             (batch, heads, target, source), one per layer; None if the model has none.
+        has_static_cache: whether `start_cache` takes a further argument `length`, the most steps
+            that will be taken, and then makes a cache whose shapes no step changes, which XLA
+            needs to compile the decoding.
     """
 
     weights: Sequence
@@ -30,6 +37,7 @@ class TranslatorFunctions:
     step: Callable
     logits: Callable
     attention_scores: Callable | None = None
+    has_static_cache: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +53,7 @@ class GeneratorFunctions:
         logits: token_ids (batch, length) -> logits (batch, length, vocabulary).
         attention_scores: token_ids -> a dictionary of lists of weights
             (batch, heads, length, length), one per layer; None if the model has none.
+        has_static_cache: as of `TranslatorFunctions`.
     """
 
     weights: Sequence
@@ -52,6 +61,7 @@ class GeneratorFunctions:
     step: Callable
     logits: Callable
     attention_scores: Callable | None = None
+    has_static_cache: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +79,34 @@ class ClassifierFunctions:
     weights: Sequence
     logits: Callable
     attention_scores: Callable | None = None
+
+
+def empty_mask(batch_size, length, num_beams):
+    """The part of a cache that says which positions each beam may look at, {name: boolean}.
+
+    Its name tells a mask of full size, with room for `length` steps, from one that grows.
+    """
+    if length is None:
+        return {"mask": ops.zeros((batch_size, num_beams, 0), "bool")}
+    return {"static_mask": ops.zeros((batch_size, num_beams, length * num_beams), "bool")}
+
+
+def mask_of_step(cache, parents, position):
+    """What the layers need to take one step with a cache that has an `empty_mask`.
+
+    Args:
+        cache: from the previous step.
+        parents: the beam of the previous step that each beam extends, (batch, beams).
+        position: number of earlier tokens, an integer scalar.
+
+    Returns:
+        The name of the mask in the cache; the mask with the newest positions; and the position
+        if the cache has its full size, or else None.
+    """
+    if "mask" in cache:
+        return "mask", beam_mask(cache["mask"], parents), None
+    start = position * parents.shape[1]
+    return "static_mask", beam_mask(cache["static_mask"], parents, start), position
 
 
 def layer_names(model):

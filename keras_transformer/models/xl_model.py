@@ -9,8 +9,13 @@ from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.segment_recurrence import SegmentRecurrence
 from keras_transformer.layers.transformer_xl import TransformerXL
-from keras_transformer.models.functions import GeneratorFunctions, check_layers, layer_names
-from keras_transformer.ops.masks import beam_mask
+from keras_transformer.models.functions import (
+    GeneratorFunctions,
+    check_layers,
+    empty_mask,
+    layer_names,
+    mask_of_step,
+)
 from keras_transformer.training.model import Model
 
 # enwik8, wikitext103, wikitext103_large: Dai et al. 2019, section 4.1, with the dimensions of
@@ -220,24 +225,27 @@ def functions(model):
         step=functools.partial(step, model),
         logits=lambda token_ids: model(token_ids, training=False),
         attention_scores=functools.partial(attention_scores, model),
+        has_static_cache=True,
     )
 
 
-def start_cache(model, batch_size, num_beams=1):
+def start_cache(model, batch_size, num_beams=1, length=None):
     """The cache before the first step.
 
     Args:
         model: of `transformer_xl`, as built or reloaded.
         batch_size: number of rows, an integer scalar.
         num_beams: beams per row.
+        length: most steps that will be taken, an integer scalar, for a cache of full size; None
+            for one that grows.
 
     Returns:
         A nested structure of tensors, batch first; their axes of size 0 grow with each step.
     """
     stack = model.get_layer("recurrence").layer
     return {
-        "stack": stack.empty_cache(batch_size),
-        "mask": ops.zeros((batch_size, num_beams, 0), "bool"),
+        "stack": stack.empty_cache(batch_size, length, num_beams),
+        **empty_mask(batch_size, length, num_beams),
     }
 
 
@@ -248,22 +256,23 @@ def step(model, token_ids, parents, position, cache):
         model: of `transformer_xl`, as built or reloaded.
         token_ids: the newest token of each beam, (batch, beams).
         parents: the beam of the previous step that each beam extends, (batch, beams).
-        position: not used; attention depends only on distances to the cached tokens.
+        position: number of earlier tokens, an integer scalar.
         cache: from `start_cache` or the previous step.
 
     Returns:
         The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
     """
     embedding, recurrence = model.get_layer("embedding"), model.get_layer("recurrence")
-    mask = beam_mask(cache["mask"], parents)
+    name, mask, position = mask_of_step(cache, parents, position)
     if recurrence.start_id is not None:
         # A start token sees only itself; later tokens inherit its mask, so they see no further.
-        num_beams = token_ids.shape[1]
+        num_beams, columns = token_ids.shape[1], ops.shape(mask)[2]
+        newest = columns - num_beams if position is None else position * num_beams
+        is_newest = ops.arange(columns, dtype="int32") >= newest
         continues = ops.not_equal(token_ids, recurrence.start_id)[:, :, None]
-        past = ops.logical_and(mask[:, :, :-num_beams], continues)
-        mask = ops.concatenate([past, mask[:, :, -num_beams:]], axis=2)
-    vectors, longer = recurrence.layer.step(embedding(token_ids), cache["stack"], mask)
-    return embedding(vectors, reverse=True), {"stack": longer, "mask": mask}
+        mask = ops.logical_and(mask, ops.logical_or(continues, is_newest))
+    vectors, stack = recurrence.layer.step(embedding(token_ids), cache["stack"], mask, position)
+    return embedding(vectors, reverse=True), {"stack": stack, name: mask}
 
 
 def attention_scores(model, token_ids):

@@ -6,6 +6,8 @@ Every function returns a boolean tensor that broadcasts to (batch, target, sourc
 
 from keras import ops
 
+from keras_transformer.ops.caches import append
+
 
 def padding_mask(token_ids, pad_id=0):
     """Marks the real tokens of padded rows.
@@ -156,7 +158,7 @@ def fixed_mask(target_length, source_length=None, *, block_size, summary_size, s
     return ops.logical_or(same_block, sources % block_size >= block_size - summary_size)
 
 
-def beam_mask(mask, parents):
+def beam_mask(mask, parents, start=None):
     """Allows each beam the cached positions of its own past, and its newest one.
 
     Beams of one row share one cache, in the order in which it was written: every step adds
@@ -166,9 +168,11 @@ def beam_mask(mask, parents):
         mask: boolean (batch, beams, cached), as of the step before; no position at first.
         parents: the beam of the step before that each one goes on from, integers
             (batch, beams), beams static.
+        start: where the newest positions stand in a cache of full size, an integer scalar,
+            `beams` times the number of earlier steps; None for a cache that grows.
 
     Returns:
-        Boolean (batch, beams, cached + beams).
+        Boolean (batch, beams, cached + beams); (batch, beams, cached) for a cache of full size.
 
     Examples:
         >>> first = beam_mask(keras.ops.zeros((1, 2, 0), "bool"), keras.ops.array([[0, 1]]))
@@ -181,7 +185,7 @@ def beam_mask(mask, parents):
     past = ops.any(ops.logical_and(is_parent[..., None], mask[:, None]), axis=2)
     newest = beams == beams[:, None]
     newest = ops.broadcast_to(newest, (ops.shape(parents)[0], num_beams, num_beams))
-    return ops.concatenate([past, newest], axis=2)
+    return append(past, newest, start)
 
 
 def combine_masks(*masks):

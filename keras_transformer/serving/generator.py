@@ -4,12 +4,14 @@ import numbers
 
 import tensorflow as tf
 
+from keras_transformer.decoding.compiling import is_static
 from keras_transformer.decoding.sampling import token_sampler
 from keras_transformer.decoding.search import check_at_least
 from keras_transformer.decoding.streaming import stream
 from keras_transformer.figures.attention import Attention, names_of
 from keras_transformer.models import decoder_only, xl_model
 from keras_transformer.models.functions import GeneratorFunctions
+from keras_transformer.serving.compiled import CompiledGeneratorModule
 from keras_transformer.serving.generator_module import CONTROL_IDS, GeneratorModule
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SamplingSettings
@@ -31,11 +33,13 @@ class Generator(TextModel):
             `GeneratorFunctions`.
         tokenizer: splits prompts into tokens and joins continuations.
         settings: defaults to `SamplingSettings()`.
+        cache: of keys and values in decoding: "growing", "static" for one that XLA compiles, or
+            "auto", static where TensorFlow sees a GPU. Exports always have one that grows.
 
     Raises:
-        ValueError: if the model is of another kind, has fewer ids than the tokenizer or fewer
-            positions than `settings.context`, or the tokenizer makes no token of
-            `settings.empty_prompt`.
+        ValueError: if the model is of another kind, has fewer ids than the tokenizer, fewer
+            positions than `settings.context` or no static cache, or the tokenizer makes no token
+            of `settings.empty_prompt`.
 
     Examples:
         >>> import keras_transformer as kt
@@ -46,7 +50,7 @@ class Generator(TextModel):
         5
     """
 
-    def __init__(self, model, tokenizer, settings=None):
+    def __init__(self, model, tokenizer, settings=None, cache="auto"):
         settings = settings or SamplingSettings()
         if isinstance(model, GeneratorFunctions):
             functions = model
@@ -55,15 +59,19 @@ class Generator(TextModel):
         else:
             functions = decoder_only.functions(model)
             _check_positions(model.get_layer("positions"), settings.context)
-        super().__init__(model, tokenizer, GeneratorModule(functions, tokenizer, settings))
+        given, compiled = (functions, tokenizer, settings), None
+        if is_static(cache, functions.has_static_cache):
+            compiled = CompiledGeneratorModule(*given)
+        super().__init__(model, tokenizer, GeneratorModule(*given), compiled)
 
     @classmethod
-    def load(cls, run, dtype=None):
+    def load(cls, run, dtype=None, cache="auto"):
         """Loads a finished run of `python -m train.language_model`.
 
         Args:
             run: path of the run folder.
             dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
+            cache: as of `Generator`.
 
         Returns:
             A `Generator` whose context is the one of the training, with the memory of a
@@ -81,7 +89,7 @@ class Generator(TextModel):
         else:
             decoder_only.functions(model)  # raises for a run of another kind
         settings = SamplingSettings(context=context, max_tokens=context // 2)
-        return cls(model, folder.tokenizer(), settings)
+        return cls(model, folder.tokenizer(), settings, cache)
 
     def __call__(self, prompts, max_tokens=None, temperature=None, top_k=None, top_p=None, seed=0):
         """Continues prompts.
@@ -154,9 +162,11 @@ class Generator(TextModel):
         _check_seed(seed)
         token_sampler((seed, 0), temperature, top_k, top_p)  # checks them before the first token
         check_at_least("max_tokens", max_tokens, 0)
+        is_compiled = self.compiled_module is not None
+        length = [settings.context] if is_compiled else []
         ids = stream(
             functions.step,
-            lambda: functions.start_cache(1, 1),
+            lambda: functions.start_cache(1, 1, *length),
             self.tokenizer.tokenize([prompt]).to_list()[0] or self.module.empty_prompt_ids,
             num_tokens=max_tokens,
             context=settings.context,
@@ -165,6 +175,7 @@ class Generator(TextModel):
             top_k=top_k,
             top_p=top_p,
             forbidden_ids=CONTROL_IDS,
+            jit_compile=is_compiled,
         )
         return self._pieces(ids)
 

@@ -54,6 +54,7 @@ def after_control_ids(functions: GeneratorFunctions) -> GeneratorFunctions:
         step,
         logits,
         attention_scores if functions.attention_scores else None,
+        functions.has_static_cache,
     )
 
 
@@ -144,22 +145,8 @@ class GeneratorModule(ServedModule):
         kept = tf.minimum(lengths, context - new)
         newest = tf.ragged.range(lengths - kept, lengths)
         ids = tf.gather(ids, newest, batch_dims=1).to_tensor(PAD_ID, shape=[None, context])
-        first, rest = ids[:, 0], ids[:, 1:]
-        drawn = sample(
-            lambda token_ids, parents, position, cache: self.functions.step(
-                tf.where(position == 0, first[:, None], token_ids), parents, position, cache
-            ),
-            self.functions.start_cache(tf.shape(first)[0], 1),
-            limits=kept + new,
-            start_id=START_ID,
-            end_id=END_ID,
-            seed=tf.stack([seed, seed * 0], axis=1),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            forbidden_ids=CONTROL_IDS,
-            prefix=rest,
-        )
+        seeds = tf.stack([seed, seed * 0], axis=1)
+        drawn = self._sample(ids, kept + new, seeds, temperature, top_k, top_p)
         written = drawn.token_ids[:, 0]  # the rest of the prompt, the continuation, the end
         columns = tf.range(tf.shape(written)[1])
         is_new = (columns >= (kept - 1)[:, None]) & (columns < (kept - 1 + new)[:, None])
@@ -251,6 +238,27 @@ class GeneratorModule(ServedModule):
             top_k=rows % 4,
             top_p=(1 - rows / 20).astype(np.float32),
             seed=rows,
+        )
+
+    def _sample(self, ids, limits, seeds, temperature, top_k, top_p, capacity=None):
+        """Continues ids (batch, length), padded with 0, up to the limits."""
+        first, rest = ids[:, 0], ids[:, 1:]
+        length = [] if capacity is None else [capacity]
+        return sample(
+            lambda token_ids, parents, position, cache: self.functions.step(
+                tf.where(position == 0, first[:, None], token_ids), parents, position, cache
+            ),
+            self.functions.start_cache(tf.shape(first)[0], 1, *length),
+            limits=limits,
+            start_id=START_ID,
+            end_id=END_ID,
+            seed=seeds,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            forbidden_ids=CONTROL_IDS,
+            prefix=rest,
+            capacity=capacity,
         )
 
     def _prompt_ids(self, prompt):

@@ -6,10 +6,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.decoding import NO_HYPOTHESIS_SCORE
+from keras_transformer.decoding.compiling import is_static
 from keras_transformer.decoding.search import check_at_least
 from keras_transformer.figures.attention import Attention, names_of
 from keras_transformer.models import encoder_decoder
 from keras_transformer.models.functions import TranslatorFunctions
+from keras_transformer.serving.compiled import CompiledTranslatorModule
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SearchSettings
 from keras_transformer.serving.text_model import (
@@ -47,9 +49,12 @@ class Translator(TextModel):
         tokenizer: splits sources into tokens.
         target_tokenizer: joins translations; defaults to `tokenizer`.
         settings: of the search; defaults to `SearchSettings()`.
+        cache: of keys and values in decoding: "growing", "static" for one that XLA compiles, or
+            "auto", static where TensorFlow sees a GPU. Exports always have one that grows.
 
     Raises:
-        ValueError: if the model is of another kind, or has fewer ids than a tokenizer.
+        ValueError: if the model is of another kind, has fewer ids than a tokenizer, or has no
+            static cache.
 
     Examples:
         >>> import keras_transformer as kt
@@ -60,18 +65,20 @@ class Translator(TextModel):
         2
     """
 
-    def __init__(self, model, tokenizer, target_tokenizer=None, settings=None):
+    def __init__(self, model, tokenizer, target_tokenizer=None, settings=None, cache="auto"):
         if isinstance(model, TranslatorFunctions):
             functions = model
         else:
             functions = encoder_decoder.functions(model)
             check_vocabulary(encoder_decoder.embedding(model, "source"), tokenizer)
-        super().__init__(
-            model, tokenizer, TranslatorModule(functions, tokenizer, target_tokenizer, settings)
-        )
+        given = (functions, tokenizer, target_tokenizer, settings)
+        compiled = None
+        if is_static(cache, functions.has_static_cache):
+            compiled = CompiledTranslatorModule(*given)
+        super().__init__(model, tokenizer, TranslatorModule(*given), compiled)
 
     @classmethod
-    def load(cls, run, num_beams=None, length_penalty=None, dtype=None):
+    def load(cls, run, num_beams=None, length_penalty=None, dtype=None, cache="auto"):
         """Loads a finished run of `python -m train.translation`.
 
         Args:
@@ -79,6 +86,7 @@ class Translator(TextModel):
             num_beams: beams of the search; defaults to those of the run.
             length_penalty: exponent of the length penalty; defaults to that of the run.
             dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
+            cache: as of `Translator`.
 
         Returns:
             A `Translator`.
@@ -98,7 +106,7 @@ class Translator(TextModel):
             max_source_length=config["max_length"],
             max_target_length=config["max_length"],
         )
-        return cls(model, folder.tokenizer(), settings=settings)
+        return cls(model, folder.tokenizer(), settings=settings, cache=cache)
 
     def __call__(self, texts):
         """Translates texts; the translation of an empty text is empty.

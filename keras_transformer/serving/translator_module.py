@@ -214,11 +214,12 @@ class TranslatorModule(ServedModule):
         limits = tf.minimum(2 * _lengths(source_ids) + 8, self.settings.max_target_length)
         return tf.where(is_empty, 1, limits)
 
-    def _search(self, source_ids, limits, num_best, prefix=None):
+    def _search(self, source_ids, limits, num_best, prefix=None, capacity=None):
         encoded = self.functions.encode(source_ids)
+        length = [] if capacity is None else [capacity]
         return beam_search(
             functools.partial(self.functions.step, encoded),
-            self.functions.start_cache(encoded, self.settings.num_beams),
+            self.functions.start_cache(encoded, self.settings.num_beams, *length),
             num_beams=self.settings.num_beams,
             limits=limits,
             start_id=START_ID,
@@ -226,6 +227,7 @@ class TranslatorModule(ServedModule):
             length_penalty=self.settings.length_penalty,
             prefix=prefix,
             n_best=num_best,
+            capacity=capacity,
         )
 
 

@@ -109,7 +109,7 @@ class LanguageModel(Experiment):
 
     @staticmethod
     def sample(options):
-        generator = Generator.load(options.run)
+        generator = Generator.load(options.run, cache=options.cache)
         pieces = generator.stream(
             options.prompt,
             options.length,

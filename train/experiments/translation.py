@@ -1,5 +1,7 @@
 """Translation: parallel text, a shared vocabulary of pieces, an encoder-decoder, BLEU."""
 
+import functools
+
 import sacrebleu
 
 from keras_transformer.data import (
@@ -100,9 +102,12 @@ class Translation(Experiment):
             max_target_length=config.max_length,
         )
 
+        @functools.cache  # compiled searches stay compiled from one epoch to another
+        def translator_of(model):
+            return Translator(model, tokenizer, settings=settings)
+
         def bleu_of(model):
-            translator = Translator(model, tokenizer, settings=settings)
-            translations = translations_of(translator, self.valid_text.sources)[0]
+            translations = translations_of(translator_of(model), self.valid_text.sources)[0]
             return sacrebleu.BLEU().corpus_score(translations, [self.valid_text.targets]).score
 
         return [BestScore(bleu_of, run.best_model_file, config.bleu_every, "val_bleu")]
@@ -117,13 +122,13 @@ class Translation(Experiment):
 
     @staticmethod
     def translate(options):
-        translator = _loaded(options)
+        translator = _loaded(options, cache=options.cache)
         longest = translator.module.settings.max_source_length
         answer_lines(lambda texts: translations_of(translator, texts), longest)
 
     @staticmethod
     def evaluate(options):
-        translator = _loaded(options)
+        translator = _loaded(options, cache=options.cache)
         text = read_files(options.source, options.target)
         translations, is_cut = translations_of(translator, text.sources)
         cut = [f"{line:,}" for line, was_cut in enumerate(is_cut, start=1) if was_cut]
@@ -158,8 +163,8 @@ def bleu_report(translations, references):
     return "\n".join(lines)
 
 
-def _loaded(options, dtype=None):
-    return Translator.load(options.run, options.num_beams, options.length_penalty, dtype)
+def _loaded(options, dtype=None, cache="auto"):
+    return Translator.load(options.run, options.num_beams, options.length_penalty, dtype, cache)
 
 
 def _read_pair(source, target, flags):
