@@ -3,11 +3,14 @@
 import logging
 
 import keras
-import tensorflow as tf
 
-from keras_transformer.training.distribution import check_devices, gpu_models
 from keras_transformer.training.internals import all_layers
 from keras_transformer.training.losses import TokenCrossentropy
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    from keras_transformer.training.distribution import check_devices, gpu_models
 
 REFUSED_OPTIMIZER_SETTINGS = {
     "clipnorm": "clip_norm",

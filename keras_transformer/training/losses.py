@@ -115,8 +115,8 @@ class PretrainingLoss(keras.losses.Loss):
     Each is a mean of its own: over the masked tokens and over the examples of the whole
     batch. The data brings weights that turn the first into a sum over examples: only the data
     sees the whole batch, while a replica or an accumulated part sees a share of it. The loss
-    takes two outputs, which needs the library's train step on TensorFlow; Keras's own, on JAX
-    and PyTorch, wants one loss per output.
+    takes two outputs, which needs the library's train step, on TensorFlow or JAX; Keras's own,
+    on PyTorch, wants one loss per output.
 
     Source: Devlin et al. 2018, appendix A.2 (https://arxiv.org/abs/1810.04805).
 

@@ -6,10 +6,12 @@ import keras
 
 if keras.backend.backend() == "tensorflow":
     from keras_transformer.training.train_step import TrainStep
+elif keras.backend.backend() == "jax":
+    from keras_transformer.training.jax_step import TrainStep
 else:
 
     class TrainStep:
-        """On JAX and PyTorch Keras's own step is right."""
+        """On PyTorch Keras's own step is right."""
 
 
 _INPUT = keras.Input((1,), name="input")
@@ -24,7 +26,8 @@ class Model(TrainStep, keras.Model):
     On TensorFlow a step sums the losses of all tokens, reduces once over all replicas,
     divides by the tokens of the whole batch, clips, and applies; Keras's own step averages
     the averages of the replicas, which is not the same when they hold different numbers of
-    real tokens. On the JAX and PyTorch backends it is `keras.Model` as it stands.
+    real tokens. On JAX one program sees the whole batch, so the step is Keras's with a loss per
+    token and the arguments below. On PyTorch it is `keras.Model` as it stands.
 
     With Keras's losses, loss, logs and weights are those of `keras.Model` on one device, whatever
     the shapes of labels, weights and masks, with two intended differences:

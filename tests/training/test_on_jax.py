@@ -13,6 +13,7 @@ import pytest
 from keras_transformer import TokenCrossentropy
 from keras_transformer.training.layouts import layout_map
 
+from . import on_jax
 from .conftest import language_model, needs_tensorflow
 
 pytestmark = [
@@ -47,10 +48,22 @@ def results(tmp_path_factory):
 
 @pytest.mark.parametrize("arrangement", ["data", "model"])
 def test_several_devices_equal_one(results, arrangement):
-    one, several = results["one"], results[arrangement]
-    assert one["moved"] > 1e-2, "the training moved the weights"
-    for name in one.keys() - {"cut", "moved"}:
-        np.testing.assert_allclose(several[name], one[name], atol=1e-6, err_msg=name)
+    assert_equal(results[arrangement], results["one"], atol=1e-6)
+
+
+def test_twenty_steps_are_those_of_tensorflow(results):
+    """Clipped, accumulated and averaged; what is logged, too."""
+    one = results["one"]
+    start = [one[name] for name in one if name.startswith("start/")]
+    moved = [np.abs(one[f"weight/{i}"] - weight).max() for i, weight in enumerate(start)]
+    assert max(moved) > 1e-2, "the training moved the weights"
+    assert_equal(on_jax.results(start), one, atol=1e-5)
+
+
+def assert_equal(ours, theirs, atol):
+    assert ours.keys() == theirs.keys()
+    for name in ours.keys() - {"cut"}:
+        np.testing.assert_allclose(ours[name], theirs[name], atol, atol, err_msg=name)
 
 
 def test_a_layout_cuts_every_large_weight(results):
