@@ -61,7 +61,7 @@ class Command:
         if name in self.subcommands:
             with one_line_errors(STOPPED.get(name, "")):
                 options = self._options(name, arguments[1:])
-                getattr(self._imported(), name)(options)
+                getattr(self._imported(name), name)(options)
         else:
             with one_line_errors(STOPPED_TRAINING):
                 options, config = self._training(arguments)
@@ -91,8 +91,21 @@ class Command:
         options = TrainOptions(**given_flags(flags, TrainOptions))
         return options, config_of(self.config_class, flags.config, flags)
 
-    def _imported(self):
+    def _imported(self, subcommand=None):
         with without_start_up_notes():
+            import keras
+
+            backend = keras.backend.backend()
+            if subcommand and backend != "tensorflow":
+                raise ValueError(
+                    f"`{subcommand}` needs TensorFlow, also for a run that was trained on JAX: set "
+                    f"KERAS_BACKEND=tensorflow. Received: {backend}."
+                )
+            if backend not in ("tensorflow", "jax"):
+                raise ValueError(
+                    "Training needs TensorFlow or JAX: set KERAS_BACKEND=tensorflow. "
+                    f"Received: {backend}."
+                )
             return self.experiment()
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from keras_transformer.training import choose_strategy, split_cpu
 from keras_transformer.training.callbacks import StopOnNonFiniteLoss, TokensPerSecond, save_whole
 from keras_transformer.training.checkpoints import (
     Checkpoints,
@@ -15,7 +14,9 @@ from keras_transformer.training.checkpoints import (
 )
 from keras_transformer.training.distribution import (
     check_workers_agree,
+    choose_strategy,
     from_all_workers,
+    split_cpu,
     this_worker,
 )
 from train.devices import exit_when_a_worker_is_lost, make_deterministic
@@ -29,21 +30,54 @@ from train.training_config import CHOSEN_AT_START
 def train_on_devices(experiment_class, config, options):
     """Trains the run that `TrainOptions` name; then the chief shows what came out."""
     run = Run(options.run, type(config))
-    warn_of_idle_gpus()
+    on_jax = keras.backend.backend() == "jax"
     if options.deterministic:
         make_deterministic()
-    if options.virtual_devices:
-        split_cpu(options.virtual_devices)  # before anything else of TensorFlow
-    strategy = choose_strategy(options.strategy)
+    strategy = (_on_jax if on_jax else _on_tensorflow)(config, options)
     config = with_plan(config, run, strategy)
     run.holds(config)  # checked before a long text is read
     experiment = experiment_class(config)
     with exit_when_a_worker_is_lost(strategy):
         train_run(run, experiment, strategy)
-        if this_worker(strategy).index == 0:
+        if on_jax:
+            print("To measure and use the run, repeat the command with KERAS_BACKEND=tensorflow.")
+        elif this_worker(strategy).index == 0:
             # It reads the model again: one that was trained on several devices is bound to them.
             experiment.show_result(run)
         from_all_workers(strategy, 0)  # the others stay until the chief is done
+
+
+def _on_tensorflow(config, options):
+    """The strategy that options ask for."""
+    if options.model_parallel > 1:
+        raise ValueError(
+            "--model-parallel needs JAX: set KERAS_BACKEND=jax. "
+            f"Received: --model-parallel {options.model_parallel}, backend tensorflow."
+        )
+    warn_of_idle_gpus()
+    if options.virtual_devices:
+        split_cpu(options.virtual_devices)  # before anything else of TensorFlow
+    return choose_strategy(options.strategy)
+
+
+def _on_jax(config, options):
+    """The devices that options ask for."""
+    from train.jax_devices import choose_devices
+
+    if getattr(config, "bleu_every", 0):
+        raise ValueError(
+            "--bleu-every needs TensorFlow, which decodes. Train with --bleu-every 0 on JAX, and "
+            "measure the run with `evaluate` under KERAS_BACKEND=tensorflow. "
+            f"Received: --bleu-every {config.bleu_every}, backend jax."
+        )
+    if config.dtype == "mixed_float16":
+        raise ValueError(
+            "On JAX --dtype must be float32 or mixed_bfloat16. "
+            "Received: --dtype mixed_float16, backend jax."
+        )
+    devices = choose_devices(options.strategy, options.virtual_devices, options.model_parallel)
+    warn_of_idle_gpus()  # which asks JAX for its devices, so that the CPU can no longer be split
+    return devices
 
 
 def with_plan(config, run, strategy):

@@ -21,6 +21,9 @@ class TrainOptions:
     deterministic: bool = setting(
         False, "the same bits at every run also on GPUs: slower, without TF32"
     )
+    model_parallel: int = setting(
+        1, "on JAX: devices among which each large weight is divided, for large models", ge=1
+    )
 
 
 # The docstrings below are what --help shows.

@@ -11,6 +11,7 @@ from keras_transformer.files import whole
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.metrics import loss_tracker
+from keras_transformer.training.stored import stored
 
 
 class LateLogs(keras.callbacks.CallbackList):
@@ -117,6 +118,8 @@ class TokensPerSecond(keras.callbacks.Callback):
         self._rate, self._is_training = 0, True
 
     def on_train_batch_end(self, batch, logs=None):
+        if keras.backend.backend() == "jax":
+            return  # `fit` keeps the count to itself until the epoch ends
         # Once a second, since to read the count waits for the step; with workers, for all of them.
         now = time.perf_counter()
         if now - self._measured >= 1 and not has_workers(self.model.distribute_strategy):
@@ -188,7 +191,7 @@ def save_whole(model, path):
         FloatingPointError: if its weights are not finite.
         OSError: if there is no room for it.
     """
-    weights = [v.value for v in model.trainable_variables]
+    weights = stored(model.trainable_variables)
     check_finite(weights, f"The weights of the model for {path} are not finite")
     with whole(path) as draft:
         model.save(draft)

@@ -24,6 +24,7 @@ from keras_transformer.training.distribution import (
     this_worker,
 )
 from keras_transformer.training.replicas import carried_variables
+from keras_transformer.training.stored import stored, synchronize
 
 STEPS_BETWEEN_QUESTIONS = 10  # of each worker to the others, whether one must stop
 
@@ -78,24 +79,24 @@ class Checkpoints(keras.callbacks.Callback):
         self.every = every
         self.notes = {}
         self._directory, self._keep = str(directory), keep
-        self._optimizer = model.optimizer
+        self._model, self._optimizer = model, model.optimizer
         self._strategy = model.distribute_strategy
         self._seeds = model._step.dropout_seeds
-        optimizer = [v.value for v in model.optimizer.variables]
+        weights, optimizer = stored(model.weights), stored(model.optimizer.variables)
         average = model._step.average
-        averages = [] if average is None else average.values
+        averages = [] if average is None else stored(average.values)
         loss_scale = model._step.loss_scale
         self._variables = _by_name(
-            weights=[v.value for v in model.weights],
+            weights=weights,
             optimizer=optimizer,
-            seeds=model._step.dropout_seeds.variables,
+            seeds=stored(self._seeds.variables),
             averages=averages,
             carried=carried_variables(model),
             loss_scale=[] if loss_scale is None else loss_scale.variables,
         )
         self._skipped = None if loss_scale is None else loss_scale.skipped
-        self._shared = [*(v.value for v in model.weights), *optimizer, *averages]
-        self._learned = [*(v.value for v in model.trainable_variables), *optimizer, *averages]
+        self._shared = [*weights, *optimizer, *averages]
+        self._learned = [*stored(model.trainable_variables), *optimizer, *averages]
         self._newest = None  # the step that was restored or saved last
 
     def restore(self):
@@ -140,6 +141,7 @@ class Checkpoints(keras.callbacks.Callback):
             ValueError: if it would overwrite a checkpoint of another training.
             OSError: if the disk is full.
         """
+        synchronize(self._model)
         step = self._step()
         if step != self._newest:
             check_finite(self._learned, f"The weights are not finite after step {step}")
@@ -272,7 +274,7 @@ def average_checkpoints(directory, model, count):
         ValueError: if no checkpoint can be used, or `count` is below 1.
     """
     weights = {f"weights/{index}": weight for index, weight in enumerate(model.weights)}
-    variables = {name: weight.value for name, weight in weights.items()}
+    variables = dict(zip(weights, stored(model.weights), strict=True))
     good, problems = [], []
     for step in files.steps_in(directory)[-max(count, 0) :]:
         problem = files.problem_with(files.path_of(directory, step), variables, ["weights"])

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from keras_transformer.training.distribution import has_workers, this_worker
 from keras_transformer.training.internals import has_unseeded_shuffle
+from keras_transformer.training.stored import stored
 
 SEED_STRIDE = 1_000_003  # between the seeds of two replicas; prime, so that sums do not meet
 
@@ -56,7 +57,7 @@ def carried_variables(model):
     Returns:
         List of the TensorFlow variables on all of this worker's devices.
     """
-    carried = [v.value for v in model.variables if v.synchronization == "on_read"]
+    carried = stored([v for v in model.variables if v.synchronization == "on_read"])
     return [copy for variable in carried for copy in _copies(variable)]
 
 

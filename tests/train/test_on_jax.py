@@ -1,0 +1,168 @@
+"""Runs that are trained on JAX: stopped and gone on with, then used under TensorFlow."""
+
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from keras_transformer.serving import RunFolder
+from keras_transformer.serving.publishing.c_api import ask
+from keras_transformer.training.checkpoint_files import steps_in
+from train import classification, language_model, pretraining, translation
+from train.run import Run
+from train.translation import TranslationConfig
+
+from .conftest import SETTINGS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.other_backend,
+    pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax"),
+]
+ROOT = pathlib.Path(__file__).parents[2]
+STEPS = 11
+TWO = ["--virtual-devices=2"]
+CUT = ["--virtual-devices=4", "--model-parallel=2"]
+XL = ["--context=16", "--model=transformer_xl", "--batch-size=6"]
+
+
+def on_jax(module, *arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "KERAS_BACKEND": "jax",
+            "JAX_PLATFORMS": "cpu",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(text, tmp_path_factory):
+    """A run that nothing has interrupted."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    done = on_jax("train.translation", *text, *SETTINGS, f"--steps={STEPS}", "--run", run)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "KERAS_BACKEND=tensorflow" in done.stdout.splitlines()[-1]
+    return run
+
+
+@pytest.mark.parametrize(("number", "saved"), [(9, 6), (15, 7)], ids=["killed", "told to end"])
+def test_a_stopped_run_goes_on_to_bit_identical_weights(text, whole, tmp_path, number, saved):
+    flags = [*text, *SETTINGS, f"--steps={STEPS}", "--run", tmp_path / "run"]
+    dies = {"DIES": f"0:7:{number}", "DIED": str(tmp_path / "died")}
+    done = on_jax("tests.train.dying", *flags, **dies)
+    assert done.returncode == {9: -9, 15: 75}[number], done.stderr[-3000:]
+    assert max(steps_in(tmp_path / "run/checkpoints")) == saved
+    done = on_jax("tests.train.dying", *flags, **dies)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"Resuming from step {saved} of {STEPS}." in done.stdout
+    runs = (RunFolder(folder).model().weights for folder in (tmp_path / "run", whole))
+    for one, other in zip(*runs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_run_is_measured_used_and_exported_under_tensorflow(text, whole, tmp_path, capsys):
+    run = ["--run", str(whole)]
+    translation.main([*text, *SETTINGS, f"--steps={STEPS}", *run])
+    assert "trained already" in capsys.readouterr().out
+    assert (whole / "attention.html").exists()
+    sides = [f"--source={text[3]}", f"--target={text[7]}"]
+    translation.main(["evaluate", *run, *sides])
+    assert "BLEU: " in capsys.readouterr().out
+    translation.main(["export", *run, f"--directory={tmp_path}", "--name=reverser"])
+    request = {"signature_name": "serving_default", "inputs": {"text": ["abc"]}}
+    [answer] = ask(tmp_path / "reverser" / "1", [request])
+    assert len(answer["outputs"]["translation"]) == 1
+
+
+@pytest.mark.parametrize("saved_on", ["jax", "tensorflow"])
+def test_a_run_begun_on_one_backend_ends_on_the_other(text, tmp_path, saved_on):
+    flags = [*text, *SETTINGS, f"--steps={STEPS}", "--run", tmp_path / "run", "--shapes=16"]
+    died = tmp_path / "died"
+    dies = {"DIES": "0:7:15", "DIED": str(died)}
+    other = {"jax": "tensorflow", "tensorflow": "jax"}[saved_on]
+    done = on_jax("tests.train.dying", *flags, **dies, KERAS_BACKEND=saved_on)
+    assert done.returncode == 75, done.stderr[-3000:]
+    done = on_jax("tests.train.dying", *flags, **dies, KERAS_BACKEND=other)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"Resuming from step 7 of {STEPS}." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("trainer", "flags", "devices"),
+    [
+        (translation, ["--tsv={text}", "--valid-tsv={text}", "--vocabulary-size=300"], TWO),
+        (translation, ["--tsv={text}", "--valid-tsv={text}", "--vocabulary-size=300"], CUT),
+        (language_model, ["--text={text}", "--context=16"], TWO),
+        (language_model, ["--text={text}", *XL], TWO),
+        (pretraining, ["--documents={text}", "--vocabulary-size=60"], TWO),
+        (classification, ["--tsv={text}", "--vocabulary-size=40"], TWO),
+    ],
+    ids=["translation", "cut", "gpt", "xl", "pretraining", "classification"],
+)
+def test_every_command_gives_the_numbers_of_tensorflow(trainer, flags, devices, tmp_path):
+    name = trainer.__name__.removeprefix("train.")
+    lines = [f"The cat {i} sat. It was {i} too.\t{'ab'[i % 2]}\n\n" for i in range(50)]
+    if name in ("classification", "translation"):
+        lines = [line[:-1] for line in lines]
+    (tmp_path / "text").write_text("".join(lines))
+    flags = [
+        *(flag.format(text=tmp_path / "text") for flag in flags),
+        "--steps=5", "--average=5", "--checkpoint-every=1", "--num-layers=1", "--hidden-dim=8",
+        "--intermediate-dim=8", "--num-heads=2", "--warmup-steps=1", "--clip-norm=0.5",
+        "--shapes=16", "--row-multiple=2",
+        "--dropout=0", "--attention-dropout=0", "--activation-dropout=0",
+    ]  # fmt: skip
+    if name != "translation":
+        flags += [f"--hold-out={0.2 if name == 'language_model' else 10}"]
+    # Seeds give other weights on JAX: it goes on from the first step of TensorFlow.
+    ours, theirs = tmp_path / "jax", tmp_path / "tensorflow"
+    trainer.main([*flags, "--run", str(theirs)])
+    shutil.copytree(theirs, ours)
+    for path in [ours / "model.keras", ours / "history.csv", *(ours / "checkpoints").iterdir()]:
+        if path.stem != "step-1":
+            path.unlink()
+    done = on_jax(trainer.__name__, *flags, *devices, "--run", ours)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Resuming from step 1 of 5." in done.stdout
+    one, two = (Run(run, TranslationConfig).history()["val_loss"] for run in (ours, theirs))
+    assert one[-1] == pytest.approx(two[-1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["evaluate", "--run=none", "--source=none", "--target=none"],
+            "`evaluate` needs TensorFlow, also for a run that was trained on JAX: set "
+            "KERAS_BACKEND=tensorflow. Received: jax.",
+        ),
+        (["--run=none", "--bleu-every=1"], "--bleu-every needs TensorFlow, which decodes."),
+        (["--run=none", "--dtype=mixed_float16"], "--dtype must be float32 or mixed_bfloat16."),
+        (["--run=none", "--strategy=multiworker"], "--strategy multiworker needs TensorFlow."),
+        (["--run=none", *TWO, "--model-parallel=3"], "--model-parallel 3, 2 devices."),
+    ],
+)
+def test_what_jax_cannot_do_is_said_in_one_line(arguments, message):
+    done = on_jax("train.translation", *arguments)
+    assert done.returncode == 2
+    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert message in error
+
+
+def test_layouts_are_refused_on_tensorflow(capsys):
+    with pytest.raises(SystemExit):
+        translation.main(["--run=none", "--model-parallel=2"])
+    assert "--model-parallel needs JAX: set KERAS_BACKEND=jax." in capsys.readouterr().err
