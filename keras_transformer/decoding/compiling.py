@@ -14,7 +14,7 @@ def is_static(cache, is_supported=True):
 
     Args:
         cache: "static"; "growing"; or "auto", which is static where TensorFlow sees a GPU. On a
-            CPU, a cache that grows is faster.
+            CPU only long jobs earn back the seconds that each bucket takes to compile.
         is_supported: whether the model has a static cache.
 
     Raises:

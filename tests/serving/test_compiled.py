@@ -71,6 +71,8 @@ def test_translations_are_those_of_the_growing_cache(num_beams, length_penalty):
             np.testing.assert_allclose([h.score for h in one], [h.score for h in other], atol=1e-4)
     assert len(lengths) > 4, "hypotheses end at different lengths"
     assert static([]) == []
+    shaken(model, 0.2)
+    assert growing(TEXTS) == static(TEXTS), "a compiled search reads the weights as they are"
     exported = static.module.endpoints["serving_default"].get_concrete_function()
     graph = exported.graph.as_graph_def()
     nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]

@@ -5,13 +5,18 @@ H100_COMPILER=h100/bin/python pytest -m h100
 The environment of the compiler is described in `train/benchmark/h100.py`.
 """
 
+import functools
 import os
 import re
 
 import pytest
+import tensorflow as tf
 
+import keras_transformer as kt
+from keras_transformer.decoding import beam_search
+from keras_transformer.models import encoder_decoder
 from train.benchmark.engines import SIZES, Workload
-from train.benchmark.h100 import COLUMNS, STEPS, figures_of, main, row, step_program
+from train.benchmark.h100 import COLUMNS, STEPS, compiled, figures_of, main, row, step_program
 
 FOUND = {
     "gflop": 989.0, "gib_moved": 3.35e10 / 2**30, "temporary_mib": 1234.4, "fusions": 56,
@@ -64,3 +69,26 @@ def test_the_base_step_moves_half_of_what_that_of_kerashub_does(compiler):
     theirs = figures_of("KerasHub's layers, with dropout of attention weights", "base", compiler)
     assert alike["gib_moved"] < 0.52 * theirs["gib_moved"]
     assert alike["temporary_mib"] < 0.5 * theirs["temporary_mib"]
+
+
+@pytest.mark.h100
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_beam_search_holds_one_cache(compiler):
+    model = kt.translation(32000, size="base", dtype="bfloat16")
+    functions = encoder_decoder.functions(model)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def search(source_ids, limits, steps):
+        encoded, capacity = functions.encode(source_ids), tf.size(steps)
+        step = functools.partial(functions.step, encoded)
+        cache = functions.start_cache(encoded, 4, capacity)
+        ids = {"start_id": 2, "end_id": 3}
+        return beam_search(step, cache, num_beams=4, limits=limits, capacity=capacity, **ids)
+
+    arguments = (tf.ones([64, 32], tf.int32), tf.fill([64], 72), tf.range(72))
+    program = search.experimental_get_compiler_ir(*arguments)(stage="stablehlo_serialized")
+    found = compiled(program, compiler)
+    # Keys and values: 6 layers x 2 x 64 rows x 72 steps x 4 beams x 512 numbers are 216 MiB.
+    assert 216 < found["temporary_mib"] < 300
+    assert not found["scatters"]
