@@ -18,7 +18,7 @@ from typing import Literal
 from train.command import Command
 from train.options import DecodingOptions, ExportOptions, RunOptions
 from train.settings import required, setting, settings
-from train.training_config import LARGEST_SEED, TrainingConfig, check_pieces
+from train.training_config import LARGEST_SEED, TrainingConfig, check_packed, check_pieces
 
 SIZES = {
     "transformer": ("small", "medium"),
@@ -52,8 +52,15 @@ class LanguageModelConfig(TrainingConfig):
     )
     context: int = setting(256, "tokens of a training window", ge=2)
     batch_size: int = setting(32, "windows per batch", ge=1)
+    packed: bool = setting(
+        False,
+        "instead of windows of the whole text: documents, which end at empty lines and do not see "
+        "each other, several in each row of --context tokens",
+    )
     evaluate_every: int = setting(
-        500, "steps per epoch; an epoch of transformer_xl is one pass over the text", ge=1
+        500,
+        "steps per epoch; an epoch of transformer_xl, or with --packed, is one pass over the text",
+        ge=1,
     )
     stride: int | None = setting(
         None, "tokens that the window moves in evaluation; default: half of --context", ge=1
@@ -70,6 +77,12 @@ class LanguageModelConfig(TrainingConfig):
             )
         super().__post_init__()
         check_pieces(self)
+        check_packed(self)
+        if self.packed and self.model == "transformer_xl":
+            raise ValueError(
+                "--packed needs another --model: transformer_xl remembers each row of a batch, and "
+                "its rows go on from each other. Received: --model transformer_xl."
+            )
         if self.stride is not None and self.stride > self.context:
             raise ValueError(
                 "--stride must be at most --context, so that no token is left out. "

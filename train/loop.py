@@ -88,19 +88,26 @@ def with_plan(config, run, strategy):
     else:
         compiled = keras.backend.backend() == "jax" or tf.config.list_logical_devices("GPU")
         replicas = strategy.num_replicas_in_sync
-        chosen = {"shapes": 16 if compiled else 0, "row_multiple": replicas}
+        few = 0 if is_packed(config) else 16
+        chosen = {"shapes": few if compiled else 0, "row_multiple": replicas}
     return dataclasses.replace(config, **{**chosen, **config.given(CHOSEN_AT_START)})
+
+
+def is_packed(config):
+    """Whether rows hold several texts, which only some experiments can have."""
+    return getattr(config, "packed", False)
 
 
 def check_rows(config, batches, strategy):
     """Raises ValueError if batches of few shapes do not divide equally among the replicas."""
     replicas = strategy.num_replicas_in_sync
     rows = batches.shapes[:, 0].tolist() if hasattr(batches, "shapes") else [config.batch_size]
-    if config.shapes and (uneven := [count for count in rows if count % replicas]):
+    has_shapes = config.shapes or is_packed(config)
+    if has_shapes and (uneven := [count for count in rows if count % replicas]):
         raise ValueError(
-            "The rows of each batch must divide equally among the replicas, with --shapes. Give "
-            f"a --row-multiple or --batch-size of {replicas}, or train on other devices. "
-            f"Received: {replicas} replicas, a batch of {uneven[0]} rows."
+            "The rows of each batch must divide equally among the replicas, with --shapes or "
+            f"--packed. Give a --row-multiple or --batch-size of {replicas}, or train on other "
+            f"devices. Received: {replicas} replicas, a batch of {uneven[0]} rows."
         )
 
 

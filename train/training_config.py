@@ -50,6 +50,15 @@ def check_pieces(config):
         )
 
 
+def check_packed(config):
+    """Raises ValueError if packed rows, which have one shape, are to have several."""
+    if config.packed and config.shapes:
+        raise ValueError(
+            "--packed makes batches of one shape. Leave --shapes out or set it to 0. "
+            f"Received: --shapes {config.shapes}."
+        )
+
+
 def in_words(changes):
     """What differs between two configs, one setting after the other."""
     return "; ".join(f"{flag_of(n)} was {old} and is {new}" for n, (old, new) in changes.items())
@@ -94,7 +103,7 @@ class TrainingConfig:
     )
     row_multiple: int | None = setting(
         None,
-        "with --shapes: the rows of each batch are a multiple of this; default: the replicas",
+        "with few shapes: the rows of each batch are a multiple of this; default: the replicas",
         ge=1,
     )
     steps: int = setting(8000, "optimizer steps", ge=1)

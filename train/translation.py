@@ -21,7 +21,7 @@ from typing import Literal
 from train.command import Command
 from train.options import DecodingOptions, ExportOptions, RunOptions
 from train.settings import required, setting, settings
-from train.training_config import LEAST_PIECES, TrainingConfig
+from train.training_config import LEAST_PIECES, TrainingConfig, check_packed
 
 
 @settings
@@ -48,6 +48,10 @@ class TranslationConfig(TrainingConfig):
     )
     tokens_per_batch: int = setting(4096, "most tokens of a batch on either side", ge=2)
     max_length: int = setting(256, "longest sentence in tokens; longer pairs are left out", ge=2)
+    packed: bool = setting(
+        False,
+        "pack several pairs into each row of --max-length tokens: one shape, little padding",
+    )
     bleu_every: int = setting(
         0, "epochs between BLEU measurements during training; 0 for none", ge=0
     )
@@ -56,11 +60,15 @@ class TranslationConfig(TrainingConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        check_packed(self)
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
                 "--tokens-per-batch must be at least --max-length, so that any sentence fits into "
                 f"a batch. Received: {self.tokens_per_batch} and {self.max_length}."
             )
+
+    def plan(self):
+        return super().plan() | {"packed": self.packed}
 
 
 @settings

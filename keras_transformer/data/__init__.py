@@ -19,6 +19,7 @@ from keras_transformer.data.labelled_text import (
     read_labelled_tsv,
 )
 from keras_transformer.data.masking import mask_tokens
+from keras_transformer.data.packed_documents import PackedDocuments
 from keras_transformer.data.pretraining_batches import PretrainingBatches
 from keras_transformer.data.segments import pack_segments
 from keras_transformer.data.token_batches import TokenBatches
@@ -28,6 +29,7 @@ from keras_transformer.data.windows import TextSegments, TextWindows, sliding_wi
 __all__ = [
     "LabelledBatches",
     "LabelledText",
+    "PackedDocuments",
     "ParallelText",
     "PretrainingBatches",
     "TextSegments",

@@ -78,15 +78,17 @@ class LengthPlan:
 
         Starting late costs nothing: skipped batches are never made.
         """
-        first_epoch, first_batch = divmod(start_step, self.steps_per_epoch)
 
-        def batches_of(epoch):
-            rows, batch_order = self._shuffle(epoch)
-            first = tf.where(epoch == first_epoch, tf.constant(first_batch, tf.int64), 0)
-            steps = tf.data.Dataset.range(first, self.steps_per_epoch)
-            return steps.map(lambda step: _slice(rows, self._cuts, self.shapes, batch_order[step]))
+        def plan_of(epoch):
+            batches = self.steps_per_epoch
+            order, batch_order = shuffled(self._group_of, batches, self._seed, epoch)
+            return tf.gather(self._sorted, order), batch_order
 
-        return tf.data.Dataset.counter(start=first_epoch).flat_map(batches_of)
+        def batch_of(plan, step):
+            rows, batch_order = plan
+            return _slice(rows, self._cuts, self.shapes, batch_order[step])
+
+        return epochs_from(start_step, self.steps_per_epoch, plan_of, batch_of)
 
     def in_order(self) -> tf.data.Dataset:
         """The rows of each batch and its shape, each row once.
@@ -122,17 +124,36 @@ class LengthPlan:
                 longest = length
         return np.array([*cuts, len(rows)])
 
-    def _shuffle(self, epoch):
-        """The rows by length with ties permuted, and the order of the batches, of one epoch."""
-        seed = tf.stack([tf.constant(self._seed, tf.int64), epoch])
-        # A named generator: the default one may differ between processors.
-        within, between = tf.unstack(tf.random.split(seed, 2, alg="philox"))
-        ties = tf.random.stateless_uniform(
-            [len(self._rows)], within, dtype=tf.float64, alg="philox"
-        )
-        order = tf.argsort(tf.cast(self._group_of, tf.float64) + ties)
-        ranks = tf.random.stateless_uniform([self.steps_per_epoch], between, alg="philox")
-        return tf.gather(self._sorted, order), tf.argsort(ranks)
+
+def shuffled(group_of, count, seed, epoch):
+    """Places with those of one group permuted, and an order of `count` things, of one epoch."""
+    seed = tf.stack([tf.constant(seed, tf.int64), epoch])
+    # A named generator: the default one may differ between processors.
+    within, between = tf.unstack(tf.random.split(seed, 2, alg="philox"))
+    ties = tf.random.stateless_uniform([len(group_of)], within, dtype=tf.float64, alg="philox")
+    order = tf.argsort(tf.cast(group_of, tf.float64) + ties)
+    ranks = tf.random.stateless_uniform([count], between, alg="philox")
+    return order, tf.argsort(ranks)
+
+
+def epochs_from(start_step, steps_per_epoch, plan_of, batch_of) -> tf.data.Dataset:
+    """Batches without end, of which those before `start_step` are never made.
+
+    Args:
+        start_step: number of the first batch.
+        steps_per_epoch: batches of an epoch.
+        plan_of: a function from the number of an epoch to what its batches are cut from.
+        batch_of: a function from that and the number of a batch in its epoch to the batch.
+    """
+    first_epoch, first_batch = divmod(start_step, steps_per_epoch)
+
+    def batches_of(epoch):
+        plan = plan_of(epoch)
+        first = tf.where(epoch == first_epoch, tf.constant(first_batch, tf.int64), 0)
+        steps = tf.data.Dataset.range(first, steps_per_epoch)
+        return steps.map(lambda step: batch_of(plan, step))
+
+    return tf.data.Dataset.counter(start=first_epoch).flat_map(batches_of)
 
 
 def batched(rows: tf.data.Dataset, batch) -> tf.data.Dataset:

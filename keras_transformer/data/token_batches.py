@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.data.length_plan import LengthPlan, batched
-from keras_transformer.data.token_ids import checked_ids, ragged
+from keras_transformer.data.packed_plan import PackedPlan
+from keras_transformer.data.token_ids import check_no_ends, checked_ids, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
@@ -41,8 +42,11 @@ class TokenBatches:
         seed: integer that fixes the order of every epoch.
         shapes: most shapes of the batches, for a step that is compiled once for each; see
             `LengthPlan`. 0 for as little padding as can be, in any shape.
-        row_multiple: the rows of each batch are a multiple of it, with `shapes`: the number of
-            replicas.
+        row_multiple: the rows of each batch are a multiple of it, with `shapes` or `packed`: the
+            number of replicas.
+        packed: whether rows hold several pairs, one after the other, for a model built with
+            `packed=True`: all batches have one shape, of rows of `max_length` tokens on either
+            side, and hardly any padding; see `PackedPlan`. No text may hold the ids 2 and 3.
 
     Attributes:
         num_pairs: pairs kept, the number of an epoch.
@@ -56,7 +60,8 @@ class TokenBatches:
     Raises:
         ValueError: if there are not as many sources as targets, an id is below 1, no pair is
             left, or the budget is smaller than the longest sentence allowed, or than
-            `row_multiple` of them.
+            `row_multiple` of them; with `packed`, if there are `shapes`, too, or a text holds
+            the id of a start or an end.
 
     Examples:
         >>> batches = TokenBatches([[4, 5, 6], [7]], [[5, 4], [9, 8, 7]], tokens_per_batch=256)
@@ -74,6 +79,7 @@ class TokenBatches:
         seed: int = 0,
         shapes: int = 0,
         row_multiple: int = 1,
+        packed: bool = False,
     ):
         _check_limits(tokens_per_batch, max_length)
         source_ids = checked_ids(source_ids, "source_ids")
@@ -84,6 +90,8 @@ class TokenBatches:
                 "Each source needs one target. "
                 f"Received: {num_texts} sources, {int(target_ids.nrows())} targets."
             )
+        if packed:
+            _check_packed(shapes, source_ids, target_ids)
         self._sources, self._targets = _with_end(source_ids), _with_end(target_ids)
         self._source_lengths = self._sources.row_lengths().numpy()
         self._target_lengths = self._targets.row_lengths().numpy()
@@ -103,7 +111,12 @@ class TokenBatches:
             )  # fmt: skip
         self.num_target_tokens = int(self._target_lengths[kept].sum())
         lengths = self._source_lengths, self._target_lengths
-        plan = LengthPlan(kept, *lengths, tokens_per_batch, seed, shapes, row_multiple)
+        if packed:
+            rows = tokens_per_batch // max_length
+            plan = PackedPlan(kept, lengths, max_length, rows, seed, row_multiple)
+        else:
+            plan = LengthPlan(kept, *lengths, tokens_per_batch, seed, shapes, row_multiple)
+        self._packed = packed
         self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
         self.steps_per_epoch = plan.steps_per_epoch
 
@@ -115,19 +128,17 @@ class TokenBatches:
         save_arrays(path, arrays.items())
 
     @classmethod
-    def load(
-        cls, path, tokens_per_batch=4096, max_length=256, seed=0, shapes=0, row_multiple=1
-    ) -> "TokenBatches":
+    def load(cls, path, *args, **kwargs) -> "TokenBatches":
         """The batches of a text that `save` has written, without tokenising it again.
 
-        With the same limits and seed they are the same batches.
+        With the same further arguments, those of `TokenBatches`, they are the same batches.
         """
         sides = load_arrays(path)
         ids = [
             _without_end(sides[f"{side}_ids"], sides[f"{side}_lengths"])
             for side in ("source", "target")
         ]
-        return cls(*ids, tokens_per_batch, max_length, seed, shapes, row_multiple)
+        return cls(*ids, *args, **kwargs)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
         """Training batches without end, from step `start_step` on.
@@ -137,13 +148,13 @@ class TokenBatches:
 
         Returns:
             Elements `({"source_ids": (batch, source), "target_ids": (batch,
-            target)}, labels (batch, target))`, int32, padded with 0. With `shapes` the last rows
-            of a batch may be nothing but padding.
+            target)}, labels (batch, target))`, int32, padded with 0. With `shapes` or `packed`
+            some rows of a batch may be nothing but padding.
         """
         return batched(self._plan.epochs(start_step), self._batch)
 
     def epoch(self) -> tf.data.Dataset:
-        """Each pair once, in the order of the text, or by length with `shapes`: for validation.
+        """Each pair once, for validation, in the order of the text; other with `shapes`, `packed`.
 
         The elements are those of `dataset`; batches keep to the same budget.
         """
@@ -156,12 +167,19 @@ class TokenBatches:
 
     def _batch(self, pairs, shape):
         rows, source, target = tf.unstack(shape)
-        source_ids = tf.gather(self._sources, pairs).to_tensor(PAD_ID, shape=[rows, source])
-        labels = tf.gather(self._targets, pairs).to_tensor(PAD_ID, shape=[rows, target])
+        source_ids = self._rows(self._sources, pairs).to_tensor(PAD_ID, shape=[rows, source])
+        labels = self._rows(self._targets, pairs).to_tensor(PAD_ID, shape=[rows, target])
         shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=START_ID)
+        if self._packed:  # where a pair ends, the next one starts
+            shifted = tf.where(shifted == END_ID, START_ID, shifted)
         # Where the label is padding, the shifted row holds the end of a shorter sentence.
         target_ids = tf.where(labels == PAD_ID, PAD_ID, shifted)
         return {"source_ids": source_ids, "target_ids": target_ids}, labels
+
+    def _rows(self, ids, pairs):
+        """The ids of one pair a row, or of those (rows, None) that share a row."""
+        gathered = tf.gather(ids, pairs)
+        return gathered.merge_dims(1, 2) if self._packed else gathered
 
 
 def _with_end(ids):
@@ -179,6 +197,16 @@ def _check_limits(tokens_per_batch: int, max_length: int) -> None:
             "tokens_per_batch must be at least max_length, so that any sentence fits into a "
             f"batch. Received: tokens_per_batch={tokens_per_batch}, max_length={max_length}."
         )
+
+
+def _check_packed(shapes, *sides):
+    if shapes:
+        raise ValueError(
+            "Packed batches have one shape. Give either packed or shapes. "
+            f"Received: packed=True, shapes={shapes}."
+        )
+    for ids in sides:
+        check_no_ends(ids)
 
 
 def _parts(ids: tf.RaggedTensor) -> list[np.ndarray]:

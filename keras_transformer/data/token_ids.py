@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.tokenizers.sentencepiece import END_ID, START_ID
+
 _TEXTS_PER_TOKENIZER_CALL = 1024
 LARGEST_ID = 2**31 - 1  # int32
 
@@ -92,3 +94,13 @@ def checked_ids(ids, name: str, rank: int = 2) -> tf.RaggedTensor:
         )
     with tf.device("CPU:0"):
         return tf.cast(ids, tf.int32)
+
+
+def check_no_ends(ids: tf.RaggedTensor) -> None:
+    """Raises ValueError if a text holds the id of a start or an end, which tell packed apart."""
+    found = np.intersect1d(ids.flat_values.numpy(), [START_ID, END_ID])
+    if len(found):
+        raise ValueError(
+            f"Packed texts must not hold the ids {START_ID} and {END_ID}, which tell where one "
+            f"begins and ends. Received: ids with {found[0]} among them."
+        )

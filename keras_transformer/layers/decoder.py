@@ -33,6 +33,8 @@ class DecoderBlock(TransformerLayer):
         source_padding_mask: the same for `source`, (batch, source).
         attention_mask: boolean, broadcasts to (batch, target, target); further limits the
             self-attention, which is always causal; None with an `attention_pattern`.
+        source_attention_mask: boolean, broadcasts to (batch, target, source); limits the
+            attention to the source, or None.
         training: whether dropout is applied.
 
     Returns:
@@ -73,6 +75,7 @@ class DecoderBlock(TransformerLayer):
         padding_mask=None,
         source_padding_mask=None,
         attention_mask=None,
+        source_attention_mask=None,
         training=None,
     ):
         return self.attend(
@@ -81,6 +84,7 @@ class DecoderBlock(TransformerLayer):
             padding_mask=padding_mask,
             source_padding_mask=source_padding_mask,
             attention_mask=attention_mask,
+            source_attention_mask=source_attention_mask,
             training=training,
             with_scores=False,
         )[0]
@@ -92,6 +96,7 @@ class DecoderBlock(TransformerLayer):
         padding_mask=None,
         source_padding_mask=None,
         attention_mask=None,
+        source_attention_mask=None,
         training=None,
         with_scores=True,
     ):
@@ -112,7 +117,12 @@ class DecoderBlock(TransformerLayer):
                     vectors, None, padding_mask, attention_mask, training, with_scores
                 ),
                 lambda vectors: self.cross_attention.attend(
-                    vectors, source, source_padding_mask, None, training, with_scores
+                    vectors,
+                    source,
+                    source_padding_mask,
+                    source_attention_mask,
+                    training,
+                    with_scores,
                 ),
                 training,
             )
@@ -201,6 +211,7 @@ class Decoder(TransformerStack):
         padding_mask=None,
         source_padding_mask=None,
         attention_mask=None,
+        source_attention_mask=None,
         training=None,
     ):
         return self.attend(
@@ -209,6 +220,7 @@ class Decoder(TransformerStack):
             padding_mask=padding_mask,
             source_padding_mask=source_padding_mask,
             attention_mask=attention_mask,
+            source_attention_mask=source_attention_mask,
             training=training,
             with_scores=False,
         )[0]
@@ -220,6 +232,7 @@ class Decoder(TransformerStack):
         padding_mask=None,
         source_padding_mask=None,
         attention_mask=None,
+        source_attention_mask=None,
         training=None,
         with_scores=True,
     ):
@@ -235,6 +248,7 @@ class Decoder(TransformerStack):
                 padding_mask,
                 source_padding_mask,
                 attention_mask,
+                source_attention_mask,
                 training,
                 with_scores,
             )

@@ -9,6 +9,7 @@ from keras_transformer.layers.internals import keep_mask
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 from keras_transformer.ops.projection import project
+from keras_transformer.ops.segments import segment_positions
 
 # Of learned positions, and of all tables of BERT, whose released code starts them so.
 SMALL_STDDEV = 0.02
@@ -187,6 +188,8 @@ class SinusoidalEncoding(keras.layers.Layer):
     Call arguments:
         inputs: token vectors, (batch, length, dim), dim even.
         start: position of the first token, an integer scalar in tokens.
+        segments: the number of each token's text, (batch, length), where a row holds several,
+            as of `ops.segments_after`: positions are then counted from 0 in each; None for one.
 
     Returns:
         Same shape and dtype as `inputs`.
@@ -210,9 +213,12 @@ class SinusoidalEncoding(keras.layers.Layer):
     def build(self, input_shape):
         check_even(input_shape[-1])
 
-    def call(self, inputs, start=0):
+    def call(self, inputs, start=0, segments=None):
         length, dim = ops.shape(inputs)[1], inputs.shape[-1]
-        return inputs + self._pattern(length, dim, start, inputs.dtype)
+        pattern = self._pattern(length, dim, start, inputs.dtype)
+        if segments is not None:
+            pattern = ops.take(pattern, segment_positions(segments), axis=0)
+        return inputs + pattern
 
     def step(self, inputs, position):
         """Encodes one `position`, an integer scalar, into all of (batch, beams, dim)."""
@@ -246,6 +252,7 @@ class PositionEmbedding(keras.layers.Layer):
         inputs: token vectors, (batch, length, dim).
         start: position of the first token, an integer scalar in tokens;
             start + length is at most `max_sequence_length`.
+        segments: as for `SinusoidalEncoding`.
 
     Returns:
         Same shape and dtype as `inputs`.
@@ -275,7 +282,7 @@ class PositionEmbedding(keras.layers.Layer):
             initializer=_small_sinusoids,
         )
 
-    def call(self, inputs, start=0):
+    def call(self, inputs, start=0, segments=None):
         known = inputs.shape[1]
         end = None if known is None or not isinstance(start, int) else start + known
         if end is not None and end > self.max_sequence_length:
@@ -284,6 +291,8 @@ class PositionEmbedding(keras.layers.Layer):
                 f"max_sequence_length. Received: last position {end}, "
                 f"max_sequence_length={self.max_sequence_length}."
             )
+        if segments is not None:
+            return inputs + self._rows(start + segment_positions(segments))
         return inputs + self._rows(start + ops.arange(ops.shape(inputs)[1]))
 
     def step(self, inputs, position):

@@ -17,7 +17,10 @@ from keras_transformer.models.functions import (
     empty_mask,
     mask_of_step,
 )
+from keras_transformer.ops.segments import segment_mask, segments_before
 from keras_transformer.training.model import Model
+
+END_ID = 3  # of every document
 
 # small and medium: the CPU and GPU settings of nanoGPT for Shakespeare
 # (https://github.com/karpathy/nanoGPT, README).
@@ -44,6 +47,7 @@ def language_model(
     max_sequence_length=None,
     size="small",
     scale_embedding=True,
+    packed=False,
     name="language_model",
     **dimensions,
 ):
@@ -60,6 +64,9 @@ def language_model(
             instead, which have no limit.
         size: a key of `SIZES`: "small" or "medium".
         scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
+        packed: whether rows may hold several documents, as of `PackedDocuments`: each ends with
+            id 3, and none sees another. The weights, and the logits of one document a row, are
+            the same.
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
@@ -94,8 +101,12 @@ def language_model(
     else:
         positions = PositionEmbedding(max_sequence_length, dtype=dtype, name="positions")
     dropout = ReproducibleDropout(block["dropout"], dtype=dtype, name="embedding_dropout")
-    vectors = dropout(positions(embedding(token_ids)))
-    vectors = Decoder(**block, name="decoder")(vectors)
+    segments, masks = None, {}
+    if packed:
+        segments = segments_before(token_ids, END_ID)
+        masks["attention_mask"] = segment_mask(segments, segments)
+    vectors = dropout(positions(embedding(token_ids), segments=segments))
+    vectors = Decoder(**block, name="decoder")(vectors, **masks)
     return Model(token_ids, embedding(vectors, reverse=True), name=name)
 
 

@@ -17,7 +17,10 @@ from keras_transformer.models.functions import (
     mask_of_step,
 )
 from keras_transformer.ops.masks import padding_mask
+from keras_transformer.ops.segments import segment_mask, segments_after, segments_before
 from keras_transformer.training.model import Model
+
+START_ID, END_ID = 2, 3  # of every target, and of every source
 
 # base, big: Vaswani et al. 2017, table 3 (https://arxiv.org/abs/1706.03762).
 # tiny: Wu et al. 2021, section 4.1, for Multi30k (https://aclanthology.org/2021.acl-long.480).
@@ -51,6 +54,7 @@ def translation(
     target_vocabulary_size=None,
     size="base",
     tie_output=True,
+    packed=False,
     name="translation",
     **dimensions,
 ):
@@ -64,6 +68,9 @@ def translation(
             embedding table between source and target.
         size: a key of `SIZES`: "tiny", "base" or "big".
         tie_output: whether the target embeddings also serve as output projection.
+        packed: whether rows may hold several pairs, as of `TokenBatches(packed=True)`: each source
+            ends with id 3, each target begins with id 2, and no pair sees another. The
+            weights, and the logits of one pair a row, are the same.
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
@@ -111,10 +118,18 @@ def translation(
     positions = SinusoidalEncoding(dtype=dtype, name="positions")
     dropout = ReproducibleDropout(block["dropout"], dtype=dtype, name="embedding_dropout")
 
-    source = dropout(positions(source_embedding(source_ids)))
-    source = Encoder(**block, name="encoder")(source)
-    target = dropout(positions(target_embedding(target_ids)))
-    target = Decoder(**block, name="decoder")(target, source)
+    source_segments = target_segments = None
+    source_masks, target_masks = {}, {}
+    if packed:
+        source_segments = segments_before(source_ids, END_ID)
+        target_segments = segments_after(target_ids, START_ID)
+        source_masks["attention_mask"] = segment_mask(source_segments, source_segments)
+        target_masks["attention_mask"] = segment_mask(target_segments, target_segments)
+        target_masks["source_attention_mask"] = segment_mask(target_segments, source_segments)
+    source = dropout(positions(source_embedding(source_ids), segments=source_segments))
+    source = Encoder(**block, name="encoder")(source, **source_masks)
+    target = dropout(positions(target_embedding(target_ids), segments=target_segments))
+    target = Decoder(**block, name="decoder")(target, source, **target_masks)
     logits = output_projection(target, reverse=True)
     return Model({"source_ids": source_ids, "target_ids": target_ids}, logits, name=name)
 

@@ -38,7 +38,7 @@ def gpt2(
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim, intermediate_dim,
             num_heads, dropout, attention_dropout), or pass further arguments to the blocks,
-            such as dtype.
+            such as dtype, or `packed` to `language_model`.
 
     Returns:
         A functional Keras model. Input: `token_ids`, integers (batch, length), all of them

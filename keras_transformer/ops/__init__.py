@@ -16,6 +16,12 @@ from keras_transformer.ops.masks import (
 )
 from keras_transformer.ops.positions import sinusoidal_positions
 from keras_transformer.ops.projection import project
+from keras_transformer.ops.segments import (
+    segment_mask,
+    segment_positions,
+    segments_after,
+    segments_before,
+)
 
 __all__ = [
     "attention_weights",
@@ -27,6 +33,10 @@ __all__ = [
     "merge_heads",
     "padding_mask",
     "project",
+    "segment_mask",
+    "segment_positions",
+    "segments_after",
+    "segments_before",
     "sinusoidal_positions",
     "split_heads",
     "valid_length_mask",

@@ -3,15 +3,23 @@
 import dataclasses
 import math
 import pathlib
+import re
 
 import tensorflow as tf
 
-from keras_transformer.data import TextSegments, TextWindows, corpora, sliding_windows
+from keras_transformer.data import (
+    PackedDocuments,
+    TextSegments,
+    TextWindows,
+    corpora,
+    sliding_windows,
+    tokenize,
+)
 from keras_transformer.models import decoder_only, gpt2_model, xl_model
 from keras_transformer.serving import Generator
 from keras_transformer.tokenizers import SymbolTokenizer, train_byte_pairs
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
-from train.experiment import Experiment, publish
+from train.experiment import Experiment, plan_in_words, publish
 from train.language_model import LanguageModelConfig
 from train.pictures import beginning, save_pictures
 from train.run import Run
@@ -67,7 +75,8 @@ class LanguageModel(Experiment):
 
     def make_batches(self, tokenizer):
         batches, sizes = self._batches()
-        return batches(token_ids(tokenizer, self.train_text), *sizes)
+        read = document_ids if self.config.packed else token_ids
+        return batches(read(tokenizer, self.train_text), *sizes)
 
     def load_batches(self, path, tokenizer):
         batches, sizes = self._batches()
@@ -77,6 +86,9 @@ class LanguageModel(Experiment):
         if not self.valid_text:
             return None
         config = self.config
+        if config.packed:
+            batches, sizes = self._batches()
+            return batches(document_ids(tokenizer, self.valid_text), *sizes).epoch()
         # Outside of training transformer_xl has no memory, so it reads a longer window.
         length = config.context + memory_length_of(config)
         ids = token_ids(tokenizer, self.valid_text)
@@ -87,17 +99,21 @@ class LanguageModel(Experiment):
         if config.model == "transformer_xl":
             rows = rows_of_a_replica(config.batch_size)
             return xl_model.transformer_xl(vocabulary_size, rows, **config.dimensions())
+        given = {"packed": True} if config.packed else {}
         if config.model == "gpt2":
-            given = {"vocabulary_size": vocabulary_size, "max_sequence_length": config.context}
+            given |= {"vocabulary_size": vocabulary_size, "max_sequence_length": config.context}
             return gpt2_model.gpt2(**given, **config.dimensions())
-        return decoder_only.language_model(vocabulary_size, **config.dimensions())
+        return decoder_only.language_model(vocabulary_size, **given, **config.dimensions())
 
     def objective(self, batches):
         loss = TokenCrossentropy(self.config.label_smoothing)
         return {"loss": loss, "metrics": [TokenAccuracy(), Perplexity()]}
 
     def describe(self, batches):
-        return f"{batches.num_tokens:,} tokens of text"
+        tokens = f"{batches.num_tokens:,} tokens of text"
+        if not self.config.packed:
+            return tokens
+        return f"{tokens}, {batches.num_documents:,} documents; {plan_in_words(batches)}"
 
     def show_result(self, run):
         generator = Generator.load(run.path)
@@ -140,11 +156,21 @@ class LanguageModel(Experiment):
         config = self.config
         if config.model == "transformer_xl":
             return TextSegments, (config.context, config.batch_size)
+        if config.packed:
+            sizes = config.context, config.batch_size, config.seed, config.row_multiple or 1
+            return PackedDocuments, sizes
         return TextWindows, (config.context, config.batch_size, config.evaluate_every, config.seed)
 
 
 def token_ids(tokenizer, text):
     return tokenizer.tokenize([text]).flat_values.numpy()
+
+
+def document_ids(tokenizer, text):
+    """The ids of each document; the empty lines after it belong to it."""
+    ends = [match.end() for match in re.finditer(rb"(?:\r?\n){2,}", text)]
+    cuts = zip([0, *ends], [*ends, len(text)], strict=True)
+    return tokenize([text[start:end] for start, end in cuts if start < end], tokenizer)
 
 
 def rows_of_a_replica(batch_size):
@@ -211,13 +237,20 @@ def report(config, generator, text):
         memory_length = memory_length_of(config)
         total, count = xl_model.score(model, ids[None], config.context, memory_length)
         nats, how = total / count, f"segments of {config.context}, memory {memory_length}"
+    elif config.packed:
+        documents = PackedDocuments(
+            document_ids(generator.tokenizer, text), config.context, max(1, 8192 // config.context)
+        )
+        model.compile("adam", TokenCrossentropy())
+        nats, count = model.evaluate(documents.epoch(), verbose=0), documents.num_labels
+        how = f"{documents.num_documents:,} documents, in rows of {config.context}"
     else:
-        batch_size = max(1, 8192 // config.context)
+        batch_size, count = max(1, 8192 // config.context), len(ids) - 1
         windows = sliding_windows(ids, config.context, stride_of(config), batch_size)
         model.compile("adam", TokenCrossentropy())
         nats = model.evaluate(windows, verbose=0)
         how = f"context {config.context}, stride {stride_of(config)}"
-    bits = nats * (len(ids) - 1) / math.log(2)
+    bits = nats * count / math.log(2)
     characters = len(text.decode(errors="replace"))
     return (
         f"{nats:.4f} nats a token, perplexity {math.exp(nats):.3f}; "

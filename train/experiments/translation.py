@@ -77,7 +77,8 @@ class Translation(Experiment):
         return self._batches(self.valid_text, tokenizer).epoch()
 
     def build(self, tokenizer, batches):
-        return translation(tokenizer.vocabulary_size, **self.config.dimensions())
+        packed = self.config.packed
+        return translation(tokenizer.vocabulary_size, packed=packed, **self.config.dimensions())
 
     def objective(self, batches):
         loss = TokenCrossentropy(self.config.label_smoothing)

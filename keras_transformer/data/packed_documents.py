@@ -1,0 +1,107 @@
+"""Batches of documents for training a language model, several in a row."""
+
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.data.length_plan import batched
+from keras_transformer.data.packed_plan import PackedPlan
+from keras_transformer.data.token_ids import check_no_ends, checked_ids, ragged
+from keras_transformer.files import load_arrays, save_arrays
+from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID
+
+
+class PackedDocuments:
+    """Batches of rows that hold several documents, one after the other, with little padding.
+
+    For a model built with `packed=True`, to which each document is alone in its row. The model
+    reads a document and its end, id 3, and the labels are the same one token further on. What
+    is longer than a row is cut into rows. Every epoch holds each document once; which documents
+    share rows and batches is a pure function of seed and epoch; see `PackedPlan`.
+
+    Args:
+        ids: tokens of the documents, without start and end: a ragged tensor, as `tokenize` returns
+            it, or sequences of integers. Ids 0 to 3 are padding, unknown, start and end.
+        length: of a row, in tokens.
+        batch_size: most rows of a batch.
+        seed: integer that fixes the order of every epoch.
+        row_multiple: the rows of each batch are a multiple of it: the number of replicas.
+
+    Attributes:
+        num_documents: documents.
+        num_tokens: tokens of the documents, without ends.
+        num_labels: labels of an epoch, ends included: all tokens but the first of each document.
+        steps_per_epoch: batches of an epoch, the same for every epoch.
+        shapes: rows and length of each batch, (steps, 2).
+        padding: share of padding in the batches of an epoch.
+
+    Raises:
+        ValueError: if an id is below 1, or that of a start or an end, if there is no token, or
+            a size is below 1.
+
+    Examples:
+        >>> documents = PackedDocuments([[4, 5], [6], [7, 8, 9]], length=5, batch_size=2)
+        >>> inputs, labels = next(iter(documents.epoch()))
+        >>> inputs.numpy().tolist(), labels.numpy().tolist()
+        ([[7, 8, 9, 3, 0], [6, 3, 4, 5, 3]], [[8, 9, 3, 0, 0], [3, 0, 5, 3, 0]])
+    """
+
+    def __init__(self, ids, length, batch_size, seed=0, row_multiple=1):
+        ids = checked_ids(ids, "ids")
+        check_no_ends(ids)
+        self._ids = ids
+        self.num_documents, self.num_tokens = int(ids.nrows()), len(ids.flat_values)
+        if min(length, batch_size, self.num_tokens) < 1:
+            raise ValueError(
+                "Expected at least one token, and a length and batch_size of at least 1. Received: "
+                f"{self.num_tokens} tokens, length={length}, batch_size={batch_size}."
+            )
+        ends = ids.row_splits.numpy()[1:]
+        inputs = np.insert(ids.flat_values.numpy(), ends, END_ID)
+        labels = np.append(inputs[1:], PAD_ID)
+        labels[inputs == END_ID] = PAD_ID  # what follows is another document
+        self.num_labels = int((labels != PAD_ID).sum())
+        whole, rest = np.divmod(ids.row_lengths().numpy() + 1, length)
+        cuts = np.cumsum(whole + (rest > 0))
+        lengths = np.full(cuts[-1], length)
+        lengths[cuts[rest > 0] - 1] = rest[rest > 0]
+        self._read, self._next = ragged(inputs, lengths), ragged(labels, lengths)
+        is_end = (lengths == 1) & (inputs[np.cumsum(lengths) - 1] == END_ID)  # without a label
+        kept = np.flatnonzero(~is_end)
+        plan = PackedPlan(kept, [lengths], length, batch_size, seed, row_multiple)
+        self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
+        self.steps_per_epoch = plan.steps_per_epoch
+
+    def save(self, path) -> None:
+        """Writes the tokens to a file of NumPy's format npz, whole or not at all."""
+        lengths = self._ids.row_lengths().numpy()
+        save_arrays(path, [("ids", self._ids.flat_values.numpy()), ("lengths", lengths)])
+
+    @classmethod
+    def load(cls, path, *args, **kwargs) -> "PackedDocuments":
+        """The batches of documents that `save` has written, without tokenising them again."""
+        arrays = load_arrays(path)
+        return cls(ragged(arrays["ids"], arrays["lengths"]), *args, **kwargs)
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Batches without end, from step `start_step` on: a pure function of seed and step.
+
+        Returns:
+            Elements of token ids and labels, int32, both (batch, length), padded with 0.
+        """
+        return batched(self._plan.epochs(start_step), self._batch)
+
+    def epoch(self) -> tf.data.Dataset:
+        """Each document once, for validation: elements as of `dataset`."""
+        return batched(self._plan.in_order(), self._batch)
+
+    def checksum(self) -> int:
+        """A number that differs as soon as any token of a document does."""
+        parts = self._ids.flat_values.numpy(), self._ids.row_splits.numpy()
+        return zlib.crc32(parts[1], zlib.crc32(parts[0]))
+
+    def _batch(self, documents, shape):
+        sides = self._read, self._next
+        rows = (tf.gather(side, documents).merge_dims(1, 2) for side in sides)
+        return tuple(side.to_tensor(PAD_ID, shape=shape) for side in rows)
