@@ -85,6 +85,14 @@ def a_mask_goes_with_its_tensor():
         assert mask_of(copied).numpy().tolist() == [[True, False]]
 
 
+@canary("layers.is_compiled")
+def a_function_that_xla_will_compile_is_known_while_it_is_traced():
+    for settings in ({}, {"jit_compile": True}):
+        traced = tf.function(lambda: tf.constant(of_layers.is_compiled()), **settings)
+        assert traced().numpy() == bool(settings)
+    assert not of_layers.is_compiled()
+
+
 @canary("layers.keep_mask")
 def xla_draws_the_noise_of_plain_tensorflow():
     plain, compiled = keras.random.SeedGenerator(11), keras.random.SeedGenerator(11)

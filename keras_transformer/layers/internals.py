@@ -5,6 +5,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+    from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 WORD = 2**16  # values of a draw that decides on one unit
 
@@ -46,9 +47,75 @@ def keep_mask(shape, rate, seed_generator):
     # XLA wants the seed, a pair of integers, in 32 bits.
     seed = tf.cast(tf.math.floormod(seed_generator.next(), tf.int32.max - 1), tf.int32)
     *rows, length = shape
+    limit = min(round(rate * WORD), WORD - 1)
+    if is_compiled() and isinstance(length, int) and length % 8 == 0:
+        return _keep_mask_from_bits([*rows, length // 8], limit, seed)
     pairs = (length + 1) // 2  # one draw of 32 bits decides on two neighbours
     bits = tf.random.stateless_uniform([*rows, pairs], seed, None, None, tf.uint32, alg="philox")
     words = tf.reshape(tf.bitcast(bits, tf.uint16), [*rows, 2 * pairs])
     if not isinstance(length, int) or length % 2:
         words = words[..., :length]
-    return words >= tf.constant(min(round(rate * WORD), WORD - 1), tf.uint16)
+    return words >= tf.constant(limit, tf.uint16)
+
+
+def is_compiled():
+    """Whether TensorFlow traces a function that XLA will compile, as far as one can tell.
+
+    Relies on `tf.function(jit_compile=True)` entering what TensorFlow calls an XLA context.
+    """
+    return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def _keep_mask_from_bits(shape, limit, seed):
+    """The same mask, which XLA keeps for the backward pass as one bit a unit.
+
+    XLA writes out what `stateless_uniform` draws, three times over, and reads it again in the
+    backward pass. Here the draws of one call of Philox, which decide on eight neighbours, are
+    compared where they arise, and nothing but a byte leaves the processor.
+
+    Source: Salmon et al. 2011 (https://doi.org/10.1145/2063384.2063405).
+
+    Args:
+        shape: of the bytes; that of the mask, with the last axis divided by 8.
+        limit: the first of 65,536 draws that keeps a unit.
+        seed: as for `stateless_uniform`.
+    """
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    low, stride = counter[0], 1
+    for axis, size in enumerate(reversed(shape)):  # a range over all would be stored as numbers
+        steps = tf.cast(tf.range(size) * stride, tf.uint64)
+        low, stride = low + tf.reshape(steps, [-1] + [1] * axis), stride * size
+    high = counter[1] + tf.cast(low < counter[0], tf.uint64)
+    words = _philox([*_halves(low), *_halves(high)], [*_halves(key[0])])
+    lower, upper = tf.constant(WORD - 1, tf.uint32), tf.constant(16, tf.uint32)
+    draws = [(word & lower, tf.bitwise.right_shift(word, upper)) for word in words]
+    places = [1 << place for place in range(8)]
+    bits = tf.add_n(
+        [
+            tf.where(draw >= limit, tf.constant(place, tf.uint8), tf.constant(0, tf.uint8))
+            for draw, place in zip([d for pair in draws for d in pair], places, strict=True)
+        ]
+    )
+    kept = (bits[..., None] & tf.constant(places, tf.uint8)) != 0
+    return tf.reshape(kept, [*shape[:-1], 8 * shape[-1]])
+
+
+def _philox(counter, key):
+    """Philox4x32 in ten rounds: four words of 32 bits from a counter of four and a key of two."""
+    for _ in range(10):
+        (low_0, high_0), (low_1, high_1) = (
+            _halves(tf.cast(word, tf.uint64) * tf.constant(factor, tf.uint64))
+            for word, factor in ((counter[0], 0xD2511F53), (counter[2], 0xCD9E8D57))
+        )
+        counter = [high_1 ^ counter[1] ^ key[0], low_1, high_0 ^ counter[3] ^ key[1], low_0]
+        key = [
+            word + tf.constant(step, tf.uint32)
+            for word, step in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True)
+        ]
+    return counter
+
+
+def _halves(numbers):
+    """The lower and the upper 32 bits of numbers of 64."""
+    upper = tf.bitwise.right_shift(numbers, tf.constant(32, tf.uint64))
+    return tf.cast(numbers, tf.uint32), tf.cast(upper, tf.uint32)
