@@ -93,7 +93,7 @@ def a_function_that_xla_will_compile_is_known_while_it_is_traced():
     assert not of_layers.is_compiled()
 
 
-@canary("layers.keep_mask")
+@canary("layers.keep_mask", "layers.keep_mask_of", "layers.draw_seed")
 def xla_draws_the_noise_of_plain_tensorflow():
     plain, compiled = keras.random.SeedGenerator(11), keras.random.SeedGenerator(11)
     plain = of_layers.keep_mask((3, 5, 7), 0.5, plain).numpy()

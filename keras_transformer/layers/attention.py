@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.layers.chunked_attention import chunked_attention, suits_chunks
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.internals import carry_mask, mask_of
 from keras_transformer.layers.projection import add_projection
@@ -139,17 +140,27 @@ class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
             queries = split_heads(project(query, *self.query), self.num_heads)
             keys, values = self.keys_values(query if value is None else value)
         mask = combine_masks(padding_mask, check_attention_mask(attention_mask))
-        return self.attend_heads(queries, keys, values, mask, training)
+        heads = queries, keys, values
+        return self.attend_heads(*heads, mask, training, with_scores=with_scores)
 
-    def attend_heads(self, queries, keys, values, mask=None, training=None, bias=None):
+    def attend_heads(
+        self, queries, keys, values, mask=None, training=None, bias=None, with_scores=True
+    ):
         """Attention over projected heads (batch, heads, length, dim), then the output projection.
 
         A bias of the scores broadcasts to (batch, heads, target, source).
 
         Returns:
-            The pair of outputs (batch, target, dim) and weights (batch, heads, target, source).
+            The pair of outputs (batch, target, dim) and weights (batch, heads, target, source), or
+            None without `with_scores` where sequences are long.
         """
         mask = None if mask is None else mask[:, None]  # (batch, 1, target, source)
+        is_plain = bias is None and type(self).weights_of is MultiHeadAttention.weights_of
+        if is_plain and not with_scores and suits_chunks(queries, keys):
+            rate = self.dropout if training else 0.0
+            generator = self._dropout.seed_generator if rate else None
+            context = chunked_attention(queries, keys, values, mask, rate, generator)
+            return project(merge_heads(context), *self.output_projection), None
         weights = self.weights_of(queries, keys, mask, bias)
         context = ops.matmul(self._dropout(weights, training=training), values)
         return project(merge_heads(context), *self.output_projection), weights

@@ -44,8 +44,16 @@ def keep_mask(shape, rate, seed_generator):
     """
     if keras.backend.backend() != "tensorflow":
         return keras.random.uniform(shape, dtype="float32", seed=seed_generator) >= rate
-    # XLA wants the seed, a pair of integers, in 32 bits.
-    seed = tf.cast(tf.math.floormod(seed_generator.next(), tf.int32.max - 1), tf.int32)
+    return keep_mask_of(draw_seed(seed_generator), shape, rate)
+
+
+def draw_seed(seed_generator):
+    """The next seed of a generator on TensorFlow, a pair of 32 bits each, as XLA wants them."""
+    return tf.cast(tf.math.floormod(seed_generator.next(), tf.int32.max - 1), tf.int32)
+
+
+def keep_mask_of(seed, shape, rate):
+    """`keep_mask` on TensorFlow, for a seed of `draw_seed`."""
     *rows, length = shape
     limit = min(round(rate * WORD), WORD - 1)
     if is_compiled() and isinstance(length, int) and length % 8 == 0:

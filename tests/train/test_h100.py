@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer.decoding import beam_search
+from keras_transformer.layers import chunked_attention
 from keras_transformer.models import encoder_decoder
 from train.benchmark.engines import SIZES, Workload
 from train.benchmark.h100 import COLUMNS, STEPS, compiled, figures_of, main, row, step_program
@@ -92,3 +93,35 @@ def test_the_beam_search_holds_one_cache(compiler):
     # Keys and values: 6 layers x 2 x 64 rows x 72 steps x 4 beams x 512 numbers are 216 MiB.
     assert 216 < found["temporary_mib"] < 300
     assert not found["scatters"]
+
+
+@pytest.mark.h100
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_attention_of_long_sequences_holds_a_third_of_what_it_would_at_once(compiler, monkeypatch):
+    """2 + 2 blocks of base width, 8 x 1024 tokens, bfloat16, without vocabulary and loss."""
+    settings = {"num_heads": 8, "intermediate_dim": 2048, "dropout": 0.1, "dtype": "mixed_bfloat16"}
+    inputs, mask = tf.zeros([8, 1024, 512], tf.bfloat16), tf.ones([8, 1024], tf.bool)
+
+    def temporary_mib():
+        encoder, decoder = kt.Encoder(2, **settings), kt.Decoder(2, **settings)
+        encoder.build(inputs.shape)
+        decoder.build(inputs.shape, inputs.shape)
+        weights = [v.value for v in encoder.trainable_variables + decoder.trainable_variables]
+
+        @tf.function(jit_compile=True, autograph=False)
+        def gradients(source, target, mask):
+            with tf.GradientTape() as tape:
+                encoded = encoder(source, padding_mask=mask, training=True)
+                masks = {"padding_mask": mask, "source_padding_mask": mask}
+                decoded = decoder(target, encoded, **masks, training=True)
+                loss = tf.reduce_sum(tf.cast(decoded, tf.float32) ** 2)
+            return tape.gradient(loss, weights)
+
+        ir = gradients.experimental_get_compiler_ir(inputs, inputs, mask)
+        return compiled(ir(stage="stablehlo_serialized"), compiler)["temporary_mib"]
+
+    in_chunks = temporary_mib()
+    assert in_chunks < 717, "0.7 GiB"
+    monkeypatch.setattr(chunked_attention, "LEAST_WEIGHTS", 10**9)
+    assert in_chunks < temporary_mib() / 3

@@ -1,0 +1,143 @@
+"""Dot-product attention of long sequences on TensorFlow, without holding all of its weights."""
+
+import keras
+from keras import ops
+
+from keras_transformer.layers.internals import draw_seed, keep_mask_of
+from keras_transformer.ops.attention import attention_weights
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+LEAST_WEIGHTS = 1024 * 1024  # of a head: fewer are faster all at once
+CHUNK_WEIGHTS = 2**18  # of a head, at a time
+
+
+def suits_chunks(queries, keys):
+    """Whether attention between (..., target, dim) and (..., source, dim) pays in chunks.
+
+    Lengths that are not known before a step runs count as short.
+    """
+    target, source = queries.shape[-2], keys.shape[-2]
+    is_known = isinstance(target, int) and isinstance(source, int)
+    on_tensorflow = keras.backend.backend() == "tensorflow"
+    return on_tensorflow and is_known and target * source >= LEAST_WEIGHTS
+
+
+def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
+    """The context of `dot_product_attention`, computed for some of the targets at a time.
+
+    The weights of a chunk are computed again in the backward pass. Dropout draws for each chunk,
+    so its noise is not that of `dot_product_attention`.
+
+    Source: Rabe and Staats 2021 (https://arxiv.org/abs/2112.05682), without their sum over
+    chunks of sources: the softmax of a target is one here.
+
+    Args:
+        queries: (batch, heads, target, dim), the target's length known.
+        keys: (batch, heads, source, dim), the source's length known.
+        values: the same shape as `keys`.
+        mask: boolean, broadcasts to (batch, heads, target, source), or None.
+        rate: probability in [0, 1) with which a weight is dropped.
+        seed_generator: a `keras.random.SeedGenerator`; needed if `rate` is not 0.
+
+    Returns:
+        (batch, heads, target, dim), in the dtype of `queries`.
+    """
+    target, source, dim = queries.shape[-2], keys.shape[-2], queries.shape[-1]
+    chunks = -(-target // max(1, CHUNK_WEIGHTS // source))
+    rows = -(-target // chunks)
+    missing = chunks * rows - target
+    if mask is not None:
+        known, batch_and_heads = mask.shape[:2], tf.unstack(tf.shape(mask)[:2])
+        mask = tf.broadcast_to(mask, [*batch_and_heads, target, source])
+        mask = tf.pad(mask, [[0, 0], [0, 0], [0, missing], [0, 0]])
+        mask_of_chunk = [*batch_and_heads, rows, source]
+    seed = draw_seed(seed_generator) if rate else None
+
+    def weights_of(chunk, chunk_queries, keys):
+        """Weights of a chunk, (batch, heads, rows, source), and what dropout multiplies by."""
+        chunk_mask = None
+        if mask is not None:
+            chunk_mask = tf.slice(mask, [0, 0, chunk * rows, 0], mask_of_chunk)
+            chunk_mask = tf.ensure_shape(chunk_mask, [*known, rows, source])
+        weights = attention_weights(chunk_queries, keys, chunk_mask)
+        if not rate:
+            return weights, None
+        shape = (*tf.unstack(tf.shape(weights)[:2]), rows, source)
+        kept = keep_mask_of(seed + [0, chunk], shape, rate)
+        return weights, tf.where(kept, tf.cast(1 / (1 - rate), weights.dtype), 0)
+
+    @tf.custom_gradient
+    def attend(queries, keys, values):
+        padded = _in_chunks(queries, chunks, rows, missing)
+
+        def forward(chunk):
+            weights, factors = weights_of(chunk, padded[chunk], keys)
+            return tf.matmul(weights if factors is None else weights * factors, values)
+
+        _, context = tf.while_loop(
+            lambda chunk, _: chunk < chunks,
+            lambda chunk, done: (chunk + 1, done.write(chunk, forward(chunk))),
+            (0, tf.TensorArray(values.dtype, chunks, element_shape=padded.shape[1:])),
+            parallel_iterations=1,
+            maximum_iterations=chunks,
+        )
+
+        def gradient(upstream):
+            upstream = _in_chunks(upstream, chunks, rows, missing)
+
+            def backward(chunk, of_queries, of_keys, of_values):
+                some, up = padded[chunk], upstream[chunk]
+                weights, factors = weights_of(chunk, some, keys)
+                dropped = weights if factors is None else weights * factors
+                of_values += tf.cast(tf.matmul(dropped, up, transpose_a=True), tf.float32)
+                of_weights = tf.matmul(up, values, transpose_b=True)
+                if factors is not None:
+                    of_weights *= factors
+                of_weights, weights = (tf.cast(t, tf.float32) for t in (of_weights, weights))
+                mean = tf.reduce_sum(of_weights * weights, axis=-1, keepdims=True)
+                of_scores = tf.cast(weights * (of_weights - mean) * dim**-0.5, some.dtype)
+                of_queries = of_queries.write(chunk, tf.matmul(of_scores, keys))
+                of_keys += tf.cast(tf.matmul(of_scores, some, transpose_a=True), tf.float32)
+                return chunk + 1, of_queries, of_keys, of_values
+
+            of_queries = tf.TensorArray(queries.dtype, chunks, element_shape=padded.shape[1:])
+            # XLA would make the zeros of all layers at once, did these not wait for the gradient.
+            one = tf.cast(tf.reduce_sum(upstream[:1, :1, :1, :1, :1]), tf.float32)
+            zero = tf.where(tf.math.is_finite(one), 0.0, one)
+            nothing = [tf.fill(tf.shape(each), zero) for each in (keys, values)]
+            nothing = [tf.ensure_shape(each, keys.shape) for each in nothing]
+            _, of_queries, of_keys, of_values = tf.while_loop(
+                lambda chunk, *_: chunk < chunks,
+                backward,
+                (
+                    0,
+                    tf.TensorArray(queries.dtype, chunks, element_shape=padded.shape[1:]),
+                    *nothing,
+                ),
+                parallel_iterations=1,
+                maximum_iterations=chunks,
+            )
+            of_queries = _out_of_chunks(of_queries.stack(), target)
+            return of_queries, tf.cast(of_keys, keys.dtype), tf.cast(of_values, values.dtype)
+
+        return _out_of_chunks(context.stack(), target), gradient
+
+    return attend(*map(ops.convert_to_tensor, (queries, keys, values)))
+
+
+def _in_chunks(tensor, chunks, rows, missing):
+    """(batch, heads, target, dim) -> (chunks, batch, heads, rows, dim), filled up with zeros."""
+    heads, dim = tensor.shape[1], tensor.shape[3]
+    padded = tf.pad(tensor, [[0, 0], [0, 0], [0, missing], [0, 0]])
+    cut = tf.reshape(padded, [-1, heads, chunks, rows, dim])
+    return tf.transpose(cut, [2, 0, 1, 3, 4])
+
+
+def _out_of_chunks(tensor, target):
+    """The other way, of the first `target` rows."""
+    chunks, _, heads, rows, dim = tensor.shape
+    return tf.reshape(tf.transpose(tensor, [1, 2, 0, 3, 4]), [-1, heads, chunks * rows, dim])[
+        :, :, :target
+    ]

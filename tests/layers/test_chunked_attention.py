@@ -1,0 +1,123 @@
+"""Attention in chunks beside attention all at once."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.layers import MultiHeadAttention
+from keras_transformer.layers import chunked_attention as module
+from keras_transformer.ops import causal_mask
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
+NUM_DRAWN = 12
+
+
+def drawn(number):
+    """Sizes, masks and rates of one case."""
+    draw = np.random.default_rng(number)
+    batch, heads, dim = draw.integers(1, 4, 3)
+    target, source = draw.integers(1, 20, 2)
+    shapes = [(batch, heads, length, dim) for length in (target, source, source)]
+    tensors = [draw.normal(size=shape).astype("float32") for shape in shapes]
+    mask = None
+    if number % 4:
+        mask = draw.random([(batch, 1, target, source), (1, 1, target, source),
+                            (batch, 1, 1, source)][number % 3]) < 0.4  # fmt: skip
+    return tensors, mask, (0.0, 0.5)[number % 2], int(draw.integers(1, 3 * source + 1))
+
+
+def noise(seed, shape, rate, rows):
+    """The factors of all chunks of an attention, side by side."""
+    import tensorflow as tf
+
+    from keras_transformer.layers.internals import keep_mask_of
+
+    batch, heads, target, source = shape
+    chunks = [
+        keep_mask_of(seed + [0, chunk], (batch, heads, rows, source), rate)
+        for chunk in range(-(-target // rows))
+    ]
+    return tf.cast(tf.concat(chunks, axis=2)[:, :, :target], "float32") / (1 - rate)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("number", range(NUM_DRAWN))
+def test_chunks_equal_the_whole_and_so_do_gradients(number, jit_compile, monkeypatch):
+    import tensorflow as tf
+
+    from keras_transformer.layers.internals import draw_seed
+    from keras_transformer.ops.attention import dot_product_attention
+
+    tensors, mask, rate, size = drawn(number)
+    monkeypatch.setattr(module, "CHUNK_WEIGHTS", size)
+    shape = (*tensors[0].shape[:3], tensors[1].shape[2])
+    chunks = -(-shape[2] // max(1, size // shape[3]))
+    rows = -(-shape[2] // chunks)
+    seed = draw_seed(keras.random.SeedGenerator(number))
+    upstream = np.random.default_rng(7).normal(size=(*shape[:3], tensors[2].shape[3]))
+
+    def whole(queries, keys, values):
+        factors = noise(seed, shape, rate, rows) if rate else 1.0
+        return dot_product_attention(
+            queries, keys, values, mask, lambda weights: weights * factors
+        )[0]
+
+    generator = keras.random.SeedGenerator(number)
+
+    def in_chunks(queries, keys, values):
+        return module.chunked_attention(queries, keys, values, mask, rate, generator)
+
+    def results(function):
+        variables = [tf.constant(tensor) for tensor in tensors]
+        with tf.GradientTape() as tape:
+            tape.watch(variables)
+            outputs = function(*variables)
+        return [outputs, *tape.gradient(outputs, variables, tf.cast(upstream, "float32"))]
+
+    compiled = tf.function(lambda: results(in_chunks), jit_compile=True)
+    ours = compiled() if jit_compile else results(in_chunks)
+    for one, other in zip(ours, results(whole), strict=True):
+        # Of one source position alone the weight is 1, whatever the scores.
+        np.testing.assert_allclose(one, 0 * one if other is None else other, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_layer_of_long_sequences_chooses_chunks_unless_scores_are_asked_for(
+    monkeypatch, training
+):
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(1)
+    layer, inputs = MultiHeadAttention(2), keras.random.normal((2, 9, 4))
+    mask = causal_mask(9)
+    expected = layer(inputs, attention_mask=mask, padding_mask=inputs[..., 0] > -1)
+    expected_scores = layer.attention_scores(inputs, attention_mask=mask)
+    monkeypatch.setattr(module, "LEAST_WEIGHTS", 81)
+    monkeypatch.setattr(module, "CHUNK_WEIGHTS", 27)
+
+    @tf.function
+    def call(inputs):
+        masks = {"attention_mask": mask, "padding_mask": inputs[..., 0] > -1}
+        return layer(inputs, **masks, training=training)
+
+    graph = call.get_concrete_function(inputs).graph
+    assert any("While" in node.op for node in graph.as_graph_def().node)
+    np.testing.assert_allclose(call(inputs), expected, atol=1e-6)
+    np.testing.assert_allclose(layer.attention_scores(inputs, attention_mask=mask), expected_scores)
+
+
+def test_dropout_drops_the_same_weights_forward_and_backward(monkeypatch):
+    """A linear function of the values: its gradient is what it multiplies them by."""
+    import tensorflow as tf
+
+    monkeypatch.setattr(module, "CHUNK_WEIGHTS", 21)
+    queries, keys = keras.random.normal((1, 1, 8, 3)), keras.random.normal((1, 1, 7, 3))
+    values = tf.random.normal((1, 1, 7, 3))
+    generator = keras.random.SeedGenerator(3)
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        outputs = module.chunked_attention(queries, keys, values, None, 0.5, generator)
+        total = tf.reduce_sum(outputs)
+    slope = tape.gradient(total, values)
+    np.testing.assert_allclose(tf.reduce_sum(slope * values), total, rtol=1e-5)
+    assert not np.allclose(np.array(slope)[0, 0, :, 0].sum(), 8), "some were dropped"
