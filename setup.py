@@ -38,7 +38,7 @@ setup(
     python_requires=">=3.11",
     install_requires=[
         f"tensorflow{TENSORFLOW}",
-        "keras>=3.11,<3.16",
+        "keras>=3.12,<3.16",
         "numpy>=2,<3",
         "protobuf>=4.22",
         "filelock>=3.24,<5",

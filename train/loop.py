@@ -99,15 +99,16 @@ def is_packed(config):
 
 
 def check_rows(config, batches, strategy):
-    """Raises ValueError if batches of few shapes do not divide equally among the replicas."""
+    """Raises ValueError if batches of few shapes, or any on JAX, do not divide among replicas."""
     replicas = strategy.num_replicas_in_sync
     rows = batches.shapes[:, 0].tolist() if hasattr(batches, "shapes") else [config.batch_size]
-    has_shapes = config.shapes or is_packed(config)
-    if has_shapes and (uneven := [count for count in rows if count % replicas]):
+    must_divide = config.shapes or is_packed(config) or keras.backend.backend() == "jax"
+    if must_divide and (uneven := [count for count in rows if count % replicas]):
         raise ValueError(
             "The rows of each batch must divide equally among the replicas, with --shapes or "
-            f"--packed. Give a --row-multiple or --batch-size of {replicas}, or train on other "
-            f"devices. Received: {replicas} replicas, a batch of {uneven[0]} rows."
+            f"--packed or on JAX. Give a --row-multiple or --batch-size of {replicas}, or train on "
+            f"other devices. Received: --shapes {config.shapes}, {replicas} replicas, a batch of "
+            f"{'any number of' if uneven[0] < 0 else uneven[0]} rows."
         )
 
 
