@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_transformer.layers.chunked_attention import chunked_attention, suits_chunks
 from keras_transformer.layers.dropout import ReproducibleDropout
+from keras_transformer.layers.fused_attention import fused_attention, suits_cudnn
 from keras_transformer.layers.internals import carry_mask, mask_of
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
@@ -152,14 +153,18 @@ class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
 
         Returns:
             The pair of outputs (batch, target, dim) and weights (batch, heads, target, source), or
-            None without `with_scores` where sequences are long.
+            None without `with_scores` where they are never held.
         """
         mask = None if mask is None else mask[:, None]  # (batch, 1, target, source)
         is_plain = bias is None and type(self).weights_of is MultiHeadAttention.weights_of
+        rate = self.dropout if training else 0.0
+        context = None
         if is_plain and not with_scores and suits_chunks(queries, keys):
-            rate = self.dropout if training else 0.0
             generator = self._dropout.seed_generator if rate else None
             context = chunked_attention(queries, keys, values, mask, rate, generator)
+        elif is_plain and not with_scores and not rate and suits_cudnn(queries, keys):
+            context = fused_attention(queries, keys, values, mask)
+        if context is not None:
             return project(merge_heads(context), *self.output_projection), None
         weights = self.weights_of(queries, keys, mask, bias)
         context = ops.matmul(self._dropout(weights, training=training), values)

@@ -1,0 +1,51 @@
+"""Dot-product attention as one kernel of cuDNN, on JAX."""
+
+import keras
+
+if keras.backend.backend() == "jax":
+    import jax
+    import jax.numpy as jnp
+
+
+def suits_cudnn(queries, keys):
+    """Whether cuDNN has a kernel for attention between (batch, heads, length, dim).
+
+    On JAX and a GPU, in half precision, for even lengths and heads of at most 128 dimensions in
+    multiples of 8. Ampere or newer is taken for granted with bfloat16.
+    """
+    if keras.backend.backend() != "jax" or not has_gpu():
+        return False
+    lengths, dim = (queries.shape[2], keys.shape[2]), queries.shape[3]
+    is_half = keras.backend.standardize_dtype(queries.dtype) in ("bfloat16", "float16")
+    return is_half and dim <= 128 and dim % 8 == 0 and not any(length % 2 for length in lengths)
+
+
+def has_gpu():
+    """Whether JAX computes on a GPU."""
+    return jax.default_backend() == "gpu"
+
+
+def fused_attention(queries, keys, values, mask=None, implementation="cudnn"):
+    """The context of `dot_product_attention`, in a kernel that never holds the weights.
+
+    Source: Dao et al. 2022 (https://arxiv.org/abs/2205.14135).
+
+    Args:
+        queries: (batch, heads, target, dim).
+        keys: (batch, heads, source, dim).
+        values: (batch, heads, source, dim).
+        mask: boolean, broadcasts to (batch, heads, target, source), or None.
+        implementation: of `jax.nn.dot_product_attention`.
+
+    Returns:
+        (batch, heads, target, dim); zeros for a target that may attend to nothing.
+    """
+    by_position = (jnp.swapaxes(tensor, 1, 2) for tensor in (queries, keys, values))
+    if mask is not None:
+        shape = (*mask.shape[:2], queries.shape[2], keys.shape[2])
+        mask = jnp.broadcast_to(mask, shape)
+    context = jax.nn.dot_product_attention(*by_position, mask=mask, implementation=implementation)
+    context = jnp.swapaxes(context, 1, 2)
+    if mask is None:
+        return context
+    return jnp.where(mask.any(axis=-1, keepdims=True), context, 0)

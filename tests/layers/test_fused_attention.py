@@ -1,0 +1,57 @@
+"""Attention as one kernel, on JAX; here by XLA's own implementation, which needs no GPU."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.layers import MultiHeadAttention, attention
+from keras_transformer.layers import fused_attention as module
+from keras_transformer.ops.attention import dot_product_attention
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's")
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_drawn_attention_and_its_gradients_equal_ours(number):
+    import jax
+
+    draw = np.random.default_rng(number)
+    batch, heads, dim = draw.integers(1, 4, 3)
+    target, source = draw.integers(1, 20, 2)
+    shapes = [(batch, heads, length, dim) for length in (target, source, source)]
+    tensors = [draw.normal(size=shape).astype("float32") for shape in shapes]
+    sizes = [(batch, 1, target, source), (1, 1, target, source), (batch, 1, 1, source)]
+    mask = None if number == 0 else jax.numpy.array(draw.random(sizes[number % 3]) < 0.4)
+
+    def fused(*tensors):
+        return module.fused_attention(*tensors, mask, implementation="xla")
+
+    def ours(*tensors):
+        return dot_product_attention(*tensors, mask)[0]
+
+    upstream = draw.normal(size=shapes[0]).astype("float32")
+    for function in (lambda f: f(*tensors), lambda f: jax.vjp(f, *tensors)[1](upstream)):
+        for one, other in zip(function(fused), function(ours), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_layer_uses_it_on_a_gpu_in_half_precision_without_dropout_or_scores(monkeypatch):
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return module.fused_attention(*arguments, implementation="xla")
+
+    monkeypatch.setattr(attention, "fused_attention", counted)
+    layer = MultiHeadAttention(2, dropout=0.5, dtype="mixed_bfloat16")
+    inputs = keras.random.normal((3, 6, 16))
+    expected = layer(inputs)
+    assert not calls, "there is no GPU"
+    monkeypatch.setattr(module, "has_gpu", lambda: True)
+    np.testing.assert_allclose(layer(inputs), expected, atol=0.02)
+    assert len(calls) == 1
+    layer(inputs, training=True)
+    layer.attention_scores(inputs)
+    layer(inputs[:, :5])  # cuDNN has no kernel for odd lengths with a mask
+    MultiHeadAttention(2)(inputs)  # nor for float32
+    assert len(calls) == 1
