@@ -180,7 +180,7 @@ def test_texts_are_judged_as_the_model_was_trained(trained, tmp_path, capsys):
         ),
         (
             ["--tsv", "TEXTS", "--dtype=bfloat16"],
-            "--dtype must be one of float32, mixed_bfloat16. Received: bfloat16",
+            "--dtype must be one of float32, mixed_bfloat16, mixed_float16. Received: bfloat16",
         ),
     ],
 )

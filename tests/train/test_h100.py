@@ -8,6 +8,8 @@ The environment of the compiler is described in `train/benchmark/h100.py`.
 import functools
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -16,8 +18,8 @@ import keras_transformer as kt
 from keras_transformer.decoding import beam_search
 from keras_transformer.layers import chunked_attention
 from keras_transformer.models import encoder_decoder
-from train.benchmark.engines import SIZES, Workload
-from train.benchmark.h100 import COLUMNS, STEPS, compiled, figures_of, main, row, step_program
+from train.benchmark.engines import SIZES
+from train.benchmark.h100 import COLUMNS, compiled, figures_of, main, row
 
 FOUND = {
     "gflop": 989.0, "gib_moved": 3.35e10 / 2**30, "temporary_mib": 1234.4, "fusions": 56,
@@ -38,11 +40,11 @@ def test_without_a_compiler_it_says_what_it_needs(capsys):
 
 
 @pytest.mark.slow
-def test_a_program_holds_the_whole_step_with_the_optimizer():
-    size = SIZES["toy"]
-    workload = Workload(size, "float32", size.batch_size, 1, compiled=True)
-    _, model = STEPS["ours"](workload)
-    program = step_program(model, size.batch_size, size.length)
+def test_a_program_holds_the_whole_step_with_the_optimizer(tmp_path):
+    path = tmp_path / "program"
+    command = [sys.executable, "-m", "train.benchmark.h100", "--program", "ours", "toy", str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    program = path.read_bytes()
     assert program[:4] == b"ML\xefR", "MLIR bytecode"
     assert len(program) > 10_000
 
