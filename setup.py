@@ -42,6 +42,7 @@ setup(
         "numpy>=2,<3",
         "protobuf>=4.22",
         "filelock>=3.24,<5",
+        "safetensors>=0.5,<1",
         "rich>=13,<16",
         *TEXT,
     ],

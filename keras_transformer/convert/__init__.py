@@ -1,5 +1,25 @@
-"""Loads released weights of other libraries into models of this one."""
+"""Other people's weights and formats, in and out.
 
+`load` reads the folder of a released model; `write` writes one of ours in another format. A family
+is one table of which array stands in which variable, and the same table reads and writes.
+"""
+
+from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.gpt2 import arrays_of_keras_hub_gpt2, load_gpt2
+from keras_transformer.convert.loading import Converted, load, read
+from keras_transformer.convert.tables import ConversionError, Row, arrays_of, assign
+from keras_transformer.convert.writing import write
 
-__all__ = ["arrays_of_keras_hub_gpt2", "load_gpt2"]
+__all__ = [
+    "Converted",
+    "ConversionError",
+    "ModelFolder",
+    "Row",
+    "arrays_of",
+    "arrays_of_keras_hub_gpt2",
+    "assign",
+    "load",
+    "load_gpt2",
+    "read",
+    "write",
+]

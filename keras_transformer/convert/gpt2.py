@@ -1,9 +1,28 @@
-"""Loads GPT-2 weights, in the naming of Hugging Face or from a KerasHub backbone."""
+"""GPT-2 in the naming of Hugging Face, or from a KerasHub backbone."""
 
 import keras
-import numpy as np
 
 from keras_transformer.convert.internals import arrays_of_gpt2_block
+from keras_transformer.convert.tables import Row, assign, norm_rows, projection_rows
+
+
+def rows(model):
+    """The table of GPT-2: its kernels are (input, output), ours (output, input)."""
+    yield Row(model.get_layer("embedding").embeddings, ("wte.weight",))
+    yield Row(model.get_layer("positions").embeddings, ("wpe.weight",))
+    decoder = model.get_layer("decoder")
+    for index, block in enumerate(decoder.blocks):
+        name, attention, feed_forward = f"h.{index}", block.self_attention, block.feed_forward
+        yield from norm_rows(block.around_self_attention.norm, f"{name}.ln_1")
+        yield from norm_rows(block.around_feed_forward.norm, f"{name}.ln_2")
+        for projection, theirs in (
+            (attention.query_key_value, "attn.c_attn"),
+            (attention.output_projection, "attn.c_proj"),
+            (feed_forward.widen, "mlp.c_fc"),
+            (feed_forward.narrow, "mlp.c_proj"),
+        ):
+            yield from projection_rows(projection, (f"{name}.{theirs}",), transpose=True)
+    yield from norm_rows(decoder.norm, "ln_f")
 
 
 def load_gpt2(model, arrays):
@@ -26,44 +45,11 @@ def load_gpt2(model, arrays):
         >>> load_gpt2(gpt2(num_layers=1, hidden_dim=4, num_heads=2), {})
         Traceback (most recent call last):
         ...
-        ValueError: The weights of GPT-2 must include wte.weight. Received: 0 arrays.
+        keras_transformer.convert.tables.ConversionError: The weights of GPT-2 must include \
+wte.weight. Received: 0 arrays.
     """
     arrays = {name.removeprefix("transformer."): array for name, array in arrays.items()}
-
-    def assign(variable, name, transpose=False):
-        if name not in arrays:
-            raise ValueError(
-                f"The weights of GPT-2 must include {name}. Received: {len(arrays)} arrays."
-            )
-        array = np.asarray(arrays[name], "float32")
-        array = array.T if transpose else array  # their kernels are (input, output)
-        if array.shape != tuple(variable.shape):
-            raise ValueError(
-                f"{name} must have the shape {tuple(variable.shape)} in this model. "
-                f"Received: {array.shape}."
-            )
-        variable.assign(array)
-
-    def assign_projection(projection, name):
-        kernel, bias = projection
-        assign(kernel, f"{name}.weight", transpose=True)
-        assign(bias, f"{name}.bias")
-
-    def assign_norm(norm, name):
-        assign(norm.gamma, f"{name}.weight")
-        assign(norm.beta, f"{name}.bias")
-
-    assign(model.get_layer("embedding").embeddings, "wte.weight")
-    assign(model.get_layer("positions").embeddings, "wpe.weight")
-    decoder = model.get_layer("decoder")
-    for index, block in enumerate(decoder.blocks):
-        assign_norm(block.around_self_attention.norm, f"h.{index}.ln_1")
-        assign_projection(block.self_attention.query_key_value, f"h.{index}.attn.c_attn")
-        assign_projection(block.self_attention.output_projection, f"h.{index}.attn.c_proj")
-        assign_norm(block.around_feed_forward.norm, f"h.{index}.ln_2")
-        assign_projection(block.feed_forward.widen, f"h.{index}.mlp.c_fc")
-        assign_projection(block.feed_forward.narrow, f"h.{index}.mlp.c_proj")
-    assign_norm(decoder.norm, "ln_f")
+    assign(rows(model), arrays, "GPT-2")
     return model
 
 

@@ -1,0 +1,89 @@
+"""Loads a folder of another library's model, of any family."""
+
+import dataclasses
+import importlib
+from typing import Any
+
+from keras_transformer.convert.folder import ModelFolder
+from keras_transformer.convert.tables import ConversionError
+
+# The module that reads each `model_type` of config.json; it has `read(folder) -> Converted`.
+FAMILIES = {
+    "gpt2": "gpt2",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """A released model in ours.
+
+    Args:
+        command: the command of `train/` whose runs hold such models: "translation",
+            "language_model", "classification", or "pretraining" for a backbone.
+        model: the Keras model, with its weights.
+        tokenizer: one of `tokenizers`.
+        settings: what the model is used with: `SearchSettings`, `SamplingSettings`, or None.
+        labels: the names of the labels of a classifier.
+        config: the settings of the command that describe the model, e.g. its dimensions.
+    """
+
+    command: str
+    model: Any
+    tokenizer: Any
+    settings: Any = None
+    labels: tuple = ()
+    config: dict = dataclasses.field(default_factory=dict)
+
+
+def read(path):
+    """Reads a released model of any family.
+
+    Args:
+        path: of a folder with config.json, *.safetensors (or pytorch_model.bin where torch is
+            installed) and the files of the tokenizer.
+
+    Returns:
+        `Converted`: model, tokenizer and settings.
+
+    Raises:
+        ConversionError: a ValueError, if the folder, a file of it, its family or one of its
+            settings is not supported.
+    """
+    folder = ModelFolder(path)
+    family = folder.config.get("model_type")
+    if family not in FAMILIES:
+        raise ConversionError(
+            f"{path} must hold a model of type {', '.join(sorted(FAMILIES))}. "
+            f"Received: model_type={family!r}."
+        )
+    module = importlib.import_module(f"keras_transformer.convert.{FAMILIES[family]}")
+    return module.read(folder)
+
+
+def load(path):
+    """Loads a released model, ready for texts.
+
+    Args:
+        path: of a folder, as for `read`.
+
+    Returns:
+        A `serving.Translator`, `serving.Generator` or `serving.Classifier`.
+
+    Raises:
+        ConversionError: as of `read`; or if the model has no use for texts by itself, such as
+            the backbone of BERT.
+    """
+    from keras_transformer import serving
+
+    converted = read(path)
+    given = converted.model, converted.tokenizer
+    if converted.command == "translation":
+        return serving.Translator(*given, settings=converted.settings)
+    if converted.command == "language_model":
+        return serving.Generator(*given, settings=converted.settings)
+    if converted.command == "classification":
+        return serving.Classifier(*given, converted.labels)
+    raise ConversionError(
+        f"{path} holds a model without a use for texts by itself: `read` gives the model and its "
+        "tokenizer."
+    )

@@ -1,0 +1,75 @@
+"""Writes our models in the formats of others, each checked by the foreign library."""
+
+import importlib
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import warnings
+
+import numpy as np
+
+from keras_transformer.convert.tables import ConversionError
+from keras_transformer.files import whole
+
+# The module of each format: `write(text_model, draft, **options)` fills a folder, `LIBRARY` is
+# what must be installed to check it, and `example(text_model)` gives the arrays, requests and
+# expected answers, that the script `checks/<module>.py` compares in a process of its own.
+WRITERS = {}
+TIMEOUT = 600  # seconds
+
+
+def write(text_model, form, output, **options):
+    """Writes a model in another format, into a folder that appears whole or not at all.
+
+    A fresh process loads the draft with the foreign library and compares its answers with ours
+    before the folder gets its name; without the library a warning says that it is not checked.
+
+    Args:
+        text_model: a `serving.Translator`, `Generator` or `Classifier`.
+        form: a key of `WRITERS`.
+        output: path of the new folder, missing or empty.
+        **options: of the format.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConversionError: if the format is unknown, cannot hold the model, or the foreign library
+            gives other answers.
+    """
+    if form not in WRITERS:
+        raise ConversionError(f"format must be one of {', '.join(WRITERS)}. Received: {form!r}.")
+    output = pathlib.Path(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConversionError(f"{output} exists already. Choose another folder, or delete it.")
+    writer = importlib.import_module(f"keras_transformer.convert.{WRITERS[form]}")
+    with whole(output) as draft:
+        draft.mkdir()
+        writer.write(text_model, draft, **options)
+        if importlib.util.find_spec(writer.LIBRARY):
+            _check(WRITERS[form], draft, writer.example(text_model))
+        else:
+            warnings.warn(
+                f"{output} is not checked: {writer.LIBRARY} is not installed.", stacklevel=2
+            )
+    return output
+
+
+def _check(name, draft, arrays):
+    """Runs `checks/<name>.py`, which imports nothing of this library, on a draft."""
+    script = pathlib.Path(__file__).with_name("checks") / f"{name}.py"
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "example.npz")
+        np.savez(file, **arrays)
+        # -P: the folder of the script, whose names are those of libraries, is not searched.
+        command = [sys.executable, "-P", str(script), str(draft), str(file)]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT, env=environment
+        )
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+        raise ConversionError(f"Nothing was written: the check of {name} failed: {lines[-1]}")

@@ -1,0 +1,135 @@
+"""What all converters share: tables, folders, runs, and their mistakes."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer import convert
+from keras_transformer.convert import ConversionError, ModelFolder, Row, arrays_of, assign
+from train import convert as command
+
+
+def variables(*shapes):
+    return [keras.Variable(np.zeros(shape, "float32")) for shape in shapes]
+
+
+def table(kernel, bias, extra):
+    """Two of theirs stand in one of ours, transposed, with permuted columns; one may be missing."""
+    order = np.array([2, 0, 1])
+    yield Row(
+        kernel,
+        ("q", "k"),
+        transpose=True,
+        to_ours=lambda array: array[:, order],
+        to_theirs=lambda array: array[:, np.argsort(order)],
+    )
+    yield Row(bias, ("b",))
+    yield Row(extra, ("maybe",), missing=-1.0)
+
+
+SHAPES = (4, 3), (5,), (2,)
+
+
+def drawn(generator):
+    q, k = generator.normal(size=(2, 3, 2)).astype("float32")
+    return {"q": q, "k": k, "b": generator.normal(size=5).astype("float32")}
+
+
+def test_a_table_reads_and_writes_the_same_numbers():
+    ours, arrays = variables(*SHAPES), drawn(np.random.default_rng(3))
+    assign(table(*ours), arrays, "theirs")
+    kernel = keras.ops.convert_to_numpy(ours[0])
+    np.testing.assert_array_equal(kernel[:2], arrays["q"].T[:, [2, 0, 1]])
+    np.testing.assert_array_equal(kernel[2:], arrays["k"].T[:, [2, 0, 1]])
+    back = arrays_of(table(*ours))
+    np.testing.assert_array_equal(back.pop("maybe"), [-1, -1])
+    assert back.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(back[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays: arrays.pop("b"), r"theirs must include b\. Received: 2 arrays"),
+        (
+            lambda arrays: arrays.update(k=np.zeros((2, 3))),
+            r"k must have the shape \(3, 2\) in this model\. Received: \(2, 3\)",
+        ),
+        (lambda arrays: arrays.update(maybe=np.zeros(3)), r"maybe must have the shape \(2,\)"),
+    ],
+)
+def test_arrays_that_do_not_fit_change_nothing(change, message):
+    ours, arrays = variables(*SHAPES), drawn(np.random.default_rng(3))
+    change(arrays)
+    with pytest.raises(ConversionError, match=message):
+        assign(table(*ours), arrays, "theirs")
+    assert all(not keras.ops.convert_to_numpy(variable).any() for variable in ours)
+
+
+def folder(path, config, **files):
+    path.mkdir()
+    (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    for name, content in files.items():
+        (path / name.replace("__", ".")).write_bytes(content)
+    return path
+
+
+def test_folders_that_cannot_be_read_say_what_is_missing(tmp_path):
+    with pytest.raises(ConversionError, match=r"none is not a folder with config\.json"):
+        convert.read(tmp_path / "none")
+    with pytest.raises(ConversionError, match=r"must hold a JSON object"):
+        convert.read(folder(tmp_path / "a", "[1"))
+    with pytest.raises(
+        ConversionError, match=r"model of type .*gpt2.*Received: model_type='xlnet'"
+    ):
+        convert.read(folder(tmp_path / "b", {"model_type": "xlnet"}))
+    with pytest.raises(ConversionError, match=r"must hold \*\.safetensors or pytorch_model\.bin"):
+        ModelFolder(folder(tmp_path / "c", {})).arrays()
+    damaged = folder(tmp_path / "d", {}, model__safetensors=b"\x08" * 40)
+    with pytest.raises(ConversionError, match=r"model\.safetensors is damaged"):
+        ModelFolder(damaged).arrays()
+    with pytest.raises(ConversionError, match=r"tanh must be 1 or 2; nothing else.*Received: 3"):
+        ModelFolder(folder(tmp_path / "e", {"tanh": 3})).setting("tanh", 1, 2)
+
+
+def test_weights_in_several_files_are_read_whole(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    path = folder(tmp_path / "a", {})
+    arrays = drawn(np.random.default_rng(5))
+    index = {"weight_map": {name: f"model-{name}.safetensors" for name in arrays}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name, array in arrays.items():
+        numpy.save_file({name: array}, path / f"model-{name}.safetensors")
+    read = ModelFolder(path).arrays()
+    assert {name: array.tolist() for name, array in read.items()} == {
+        name: array.tolist() for name, array in arrays.items()
+    }
+    (path / "model-b.safetensors").unlink()
+    with pytest.raises(ConversionError, match=r"model-b\.safetensors is damaged or missing"):
+        ModelFolder(path).arrays()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--run", "r"], "give either --from and --run, or --run, --to and --output"),
+        (["--from", "a", "--run", "r", "--to", "onnx"], "give either --from and --run"),
+        (["--from", "no such folder", "--run", "r"], "error: no such folder is not a folder"),
+        (["--run", "no such run", "--to", "a", "--output", "b"], "error: no such run holds no run"),
+    ],
+)
+def test_mistakes_of_the_command_are_one_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_an_unknown_format_and_a_folder_in_use_are_refused(tmp_path):
+    with pytest.raises(ConversionError, match=r"format must be one of .*Received: 'abacus'"):
+        convert.write(None, "abacus", tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,90 @@
+"""Turns other people's models into runs, and runs into other people's formats.
+
+Make a run of a released model, to translate, evaluate, tune and export (nothing is downloaded):
+
+    python -m train.convert --from opus-mt-en-de --run runs/opus
+
+Write a trained run in another format; a fresh process checks it with the other library:
+
+    python -m train.convert --run runs/mine --to ctranslate2 --output converted/mine
+"""
+
+import importlib
+import pathlib
+import sys
+import zlib
+
+from train.command import Parser, one_line_errors, without_start_up_notes
+
+TO_RUN, TO_FORMAT = ("source", "run"), ("run", "to", "output")
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = Parser(prog="python -m train.convert", description=__doc__)
+    parser.add_argument(
+        "--from", dest="source", metavar="FOLDER",
+        help="folder with config.json, *.safetensors and tokenizer files, to read",
+    )  # fmt: skip
+    parser.add_argument("--run", help="folder of the run, which --from makes and --to reads")
+    parser.add_argument("--to", metavar="FORMAT", help="format to write the run in")
+    parser.add_argument("--output", metavar="FOLDER", help="folder to write, with --to")
+    parser.add_argument(
+        "--dtype", help="of the weights that --to writes; default: as trained. float32, int8, ..."
+    )
+    flags = parser.parse_args(arguments)
+    given = {name for name in (*TO_RUN, *TO_FORMAT) if getattr(flags, name) is not None}
+    if given not in (set(TO_RUN), set(TO_FORMAT)):
+        parser.error("give either --from and --run, or --run, --to and --output")
+    with one_line_errors("Stopped. Nothing was written."):
+        with without_start_up_notes():
+            from keras_transformer import convert
+        if flags.source is not None:
+            save_run(convert.read(flags.source), flags.run)
+            print(f"{flags.run} holds the model of {flags.source}.")
+        else:
+            options = {} if flags.dtype is None else {"dtype": flags.dtype}
+            path = convert.write(text_model_of(flags.run), flags.to, flags.output, **options)
+            print(f"Wrote {path}.")
+
+
+def save_run(converted, path):
+    """Makes a run of a converted model, whole or not at all.
+
+    Raises:
+        ValueError: if the folder exists already, or no command works with such a model.
+    """
+    from keras_transformer.files import save_arrays, whole
+    from train.run import Run
+
+    command = importlib.import_module(f"train.{converted.command}").main.__self__
+    config = command.config_class(**converted.config)
+    path = pathlib.Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} exists already. Choose another --run, or delete it.")
+    with whole(path) as draft:
+        draft.mkdir()
+        run = Run(draft, command.config_class)
+        run.save_config(config)
+        converted.tokenizer.save(run.tokenizer_file)
+        checksum = zlib.crc32(run.tokenizer_file.read_bytes())
+        save_arrays(run.checksums_file, [("tokenizer", checksum)])
+        if converted.labels:
+            run.save_labels(converted.labels, multi_label=False)
+        converted.model.save(run.model_file)
+
+
+def text_model_of(run):
+    """The `Translator`, `Generator` or `Classifier` of a trained run."""
+    from keras_transformer import serving
+
+    settings = serving.RunFolder(run).settings()
+    if "num_beams" in settings:
+        return serving.Translator.load(run)
+    if "labels" in settings or serving.RunFolder(run).labels_file.exists():
+        return serving.Classifier.load(run)
+    return serving.Generator.load(run)
+
+
+if __name__ == "__main__":
+    main()
