@@ -145,8 +145,8 @@ def optimizer_of(config):
 def plan_in_words(batches):
     """How many shapes batches have, unless they are free, and how much of them is padding."""
     shapes = len(np.unique(batches.shapes, axis=0))
-    is_free = batches.shapes.min() < 0
-    return f"{'' if is_free else f'{shapes} shapes, '}{batches.padding:.1%} padding"
+    counted = "" if batches.shapes.min() < 0 else f"{shapes} shape{'s' * (shapes > 1)}, "
+    return f"{counted}{batches.padding:.1%} padding"
 
 
 def publish(text_model, options):

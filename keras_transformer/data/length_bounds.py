@@ -57,8 +57,8 @@ def best_plan(lengths, most_shapes, tokens_per_batch, row_multiple=1):
     best = min(plans, key=lambda plan: plan.size)
     if lengths.sum() * 2 < (1 - MUCH_PADDING) * best.size:
         logging.getLogger(__name__).warning(
-            "%.0f %% of the batches is padding with %d shapes. Allow more shapes, 16 for example, "
-            "or leave out the longest rows with a lower max_length.",
+            "%.0f %% of the batches is padding with at most %d shapes. Allow more shapes, or leave "
+            "out the longest rows with a lower max_length.",
             100 * (1 - 2 * lengths.sum() / best.size), most_shapes,
         )  # fmt: skip
     return best

@@ -10,7 +10,7 @@ if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
 LEAST_WEIGHTS = 1024 * 1024  # of a head: fewer are faster all at once
-CHUNK_WEIGHTS = 2**18  # of a head, at a time
+CHUNK_ROWS = 256  # targets at a time
 
 
 def suits_chunks(queries, keys):
@@ -45,7 +45,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator
         (batch, heads, target, dim), in the dtype of `queries`.
     """
     target, source, dim = queries.shape[-2], keys.shape[-2], queries.shape[-1]
-    chunks = -(-target // max(1, CHUNK_WEIGHTS // source))
+    chunks = -(-target // CHUNK_ROWS)
     rows = -(-target // chunks)
     missing = chunks * rows - target
     if mask is not None:
@@ -84,7 +84,13 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator
             maximum_iterations=chunks,
         )
 
+        context = _out_of_chunks(context.stack(), target)
+
         def gradient(upstream):
+            # Of a target the sum over sources of a weight by its gradient.
+            both = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
+            means = tf.reduce_sum(both, axis=-1, keepdims=True)
+            means = _in_chunks(means, chunks, rows, missing)
             upstream = _in_chunks(upstream, chunks, rows, missing)
 
             def backward(chunk, of_queries, of_keys, of_values):
@@ -96,8 +102,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator
                 if factors is not None:
                     of_weights *= factors
                 of_weights, weights = (tf.cast(t, tf.float32) for t in (of_weights, weights))
-                mean = tf.reduce_sum(of_weights * weights, axis=-1, keepdims=True)
-                of_scores = tf.cast(weights * (of_weights - mean) * dim**-0.5, some.dtype)
+                of_scores = tf.cast(weights * (of_weights - means[chunk]) * dim**-0.5, some.dtype)
                 of_queries = of_queries.write(chunk, tf.matmul(of_scores, keys))
                 of_keys += tf.cast(tf.matmul(of_scores, some, transpose_a=True), tf.float32)
                 return chunk + 1, of_queries, of_keys, of_values
@@ -122,7 +127,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator
             of_queries = _out_of_chunks(of_queries.stack(), target)
             return of_queries, tf.cast(of_keys, keys.dtype), tf.cast(of_values, values.dtype)
 
-        return _out_of_chunks(context.stack(), target), gradient
+        return context, gradient
 
     return attend(*map(ops.convert_to_tensor, (queries, keys, values)))
 

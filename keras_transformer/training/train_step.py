@@ -228,6 +228,8 @@ class TrainStep(internals.BuildsFromShapes):
                 config["metrics"] = [*serialized, *(config["metrics"] or [])]
             for name in ("clip_norm", "accumulation_steps", "ema_momentum"):
                 config[name] = getattr(self._step, name)
+            has_scale = self._step.loss_scale is not None
+            config["auto_scale_loss"] = has_scale or not computes_in_float16(self)
         return config
 
     def compile_from_config(self, config):

@@ -13,7 +13,7 @@ NUM_DRAWN = 12
 
 
 def drawn(number):
-    """Sizes, masks and rates of one case."""
+    """Tensors, mask, rate and the most rows of a chunk."""
     draw = np.random.default_rng(number)
     batch, heads, dim = draw.integers(1, 4, 3)
     target, source = draw.integers(1, 20, 2)
@@ -23,7 +23,7 @@ def drawn(number):
     if number % 4:
         mask = draw.random([(batch, 1, target, source), (1, 1, target, source),
                             (batch, 1, 1, source)][number % 3]) < 0.4  # fmt: skip
-    return tensors, mask, (0.0, 0.5)[number % 2], int(draw.integers(1, 3 * source + 1))
+    return tensors, mask, (0.0, 0.5)[number % 2], int(draw.integers(1, target + 3))
 
 
 def noise(seed, shape, rate, rows):
@@ -48,10 +48,10 @@ def test_chunks_equal_the_whole_and_so_do_gradients(number, jit_compile, monkeyp
     from keras_transformer.layers.internals import draw_seed
     from keras_transformer.ops.attention import dot_product_attention
 
-    tensors, mask, rate, size = drawn(number)
-    monkeypatch.setattr(module, "CHUNK_WEIGHTS", size)
+    tensors, mask, rate, most = drawn(number)
+    monkeypatch.setattr(module, "CHUNK_ROWS", most)
     shape = (*tensors[0].shape[:3], tensors[1].shape[2])
-    chunks = -(-shape[2] // max(1, size // shape[3]))
+    chunks = -(-shape[2] // most)
     rows = -(-shape[2] // chunks)
     seed = draw_seed(keras.random.SeedGenerator(number))
     upstream = np.random.default_rng(7).normal(size=(*shape[:3], tensors[2].shape[3]))
@@ -93,7 +93,7 @@ def test_a_layer_of_long_sequences_chooses_chunks_unless_scores_are_asked_for(
     expected = layer(inputs, attention_mask=mask, padding_mask=inputs[..., 0] > -1)
     expected_scores = layer.attention_scores(inputs, attention_mask=mask)
     monkeypatch.setattr(module, "LEAST_WEIGHTS", 81)
-    monkeypatch.setattr(module, "CHUNK_WEIGHTS", 27)
+    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
 
     @tf.function
     def call(inputs):
@@ -110,7 +110,7 @@ def test_dropout_drops_the_same_weights_forward_and_backward(monkeypatch):
     """A linear function of the values: its gradient is what it multiplies them by."""
     import tensorflow as tf
 
-    monkeypatch.setattr(module, "CHUNK_WEIGHTS", 21)
+    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
     queries, keys = keras.random.normal((1, 1, 8, 3)), keras.random.normal((1, 1, 7, 3))
     values = tf.random.normal((1, 1, 7, 3))
     generator = keras.random.SeedGenerator(3)

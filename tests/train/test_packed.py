@@ -52,7 +52,7 @@ def train_whole_and_in_two_parts(command, flags, folder, monkeypatch):
 def test_a_packed_translation_resumes_exactly_and_is_served(text, tmp_path, capsys, monkeypatch):
     flags = [*text, *SETTINGS, "--packed"]
     run = train_whole_and_in_two_parts(translation, flags, tmp_path, monkeypatch)
-    assert "1 shapes" in capsys.readouterr().out
+    assert "; 1 shape, " in capsys.readouterr().out
     assert Run(run, TranslationConfig).config().packed
     assert len(Translator.load(run)(["a b c", "d"])) == 2
     with pytest.raises(SystemExit):
@@ -65,7 +65,7 @@ def test_packed_documents_resume_exactly_and_are_continued(tmp_path, capsys, mon
     flags = ["--text", str(tmp_path / "text.txt"), *FLAGS, "--packed", "--schedule=inverse_sqrt"]
     run = train_whole_and_in_two_parts(language_model, flags, tmp_path, monkeypatch)
     out = capsys.readouterr().out
-    assert " documents; 1 shapes, " in out and " documents, in rows of 16." in out
+    assert " documents; 1 shape, " in out and " documents, in rows of 16." in out
     assert len(Run(run, LanguageModelConfig).history()["val_loss"]) >= 1
     assert len(Generator.load(run)(["it "], max_tokens=5)) == 1
 

@@ -185,6 +185,13 @@ def test_a_reloaded_model_scales_again(tmp_path):
     assert scale(loaded) == (2.0**15, 0)
 
 
+def test_a_reloaded_model_that_does_not_scale_goes_on_without(tmp_path):
+    model = in_float16()
+    model.compile("sgd", TokenCrossentropy(), auto_scale_loss=False)
+    model.save(tmp_path / "model.keras")
+    assert keras.models.load_model(tmp_path / "model.keras")._step.loss_scale is None
+
+
 @pytest.mark.parametrize(("labels", "factor"), [(4, 2.0**13), (5, 2.0**12), (0, 2.0**15)])
 def test_the_factor_of_a_sum_is_a_power_of_two(labels, factor):
     from keras_transformer.training.loss_scale import LossScale
