@@ -28,6 +28,7 @@ from keras_transformer.layers import (
     TransformerXLBlock,
 )
 from keras_transformer.models import (
+    add_lora,
     bert,
     bert_classifier,
     bert_pretraining,
@@ -35,6 +36,7 @@ from keras_transformer.models import (
     classifier,
     gpt2,
     language_model,
+    merge_lora,
     transformer_xl,
     translation,
 )
@@ -85,6 +87,7 @@ __all__ = [
     "TokenEmbedding",
     "TransformerXL",
     "TransformerXLBlock",
+    "add_lora",
     "bert",
     "bert_classifier",
     "bert_pretraining",
@@ -95,6 +98,7 @@ __all__ = [
     "gpt2",
     "language_model",
     "local_mask",
+    "merge_lora",
     "padding_mask",
     "transformer_xl",
     "translation",

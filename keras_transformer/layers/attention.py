@@ -7,11 +7,10 @@ from keras_transformer.layers.chunked_attention import chunked_attention, suits_
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.fused_attention import fused_attention, suits_cudnn
 from keras_transformer.layers.internals import carry_mask, mask_of
-from keras_transformer.layers.projection import add_projection
+from keras_transformer.layers.projection import TakesLoRA, add_projection
 from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
 from keras_transformer.ops.caches import append
 from keras_transformer.ops.masks import check_attention_mask, combine_masks
-from keras_transformer.ops.projection import project
 
 
 class ShowsAttention:
@@ -38,7 +37,7 @@ class ShowsAttention:
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
+class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
     """Lets every target position gather from all source positions, with several heads.
 
     Call it with one tensor for self-attention, with two for attention from the first
@@ -138,7 +137,7 @@ class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
         if value is None and self._self_attention:
             queries, keys, values = self._project_heads(query, self.query_key_value, 3)
         else:
-            queries = split_heads(project(query, *self.query), self.num_heads)
+            queries = split_heads(self.query(query), self.num_heads)
             keys, values = self.keys_values(query if value is None else value)
         mask = combine_masks(padding_mask, check_attention_mask(attention_mask))
         heads = queries, keys, values
@@ -165,10 +164,10 @@ class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
         elif is_plain and not with_scores and not rate and suits_cudnn(queries, keys):
             context = fused_attention(queries, keys, values, mask)
         if context is not None:
-            return project(merge_heads(context), *self.output_projection), None
+            return self.output_projection(merge_heads(context)), None
         weights = self.weights_of(queries, keys, mask, bias)
         context = ops.matmul(self._dropout(weights, training=training), values)
-        return project(merge_heads(context), *self.output_projection), weights
+        return self.output_projection(merge_heads(context)), weights
 
     def weights_of(self, queries, keys, mask=None, bias=None):
         """Attention weights; override to define another kind of attention.
@@ -191,7 +190,7 @@ class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
 
     def attend_to(self, query, keys, values, mask=None):
         """Like `attend`, from `query` (batch, target, dim) to what `keys_values` returned."""
-        queries = split_heads(project(query, *self.query), self.num_heads)
+        queries = split_heads(self.query(query), self.num_heads)
         return self.attend_heads(queries, keys, values, mask)
 
     def step(self, inputs, cache, mask, position=None):
@@ -219,7 +218,7 @@ class MultiHeadAttention(ShowsAttention, keras.layers.Layer):
 
     def _project_heads(self, inputs, projection, count):
         """`count` projections side by side, each (batch, heads, length, key_dim)."""
-        projected = project(inputs, *projection)
+        projected = projection(inputs)
         dim = projected.shape[-1] // (count * self.num_heads)
         shape = (-1, ops.shape(inputs)[1], count, self.num_heads, dim)
         # One transpose for all; its outermost axis is taken apart without a copy.

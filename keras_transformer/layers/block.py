@@ -6,6 +6,7 @@ from keras import ops
 from keras_transformer.layers.attention import MultiHeadAttention, ShowsAttention
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.projection import TakesLoRA
 from keras_transformer.layers.sparse_attention import SparseAttention
 
 LAYER_NORM_EPSILON = 1e-5
@@ -44,7 +45,10 @@ class Residual(keras.layers.Layer):
         self.pre_norm = pre_norm
         self.norm_epsilon = norm_epsilon
         self.norm = keras.layers.LayerNormalization(
-            epsilon=norm_epsilon, dtype=self.dtype_policy, name="norm"
+            epsilon=norm_epsilon,
+            dtype=self.dtype_policy,
+            trainable=self.trainable,
+            name="norm",
         )
         self._dropout = ReproducibleDropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
@@ -73,7 +77,7 @@ class Residual(keras.layers.Layer):
         }
 
 
-class TransformerLayer(ShowsAttention, keras.layers.Layer):
+class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
     """What all blocks and stacks have in common: their arguments, config and parts.
 
     A subclass makes its parts in `create_parts`, called at the end of `__init__`.
@@ -140,6 +144,8 @@ class TransformerLayer(ShowsAttention, keras.layers.Layer):
         """An attention layer with the arguments of this block."""
         if self.use_bias is not None:
             pattern["use_bias"] = self.use_bias
+        if self.lora is not None:
+            pattern["lora"] = self.lora
         return layer_class(
             self.num_heads,
             key_dim=self.key_dim,
@@ -163,13 +169,19 @@ class TransformerLayer(ShowsAttention, keras.layers.Layer):
             self.activation_dropout,
             use_bias=self.use_bias is not False,
             kernel_initializer=self.kernel_initializer,
+            lora=self.lora,
             dtype=self.dtype_policy,
             name="feed_forward",
         )
 
     def residual(self, name):
         return Residual(
-            self.dropout, self.pre_norm, self.norm_epsilon, dtype=self.dtype_policy, name=name
+            self.dropout,
+            self.pre_norm,
+            self.norm_epsilon,
+            trainable=self.lora is None,
+            dtype=self.dtype_policy,
+            name=name,
         )
 
     def block_config(self):
@@ -252,14 +264,17 @@ class TransformerStack(TransformerLayer):
         if num_layers < 1:
             raise ValueError(f"num_layers must be at least 1. Received: num_layers={num_layers}.")
         self.num_layers = num_layers
-        arguments = {**self.block_config(), "dtype": self.dtype_policy}
+        arguments = {**self.block_config(), "lora": self.lora, "dtype": self.dtype_policy}
         self.blocks = [
             self.block_class(**arguments, name=f"block_{index}") for index in range(num_layers)
         ]
         self.norm = None
         if pre_norm:  # what post-norm blocks return is normalised already
             self.norm = keras.layers.LayerNormalization(
-                epsilon=norm_epsilon, dtype=self.dtype_policy, name="norm"
+                epsilon=norm_epsilon,
+                dtype=self.dtype_policy,
+                trainable=self.lora is None,
+                name="norm",
             )
 
     def build_blocks(self, inputs_shape, *shapes):

@@ -4,8 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.layers.projection import add_projection
-from keras_transformer.ops.projection import project
+from keras_transformer.layers.projection import TakesLoRA, add_projection
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -18,7 +17,7 @@ def gelu_tanh(inputs):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class FeedForward(keras.layers.Layer):
+class FeedForward(TakesLoRA, keras.layers.Layer):
     """Widens every token vector, applies an activation, and narrows it again.
 
     Source: Vaswani et al. 2017, section 3.3 (https://arxiv.org/abs/1706.03762).
@@ -72,8 +71,8 @@ class FeedForward(keras.layers.Layer):
         self.narrow = add_projection(self, "narrow", inside, dim, **weights)
 
     def call(self, inputs, training=None):
-        activations = self._activate(project(inputs, *self.widen))
-        return project(self._dropout(activations, training=training), *self.narrow)
+        activations = self._activate(self.widen(inputs))
+        return self.narrow(self._dropout(activations, training=training))
 
     def _activate(self, inputs):
         if self.activation is keras.activations.relu:  # exact in every dtype

@@ -1,6 +1,137 @@
-"""The weights of linear projections, as all layers here keep them."""
+"""The weights of linear projections, as all layers here keep them, and what LoRA adds to them."""
 
-from keras import ops
+import dataclasses
+
+from keras import initializers, ops
+
+from keras_transformer.ops.projection import project
+
+TARGETS = (
+    "query",
+    "key",
+    "value",
+    "output",
+    "widen",
+    "narrow",
+    "query_key_value",
+    "key_value",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRA:
+    """Which projections are tuned by a product of two narrow matrices, and how narrow they are.
+
+    Args:
+        rank: width between the two matrices, at least 1.
+        alpha: their product counts `alpha / rank` times.
+        targets: names of projections, of `TARGETS`.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "targets", tuple(self.targets))
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1. Received: {self.rank}.")
+        unknown = [name for name in self.targets if name not in TARGETS]
+        if unknown or not self.targets:
+            raise ValueError(
+                f"targets must be one or more of {', '.join(TARGETS)}. "
+                f"Received: {', '.join(unknown) or 'none'}."
+            )
+
+    def config(self):
+        return {"rank": self.rank, "alpha": self.alpha, "targets": list(self.targets)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """What LoRA adds to some rows of a kernel: `scale * up @ down`.
+
+    Args:
+        target: its name in `LoRA.targets`.
+        start: the first of the rows.
+        down: (rank, input_dim).
+        up: (rows, rank).
+        scale: a number.
+    """
+
+    target: str
+    start: int
+    down: object
+    up: object
+    scale: float
+
+
+class TakesLoRA:
+    """Mixed into layers with projections: keeps `lora` in the config.
+
+    With it, nothing but the weights of LoRA is trained; `add_lora` makes such layers.
+    """
+
+    def __init__(self, *args, lora=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.lora = LoRA(**lora) if isinstance(lora, dict) else lora
+
+    def get_config(self):
+        lora = {} if self.lora is None else {"lora": self.lora.config()}
+        return {**super().get_config(), **lora}
+
+
+class Projection:
+    """A linear projection; call it with vectors. Unpacks to its kernel and bias.
+
+    Args:
+        kernel: (output_dim, input_dim).
+        bias: (output_dim,), or None.
+        adapters: a list of `Adapter`, which are added to the kernel.
+    """
+
+    def __init__(self, kernel, bias=None, adapters=()):
+        self.kernel = kernel
+        self.bias = bias
+        self.adapters = adapters
+
+    def __call__(self, inputs):
+        outputs = project(inputs, self.kernel, self.bias)
+        if self.adapters:
+            down, up = self._down_up()
+            outputs = outputs + project(project(inputs, down), up)
+        return outputs
+
+    def __iter__(self):
+        return iter((self.kernel, self.bias))
+
+    def __getitem__(self, index):
+        return (self.kernel, self.bias)[index]
+
+    def merged_kernel(self):
+        """The kernel with all that LoRA adds to it, (output_dim, input_dim)."""
+        if not self.adapters:
+            return self.kernel
+        down, up = self._down_up()
+        return self.kernel + ops.matmul(up, down)
+
+    def rows(self, start, stop):
+        """The projection to some of the outputs."""
+        bias = None if self.bias is None else self.bias[start:stop]
+        adapters = []
+        if self.adapters:
+            down, up = self._down_up()
+            adapters = [Adapter("rows", 0, down, up[start:stop], 1.0)]
+        return Projection(self.kernel[start:stop], bias, adapters)
+
+    def _down_up(self):
+        """All adapters as one pair, (ranks, input_dim) and (output_dim, ranks)."""
+        ups = []
+        for adapter in self.adapters:
+            after = self.kernel.shape[0] - adapter.start - adapter.up.shape[0]
+            ups.append(ops.pad(adapter.up * adapter.scale, ((adapter.start, after), (0, 0))))
+        downs = [ops.convert_to_tensor(adapter.down) for adapter in self.adapters]
+        return ops.concatenate(downs), ops.concatenate(ups, axis=1)
 
 
 def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use_bias=True):
@@ -11,7 +142,8 @@ def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use
 
     Args:
         layer: the `keras.layers.Layer` that gets them.
-        name: of the projection, to which "_kernel" and "_bias" are added.
+        name: of the projection, to which "_kernel" and "_bias" are added. Several side by side
+            are named after each, as "query_key_value".
         input_dim: width of the inputs.
         output_dim: width of the outputs of each projection.
         initializer: a Keras initializer, called for each kernel by itself.
@@ -19,8 +151,9 @@ def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use
         use_bias: whether there is a bias, zero at first.
 
     Returns:
-        The pair of kernel, (count * output_dim, input_dim), and bias, (count * output_dim,),
-        or None; for `ops.project`.
+        A `Projection` of kernel, (count * output_dim, input_dim), and bias,
+        (count * output_dim,), or None. If the layer has `lora`, they are frozen, and those
+        projections that are its targets have adapters.
     """
 
     def draw(shape, dtype=None):
@@ -28,9 +161,37 @@ def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use
         kernels = [initializer.clone()((input_dim, output_dim), dtype) for _ in range(count)]
         return ops.transpose(ops.concatenate(kernels, axis=1))
 
+    lora = getattr(layer, "lora", None)
     shape = (count * output_dim, input_dim)
-    kernel = layer.add_weight(name=f"{name}_kernel", shape=shape, initializer=draw)
+    kernel = layer.add_weight(
+        name=f"{name}_kernel", shape=shape, initializer=draw, trainable=lora is None
+    )
     bias = None
     if use_bias:
-        bias = layer.add_weight(name=f"{name}_bias", shape=shape[:1], initializer="zeros")
-    return kernel, bias
+        bias = layer.add_weight(
+            name=f"{name}_bias", shape=shape[:1], initializer="zeros", trainable=lora is None
+        )
+    adapters = [] if lora is None else list(_adapters(layer, name, lora, shape, count))
+    return Projection(kernel, bias, adapters)
+
+
+def _adapters(layer, name, lora, shape, count):
+    """Adds the weights of LoRA to the parts of a projection, and to the whole, by name."""
+    rows = shape[0] // count
+    parts = [(part, index * rows, rows) for index, part in enumerate(name.split("_"))]
+    if len(parts) != count or count == 1:
+        parts = []
+    # As in the code of its authors: uniform in 1 / sqrt(input_dim), and zero.
+    limit = shape[1] ** -0.5
+    uniform = initializers.RandomUniform(-limit, limit)
+    for target, start, height in [*parts, (name, 0, shape[0])]:
+        if target in lora.targets:
+            down = layer.add_weight(
+                name=f"{target}_lora_down",
+                shape=(lora.rank, shape[1]),
+                initializer=uniform.clone(),
+            )
+            up = layer.add_weight(
+                name=f"{target}_lora_up", shape=(height, lora.rank), initializer="zeros"
+            )
+            yield Adapter(target, start, down, up, lora.alpha / lora.rank)

@@ -11,7 +11,6 @@ from keras_transformer.ops.attention import relative_shift, split_heads
 from keras_transformer.ops.caches import append
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
-from keras_transformer.ops.projection import project
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -76,9 +75,10 @@ class RelativeAttention(MultiHeadAttention):
         )
         shape = (self.num_heads, 1, inner // self.num_heads)
         small = keras.initializers.RandomNormal(stddev=0.02)
-        self.content_bias = self.add_weight(name="content_bias", shape=shape, initializer=small)
+        of_heads = {"shape": shape, "trainable": self.lora is None}
+        self.content_bias = self.add_weight(name="content_bias", initializer=small, **of_heads)
         self.distance_bias = self.add_weight(
-            name="distance_bias", shape=shape, initializer=small.clone()
+            name="distance_bias", initializer=small.clone(), **of_heads
         )
 
     def call(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
@@ -169,14 +169,12 @@ class RelativeAttention(MultiHeadAttention):
 
     def _projections(self, start, stop):
         """Some of the projections to queries, keys and values, which stand side by side."""
-        kernel, bias = self.query_key_value
-        inner = kernel.shape[0] // 3
-        rows = slice(start * inner, stop * inner)
-        return kernel[rows], None if bias is None else bias[rows]
+        inner = self.query_key_value.kernel.shape[0] // 3
+        return self.query_key_value.rows(start * inner, stop * inner)
 
     def _project_distances(self, patterns, dtype):
         """(distances, dim) -> (1, heads, distances, key_dim)."""
-        projected = project(ops.cast(patterns, dtype)[None], *self.distance_projection)
+        projected = self.distance_projection(ops.cast(patterns, dtype)[None])
         return split_heads(projected, self.num_heads)
 
     def _distance_scores(self, queries, distances):

@@ -7,7 +7,6 @@ from keras_transformer.layers.attention import ShowsAttention, implicit_mask
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
 from keras_transformer.ops.masks import check_attention_mask, combine_masks
-from keras_transformer.ops.projection import project
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -95,7 +94,7 @@ class SlicedAttention(ShowsAttention, keras.layers.Layer):
         kernel = ops.swapaxes(ops.cast(kernel, slices.dtype), 1, 2)
         queries, keys, values = ops.split(ops.matmul(slices, kernel), 3, axis=-1)
         context, weights = dot_product_attention(queries, keys, values, mask)
-        return project(merge_heads(context), *self.output_projection), weights
+        return self.output_projection(merge_heads(context)), weights
 
     def compute_output_shape(self, input_shape):
         return input_shape

@@ -17,7 +17,6 @@ from keras_transformer.ops.masks import (
     local_mask,
     strided_mask,
 )
-from keras_transformer.ops.projection import project
 from keras_transformer.ops.sparse_attention import (
     fixed_attention,
     local_attention,
@@ -150,7 +149,7 @@ class SparseAttention(MultiHeadAttention):
             padding_mask=implicit_mask(query, padding_mask),
             dropout=lambda powers: next(dropouts)(powers, training=training),
         )
-        return project(merge_heads(context), *self.output_projection), None
+        return self.output_projection(merge_heads(context)), None
 
     def step(self, inputs, cache, mask, position=None):
         num_beams = inputs.shape[1]

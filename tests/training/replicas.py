@@ -17,6 +17,7 @@ from keras_transformer.data import TokenBatches, tokenize
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
+from keras_transformer.models.lora import add_lora
 from keras_transformer.tokenizers import train_sentencepiece
 from keras_transformer.training import (
     Adam,
@@ -36,7 +37,7 @@ from keras_transformer.training.metrics import loss_tracker
 VOCABULARY_SIZE, DIM, TARGET = 11, 3, 7
 
 
-def language_model(dropout=0.0, dtype=None, remat=None, penalised=False):
+def language_model(dropout=0.0, dtype=None, remat=None, penalised=False, lora=False):
     keras.utils.set_random_seed(3)
     ids = keras.Input((None,), dtype="int32")
     embedding = TokenEmbedding(VOCABULARY_SIZE, DIM, dtype=dtype)
@@ -47,8 +48,10 @@ def language_model(dropout=0.0, dtype=None, remat=None, penalised=False):
     if dropout:
         hidden = ReproducibleDropout(dropout, dtype=dtype)(hidden)
     if remat is not None:
-        hidden = Encoder(2, num_heads=1, intermediate_dim=5, dropout=0.25, remat=remat)(hidden)
-    return Model(ids, embedding(hidden, reverse=True))
+        dropout = 0.0 if lora else 0.25  # which is other noise on each replica
+        hidden = Encoder(2, num_heads=1, intermediate_dim=5, dropout=dropout, remat=remat)(hidden)
+    model = Model(ids, embedding(hidden, reverse=True))
+    return add_lora(model, 2, targets=("query", "value", "widen", "narrow")) if lora else model
 
 
 def rows(count, long):
@@ -92,7 +95,8 @@ def train(
 ):
     """What two epochs leave: weights, moving averages, logs of batches, of epochs, and more."""
     with strategy.scope():
-        model = language_model(dropout, dtype, remat, settings.pop("penalised", False))
+        kinds = {kind: settings.pop(kind, False) for kind in ("penalised", "lora")}
+        model = language_model(dropout, dtype, remat, **kinds)
         if validated := settings.pop("validated", False):
             settings["metrics"] = [TokenAccuracy(), Perplexity()]
         loss_scale = settings.pop("loss_scale", None)
@@ -168,6 +172,7 @@ def trainings(strategy):
     yield "blocks", train(strategy, uneven, 1, sgd, remat=False)
     yield "rematerialised blocks", train(strategy, uneven, 1, sgd, remat=True)
     yield "adam", train(strategy, uneven, 1, adam)
+    yield "lora", train(strategy, uneven, 3, sgd, lora=True, remat=False, **everything)
     yield "bfloat16", train(strategy, even, 3, sgd, dtype="mixed_bfloat16", clip_norm=0.125)
     in_two = {"dtype": "mixed_bfloat16", "clip_norm": 0.125, "accumulation_steps": 2}
     yield "bfloat16 in two parts", train(strategy, even, 3, sgd, **in_two)

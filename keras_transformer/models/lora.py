@@ -1,0 +1,141 @@
+"""LoRA: tunes a model by a narrow product beside chosen projections; all else stays as it is."""
+
+import keras
+
+from keras_transformer.layers.projection import LoRA, Projection, TakesLoRA
+from keras_transformer.training.internals import all_layers
+
+
+def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
+    """Returns a copy of a model that trains only a product of two narrow matrices a projection.
+
+    A projection W x becomes W x + (alpha / rank) B A x. A has `rank` rows and is drawn, B is zero
+    at first: the copy computes what the model does until it is trained. Everything but A and B is
+    frozen, so the optimizer keeps its state for them alone. Compile the copy and fit it as ever;
+    saved as `.keras`, it keeps A, B and their rank. `merge_lora` adds them to the kernels.
+
+    Under a strategy call it in its scope, as if it built the model.
+
+    Source: Hu et al. 2021, section 4.1 (https://arxiv.org/abs/2106.09685).
+
+    Args:
+        model: a functional Keras model with layers of this library in it, of any function here or
+            your own.
+        rank: width between A and B, at least 1.
+        alpha: A and B count `alpha / rank` times; None for `2 * rank`.
+        targets: names of projections, in all blocks: "query", "key", "value" and "output" of the
+            attention, "widen" and "narrow" of the feed-forward network; or "query_key_value" and
+            "key_value", which tune these together with one A, as GPT-2 has them in one.
+        train: names of further layers to train, such as a new head.
+
+    Returns:
+        A new model of the same class, not compiled.
+
+    Raises:
+        ValueError: if the model has LoRA already, a target or a layer of `train` is unknown or
+            not in the model, or the rank is below 1.
+
+    Examples:
+        >>> from keras_transformer.models.encoder_only import classifier
+        >>> model = classifier(11, num_labels=3, num_layers=1, hidden_dim=4, num_heads=2)
+        >>> tuned = add_lora(model, rank=1, train=["head"])
+        >>> len(model.trainable_weights), len(tuned.trainable_weights)
+        (19, 6)
+    """
+    lora = LoRA(rank, 2.0 * rank if alpha is None else float(alpha), targets)
+    if has_lora(model):
+        raise ValueError("The model has LoRA already. Call merge_lora first.")
+    names = [layer.name for layer in model.layers]
+    unknown = [name for name in train if name not in names]
+    if unknown:
+        raise ValueError(
+            f"train must name layers of the model: {', '.join(names)}. "
+            f"Received: {', '.join(unknown)}."
+        )
+    tuned = _rebuilt(model, lora.config(), train)
+    added = {adapter.target for projection in projections(tuned) for adapter in projection.adapters}
+    missing = [name for name in lora.targets if name not in added]
+    if missing:
+        raise ValueError(f"No projection of the model is called {' or '.join(missing)}.")
+    _copy_weights(model, tuned)
+    return tuned
+
+
+def merge_lora(model):
+    """Returns a copy of a model in which LoRA's products are added to the kernels.
+
+    It is a model as if it never had LoRA: as fast, exported and converted like any other, and
+    all of it is trained.
+
+    Args:
+        model: of `add_lora`, as trained or reloaded.
+
+    Returns:
+        A new model of the same class, not compiled.
+
+    Raises:
+        ValueError: if the model has no LoRA.
+
+    Examples:
+        >>> from keras_transformer.models.decoder_only import language_model
+        >>> tuned = add_lora(language_model(11, num_layers=1, hidden_dim=4, num_heads=2))
+        >>> has_lora(merge_lora(tuned))
+        False
+    """
+    if not has_lora(model):
+        raise ValueError("The model must have LoRA, as of add_lora. Received: one without.")
+    merged = _rebuilt(model, None)
+    _copy_weights(model, merged)
+    for old, new in zip(projections(model), projections(merged), strict=True):
+        new.kernel.assign(old.merged_kernel())
+    return merged
+
+
+def has_lora(model):
+    """Whether a model is tuned by LoRA."""
+    return any(projection.adapters for projection in projections(model))
+
+
+def projections(model):
+    """All projections of a model that may have LoRA, in the order of its layers."""
+    for layer in all_layers(model):
+        if isinstance(layer, TakesLoRA):
+            yield from (part for part in vars(layer).values() if isinstance(part, Projection))
+
+
+def _rebuilt(model, lora, train=None):
+    """A model of the same config, but with this `lora`; frozen but for `train`, unless None."""
+    config = model.get_config()
+    _set_lora(config["layers"], lora, train)
+    return type(model).from_config(config)
+
+
+def _set_lora(config, lora, train):
+    """Changes a nest of configs; tells whether there is a layer in it that takes LoRA."""
+    if not isinstance(config, (dict, list, tuple)):
+        return False
+    parts = config.values() if isinstance(config, dict) else config
+    settings = config.get("config") if isinstance(config, dict) else None
+    if not isinstance(settings, dict):
+        return max([_set_lora(part, lora, train) for part in parts], default=False)
+    layer_class = keras.saving.get_registered_object(config.get("registered_name"))
+    if isinstance(layer_class, type) and issubclass(layer_class, TakesLoRA):
+        settings["lora"] = lora
+        return True
+    if train is not None and settings.get("name") in train:
+        return False
+    takes = _set_lora(settings, lora, train)
+    if not takes and "trainable" in settings:
+        settings["trainable"] = train is None
+    return takes
+
+
+def _copy_weights(model, other):
+    """Copies what is not LoRA's."""
+    old, new = (
+        [weight for weight in each.weights if "_lora_" not in weight.name]
+        for each in (model, other)
+    )
+    for weight, copy in zip(old, new, strict=True):
+        assert weight.name == copy.name, f"{weight.path} is not {copy.path}"
+        copy.assign(weight)
