@@ -66,9 +66,13 @@ def save_run(converted, path):
         draft.mkdir()
         run = Run(draft, command.config_class)
         run.save_config(config)
-        converted.tokenizer.save(run.tokenizer_file)
-        checksum = zlib.crc32(run.tokenizer_file.read_bytes())
-        save_arrays(run.checksums_file, [("tokenizer", checksum)])
+        tokenizers = {run.tokenizer_file: converted.tokenizer}
+        if converted.target_tokenizer is not None:
+            tokenizers[run.target_tokenizer_file] = converted.target_tokenizer
+        for file, tokenizer in tokenizers.items():
+            tokenizer.save(file)
+        checksums = [(file.stem, zlib.crc32(file.read_bytes())) for file in tokenizers]
+        save_arrays(run.checksums_file, checksums)
         if converted.labels:
             run.save_labels(converted.labels, multi_label=False)
         converted.model.save(run.model_file)

@@ -56,7 +56,10 @@ class TranslationConfig(TrainingConfig):
         0, "epochs between BLEU measurements during training; 0 for none", ge=0
     )
     num_beams: int = setting(5, "beams when translating", ge=1)
-    length_penalty: float = setting(1.0, "exponent of the GNMT length penalty", ge=0)
+    length_penalty: float = setting(1.0, "exponent of the length penalty", ge=0)
+    scoring: Literal["gnmt", "huggingface"] = setting(
+        "gnmt", "rules of the beam search; huggingface, for models converted from there"
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -77,7 +80,7 @@ class SearchOptions(RunOptions):
 
     num_beams: int | None = setting(None, "beams; default: the run's", ge=1)
     length_penalty: float | None = setting(
-        None, "exponent of the GNMT length penalty; default: the run's", ge=0
+        None, "exponent of the length penalty; default: the run's", ge=0
     )
 
 

@@ -9,7 +9,7 @@ from keras_transformer.convert.tables import ConversionError
 
 # The module that reads each `model_type` of config.json; it has `read(folder) -> Converted`.
 FAMILIES = {
-    "gpt2": "gpt2",
+    "marian": "marian",
 }
 
 
@@ -22,6 +22,7 @@ class Converted:
             "language_model", "classification", or "pretraining" for a backbone.
         model: the Keras model, with its weights.
         tokenizer: one of `tokenizers`.
+        target_tokenizer: of translations; None if it is `tokenizer`.
         settings: what the model is used with: `SearchSettings`, `SamplingSettings`, or None.
         labels: the names of the labels of a classifier.
         config: the settings of the command that describe the model, e.g. its dimensions.
@@ -30,6 +31,7 @@ class Converted:
     command: str
     model: Any
     tokenizer: Any
+    target_tokenizer: Any = None
     settings: Any = None
     labels: tuple = ()
     config: dict = dataclasses.field(default_factory=dict)
@@ -57,7 +59,10 @@ def read(path):
             f"Received: model_type={family!r}."
         )
     module = importlib.import_module(f"keras_transformer.convert.{FAMILIES[family]}")
-    return module.read(folder)
+    try:
+        return module.read(folder)
+    except KeyError as error:
+        raise ConversionError(f"{path}/config.json must have {error}.") from None
 
 
 def load(path):
@@ -78,7 +83,7 @@ def load(path):
     converted = read(path)
     given = converted.model, converted.tokenizer
     if converted.command == "translation":
-        return serving.Translator(*given, settings=converted.settings)
+        return serving.Translator(*given, converted.target_tokenizer, settings=converted.settings)
     if converted.command == "language_model":
         return serving.Generator(*given, settings=converted.settings)
     if converted.command == "classification":

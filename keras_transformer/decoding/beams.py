@@ -88,7 +88,7 @@ def unchanged_parents(batch_size, num_beams):
     return tf.tile(tf.range(num_beams)[None], (batch_size, 1))
 
 
-def extend(beams, candidates, end_id, penalty, column=None):
+def extend(beams, candidates, end_id, penalty, column=None, best_may_end=False):
     """Splits the candidates into finished sequences, which never change again, and live ones.
 
     Args:
@@ -97,6 +97,7 @@ def extend(beams, candidates, end_id, penalty, column=None):
         end_id: the token that finishes a sequence.
         penalty: length penalty of the extended sequences, float32 scalar.
         column: of the token, if the ids have room for it; None if they grow.
+        best_may_end: whether only the best candidates, as many as beams, may finish.
 
     Returns:
         The state after the token.
@@ -106,7 +107,12 @@ def extend(beams, candidates, end_id, penalty, column=None):
     sequences = tf.gather(beams.live_ids, candidates.beams, batch_dims=1)
     sequences = append_ids(sequences, candidates.token_ids, column)  # (batch, candidates, t + 2)
     is_end = tf.equal(candidates.token_ids, end_id)
-    end_scores = tf.where(is_end, candidates.log_probs / penalty, -np.inf)
+    finishes = is_end
+    if best_may_end:
+        best = tf.math.top_k(candidates.log_probs, num_beams).indices
+        is_best = tf.one_hot(best, is_end.shape[1], True, False, dtype=tf.bool)
+        finishes &= tf.reduce_any(is_best, axis=1)
+    end_scores = tf.where(finishes, candidates.log_probs / penalty, -np.inf)
     # Sequences that finished earlier come first and win ties.
     scores = tf.concat([beams.finished_scores, end_scores], axis=1)
     finished_scores, best = tf.math.top_k(scores, n_best)
@@ -126,7 +132,7 @@ def extend(beams, candidates, end_id, penalty, column=None):
     )
 
 
-def best_candidates(logits, live_log_probs, forced_ids, forbidden_ids):
+def best_candidates(logits, live_log_probs, forced_ids, forbidden_ids, forced_are_free=False):
     """The most probable extensions of the live sequences of each row.
 
     There are twice as many candidates as beams, so that live sequences remain even if the best
@@ -141,6 +147,7 @@ def best_candidates(logits, live_log_probs, forced_ids, forbidden_ids):
         live_log_probs: of the live sequences, (batch, beams) float32.
         forced_ids: the only token that a row may take, (batch, 1); -1 leaves the row free.
         forbidden_ids: ids that a free row never takes, a tuple of Python integers.
+        forced_are_free: whether forced tokens leave the log-probability as it is.
 
     Returns:
         `Candidates`.
@@ -152,7 +159,8 @@ def best_candidates(logits, live_log_probs, forced_ids, forbidden_ids):
 
     count = num_beams * 2 if num_beams > 1 and vocabulary_size > 1 else num_beams
     free_log_probs, indices = _top_indices(blocks, maxima, offsets, forbidden_ids, count)
-    forced_log_probs, forced_indices = _forced(logits, offsets, forced_ids, blocks, count)
+    given = live_log_probs[:, :, None] if forced_are_free else None
+    forced_log_probs, forced_indices = _forced(logits, offsets, forced_ids, blocks, count, given)
     is_forced = forced_ids >= 0
     indices = tf.where(is_forced, forced_indices, indices)
     padded_size = blocks.shape[2] * blocks.shape[3]
@@ -224,11 +232,13 @@ def _forbidden_bias(touched, forbidden_ids, num_beams, num_blocks, width):
     return np.tile(rows, num_beams), bias
 
 
-def _forced(logits, offsets, forced_ids, blocks, count):
+def _forced(logits, offsets, forced_ids, blocks, count, log_probs=None):
     """Log-probabilities and indices if every live sequence takes the forced token of its row."""
     num_beams, num_blocks, width = blocks.shape[1:]
     token_ids = tf.maximum(forced_ids, 0)  # (batch, 1)
-    log_probs = tf.gather(logits, token_ids, axis=2, batch_dims=1) + offsets  # (batch, beams, 1)
+    if log_probs is None:
+        log_probs = tf.gather(logits, token_ids, axis=2, batch_dims=1) + offsets
+    # log_probs: (batch, beams, 1)
     # Only one candidate per beam exists.
     copies = count // num_beams
     exists = np.array([0.0] + [-np.inf] * (copies - 1), np.float32)

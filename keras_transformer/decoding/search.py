@@ -3,6 +3,7 @@
 import numbers
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from keras_transformer.decoding.beams import (
@@ -14,6 +15,7 @@ from keras_transformer.decoding.beams import (
 )
 
 PAD_ID = 0
+SCORINGS = ("gnmt", "huggingface")
 
 
 def beam_search(
@@ -29,6 +31,7 @@ def beam_search(
     prefix=None,
     n_best=None,
     capacity=None,
+    scoring="gnmt",
 ):
     """Keeps the `num_beams` most probable sequences at each step and ranks the finished ones.
 
@@ -58,6 +61,10 @@ def beam_search(
         capacity: the number of steps for which a cache of full size has room, at least the
             largest of `limits`, an integer scalar: then nothing grows, and XLA can compile the
             search. None for a cache that grows.
+        scoring: "gnmt", as above; or "huggingface", the rules that Hugging Face's models are
+            released for: n ** length_penalty instead, forced tokens cost nothing, a sequence
+            finishes only if its end is among the `num_beams` best extensions, and a row ends once
+            its best live sequence, scored as if it ended here, is below `num_beams` finished ones.
 
     Returns:
         `Hypotheses`, best first; with a capacity, of as many columns.
@@ -87,29 +94,42 @@ def beam_search(
             "best sequence ends. Choose e.g. 0.6. "
             f"Received: length_penalty={length_penalty!r}."
         )
+    if scoring not in SCORINGS:
+        raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}. Received: {scoring!r}.")
+    as_hugging_face = scoring == "huggingface"
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity)
-    penalties = _length_penalties(rules, length_penalty)
+    penalties = _length_penalties(rules, length_penalty, as_hugging_face)
     limit_penalties = tf.gather(penalties, rules.limits)[:, None]  # (batch, 1)
+
+    def can_improve(beams, penalties):
+        reachable = beams.live_log_probs[:, :1] / penalties
+        return reachable > beams.finished_scores[:, -1:]  # (batch, 1)
 
     def is_unsettled(_, beams, __):
         # The upper bound of a live sequence: probability 1 from here on, and the maximum length.
-        reachable = beams.live_log_probs[:, :1] / limit_penalties
-        return tf.reduce_any(reachable > beams.finished_scores[:, -1:])
+        return tf.reduce_any(can_improve(beams, limit_penalties))
 
     def advance(position, beams, cache):
         newest = tf.gather(beams.live_ids, position, axis=2)
         logits, cache = call_step(step, newest, beams.parents, position, cache, rules)
+        forced_ids = tf.gather(rules.forced_ids, position)
         candidates = best_candidates(
-            logits, beams.live_log_probs, tf.gather(rules.forced_ids, position), rules.forbidden_ids
+            logits, beams.live_log_probs, forced_ids, rules.forbidden_ids, as_hugging_face
         )
         position += 1
         column = None if capacity is None else position
-        beams = extend(beams, candidates, rules.end_id, tf.gather(penalties, position), column)
+        penalty = tf.gather(penalties, position)
+        beams = extend(beams, candidates, rules.end_id, penalty, column, as_hugging_face)
+        if as_hugging_face:
+            live = tf.where(can_improve(beams, penalty), beams.live_log_probs, -np.inf)
+            beams = beams._replace(live_log_probs=live)
         return position, beams, cache
 
-    beams = start_beams(rules.limits, num_beams, n_best, rules.start_id, capacity)
+    finished = num_beams if as_hugging_face else n_best
+    beams = start_beams(rules.limits, num_beams, finished, rules.start_id, capacity)
     beams = run_loop(is_unsettled, advance, beams, cache)
-    return read_hypotheses(beams.finished_ids, beams.finished_scores, rules)
+    ids, scores = beams.finished_ids[:, :n_best], beams.finished_scores[:, :n_best]
+    return read_hypotheses(ids, scores, rules)
 
 
 def greedy_search(
@@ -270,10 +290,11 @@ def check_at_least(name, value, least, reason=""):
         )
 
 
-def _length_penalties(rules, length_penalty):
-    """((5 + n) / 6) ** alpha for n = 0 to the number of steps."""
-    lengths = tf.range(rules.steps + 1)
-    return ((5.0 + tf.cast(lengths, tf.float32)) / 6.0) ** float(length_penalty)
+def _length_penalties(rules, length_penalty, as_hugging_face):
+    """((5 + n) / 6) ** alpha, or n ** alpha, for n = 0 to the number of steps."""
+    lengths = tf.cast(tf.range(rules.steps + 1), tf.float32)
+    lengths = tf.maximum(lengths, 1.0) if as_hugging_face else (5.0 + lengths) / 6.0
+    return lengths ** float(length_penalty)
 
 
 def _integers(name, values, axes):

@@ -184,6 +184,9 @@ class SinusoidalEncoding(keras.layers.Layer):
     Args:
         max_wavelength: longest wavelength, in tokens, divided by 2 pi.
             Positive; 10000 as in the paper.
+        interleaved: whether each sine stands beside its cosine, as in the paper; or all sines
+            before all cosines, as in Marian.
+        first_position: of the first token, in tokens.
 
     Call arguments:
         inputs: token vectors, (batch, length, dim), dim even.
@@ -203,11 +206,13 @@ class SinusoidalEncoding(keras.layers.Layer):
         (2, 3, 4)
     """
 
-    def __init__(self, max_wavelength=10000, **kwargs):
+    def __init__(self, max_wavelength=10000, interleaved=True, first_position=0, **kwargs):
         super().__init__(**kwargs)
         if max_wavelength <= 0:
             raise ValueError(f"max_wavelength must be positive. Received: {max_wavelength}.")
         self.max_wavelength = max_wavelength
+        self.interleaved = interleaved
+        self.first_position = first_position
         self.supports_masking = True
 
     def build(self, input_shape):
@@ -225,13 +230,20 @@ class SinusoidalEncoding(keras.layers.Layer):
         return inputs + self._pattern(1, inputs.shape[-1], position, inputs.dtype)
 
     def _pattern(self, length, dim, start, dtype):
-        return ops.cast(sinusoidal_positions(length, dim, start, self.max_wavelength), dtype)
+        start += self.first_position
+        pattern = sinusoidal_positions(length, dim, start, self.max_wavelength, self.interleaved)
+        return ops.cast(pattern, dtype)
 
     def compute_output_shape(self, input_shape):
         return input_shape
 
     def get_config(self):
-        return {**super().get_config(), "max_wavelength": self.max_wavelength}
+        return {
+            **super().get_config(),
+            "max_wavelength": self.max_wavelength,
+            "interleaved": self.interleaved,
+            "first_position": self.first_position,
+        }
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -13,6 +13,7 @@ from keras_transformer.layers.embedding import (
 )
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
+from keras_transformer.layers.vocabulary_bias import VocabularyBias
 from keras_transformer.models.functions import layer_names
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.training.model import Model
@@ -296,38 +297,6 @@ class VectorsAt(keras.layers.Layer):
 
     def compute_output_shape(self, vectors_shape, positions_shape):
         return (*positions_shape, vectors_shape[-1])
-
-    def get_config(self):
-        return super().get_config()  # else Keras refuses to serialise a dtype policy
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class VocabularyBias(keras.layers.Layer):
-    """Adds a learned bias to the logit of each token, in float32.
-
-    Call arguments:
-        logits: (..., vocabulary).
-
-    Returns:
-        Same shape, float32.
-
-    Examples:
-        >>> tuple(VocabularyBias()(keras.ops.zeros((2, 3, 5))).shape)
-        (2, 3, 5)
-    """
-
-    def __init__(self, **kwargs):
-        super().__init__(autocast=False, **kwargs)
-        self.supports_masking = True
-
-    def build(self, input_shape):
-        self.bias = self.add_weight(name="bias", shape=input_shape[-1:], initializer="zeros")
-
-    def call(self, logits):
-        return ops.cast(logits, "float32") + ops.cast(self.bias, "float32")
-
-    def compute_output_spec(self, logits):
-        return keras.KerasTensor(logits.shape, dtype="float32")
 
     def get_config(self):
         return super().get_config()  # else Keras refuses to serialise a dtype policy

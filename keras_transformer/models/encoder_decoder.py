@@ -9,6 +9,7 @@ from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
+from keras_transformer.layers.vocabulary_bias import VocabularyBias
 from keras_transformer.models.functions import (
     TranslatorFunctions,
     check_layers,
@@ -55,6 +56,9 @@ def translation(
     size="base",
     tie_output=True,
     packed=False,
+    output_bias=False,
+    scale_embedding=True,
+    positions=None,
     name="translation",
     **dimensions,
 ):
@@ -71,6 +75,9 @@ def translation(
         packed: whether rows may hold several pairs, as of `TokenBatches(packed=True)`: each source
             ends with id 3, each target begins with id 2, and no pair sees another. The
             weights, and the logits of one pair a row, are the same.
+        output_bias: whether the logit of each token has a learned bias.
+        scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
+        positions: arguments of `SinusoidalEncoding` that differ from its defaults, a dictionary.
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
@@ -103,19 +110,23 @@ def translation(
     shared = target_vocabulary_size is None
     target_vocabulary_size = source_vocabulary_size if shared else target_vocabulary_size
     target_embedding = TokenEmbedding(
-        target_vocabulary_size, hidden_dim, dtype=dtype, name="target_embedding"
+        target_vocabulary_size, hidden_dim, scale_embedding, dtype=dtype, name="target_embedding"
     )
     source_embedding = target_embedding
     if not shared:
         source_embedding = TokenEmbedding(
-            source_vocabulary_size, hidden_dim, dtype=dtype, name="source_embedding"
+            source_vocabulary_size,
+            hidden_dim,
+            scale_embedding,
+            dtype=dtype,
+            name="source_embedding",
         )
     output_projection = target_embedding
     if not tie_output:
         output_projection = TokenEmbedding(
             target_vocabulary_size, hidden_dim, dtype=dtype, name="output_projection"
         )
-    positions = SinusoidalEncoding(dtype=dtype, name="positions")
+    positions = SinusoidalEncoding(**(positions or {}), dtype=dtype, name="positions")
     dropout = ReproducibleDropout(block["dropout"], dtype=dtype, name="embedding_dropout")
 
     source_segments = target_segments = None
@@ -131,6 +142,8 @@ def translation(
     target = dropout(positions(target_embedding(target_ids), segments=target_segments))
     target = Decoder(**block, name="decoder")(target, source, **target_masks)
     logits = output_projection(target, reverse=True)
+    if output_bias:
+        logits = VocabularyBias(dtype=dtype, name="output_bias")(logits)
     return Model({"source_ids": source_ids, "target_ids": target_ids}, logits, name=name)
 
 
@@ -218,8 +231,7 @@ def step(model, encoded, token_ids, parents, position, cache):
     vectors, keys_values = model.get_layer("decoder").step(
         vectors, source, source_mask, cache["keys_values"], mask, position
     )
-    logits = _output_projection(model)(vectors, reverse=True)
-    return logits, {"keys_values": keys_values, name: mask}
+    return _logits(model, vectors), {"keys_values": keys_values, name: mask}
 
 
 def attention_scores(model, source_ids, target_ids):
@@ -259,6 +271,8 @@ def _embed(model, side, token_ids):
     return model.get_layer("positions")(embedding(model, side)(token_ids))
 
 
-def _output_projection(model):
-    tied = "output_projection" not in layer_names(model)
-    return model.get_layer("target_embedding" if tied else "output_projection")
+def _logits(model, vectors):
+    names = layer_names(model)
+    projection = "output_projection" if "output_projection" in names else "target_embedding"
+    logits = model.get_layer(projection)(vectors, reverse=True)
+    return model.get_layer("output_bias")(logits) if "output_bias" in names else logits

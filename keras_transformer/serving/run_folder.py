@@ -34,6 +34,7 @@ class RunFolder:
         self.path = pathlib.Path(path)
         self.config_file = self.path / "config.json"
         self.tokenizer_file = self.path / "tokenizer.model"
+        self.target_tokenizer_file = self.path / "target_tokenizer.model"
         self.checksums_file = self.path / "checksums.npz"
         self.labels_file = self.path / "labels.json"
         self.model_file = self.path / "model.keras"
@@ -73,13 +74,26 @@ class RunFolder:
                 the one of the training.
         """
         self.check()
-        if not self.tokenizer_file.exists():
-            raise DamagedFile(f"{self.tokenizer_file} is missing. {AGAIN}")
-        content = self.tokenizer_file.read_bytes()
-        if zlib.crc32(content) != self.checksums().get("tokenizer", zlib.crc32(content)):
-            raise DamagedFile(f"{self.tokenizer_file} is damaged. {AGAIN}")
+        return self._tokenizer(self.tokenizer_file)
+
+    def target_tokenizer(self):
+        """That of the target of a converted model; None if both sides have one tokenizer.
+
+        Raises:
+            ValueError: as of `tokenizer`.
+        """
+        self.check()
+        has_one = "target_tokenizer" not in self.checksums()
+        return None if has_one else self._tokenizer(self.target_tokenizer_file)
+
+    def _tokenizer(self, file):
+        if not file.exists():
+            raise DamagedFile(f"{file} is missing. {AGAIN}")
+        content = file.read_bytes()
+        if zlib.crc32(content) != self.checksums().get(file.stem, zlib.crc32(content)):
+            raise DamagedFile(f"{file} is damaged. {AGAIN}")
         try:
-            return load_tokenizer(self.tokenizer_file)
+            return load_tokenizer(file)
         except DamagedFile as error:
             raise DamagedFile(f"{error} {AGAIN}") from None
 

@@ -3,7 +3,7 @@
 import dataclasses
 import numbers
 
-from keras_transformer.decoding.search import check_at_least
+from keras_transformer.decoding.search import SCORINGS, check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +18,8 @@ class SearchSettings:
         max_source_length: source limit in tokens, end token included, at least 2; longer sources
             are truncated.
         max_target_length: translation limit in tokens, end token included, at least 2.
+        scoring: "gnmt" or "huggingface", as of `decoding.beam_search`; with the latter a
+            translation may be as long as `max_target_length`, not about twice its source.
 
     Raises:
         ValueError: if a setting is out of range.
@@ -32,6 +34,7 @@ class SearchSettings:
     length_penalty: float = 0.6
     max_source_length: int = 256
     max_target_length: int = 256
+    scoring: str = "gnmt"
 
     def __post_init__(self):
         check_at_least("num_beams", self.num_beams, 1)
@@ -46,6 +49,10 @@ class SearchSettings:
             raise ValueError(
                 "length_penalty must be a number of at least 0, e.g. 0.6. Received: "
                 f"length_penalty={self.length_penalty!r}."
+            )
+        if self.scoring not in SCORINGS:
+            raise ValueError(
+                f"scoring must be one of {', '.join(SCORINGS)}. Received: {self.scoring!r}."
             )
         if self.max_source_length < 2 or self.max_target_length < 2:
             raise ValueError(

@@ -105,8 +105,9 @@ class Translator(TextModel):
             length_penalty=config["length_penalty"] if length_penalty is None else length_penalty,
             max_source_length=config["max_length"],
             max_target_length=config["max_length"],
+            scoring=config.get("scoring", "gnmt"),
         )
-        return cls(model, folder.tokenizer(), settings=settings, cache=cache)
+        return cls(model, folder.tokenizer(), folder.target_tokenizer(), settings, cache)
 
     def __call__(self, texts):
         """Translates texts; the translation of an empty text is empty.

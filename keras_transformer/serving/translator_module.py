@@ -210,8 +210,11 @@ class TranslatorModule(ServedModule):
         return ids, lengths > room, lengths == 0
 
     def _limits(self, source_ids, is_empty):
-        """The length limit of each translation: about twice its source; empty if that is."""
-        limits = tf.minimum(2 * _lengths(source_ids) + 8, self.settings.max_target_length)
+        """The length limit of each translation: about twice its source, or as others have it."""
+        longest = self.settings.max_target_length
+        if self.settings.scoring == "huggingface":
+            return tf.where(is_empty, 1, longest)
+        limits = tf.minimum(2 * _lengths(source_ids) + 8, longest)
         return tf.where(is_empty, 1, limits)
 
     def _search(self, source_ids, limits, num_best, prefix=None, capacity=None):
@@ -228,6 +231,7 @@ class TranslatorModule(ServedModule):
             prefix=prefix,
             n_best=num_best,
             capacity=capacity,
+            scoring=self.settings.scoring,
         )
 
 

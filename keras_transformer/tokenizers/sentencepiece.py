@@ -49,8 +49,7 @@ class SentencePieceTokenizer(tf.Module):
 
     Args:
         model: the serialised SentencePiece model, as `train_sentencepiece` makes it.
-            A BPE or word model: on unigram models tensorflow-text and sentencepiece
-            break ties differently.
+            Pieces beyond the vocabulary size that it names become unknown.
 
     Raises:
         ValueError: if `model` is not a SentencePiece model or its first ids are
@@ -67,9 +66,11 @@ class SentencePieceTokenizer(tf.Module):
 
     def __init__(self, model: bytes):
         super().__init__(name="tokenizer")
-        self._pieces = _pieces_of(model)
-        model_type = sentencepiece_format.Model.FromString(model).trainer_spec.model_type
-        self._are_words = model_type == sentencepiece_format.ModelType.WORD
+        pieces = _pieces_of(model)
+        trained = sentencepiece_format.Model.FromString(model).trainer_spec
+        self._has_more = 0 < trained.vocab_size < len(pieces)
+        self._pieces = pieces[: trained.vocab_size] if self._has_more else pieces
+        self._are_words = trained.model_type == sentencepiece_format.ModelType.WORD
         self.model = model
         self._sentencepiece = lasting_tokenizer(model)
 
@@ -81,7 +82,11 @@ class SentencePieceTokenizer(tf.Module):
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
         texts = as_texts(texts)
-        return self._sentencepiece.tokenize(_words_only(texts) if self._are_words else texts)
+        ids = self._sentencepiece.tokenize(_words_only(texts) if self._are_words else texts)
+        if not self._has_more:
+            return ids
+        known = tf.where(ids.flat_values < self.vocabulary_size, ids.flat_values, UNKNOWN_ID)
+        return ids.with_flat_values(known)
 
     def detokenize(self, ids) -> tf.Tensor:
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings.

@@ -18,7 +18,10 @@ _FIELDS = {  # message: name, number and type of each field
         ("score", 2, _Field.TYPE_FLOAT),
         ("type", 3, _Field.TYPE_INT32),
     ],
-    "Trainer": [("model_type", 3, _Field.TYPE_INT32)],
+    "Trainer": [
+        ("model_type", 3, _Field.TYPE_INT32),
+        ("vocab_size", 4, _Field.TYPE_INT32),
+    ],
     "Normalizer": [
         ("name", 1, _Field.TYPE_STRING),
         ("add_dummy_prefix", 3, _Field.TYPE_BOOL),
@@ -43,6 +46,7 @@ class PieceType(enum.IntEnum):
     UNKNOWN = 2
     CONTROL = 3
     USER_DEFINED = 4
+    UNUSED = 5
 
 
 def _message_class(name):

@@ -97,14 +97,16 @@ def test_beam_of_one_is_greedy(prefix_table, ids_of):
         assert ids_of(found, row) == [tuple(ids)]
 
 
+@pytest.mark.parametrize("scoring", ["gnmt", "huggingface"])
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_a_row_alone_equals_the_row_in_a_batch(prefix_table, num_beams):
+def test_a_row_alone_equals_the_row_in_a_batch(prefix_table, num_beams, scoring):
     table = prefix_table(num_rows=5, vocabulary_size=7, max_length=5, seed=13)
     limits = [5, 1, 4, 0, 3]
     prefix = np.array([[0, 0], [4, 0], [5, 1], [0, 0], [6, 0]])
-    together = search(table, num_beams, limits, prefix=prefix)
+    together = search(table, num_beams, limits, prefix=prefix, scoring=scoring)
     for row in range(5):
-        alone = search(table, num_beams, limits[row : row + 1], [row], prefix=prefix[row : row + 1])
+        one = {"prefix": prefix[row : row + 1], "scoring": scoring}
+        alone = search(table, num_beams, limits[row : row + 1], [row], **one)
         length = alone.token_ids.shape[2]
         assert not np.any(together.token_ids[row, :, length:]), "nothing but filling is cut"
         np.testing.assert_array_equal(alone.token_ids[0], together.token_ids[row, :, :length])
@@ -277,6 +279,7 @@ def test_half_precision_logits_are_summed_in_float32(prefix_table):
         ({"limits": 5}, r"limits must be integers of shape \(batch,\).*shape \(\)"),
         ({"prefix": [4, 4]}, r"prefix must be integers of shape \(batch, prefix\)"),
         ({"end_id": 8}, "must be below the vocabulary size 5.*Received.*end_id=8"),
+        ({"scoring": "mine"}, "scoring must be one of gnmt, huggingface. Received: 'mine'"),
         ({"forbidden_ids": (0, -1)}, "each of forbidden_ids must be.*Received: -1"),
     ],
 )

@@ -101,6 +101,7 @@ class Translation(Experiment):
             length_penalty=config.length_penalty,
             max_source_length=config.max_length,
             max_target_length=config.max_length,
+            scoring=config.scoring,
         )
 
         @functools.cache  # compiled searches stay compiled from one epoch to another

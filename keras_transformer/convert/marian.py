@@ -1,0 +1,196 @@
+"""MarianMT models, such as OPUS-MT, in the format of Hugging Face."""
+
+import numpy as np
+
+from keras_transformer.convert.folder import ModelFolder
+from keras_transformer.convert.loading import Converted
+from keras_transformer.convert.sentencepiece import sentencepiece_tokenizer
+from keras_transformer.convert.tables import (
+    ConversionError,
+    Row,
+    assign,
+    norm_rows,
+    projection_rows,
+)
+from keras_transformer.models.encoder_decoder import translation
+from keras_transformer.models.functions import layer_names
+from keras_transformer.serving.settings import SearchSettings
+from keras_transformer.tokenizers.sentencepiece import START_ID
+
+GENERATION = "generation_config.json"
+NEVER = -1e9  # the logit of an id that is never chosen
+ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}
+_ATTENTION = (("q_proj", "k_proj", "v_proj"), "out_proj")
+
+
+class Ids:
+    """The order of a vocabulary: theirs at each of our ids.
+
+    Ours begin with pad, unknown, start and end. Where they start with the padding token, its row
+    is there twice.
+
+    Args:
+        size: number of their ids.
+        pad, unknown, start, end: their ids of the control tokens.
+    """
+
+    def __init__(self, size, pad, unknown, start, end):
+        control = [pad, unknown, start, end]
+        others = [index for index in range(size) if index not in control]
+        self.theirs = np.array([*control, *others])
+        self.ours = np.empty(size, int)
+        self.ours[self.theirs[::-1]] = np.arange(len(self.theirs))[::-1]
+        self.starts_with_pad = pad == start
+
+    def rows(self, table):
+        """Their rows, (size, ...), in our order."""
+        return table[self.theirs]
+
+    def rows_back(self, table):
+        return table[self.ours]
+
+    def bias(self, bias):
+        """Their biases, (1, size), in our order; of a start token that is there twice `NEVER`."""
+        ours = bias[0][self.theirs]
+        if self.starts_with_pad:
+            ours[START_ID] = NEVER
+        return ours
+
+    def bias_back(self, bias):
+        return bias[self.ours][None]
+
+
+def rows(model, source_ids, target_ids):
+    """The table of a translation model; its blocks normalise after each sub-layer."""
+    names = layer_names(model)
+    shared = "source_embedding" not in names
+    for side, name, ids in (
+        ("source", "model.encoder.embed_tokens.weight", source_ids),
+        ("target", "model.decoder.embed_tokens.weight", target_ids),
+    ):
+        if shared and side == "source":
+            continue
+        table = model.get_layer(f"{side}_embedding").embeddings
+        name = "model.shared.weight" if shared else name
+        yield Row(table, (name,), to_ours=ids.rows, to_theirs=ids.rows_back)
+    if "output_projection" in names:
+        table = model.get_layer("output_projection").embeddings
+        yield Row(
+            table, ("lm_head.weight",), to_ours=target_ids.rows, to_theirs=target_ids.rows_back
+        )
+    if "output_bias" in names:
+        bias = model.get_layer("output_bias").bias
+        yield Row(bias, ("final_logits_bias",), to_ours=target_ids.bias,
+                  to_theirs=target_ids.bias_back)  # fmt: skip
+    for side in ("encoder", "decoder"):
+        for index, block in enumerate(model.get_layer(side).blocks):
+            yield from _block_rows(block, f"model.{side}.layers.{index}", side == "decoder")
+
+
+def _block_rows(block, name, has_source):
+    (q, k, v), out = _ATTENTION
+    own, theirs = block.self_attention, f"{name}.self_attn"
+    yield from projection_rows(own.query_key_value, [f"{theirs}.{part}" for part in (q, k, v)])
+    yield from projection_rows(own.output_projection, (f"{theirs}.{out}",))
+    yield from norm_rows(block.around_self_attention.norm, f"{name}.self_attn_layer_norm")
+    if has_source:
+        own, theirs = block.cross_attention, f"{name}.encoder_attn"
+        yield from projection_rows(own.query, (f"{theirs}.{q}",))
+        yield from projection_rows(own.key_value, [f"{theirs}.{part}" for part in (k, v)])
+        yield from projection_rows(own.output_projection, (f"{theirs}.{out}",))
+        yield from norm_rows(block.around_cross_attention.norm, f"{name}.encoder_attn_layer_norm")
+    yield from projection_rows(block.feed_forward.widen, (f"{name}.fc1",))
+    yield from projection_rows(block.feed_forward.narrow, (f"{name}.fc2",))
+    yield from norm_rows(block.around_feed_forward.norm, f"{name}.final_layer_norm")
+
+
+def read(folder: ModelFolder):
+    """Reads a folder of MarianMT: weights, vocabularies and the settings of its search."""
+    config = folder.config
+    for name in ("layers", "attention_heads", "ffn_dim"):
+        sides = [config[f"{side}_{name}"] for side in ("encoder", "decoder")]
+        if sides[0] != sides[1]:
+            raise ConversionError(
+                f"{folder.path}: encoder and decoder must have as many {name}. Received: {sides}."
+            )
+    shared = folder.setting("share_encoder_decoder_embeddings", True, False)
+    tied = folder.setting("tie_word_embeddings", True, False)
+    activation = folder.setting("activation_function", *ACTIVATIONS)
+    source, target = vocabularies(folder, shared)
+    source_ids, target_ids = (_ids(folder, vocabulary) for vocabulary in (source, target))
+    dimensions = {
+        "num_layers": config["encoder_layers"],
+        "hidden_dim": config["d_model"],
+        "intermediate_dim": config["encoder_ffn_dim"],
+        "num_heads": config["encoder_attention_heads"],
+        "dropout": config.get("dropout", 0.1),
+        "pre_norm": False,
+        "activation": ACTIVATIONS[activation],
+    }
+    model = translation(
+        len(source_ids.theirs),
+        None if shared else len(target_ids.theirs),
+        tie_output=tied,
+        output_bias=True,
+        scale_embedding=config.get("scale_embedding", False),
+        positions={"interleaved": False},
+        norm_epsilon=1e-5,
+        **dimensions,
+    )
+    assign(rows(model, source_ids, target_ids), _named(folder.arrays()), "Marian")
+    generation = {**config, **(folder.json(GENERATION) if folder.has(GENERATION) else {})}
+    settings = SearchSettings(
+        num_beams=generation.get("num_beams", 1),
+        length_penalty=generation.get("length_penalty", 1.0),
+        max_source_length=config.get("max_position_embeddings", 512),
+        max_target_length=generation.get("max_length", 512) - 1,  # theirs counts the start
+        scoring="huggingface",
+    )
+    tokenizers = [
+        sentencepiece_tokenizer(folder.file(file), _pieces(vocabulary, ids))
+        for file, vocabulary, ids in (
+            ("source.spm", source, source_ids),
+            ("target.spm", target, target_ids),
+        )
+    ]
+    run = {
+        **dimensions,
+        "vocabulary_size": len(source_ids.theirs),
+        "num_beams": settings.num_beams,
+        "length_penalty": settings.length_penalty,
+        "scoring": settings.scoring,
+        "max_length": settings.max_target_length,
+    }
+    return Converted("translation", model, *tokenizers, settings=settings, config=run)
+
+
+def vocabularies(folder, shared):
+    """The ids of the pieces of source and target, two dictionaries."""
+    source = folder.json("vocab.json")
+    return source, source if shared else folder.json("target_vocab.json")
+
+
+def _ids(folder, vocabulary):
+    config = folder.config
+    pad, end = config["pad_token_id"], config["eos_token_id"]
+    size = max(vocabulary.values()) + 1
+    if sorted(vocabulary.values()) != list(range(size)) or not {pad, end} <= set(range(size)):
+        raise ConversionError(
+            f"{folder.path}: the ids of vocab.json must be 0, 1, 2 and so on, pad_token_id and "
+            f"eos_token_id among them. Received: {len(vocabulary)} pieces, ids up to {size - 1}."
+        )
+    start = config.get("decoder_start_token_id", pad)
+    return Ids(size, pad, vocabulary.get("<unk>", pad), start, end)
+
+
+def _pieces(vocabulary, ids):
+    pieces = sorted(vocabulary, key=vocabulary.get)
+    return [pieces[index] for index in ids.theirs]
+
+
+def _named(arrays):
+    """A table that encoder and decoder share stands in a file under one of its names."""
+    names = ("model.shared.weight", "model.encoder.embed_tokens.weight",
+             "model.decoder.embed_tokens.weight", "lm_head.weight")  # fmt: skip
+    there = [name for name in names if name in arrays]
+    return {**dict.fromkeys(names, arrays[there[0]]), **arrays} if there else arrays
