@@ -24,6 +24,7 @@ TRAIN = [
 # importlib-resources: imported by tensorflow-datasets when it reads files, but not required by it.
 DATASETS = ["tensorflow-datasets>=4.9.7,<5", "importlib-resources>=6,<8"]
 TORCH = "torch>=2.6,<2.14"
+SERVE = "ray[serve]>=2.60,<3"
 BENCH = ["keras-hub>=0.32,<0.33", TORCH, "ctranslate2>=4.5,<5"]
 
 setup(
@@ -59,9 +60,10 @@ setup(
             "pytest-xdist>=3.6,<4",
             "ruff>=0.12,<0.18",
         ],
-        "oracles": [TORCH, "transformers>=4.57,<6", "tensorflow-serving-api>=2.19,<2.22"],
+        "oracles": [TORCH, "transformers>=4.57,<6", "tensorflow-serving-api>=2.19,<2.22", SERVE],
         "bench": [*TRAIN, *BENCH],
         "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=1,<2"],
+        "serve": [*TRAIN, SERVE],
         "ray": [*TRAIN, *DATASETS, "ray[train]>=2.60,<3"],
     },
 )

@@ -36,7 +36,7 @@ COMMANDS = {
     "train.pretraining": (pretraining.main, [*TRAINING, "--hold-out=4", "--batch-size=4"]),
 }
 # Run by a test of their own, or by the reader: tests/train/, tests/demo/, .ci/run.
-ELSEWHERE = {"train", "train.launch", "venv"}
+ELSEWHERE = {"train", "train.launch", "train.serve", "venv"}
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -1,0 +1,311 @@
+"""A real client of `python -m train.serve`: over HTTP, against the models as they answer alone."""
+
+import base64
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from keras_transformer.serving import export
+from keras_transformer.serving.publishing import c_api
+from tests.serving.conftest import SENTENCES, SMALL_MODULES
+from tests.serving.exporting import Echo
+from tests.serving.hostile import HostileRequests, is_equal, signatures_of
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytest.importorskip("ray.serve")
+
+KINDS = {"tiny": "translator", "mood": "classifier", "writer": "generator-byte-pairs"}
+TEXTS = [*SENTENCES, "", "ü🦜 日本", "a\x00b", "dog " * 99]
+
+
+class Client:
+    """One connection to the server."""
+
+    def __init__(self, port):
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def send(self, method, path, body=None, headers=()):
+        """The status and the body of an answer, decoded if it is JSON."""
+        if isinstance(body, (dict, list)):
+            body = json.dumps(body)
+        body = body.encode() if isinstance(body, str) else body
+        self.connection.request(method, path, body, dict(headers))
+        answer = self.connection.getresponse()
+        content = answer.read()
+        is_json = answer.headers.get("content-type") == "application/json"
+        return answer.status, json.loads(content) if is_json else content
+
+    def close(self):
+        self.connection.close()
+
+    def get(self, path):
+        return self.send("GET", path)
+
+    def predict(self, name, body):
+        return self.send("POST", f"/v1/models/{name}:predict", body)
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def serving(folder, *flags):
+    """Runs the command; yields a port, the one of its metrics, and its process."""
+    port, metrics = free_port(), free_port()
+    ports = [f"--port={port}", f"--metrics-port={metrics}"]
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+    environment.pop("RAY_ADDRESS", None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "train.serve", str(folder), *ports, *flags],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline().startswith("Serving ")
+        yield port, metrics, process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        process.stdout.close()
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved_models")
+    for name, kind in KINDS.items():
+        export(SMALL_MODULES[kind](), folder, name, SENTENCES[:2])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with serving(folder, "--poll-seconds=0.3") as found:
+        yield found
+
+
+@pytest.fixture
+def client(server):
+    with contextlib.closing(Client(server[0])) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """What the C library answers to each of `TEXTS` alone: {model: [{output: value}]}."""
+    answers = {}
+    for name in KINDS:
+        key = "prompt" if name == "writer" else "text"
+        found = c_api.ask(folder / name / "1", [{"inputs": {key: [text]}} for text in TEXTS])
+        answers[name] = [{k: v[0] for k, v in answer["outputs"].items()} for answer in found]
+    return answers
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_and_columns_are_answered_as_the_c_library_does(client, alone, name):
+    key = "prompt" if name == "writer" else "text"
+    bare = client.predict(name, {"instances": TEXTS})
+    assert bare[0] == 200
+    rows = bare[1]["predictions"]
+    for row, expected in zip(rows, alone[name], strict=True):
+        assert row.keys() == expected.keys()
+        assert all(is_equal(expected[output], row[output]) for output in row)
+    assert client.predict(name, {"instances": [{key: text} for text in TEXTS]}) == bare
+    columns = {output: [row[output] for row in rows] for output in rows[0]}
+    for inputs in (TEXTS, {key: TEXTS}):
+        assert client.predict(name, {"inputs": inputs}) == (200, {"outputs": columns})
+    encoded = [{"b64": base64.b64encode(text.encode()).decode()} for text in TEXTS]
+    assert client.predict(name, {"inputs": encoded}) == (200, {"outputs": columns})
+    assert client.predict(name, {"instances": encoded}) == bare
+    assert client.predict(name, {"instances": []}) == (200, {"predictions": []})
+
+
+def test_a_version_and_a_signature_may_be_named(client):
+    body = {"signature_name": "tokenize", "inputs": SENTENCES}
+    status, answer = client.predict("tiny", body)
+    assert status == 200 and answer["outputs"].keys() == {"token_ids", "length", "truncated"}
+    for path in ("tiny:1", "tiny/versions/1"):
+        assert client.predict(path, body) == (200, answer)
+    tokens = {key: answer["outputs"][key] for key in ("token_ids", "length")}
+    named = {"signature_name": "detokenize", "inputs": tokens}
+    status, answer = client.predict("tiny", named)
+    assert status == 200  # one output: its bare values
+    assert all(isinstance(text, str) for text in answer["outputs"])
+    rows = [dict(zip(tokens, row, strict=True)) for row in zip(*tokens.values(), strict=True)]
+    assert client.predict("tiny", {"signature_name": "detokenize", "instances": rows}) == (
+        200,
+        {"predictions": answer["outputs"]},
+    )
+
+
+def test_metadata_and_status_have_the_documented_form(client, folder):
+    status, answer = client.get("/v1/models/tiny/metadata")
+    assert status == 200 and client.get("/v1/models/tiny/versions/1/metadata") == (200, answer)
+    assert answer["model_spec"] == {"name": "tiny", "signature_name": "", "version": "1"}
+    signatures = answer["metadata"]["signature_def"]["signature_def"]
+    assert signatures.keys() >= signatures_of(folder / "tiny" / "1").keys()
+    default = signatures["serving_default"]
+    assert default["method_name"] == "tensorflow/serving/predict"
+    assert default["inputs"]["text"]["dtype"] == "DT_STRING"
+    assert default["inputs"]["text"]["tensor_shape"] == {
+        "dim": [{"size": "-1", "name": ""}],
+        "unknown_rank": False,
+    }
+    available = {
+        "version": "1",
+        "state": "AVAILABLE",
+        "status": {"error_code": "OK", "error_message": ""},
+    }
+    for path in ("/v1/models/mood", "/v1/models/mood/versions/1"):
+        assert client.get(path) == (200, {"model_version_status": [available]})
+    assert client.get("/v1/models") == (200, {"models": sorted(KINDS)})
+    assert client.get("/health") == (200, sorted(KINDS))
+
+
+MISTAKES = [
+    ("GET", "/v1/models/none", None, 404, "Could not find any versions of model none"),
+    ("GET", "/v1/models/tiny/versions/7", None, 404, "Could not find version 7 of model tiny"),
+    ("GET", "/v1/models/none/metadata", None, 404, "Servable not found for request: Latest(none)"),
+    ("POST", "/v1/models/none:predict", "{}", 404, "Servable not found for request: Latest(none)"),
+    ("POST", "/v1/models/tiny:7:predict", "{}", 404, "not found for request: Specific(tiny, 7)"),
+    ("POST", "/v1/models/tiny/versions/x:predict", "{}", 400, "A version is a number"),
+    ("POST", "/v1/models/tiny/versions/٣:predict", "{}", 400, "A version is a number"),
+    ("POST", "/v1/models/tiny", "{}", 400, "Malformed request: POST /v1/models/tiny"),
+    ("GET", "/v1/models/tiny:predict", None, 404, "Could not find any versions"),
+    ("POST", "/v1/models/tiny/labels/x:predict", "{}", 400, "Malformed request"),
+    ("POST", "/v1/models/tiny:predict", "{", 400, "JSON Parse error"),
+    ("POST", "/v1/models/tiny:predict", "", 400, "JSON Parse error"),
+    ("POST", "/v1/models/tiny:predict", "[" * 99999, 400, "JSON Parse error"),
+    ("POST", "/v1/models/tiny:predict", b"\xff\xfe", 400, "JSON Parse error"),
+    ("POST", "/v1/models/tiny:predict", "9" * 9999, 400, "JSON Parse error"),
+    ("POST", "/v1/models/tiny:predict", "null", 400, "A request is a JSON object"),
+    ("POST", "/v1/models/tiny:predict", "{}", 400, "either 'instances', rows, or 'inputs'"),
+    ("POST", "/v1/models/tiny:predict", {"instances": 7}, 400, "list of rows"),
+    ("POST", "/v1/models/tiny:predict", {"instances": [7]}, 400, "must be a list of strings"),
+    ("POST", "/v1/models/tiny:predict", {"inputs": {"a": []}}, 400, "The inputs are text"),
+    ("POST", "/v1/models/tiny:predict", {"inputs": "dog"}, 400, "must be a list of strings"),
+    ("POST", "/v1/models/tiny:predict", {"inputs": {"b64": "YQ=="}}, 400, "a list of strings"),
+    ("POST", "/v1/models/tiny:predict", {"inputs": [{"b64": "?"}]}, 400, "a list of strings"),
+    ("POST", "/v1/models/tiny:predict", {"inputs": ["\ud800"]}, 400, "a list of strings"),
+    ("POST", "/v1/models/tiny:predict", {"signature_name": "x"}, 400, "The signatures are"),
+    ("POST", "/v1/models/tiny:predict", {"signature_name": [1]}, 400, "The signatures are"),
+    ("GET", "/nothing", None, 404, "Not Found"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method, path, body, code, message", MISTAKES)
+def test_a_mistake_is_one_line(client, method, path, body, code, message):
+    path = "".join(c if c.isascii() else "".join(f"%{b:02x}" for b in c.encode()) for c in path)
+    status, answer = client.send(method, path, body)
+    assert status == code
+    if path == "/nothing":
+        return
+    assert answer.keys() == {"error"} and message in answer["error"]
+    assert len(answer["error"]) < 1000
+
+
+def test_hostile_requests_are_refused_and_sound_ones_answered(client, folder):
+    for name, count in zip(KINDS, (150, 70, 70), strict=True):
+        requests = HostileRequests(signatures_of(folder / name / "1"), seed=5, most_rows=100)
+        for _ in range(count):
+            request, is_sound = requests.draw()
+            status, answer = client.predict(name, request)
+            assert status == (200 if is_sound else 400), f"{answer}, {str(request)[:3000]}"
+            assert answer.keys() == ({"outputs"} if is_sound else {"error"})
+    assert client.predict("tiny", {"inputs": SENTENCES})[0] == 200
+
+
+def ask_for_ever(port, name, texts, expected, may_end):
+    """Asks one row after the other; returns the number of answers and the differing ones."""
+    count, wrong = 0, []
+    with contextlib.closing(Client(port)) as client:
+        while not may_end.is_set():
+            row = count % len(texts)
+            status, answer = client.predict(name, {"instances": [texts[row]]})
+            if status != 200 or answer["predictions"] != [expected[row]]:
+                wrong.append((status, answer, expected[row]))
+            count += 1
+    return count, wrong
+
+
+def test_no_request_is_lost_while_versions_come_and_go(server, client, folder):
+    export(Echo(), folder, "echo")
+    wait_for(lambda: client.get("/v1/models/echo")[0] == 200)
+    wait_for(lambda: client.predict("echo", {"instances": ["a"]})[0] == 200)
+
+    def states():
+        found = client.get("/v1/models/echo")[1]["model_version_status"]
+        return {entry["version"]: entry["state"] for entry in found}
+
+    may_end, texts = threading.Event(), ["a", "b"]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        jobs = [
+            pool.submit(ask_for_ever, server[0], "echo", texts, ["aa", "bb"], may_end)
+            for _ in range(4)
+        ]
+        try:
+            export(Echo(), folder, "echo")
+            wait_for(lambda: states() == {"2": "AVAILABLE", "1": "END"})
+            damaged = folder / "echo" / "3"
+            shutil.copytree(folder / "echo" / "2", damaged.with_suffix(".draft"))
+            graph = damaged.with_suffix(".draft") / "saved_model.pb"
+            graph.write_bytes(graph.read_bytes()[:99])
+            damaged.with_suffix(".draft").rename(damaged)
+            wait_for(lambda: states() == {"3": "END", "2": "AVAILABLE", "1": "END"})
+            [broken] = client.get("/v1/models/echo/versions/3")[1]["model_version_status"]
+            assert broken["status"]["error_code"] == "UNKNOWN"
+            assert broken["status"]["error_message"]
+            shutil.rmtree(damaged)
+            shutil.rmtree(folder / "echo" / "2")  # back to the first
+            wait_for(lambda: states()["1"] == "AVAILABLE" and states()["2"] == "END")
+        finally:
+            may_end.set()
+        for count, wrong in (job.result() for job in jobs):
+            assert count > 10 and not wrong, wrong[:3]
+    shutil.rmtree(folder / "echo")
+    wait_for(lambda: client.predict("echo", {"instances": ["a"]})[0] == 404)
+
+
+def test_metrics_are_those_of_prometheus(server, client):
+    assert client.predict("tiny", {"inputs": SENTENCES})[0] == 200
+
+    def found():
+        with urllib.request.urlopen(f"http://127.0.0.1:{server[1]}/metrics") as answer:
+            return answer.read().decode()
+
+    wait_for(lambda: "ray_keras_transformer_request_seconds_count{" in found(), 30)
+    assert 'model="tiny"' in found() and "ray_serve" in found()
+
+
+def test_a_folder_without_models_is_refused(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "train.serve", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=pathlib.Path(__file__).parents[2],
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and "holds no model" in done.stderr

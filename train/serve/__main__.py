@@ -1,0 +1,122 @@
+"""Serves a folder of SavedModels over TensorFlow Serving's REST API, on Ray Serve.
+
+    pip install -e '.[serve]'
+    python -m train.serve saved_models
+    curl -d '{"instances": ["It is ten past six."]}' http://localhost:8501/v1/models/demo:predict
+
+http://localhost:8501/ shows a page to try the models. New versions are served once they are
+loaded. With RAY_ADDRESS=auto the replicas run on the machines of a Ray cluster that is up.
+"""
+
+import logging
+import os
+import pathlib
+import signal
+import socket
+import sys
+
+from train.command import Parser, one_line_errors, without_start_up_notes
+from train.settings import add_flags, given_flags, setting, settings
+
+
+@settings
+class ServeOptions:
+    """Flags of the server."""
+
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for every network")
+    port: int = setting(8501, "of HTTP", ge=1, le=65535)
+    replicas: int = setting(1, "processes that answer; each loads all models", ge=1)
+    gpus_per_replica: int = setting(0, "GPUs of each replica", ge=0)
+    num_versions: int = setting(1, "versions of each model that are served, the highest", ge=1)
+    poll_seconds: float = setting(1.0, "between looks for new versions", gt=0)
+    max_batch_rows: int = setting(32, "most rows of requests that are answered together", ge=1)
+    batch_seconds: float = setting(0.002, "for which a request waits for others", ge=0)
+    metrics_port: int = setting(8502, "of Prometheus metrics, on every machine", ge=1, le=65535)
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = Parser(prog="python -m train.serve", description=__doc__)
+    parser.add_argument("folder", help="with NAME/VERSION/saved_model.pb, as `export` writes it")
+    add_flags(parser, ServeOptions)
+    flags = parser.parse_args(arguments)
+    with one_line_errors("Stopped."):
+        options = ServeOptions(**given_flags(flags, ServeOptions))
+        folder = check_folder(flags.folder)
+        check_port(options.host, options.port)
+        check_port("", options.metrics_port)
+        run(folder, options)
+
+
+def check_folder(folder):
+    """The absolute path of a folder of models.
+
+    Raises:
+        ValueError: if no model is in it.
+    """
+    path = pathlib.Path(folder).resolve()
+    if not any(path.glob("*/*/saved_model.pb")):
+        raise ValueError(f"{folder} holds no model. Expected: NAME/VERSION/saved_model.pb.")
+    return str(path)
+
+
+def check_port(host, port):
+    """Raises ValueError if another process listens on a port; Ray would stop in its middle."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise ValueError(f"Cannot listen on {host}:{port}: {error.strerror}.") from None
+
+
+def run(folder, options):
+    """Serves until SIGINT or SIGTERM."""
+    try:
+        import ray
+        from ray import serve
+    except ImportError as error:
+        raise ImportError(f"Serving needs `pip install -e '.[serve]'`: {error}.") from None
+    with without_start_up_notes():
+        from train.serve.app import Server
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    own = {} if "RAY_ADDRESS" in os.environ else {
+        "include_dashboard": False,
+        "_metrics_export_port": options.metrics_port,
+        "_system_config": {"metrics_report_interval_ms": 2000},
+    }  # fmt: skip
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    ray.init(log_to_driver=False, logging_level="warning", **own)
+    signal.signal(signal.SIGTERM, stop)  # after Ray, which has a handler of its own
+    try:
+        quiet = {"log_level": "WARNING", "enable_access_log": False}
+        serve.start(
+            proxy_location="EveryNode",
+            http_options={"host": options.host, "port": options.port},
+            logging_config=quiet,
+        )
+        resources = {"num_gpus": options.gpus_per_replica}
+        server = Server.options(num_replicas=options.replicas, ray_actor_options=resources)
+        serve.run(
+            server.bind(
+                folder,
+                options.num_versions,
+                options.poll_seconds,
+                options.max_batch_rows,
+                options.batch_seconds,
+            ),
+            name="models",
+            logging_config=quiet,
+        )
+        print(f"Serving {folder} on http://{options.host}:{options.port}/", flush=True)
+        signal.pause()
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

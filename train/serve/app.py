@@ -1,0 +1,173 @@
+"""The web application: TensorFlow Serving's REST API as a deployment of Ray Serve."""
+
+import asyncio
+import pathlib
+import time
+
+import tensorflow as tf
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from ray import serve
+from ray.serve import metrics
+from starlette.exceptions import HTTPException
+
+from train.serve.requests import read_request, write_answer
+from train.serve.versions import Models
+
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the histogram
+LONGEST_BODY = 64 * 2**20  # bytes
+PAGE = pathlib.Path(__file__).with_name("page.html")
+
+app = FastAPI(openapi_url=None)
+
+
+def refuse(code, message):
+    """An error in the form of TensorFlow Serving."""
+    return JSONResponse({"error": message}, code)
+
+
+@app.exception_handler(ValueError)
+def _of_the_request(request, error):
+    return refuse(400, str(error))
+
+
+@app.exception_handler(LookupError)
+def _of_the_name(request, error):
+    return refuse(404, error.args[0])
+
+
+@app.exception_handler(tf.errors.OpError)
+def _of_the_model(request, error):
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        return refuse(503, error.message)
+    return refuse(400, error.message)
+
+
+@app.exception_handler(HTTPException)
+def _of_the_path(request, error):
+    if error.status_code in (404, 405) and request.url.path.startswith("/v1/"):
+        return refuse(400, f"Malformed request: {request.method} {request.url.path}")
+    return refuse(error.status_code, error.detail)
+
+
+@app.exception_handler(Exception)
+def _of_ours(request, error):
+    return refuse(500, f"{type(error).__name__}: {error}")
+
+
+async def body_of(request):
+    """The body of a request, unless it is too long."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > LONGEST_BODY:
+            raise HTTPException(413, f"A request has at most {LONGEST_BODY} bytes.")
+    return bytes(body)
+
+
+def number_of(version):
+    """The number of a version in a path."""
+    if not (version.isascii() and version.isdecimal() and len(version) < 19):
+        raise ValueError(f"A version is a number. Received: {version[:100]!r}.")
+    return int(version)
+
+
+def rows_of(requests):
+    """The number of rows of requests, each a triple with its inputs at the end."""
+    return sum(
+        max((len(a) for a in inputs.values() if a.ndim), default=1) for *_, inputs in requests
+    )
+
+
+@serve.deployment(max_ongoing_requests=1000)
+@serve.ingress(app)
+class Server:
+    """Answers from all models of a folder; each replica loads them.
+
+    Args:
+        folder: with NAME/VERSION/saved_model.pb.
+        num_versions: of each model that are served.
+        poll_seconds: between looks at the folder.
+        max_batch_rows: of requests that are merged.
+        batch_seconds: for which a request waits for others.
+    """
+
+    def __init__(self, folder, num_versions, poll_seconds, max_batch_rows, batch_seconds):
+        self.max_batch_rows = max_batch_rows
+        self._run_batch.set_max_batch_size(max_batch_rows)
+        self._run_batch.set_batch_wait_timeout_s(batch_seconds)
+        self.seconds = metrics.Histogram(
+            "keras_transformer_request_seconds",
+            description="Time to answer a request.",
+            boundaries=SECONDS,
+            tag_keys=("model", "version", "signature"),
+        )
+        self.models = Models(folder, num_versions)
+        self.models.keep_updated(poll_seconds)
+
+    @app.get("/v1/models")
+    def list_models(self):
+        return {"models": self.models.names()}
+
+    @app.post("/v1/models/{name}/versions/{version}:predict")
+    @app.post("/v1/models/{name}:{version}:predict")
+    async def predict_version(self, name: str, version: str, request: Request):
+        return await self._predict(self.models.find(name, number_of(version)), request)
+
+    @app.post("/v1/models/{name}:predict")
+    async def predict(self, name: str, request: Request):
+        return await self._predict(self.models.find(name), request)
+
+    @app.get("/v1/models/{name}/versions/{version}/metadata")
+    def metadata_of_version(self, name: str, version: str):
+        return self.models.find(name, number_of(version)).metadata()
+
+    @app.get("/v1/models/{name}/metadata")
+    def metadata(self, name: str):
+        return self.models.find(name).metadata()
+
+    @app.get("/v1/models/{name}/versions/{version}")
+    def status_of_version(self, name: str, version: str):
+        return self.models.status(name, number_of(version))
+
+    @app.get("/v1/models/{name}")
+    def status(self, name: str):
+        return self.models.status(name)
+
+    @app.get("/health")
+    def health(self):
+        return self.models.names() or refuse(503, "No model is loaded.")
+
+    async def _predict(self, model, request):
+        begin = time.perf_counter()
+        name, inputs, form = read_request(await body_of(request), model.signatures)
+        outputs = await self._run(model, name, inputs)
+        tags = {"model": model.name, "version": str(model.version), "signature": name}
+        self.seconds.observe(time.perf_counter() - begin, tags)
+        return Response(write_answer(outputs, form), media_type="application/json")
+
+    async def _run(self, model, signature, inputs):
+        """Answers one request, in a batch with others unless it is larger than a batch."""
+        if rows_of([(model, signature, inputs)]) > self.max_batch_rows:
+            return await asyncio.to_thread(model.run, signature, inputs)
+        outputs = await self._run_batch((model, signature, inputs))
+        if isinstance(outputs, Exception):
+            raise outputs
+        return outputs
+
+    @serve.batch(max_concurrent_batches=2, batch_size_fn=rows_of)
+    async def _run_batch(self, requests):
+        """Answers requests, those to the same signature of a model together."""
+        groups = {}
+        for number, (model, signature, _) in enumerate(requests):
+            groups.setdefault((model, signature), []).append(number)
+        answers = [None] * len(requests)
+
+        async def run(model, signature, numbers):
+            inputs = [requests[number][2] for number in numbers]
+            outputs = await asyncio.to_thread(model.run_merged, signature, inputs)
+            for number, output in zip(numbers, outputs, strict=True):
+                answers[number] = output
+
+        await asyncio.gather(*(run(*key, numbers) for key, numbers in groups.items()))
+        return answers

@@ -1,0 +1,139 @@
+"""The JSON of TensorFlow Serving's REST API: requests to arrays, and arrays to answers.
+
+Source: https://www.tensorflow.org/tfx/serving/api_rest
+"""
+
+import base64
+import json
+import struct
+
+import numpy as np
+
+from keras_transformer.serving.publishing.c_session import (
+    DTYPES,
+    NUMBERS,
+    STRING,
+    flatten,
+    shape_of,
+    shorten,
+    to_bytes,
+)
+
+ROWS, COLUMNS = "instances", "inputs"
+
+
+def read_request(body, signatures):
+    """Reads a request to predict.
+
+    Args:
+        body: of the request, bytes.
+        signatures: as of `SavedModel.signatures`.
+
+    Returns:
+        The triple of the signature's name, its inputs, {input: array}, and the form of the
+        answer, `ROWS` or `COLUMNS`.
+
+    Raises:
+        ValueError: if the body is not JSON, or does not match the signature.
+    """
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"JSON Parse error: {error}") from None
+    if not isinstance(request, dict):
+        raise ValueError(f"A request is a JSON object. Received: {shorten(request)}.")
+    name = request.get("signature_name") or "serving_default"
+    if not isinstance(name, str) or name not in signatures:
+        raise ValueError(f"The signatures are {', '.join(signatures)}. Received: {shorten(name)}.")
+    if (ROWS in request) == (COLUMNS in request):
+        raise ValueError("A request has either 'instances', rows, or 'inputs', columns.")
+    form = ROWS if ROWS in request else COLUMNS
+    infos = signatures[name]["inputs"]
+    read = _columns_of if form == ROWS else _named
+    columns = read(request[form], infos)
+    return name, {key: _array(key, columns[key], info) for key, info in infos.items()}, form
+
+
+def write_answer(outputs, form):
+    """Writes the body of an answer.
+
+    Args:
+        outputs: {output: array}, one row per row of the request.
+        form: `ROWS` or `COLUMNS`, as of `read_request`.
+
+    Returns:
+        JSON as bytes.
+
+    Raises:
+        ValueError: if rows are asked for, and the outputs have different numbers of them.
+    """
+    values = {key: _values(key, array) for key, array in outputs.items()}
+    if form == COLUMNS:
+        answer = {"outputs": next(iter(values.values())) if len(values) == 1 else values}
+    else:
+        if len({array.shape[:1] for array in outputs.values()} | {()}) != 2:
+            raise ValueError("The outputs have no common number of rows. Ask with 'inputs'.")
+        rows = zip(*values.values(), strict=True)
+        bare = len(values) == 1
+        answer = {
+            "predictions": [r[0] if bare else dict(zip(values, r, strict=True)) for r in rows]
+        }
+    return json.dumps(answer, ensure_ascii=False).encode()
+
+
+def _columns_of(rows, infos):
+    """Turns rows, each {input: value} or the value of the only input, into columns."""
+    if not isinstance(rows, list):
+        raise ValueError(f"'instances' is a list of rows. Received: {shorten(rows)}.")
+    columns = {key: [] for key in infos}
+    for row in rows:
+        for key, value in _named(row, infos).items():
+            columns[key].append(value)
+    return columns
+
+
+def _named(values, infos):
+    """{input: value}; a signature with one input may leave out its name."""
+    is_named = isinstance(values, dict) and values.keys() != {"b64"}
+    if not is_named and len(infos) == 1:
+        return dict.fromkeys(infos, values)
+    if not is_named or values.keys() != infos.keys():
+        received = ", ".join(sorted(values)) if is_named else shorten(values)
+        raise ValueError(
+            f"The inputs are {', '.join(sorted(infos))}. Received: {shorten(received)}."
+        )
+    return values
+
+
+def _array(key, nested, info):
+    try:
+        shape = shape_of(nested, info["shape"])
+        values = flatten(nested, len(shape)) if shape else [nested]
+        if info["dtype"] == STRING:
+            array = np.empty(len(values), object)
+            array[:] = [to_bytes(value) for value in values]
+        else:
+            code, _ = NUMBERS[info["dtype"]]
+            array = np.frombuffer(struct.pack(f"<{len(values)}{code}", *values), f"<{code}")
+        return array.reshape(shape)
+    except (ValueError, TypeError, KeyError, OverflowError, struct.error) as error:
+        kind = DTYPES.get(info["dtype"], "values")
+        raise ValueError(f"The input {shorten(key)} must be a list of {kind}: {error}") from None
+
+
+def _values(key, array):
+    if array.dtype != object:
+        return array.tolist()
+    flat = [_text(value, key.endswith("_bytes")) for value in array.ravel()]
+    strings = np.empty(len(flat), object)
+    strings[:] = flat
+    return strings.reshape(array.shape).tolist()
+
+
+def _text(value, is_binary):
+    try:
+        if not is_binary:
+            return value.decode()
+    except UnicodeDecodeError:
+        pass
+    return {"b64": base64.b64encode(value).decode()}

@@ -1,0 +1,133 @@
+"""One version of a served model, loaded by TensorFlow."""
+
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_text  # noqa: F401  # registers the operations of tokenizers
+from google.protobuf import json_format
+from tensorflow.core.framework.tensor_pb2 import TensorProto
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel as SavedModelProto
+
+from keras_transformer.serving.publishing.c_session import STRING, fields, read_signatures
+from keras_transformer.serving.publishing.warmup import WARM_UP_FILE
+
+
+class SavedModel:
+    """A SavedModel in memory, warmed up.
+
+    Args:
+        name: of the model.
+        version: an integer.
+        path: its folder.
+
+    Attributes:
+        signatures: {signature: {"inputs": {key: {"name", "dtype", "shape"}}, "outputs": the same}}.
+
+    Raises:
+        OSError, ValueError, tf.errors.OpError: if TensorFlow cannot load it, or a warm-up request
+            fails.
+    """
+
+    def __init__(self, name, version, path):
+        self.name, self.version, self.path = name, version, pathlib.Path(path)
+        content = (self.path / "saved_model.pb").read_bytes()
+        [graph] = SavedModelProto.FromString(content).meta_graphs
+        self.signatures = read_signatures(graph.SerializeToString())
+        self._described = {
+            key: json_format.MessageToDict(
+                value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            )
+            for key, value in graph.signature_def.items()
+        }
+        self._loaded = tf.saved_model.load(str(self.path))  # holds the weights
+        for signature, inputs in self._warm_up_requests():
+            self.run(signature, inputs)
+
+    def run(self, signature, inputs):
+        """Answers one request.
+
+        Args:
+            signature: its name.
+            inputs: {input: array}.
+
+        Returns:
+            {output: array}.
+
+        Raises:
+            tf.errors.OpError: if the model refuses the inputs.
+        """
+        tensors = {
+            key: tf.constant(array, tf.as_dtype(self.signatures[signature]["inputs"][key]["dtype"]))
+            for key, array in inputs.items()
+        }
+        outputs = self._loaded.signatures[signature](**tensors)
+        return {key: tensor.numpy() for key, tensor in outputs.items()}
+
+    def run_merged(self, signature, requests):
+        """Answers several requests, as one batch where their answers can be told apart.
+
+        Rows of texts are merged where every output has rows of a known size. Others have as many
+        columns as the longest row of their batch needs, and so would depend on their neighbours.
+
+        Args:
+            signature: its name.
+            requests: a list of {input: array}.
+
+        Returns:
+            A list of answers, each {output: array} or an exception of `run`.
+        """
+        counts = [self._rows(signature, inputs) for inputs in requests]
+        if len(requests) > 1 and None not in counts:
+            merged = {
+                key: np.concatenate([inputs[key] for inputs in requests]) for key in requests[0]
+            }
+            try:
+                outputs = self.run(signature, merged)
+            except tf.errors.OpError:  # one of them: each alone
+                pass
+            else:
+                ends = np.cumsum(counts)[:-1]
+                parts = {key: np.split(array, ends) for key, array in outputs.items()}
+                return [{key: parts[key][i] for key in parts} for i in range(len(requests))]
+        return [self._run_alone(signature, inputs) for inputs in requests]
+
+    def metadata(self):
+        """The answer to a request for metadata."""
+        return {
+            "model_spec": {"name": self.name, "signature_name": "", "version": str(self.version)},
+            "metadata": {"signature_def": {"signature_def": self._described}},
+        }
+
+    def _run_alone(self, signature, inputs):
+        try:
+            return self.run(signature, inputs)
+        except tf.errors.OpError as error:
+            return error
+
+    def _rows(self, signature, inputs):
+        """The number of rows of a request that may be merged with others, or None."""
+        infos = self.signatures[signature]
+        counts = {
+            len(inputs[key]) for key, info in infos["inputs"].items() if len(info["shape"]) == 1
+        }
+        is_mergeable = (
+            any(info["dtype"] == STRING for info in infos["inputs"].values())
+            and all(len(info["shape"]) == 1 for info in infos["inputs"].values())
+            and all(-1 not in info["shape"][1:] for info in infos["outputs"].values())
+            and all(info["shape"][:1] == [-1] for info in infos["outputs"].values())
+            and len(counts) == 1
+        )
+        return counts.pop() if is_mergeable else None
+
+    def _warm_up_requests(self):
+        file = self.path / WARM_UP_FILE
+        for record in tf.data.TFRecordDataset(str(file)) if file.exists() else ():
+            predict_log = dict(fields(record.numpy()))[6]
+            request = list(fields(dict(fields(predict_log))[1]))
+            spec = dict(fields(dict(request)[1]))
+            entries = [dict(fields(value)) for number, value in request if number == 2]
+            yield (
+                spec[3].decode(),
+                {e[1].decode(): tf.make_ndarray(TensorProto.FromString(e[2])) for e in entries},
+            )

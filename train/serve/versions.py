@@ -1,0 +1,139 @@
+"""Which versions of which models are served: what stands in the folder, newest first."""
+
+import logging
+import pathlib
+import re
+import threading
+import time
+
+from train.serve.saved_model import SavedModel
+
+NAME, VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*"), re.compile(r"[0-9]{1,18}")
+LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"  # states of TensorFlow Serving
+
+
+class Models:
+    """The newest versions of all models of a folder, kept in step with it.
+
+    A new version is loaded and warmed up beside the one that answers, and answers from the moment
+    that it is ready. A version that has left is held by the requests that began with it, and
+    freed with the last of them. A version that cannot be loaded leaves the others alone; it is
+    tried again when its files change.
+
+    Args:
+        folder: with NAME/VERSION/saved_model.pb.
+        num_versions: of each model that are served, the highest ones.
+    """
+
+    def __init__(self, folder, num_versions=1):
+        self.folder, self.num_versions = pathlib.Path(folder), num_versions
+        self._served = {}  # {name: {version: SavedModel}}; replaced, never changed
+        self._states = {}  # {name: {version: (state, error message)}}
+        self._failed = {}  # {path: the state of its files}
+        self.update()
+
+    def find(self, name, version=None):
+        """The model that answers requests to a name and a version, the newest by default.
+
+        Raises:
+            LookupError: if none does, in the words of TensorFlow Serving.
+        """
+        versions = self._served.get(name, {})
+        if versions and version is None:
+            return versions[max(versions)]
+        if version not in versions:
+            wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+            raise LookupError(f"Servable not found for request: {wanted}")
+        return versions[version]
+
+    def names(self):
+        """The names of all models that answer."""
+        return sorted(name for name, versions in self._served.items() if versions)
+
+    def status(self, name, version=None):
+        """The answer to a request for the state of a model, newest version first.
+
+        Raises:
+            LookupError: if there never was such a version.
+        """
+        states = self._states.get(name, {})
+        if version not in (None, *states) or not states:
+            which = "any versions" if version is None else f"version {version}"
+            raise LookupError(f"Could not find {which} of model {name}")
+        return {
+            "model_version_status": [
+                {
+                    "version": str(number),
+                    "state": state,
+                    "status": {
+                        "error_code": "UNKNOWN" if message else "OK", "error_message": message
+                    },
+                }
+                for number, (state, message) in sorted(states.items(), reverse=True)
+                if version in (None, number)
+            ]
+        }  # fmt: skip
+
+    def update(self):
+        """Loads what is new in the folder and lets go of what is gone."""
+        found = self._found()
+        for name in found.keys() | self._served.keys():
+            paths = found.get(name, {})
+            wanted = sorted(paths, reverse=True)[: self.num_versions]
+            old = self._served.get(name, {})
+            states = self._states.setdefault(name, {})
+            loaded = {number: old[number] for number in wanted if number in old}
+            for number in wanted:
+                if number not in loaded and (model := self._load(name, number, paths[number])):
+                    loaded[number] = model
+            # Nothing ends before its successor answers.
+            if len(loaded) < len(wanted):
+                older = sorted((n for n in old if n in paths and n not in loaded), reverse=True)
+                loaded |= {n: old[n] for n in older[: len(wanted) - len(loaded)]}
+            self._served = {**self._served, name: loaded}
+            for number in old.keys() - loaded.keys():
+                states[number] = (END, "")
+
+    def keep_updated(self, seconds):
+        """Looks at the folder every so many seconds, in a thread of its own."""
+
+        def watch():
+            while True:
+                time.sleep(seconds)
+                try:
+                    self.update()
+                except OSError as error:  # the folder may be unreachable for a while
+                    logging.getLogger(__name__).warning("%s", error)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    def _found(self):
+        """{name: {version: path}} of the SavedModels in the folder."""
+        found = {}
+        for file in self.folder.glob("*/*/saved_model.pb"):
+            name, version = file.parent.parent.name, file.parent.name
+            if NAME.fullmatch(name) and VERSION.fullmatch(version):
+                found.setdefault(name, {})[int(version)] = file.parent
+        return found
+
+    def _load(self, name, number, path):
+        files = files_of(path)
+        if self._failed.get(path) == files:
+            return None
+        self._states[name][number] = (LOADING, "")
+        try:
+            model = SavedModel(name, number, path)
+        except Exception as error:  # whatever is in the folder, the others go on
+            self._states[name][number] = (END, f"{error}"[:1000] or type(error).__name__)
+            self._failed[path] = files
+            logging.getLogger(__name__).warning("%s was not loaded: %s", path, error)
+            return None
+        self._failed.pop(path, None)
+        self._states[name][number] = (AVAILABLE, "")
+        return model
+
+
+def files_of(path):
+    """What tells whether the files of a folder have changed."""
+    stats = [(file, file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
+    return [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]
