@@ -82,12 +82,17 @@ def rows(model, source_ids, target_ids):
         bias = model.get_layer("output_bias").bias
         yield Row(bias, ("final_logits_bias",), to_ours=target_ids.bias,
                   to_theirs=target_ids.bias_back)  # fmt: skip
+    yield from block_rows(model)
+
+
+def block_rows(model):
+    """The rows of all blocks, which know nothing of the vocabulary."""
     for side in ("encoder", "decoder"):
         for index, block in enumerate(model.get_layer(side).blocks):
-            yield from _block_rows(block, f"model.{side}.layers.{index}", side == "decoder")
+            yield from _rows_of_block(block, f"model.{side}.layers.{index}", side == "decoder")
 
 
-def _block_rows(block, name, has_source):
+def _rows_of_block(block, name, has_source):
     (q, k, v), out = _ATTENTION
     own, theirs = block.self_attention, f"{name}.self_attn"
     yield from projection_rows(own.query_key_value, [f"{theirs}.{part}" for part in (q, k, v)])

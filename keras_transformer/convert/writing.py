@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.files import whole
+from keras_transformer.models.lora import lora_of
 
 # The module of each format: `write(text_model, draft, **options)` fills a folder, `LIBRARY` is
 # what must be installed to check it, and `example(text_model)` gives the arrays, requests and
@@ -42,6 +43,8 @@ def write(text_model, form, output, **options):
     """
     if form not in WRITERS:
         raise ConversionError(f"format must be one of {', '.join(WRITERS)}. Received: {form!r}.")
+    if lora_of(text_model.model) is not None:
+        raise ConversionError("The model has LoRA. Call merge_lora, or write_peft for LoRA alone.")
     output = pathlib.Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConversionError(f"{output} exists already. Choose another folder, or delete it.")

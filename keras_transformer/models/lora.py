@@ -40,10 +40,10 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
         >>> model = classifier(11, num_labels=3, num_layers=1, hidden_dim=4, num_heads=2)
         >>> tuned = add_lora(model, rank=1, train=["head"])
         >>> len(model.trainable_weights), len(tuned.trainable_weights)
-        (19, 6)
+        (17, 6)
     """
     lora = LoRA(rank, 2.0 * rank if alpha is None else float(alpha), targets)
-    if has_lora(model):
+    if lora_of(model) is not None:
         raise ValueError("The model has LoRA already. Call merge_lora first.")
     names = [layer.name for layer in model.layers]
     unknown = [name for name in train if name not in names]
@@ -79,10 +79,10 @@ def merge_lora(model):
     Examples:
         >>> from keras_transformer.models.decoder_only import language_model
         >>> tuned = add_lora(language_model(11, num_layers=1, hidden_dim=4, num_heads=2))
-        >>> has_lora(merge_lora(tuned))
-        False
+        >>> len(tuned.trainable_weights), len(merge_lora(tuned).trainable_weights)
+        (4, 15)
     """
-    if not has_lora(model):
+    if lora_of(model) is None:
         raise ValueError("The model must have LoRA, as of add_lora. Received: one without.")
     merged = _rebuilt(model, None)
     _copy_weights(model, merged)
@@ -91,9 +91,10 @@ def merge_lora(model):
     return merged
 
 
-def has_lora(model):
-    """Whether a model is tuned by LoRA."""
-    return any(projection.adapters for projection in projections(model))
+def lora_of(model):
+    """The `LoRA` that a model is tuned by, or None."""
+    layers = (layer for layer in all_layers(model) if isinstance(layer, TakesLoRA))
+    return next((layer.lora for layer in layers if layer.lora is not None), None)
 
 
 def projections(model):

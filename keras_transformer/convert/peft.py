@@ -1,0 +1,220 @@
+"""LoRA in the file format of PEFT: adapter_config.json and adapter_model.safetensors."""
+
+import json
+import math
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+
+from keras_transformer.convert import gpt2, marian
+from keras_transformer.convert.tables import ConversionError, arrays_of, assign, same
+from keras_transformer.files import whole
+from keras_transformer.models.lora import add_lora, lora_of, projections
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+START = "base_model.model."
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+# Settings that change what the matrices mean, or add others.
+UNSUPPORTED = (
+    "use_dora",
+    "lora_bias",
+    "rank_pattern",
+    "alpha_pattern",
+    "layer_replication",
+    "trainable_token_indices",
+    "target_parameters",
+    "alora_invocation_tokens",
+    "use_qalora",
+    "use_bdlora",
+)
+
+
+class Naming(NamedTuple):
+    """How a family names its layers in PEFT's files.
+
+    Args:
+        rows: from a model to its table.
+        prefix: before the names of the table.
+    """
+
+    rows: Callable
+    prefix: str = ""
+
+
+FAMILIES = {
+    "gpt2": Naming(gpt2.rows, "transformer."),
+    "marian": Naming(marian.block_rows),
+}
+
+
+def read_peft(model, path, family):
+    """Returns a copy of a model with the LoRA of a folder that PEFT wrote.
+
+    Args:
+        model: of the family, with the weights that the LoRA was trained beside.
+        path: of a folder with adapter_config.json and adapter_model.safetensors.
+        family: a key of `convert.peft.FAMILIES`: "gpt2" or "marian".
+
+    Returns:
+        A new model, as of `add_lora`. Layers that the folder leaves out have a product of zero.
+
+    Raises:
+        ConversionError: if a file is missing or damaged, is not of LoRA or has a kind of it that
+            is not supported, or names a layer or has a shape that the model has not.
+    """
+    naming, config, arrays = _naming(family), *_files(path)
+    arrays = {name.removeprefix(START).removeprefix(naming.prefix): a for name, a in arrays.items()}
+    modules = [name.removesuffix(DOWN) for name in arrays if name.endswith(DOWN)]
+    targets = {
+        target: None
+        for row, _ in _placed(model, naming)
+        for module, target in zip(*_modules_and_targets(row), strict=True)
+        if module in modules
+    }
+    if not targets:
+        raise ConversionError(f"{path} tunes no layer of this model. It has {len(modules)} others.")
+    further = [row for row in naming.rows(model) if row.names[0] in arrays]
+    train = {row.variable.path.split("/")[0]: None for row in further}
+    rank, alpha = config["r"], config["lora_alpha"]
+    alpha = alpha * math.sqrt(rank) if config.get("use_rslora") else alpha
+    tuned = add_lora(model, rank, alpha, tuple(targets), tuple(train))
+
+    values, known = [], set()
+    for module, adapter in _adapters(tuned, naming):
+        for name, variable in ((module + DOWN, adapter.down), (module + UP, adapter.up)):
+            known.add(name)
+            if name in arrays and arrays[name].shape != tuple(variable.shape):
+                raise ConversionError(
+                    f"{name} must have the shape {tuple(variable.shape)} in this model. "
+                    f"Received: {arrays[name].shape}."
+                )
+            if name in arrays:
+                values.append((variable, arrays[name]))
+    rows = [row for row in naming.rows(tuned) if row.names[0] in arrays]
+    known |= {name for row in rows for name in row.names}
+    if unknown := sorted(set(arrays) - known):
+        raise ConversionError(f"{path} tunes layers that this model has not: {unknown[0]}.")
+    assign(rows, arrays, family)
+    for variable, value in values:
+        variable.assign(value)
+    return tuned
+
+
+def write_peft(model, path, family):
+    """Writes the LoRA of a model as PEFT does, into a folder that appears whole or not at all.
+
+    `peft.PeftModel.from_pretrained` reads it beside the model that was tuned, in Hugging Face's
+    format.
+
+    Args:
+        model: of `add_lora`, of the family.
+        path: of the new folder, missing or empty.
+        family: a key of `convert.peft.FAMILIES`: "gpt2" or "marian".
+
+    Returns:
+        The path.
+
+    Raises:
+        ConversionError: if the folder exists, or the model has no LoRA, or weights that it trains
+            stand in no layer of the family.
+    """
+    naming, path = _naming(family), pathlib.Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConversionError(f"{path} exists already. Choose another folder, or delete it.")
+    arrays, modules, trained = {}, [], set()
+    for module, adapter in _adapters(model, naming):
+        modules.append(naming.prefix + module)
+        for end, variable in ((DOWN, adapter.down), (UP, adapter.up)):
+            array = keras.ops.convert_to_numpy(variable).astype("float32")
+            arrays[f"{START}{naming.prefix}{module}{end}"] = array
+            trained.add(variable.path)
+    if not modules:
+        raise ConversionError("The model must have LoRA, as of add_lora. Received: one without.")
+    further = [row for row in naming.rows(model) if row.variable.trainable]
+    for name, array in arrays_of(further).items():
+        arrays[f"{START}{naming.prefix}{name}"] = array
+    trained |= {row.variable.path for row in further}
+    if left := [w.path for w in model.trainable_weights if w.path not in trained]:
+        raise ConversionError(f"{family} has no place for {left[0]}, which the model trains.")
+
+    from safetensors.numpy import save_file
+
+    lora = lora_of(model)
+    to_save = {naming.prefix + name.rpartition(".")[0] for row in further for name in row.names}
+    config = {
+        "peft_type": "LORA",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": modules,
+        "modules_to_save": sorted(to_save) or None,
+        "fan_in_fan_out": any(row.transpose for row, _ in _placed(model, naming)),
+        "inference_mode": True,
+        "base_model_name_or_path": None,
+    }
+    with whole(path) as draft:
+        draft.mkdir()
+        (draft / CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
+        save_file(arrays, draft / WEIGHTS, {"format": "pt"})
+    return path
+
+
+def _naming(family):
+    if family not in FAMILIES:
+        raise ConversionError(f"family must be one of {', '.join(FAMILIES)}. Received: {family!r}.")
+    return FAMILIES[family]
+
+
+def _files(path):
+    """The settings and arrays of a folder."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    path = pathlib.Path(path)
+    try:
+        config = dict(json.loads((path / CONFIG).read_text("utf-8")))
+        arrays = load_file(path / WEIGHTS)
+    except FileNotFoundError:
+        raise ConversionError(f"{path} must hold {CONFIG} and {WEIGHTS}.") from None
+    except (ValueError, TypeError, KeyError, OSError, SafetensorError) as error:
+        raise ConversionError(f"{path} has a damaged file: {error}") from None
+    if config.get("peft_type") != "LORA" or not {"r", "lora_alpha"} <= config.keys():
+        received = config.get("peft_type")
+        raise ConversionError(f"{path / CONFIG} must be of LORA. Received: {received!r}.")
+    given = [name for name in UNSUPPORTED if config.get(name)]
+    given += ["bias"] if config.get("bias", "none") != "none" else []
+    if given:
+        raise ConversionError(f"{path / CONFIG}: {given[0]} is not supported.")
+    return config, arrays
+
+
+def _placed(model, naming):
+    """Pairs of a row of the table and the projection whose kernel it is."""
+    of_kernel = {id(projection.kernel): projection for projection in projections(model)}
+    for row in naming.rows(model):
+        if id(row.variable) in of_kernel:
+            assert row.to_ours is same, "LoRA's matrices are kept as they are"
+            yield row, of_kernel[id(row.variable)]
+
+
+def _modules_and_targets(row):
+    """Their layers in a row, and what LoRA on each is called in ours."""
+    modules = [name.removesuffix(".weight") for name in row.names]
+    name = row.variable.name.removesuffix("_kernel")
+    return modules, name.split("_") if len(modules) > 1 else [name]
+
+
+def _adapters(model, naming):
+    """Pairs of a layer of theirs and the adapter of it."""
+    for row, projection in _placed(model, naming):
+        modules, targets = _modules_and_targets(row)
+        for adapter in projection.adapters:
+            if adapter.target not in targets:
+                raise ConversionError(
+                    f"This family is tuned by {' or '.join(targets)}, as its layers are cut. "
+                    f"Received: {adapter.target}."
+                )
+            yield modules[targets.index(adapter.target)], adapter
