@@ -4,10 +4,10 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.chunked_attention import chunked_attention, suits_chunks
-from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.fused_attention import fused_attention, suits_cudnn
 from keras_transformer.layers.internals import carry_mask, mask_of
 from keras_transformer.layers.projection import TakesLoRA, add_projection
+from keras_transformer.layers.quantization import InnerDropout
 from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
 from keras_transformer.ops.caches import append
 from keras_transformer.ops.masks import check_attention_mask, combine_masks
@@ -96,7 +96,7 @@ class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
         self.dropout = dropout
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self._dropout = ReproducibleDropout(dropout, dtype=self.dtype_policy)
+        self._dropout = InnerDropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def build(self, query_shape, value_shape=None):

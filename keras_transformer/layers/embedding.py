@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.internals import keep_mask
+from keras_transformer.layers.quantization import NotQuantized
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 from keras_transformer.ops.projection import project
@@ -70,7 +71,7 @@ class TokenDropout(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(NotQuantized, keras.layers.Layer):
     """Looks up a vector for each token id; in reverse, scores every token for a vector.
 
     Used both ways, one table serves as input embedding and as output projection
@@ -247,7 +248,7 @@ class SinusoidalEncoding(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class PositionEmbedding(keras.layers.Layer):
+class PositionEmbedding(NotQuantized, keras.layers.Layer):
     """Adds to each token vector a learned vector for its position.
 
     Use it where the longest sequence is known beforehand, as BERT and GPT-2 do. The vectors

@@ -3,8 +3,8 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.projection import TakesLoRA, add_projection
+from keras_transformer.layers.quantization import InnerDropout
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -61,7 +61,7 @@ class FeedForward(TakesLoRA, keras.layers.Layer):
         self.dropout = dropout
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self._dropout = ReproducibleDropout(dropout, dtype=self.dtype_policy)
+        self._dropout = InnerDropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def build(self, input_shape):

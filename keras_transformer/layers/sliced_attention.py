@@ -5,12 +5,13 @@ from keras import ops
 
 from keras_transformer.layers.attention import ShowsAttention, implicit_mask
 from keras_transformer.layers.projection import add_projection
+from keras_transformer.layers.quantization import NotQuantized
 from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
 from keras_transformer.ops.masks import check_attention_mask, combine_masks
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SlicedAttention(ShowsAttention, keras.layers.Layer):
+class SlicedAttention(ShowsAttention, NotQuantized, keras.layers.Layer):
     """Cuts every vector into slices and attends with each slice by itself, a head a slice.
 
     Of d numbers and h heads, what a head sees and what its queries, keys and values cost:
