@@ -38,7 +38,9 @@ class ClassificationConfig(TrainingConfig):
         0, "instead: examples to hold out at random for validation; 0 for none", ge=0
     )
 
-    pretrained: str = setting("", "fine-tune the model of a run of train.pretraining")
+    pretrained: str = setting(
+        "", "fine-tune the model of a run of train.pretraining, or of a folder of BERT"
+    )
     from_scratch: bool = setting(
         False, "with --pretrained: start from random weights, for comparison"
     )

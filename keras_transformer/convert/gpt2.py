@@ -2,8 +2,26 @@
 
 import keras
 
+from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.internals import arrays_of_gpt2_block
-from keras_transformer.convert.tables import Row, assign, norm_rows, projection_rows
+from keras_transformer.convert.loading import Converted
+from keras_transformer.convert.tables import (
+    ConversionError,
+    Row,
+    assign,
+    norm_rows,
+    projection_rows,
+)
+from keras_transformer.layers.feed_forward import gelu_tanh
+from keras_transformer.models.gpt2_model import gpt2
+
+ACTIVATIONS = {
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu": "gelu",
+    "relu": "relu",
+}
+FIRST_ID = 4  # of the tokenizer: `serving` puts the control ids before those of GPT-2
 
 
 def rows(model):
@@ -72,3 +90,56 @@ def arrays_of_keras_hub_gpt2(backbone):
         block_arrays = arrays_of_gpt2_block(layer, backbone.hidden_dim)
         arrays.update({f"h.{index}.{name}": array for name, array in block_arrays.items()})
     return {name: keras.ops.convert_to_numpy(array) for name, array in arrays.items()}
+
+
+def read(folder: ModelFolder):
+    """Reads a folder of GPT-2: weights, byte pairs and the longest context."""
+    from keras_transformer.serving.settings import SamplingSettings
+    from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
+
+    config = folder.config
+    folder.setting("scale_attn_weights", True)
+    folder.setting("scale_attn_by_inverse_layer_idx", False)
+    folder.setting("tie_word_embeddings", True)
+    activation = folder.setting("activation_function", *ACTIVATIONS)
+    context, hidden_dim = config["n_positions"], config["n_embd"]
+    dimensions = {
+        "num_layers": config["n_layer"],
+        "hidden_dim": hidden_dim,
+        "intermediate_dim": config.get("n_inner") or 4 * hidden_dim,
+        "num_heads": config["n_head"],
+        "dropout": config.get("resid_pdrop", 0.1),
+        "attention_dropout": config.get("attn_pdrop", 0.1),
+    }
+    model = gpt2(
+        vocabulary_size=config["vocab_size"],
+        max_sequence_length=context,
+        activation=ACTIVATIONS[activation],
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        **dimensions,
+    )
+    load_gpt2(model, folder.arrays())
+    if folder.has("vocab.json"):
+        files = folder.file("vocab.json"), folder.file("merges.txt")
+        tokenizer = BytePairTokenizer.from_files(*files, FIRST_ID)
+    else:
+        tokenizer = _byte_pairs(folder)
+    settings = SamplingSettings(context=context, max_tokens=context // 2)
+    run = {"model": "gpt2", "size": "124M", "tokens": "pieces", "context": context}
+    return Converted("language_model", model, tokenizer, settings=settings, config=run | dimensions)
+
+
+def _byte_pairs(folder):
+    from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
+
+    content = folder.json("tokenizer.json")
+    pairs = content["model"]
+    if pairs.get("type") != "BPE":
+        raise ConversionError(
+            f"{folder.path}/tokenizer.json must hold byte pairs. Received: type={pairs['type']!r}."
+        )
+    vocabulary = {**pairs["vocab"]}
+    for added in content.get("added_tokens", ()):
+        vocabulary[added["content"]] = added["id"]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs["merges"]]
+    return BytePairTokenizer(vocabulary, merges, FIRST_ID)

@@ -9,6 +9,8 @@ from keras_transformer.convert.tables import ConversionError
 
 # The module that reads each `model_type` of config.json; it has `read(folder) -> Converted`.
 FAMILIES = {
+    "bert": "bert",
+    "gpt2": "gpt2",
     "marian": "marian",
 }
 
@@ -20,7 +22,7 @@ class Converted:
     Args:
         command: the command of `train/` whose runs hold such models: "translation",
             "language_model", "classification", or "pretraining" for a backbone.
-        model: the Keras model, with its weights.
+        model: the Keras model, with its weights; of BERT the backbone with the heads of the folder.
         tokenizer: one of `tokenizers`.
         target_tokenizer: of translations; None if it is `tokenizer`.
         settings: what the model is used with: `SearchSettings`, `SamplingSettings`, or None.
@@ -87,7 +89,7 @@ def load(path):
     if converted.command == "language_model":
         return serving.Generator(*given, settings=converted.settings)
     if converted.command == "classification":
-        return serving.Classifier(*given, converted.labels)
+        return serving.Classifier(*given, converted.labels, converted.config["max_length"])
     raise ConversionError(
         f"{path} holds a model without a use for texts by itself: `read` gives the model and its "
         "tokenizer."

@@ -120,7 +120,9 @@ def bert(
     )
 
 
-def bert_pretraining(backbone, token_counts=None, name="bert_pretraining"):
+def bert_pretraining(
+    backbone, token_counts=None, activation=_BLOCK["activation"], name="bert_pretraining"
+):
     """Adds the two pretraining heads to a backbone: masked tokens and next sentence.
 
     Only the masked positions are projected to the vocabulary.
@@ -133,6 +135,7 @@ def bert_pretraining(backbone, token_counts=None, name="bert_pretraining"):
         token_counts: occurrences of each token in the corpus, (vocabulary_size,). The bias of
             the logits starts as the logarithm of their frequencies. With None it starts at zero;
             then the embeddings must learn the frequencies, and all drift in one direction.
+        activation: of the layer before the projection to the vocabulary, as a Keras layer takes it.
         name: of the model.
 
     Returns:
@@ -154,7 +157,7 @@ def bert_pretraining(backbone, token_counts=None, name="bert_pretraining"):
     positions = keras.Input((None,), dtype="int32", name="masked_positions")
     vectors = VectorsAt(dtype=dtype, name="masked_vectors")(backbone.output["vectors"], positions)
     vectors = keras.layers.Dense(  # (batch, masked, hidden_dim)
-        token_embedding.hidden_dim, _BLOCK["activation"], dtype=dtype, name="masked_token_dense"
+        token_embedding.hidden_dim, activation, dtype=dtype, name="masked_token_dense"
     )(vectors)
     vectors = _norm("masked_token_norm", _BLOCK["norm_epsilon"], dtype)(vectors)
     logits = token_embedding(vectors, reverse=True)

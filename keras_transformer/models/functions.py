@@ -54,6 +54,8 @@ class GeneratorFunctions:
         attention_scores: token_ids -> a dictionary of lists of weights
             (batch, heads, length, length), one per layer; None if the model has none.
         has_static_cache: as of `TranslatorFunctions`.
+        may_end: whether the model ends texts by the end id, 3; else texts have the length that is
+            asked for.
     """
 
     weights: Sequence
@@ -62,6 +64,7 @@ class GeneratorFunctions:
     logits: Callable
     attention_scores: Callable | None = None
     has_static_cache: bool = False
+    may_end: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Continues texts with a trained language model, from Python."""
 
+import itertools
 import numbers
 
 import tensorflow as tf
@@ -12,7 +13,10 @@ from keras_transformer.figures.attention import Attention, names_of
 from keras_transformer.models import decoder_only, xl_model
 from keras_transformer.models.functions import GeneratorFunctions
 from keras_transformer.serving.compiled import CompiledGeneratorModule
-from keras_transformer.serving.generator_module import CONTROL_IDS, GeneratorModule
+from keras_transformer.serving.generator_module import (
+    GeneratorModule,
+    after_control_ids,
+)
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SamplingSettings
 from keras_transformer.serving.text_model import (
@@ -21,6 +25,7 @@ from keras_transformer.serving.text_model import (
     list_of_strings,
     warn_truncated,
 )
+from keras_transformer.tokenizers.sentencepiece import END_ID
 
 MAX_CHARACTER_BYTES = 4  # in UTF-8
 
@@ -31,7 +36,8 @@ class Generator(TextModel):
     Args:
         model: of `kt.language_model`, `kt.gpt2` or `kt.transformer_xl`, as built or reloaded; or
             `GeneratorFunctions`.
-        tokenizer: splits prompts into tokens and joins continuations.
+        tokenizer: splits prompts into tokens and joins continuations. A released GPT-2, which has
+            no control ids, takes one whose `first_id` is 4.
         settings: defaults to `SamplingSettings()`.
         cache: of keys and values in decoding: "growing", "static" for one that XLA compiles, or
             "auto", static where TensorFlow sees a GPU. Exports always have one that grows.
@@ -59,6 +65,8 @@ class Generator(TextModel):
         else:
             functions = decoder_only.functions(model)
             _check_positions(model.get_layer("positions"), settings.context)
+            if getattr(tokenizer, "first_id", 0) and _has_no_control_ids(model, tokenizer):
+                functions = after_control_ids(functions, tokenizer.end_of_text_id)
         given, compiled = (functions, tokenizer, settings), None
         if is_static(cache, functions.has_static_cache):
             compiled = CompiledGeneratorModule(*given)
@@ -174,10 +182,10 @@ class Generator(TextModel):
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            forbidden_ids=CONTROL_IDS,
+            forbidden_ids=self.module.forbidden_ids,
             jit_compile=is_compiled,
         )
-        return self._pieces(ids)
+        return self._pieces(itertools.takewhile(lambda token_id: token_id != END_ID, ids))
 
     def score(self, texts):
         """The log-probability of each text, given its first token.
@@ -239,6 +247,11 @@ class Generator(TextModel):
                 before, pending = [], pending[1:]
         if pending:
             yield text_of(before + pending)[len(text_of(before)) :]
+
+
+def _has_no_control_ids(model, tokenizer):
+    ids = model.get_layer("embedding").vocabulary_size
+    return ids == tokenizer.vocabulary_size - tokenizer.first_id
 
 
 def _check_positions(positions, context):

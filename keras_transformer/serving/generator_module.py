@@ -20,13 +20,15 @@ from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID,
 CONTROL_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
 
 
-def after_control_ids(functions: GeneratorFunctions) -> GeneratorFunctions:
+def after_control_ids(functions: GeneratorFunctions, end_id=None) -> GeneratorFunctions:
     """Shifts the ids of a model without control ids, such as GPT-2, by the four control ids.
 
     Serve the result with a tokenizer whose `first_id` is 4. Control ids get logits of -1e9.
 
     Args:
         functions: of a model whose ids all stand for text.
+        end_id: the id by which the model ends a text, such as that of "<|endoftext|>"; it becomes
+            the end among the control ids. None if it has none.
 
     Returns:
         `GeneratorFunctions` whose ids 0 to 3 are the control ids.
@@ -35,18 +37,26 @@ def after_control_ids(functions: GeneratorFunctions) -> GeneratorFunctions:
 
     def with_control_ids(logits):
         columns = [[0, 0]] * (logits.shape.rank - 1) + [[count, 0]]
-        return tf.pad(tf.cast(logits, tf.float32), columns, constant_values=-1e9)
+        logits = tf.pad(tf.cast(logits, tf.float32), columns, constant_values=-1e9)
+        if end_id is None:
+            return logits
+        ids = tf.range(tf.shape(logits)[-1])
+        end = logits[..., end_id + count, None]
+        return tf.where(ids == END_ID, end, tf.where(ids == end_id + count, -1e9, logits))
+
+    def own_ids(token_ids):
+        ids = tf.maximum(token_ids - count, 0)
+        return ids if end_id is None else tf.where(token_ids == END_ID, end_id, ids)
 
     def step(token_ids, parents, position, cache):
-        ids = tf.maximum(token_ids - count, 0)
-        logits, cache = functions.step(ids, parents, position, cache)
+        logits, cache = functions.step(own_ids(token_ids), parents, position, cache)
         return with_control_ids(logits), cache
 
     def logits(token_ids):
-        return with_control_ids(functions.logits(tf.maximum(token_ids - count, 0)))
+        return with_control_ids(functions.logits(own_ids(token_ids)))
 
     def attention_scores(token_ids):
-        return functions.attention_scores(tf.maximum(token_ids - count, 0))
+        return functions.attention_scores(own_ids(token_ids))
 
     return GeneratorFunctions(
         functions.weights,
@@ -55,6 +65,7 @@ def after_control_ids(functions: GeneratorFunctions) -> GeneratorFunctions:
         logits,
         attention_scores if functions.attention_scores else None,
         functions.has_static_cache,
+        may_end=end_id is not None,
     )
 
 
@@ -77,6 +88,7 @@ class GeneratorModule(ServedModule):
     def __init__(self, functions: GeneratorFunctions, tokenizer, settings=None):
         super().__init__(functions.weights, "generator")
         self.functions = functions  # a dataclass: not tracked, so no layer is saved
+        self.forbidden_ids = CONTROL_IDS[:END_ID] if functions.may_end else CONTROL_IDS
         self.tokenizer = tokenizer
         self.settings = settings or SamplingSettings()
         size = functions.logits(tf.zeros([1, 1], tf.int32)).shape[-1]
@@ -256,7 +268,7 @@ class GeneratorModule(ServedModule):
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            forbidden_ids=CONTROL_IDS,
+            forbidden_ids=self.forbidden_ids,
             prefix=rest,
             capacity=capacity,
         )

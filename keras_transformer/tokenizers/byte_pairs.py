@@ -62,6 +62,7 @@ class BytePairTokenizer(tf.Module):
 
     Attributes:
         control_ids: those that stand for no text, such as the end of one.
+        end_of_text_id: of "<|endoftext|>" in the vocabulary, without `first_id`, or None.
 
     Raises:
         ValueError: if the ids are not 0, 1, 2 and so on, or a byte has no piece.
@@ -92,6 +93,7 @@ class BytePairTokenizer(tf.Module):
         self._merges = tuple(merges)
         control = [name for name in (*CONTROL_PIECES, END_OF_TEXT) if name in vocabulary]
         self.first_id = first_id
+        self.end_of_text_id = vocabulary.get(END_OF_TEXT)
         self.control_ids = (*range(first_id), *(vocabulary[name] + first_id for name in control))
         # The bytes of each piece; of a control piece or one that no merge makes, its name.
         self._texts = tuple(

@@ -1,5 +1,6 @@
 """A classifier from a pretrained BERT."""
 
+from keras_transformer import convert
 from keras_transformer.models.bert_models import bert, bert_classifier
 from keras_transformer.serving import RunFolder
 from train.training_config import DROPOUTS
@@ -13,12 +14,11 @@ def pretrained_of(config):
     """
     if not config.pretrained:
         return None, None
-    run = RunFolder(config.pretrained)
-    model = run.model()
+    tokenizer, model = _tokenizer_and_model(config.pretrained)
     if "token_embedding" not in [layer.name for layer in model.layers]:
         raise ValueError(
-            "--pretrained must be a run of train.pretraining, or one that was fine-tuned from such "
-            f"a run. Received: {config.pretrained}, whose model is no BERT."
+            "--pretrained must be a run of train.pretraining, one that was fine-tuned from such a "
+            f"run, or a folder of BERT. Received: {config.pretrained}, whose model is no BERT."
         )
     positions = model.get_layer("positions").max_sequence_length
     if not 2 < config.max_length <= positions:
@@ -26,7 +26,15 @@ def pretrained_of(config):
             f"--max-length must be 3 to {positions} tokens, which the model of --pretrained can "
             f"read. Received: {config.max_length}."
         )
-    return run.tokenizer(), model
+    return tokenizer, model
+
+
+def _tokenizer_and_model(path):
+    run = RunFolder(path)
+    if "model_type" in run.settings():  # a folder of Hugging Face's
+        converted = convert.read(path)
+        return converted.tokenizer, converted.model
+    return run.tokenizer(), run.model()
 
 
 def fine_tuned_classifier(config, model, num_labels):

@@ -1,0 +1,147 @@
+"""BERT folders beside Hugging Face's own models and tokenizer, with random weights."""
+
+import json
+
+import numpy as np
+import pytest
+
+from keras_transformer import convert
+from keras_transformer.models.bert_models import attention_scores
+from keras_transformer.serving import Classifier
+from tests.reference import array
+from train import convert as command
+from train.classification import main as classification
+from train.demo.corpus import demo_corpus
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+HEADS = ["Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification",
+         "ForTokenClassification"]  # fmt: skip
+WORDS = ["naïve Café", "日本 is 12,50 €!", "un-be-lievable", "🦜 [MASK] x = f(y)", ""]
+
+
+def pieces():
+    words = {word for text in demo_corpus(500).sources for word in text.lower().split()}
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?-"
+    return ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters,
+            *(f"##{letter}" for letter in letters), *sorted(words - set(letters))]  # fmt: skip
+
+
+def saved(path, head, hidden_act="gelu", **settings):
+    """A folder of `save_pretrained`, with its model."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    config = transformers.BertConfig(
+        vocab_size=len(pieces()), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48, max_position_embeddings=40, hidden_act=hidden_act,
+        id2label={0: "bad", 1: "fair", 2: "good"}, label2id={"bad": 0, "fair": 1, "good": 2},
+        **settings,
+    )  # fmt: skip
+    model = getattr(transformers, f"Bert{head}")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            middle = float("LayerNorm.weight" in name)
+            parameter.copy_(middle + 0.3 * torch.randn_like(parameter))
+    model.save_pretrained(path)
+    (path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces()), "utf-8")
+    return model
+
+
+def inputs(seed=1):
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(6, len(pieces()), (3, 9))
+    ids[1, 6:] = 0
+    segments = (np.arange(9) > 4)[None].repeat(3, axis=0).astype("int32")
+    return ids.astype("int32"), segments
+
+
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new"])
+@pytest.mark.parametrize("head", HEADS)
+def test_outputs_are_those_of_hugging_face(head, hidden_act, tmp_path):
+    model = saved(tmp_path, head, hidden_act)
+    import torch
+
+    ours = convert.read(tmp_path).model
+    ids, segments = inputs()
+    real = ids > 0
+    given = {"token_ids": ids, "segment_ids": segments}
+    if "masked_positions" in ours.input:
+        given["masked_positions"] = np.arange(9)[None].repeat(3, axis=0)
+    outputs = ours(given)
+    with torch.no_grad():
+        expected = model(
+            input_ids=torch.tensor(ids).long(), token_type_ids=torch.tensor(segments).long(),
+            attention_mask=torch.tensor(real).long(),
+        )  # fmt: skip
+    pairs = {
+        "Model": lambda: [(outputs["vectors"], expected.last_hidden_state),
+                          (outputs["pooled"], expected.pooler_output)],
+        "ForMaskedLM": lambda: [(outputs["masked_tokens"], expected.logits)],
+        "ForPreTraining": lambda: [(outputs["masked_tokens"], expected.prediction_logits),
+                                   (outputs["next_sentence"], expected.seq_relationship_logits)],
+        "ForSequenceClassification": lambda: [(outputs, expected.logits)],
+        "ForTokenClassification": lambda: [(outputs, expected.logits)],
+    }[head]()  # fmt: skip
+    for one, other in pairs:
+        one, other = array(one), other.numpy()
+        rows = real if one.shape[:2] == real.shape else slice(None)
+        difference = np.abs(one[rows] - other[rows]).max()
+        print(f"{head} {hidden_act}: {difference:.1e} of {np.abs(other).max():.1f}")
+        np.testing.assert_allclose(one[rows], other[rows], atol=2e-5)
+    assert set(attention_scores(ours, ids, segments)) == {"encoder"}
+
+
+@pytest.mark.parametrize("kind", ["vocab.txt", "tokenizer.json", "cased"])
+def test_texts_have_the_ids_of_their_tokenizer(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    saved(tmp_path, "Model")
+    cased = kind == "cased"
+    tokenizer = transformers.BertTokenizer(
+        str(tmp_path / "vocab.txt"), do_lower_case=not cased
+    ) if transformers.__version__ < "5" else transformers.BertTokenizer(
+        {piece: i for i, piece in enumerate(pieces())}, do_lower_case=not cased
+    )  # fmt: skip
+    tokenizer.save_pretrained(tmp_path)
+    if kind != "vocab.txt" and (tmp_path / "tokenizer.json").exists():
+        (tmp_path / "vocab.txt").unlink()
+    texts = [*demo_corpus(2000, seed=3).sources, *(word for word in WORDS if "[" not in word)]
+    ours = convert.read(tmp_path).tokenizer.tokenize(texts).to_list()
+    expected = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    assert ours == expected
+
+
+def test_a_classifier_is_served_and_a_folder_is_fine_tuned(tmp_path, capsys):
+    saved(tmp_path / "theirs", "ForSequenceClassification")
+    command.main(["--from", str(tmp_path / "theirs"), "--run", str(tmp_path / "run")])
+    classifier = Classifier.load(tmp_path / "run")
+    texts = demo_corpus(4).sources
+    assert classifier(texts) == convert.load(tmp_path / "theirs")(texts)
+    assert classifier.labels == ("bad", "fair", "good")
+    assert classifier.export(tmp_path / "served", "bert").endswith("bert/1")
+
+    saved(tmp_path / "masked", "ForMaskedLM")
+    lines = [f"{text}\t{'long' if len(text) > 30 else 'short'}" for text in demo_corpus(80).sources]
+    (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
+    flags = ["--pretrained", str(tmp_path / "masked"), "--tsv", str(tmp_path / "train.tsv")]
+    flags += ["--run", str(tmp_path / "tuned"), "--max-length", "32", "--steps", "4"]
+    classification([*flags, "--warmup-steps", "1", "--tokens-per-batch", "512"])
+    assert set(Classifier.load(tmp_path / "tuned")(texts)) <= {"long", "short"}
+    assert "loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("head", "change", "message"),
+    [
+        ("Model", {"architectures": ["BertForQuestionAnswering"]}, "must be one of BertModel, .*Q"),
+        ("Model", {"position_embedding_type": "relative_key"}, "position_embedding_type must be"),
+        ("Model", {"hidden_act": "silu"}, "hidden_act must be .*Received: 'silu'"),
+        ("Model", {"num_hidden_layers": 3}, r"must include encoder\.layer\.2\."),
+        ("ForSequenceClassification", {"problem_type": "regression"}, "one of at least two labels"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_line(head, change, message, tmp_path):
+    saved(tmp_path, head)
+    config = json.loads((tmp_path / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(convert.ConversionError, match=message):
+        convert.read(tmp_path)
