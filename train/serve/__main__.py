@@ -31,6 +31,9 @@ class ServeOptions:
     poll_seconds: float = setting(1.0, "between looks for new versions", gt=0)
     max_batch_rows: int = setting(32, "most rows of requests that are answered together", ge=1)
     batch_seconds: float = setting(0.002, "for which a request waits for others", ge=0)
+    runs: str | None = setting(
+        None, "folder of runs; one of a model's name shows on the page where the model looked"
+    )
     metrics_port: int = setting(8502, "of Prometheus metrics, on every machine", ge=1, le=65535)
 
 
@@ -107,6 +110,7 @@ def run(folder, options):
                 options.poll_seconds,
                 options.max_batch_rows,
                 options.batch_seconds,
+                options.runs and str(pathlib.Path(options.runs).resolve()),
             ),
             name="models",
             logging_config=quiet,

@@ -1,17 +1,20 @@
 """The web application: TensorFlow Serving's REST API as a deployment of Ray Serve."""
 
 import asyncio
+import json
 import pathlib
 import time
 
+import numpy as np
 import tensorflow as tf
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from ray import serve
 from ray.serve import metrics
 from starlette.exceptions import HTTPException
 
-from train.serve.requests import read_request, write_answer
+from train.serve.looking import Runs
+from train.serve.requests import ROWS, read_request, write_answer
 from train.serve.versions import Models
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the histogram
@@ -65,6 +68,21 @@ async def body_of(request):
     return bytes(body)
 
 
+async def events_of(first, others):
+    """Server-sent events, each with the row that an answer has as JSON."""
+    yield event_of(first)
+    try:
+        async for outputs in others:
+            yield event_of(outputs)
+    except tf.errors.OpError as error:
+        yield f"data: {json.dumps({'error': error.message})}\n\n".encode()
+
+
+def event_of(outputs):
+    [row] = json.loads(write_answer(outputs, ROWS))["predictions"]
+    return f"data: {json.dumps(row)}\n\n".encode()
+
+
 def number_of(version):
     """The number of a version in a path."""
     if not (version.isascii() and version.isdecimal() and len(version) < 19):
@@ -90,9 +108,10 @@ class Server:
         poll_seconds: between looks at the folder.
         max_batch_rows: of requests that are merged.
         batch_seconds: for which a request waits for others.
+        runs: folder of runs whose attention is shown, or None.
     """
 
-    def __init__(self, folder, num_versions, poll_seconds, max_batch_rows, batch_seconds):
+    def __init__(self, folder, num_versions, poll_seconds, max_batch_rows, batch_seconds, runs):
         self.max_batch_rows = max_batch_rows
         self._run_batch.set_max_batch_size(max_batch_rows)
         self._run_batch.set_batch_wait_timeout_s(batch_seconds)
@@ -102,12 +121,18 @@ class Server:
             boundaries=SECONDS,
             tag_keys=("model", "version", "signature"),
         )
+        self.runs = Runs(runs)
         self.models = Models(folder, num_versions)
         self.models.keep_updated(poll_seconds)
 
     @app.get("/v1/models")
     def list_models(self):
-        return {"models": self.models.names()}
+        names = self.models.names()
+        return {"models": names, "attention": [name for name in names if self.runs.has(name)]}
+
+    @app.get("/")
+    def page(self):
+        return HTMLResponse(PAGE.read_text("ascii"))
 
     @app.post("/v1/models/{name}/versions/{version}:predict")
     @app.post("/v1/models/{name}:{version}:predict")
@@ -117,6 +142,39 @@ class Server:
     @app.post("/v1/models/{name}:predict")
     async def predict(self, name: str, request: Request):
         return await self._predict(self.models.find(name), request)
+
+    @app.post("/v1/models/{name}:attention")
+    async def attention(self, name: str, request: Request):
+        """A page of where the model looked; see `Runs.page`."""
+        self.models.find(name)
+        body = await body_of(request)
+        return HTMLResponse(await asyncio.to_thread(self.runs.page, name, body))
+
+    @app.post("/v1/models/{name}:stream")
+    async def stream(self, name: str, request: Request):
+        """One row to `generate`, answered by events, each with the continuation so far."""
+        model = self.models.find(name)
+        signature, inputs, _ = read_request(await body_of(request), model.signatures)
+        if "max_tokens" not in inputs or len(inputs["max_tokens"]) != 1:
+            raise ValueError("Expected one row to the signature generate of a language model.")
+        outputs = self._continuations(model, signature, inputs)
+        first = await anext(outputs)  # what is wrong with the request shows here
+        return StreamingResponse(events_of(first, outputs), media_type="text/event-stream")
+
+    async def _continuations(self, model, signature, inputs):
+        """The answers to ever more tokens: the same seed draws the same beginning.
+
+        Doubling takes at most twice the steps of one long answer.
+        """
+        wanted, tokens = int(inputs["max_tokens"][0]), 4
+        while True:
+            limit = np.array([min(tokens, wanted)], np.int32)
+            outputs = await self._run(model, signature, {**inputs, "max_tokens": limit})
+            yield outputs
+            # It ends as asked, or where the model can hold no more.
+            if tokens >= wanted or int(outputs["length"][0]) < tokens:
+                return
+            tokens *= 2
 
     @app.get("/v1/models/{name}/versions/{version}/metadata")
     def metadata_of_version(self, name: str, version: str):

@@ -22,6 +22,14 @@ from keras_transformer.serving.publishing.c_session import (
 ROWS, COLUMNS = "instances", "inputs"
 
 
+def read_json(body):
+    """Reads JSON; raises ValueError in the words of TensorFlow Serving."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"JSON Parse error: {error}") from None
+
+
 def read_request(body, signatures):
     """Reads a request to predict.
 
@@ -36,10 +44,7 @@ def read_request(body, signatures):
     Raises:
         ValueError: if the body is not JSON, or does not match the signature.
     """
-    try:
-        request = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"JSON Parse error: {error}") from None
+    request = read_json(body)
     if not isinstance(request, dict):
         raise ValueError(f"A request is a JSON object. Received: {shorten(request)}.")
     name = request.get("signature_name") or "serving_default"

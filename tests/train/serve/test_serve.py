@@ -1,127 +1,29 @@
 """A real client of `python -m train.serve`: over HTTP, against the models as they answer alone."""
 
+import asyncio
 import base64
 import concurrent.futures
-import contextlib
-import http.client
 import json
-import os
 import pathlib
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 
 import pytest
 
-from keras_transformer.serving import export
-from keras_transformer.serving.publishing import c_api
-from tests.serving.conftest import SENTENCES, SMALL_MODULES
+from keras_transformer.serving import Translator, export
+from tests.serving.conftest import SENTENCES
 from tests.serving.exporting import Echo
 from tests.serving.hostile import HostileRequests, is_equal, signatures_of
 
+from .browser import browser, until
+from .client import ask_for_ever, wait_for
+from .conftest import KINDS, TEXTS
+
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 pytest.importorskip("ray.serve")
-
-KINDS = {"tiny": "translator", "mood": "classifier", "writer": "generator-byte-pairs"}
-TEXTS = [*SENTENCES, "", "ü🦜 日本", "a\x00b", "dog " * 99]
-
-
-class Client:
-    """One connection to the server."""
-
-    def __init__(self, port):
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-
-    def send(self, method, path, body=None, headers=()):
-        """The status and the body of an answer, decoded if it is JSON."""
-        if isinstance(body, (dict, list)):
-            body = json.dumps(body)
-        body = body.encode() if isinstance(body, str) else body
-        self.connection.request(method, path, body, dict(headers))
-        answer = self.connection.getresponse()
-        content = answer.read()
-        is_json = answer.headers.get("content-type") == "application/json"
-        return answer.status, json.loads(content) if is_json else content
-
-    def close(self):
-        self.connection.close()
-
-    def get(self, path):
-        return self.send("GET", path)
-
-    def predict(self, name, body):
-        return self.send("POST", f"/v1/models/{name}:predict", body)
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-@contextlib.contextmanager
-def serving(folder, *flags):
-    """Runs the command; yields a port, the one of its metrics, and its process."""
-    port, metrics = free_port(), free_port()
-    ports = [f"--port={port}", f"--metrics-port={metrics}"]
-    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
-    environment.pop("RAY_ADDRESS", None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "train.serve", str(folder), *ports, *flags],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline().startswith("Serving ")
-        yield port, metrics, process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-        process.stdout.close()
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "in vain"
-        time.sleep(0.2)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved_models")
-    for name, kind in KINDS.items():
-        export(SMALL_MODULES[kind](), folder, name, SENTENCES[:2])
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(folder):
-    with serving(folder, "--poll-seconds=0.3") as found:
-        yield found
-
-
-@pytest.fixture
-def client(server):
-    with contextlib.closing(Client(server[0])) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def alone(folder):
-    """What the C library answers to each of `TEXTS` alone: {model: [{output: value}]}."""
-    answers = {}
-    for name in KINDS:
-        key = "prompt" if name == "writer" else "text"
-        found = c_api.ask(folder / name / "1", [{"inputs": {key: [text]}} for text in TEXTS])
-        answers[name] = [{k: v[0] for k, v in answer["outputs"].items()} for answer in found]
-    return answers
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -181,7 +83,10 @@ def test_metadata_and_status_have_the_documented_form(client, folder):
     }
     for path in ("/v1/models/mood", "/v1/models/mood/versions/1"):
         assert client.get(path) == (200, {"model_version_status": [available]})
-    assert client.get("/v1/models") == (200, {"models": sorted(KINDS)})
+    assert client.get("/v1/models") == (
+        200,
+        {"models": sorted(KINDS), "attention": ["tiny"]},
+    )
     assert client.get("/health") == (200, sorted(KINDS))
 
 
@@ -238,19 +143,6 @@ def test_hostile_requests_are_refused_and_sound_ones_answered(client, folder):
     assert client.predict("tiny", {"inputs": SENTENCES})[0] == 200
 
 
-def ask_for_ever(port, name, texts, expected, may_end):
-    """Asks one row after the other; returns the number of answers and the differing ones."""
-    count, wrong = 0, []
-    with contextlib.closing(Client(port)) as client:
-        while not may_end.is_set():
-            row = count % len(texts)
-            status, answer = client.predict(name, {"instances": [texts[row]]})
-            if status != 200 or answer["predictions"] != [expected[row]]:
-                wrong.append((status, answer, expected[row]))
-            count += 1
-    return count, wrong
-
-
 def test_no_request_is_lost_while_versions_come_and_go(server, client, folder):
     export(Echo(), folder, "echo")
     wait_for(lambda: client.get("/v1/models/echo")[0] == 200)
@@ -289,6 +181,98 @@ def test_no_request_is_lost_while_versions_come_and_go(server, client, folder):
     wait_for(lambda: client.predict("echo", {"instances": ["a"]})[0] == 404)
 
 
+def request_of(prompt, max_tokens):
+    row = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.8, "top_k": 0, "top_p": 1.0}
+    return {"signature_name": "generate", "instances": [{**row, "seed": 5}]}
+
+
+def events(content):
+    parts = content.decode().removesuffix("\n\n").split("\n\n")
+    return [json.loads(part.removeprefix("data: ")) for part in parts]
+
+
+@pytest.mark.parametrize(
+    "max_tokens, lengths", [(0, [1]), (4, [4]), (9, [4, 8, 9]), (99, [4, 8, 10])]
+)
+def test_a_stream_ends_with_the_whole_continuation(client, max_tokens, lengths):
+    request = request_of("A dog", max_tokens)
+    status, content = client.send("POST", "/v1/models/writer:stream", request)
+    found = events(content)
+    assert status == 200 and [event["length"] for event in found] == lengths
+    assert [found[-1]] == client.predict("writer", request)[1]["predictions"]
+    for event in found:  # each is what as many tokens give
+        alone = client.predict("writer", request_of("A dog", event["length"]))
+        assert alone[1]["predictions"] == [event]
+
+
+@pytest.mark.parametrize(
+    "name, body, code",
+    [
+        ("none", {}, 404),
+        ("writer", "{", 400),
+        ("writer", {"instances": ["a"]}, 400),
+        ("writer", request_of("a", "7"), 400),
+        ("writer", request_of(None, 7), 400),
+        ("writer", {**request_of("a", 7), "instances": []}, 400),
+        ("tiny", {"inputs": ["a"]}, 400),
+    ],
+)
+def test_a_mistaken_stream_is_refused(client, name, body, code):
+    status, answer = client.send("POST", f"/v1/models/{name}:stream", body)
+    assert status == code and answer.keys() == {"error"}
+
+
+def test_the_attention_is_that_of_the_run(client, runs):
+    body = {"text": "A dog runs.", "target": "Zwei Katzen"}
+    status, page = client.send("POST", "/v1/models/tiny:attention", body)
+    expected = Translator.load(runs / "tiny").attention(*body.values()).page()
+    assert status == 200 and page.decode() == expected
+    for name, wrong, code in [
+        ("none", body, 404), ("mood", body, 404), ("..", body, 404), ("tiny", "[" * 99999, 400),
+        ("tiny", [], 400), ("tiny", {"text": 7}, 400), ("tiny", {"text": "a" * 9999}, 400),
+        ("tiny", {"text": "\ud800"}, 400), ("tiny", {"text": "a", "more": "b"}, 400),
+    ]:  # fmt: skip
+        status, answer = client.send("POST", f"/v1/models/{name}:attention", wrong)
+        assert status == code and answer.keys() == {"error"}, (wrong, answer)
+
+
+FILL_AND_ASK = """
+for (const [key, value] of Object.entries(%s)) document.forms[0][key].value = value;
+document.querySelector("button").click();
+"""
+SHOWN = """document.body.dataset.state && {
+    output: document.querySelector("output").textContent,
+    labels: [...document.querySelectorAll("tr")].map(row => row.cells[0].textContent),
+    looked: document.querySelector("iframe").srcdoc,
+}"""
+
+
+async def shown_in_browser(address, folder, fields):
+    async with browser(address, folder) as evaluate:
+        await until(evaluate, "document.querySelectorAll('option').length")
+        await evaluate(FILL_AND_ASK % json.dumps(fields))
+        return await until(evaluate, SHOWN)
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs the browser chromium")
+@pytest.mark.parametrize("name", KINDS)
+def test_the_page_answers_in_a_browser(server, client, name, tmp_path):
+    text = "A dog <b>runs</b>"
+    [row] = client.predict(name, {"instances": [text]})[1]["predictions"]
+    fields = {"model": name, "text": text, "max_tokens": 9, "temperature": 0.8, "seed": 5}
+    address = f"http://127.0.0.1:{server[0]}/"
+    shown = asyncio.run(shown_in_browser(address, tmp_path, fields))
+    expected = row.get("translation", row.get("label"))
+    if name == "writer":
+        [row] = client.predict(name, request_of(text, 9))[1]["predictions"]
+        expected = text + row["continuation"]
+    assert shown["output"] == expected
+    assert shown["labels"] == row.get("labels", [])
+    body = {"text": text, "target": expected}
+    looked = client.send("POST", "/v1/models/tiny:attention", body)[1].decode()
+    assert shown["looked"] == (looked if name == "tiny" else "")
+
+
 def test_metrics_are_those_of_prometheus(server, client):
     assert client.predict("tiny", {"inputs": SENTENCES})[0] == 200
 
@@ -305,7 +289,7 @@ def test_a_folder_without_models_is_refused(tmp_path):
         [sys.executable, "-m", "train.serve", str(tmp_path)],
         capture_output=True,
         text=True,
-        cwd=pathlib.Path(__file__).parents[2],
+        cwd=pathlib.Path(__file__).parents[3],
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "holds no model" in done.stderr

@@ -1,0 +1,52 @@
+"""Where a model looked: the attention of the run that a served model was exported from."""
+
+import pathlib
+import threading
+
+from keras_transformer.serving import Translator
+from train.convert import text_model_of
+from train.serve.requests import read_json
+
+LONGEST = 1000  # characters: the weights grow with the square of the tokens
+
+
+class Runs:
+    """The runs of a folder, each loaded when it is first asked for.
+
+    Args:
+        folder: with one run folder per model, of the model's name; None if there are none.
+    """
+
+    def __init__(self, folder=None):
+        self.folder = None if folder is None else pathlib.Path(folder)
+        self._models, self._lock = {}, threading.Lock()
+
+    def has(self, name):
+        """Whether there is a trained run of a model's name."""
+        return self.folder is not None and (self.folder / name / "model.keras").is_file()
+
+    def page(self, name, body):
+        """The page of `figures.attention_page` for a text, and for its translation.
+
+        Args:
+            name: of the model; a run must have it.
+            body: JSON, {"text": ...} and, for a translation model, "target".
+
+        Raises:
+            LookupError: if there is no such run.
+            ValueError: if the body is no such JSON, or the model has no attention to show.
+        """
+        if not self.has(name):
+            raise LookupError(f"No run of the name {name}. Start with --runs FOLDER.")
+        texts = read_json(body)
+        if not isinstance(texts, dict) or not {"text"} <= texts.keys() <= {"text", "target"}:
+            raise ValueError('Expected {"text": ...} and, for a translation, "target".')
+        if not all(isinstance(t, str) and len(t) <= LONGEST for t in texts.values()):
+            raise ValueError(f"Texts are strings of at most {LONGEST} characters.")
+        with self._lock:
+            if name not in self._models:
+                self._models[name] = text_model_of(self.folder / name)
+            model = self._models[name]
+        both = isinstance(model, Translator)
+        texts = [texts[key] for key in ("text", "target")[: 1 + both] if key in texts]
+        return model.attention(*texts).page()
