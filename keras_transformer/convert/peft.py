@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import keras
 
-from keras_transformer.convert import gpt2, marian
+from keras_transformer.convert import bert, gpt2, marian
 from keras_transformer.convert.tables import ConversionError, arrays_of, assign, same
 from keras_transformer.files import whole
 from keras_transformer.models.lora import add_lora, lora_of, projections
@@ -36,14 +36,25 @@ class Naming(NamedTuple):
 
     Args:
         rows: from a model to its table.
-        prefix: before the names of the table.
+        prefix: before the names of the table, but for those of `heads`; if there are heads and
+            the model has none, there is no prefix.
+        heads: what the names of heads start with.
     """
 
     rows: Callable
     prefix: str = ""
+    heads: tuple[str, ...] = ()
+
+    def full(self, model):
+        """A function from names in the table of a model to those in PEFT's files."""
+        names = [name for row in self.rows(model) for name in row.names]
+        is_bare = self.heads and not any(name.startswith(self.heads) for name in names)
+        prefix = "" if is_bare else self.prefix
+        return lambda name: name if name.startswith(self.heads) else prefix + name
 
 
 FAMILIES = {
+    "bert": Naming(bert.rows, "bert.", heads=("classifier", "cls.")),
     "gpt2": Naming(gpt2.rows, "transformer."),
     "marian": Naming(marian.block_rows),
 }
@@ -55,7 +66,7 @@ def read_peft(model, path, family):
     Args:
         model: of the family, with the weights that the LoRA was trained beside.
         path: of a folder with adapter_config.json and adapter_model.safetensors.
-        family: a key of `convert.peft.FAMILIES`: "gpt2" or "marian".
+        family: a key of `convert.peft.FAMILIES`: "bert", "gpt2" or "marian".
 
     Returns:
         A new model, as of `add_lora`. Layers that the folder leaves out have a product of zero.
@@ -111,7 +122,7 @@ def write_peft(model, path, family):
     Args:
         model: of `add_lora`, of the family.
         path: of the new folder, missing or empty.
-        family: a key of `convert.peft.FAMILIES`: "gpt2" or "marian".
+        family: a key of `convert.peft.FAMILIES`: "bert", "gpt2" or "marian".
 
     Returns:
         The path.
@@ -123,18 +134,18 @@ def write_peft(model, path, family):
     naming, path = _naming(family), pathlib.Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConversionError(f"{path} exists already. Choose another folder, or delete it.")
-    arrays, modules, trained = {}, [], set()
+    arrays, modules, trained, full = {}, [], set(), naming.full(model)
     for module, adapter in _adapters(model, naming):
-        modules.append(naming.prefix + module)
+        modules.append(full(module))
         for end, variable in ((DOWN, adapter.down), (UP, adapter.up)):
             array = keras.ops.convert_to_numpy(variable).astype("float32")
-            arrays[f"{START}{naming.prefix}{module}{end}"] = array
+            arrays[START + full(module) + end] = array
             trained.add(variable.path)
     if not modules:
         raise ConversionError("The model must have LoRA, as of add_lora. Received: one without.")
     further = [row for row in naming.rows(model) if row.variable.trainable]
     for name, array in arrays_of(further).items():
-        arrays[f"{START}{naming.prefix}{name}"] = array
+        arrays[START + full(name)] = array
     trained |= {row.variable.path for row in further}
     if left := [w.path for w in model.trainable_weights if w.path not in trained]:
         raise ConversionError(f"{family} has no place for {left[0]}, which the model trains.")
@@ -142,7 +153,7 @@ def write_peft(model, path, family):
     from safetensors.numpy import save_file
 
     lora = lora_of(model)
-    to_save = {naming.prefix + name.rpartition(".")[0] for row in further for name in row.names}
+    to_save = {full(name.rpartition(".")[0]) for row in further for name in row.names}
     config = {
         "peft_type": "LORA",
         "r": lora.rank,

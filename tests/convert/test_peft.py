@@ -13,6 +13,7 @@ from keras_transformer.convert import (
     ConversionError,
     arrays_of,
     assign,
+    bert,
     load_gpt2,
     marian,
     read_peft,
@@ -54,7 +55,7 @@ def test_mistakes_are_told(tmp_path):
     model = fill(kt.gpt2(max_sequence_length=9, **TINY))
     with pytest.raises(ConversionError, match="must have LoRA, as of add_lora"):
         write_peft(model, tmp_path / "lora", "gpt2")
-    with pytest.raises(ConversionError, match=r"family must be one of gpt2, marian.*'gpt3'"):
+    with pytest.raises(ConversionError, match=r"family must be one of bert, gpt2, marian.*'gpt3'"):
         write_peft(model, tmp_path / "lora", "gpt3")
     with pytest.raises(ConversionError, match=r"tuned by query_key_value, .*Received: query"):
         write_peft(kt.add_lora(model, 2), tmp_path / "lora", "gpt2")
@@ -199,3 +200,56 @@ def test_peft_and_ours_merge_into_the_same_marian(their_marian, tmp_path):
             np.testing.assert_allclose(array_of_ours, state[name].numpy(), atol=1e-6, err_msg=name)
     name = "model.decoder.layers.1.encoder_attn.v_proj.weight"
     assert np.abs(merged[name] - arrays[name]).max() > 0.1
+
+
+@of_peft
+@pytest.mark.oracle
+@pytest.mark.parametrize("heads", [True, False])
+def test_peft_s_bert_and_its_head_go_in_and_out(tmp_path, heads):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    config = transformers.BertConfig(
+        vocab_size=11, hidden_size=6, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=7, max_position_embeddings=9, num_labels=3,
+    )  # fmt: skip
+    kind = transformers.BertForSequenceClassification if heads else transformers.BertModel
+    theirs = kind(config).eval()
+    blocks = {"num_layers": 2, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 2}
+    model = kt.bert(11, size="tiny", max_sequence_length=9, **blocks)
+    model = kt.bert_classifier(model, 3) if heads else model
+    arrays = {name.removeprefix("bert."): a.numpy() for name, a in theirs.state_dict().items()}
+    assign(bert.rows(model), arrays, "BERT")
+    tuned = peft.get_peft_model(
+        copy.deepcopy(theirs),
+        peft.LoraConfig(
+            r=3,
+            lora_alpha=5,
+            target_modules=["query", "value", "intermediate.dense", "output.dense"],
+            modules_to_save=["classifier"] if heads else None,
+        ),
+    ).eval()
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.4 * torch.randn_like(parameter))
+    tuned.save_pretrained(tmp_path / "theirs")
+    read = read_peft(model, tmp_path / "theirs", "bert")
+    trained = read.trainable_weights
+    assert len(trained) == 2 * 2 * 5 + 2 * heads
+    write_peft(read, tmp_path / "ours", "bert")
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(theirs), tmp_path / "ours").eval()
+
+    def of_theirs(peft_model):
+        with torch.no_grad():
+            outputs = peft_model(torch.tensor(IDS + (IDS == 0), dtype=torch.int64))
+        return (outputs.logits if heads else outputs.last_hidden_state).numpy()
+
+    def of_ours(ours):
+        outputs = ours({"token_ids": IDS + (IDS == 0), "segment_ids": IDS * 0})
+        return array(outputs if heads else outputs["vectors"])
+
+    expected = of_theirs(tuned)
+    assert np.abs(expected - of_theirs(theirs)).max() > 0.1
+    np.testing.assert_allclose(of_ours(read), expected, atol=1e-5)
+    np.testing.assert_allclose(of_theirs(again), expected, atol=1e-5)

@@ -103,8 +103,8 @@ def test_it_learns():
     model = kt.language_model(11, **SMALL)
     tuned = kt.add_lora(model, 4, targets=("query", "key", "value", "output", "widen", "narrow"))
     tuned.compile(keras.optimizers.Adam(0.03), kt.TokenCrossentropy())
-    history = tuned.fit(IDS[:, :-1], IDS[:, 1:], epochs=60, verbose=0).history["loss"]
-    assert history[-1] < 0.6 * history[0], history
+    history = tuned.fit(IDS[:, :-1], IDS[:, 1:], epochs=30, verbose=0).history["loss"]
+    assert history[-1] < 0.7 * history[0], history
 
 
 def test_a_cached_step_equals_the_whole_pass():
@@ -155,3 +155,38 @@ def test_adding_twice_and_merging_nothing_are_refused():
         kt.merge_lora(model)
     with pytest.raises(ValueError, match="Call merge_lora first"):
         kt.add_lora(kt.add_lora(model))
+
+
+def test_a_memory_is_projected_by_the_tuned_kernel_too():
+    from keras_transformer.models.xl_model import read
+
+    tuned = tuned_by_hand(fill(MODELS["transformer_xl"]()), 2, targets=("key", "value"))
+    merged = kt.merge_lora(tuned)
+    (first, memory), (again, other) = read(tuned, IDS), read(merged, IDS)
+    np.testing.assert_allclose(array(first), array(again), atol=1e-4)
+    found, expected = read(tuned, IDS, memory)[0], read(merged, IDS, other)[0]
+    np.testing.assert_allclose(array(found), array(expected), atol=1e-4)
+
+
+@pytest.mark.parametrize(("remat", "jit_compile"), [(True, False), (False, True)])
+def test_recomputed_and_compiled_steps_train_lora_to_the_same_numbers(remat, jit_compile):
+    trained = []
+    for again, compiled in ((False, False), (remat, jit_compile)):
+        keras.utils.set_random_seed(3)
+        tuned = kt.add_lora(kt.language_model(11, **SMALL, remat=again), 2)
+        tuned.compile("sgd", kt.TokenCrossentropy(), jit_compile=compiled)
+        tuned.optimizer.learning_rate = 0.5
+        tuned.fit(IDS[:, :-1], IDS[:, 1:], epochs=4, verbose=0)
+        trained.append([array(weight) for weight in tuned.trainable_weights])
+    assert max(np.abs(weight).max() for weight in trained[0][1::2]) > 1e-3, "B has moved"
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_lora_trains_under_a_half_precision_policy():
+    model = kt.language_model(11, **SMALL, dtype="mixed_bfloat16")
+    tuned = kt.add_lora(model, 2)
+    tuned.compile("adam", kt.TokenCrossentropy())
+    tuned.fit(IDS[:, :-1], IDS[:, 1:], verbose=0)
+    assert {weight.dtype for weight in tuned.trainable_weights} == {"float32"}
+    assert kt.merge_lora(tuned).get_layer("decoder").dtype_policy.name == "mixed_bfloat16"
