@@ -34,7 +34,9 @@ class ServeOptions:
     runs: str | None = setting(
         None, "folder of runs; one of a model's name shows on the page where the model looked"
     )
-    metrics_port: int = setting(8502, "of Prometheus metrics, on every machine", ge=1, le=65535)
+    metrics_port: int = setting(
+        8502, "of Prometheus metrics; a Ray cluster that is up has its own", ge=1, le=65535
+    )
 
 
 def main(arguments=None):
@@ -47,7 +49,8 @@ def main(arguments=None):
         options = ServeOptions(**given_flags(flags, ServeOptions))
         folder = check_folder(flags.folder)
         check_port(options.host, options.port)
-        check_port("", options.metrics_port)
+        if "RAY_ADDRESS" not in os.environ:
+            check_port("", options.metrics_port)
         run(folder, options)
 
 
@@ -86,11 +89,11 @@ def run(folder, options):
     def stop(*_):
         raise KeyboardInterrupt
 
-    own = {} if "RAY_ADDRESS" in os.environ else {
-        "include_dashboard": False,
-        "_metrics_export_port": options.metrics_port,
-        "_system_config": {"metrics_report_interval_ms": 2000},
-    }  # fmt: skip
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # tells its makers nothing
+    os.environ.setdefault("RAY_metrics_report_interval_ms", "2000")
+    # Ray has a public name for this port in `ray start` only; the test of metrics watches it.
+    own = {"include_dashboard": False, "_metrics_export_port": options.metrics_port}
+    own = {} if "RAY_ADDRESS" in os.environ else own
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray.init(log_to_driver=False, logging_level="warning", **own)
     signal.signal(signal.SIGTERM, stop)  # after Ray, which has a handler of its own
@@ -101,7 +104,8 @@ def run(folder, options):
             http_options={"host": options.host, "port": options.port},
             logging_config=quiet,
         )
-        resources = {"num_gpus": options.gpus_per_replica}
+        # Not a core each: Ray would wait for ever where replicas outnumber cores.
+        resources = {"num_cpus": 0, "num_gpus": options.gpus_per_replica}
         server = Server.options(num_replicas=options.replicas, ray_actor_options=resources)
         serve.run(
             server.bind(

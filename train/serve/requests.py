@@ -123,7 +123,7 @@ def _array(key, nested, info):
         return array.reshape(shape)
     except (ValueError, TypeError, KeyError, OverflowError, struct.error) as error:
         kind = DTYPES.get(info["dtype"], "values")
-        raise ValueError(f"The input {shorten(key)} must be a list of {kind}: {error}") from None
+        raise ValueError(f"The input {key} must be a list of {kind}: {error}") from None
 
 
 def _values(key, array):

@@ -1,10 +1,12 @@
 """Which versions of which models are served: what stands in the folder, newest first."""
 
+import gc
 import logging
 import pathlib
 import re
 import threading
 import time
+import weakref
 
 from train.serve.saved_model import SavedModel
 
@@ -29,6 +31,7 @@ class Models:
         self.folder, self.num_versions = pathlib.Path(folder), num_versions
         self._served = {}  # {name: {version: SavedModel}}; replaced, never changed
         self._states = {}  # {name: {version: (state, error message)}}
+        self._leaving = []  # weak references to versions that are no longer served
         self._failed = {}  # {path: the state of its files}
         self.update()
 
@@ -76,6 +79,7 @@ class Models:
 
     def update(self):
         """Loads what is new in the folder and lets go of what is gone."""
+        self._free()
         found = self._found()
         for name in found.keys() | self._served.keys():
             paths = found.get(name, {})
@@ -93,6 +97,7 @@ class Models:
             self._served = {**self._served, name: loaded}
             for number in old.keys() - loaded.keys():
                 states[number] = (END, "")
+                self._leaving.append(weakref.ref(old[number]))
 
     def keep_updated(self, seconds):
         """Looks at the folder every so many seconds, in a thread of its own."""
@@ -106,6 +111,16 @@ class Models:
                     logging.getLogger(__name__).warning("%s", error)
 
         threading.Thread(target=watch, daemon=True).start()
+
+    def _free(self):
+        """Frees versions whose last request has ended.
+
+        What TensorFlow loads refers to itself, and Python may take hours to notice that.
+        """
+        held = [reference for reference in self._leaving if reference() is not None]
+        if len(held) < len(self._leaving):
+            gc.collect()
+        self._leaving = held
 
     def _found(self):
         """{name: {version: path}} of the SavedModels in the folder."""

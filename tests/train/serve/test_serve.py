@@ -284,12 +284,19 @@ def test_metrics_are_those_of_prometheus(server, client):
     assert 'model="tiny"' in found() and "ray_serve" in found()
 
 
-def test_a_folder_without_models_is_refused(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "train.serve", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=pathlib.Path(__file__).parents[3],
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and "holds no model" in done.stderr
+def test_a_folder_without_models_and_a_taken_port_are_refused(server, folder, tmp_path):
+    taken = str(server[0])
+    for flags, message in [
+        ([str(tmp_path)], "holds no model"),
+        ([str(folder), "--port", taken], "Address already in use"),
+        ([str(folder), "--metrics-port", taken], "Address already in use"),
+    ]:
+        done = subprocess.run(
+            [sys.executable, "-m", "train.serve", *flags],
+            capture_output=True,
+            text=True,
+            cwd=pathlib.Path(__file__).parents[3],
+        )
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ") and message in done.stderr
+        assert done.stderr.count("\n") == 1
