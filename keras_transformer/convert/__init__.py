@@ -9,6 +9,7 @@ from keras_transformer.convert.gpt2 import arrays_of_keras_hub_gpt2, load_gpt2
 from keras_transformer.convert.loading import Converted, load, read
 from keras_transformer.convert.peft import read_peft, write_peft
 from keras_transformer.convert.tables import ConversionError, Row, arrays_of, assign
+from keras_transformer.convert.tokenizers import load_tokenizer_of
 from keras_transformer.convert.writing import write
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "assign",
     "load",
     "load_gpt2",
+    "load_tokenizer_of",
     "read",
     "read_peft",
     "write",

@@ -3,6 +3,8 @@
 import pathlib
 import re
 
+import numpy as np
+
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.tokenizers.sentencepiece import (
     CONTROL_PIECES,
@@ -30,12 +32,28 @@ def sentencepiece_tokenizer(path, vocabulary):
     Raises:
         ConversionError: if the file is not a SentencePiece model.
     """
+    return rearranged(read_model(path), vocabulary)
+
+
+def read_model(path):
+    """Reads a SentencePiece model as its fields.
+
+    Raises:
+        ConversionError: if the file is not a SentencePiece model.
+    """
     try:
         model = Model.FromString(pathlib.Path(path).read_bytes())
-        known = {piece.piece: (piece.score, piece.type) for piece in model.pieces}
-        lowest = min(piece.score for piece in model.pieces) - _BELOW_ALL
     except Exception as error:  # of protobuf, which has its own
         raise ConversionError(f"{path} must be a SentencePiece model. Received: {error}") from None
+    if not model.pieces:
+        raise ConversionError(f"{path} must be a SentencePiece model. Received: no piece.")
+    return model
+
+
+def rearranged(model, vocabulary):
+    """A `SentencePieceTokenizer` of a model's pieces in another order; changes the model."""
+    known = {piece.piece: (piece.score, piece.type) for piece in model.pieces}
+    lowest = min(piece.score for piece in model.pieces) - _BELOW_ALL
     normal = (0.0, PieceType.NORMAL)
     pieces = []
     for index, name in enumerate(vocabulary):
@@ -62,3 +80,26 @@ def sentencepiece_tokenizer(path, vocabulary):
         model.pieces.add(piece=name, score=score, type=kind)
     model.trainer_spec.vocab_size = len(vocabulary)
     return SentencePieceTokenizer(model.SerializeToString())
+
+
+def in_our_order(model, names, unknown, control=("<pad>", "<s>", "</s>")):
+    """A model whose ids are the places of its pieces in `names`, with our control pieces first.
+
+    Args:
+        model: the fields of a SentencePiece model, which change.
+        names: the pieces in the order of their ids.
+        unknown: the name of the unknown piece.
+        control: the names of pad, start and end. What has no start starts with pad.
+
+    Returns:
+        A `SentencePieceTokenizer`, and their id at each of ours, -1 where there is none.
+    """
+    ids = {name: index for index, name in enumerate(names)}
+    pad, start, end = (ids.get(name, -1) for name in control)
+    theirs = our_order(len(names), pad, ids[unknown], pad if start < 0 else start, end)
+    return rearranged(model, [names[index] for index in theirs]), theirs
+
+
+def our_order(size, *control):
+    """Their id at each of ours: the control ids, then the others as they were."""
+    return np.array([*control, *(index for index in range(size) if index not in control)])

@@ -21,9 +21,11 @@ _FIELDS = {  # message: name, number and type of each field
     "Trainer": [
         ("model_type", 3, _Field.TYPE_INT32),
         ("vocab_size", 4, _Field.TYPE_INT32),
+        ("byte_fallback", 35, _Field.TYPE_BOOL),
     ],
     "Normalizer": [
         ("name", 1, _Field.TYPE_STRING),
+        ("precompiled_charsmap", 2, _Field.TYPE_BYTES),
         ("add_dummy_prefix", 3, _Field.TYPE_BOOL),
         ("remove_extra_whitespaces", 4, _Field.TYPE_BOOL),
         ("escape_whitespaces", 5, _Field.TYPE_BOOL),
@@ -37,6 +39,7 @@ _FIELDS = {  # message: name, number and type of each field
 
 
 class ModelType(enum.IntEnum):
+    UNIGRAM = 1
     BPE = 2
     WORD = 3
 
@@ -47,6 +50,7 @@ class PieceType(enum.IntEnum):
     CONTROL = 3
     USER_DEFINED = 4
     UNUSED = 5
+    BYTE = 6
 
 
 def _message_class(name):

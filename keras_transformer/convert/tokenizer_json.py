@@ -1,0 +1,187 @@
+"""The file `tokenizer.json` of Hugging Face's `tokenizers`, as one of our tokenizers."""
+
+import base64
+import json
+
+import numpy as np
+
+from keras_transformer.convert.sentencepiece import in_our_order, our_order
+from keras_transformer.convert.tables import ConversionError
+from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
+from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, UNKNOWN_ID
+from keras_transformer.tokenizers.sentencepiece_format import Model, ModelType, PieceType
+from keras_transformer.tokenizers.word_pieces import PAD, UNKNOWN, WordPieceTokenizer
+
+SPACE = "\u2581"  # as it stands in pieces
+_BYTE_LEVEL = {"add_prefix_space": False, "use_regex": True}
+_BERT = {"clean_text": True, "handle_chinese_chars": True}
+_WORD_PIECE = {
+    "continuing_subword_prefix": "##",
+    "max_input_chars_per_word": 100,
+    "unk_token": UNKNOWN,
+}
+
+
+def read_tokenizer_json(path):
+    """Reads byte-level byte pairs, Unigram, WordPiece, or llama's byte pairs with byte fallback.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The tokenizer and their id at each of ours, as of `load_tokenizer_of`.
+
+    Raises:
+        ConversionError: if the file asks for something else.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        kind = content["model"]["type"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConversionError(f"{path} must be a tokenizer.json. Received: {error!r}") from None
+    readers = {"BPE": _byte_pairs, "Unigram": _unigram, "WordPiece": _word_pieces}
+    if kind not in readers:
+        raise ConversionError(
+            f"{path}: the model must be {', '.join(readers)}. Received: type={kind!r}."
+        )
+    added = {token["content"]: token["id"] for token in content.get("added_tokens") or []}
+    return readers[kind](content, added, path)
+
+
+def byte_pairs(vocabulary, merges):
+    """A `BytePairTokenizer` and their id at each of ours.
+
+    Ids are reordered where the vocabulary has pad, unknown, start and end; where it has not,
+    these four are put before it.
+    """
+    if not set(CONTROL_PIECES) <= vocabulary.keys():
+        tokenizer = BytePairTokenizer(vocabulary, merges, first_id=len(CONTROL_PIECES))
+        return tokenizer, np.array([-1] * len(CONTROL_PIECES) + [*range(len(vocabulary))])
+    names = _names(vocabulary)
+    theirs = our_order(len(names), *(vocabulary[name] for name in CONTROL_PIECES))
+    return BytePairTokenizer({names[i]: n for n, i in enumerate(theirs)}, merges), theirs
+
+
+def _byte_pairs(content, added, path):
+    model = content["model"]
+    vocabulary = model["vocab"] | added
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    _require(model, {"ignore_merges": False, "dropout": None}, path)
+    if model.get("byte_fallback"):
+        return _sentencepiece_byte_pairs(content, vocabulary, merges, added, path)
+    _steps(content, "normalizer", [], path)
+    steps = _steps(content, "pre_tokenizer", ["ByteLevel"], path, needed="ByteLevel")
+    _require(steps["ByteLevel"], _BYTE_LEVEL, path)
+    return byte_pairs(vocabulary, merges)
+
+
+def _sentencepiece_byte_pairs(content, vocabulary, merges, added, path):
+    """Byte pairs of a SentencePiece model: a merged piece scores by its rank."""
+    ranks = {}
+    for rank, (left, right) in enumerate(pair.split(" ") for pair in merges):
+        ranks.setdefault(left + right, rank)
+    names = _names(vocabulary)
+    scored = [(name, -float(ranks.get(name, len(merges)))) for name in names]
+    unknown = content["model"].get("unk_token") or CONTROL_PIECES[UNKNOWN_ID]
+    model = _model(content, ModelType.BPE, scored, unknown, added, path)
+    return in_our_order(model, names, unknown)
+
+
+def _unigram(content, added, path):
+    scored = [tuple(pair) for pair in content["model"]["vocab"]]
+    known = {name for name, _ in scored}
+    scored += [(name, 0.0) for name in sorted(added, key=added.get) if name not in known]
+    names = [name for name, _ in scored]
+    _names({name: index for index, name in enumerate(names)} | added)
+    unknown = names[content["model"]["unk_id"]]
+    model = _model(content, ModelType.UNIGRAM, scored, unknown, added, path)
+    return in_our_order(model, names, unknown)
+
+
+def _model(content, kind, scored, unknown, added, path):
+    """A SentencePiece model of (piece, score); what was added is found in no text."""
+    before = _steps(content, "normalizer", ["Precompiled", "Prepend", "Replace", "Strip"], path)
+    after = _steps(content, "pre_tokenizer", ["WhitespaceSplit", "Metaspace"], path)
+    _require(before.get("Prepend", {}), {"prepend": SPACE}, path)
+    _require(after.get("Metaspace", {}), {"replacement": SPACE}, path)
+    spaces = before.get("Replace", {"content": SPACE})
+    if spaces["content"] not in (SPACE, " "):
+        raise ConversionError(f"{path}: only spaces may be replaced. Received: {spaces}.")
+    charsmap = before.get("Precompiled", {}).get("precompiled_charsmap") or ""
+    if "WhitespaceSplit" in after and not charsmap:
+        raise ConversionError(
+            f"{path} must normalise by Precompiled where it splits at white space, as the released "
+            "files do; transformers 5 loses that of mBART. Received: normalizer without it."
+        )
+    model = Model()
+    fallback = bool(content["model"].get("byte_fallback"))
+    for name, score in scored:
+        if name == unknown:
+            type_ = PieceType.UNKNOWN
+        elif name in added:
+            type_ = PieceType.CONTROL
+        elif fallback and len(name) == 6 and name.startswith("<0x"):
+            type_ = PieceType.BYTE
+        else:
+            type_ = PieceType.NORMAL
+        model.pieces.add(piece=name, score=score, type=type_)
+    model.trainer_spec.model_type = kind
+    model.trainer_spec.byte_fallback = fallback
+    metaspace = after.get("Metaspace", {"prepend_scheme": "never"})
+    begins = metaspace.get("prepend_scheme", "always") != "never"
+    spec = model.normalizer_spec
+    spec.name = "nmt_nfkc" if charsmap else "identity"
+    spec.precompiled_charsmap = base64.b64decode(charsmap)
+    spec.add_dummy_prefix = "Prepend" in before or begins
+    # " {2,}" by one space, a regular expression, as SentencePiece has it.
+    spec.remove_extra_whitespaces = "WhitespaceSplit" in after or "Regex" in spaces.get(
+        "pattern", {}
+    )
+    spec.escape_whitespaces = True
+    return model
+
+
+def _word_pieces(content, added, path):
+    _steps(content, "pre_tokenizer", ["BertPreTokenizer"], path, needed="BertPreTokenizer")
+    steps = _steps(content, "normalizer", ["BertNormalizer"], path, needed="BertNormalizer")
+    normalizer = steps["BertNormalizer"]
+    lowercase = normalizer["lowercase"]
+    _require(normalizer, _BERT | {"strip_accents": lowercase}, path)
+    _require(content["model"], _WORD_PIECE, path)
+    vocabulary = content["model"]["vocab"] | added
+    names = _names(vocabulary)
+    theirs = our_order(len(names), *([vocabulary[PAD]] if PAD in vocabulary else []))
+    return WordPieceTokenizer([names[index] for index in theirs], lowercase), theirs
+
+
+def _names(vocabulary):
+    """The pieces in the order of their ids, which must be 0, 1, 2 and so on."""
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise ConversionError(
+            "The ids of a tokenizer.json, added_tokens included, must be 0, 1, 2 and so on. "
+            f"Received: {len(vocabulary)} pieces with other ids."
+        )
+    return sorted(vocabulary, key=vocabulary.get)
+
+
+def _steps(content, name, allowed, path, needed=None):
+    """The steps of the normalizer or pre_tokenizer, {type: step}; refuses those not allowed."""
+    step = content.get(name)
+    parts = [step] if step else []
+    if step and step["type"] == "Sequence":
+        parts = step["normalizers" if name == "normalizer" else "pretokenizers"]
+    steps = {part["type"]: part for part in parts}
+    if not steps.keys() <= set(allowed) or (needed and needed not in steps):
+        raise ConversionError(
+            f"{path}: the {name} must be {' or '.join(allowed) or 'missing'}; nothing else is "
+            f"supported. Received: {' and '.join(steps) or 'none'}."
+        )
+    return steps
+
+
+def _require(settings, allowed, path):
+    for name, value in allowed.items():
+        if settings.get(name) not in (value, None):
+            raise ConversionError(
+                f"{path}: {name} must be {value!r}. Received: {settings[name]!r}."
+            )

@@ -1,0 +1,113 @@
+"""Tokenizers of other libraries, from their files, as ours.
+
+Our models take id 0 for padding and start and end from ids 2 and 3, so that ids come in another
+order: pad, unknown, start and end first, the others as they were.
+"""
+
+import json
+import pathlib
+
+import numpy as np
+
+from keras_transformer.convert.sentencepiece import in_our_order, read_model
+from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tokenizer_json import byte_pairs, read_tokenizer_json
+from keras_transformer.tokenizers.sentencepiece_format import PieceType
+from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
+
+T5_FILE, LLAMA_FILE, FAIRSEQ_FILE = "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"
+TOKENIZER_JSON, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+# Of mBART-25, in the order of their ids.
+MBART_LANGUAGES = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT "
+    "lv_LV my_MM ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
+).split()
+
+
+def load_tokenizer_of(path):
+    """Loads the tokenizer of a released model.
+
+    Args:
+        path: of a folder with one of these, the first that is there: `spiece.model` of T5,
+            `tokenizer.model` of llama, `sentencepiece.bpe.model` of mBART and XLM-R,
+            `tokenizer.json` of byte-level byte pairs, Unigram or WordPiece, `vocab.txt` of BERT,
+            `vocab.json` and `merges.txt` of GPT-2.
+
+    Returns:
+        The tokenizer, one of `tokenizers`, and their id at each of ours, an integer array:
+        `array[theirs]` are the rows of a table in our order. It is -1 where they have none. A
+        model without a start token starts with the padding token, whose id is there twice.
+
+    Raises:
+        ConversionError: a ValueError, if there is no such file, or it asks for what ours cannot
+            do.
+    """
+    try:
+        return _read(pathlib.Path(path))
+    except ConversionError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConversionError(f"{path} holds a tokenizer that ours cannot be: {error}") from None
+
+
+def _read(path):
+    settings = _json(path / SPECIAL_TOKENS) | _json(path / SETTINGS)
+    if (path / T5_FILE).is_file():
+        return _of_pieces(path / T5_FILE, settings, _t5_pieces)
+    if (path / LLAMA_FILE).is_file():
+        return _of_pieces(path / LLAMA_FILE, settings, lambda names, settings: names)
+    if (path / FAIRSEQ_FILE).is_file() and not (path / "vocab.json").is_file():
+        return _of_pieces(path / FAIRSEQ_FILE, settings, _fairseq_pieces)
+    if (path / TOKENIZER_JSON).is_file():
+        return read_tokenizer_json(path / TOKENIZER_JSON)
+    if (path / "vocab.txt").is_file():
+        tokenizer = WordPieceTokenizer.load(path / "vocab.txt", settings.get("do_lower_case"))
+        return tokenizer, np.arange(tokenizer.vocabulary_size)
+    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        lines = (path / "merges.txt").read_text("utf-8").split("\n")
+        merges = [line for line in lines if line and not line.startswith("#version")]
+        return byte_pairs(_json(path / "vocab.json"), merges)
+    raise ConversionError(
+        f"{path} must hold {T5_FILE}, {LLAMA_FILE}, {FAIRSEQ_FILE}, {TOKENIZER_JSON}, vocab.txt, "
+        "or vocab.json and merges.txt."
+    )
+
+
+def _of_pieces(file, settings, arrange):
+    """A SentencePiece model, its pieces by their ids given by `arrange(names, settings)`."""
+    model = read_model(file)
+    unknown = next((p.piece for p in model.pieces if p.type == PieceType.UNKNOWN), None)
+    if unknown is None:
+        raise ConversionError(f"{file} must have an unknown piece. Received: none.")
+    names = arrange([piece.piece for piece in model.pieces], settings)
+    given = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    control = [_content(settings.get(name) or usual) for name, usual in given.items()]
+    return in_our_order(model, names, unknown, control)
+
+
+def _t5_pieces(names, settings):
+    extra = settings.get("extra_ids", 100)
+    return [*names, *(f"<extra_id_{index}>" for index in reversed(range(extra)))]
+
+
+def _fairseq_pieces(names, settings):
+    """<s>, <pad>, </s>, <unk>, the pieces from the fourth on, languages, <mask>."""
+    languages = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
+    if not isinstance(languages, list) or not languages:
+        languages = MBART_LANGUAGES if "MBart" in settings.get("tokenizer_class", "") else []
+    languages = [_content(language) for language in languages]
+    return ["<s>", "<pad>", "</s>", "<unk>", *names[3:], *languages, "<mask>"]
+
+
+def _content(token):
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _json(path):
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ConversionError(f"{path} must hold a JSON object. Received: {error}") from None
