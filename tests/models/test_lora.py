@@ -180,10 +180,10 @@ def test_recomputed_and_compiled_steps_train_lora_to_the_same_numbers(remat, jit
         trained.append([array(weight) for weight in tuned.trainable_weights])
     assert max(np.abs(weight).max() for weight in trained[0][1::2]) > 1e-3, "B has moved"
     for one, other in zip(*trained, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-def test_lora_trains_under_a_half_precision_policy():
+def test_lora_trains_under_mixed_bfloat16():
     model = kt.language_model(11, **SMALL, dtype="mixed_bfloat16")
     tuned = kt.add_lora(model, 2)
     tuned.compile("adam", kt.TokenCrossentropy())
