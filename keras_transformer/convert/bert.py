@@ -126,31 +126,17 @@ def read(folder: ModelFolder):
 
 
 def word_pieces(folder):
-    """The `WordPieceTokenizer` of a folder, from vocab.txt or tokenizer.json."""
+    """The `WordPieceTokenizer` of a folder, from tokenizer.json or vocab.txt."""
+    from keras_transformer.convert.tokenizers import load_tokenizer_of
     from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
-    if folder.has("vocab.txt"):
-        settings = "tokenizer_config.json"
-        lowercase = (
-            folder.json(settings).get("do_lower_case", True) if folder.has(settings) else None
-        )
-        return WordPieceTokenizer.load(folder.file("vocab.txt"), lowercase)
-    content = folder.json("tokenizer.json")
-    model, normalizer = content["model"], content.get("normalizer") or {}
-    lowercase = normalizer.get("lowercase", True)
-    accents = normalizer.get("strip_accents")
-    usual = (
-        model.get("type") == "WordPiece"
-        and normalizer.get("type", "BertNormalizer") == "BertNormalizer"
-        and normalizer.get("handle_chinese_chars", True)
-        and accents in (None, lowercase)
-    )
-    if not usual:
+    tokenizer, theirs = load_tokenizer_of(folder.path)
+    if not isinstance(tokenizer, WordPieceTokenizer) or theirs[0] != 0:
         raise ConversionError(
-            f"{folder.path}/tokenizer.json must hold the word pieces of BERT. Received: "
-            f"{model.get('type')} after {normalizer}."
+            f"{folder.path} must hold the word pieces of BERT, [PAD] the first. Received: a "
+            f"{type(tokenizer).__name__} whose first id is {theirs[0]}."
         )
-    return WordPieceTokenizer(sorted(model["vocab"], key=model["vocab"].get), lowercase)
+    return tokenizer
 
 
 def _modern(name):

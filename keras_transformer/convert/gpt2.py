@@ -6,7 +6,6 @@ from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.internals import arrays_of_gpt2_block
 from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.tables import (
-    ConversionError,
     Row,
     assign,
     norm_rows,
@@ -94,6 +93,7 @@ def arrays_of_keras_hub_gpt2(backbone):
 
 def read(folder: ModelFolder):
     """Reads a folder of GPT-2: weights, byte pairs and the longest context."""
+    from keras_transformer.convert.tokenizer_json import byte_level
     from keras_transformer.serving.settings import SamplingSettings
     from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 
@@ -123,23 +123,8 @@ def read(folder: ModelFolder):
         files = folder.file("vocab.json"), folder.file("merges.txt")
         tokenizer = BytePairTokenizer.from_files(*files, FIRST_ID)
     else:
-        tokenizer = _byte_pairs(folder)
+        found = byte_level(folder.json("tokenizer.json"), folder.file("tokenizer.json"))
+        tokenizer = BytePairTokenizer(*found, FIRST_ID)
     settings = SamplingSettings(context=context, max_tokens=context // 2)
     run = {"model": "gpt2", "size": "124M", "tokens": "pieces", "context": context}
     return Converted("language_model", model, tokenizer, settings=settings, config=run | dimensions)
-
-
-def _byte_pairs(folder):
-    from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
-
-    content = folder.json("tokenizer.json")
-    pairs = content["model"]
-    if pairs.get("type") != "BPE":
-        raise ConversionError(
-            f"{folder.path}/tokenizer.json must hold byte pairs. Received: type={pairs['type']!r}."
-        )
-    vocabulary = {**pairs["vocab"]}
-    for added in content.get("added_tokens", ()):
-        vocabulary[added["content"]] = added["id"]
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs["merges"]]
-    return BytePairTokenizer(vocabulary, merges, FIRST_ID)

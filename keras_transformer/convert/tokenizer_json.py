@@ -44,8 +44,7 @@ def read_tokenizer_json(path):
         raise ConversionError(
             f"{path}: the model must be {', '.join(readers)}. Received: type={kind!r}."
         )
-    added = {token["content"]: token["id"] for token in content.get("added_tokens") or []}
-    return readers[kind](content, added, path)
+    return readers[kind](content, _added(content), path)
 
 
 def byte_pairs(vocabulary, merges):
@@ -63,20 +62,45 @@ def byte_pairs(vocabulary, merges):
 
 
 def _byte_pairs(content, added, path):
-    model = content["model"]
-    vocabulary = model["vocab"] | added
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    _require(model, {"ignore_merges": False, "dropout": None}, path)
-    if model.get("byte_fallback"):
-        return _sentencepiece_byte_pairs(content, vocabulary, merges, added, path)
+    if content["model"].get("byte_fallback"):
+        return _sentencepiece_byte_pairs(content, added, path)
+    return byte_pairs(*byte_level(content, path))
+
+
+def byte_level(content, path):
+    """The vocabulary and merges of a tokenizer.json that cuts texts as GPT-2 does.
+
+    Args:
+        content: of the file.
+        path: of the file, for errors.
+
+    Raises:
+        ConversionError: if it cuts texts in another way.
+    """
+    if content["model"]["type"] != "BPE":
+        raise ConversionError(
+            f"{path} must hold byte pairs. Received: type={content['model']['type']!r}."
+        )
     _steps(content, "normalizer", [], path)
     steps = _steps(content, "pre_tokenizer", ["ByteLevel"], path, needed="ByteLevel")
     _require(steps["ByteLevel"], _BYTE_LEVEL, path)
-    return byte_pairs(vocabulary, merges)
+    return _vocabulary_and_merges(content, path)
 
 
-def _sentencepiece_byte_pairs(content, vocabulary, merges, added, path):
+def _vocabulary_and_merges(content, path):
+    model = content["model"]
+    _require(model, {"ignore_merges": False, "dropout": None}, path)
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    return model["vocab"] | _added(content), merges
+
+
+def _added(content):
+    return {token["content"]: token["id"] for token in content.get("added_tokens") or []}
+
+
+def _sentencepiece_byte_pairs(content, added, path):
     """Byte pairs of a SentencePiece model: a merged piece scores by its rank."""
+    vocabulary, merges = _vocabulary_and_merges(content, path)
     ranks = {}
     for rank, (left, right) in enumerate(pair.split(" ") for pair in merges):
         ranks.setdefault(left + right, rank)

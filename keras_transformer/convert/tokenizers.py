@@ -62,7 +62,9 @@ def _read(path):
     if (path / TOKENIZER_JSON).is_file():
         return read_tokenizer_json(path / TOKENIZER_JSON)
     if (path / "vocab.txt").is_file():
-        tokenizer = WordPieceTokenizer.load(path / "vocab.txt", settings.get("do_lower_case"))
+        given = (path / SETTINGS).is_file()  # else it is told by the capitals
+        lowercase = settings.get("do_lower_case", True) if given else None
+        tokenizer = WordPieceTokenizer.load(path / "vocab.txt", lowercase)
         return tokenizer, np.arange(tokenizer.vocabulary_size)
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         lines = (path / "merges.txt").read_text("utf-8").split("\n")
