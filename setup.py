@@ -63,6 +63,7 @@ setup(
         "oracles": [
             TORCH,
             "transformers>=4.57,<6",
+            "ctranslate2>=4.5,<5",
             "peft>=0.21,<0.22",
             "tensorflow-serving-api>=2.19,<2.22",
             SERVE,

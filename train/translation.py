@@ -85,7 +85,16 @@ class SearchOptions(RunOptions):
 
 
 @settings
-class TranslateOptions(SearchOptions, DecodingOptions):
+class EngineOptions(SearchOptions, DecodingOptions):
+    """Translates with a trained run."""
+
+    engine: Literal["tensorflow", "ctranslate2", "ctranslate2-int8"] = setting(
+        "tensorflow", "what computes; ctranslate2 must be installed, int8 is faster and rounds"
+    )
+
+
+@settings
+class TranslateOptions(EngineOptions):
     """Translates standard input, one sentence per line, to standard output.
 
     {command} --run runs/mine < in.txt > out.txt
@@ -93,7 +102,7 @@ class TranslateOptions(SearchOptions, DecodingOptions):
 
 
 @settings
-class EvaluateOptions(SearchOptions, DecodingOptions):
+class EvaluateOptions(EngineOptions):
     """Measures BLEU of a trained run on other text.
 
     {command} --run runs/mine --source test.en --target test.de

@@ -4,6 +4,7 @@
 is one table of which array stands in which variable, and the same table reads and writes.
 """
 
+from keras_transformer.convert.ctranslate2 import CTranslate2Engine
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.gpt2 import arrays_of_keras_hub_gpt2, load_gpt2
 from keras_transformer.convert.loading import Converted, load, read
@@ -13,6 +14,7 @@ from keras_transformer.convert.tokenizers import load_tokenizer_of
 from keras_transformer.convert.writing import write
 
 __all__ = [
+    "CTranslate2Engine",
     "Converted",
     "ConversionError",
     "ModelFolder",

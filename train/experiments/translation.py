@@ -1,9 +1,12 @@
 """Translation: parallel text, a shared vocabulary of pieces, an encoder-decoder, BLEU."""
 
+import contextlib
 import functools
+import tempfile
 
 import sacrebleu
 
+from keras_transformer import convert
 from keras_transformer.data import (
     ParallelText,
     TokenBatches,
@@ -124,17 +127,16 @@ class Translation(Experiment):
 
     @staticmethod
     def translate(options):
-        translator = _loaded(options, cache=options.cache)
-        longest = translator.module.settings.max_source_length
-        answer_lines(lambda texts: translations_of(translator, texts), longest)
+        with _engine(options) as (answer, settings):
+            answer_lines(answer, settings.max_source_length)
 
     @staticmethod
     def evaluate(options):
-        translator = _loaded(options, cache=options.cache)
         text = read_files(options.source, options.target)
-        translations, is_cut = translations_of(translator, text.sources)
+        with _engine(options) as (answer, settings):
+            translations, is_cut = answer(text.sources)
         cut = [f"{line:,}" for line, was_cut in enumerate(is_cut, start=1) if was_cut]
-        report_cut_texts(cut, len(is_cut), translator.module.settings.max_source_length)
+        report_cut_texts(cut, len(is_cut), settings.max_source_length)
         print(bleu_report(translations, text.targets))
 
     @staticmethod
@@ -163,6 +165,20 @@ def bleu_report(translations, references):
         score = metric.corpus_score(translations, [references]).score
         lines.append(f"{label}: {score:.2f}   {metric.get_signature()}")
     return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _engine(options):
+    """Yields what translates a list of texts, as `translations_of`, and the search settings."""
+    translator = _loaded(options, cache=options.cache)
+    settings = translator.module.settings
+    if options.engine == "tensorflow":
+        yield functools.partial(translations_of, translator), settings
+        return
+    dtype = "int8" if options.engine.endswith("int8") else "float32"
+    with tempfile.TemporaryDirectory() as folder:
+        path = convert.write(translator, "ctranslate2", f"{folder}/model", dtype=dtype)
+        yield convert.CTranslate2Engine(path, translator).answer, settings
 
 
 def _loaded(options, dtype=None, cache="auto"):

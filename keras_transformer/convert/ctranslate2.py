@@ -1,0 +1,264 @@
+"""Translation and language models in the format of CTranslate2, an engine for CPUs and GPUs.
+
+Source: https://opennmt.net/CTranslate2, by its own specifications of models.
+"""
+
+import json
+
+import keras
+import numpy as np
+
+from keras_transformer.convert.tables import ConversionError
+from keras_transformer.layers.embedding import SinusoidalEncoding
+from keras_transformer.layers.feed_forward import gelu_tanh
+from keras_transformer.models.functions import layer_names
+from keras_transformer.ops.positions import sinusoidal_positions
+from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES
+
+LIBRARY = "ctranslate2"
+DTYPES = ("float32", "int8", "int16", "bfloat16", "float16")
+EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €", "x")
+
+
+def write(text_model, draft, dtype="float32"):
+    """Writes a model that `ctranslate2.Translator` or `ctranslate2.Generator` loads.
+
+    Beside it stand the files of the tokenizers, "tokenizer.model" and, if it has one of its own,
+    "target_tokenizer.model".
+
+    Args:
+        text_model: a `serving.Translator` or `Generator`.
+        draft: path of the folder.
+        dtype: of the weights: "float32", "int8", "int16", "bfloat16" or "float16".
+
+    Raises:
+        ConversionError: if ctranslate2 is not installed, or cannot hold the model.
+    """
+    if dtype not in DTYPES:
+        raise ConversionError(f"dtype must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
+    try:
+        from ctranslate2 import specs
+    except ImportError:
+        raise ConversionError("Writing this format needs ctranslate2: install it.") from None
+    model = text_model.model
+    names = set(layer_names(model))
+    if {"target_embedding", "encoder", "decoder"} <= names:
+        spec = _translation(specs, text_model)
+    elif {"embedding", "positions", "decoder"} <= names:
+        spec = _language_model(specs, text_model)
+    else:
+        raise ConversionError(
+            "CTranslate2 holds models of translation(), language_model() and gpt2(). "
+            f"Received: {model!r}."
+        )
+    spec.validate()
+    spec.optimize(quantization=None if dtype == "float32" else dtype)
+    spec.save(str(draft))
+    text_model.tokenizer.save(draft / "tokenizer.model")
+    target = getattr(text_model.module, "target_tokenizer", text_model.tokenizer)
+    if target is not text_model.tokenizer:
+        target.save(draft / "target_tokenizer.model")
+
+
+def example(text_model):
+    """Pieces of texts and their log-probabilities by our model, for the check of a folder."""
+    tokenizer = text_model.tokenizer
+    if hasattr(text_model, "n_best"):
+        texts = list(EXAMPLES)
+        target = text_model.module.target_tokenizer
+        scores = text_model.score(texts, texts)
+        pairs = [_pieces(tokenizer, texts), _pieces(target, texts)]
+    else:
+        texts = [text for text in EXAMPLES if len(_pieces(tokenizer, [text])[0]) > 1]
+        pairs, scores = [_pieces(tokenizer, texts)], text_model.score(texts)
+    return {"pieces": np.array(json.dumps(pairs)), "scores": scores}
+
+
+class CTranslate2Engine:
+    """Translates with CTranslate2 by the search settings of a `serving.Translator`.
+
+    The length penalty is CTranslate2's, n ** length_penalty.
+
+    Args:
+        folder: as `write` made it.
+        translator: whose tokenizers and settings are used.
+        threads: of the engine, for each batch.
+    """
+
+    def __init__(self, folder, translator, threads=0):
+        import ctranslate2
+
+        self._engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=threads)
+        self._source, self._target = translator.tokenizer, translator.module.target_tokenizer
+        self.settings = translator.module.settings
+
+    def answer(self, texts):
+        """The translation of each text, a list, and whether each was too long to be read whole."""
+        room = self.settings.max_source_length - 1
+        rows = _pieces(self._source, texts)
+        found = self._engine.translate_batch(
+            [row[:room] for row in rows],
+            beam_size=self.settings.num_beams,
+            length_penalty=self.settings.length_penalty,
+            max_decoding_length=self.settings.max_target_length - 1,
+            min_decoding_length=0,
+            suppress_sequences=[[CONTROL_PIECES[0]], [CONTROL_PIECES[2]]],
+            max_batch_size=2048,
+            batch_type="tokens",
+        )
+        ids = {piece: i for i, piece in enumerate(_all_pieces(self._target))}
+        written = [[ids.get(piece, 0) for piece in result.hypotheses[0]] for result in found]
+        import tensorflow as tf
+
+        joined = self._target.detokenize(tf.ragged.constant(written, tf.int32, ragged_rank=1))
+        translations = [
+            text.decode() if row else "" for text, row in zip(joined.numpy(), rows, strict=True)
+        ]
+        return translations, [len(row) > room for row in rows]
+
+
+def _translation(specs, text_model):
+    model = text_model.model
+    encoder, decoder = model.get_layer("encoder"), model.get_layer("decoder")
+    _check(encoder)
+    _check(decoder)
+    spec = specs.TransformerSpec.from_config(
+        (encoder.num_layers, decoder.num_layers),
+        encoder.num_heads,
+        pre_norm=encoder.pre_norm,
+        activation=_activation(specs, encoder),
+    )
+    names = layer_names(model)
+    target = model.get_layer("target_embedding")
+    source = model.get_layer("source_embedding") if "source_embedding" in names else target
+    _fill_side(spec.encoder, spec.encoder.embeddings[0], source, model, encoder, text_model)
+    _fill_side(spec.decoder, spec.decoder.embeddings, target, model, decoder, text_model)
+    own = "output_projection" if "output_projection" in names else "target_embedding"
+    spec.decoder.projection.weight = _array(model.get_layer(own).embeddings)
+    if "output_bias" in names:
+        spec.decoder.projection.bias = _array(model.get_layer("output_bias").bias)
+    spec.config.add_source_bos = False
+    spec.config.add_source_eos = True
+    spec.config.decoder_start_token = CONTROL_PIECES[2]
+    spec.config.layer_norm_epsilon = encoder.norm_epsilon
+    module = text_model.module
+    spec.register_source_vocabulary(_vocabulary(module.source_tokenizer, source))
+    spec.register_target_vocabulary(_vocabulary(module.target_tokenizer, target))
+    return spec
+
+
+def _language_model(specs, text_model):
+    model = text_model.model
+    decoder, table = model.get_layer("decoder"), model.get_layer("embedding")
+    _check(decoder)
+    spec = specs.TransformerDecoderModelSpec.from_config(
+        decoder.num_layers,
+        decoder.num_heads,
+        pre_norm=decoder.pre_norm,
+        activation=_activation(specs, decoder),
+    )
+    _fill_side(spec.decoder, spec.decoder.embeddings, table, model, decoder, text_model)
+    spec.decoder.projection.weight = _array(table.embeddings)
+    spec.config.layer_norm_epsilon = decoder.norm_epsilon
+    pieces = _vocabulary(text_model.tokenizer, table)
+    spec.config.unk_token = pieces[1]
+    spec.config.bos_token = pieces[2]
+    end = getattr(text_model.tokenizer, "end_of_text_id", None)
+    spec.config.eos_token = pieces[3 if end is None else end]
+    spec.register_vocabulary(pieces)
+    return spec
+
+
+def _fill_side(spec, embeddings, table, model, stack, text_model):
+    embeddings.weight = _array(table.embeddings)
+    spec.scale_embeddings = bool(table.scale)
+    positions = model.get_layer("positions")
+    if isinstance(positions, SinusoidalEncoding):
+        settings = text_model.module.settings
+        longest = max(
+            getattr(settings, name, 0)
+            for name in ("max_source_length", "max_target_length", "context")
+        )
+        encodings = sinusoidal_positions(
+            longest + 1,
+            table.hidden_dim,
+            positions.first_position,
+            positions.max_wavelength,
+            positions.interleaved,
+        )
+    else:
+        encodings = positions.embeddings
+    spec.position_encodings.encodings = _array(encodings)
+    if stack.norm is not None:
+        _fill_norm(spec.layer_norm, stack.norm)
+    for layer, block in zip(spec.layer, stack.blocks, strict=True):
+        own = block.self_attention
+        _fill_linear(layer.self_attention.linear[0], own.query_key_value)
+        _fill_linear(layer.self_attention.linear[1], own.output_projection)
+        _fill_norm(layer.self_attention.layer_norm, block.around_self_attention.norm)
+        if getattr(block, "cross_attention", None) is not None:
+            cross = block.cross_attention
+            parts = cross.query, cross.key_value, cross.output_projection
+            for linear, projection in zip(layer.attention.linear, parts, strict=True):
+                _fill_linear(linear, projection)
+            _fill_norm(layer.attention.layer_norm, block.around_cross_attention.norm)
+        _fill_linear(layer.ffn.linear_0, block.feed_forward.widen)
+        _fill_linear(layer.ffn.linear_1, block.feed_forward.narrow)
+        _fill_norm(layer.ffn.layer_norm, block.around_feed_forward.norm)
+
+
+def _fill_linear(linear, projection):
+    kernel, bias = projection
+    linear.weight = _array(kernel)
+    if bias is not None:
+        linear.bias = _array(bias)
+
+
+def _fill_norm(spec, norm):
+    spec.gamma, spec.beta = _array(norm.gamma), _array(norm.beta)
+
+
+def _array(tensor):
+    return np.ascontiguousarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32")))
+
+
+def _activation(specs, stack):
+    kinds = {
+        keras.activations.relu: specs.common_spec.Activation.RELU,
+        keras.activations.silu: specs.common_spec.Activation.SWISH,
+        keras.activations.gelu: specs.common_spec.Activation.GELU,
+        gelu_tanh: specs.common_spec.Activation.GELUTanh,
+    }
+    if stack.activation not in kinds:
+        raise ConversionError(
+            "CTranslate2 knows the activations relu, silu, gelu and gelu_tanh. Received: "
+            f"{keras.activations.serialize(stack.activation)}."
+        )
+    return kinds[stack.activation]
+
+
+def _check(stack):
+    kernel, _ = stack.blocks[0].self_attention.output_projection
+    if stack.attention_pattern is not None or kernel.shape[0] != kernel.shape[1]:
+        raise ConversionError(
+            "CTranslate2 holds dense attention whose heads together are as wide as the model. "
+            f"Received: attention_pattern={stack.attention_pattern!r}, key_dim={stack.key_dim!r}."
+        )
+    if stack.lora:
+        raise ConversionError("Merge the model's LoRA before, by merge_lora(model).")
+
+
+def _vocabulary(tokenizer, table):
+    """A name for each row of a table, those of the tokenizer first."""
+    pieces = _all_pieces(tokenizer)
+    first = tokenizer.vocabulary_size - table.vocabulary_size  # of a GPT-2 without control ids
+    pieces = pieces[max(0, first) :]
+    return [*pieces, *(f"<unused{i}>" for i in range(len(pieces), table.vocabulary_size))]
+
+
+def _all_pieces(tokenizer):
+    return tokenizer.pieces(range(tokenizer.vocabulary_size))
+
+
+def _pieces(tokenizer, texts):
+    return [tokenizer.pieces(row) for row in tokenizer.tokenize(list(texts)).to_list()]

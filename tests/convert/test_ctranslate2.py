@@ -1,0 +1,150 @@
+"""Our models in CTranslate2, beside themselves."""
+
+import json
+
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer import convert
+from keras_transformer.convert import ctranslate2 as module
+from keras_transformer.layers.feed_forward import gelu_tanh
+from keras_transformer.serving import Generator, SearchSettings, Translator
+from train.demo.corpus import demo_corpus
+from train.translation import main as translation
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+CORPUS = demo_corpus(600)
+LONGEST = 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return kt.tokenizers.train_sentencepiece([*CORPUS.sources, *CORPUS.targets], 400)
+
+
+def noisy(model, scale=0.2):
+    generator = np.random.default_rng(7)
+    for weight in model.weights:
+        if "seed" not in weight.path:
+            weight.assign(weight + scale * generator.normal(size=weight.shape))
+    return model
+
+
+def translator_of(tokenizer, num_beams=1, penalty=1.0, **options):
+    model = noisy(kt.translation(405, size="tiny", num_layers=2, **options))
+    lengths = {"max_source_length": LONGEST, "max_target_length": LONGEST}
+    settings = SearchSettings(num_beams, 1, penalty, **lengths, scoring="huggingface")
+    return Translator(model, tokenizer, settings=settings)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"pre_norm": False, "activation": "silu", "positions": {"interleaved": False}},
+        {
+            "target_vocabulary_size": 410,
+            "tie_output": False,
+            "output_bias": True,
+            "activation": "gelu",
+        },
+        {"scale_embedding": False, "use_bias": False, "activation": gelu_tanh},
+    ],
+    ids=["pre-norm", "as Marian", "two vocabularies", "without biases"],
+)
+def test_translations_are_ours(options, num_beams, tokenizer, tmp_path):
+    pytest.importorskip("ctranslate2")
+    ours = translator_of(tokenizer, num_beams, **options)
+    path = convert.write(ours, "ctranslate2", tmp_path / "model")
+    engine = convert.CTranslate2Engine(path, ours)
+    texts = demo_corpus(48, seed=3).sources
+    found, is_cut = engine.answer(texts)
+    answer = ours.answer(texts)
+    equal = [one == other.decode() for one, other in zip(found, answer["translation"], strict=True)]
+    print(f"{sum(equal)} of {len(equal)} texts equal")
+    assert all(equal)
+    assert is_cut == answer["truncated"].tolist()
+    assert (path / "tokenizer.model").exists()
+
+
+@pytest.mark.parametrize("kind", ["sines", "learned", "gpt2"])
+def test_language_models_go_on_as_ours(kind, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    tokenizer = kt.tokenizers.train_byte_pairs(CORPUS.sources, 400)
+    model = {
+        "sines": lambda: kt.language_model(400, num_layers=2),
+        "learned": lambda: kt.language_model(400, 64, num_layers=2, pre_norm=False),
+        "gpt2": lambda: kt.gpt2(vocabulary_size=400, max_sequence_length=64, num_layers=2,
+                                hidden_dim=48, num_heads=4),
+    }[kind]()  # fmt: skip
+    generator = Generator(
+        noisy(model), tokenizer, kt.serving.SamplingSettings(context=64, max_tokens=9)
+    )
+    path = convert.write(generator, "ctranslate2", tmp_path / "model")
+    engine = ctranslate2.Generator(str(path), device="cpu")
+    texts = [text[:15] for text in demo_corpus(8, seed=3).sources]
+    pieces = [tokenizer.pieces(row) for row in tokenizer.tokenize(texts).to_list()]
+    control = [[piece] for piece in tokenizer.pieces(range(4))]
+    found = engine.generate_batch(
+        pieces, max_length=9, min_length=9, sampling_topk=1, include_prompt_in_result=False,
+        suppress_sequences=control,
+    )  # fmt: skip
+    written = tokenizer.detokenize([result.sequences_ids[0] for result in found]).numpy()
+    assert generator(texts, max_tokens=9, temperature=1e-6) == [text.decode() for text in written]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "bfloat16"])
+def test_smaller_weights_are_loaded(dtype, tokenizer, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    if dtype not in ctranslate2.get_supported_compute_types("cpu"):
+        pytest.skip(f"this processor computes no {dtype}")
+    ours = translator_of(tokenizer)
+    path = convert.write(ours, "ctranslate2", tmp_path / dtype, dtype=dtype)
+    whole = convert.write(ours, "ctranslate2", tmp_path / "float32")
+    sizes = [(folder / "model.bin").stat().st_size for folder in (path, whole)]
+    assert sizes[0] < 0.6 * sizes[1]
+    assert json.loads((path / "config.json").read_text())["add_source_eos"]
+
+
+def test_a_folder_that_answers_otherwise_is_not_left_behind(tokenizer, tmp_path, monkeypatch):
+    pytest.importorskip("ctranslate2")
+    ours = translator_of(tokenizer)
+    exact = module._array
+    monkeypatch.setattr(module, "_array", lambda tensor: exact(tensor) * np.float32(1.01))
+    with pytest.raises(
+        convert.ConversionError, match=r"Nothing was written.*log-probab.* differ by"
+    ):
+        convert.write(ours, "ctranslate2", tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(convert.ConversionError, match=r"dtype must be one of .*Received: 'int4'"):
+        convert.write(ours, "ctranslate2", tmp_path / "model", dtype="int4")
+    with pytest.raises(convert.ConversionError, match=r"knows the activations .*Received: tanh"):
+        convert.write(
+            translator_of(tokenizer, activation="tanh"), "ctranslate2", tmp_path / "model"
+        )
+    with pytest.raises(convert.ConversionError, match=r"as wide as the model.*key_dim=8"):
+        convert.write(translator_of(tokenizer, key_dim=8), "ctranslate2", tmp_path / "model")
+
+
+def test_a_run_is_translated_and_measured_by_the_engine(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("ctranslate2")
+    import io
+
+    for name, lines in zip(("a.en", "a.de"), demo_corpus(40), strict=True):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    files = ["--source", str(tmp_path / "a.en"), "--target", str(tmp_path / "a.de")]
+    run = ["--run", str(tmp_path / "run")]
+    sizes = ["--size", "tiny", "--vocabulary-size", "330", "--steps", "4", "--warmup-steps", "2"]
+    sizes += ["--max-length", "24", "--tokens-per-batch", "512"]
+    translation([*files, *run, *sizes])
+    capsys.readouterr()
+    printed = []
+    for engine in ("tensorflow", "ctranslate2", "ctranslate2-int8"):
+        translation(["evaluate", *files, *run, "--engine", engine, "--length-penalty", "0"])
+        printed.append(capsys.readouterr().out)
+        assert printed[-1].startswith("BLEU: ")
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A dog runs.\n\n")))
+        translation(["translate", *run, "--engine", engine])
+        assert capsys.readouterr().out.count("\n") == 2
