@@ -6,13 +6,13 @@ python -P ctranslate2.py FOLDER EXAMPLE.npz
 import json
 import sys
 
-import ctranslate2
-import numpy as np
-
 TOLERANCE = {"float32": 1e-3}  # of the sum of a text, in nats; quantised weights differ by more
 
 
 def main(folder, example):
+    import ctranslate2
+    import numpy as np
+
     arrays = np.load(example)
     pieces, expected = json.loads(str(arrays["pieces"])), arrays["scores"]
     kind = ctranslate2.Translator if len(pieces) == 2 else ctranslate2.Generator
