@@ -79,12 +79,15 @@ def save_run(converted, path):
 
 
 def text_model_of(run):
-    """The `Translator`, `Generator` or `Classifier` of a trained run."""
-    from keras_transformer import serving
+    """The `Translator`, `Generator` or `Classifier` of a trained run; `Converted` for BERT."""
+    from keras_transformer import convert, serving
 
     settings = serving.RunFolder(run).settings()
     if "num_beams" in settings:
         return serving.Translator.load(run)
+    if "masking_rate" in settings:
+        folder = serving.RunFolder(run)
+        return convert.Converted("pretraining", folder.model(), folder.tokenizer())
     if "labels" in settings or serving.RunFolder(run).labels_file.exists():
         return serving.Classifier.load(run)
     return serving.Generator.load(run)

@@ -86,6 +86,8 @@ def read(folder: ModelFolder):
     folder.setting("is_decoder", False)
     folder.setting("type_vocab_size", 2)
     folder.setting("pad_token_id", 0)
+    if HEADS[name] is bert_pretraining:
+        folder.setting("tie_word_embeddings", True)
     activation = folder.setting("hidden_act", *ACTIVATIONS)
     longest = config["max_position_embeddings"]
     dimensions = {

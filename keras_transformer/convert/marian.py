@@ -60,8 +60,8 @@ class Ids:
         return bias[self.ours][None]
 
 
-def rows(model, source_ids, target_ids):
-    """The table of a translation model; its blocks normalise after each sub-layer."""
+def rows(model, source_ids, target_ids, with_final_norms=False):
+    """The table of a translation model, of a Pegasus with the norms after its last blocks."""
     names = layer_names(model)
     shared = "source_embedding" not in names
     for side, name, ids in (
@@ -83,6 +83,10 @@ def rows(model, source_ids, target_ids):
         yield Row(bias, ("final_logits_bias",), to_ours=target_ids.bias,
                   to_theirs=target_ids.bias_back)  # fmt: skip
     yield from block_rows(model)
+    for side in ("encoder", "decoder"):
+        norm = model.get_layer(side).norm
+        if with_final_norms and norm is not None:
+            yield from norm_rows(norm, f"model.{side}.layer_norm")
 
 
 def block_rows(model):

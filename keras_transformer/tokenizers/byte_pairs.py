@@ -146,6 +146,14 @@ class BytePairTokenizer(tf.Module):
         with whole(path) as draft:
             draft.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
 
+    def save_files(self, vocabulary_path, merges_path) -> None:
+        """Writes `vocab.json` and `merges.txt` as `from_files` reads them, without `first_id`."""
+        vocabulary = {piece: number for number, piece in enumerate(self._pieces)}
+        with whole(vocabulary_path) as draft:
+            draft.write_text(json.dumps(vocabulary, ensure_ascii=False), "utf-8")
+        with whole(merges_path) as draft:
+            draft.write_text("\n".join(["#version: 0.2", *self._merges, ""]), "utf-8")
+
     @classmethod
     def load(cls, path) -> "BytePairTokenizer":
         """Reads what `save` wrote."""

@@ -135,6 +135,7 @@ def test_a_classifier_is_served_and_a_folder_is_fine_tuned(tmp_path, capsys):
         ("Model", {"architectures": ["BertForQuestionAnswering"]}, "must be one of BertModel, .*Q"),
         ("Model", {"position_embedding_type": "relative_key"}, "position_embedding_type must be"),
         ("Model", {"hidden_act": "silu"}, "hidden_act must be .*Received: 'silu'"),
+        ("ForMaskedLM", {"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
         ("Model", {"num_hidden_layers": 3}, r"must include encoder\.layer\.2\."),
         ("ForSequenceClassification", {"problem_type": "regression"}, "one of at least two labels"),
     ],

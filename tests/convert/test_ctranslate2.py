@@ -31,8 +31,8 @@ def noisy(model, scale=0.2):
     return model
 
 
-def translator_of(tokenizer, num_beams=1, penalty=1.0, **options):
-    model = noisy(kt.translation(405, size="tiny", num_layers=2, **options))
+def translator_of(tokenizer, num_beams=1, penalty=1.0, ids=405, **options):
+    model = noisy(kt.translation(ids, size="tiny", num_layers=2, **options))
     lengths = {"max_source_length": LONGEST, "max_target_length": LONGEST}
     settings = SearchSettings(num_beams, 1, penalty, **lengths, scoring="huggingface")
     return Translator(model, tokenizer, settings=settings)

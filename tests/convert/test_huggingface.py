@@ -1,0 +1,125 @@
+"""Our models as folders of Hugging Face's library, beside themselves."""
+
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer import convert
+from keras_transformer.convert import huggingface as module
+from keras_transformer.layers.feed_forward import gelu_tanh
+from keras_transformer.serving import Classifier, Generator, SamplingSettings
+from keras_transformer.tokenizers import WordPieceTokenizer
+from tests.convert.test_ctranslate2 import CORPUS, noisy, tokenizer, translator_of  # noqa: F401
+from tests.reference import array
+from train.demo.corpus import demo_corpus
+
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses"),
+]
+TEXTS = [text[:9].strip() for text in demo_corpus(16, seed=3).sources]
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"pre_norm": False, "activation": "silu", "output_bias": True},
+        {"pre_norm": False, "target_vocabulary_size": 400, "scale_embedding": False},
+    ],
+    ids=["Pegasus", "Marian", "Marian of two vocabularies"],
+)
+def test_translations_and_ids_are_ours(options, num_beams, tokenizer, tmp_path):  # noqa: F811
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    ours = translator_of(tokenizer, num_beams, ids=400, **options)
+    path = convert.write(ours, "huggingface", tmp_path / "model")
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(path)
+    cutter = transformers.AutoTokenizer.from_pretrained(path)
+    given = cutter(TEXTS, padding=True, return_tensors="pt")
+    ids = ours.tokenizer.tokenize(TEXTS).to_list()
+    rows = [[i for i in row if i] for row in given["input_ids"].tolist()]
+    assert rows == [[*row, 3] for row in ids]
+    with torch.no_grad():
+        found = theirs.generate(**given)
+    expected = [text.replace(" \u2047 ", "") for text in ours(TEXTS)]
+    assert cutter.batch_decode(found, skip_special_tokens=True) == expected
+    again = convert.read(path) if theirs.config.model_type == "marian" else None
+    if again is not None:
+        logits = [
+            array(model({"source_ids": np.array([[5, 9, 3]]), "target_ids": np.array([[2, 7]])}))
+            for model in (ours.model, again.model)
+        ]
+        # Read again, their order of ids is ours: it begins with pad, unknown, start and end.
+        assert np.abs(logits[0] - logits[1][..., : logits[0].shape[-1]])[..., 4:].max() < 1e-4
+
+
+def test_gpt2_goes_on_as_ours(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    cutter = kt.tokenizers.train_byte_pairs(CORPUS.sources, 400)
+    model = noisy(kt.gpt2(vocabulary_size=400, max_sequence_length=40, num_layers=2, hidden_dim=48,
+                          num_heads=4))  # fmt: skip
+    ours = Generator(model, cutter, SamplingSettings(context=40, max_tokens=9))
+    path = convert.write(ours, "huggingface", tmp_path / "model")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path)
+    theirs_too = transformers.AutoTokenizer.from_pretrained(path)
+    assert theirs_too(TEXTS)["input_ids"] == cutter.tokenize(TEXTS).to_list()
+    for text in TEXTS[:4]:
+        ids = torch.tensor([theirs_too(text[:12])["input_ids"]])
+        control = [[i] for i in range(4)]
+        with torch.no_grad():
+            found = theirs.generate(ids, max_new_tokens=9, do_sample=False, pad_token_id=0,
+                                    bad_words_ids=control)  # fmt: skip
+        written = cutter.detokenize(found[:, ids.shape[1] :].numpy()).numpy()[0].decode()
+        assert ours([text[:12]], temperature=1e-6) == [written]
+
+
+@pytest.mark.parametrize("head", ["backbone", "pretraining", "labels", "labels of tokens"])
+def test_bert_with_its_heads_is_theirs(head, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?-"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = WordPieceTokenizer([*special, *letters, *(f"##{letter}" for letter in letters)])
+    activation = gelu_tanh if head == "labels" else "gelu"
+    backbone = kt.bert(words.vocabulary_size, "tiny", 40, activation=activation)
+    model = noisy({
+        "backbone": lambda: backbone,
+        "pretraining": lambda: kt.bert_pretraining(backbone),
+        "labels": lambda: kt.bert_classifier(backbone, 3),
+        "labels of tokens": lambda: kt.bert_token_labeller(backbone, 5),
+    }[head](), 0.05)  # fmt: skip
+    ours = convert.Converted("pretraining", model, words)
+    if head == "labels":
+        ours = Classifier(model, words, ["bad", "fair", "good"], 32)
+    path = convert.write(ours, "huggingface", tmp_path / "model")
+    cutter = transformers.AutoTokenizer.from_pretrained(path)
+    texts = [text for text in TEXTS if text.isascii()]
+    ids = cutter(texts, add_special_tokens=False)["input_ids"]
+    assert ids == words.tokenize(texts).to_list()
+    again = convert.read(path)
+    for one, other in zip(model.weights, again.model.weights, strict=True):
+        if "seed" not in one.path:
+            np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
+    if head == "labels":
+        assert again.labels == ("bad", "fair", "good")
+
+
+def test_models_that_they_lack_are_refused_and_nothing_is_left(tokenizer, tmp_path, monkeypatch):  # noqa: F811
+    pytest.importorskip("torch")
+    for options, message in (
+        ({"target_vocabulary_size": 405}, "which normalises first, shares one vocabulary"),
+        ({"tie_output": False}, "tie the output projection"),
+        ({"use_bias": False}, "use_bias=False"),
+        ({"key_dim": 8}, "key_dim=8"),
+        ({"activation": "tanh"}, "Received: tanh"),
+        ({"positions": {"first_position": 2}}, "the paper's positions only"),
+        ({"norm_epsilon": 1e-3}, "norm_epsilon must be 1e-05"),
+    ):
+        with pytest.raises(convert.ConversionError, match=message):
+            convert.write(translator_of(tokenizer, **options), "huggingface", tmp_path / "model")
+    monkeypatch.setattr(module, "_hidden_axes", lambda name: [])
+    with pytest.raises(convert.ConversionError, match=r"Nothing was written.*logits differs by"):
+        convert.write(translator_of(tokenizer), "huggingface", tmp_path / "model")
+    assert not list(tmp_path.iterdir())
