@@ -44,6 +44,7 @@ SAFE = {
     "patience": 3,
     "num_beams": 3,
     "length_penalty": 0.5,
+    "scoring": "huggingface",
     "tensorboard": True,
     "steps": 8001,
     "checkpoint_every": 250,
