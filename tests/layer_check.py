@@ -11,7 +11,7 @@ POLICIES = {"float32": 1e-5, "mixed_bfloat16": 0.1, "bfloat16": 0.1}
 
 
 def check_layer(layer_class, arguments, inputs, output_shape, num_weights, folder, logits=False):
-    """Checks build, shape, dtype policies, config, `.keras`, gradients and one fit step.
+    """Checks build, shape, dtype policies, config, files, gradients and one fit step.
 
     Args:
         layer_class: the class.
@@ -30,6 +30,8 @@ def check_layer(layer_class, arguments, inputs, output_shape, num_weights, folde
     model = _check_symbolic_call(layer, inputs, array(outputs))
     _check_config(layer)
     _check_file(model, inputs, folder / "layer.keras")
+    if keras.backend.backend() == "tensorflow":
+        _check_checkpoint(model, inputs, folder / "checkpoint")
     _check_policies(layer, inputs, array(outputs), "float32" if logits else None)
     _check_fit_step(model, layer, inputs, output_shape)
 
@@ -69,6 +71,21 @@ def _check_file(model, inputs, path):
     np.testing.assert_array_equal(
         loaded.predict(list(inputs), verbose=0), before, err_msg="a reloaded model is the same"
     )
+
+
+def _check_checkpoint(model, inputs, path):
+    """TensorFlow's checkpoints hold every weight, which they find by attributes."""
+    import tensorflow as tf
+
+    before = model.predict(list(inputs), verbose=0)
+    weights = model.get_weights()
+    checkpoint = tf.train.Checkpoint(model=model)
+    saved = checkpoint.write(path)
+    model.set_weights([np.zeros_like(weight) for weight in weights])
+    checkpoint.restore(saved)
+    for weight, restored in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(restored, weight, err_msg="a checkpoint holds all weights")
+    np.testing.assert_array_equal(model.predict(list(inputs), verbose=0), before)
 
 
 def _check_policies(layer, inputs, outputs, output_dtype):

@@ -265,9 +265,10 @@ class TransformerStack(TransformerLayer):
             raise ValueError(f"num_layers must be at least 1. Received: num_layers={num_layers}.")
         self.num_layers = num_layers
         arguments = {**self.block_config(), "lora": self.lora, "dtype": self.dtype_policy}
-        self.blocks = [
+        # A tuple: TensorFlow's checkpoints do not look into the lists of a Keras layer.
+        self.blocks = tuple(
             self.block_class(**arguments, name=f"block_{index}") for index in range(num_layers)
-        ]
+        )
         self.norm = None
         if pre_norm:  # what post-norm blocks return is normalised already
             self.norm = keras.layers.LayerNormalization(

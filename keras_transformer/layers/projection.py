@@ -172,6 +172,10 @@ def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use
             name=f"{name}_bias", shape=shape[:1], initializer="zeros", trainable=lora is None
         )
     adapters = [] if lora is None else list(_adapters(layer, name, lora, shape, count))
+    # TensorFlow's checkpoints and SavedModels hold what is an attribute of the layer itself.
+    for weight in (kernel, bias, *(w for adapter in adapters for w in (adapter.down, adapter.up))):
+        if weight is not None:
+            setattr(layer, weight.name, weight)
     return Projection(kernel, bias, adapters)
 
 

@@ -66,10 +66,10 @@ class SegmentRecurrence(keras.layers.Wrapper):
     def build(self, inputs_shape, token_ids_shape=None):
         super().build(inputs_shape)
         shape = (self.batch_size, self.memory_length)
-        self._memories = [
+        self._memories = tuple(
             self._own_variable(f"memory_{index}", (*shape, inputs_shape[-1]), self.compute_dtype)
             for index in range(self.layer.num_layers)
-        ]
+        )
         # True for what the document at the end of a row has left in the memories.
         self._is_remembered = self._own_variable("is_remembered", shape, "bool")
 

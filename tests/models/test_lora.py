@@ -5,6 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer.models.lora import projections
@@ -38,6 +39,23 @@ def tuned_by_hand(model, *args, **kwargs):
     for weight in tuned.trainable_weights:
         weight.assign(0.4 * RANDOM.normal(size=weight.shape).astype("float32"))
     return tuned
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's checkpoints")
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_of_tensorflow_holds_all_weights(name, lora, tmp_path):
+    model = MODELS[name]()
+    if lora:
+        model = tuned_by_hand(model, 3, targets=("query", "narrow"))
+    weights = [array(weight) for weight in model.weights]
+    checkpoint = tf.train.Checkpoint(model=model)
+    path = checkpoint.write(str(tmp_path / "checkpoint"))
+    for weight in model.weights:
+        weight.assign(np.ones_like(array(weight)))
+    checkpoint.restore(path)
+    for weight, expected in zip(model.weights, weights, strict=True):
+        np.testing.assert_array_equal(array(weight), expected, err_msg=weight.path)
 
 
 @pytest.mark.parametrize("name", MODELS)
