@@ -13,7 +13,7 @@ from keras_transformer.layers.embedding import SinusoidalEncoding
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models.functions import layer_names
 from keras_transformer.ops.positions import sinusoidal_positions
-from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES
+from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, START_ID
 
 LIBRARY = "ctranslate2"
 DTYPES = ("float32", "int8", "int16", "bfloat16", "float16")
@@ -43,7 +43,15 @@ def write(text_model, draft, dtype="float32"):
     model = text_model.model
     names = set(layer_names(model))
     if {"target_embedding", "encoder", "decoder"} <= names:
-        spec = _translation(specs, text_model)
+        module = text_model.module
+        settings = module.settings
+        tables = _tables(model)
+        spec = translation_spec(
+            model,
+            _vocabulary(module.source_tokenizer, tables[0]),
+            _vocabulary(module.target_tokenizer, tables[1]),
+            max(settings.max_source_length, settings.max_target_length),
+        )
     elif {"embedding", "positions", "decoder"} <= names:
         spec = _language_model(specs, text_model)
     else:
@@ -51,9 +59,7 @@ def write(text_model, draft, dtype="float32"):
             "CTranslate2 holds models of translation(), language_model() and gpt2(). "
             f"Received: {model!r}."
         )
-    spec.validate()
-    spec.optimize(quantization=None if dtype == "float32" else dtype)
-    spec.save(str(draft))
+    save(spec, draft, dtype)
     text_model.tokenizer.save(draft / "tokenizer.model")
     target = getattr(text_model.module, "target_tokenizer", text_model.tokenizer)
     if target is not text_model.tokenizer:
@@ -117,8 +123,20 @@ class CTranslate2Engine:
         return translations, [len(row) > room for row in rows]
 
 
-def _translation(specs, text_model):
-    model = text_model.model
+def translation_spec(model, source_pieces, target_pieces, max_length):
+    """CTranslate2's specification of a model of translation().
+
+    Args:
+        model: of float32 weights.
+        source_pieces: a name for each id of the source.
+        target_pieces: a name for each id of the target.
+        max_length: tokens of the longest sequence, where positions are not learned.
+
+    Raises:
+        ConversionError: if CTranslate2 cannot hold the model.
+    """
+    from ctranslate2 import specs
+
     encoder, decoder = model.get_layer("encoder"), model.get_layer("decoder")
     _check(encoder)
     _check(decoder)
@@ -129,22 +147,34 @@ def _translation(specs, text_model):
         activation=_activation(specs, encoder),
     )
     names = layer_names(model)
-    target = model.get_layer("target_embedding")
-    source = model.get_layer("source_embedding") if "source_embedding" in names else target
-    _fill_side(spec.encoder, spec.encoder.embeddings[0], source, model, encoder, text_model)
-    _fill_side(spec.decoder, spec.decoder.embeddings, target, model, decoder, text_model)
+    source, target = _tables(model)
+    _fill_side(spec.encoder, spec.encoder.embeddings[0], source, model, encoder, max_length)
+    _fill_side(spec.decoder, spec.decoder.embeddings, target, model, decoder, max_length)
     own = "output_projection" if "output_projection" in names else "target_embedding"
     spec.decoder.projection.weight = _array(model.get_layer(own).embeddings)
     if "output_bias" in names:
         spec.decoder.projection.bias = _array(model.get_layer("output_bias").bias)
     spec.config.add_source_bos = False
     spec.config.add_source_eos = True
-    spec.config.decoder_start_token = CONTROL_PIECES[2]
+    spec.config.decoder_start_token = target_pieces[START_ID]
     spec.config.layer_norm_epsilon = encoder.norm_epsilon
-    module = text_model.module
-    spec.register_source_vocabulary(_vocabulary(module.source_tokenizer, source))
-    spec.register_target_vocabulary(_vocabulary(module.target_tokenizer, target))
+    spec.register_source_vocabulary(source_pieces)
+    spec.register_target_vocabulary(target_pieces)
     return spec
+
+
+def save(spec, folder, dtype="float32"):
+    """Writes a specification to a folder, with weights of a dtype."""
+    spec.validate()
+    spec.optimize(quantization=None if dtype == "float32" else dtype)
+    spec.save(str(folder))
+
+
+def _tables(model):
+    """The embeddings of the source and of the target."""
+    target = model.get_layer("target_embedding")
+    shared = "source_embedding" not in layer_names(model)
+    return (target if shared else model.get_layer("source_embedding")), target
 
 
 def _language_model(specs, text_model):
@@ -157,7 +187,8 @@ def _language_model(specs, text_model):
         pre_norm=decoder.pre_norm,
         activation=_activation(specs, decoder),
     )
-    _fill_side(spec.decoder, spec.decoder.embeddings, table, model, decoder, text_model)
+    context = getattr(text_model.module.settings, "context", 0)
+    _fill_side(spec.decoder, spec.decoder.embeddings, table, model, decoder, context)
     spec.decoder.projection.weight = _array(table.embeddings)
     spec.config.layer_norm_epsilon = decoder.norm_epsilon
     pieces = _vocabulary(text_model.tokenizer, table)
@@ -169,18 +200,13 @@ def _language_model(specs, text_model):
     return spec
 
 
-def _fill_side(spec, embeddings, table, model, stack, text_model):
+def _fill_side(spec, embeddings, table, model, stack, max_length):
     embeddings.weight = _array(table.embeddings)
     spec.scale_embeddings = bool(table.scale)
     positions = model.get_layer("positions")
     if isinstance(positions, SinusoidalEncoding):
-        settings = text_model.module.settings
-        longest = max(
-            getattr(settings, name, 0)
-            for name in ("max_source_length", "max_target_length", "context")
-        )
         encodings = sinusoidal_positions(
-            longest + 1,
+            max_length + 1,
             table.hidden_dim,
             positions.first_position,
             positions.max_wavelength,

@@ -210,14 +210,13 @@ def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
     assert "keras_transformer" in capsys.readouterr().out
 
 
-def test_our_bfloat16_weights_stand_against_int8():
-    ours, peer = benchmark.decoding_candidates(SIZE, "bfloat16", 2, threads=1)
-    assert (ours.workload.dtype, peer.workload.dtype) == ("bfloat16", "int8"), (
-        "the peer's fastest type"
-    )
-    ours, peer = benchmark.decoding_candidates(SIZE, "float32", 2, threads=1)
-    dtypes = [engine.workload.dtype for engine in (ours, peer)]
-    assert dtypes == ["float32", "float32"], "like with like"
+@pytest.mark.parametrize(
+    ("dtype", "theirs"), [("float32", ["float32", "int8"]), ("bfloat16", ["int8"])]
+)
+def test_our_weights_stand_against_like_ones_and_int8(dtype, theirs):
+    ours, *peers = benchmark.decoding_candidates(SIZE, dtype, 2, threads=1)
+    assert ours.workload.dtype == dtype
+    assert [peer.workload.dtype for peer in peers] == theirs
 
 
 def test_a_gpu_that_tensorflow_does_not_see_is_not_measured(machine, caplog):

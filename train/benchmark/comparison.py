@@ -68,13 +68,21 @@ def training_candidates(size, dtype, threads, device="cpu"):
 
 
 def decoding_candidates(size, dtype, batch_size, threads, device="cpu"):
-    """Who decodes; against our bfloat16 weights stands CTranslate2's fastest type, int8 on CPUs."""
+    """Who decodes the same model: our SavedModel, and CTranslate2, on CPUs in int8 as well."""
     ours = Workload(size, dtype, batch_size, threads, device)
-    theirs = ours._replace(dtype="int8") if (dtype, device) == ("bfloat16", "cpu") else ours
+    types = ["float32", "int8"] if dtype == "float32" else ["int8"]  # bfloat16 needs AMX there
+    if device == "gpu":
+        types = [dtype]
     return [
         Candidate(f"keras_transformer {dtype}", decoding.ours_decoding, ours, "tensorflow"),
-        Candidate(
-            f"CTranslate2 {theirs.dtype}", decoding.ctranslate2_decoding, theirs, "ctranslate2"
+        *(
+            Candidate(
+                f"CTranslate2 {theirs}",
+                decoding.ctranslate2_decoding,
+                ours._replace(dtype=theirs),
+                "ctranslate2",
+            )
+            for theirs in types
         ),
     ]
 

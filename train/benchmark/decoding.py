@@ -31,11 +31,11 @@ def ours_decoding(workload):
 
 
 def ctranslate2_decoding(workload):
-    """CTranslate2 with random weights: an OpenNMT-like model written and loaded again."""
+    """CTranslate2 with the same model, written in its format and loaded again."""
     import ctranslate2
 
     with tempfile.TemporaryDirectory() as directory:
-        num_parameters = _write_ctranslate2_model(workload.size, directory)
+        num_parameters = _write_ctranslate2_model(workload, directory)
         translator = ctranslate2.Translator(
             directory,
             device="cuda" if workload.device == "gpu" else "cpu",
@@ -64,16 +64,22 @@ def sources(workload):
     return rng.integers(FIRST_WORD_ID, workload.size.vocabulary_size, shape).astype("int32")
 
 
+def _our_model(size, dtype):
+    from keras_transformer.models.encoder_decoder import translation
+
+    dimensions = {name: getattr(size, name) for name in DIMENSIONS}
+    return translation(size.vocabulary_size, dtype=dtype, **dimensions)
+
+
 def _write_our_model(workload, directory):
     """Writes the SavedModel and returns its number of parameters."""
     import tensorflow as tf
 
     from keras_transformer.decoding.search import beam_search
-    from keras_transformer.models.encoder_decoder import encode, start_cache, step, translation
+    from keras_transformer.models.encoder_decoder import encode, start_cache, step
     from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
-    dimensions = {name: getattr(workload.size, name) for name in DIMENSIONS}
-    model = translation(workload.size.vocabulary_size, dtype=workload.dtype, **dimensions)
+    model = _our_model(workload.size, workload.dtype)
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, "source_ids")])
     def decode(source_ids):
@@ -97,45 +103,16 @@ def _write_our_model(workload, directory):
     return model.count_params()
 
 
-def _write_ctranslate2_model(size, directory):
-    from ctranslate2.specs import TransformerSpec
+def _write_ctranslate2_model(workload, directory):
+    """Writes our model, by `convert`, and returns its number of parameters."""
+    import keras
 
-    rng, dim = np.random.default_rng(0), size.hidden_dim
-    weights = []
+    from keras_transformer import convert
 
-    def random(*shape):
-        weights.append(rng.standard_normal(shape, dtype="float32") * np.float32(dim**-0.5))
-        return weights[-1]
-
-    def fill(linear, columns, rows):
-        linear.weight, linear.bias = random(rows, columns), random(rows)
-
-    def fill_norm(norm):
-        norm.gamma, norm.beta = np.ones(dim, "float32"), np.zeros(dim, "float32")
-        weights.extend([norm.gamma, norm.beta])
-
-    spec = TransformerSpec.from_config(size.num_layers, size.num_heads, pre_norm=True)
-    table = random(size.vocabulary_size, dim)
-    spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = table
-    spec.decoder.projection.weight = table
-    fill_norm(spec.encoder.layer_norm)
-    fill_norm(spec.decoder.layer_norm)
-    for layer in [*spec.encoder.layer, *spec.decoder.layer]:
-        attentions = [(layer.self_attention, [3 * dim, dim])]  # queries, keys and values in one
-        if hasattr(layer, "attention"):
-            attentions.append((layer.attention, [dim, 2 * dim, dim]))
-        for attention, widths in attentions:
-            fill_norm(attention.layer_norm)
-            for linear, rows in zip(attention.linear, widths, strict=True):
-                fill(linear, dim, rows)
-        fill_norm(layer.ffn.layer_norm)
-        fill(layer.ffn.linear_0, dim, size.intermediate_dim)
-        fill(layer.ffn.linear_1, size.intermediate_dim, dim)
+    keras.utils.set_random_seed(0)
+    model = _our_model(workload.size, "float32")
     words = ["<blank>", "<unk>", "<s>", "</s>"]
-    words += [f"t{token}" for token in range(FIRST_WORD_ID, size.vocabulary_size)]
-    spec.register_source_vocabulary(words)
-    spec.register_target_vocabulary(words)
-    spec.validate()
-    spec.optimize()
-    spec.save(directory)
-    return sum(weight.size for weight in weights)
+    words += [f"t{token}" for token in range(FIRST_WORD_ID, workload.size.vocabulary_size)]
+    spec = convert.ctranslate2.translation_spec(model, words, words, OUTPUT_TOKENS)
+    convert.ctranslate2.save(spec, directory)
+    return model.count_params()
