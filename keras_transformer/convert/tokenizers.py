@@ -18,6 +18,12 @@ from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 T5_FILE, LLAMA_FILE, FAIRSEQ_FILE = "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"
 TOKENIZER_JSON, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
+# Whose ids are those of the file's layout; other classes number the same pieces otherwise.
+CLASSES = {
+    T5_FILE: ("T5", "MT5"),
+    LLAMA_FILE: ("Llama", "CodeLlama", "Gemma"),
+    FAIRSEQ_FILE: ("XLMRoberta", "MBart"),
+}
 # Of mBART-25, in the order of their ids.
 MBART_LANGUAGES = (
     "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT "
@@ -53,14 +59,20 @@ def load_tokenizer_of(path):
 
 def _read(path):
     settings = _json(path / SPECIAL_TOKENS) | _json(path / SETTINGS)
-    if (path / T5_FILE).is_file():
-        return _of_pieces(path / T5_FILE, settings, _t5_pieces)
-    if (path / LLAMA_FILE).is_file():
-        return _of_pieces(path / LLAMA_FILE, settings, lambda names, settings: names)
-    if (path / FAIRSEQ_FILE).is_file() and not (path / "vocab.json").is_file():
-        return _of_pieces(path / FAIRSEQ_FILE, settings, _fairseq_pieces)
+    arrangements = {T5_FILE: _t5_pieces, LLAMA_FILE: _as_they_are, FAIRSEQ_FILE: _fairseq_pieces}
+    files = [name for name in arrangements if (path / name).is_file()]
+    if (path / "vocab.json").is_file():  # M2M100's, which gives the pieces their ids
+        files = [name for name in files if name != FAIRSEQ_FILE]
+    known = [name for name in files if _is_of_its_class(name, settings)]
+    if known:
+        return _of_pieces(path / known[0], settings, arrangements[known[0]])
     if (path / TOKENIZER_JSON).is_file():
         return read_tokenizer_json(path / TOKENIZER_JSON)
+    if files:
+        raise ConversionError(
+            f"{path / files[0]} can be read for {', '.join(CLASSES[files[0]])}. "
+            f"Received: a tokenizer_class of {settings['tokenizer_class']}."
+        )
     if (path / "vocab.txt").is_file():
         given = (path / SETTINGS).is_file()  # else it is told by the capitals
         lowercase = settings.get("do_lower_case", True) if given else None
@@ -76,6 +88,11 @@ def _read(path):
     )
 
 
+def _is_of_its_class(file, settings):
+    name = settings.get("tokenizer_class")
+    return name is None or name.removesuffix("Fast").removesuffix("Tokenizer") in CLASSES[file]
+
+
 def _of_pieces(file, settings, arrange):
     """A SentencePiece model, its pieces by their ids given by `arrange(names, settings)`."""
     model = read_model(file)
@@ -86,6 +103,10 @@ def _of_pieces(file, settings, arrange):
     given = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     control = [_content(settings.get(name) or usual) for name, usual in given.items()]
     return in_our_order(model, names, unknown, control)
+
+
+def _as_they_are(names, settings):
+    return names
 
 
 def _t5_pieces(names, settings):

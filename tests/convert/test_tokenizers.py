@@ -175,6 +175,15 @@ def test_missing_and_damaged_files_are_told(tmp_path):
         load_tokenizer_of(tmp_path)
 
 
+def test_pieces_that_another_class_numbers_otherwise_are_refused(spm, tmp_path):
+    family, folder, _ = spm
+    other = {"t5": "Pegasus", "mbart": "MBart50", "llama": "XGLM"}[family] + "Tokenizer"
+    (tmp_path / FILES[family][0]).write_bytes((folder / FILES[family][0]).read_bytes())
+    write_json(tmp_path / "tokenizer_config.json", tokenizer_class=other)
+    with pytest.raises(ConversionError, match=f"Received: a tokenizer_class of {other}"):
+        load_tokenizer_of(tmp_path)
+
+
 def test_a_unigram_file_that_lost_its_normalisation_is_refused(tmp_path, spm):
     family, folder, _ = spm
     if family == "llama":
