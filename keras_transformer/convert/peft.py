@@ -10,6 +10,7 @@ import keras
 
 from keras_transformer.convert import bert, gpt2, marian
 from keras_transformer.convert.tables import ConversionError, arrays_of, assign, same
+from keras_transformer.convert.writing import check
 from keras_transformer.files import whole
 from keras_transformer.models.lora import add_lora, lora_of, projections
 
@@ -117,7 +118,8 @@ def write_peft(model, path, family):
     """Writes the LoRA of a model as PEFT does, into a folder that appears whole or not at all.
 
     `peft.PeftModel.from_pretrained` reads it beside the model that was tuned, in Hugging Face's
-    format.
+    format. A fresh process does so, with layers of zeros, before the folder gets its name; where
+    PEFT is not installed, a warning says that it is not checked.
 
     Args:
         model: of `add_lora`, of the family.
@@ -129,23 +131,28 @@ def write_peft(model, path, family):
 
     Raises:
         ConversionError: if the folder exists, or the model has no LoRA, or weights that it trains
-            stand in no layer of the family.
+            stand in no layer of the family, or PEFT reads other numbers.
     """
     naming, path = _naming(family), pathlib.Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConversionError(f"{path} exists already. Choose another folder, or delete it.")
-    arrays, modules, trained, full = {}, [], set(), naming.full(model)
+    arrays, expected, modules, trained = {}, {}, [], set()
+    full = naming.full(model)
     for module, adapter in _adapters(model, naming):
         modules.append(full(module))
         for end, variable in ((DOWN, adapter.down), (UP, adapter.up)):
             array = keras.ops.convert_to_numpy(variable).astype("float32")
             arrays[START + full(module) + end] = array
             trained.add(variable.path)
+        product = keras.ops.matmul(adapter.up, adapter.down) * adapter.scale
+        expected[f"added:{full(module)}"] = keras.ops.convert_to_numpy(product)
     if not modules:
         raise ConversionError("The model must have LoRA, as of add_lora. Received: one without.")
     further = [row for row in naming.rows(model) if row.variable.trainable]
     for name, array in arrays_of(further).items():
         arrays[START + full(name)] = array
+        if array.ndim == 2:
+            expected[f"saved:{full(name).removesuffix('.weight')}"] = array
     trained |= {row.variable.path for row in further}
     if left := [w.path for w in model.trainable_weights if w.path not in trained]:
         raise ConversionError(f"{family} has no place for {left[0]}, which the model trains.")
@@ -170,6 +177,7 @@ def write_peft(model, path, family):
         draft.mkdir()
         (draft / CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
         save_file(arrays, draft / WEIGHTS, {"format": "pt"})
+        check("peft", "peft", draft, lambda: expected)
     return path
 
 

@@ -52,17 +52,26 @@ def write(text_model, form, output, **options):
     with whole(output) as draft:
         draft.mkdir()
         writer.write(text_model, draft, **options)
-        if importlib.util.find_spec(writer.LIBRARY):
-            _check(WRITERS[form], draft, writer.example(text_model))
-        else:
-            warnings.warn(
-                f"{output} is not checked: {writer.LIBRARY} is not installed.", stacklevel=2
-            )
+        check(WRITERS[form], writer.LIBRARY, draft, lambda: writer.example(text_model))
     return output
 
 
-def _check(name, draft, arrays):
-    """Runs `checks/<name>.py`, which imports nothing of this library, on a draft."""
+def check(name, library, draft, example):
+    """Runs `checks/<name>.py`, which imports nothing of this library, on a draft.
+
+    Args:
+        name: of the script.
+        library: without which a warning says that nothing is checked.
+        draft: path of the folder.
+        example: returns the arrays that the script compares, a dictionary.
+
+    Raises:
+        ConversionError: if the script finds another answer.
+    """
+    if not importlib.util.find_spec(library):
+        warnings.warn(f"What is written is not checked: {library} is not installed.", stacklevel=3)
+        return
+    arrays = example()
     script = pathlib.Path(__file__).with_name("checks") / f"{name}.py"
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "example.npz")

@@ -28,6 +28,7 @@ TINY = {"vocabulary_size": 11, **BLOCKS}
 IDS = RANDOM.integers(0, 11, (3, 5)).astype("int32")
 # Peft asks transformers in words that are about to go.
 of_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:What is written is not checked")
 TARGETS = ("query_key_value", "output", "widen", "narrow")
 
 
@@ -151,6 +152,18 @@ def test_peft_reads_ours(theirs, ours, tmp_path):
     expected = array(tuned(IDS))
     assert np.abs(expected - array(ours(IDS))).max() > 0.1
     np.testing.assert_allclose(logits_of(read), expected, atol=2e-5)
+
+
+@pytest.mark.oracle
+def test_a_folder_that_peft_reads_otherwise_gets_no_name(tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    tuned = tuned_by_hand(fill(kt.gpt2(max_sequence_length=9, **TINY)), 2, targets=TARGETS)
+    monkeypatch.setattr(convert.peft, "DOWN", ".lora_C.weight")
+    with pytest.raises(
+        ConversionError, match=r"check of peft failed: transformer.h.0.attn\.c_attn differs"
+    ):
+        write_peft(tuned, tmp_path / "lora", "gpt2")
+    assert not (tmp_path / "lora").exists()
 
 
 @pytest.fixture(scope="module")
