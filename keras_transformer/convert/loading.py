@@ -11,6 +11,7 @@ from keras_transformer.convert.tables import ConversionError
 FAMILIES = {
     "bert": "bert",
     "gpt2": "gpt2",
+    "m2m_100": "m2m100",
     "marian": "marian",
 }
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.loading import Converted
-from keras_transformer.convert.sentencepiece import sentencepiece_tokenizer
+from keras_transformer.convert.sentencepiece import our_order, sentencepiece_tokenizer
 from keras_transformer.convert.tables import (
     ConversionError,
     Row,
@@ -15,7 +15,7 @@ from keras_transformer.convert.tables import (
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.models.functions import layer_names
 from keras_transformer.serving.settings import SearchSettings
-from keras_transformer.tokenizers.sentencepiece import START_ID
+from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
 GENERATION = "generation_config.json"
 NEVER = -1e9  # the logit of an id that is never chosen
@@ -26,21 +26,18 @@ _ATTENTION = (("q_proj", "k_proj", "v_proj"), "out_proj")
 class Ids:
     """The order of a vocabulary: theirs at each of our ids.
 
-    Ours begin with pad, unknown, start and end. Where they start with the padding token, its row
-    is there twice.
+    Ours begin with pad, unknown, start and end. Where they start with the padding token or the
+    end token, its row is there twice.
 
     Args:
-        size: number of their ids.
-        pad, unknown, start, end: their ids of the control tokens.
+        theirs: their id at each of ours, an integer array; all of theirs are in it.
     """
 
-    def __init__(self, size, pad, unknown, start, end):
-        control = [pad, unknown, start, end]
-        others = [index for index in range(size) if index not in control]
-        self.theirs = np.array([*control, *others])
-        self.ours = np.empty(size, int)
+    def __init__(self, theirs):
+        self.theirs = np.asarray(theirs)
+        self.ours = np.empty(max(theirs) + 1, int)
         self.ours[self.theirs[::-1]] = np.arange(len(self.theirs))[::-1]
-        self.starts_with_pad = pad == start
+        self.start_is_there_twice = self.theirs[START_ID] in self.theirs[[PAD_ID, END_ID]]
 
     def rows(self, table):
         """Their rows, (size, ...), in our order."""
@@ -52,7 +49,7 @@ class Ids:
     def bias(self, bias):
         """Their biases, (1, size), in our order; of a start token that is there twice `NEVER`."""
         ours = bias[0][self.theirs]
-        if self.starts_with_pad:
+        if self.start_is_there_twice:
             ours[START_ID] = NEVER
         return ours
 
@@ -61,7 +58,7 @@ class Ids:
 
 
 def rows(model, source_ids, target_ids, with_final_norms=False):
-    """The table of a translation model, of a Pegasus with the norms after its last blocks."""
+    """The table of a translation model; Pegasus and M2M100 have norms after the last blocks."""
     names = layer_names(model)
     shared = "source_embedding" not in names
     for side, name, ids in (
@@ -115,46 +112,22 @@ def _rows_of_block(block, name, has_source):
 
 def read(folder: ModelFolder):
     """Reads a folder of MarianMT: weights, vocabularies and the settings of its search."""
-    config = folder.config
-    for name in ("layers", "attention_heads", "ffn_dim"):
-        sides = [config[f"{side}_{name}"] for side in ("encoder", "decoder")]
-        if sides[0] != sides[1]:
-            raise ConversionError(
-                f"{folder.path}: encoder and decoder must have as many {name}. Received: {sides}."
-            )
     shared = folder.setting("share_encoder_decoder_embeddings", True, False)
     tied = folder.setting("tie_word_embeddings", True, False)
-    activation = folder.setting("activation_function", *ACTIVATIONS)
     source, target = vocabularies(folder, shared)
     source_ids, target_ids = (_ids(folder, vocabulary) for vocabulary in (source, target))
-    dimensions = {
-        "num_layers": config["encoder_layers"],
-        "hidden_dim": config["d_model"],
-        "intermediate_dim": config["encoder_ffn_dim"],
-        "num_heads": config["encoder_attention_heads"],
-        "dropout": config.get("dropout", 0.1),
-        "pre_norm": False,
-        "activation": ACTIVATIONS[activation],
-    }
+    dimensions = dimensions_of(folder, pre_norm=False)
     model = translation(
         len(source_ids.theirs),
         None if shared else len(target_ids.theirs),
         tie_output=tied,
         output_bias=True,
-        scale_embedding=config.get("scale_embedding", False),
+        scale_embedding=folder.config.get("scale_embedding", False),
         positions={"interleaved": False},
         norm_epsilon=1e-5,
         **dimensions,
     )
-    assign(rows(model, source_ids, target_ids), _named(folder.arrays()), "Marian")
-    generation = {**config, **(folder.json(GENERATION) if folder.has(GENERATION) else {})}
-    settings = SearchSettings(
-        num_beams=generation.get("num_beams", 1),
-        length_penalty=generation.get("length_penalty", 1.0),
-        max_source_length=config.get("max_position_embeddings", 512),
-        max_target_length=generation.get("max_length", 512) - 1,  # theirs counts the start
-        scoring="huggingface",
-    )
+    assign(rows(model, source_ids, target_ids), shared_arrays(folder), "Marian")
     tokenizers = [
         sentencepiece_tokenizer(folder.file(file), _pieces(vocabulary, ids))
         for file, vocabulary, ids in (
@@ -162,15 +135,54 @@ def read(folder: ModelFolder):
             ("target.spm", target, target_ids),
         )
     ]
-    run = {
-        **dimensions,
-        "vocabulary_size": len(source_ids.theirs),
+    settings = search_settings(folder, 512)
+    run = run_settings(settings, len(source_ids.theirs)) | dimensions
+    return Converted("translation", model, *tokenizers, settings=settings, config=run)
+
+
+def dimensions_of(folder, pre_norm):
+    """The dimensions of both sides, which must be equal, as arguments of `translation`."""
+    config = folder.config
+    for name in ("layers", "attention_heads", "ffn_dim"):
+        sides = [config[f"{side}_{name}"] for side in ("encoder", "decoder")]
+        if sides[0] != sides[1]:
+            raise ConversionError(
+                f"{folder.path}: encoder and decoder must have as many {name}. Received: {sides}."
+            )
+    activation = folder.setting("activation_function", *ACTIVATIONS)
+    return {
+        "num_layers": config["encoder_layers"],
+        "hidden_dim": config["d_model"],
+        "intermediate_dim": config["encoder_ffn_dim"],
+        "num_heads": config["encoder_attention_heads"],
+        "dropout": config.get("dropout", 0.1),
+        "pre_norm": pre_norm,
+        "activation": ACTIVATIONS[activation],
+    }
+
+
+def search_settings(folder, positions):
+    """The `SearchSettings` of a folder; `positions` is how many its family usually has."""
+    config = folder.config
+    generation = {**config, **(folder.json(GENERATION) if folder.has(GENERATION) else {})}
+    return SearchSettings(
+        num_beams=generation.get("num_beams") or 1,
+        length_penalty=generation.get("length_penalty", 1.0),
+        max_source_length=config.get("max_position_embeddings", positions),
+        max_target_length=(generation.get("max_length") or positions) - 1,  # theirs counts start
+        scoring="huggingface",
+    )
+
+
+def run_settings(settings, vocabulary_size):
+    """What a run keeps of a search."""
+    return {
+        "vocabulary_size": vocabulary_size,
         "num_beams": settings.num_beams,
         "length_penalty": settings.length_penalty,
         "scoring": settings.scoring,
         "max_length": settings.max_target_length,
     }
-    return Converted("translation", model, *tokenizers, settings=settings, config=run)
 
 
 def vocabularies(folder, shared):
@@ -189,7 +201,7 @@ def _ids(folder, vocabulary):
             f"eos_token_id among them. Received: {len(vocabulary)} pieces, ids up to {size - 1}."
         )
     start = config.get("decoder_start_token_id", pad)
-    return Ids(size, pad, vocabulary.get("<unk>", pad), start, end)
+    return Ids(our_order(size, pad, vocabulary.get("<unk>", pad), start, end))
 
 
 def _pieces(vocabulary, ids):
@@ -197,8 +209,9 @@ def _pieces(vocabulary, ids):
     return [pieces[index] for index in ids.theirs]
 
 
-def _named(arrays):
-    """A table that encoder and decoder share stands in a file under one of its names."""
+def shared_arrays(folder):
+    """The weights; a table that encoder and decoder share stands under one of its names."""
+    arrays = folder.arrays()
     names = ("model.shared.weight", "model.encoder.embed_tokens.weight",
              "model.decoder.embed_tokens.weight", "lm_head.weight")  # fmt: skip
     there = [name for name in names if name in arrays]

@@ -22,7 +22,7 @@ SPECIAL_TOKENS = "special_tokens_map.json"
 CLASSES = {
     T5_FILE: ("T5", "MT5"),
     LLAMA_FILE: ("Llama", "CodeLlama", "Gemma"),
-    FAIRSEQ_FILE: ("XLMRoberta", "MBart"),
+    FAIRSEQ_FILE: ("XLMRoberta", "MBart", "Nllb", "M2M100"),
 }
 # Of mBART-25, in the order of their ids.
 MBART_LANGUAGES = (
@@ -30,13 +30,25 @@ MBART_LANGUAGES = (
     "lv_LV my_MM ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
 ).split()
 
+# Of M2M100 and of its successor at WMT 2021, by their `language_codes`.
+M2M100_LANGUAGES = {
+    "m2m100": (
+        "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
+        "gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml "
+        "mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th "
+        "tl tn tr uk ur uz vi wo xh yi yo zh zu"
+    ).split(),
+    "wmt21": "en ha is ja cs ru zh de".split(),
+}
+
 
 def load_tokenizer_of(path):
     """Loads the tokenizer of a released model.
 
     Args:
         path: of a folder with one of these, the first that is there: `spiece.model` of T5,
-            `tokenizer.model` of llama, `sentencepiece.bpe.model` of mBART and XLM-R,
+            `tokenizer.model` of llama, `sentencepiece.bpe.model` of mBART, NLLB and
+            XLM-R, with `vocab.json` of M2M100,
             `tokenizer.json` of byte-level byte pairs, Unigram or WordPiece, `vocab.txt` of BERT,
             `vocab.json` and `merges.txt` of GPT-2.
 
@@ -61,8 +73,9 @@ def _read(path):
     settings = _json(path / SPECIAL_TOKENS) | _json(path / SETTINGS)
     arrangements = {T5_FILE: _t5_pieces, LLAMA_FILE: _as_they_are, FAIRSEQ_FILE: _fairseq_pieces}
     files = [name for name in arrangements if (path / name).is_file()]
-    if (path / "vocab.json").is_file():  # M2M100's, which gives the pieces their ids
-        files = [name for name in files if name != FAIRSEQ_FILE]
+    if "M2M100" in settings.get("tokenizer_class", "") or (path / "vocab.json").is_file():
+        vocabulary = _json(path / "vocab.json")  # it gives M2M100's pieces their ids
+        arrangements[FAIRSEQ_FILE] = lambda _, settings: _m2m100_pieces(vocabulary, settings)
     known = [name for name in files if _is_of_its_class(name, settings)]
     if known:
         return _of_pieces(path / known[0], settings, arrangements[known[0]])
@@ -121,6 +134,13 @@ def _fairseq_pieces(names, settings):
         languages = MBART_LANGUAGES if "MBart" in settings.get("tokenizer_class", "") else []
     languages = [_content(language) for language in languages]
     return ["<s>", "<pad>", "</s>", "<unk>", *names[3:], *languages, "<mask>"]
+
+
+def _m2m100_pieces(vocabulary, settings):
+    if not vocabulary:
+        raise ConversionError("A tokenizer of M2M100 must have vocab.json. Received: none.")
+    languages = M2M100_LANGUAGES[settings.get("language_codes", "m2m100")]
+    return [*sorted(vocabulary, key=vocabulary.get), *(f"__{name}__" for name in languages)]
 
 
 def _content(token):

@@ -1,0 +1,63 @@
+"""M2M100 and NLLB, which translate between many languages, in the format of Hugging Face."""
+
+import numpy as np
+
+from keras_transformer.convert import marian
+from keras_transformer.convert.folder import ModelFolder
+from keras_transformer.convert.loading import Converted
+from keras_transformer.convert.tables import ConversionError, assign
+from keras_transformer.convert.tokenizers import load_tokenizer_of
+from keras_transformer.models.encoder_decoder import translation
+from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+
+
+def read(folder: ModelFolder):
+    """Reads a folder of M2M100 or NLLB: weights, vocabulary and the settings of its search."""
+    config = folder.config
+    folder.setting("tie_word_embeddings", True)
+    tokenizer, theirs = load_tokenizer_of(folder.path)
+    ids = _ids(folder, theirs)
+    dimensions = marian.dimensions_of(folder, pre_norm=True)
+    half = config["d_model"] // 2
+    model = translation(
+        len(ids.theirs),
+        output_bias=True,
+        scale_embedding=config.get("scale_embedding", True),
+        positions={
+            "max_wavelength": 10000 ** (half / (half - 1)),
+            "interleaved": False,
+            "first_position": config["pad_token_id"] + 1,
+        },
+        norm_epsilon=1e-5,
+        attention_dropout=config.get("attention_dropout", 0.0),
+        **dimensions,
+    )
+    # Only to leave out the start token, which is the end token a second time.
+    model.get_layer("output_bias").trainable = False
+    no_bias = {"final_logits_bias": np.zeros((1, config["vocab_size"]), "float32")}
+    rows = marian.rows(model, ids, ids, with_final_norms=True)
+    assign(rows, marian.shared_arrays(folder) | no_bias, "M2M100")
+    settings = marian.search_settings(folder, 1024)
+    run = marian.run_settings(settings, tokenizer.vocabulary_size) | dimensions
+    return Converted("translation", model, tokenizer, settings=settings, config=run)
+
+
+def _ids(folder, theirs):
+    """Their id at each of ours: of the tokenizer, then those that no text has, such as <s>."""
+    config = folder.config
+    size, start = config["vocab_size"], config.get("decoder_start_token_id", config["eos_token_id"])
+    control = {"pad_token_id": theirs[PAD_ID], "eos_token_id": theirs[END_ID]}
+    for name, index in control.items():
+        if config[name] != index:
+            raise ConversionError(
+                f"{folder.path}: {name} must be {index}, as in the tokenizer. "
+                f"Received: {config[name]}."
+            )
+    theirs = np.array(theirs)
+    theirs[START_ID] = start
+    if theirs.max() >= size:
+        raise ConversionError(
+            f"{folder.path}: vocab_size must be more than {theirs.max()}, the last id of the "
+            f"tokenizer. Received: {size}."
+        )
+    return marian.Ids([*theirs, *sorted(set(range(size)) - set(theirs.tolist()))])
