@@ -44,6 +44,7 @@ setup(
         "protobuf>=4.22",
         "filelock>=3.24,<5",
         "safetensors>=0.5,<1",
+        "pyyaml>=6,<7",
         "rich>=13,<16",
         *TEXT,
     ],

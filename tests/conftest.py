@@ -9,6 +9,8 @@ import pytest
 
 from train.demo.corpus import demo_corpus
 
+collect_ignore = ["convert/record_opennmt.py"]  # a script for an environment of its own
+
 # Files of minutes, begun first: two processes take one file after the other.
 LONG = ("layers/test_backends.py", "train/test_workers.py", "training/test_on_jax.py")
 

@@ -155,7 +155,7 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
     if "output_bias" in names:
         spec.decoder.projection.bias = _array(model.get_layer("output_bias").bias)
     spec.config.add_source_bos = False
-    spec.config.add_source_eos = True
+    spec.config.add_source_eos = "source_without_end" not in names
     spec.config.decoder_start_token = target_pieces[START_ID]
     spec.config.layer_norm_epsilon = encoder.norm_epsilon
     spec.register_source_vocabulary(source_pieces)

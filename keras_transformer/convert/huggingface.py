@@ -107,8 +107,11 @@ def _translation(text_model, draft):
     encoder, names = model.get_layer("encoder"), layer_names(model)
     shared, dim = "source_embedding" not in names, model.get_layer("target_embedding").hidden_dim
     positions = model.get_layer("positions")
-    if (positions.max_wavelength, positions.first_position) != (10000, 0):
-        raise ConversionError("Hugging Face's Marian and Pegasus know the paper's positions only.")
+    paper = (positions.max_wavelength, positions.first_position) == (10000, 0)
+    if not paper or "source_without_end" in names:
+        raise ConversionError(
+            "Hugging Face's Marian and Pegasus know the paper's positions only, and see the end."
+        )
     if "output_projection" in names or (encoder.pre_norm and not shared):
         raise ConversionError(
             "A Pegasus, which normalises first, shares one vocabulary, and Marian and Pegasus tie "

@@ -45,7 +45,7 @@ def read(path):
 
     Args:
         path: of a folder with config.json, *.safetensors (or pytorch_model.bin where torch is
-            installed) and the files of the tokenizer.
+            installed) and the files of the tokenizer; or of a run of OpenNMT-tf.
 
     Returns:
         `Converted`: model, tokenizer and settings.
@@ -54,6 +54,10 @@ def read(path):
         ConversionError: a ValueError, if the folder, a file of it, its family or one of its
             settings is not supported.
     """
+    from keras_transformer.convert import opennmt
+
+    if opennmt.is_run(path):
+        return opennmt.read(path)
     folder = ModelFolder(path)
     family = folder.config.get("model_type")
     if family not in FAMILIES:

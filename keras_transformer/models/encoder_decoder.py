@@ -9,6 +9,7 @@ from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
+from keras_transformer.layers.ignored_token import IgnoredToken
 from keras_transformer.layers.vocabulary_bias import VocabularyBias
 from keras_transformer.models.functions import (
     TranslatorFunctions,
@@ -59,6 +60,7 @@ def translation(
     output_bias=False,
     scale_embedding=True,
     positions=None,
+    source_end=True,
     name="translation",
     **dimensions,
 ):
@@ -78,6 +80,8 @@ def translation(
         output_bias: whether the logit of each token has a learned bias.
         scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
         positions: arguments of `SinusoidalEncoding` that differ from its defaults, a dictionary.
+        source_end: whether the model looks at the end token, id 3, of a source, which data and
+            serving add to each.
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
@@ -137,7 +141,10 @@ def translation(
         source_masks["attention_mask"] = segment_mask(source_segments, source_segments)
         target_masks["attention_mask"] = segment_mask(target_segments, target_segments)
         target_masks["source_attention_mask"] = segment_mask(target_segments, source_segments)
-    source = dropout(positions(source_embedding(source_ids), segments=source_segments))
+    seen_ids = source_ids
+    if not source_end:
+        seen_ids = IgnoredToken(END_ID, dtype=dtype, name="source_without_end")(source_ids)
+    source = dropout(positions(source_embedding(seen_ids), segments=source_segments))
     source = Encoder(**block, name="encoder")(source, **source_masks)
     target = dropout(positions(target_embedding(target_ids), segments=target_segments))
     target = Decoder(**block, name="decoder")(target, source, **target_masks)
@@ -183,6 +190,7 @@ def encode(model, source_ids):
     Returns:
         A nested structure of tensors, batch first: the input of `start_cache` and `step`.
     """
+    source_ids = _seen(model, source_ids)
     mask = padding_mask(source_ids)
     source = model.get_layer("encoder")(_embed(model, "source", source_ids), padding_mask=mask)
     return {
@@ -246,6 +254,7 @@ def attention_scores(model, source_ids, target_ids):
         A dictionary of lists with one tensor (batch, heads, target, source) per layer:
         "encoder", "decoder" (self-attention) and "cross" (from target to source).
     """
+    source_ids = _seen(model, source_ids)
     source_mask, target_mask = padding_mask(source_ids), padding_mask(target_ids)
     source, encoder_scores = model.get_layer("encoder").attend(
         _embed(model, "source", source_ids), source_mask
@@ -264,6 +273,13 @@ def embedding(model, side):
     """The embedding layer of the "source" or "target" side, which may share one."""
     shared = "source_embedding" not in layer_names(model)
     return model.get_layer("target_embedding" if shared else f"{side}_embedding")
+
+
+def _seen(model, source_ids):
+    """The ids of a source, padding where the model ignores them."""
+    if "source_without_end" not in layer_names(model):
+        return source_ids
+    return model.get_layer("source_without_end")(source_ids)
 
 
 def _embed(model, side, token_ids):

@@ -1,0 +1,150 @@
+"""The YAML file of a training of OpenNMT-tf, and what it names: vocabularies and tokenizers."""
+
+import pathlib
+
+from keras_transformer.convert.sentencepiece import read_model, rearranged
+from keras_transformer.convert.tables import ConversionError
+from keras_transformer.serving.settings import SearchSettings
+
+CONTROL_WORDS = ["<blank>", "<s>", "</s>"]
+FILLER = "averyunlikelytoken"  # begins the words that fill a vocabulary up to a round size
+MAX_SOURCE_LENGTH = 512  # in tokens; theirs has no limit
+
+
+class Settings:
+    """The settings of the training of a run.
+
+    Args:
+        path: of the folder of the run. The YAML file lies there or, of an average, above it.
+            The files that it names are looked for from its folder, from the working directory,
+            and beside it.
+
+    Raises:
+        ConversionError: if there is no such file.
+    """
+
+    def __init__(self, path):
+        path = pathlib.Path(path)
+        folders = [path, path.absolute().parent]
+        files = [file for folder in folders for file in sorted(folder.glob("*.y*ml"))]
+        found = [(file, config) for file in files if (config := _data_of(file)) is not None]
+        if not found:
+            raise ConversionError(
+                f"{path} must hold the YAML file of its training, which names source_vocabulary "
+                "and target_vocabulary under data. Copy it there."
+            )
+        self.file, self._config = found[0]
+        self._data = self._config["data"]
+
+    def words(self, side, arrays, table):
+        """The words of the "source" or "target" in the order of their ids, without <unk>.
+
+        Args:
+            arrays: of the checkpoint.
+            table: the name of the embeddings.
+        """
+        file = self._file_named(self._data[f"{side}_vocabulary"])
+        lines = file.read_bytes().decode("utf-8", "replace").split("\n")
+        words = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+        rows = len(arrays[table])
+        if words[:3] != CONTROL_WORDS or len(set(words)) != len(words) or len(words) != rows - 1:
+            raise ConversionError(
+                f"{file} must hold {rows - 1} words for the {rows} rows of {table}, each once, "
+                f"{', '.join(CONTROL_WORDS)} first. Received: {len(words)}, {words[:3]} first."
+            )
+        return words
+
+    def source_end(self, default):
+        """Whether sources end with </s>."""
+        controls = self._data.get("source_sequence_controls") or {"end": default}
+        if controls.get("start"):
+            raise ConversionError(
+                f"{self.file}: source_sequence_controls must have no start; it is not supported."
+            )
+        return bool(controls.get("end"))
+
+    def search(self):
+        params = self._config.get("params") or {}
+        beams = params.get("beam_width", 4)
+        return SearchSettings(
+            num_beams=beams,
+            length_penalty=float(params.get("length_penalty", 0)),
+            max_source_length=MAX_SOURCE_LENGTH,
+            max_target_length=params.get("maximum_decoding_length", 250),
+        )
+
+    def tokenizer(self, side, words):
+        """The tokenizer of a side, with the ids of our model.
+
+        Args:
+            side: "source" or "target".
+            words: of the vocabulary.
+        """
+        file = self._sentencepiece_file(side)
+        model = read_model(file)
+        pieces = {word for word in words[3:] if not word.startswith(FILLER)}
+        missing = pieces - {piece.piece for piece in model.pieces}
+        if 2 * len(missing) > len(pieces):
+            raise ConversionError(
+                f"{file} must have the pieces of {side}_vocabulary. Received: a model without "
+                f"{len(missing)} of {len(pieces)}."
+            )
+        return rearranged(model, ["<blank>", "<unk>", "<s>", "</s>", *words[3:]])
+
+    def _sentencepiece_file(self, side):
+        given = self._data.get(f"{side}_tokenization")
+        if isinstance(given, str):
+            given = _yaml(self._file_named(given))
+        if not given:  # texts were cut beforehand
+            files = sorted(self.file.parent.glob("*.model"))
+            if len(files) == 1:
+                return files[0]
+            raise ConversionError(
+                f"{self.file} must name a SentencePiece model under data: {side}_tokenization, or "
+                f"one file *.model must lie beside it. Received: {len(files)} of them."
+            )
+        params = given.get("params") or {}
+        names = {"SentencePieceTokenizer": {"model"}, "OpenNMTTokenizer": {"mode", "sp_model_path"}}
+        kind = given.get("type")
+        name = "model" if kind == "SentencePieceTokenizer" else "sp_model_path"
+        plain = kind in names and params.keys() - {"nbest_size", "alpha"} <= names[kind]
+        if not plain or name not in params or params.get("mode", "none") != "none":
+            raise ConversionError(
+                f"{self.file}: {side}_tokenization must be a SentencePieceTokenizer, or an "
+                "OpenNMTTokenizer with mode none and sp_model_path alone; no other is supported. "
+                f"Received: {kind} with {params}."
+            )
+        return self._file_named(params[name])
+
+    def _file_named(self, name):
+        """Where a file that the settings name lies."""
+        places = [
+            self.file.parent / name,
+            pathlib.Path(name),
+            self.file.parent / pathlib.Path(name).name,
+        ]
+        for place in places:
+            if place.is_file():
+                return place
+        raise ConversionError(f"{self.file} names {name}, which is not there: put it beside it.")
+
+
+def _data_of(file):
+    """The content of a YAML file, or None if it names no vocabularies."""
+    config = _yaml(file)
+    data = config.get("data") if isinstance(config, dict) else None
+    if isinstance(data, dict) and {"source_vocabulary", "target_vocabulary"} <= data.keys():
+        return config
+    return None
+
+
+def _yaml(file):
+    try:
+        import yaml
+    except ImportError:
+        raise ConversionError(f"{file} can be read where PyYAML is installed only.") from None
+    try:
+        return yaml.safe_load(file.read_text("utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
+        line = " ".join(str(error).split())
+        raise ConversionError(f"{file} must hold YAML. Received: {line}") from None

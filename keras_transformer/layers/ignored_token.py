@@ -1,0 +1,38 @@
+"""Tokens that a model does not see."""
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class IgnoredToken(keras.layers.Layer):
+    """Makes padding of one token, so that nothing looks at it.
+
+    Args:
+        token_id: of the token.
+        pad_id: the id of padding.
+
+    Call arguments:
+        inputs: ids, integers (batch, length).
+
+    Returns:
+        Same shape and dtype.
+
+    Examples:
+        >>> IgnoredToken(3)(keras.ops.array([[7, 5, 3, 0]])).numpy().tolist()
+        [[7, 5, 0, 0]]
+    """
+
+    def __init__(self, token_id, pad_id=0, **kwargs):
+        super().__init__(autocast=False, **kwargs)
+        self.token_id = token_id
+        self.pad_id = pad_id
+
+    def call(self, inputs):
+        return ops.where(ops.equal(inputs, self.token_id), self.pad_id, inputs)
+
+    def compute_output_spec(self, inputs):
+        return keras.KerasTensor(inputs.shape, inputs.dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "token_id": self.token_id, "pad_id": self.pad_id}

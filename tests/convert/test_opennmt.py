@@ -1,0 +1,201 @@
+"""Runs of OpenNMT-tf 2.32 beside what it did with them, as record_opennmt.py recorded it."""
+
+import atexit
+import functools
+import pathlib
+import shutil
+import tempfile
+
+import numpy as np
+import pytest
+import yaml
+
+import keras_transformer as kt
+from keras_transformer import convert
+from keras_transformer.convert.opennmt import ids_of
+from keras_transformer.decoding import greedy_search
+from keras_transformer.models import encoder_decoder
+from keras_transformer.serving import Translator
+from tests.reference import array
+from train import convert as command
+
+RUNS = pathlib.Path(__file__).with_name("opennmt_runs.zip")
+LONGEST = 30
+NAMES = ["base", "shared", "post_norm"]
+
+
+@functools.cache
+def runs():
+    """The folder of all runs, which lasts as long as this process."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    shutil.unpack_archive(RUNS, folder.name)
+    return pathlib.Path(folder.name)
+
+
+@functools.cache
+def run(name):
+    """A converted run, what was recorded of it, and their ids at ours, of source and target."""
+    converted = convert.read(runs() / name / "avg")
+    sizes = [
+        encoder_decoder.embedding(converted.model, side).vocabulary_size
+        for side in ("source", "target")
+    ]
+    recorded = np.load(runs() / name / "recorded.npz")
+    return converted, recorded, *map(ids_of, sizes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_opennmt(name):
+    converted, recorded, source, target = run(name)
+    given = {
+        "source_ids": source.ours[recorded["source_ids"]],
+        "target_ids": target.ours[recorded["target_ids"]],
+    }
+    logits = array(converted.model(given))
+    expected = recorded["logits"][..., target.theirs]
+    difference = np.abs(logits - expected).max()
+    print(f"{name}: largest difference {difference:.1e} of {np.abs(expected).max():.1f}")
+    assert difference < 1e-5
+    given["source_ids"][given["source_ids"] == 0] = 3
+    with_ends = array(converted.model(given))
+    assert (np.abs(with_ends - logits)[1:].max() > 0.01) == (name == "shared"), "ends are ignored"
+    np.testing.assert_array_equal(with_ends[0], logits[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_and_greedy_translations_are_those_of_opennmt(name):
+    converted, recorded, source, _ = run(name)
+    texts = recorded["texts"].tolist()
+    ids = converted.tokenizer.tokenize(texts)
+    ends = [2] * (name == "shared")
+    for row, ours in enumerate(ids.to_list()):
+        assert [*source.theirs[ours], *ends] == recorded[f"ids_{row}"].tolist(), texts[row]
+    rows = [[*row, 3] for row in ids.to_list()]
+    source_ids = np.zeros((len(rows), max(map(len, rows))), "int32")
+    for row, found in enumerate(rows):
+        source_ids[row, : len(found)] = found
+    functions = encoder_decoder.functions(converted.model)
+    encoded = functions.encode(source_ids)
+    found = greedy_search(
+        lambda *state: functions.step(encoded, *state),
+        functions.start_cache(encoded, 1),
+        limits=[LONGEST + 1] * len(texts), start_id=2, end_id=3,
+    )  # fmt: skip
+    tokenizer = converted.target_tokenizer
+    written = [text.decode() for text in tokenizer.detokenize(found.token_ids[:, 0]).numpy()]
+    assert any(written)
+    # Theirs joins an unknown piece as a sign of its own, and keeps a space at the end.
+    expected = recorded["greedy"].tolist()
+    assert [text.strip() for text in written] == [text.strip() for text in expected]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return copied("base", tmp_path / "run")
+
+
+def copied(name, path):
+    """A run as training leaves it: the last checkpoint beside the settings."""
+    shutil.copytree(runs() / name, path)
+    for file in (path / "avg").iterdir():
+        shutil.copy(file, path)
+    shutil.rmtree(path / "avg")
+    return path
+
+
+@pytest.mark.slow
+def test_a_run_is_made_translates_and_trains_on(tmp_path):
+    folder = copied("post_norm", tmp_path / "theirs")
+    (folder / "checkpoint").unlink()  # as in a copy of the last checkpoint alone
+    change_settings(folder, "data", source_tokenization={
+        "type": "OpenNMTTokenizer", "params": {"mode": "none", "sp_model_path": "source.model"},
+    })  # fmt: skip
+    command.main(["--from", str(folder), "--run", str(tmp_path / "mine")])
+    translator = Translator.load(tmp_path / "mine")
+    texts = ["a dog runs", "two men talk", ""]
+    assert translator(texts) == convert.load(runs() / "post_norm" / "avg")(texts)
+    converted, *_ = run("post_norm")
+    assert (converted.settings.num_beams, converted.settings.length_penalty) == (4, 0.6)
+    model = translator.model
+    model.compile(kt.Adam(1e-2), kt.TokenCrossentropy(), clip_norm=1.0)
+    ids = np.random.default_rng(0).integers(4, 40, (8, 7)).astype("int32")
+    inputs = {"source_ids": ids, "target_ids": ids}
+    losses = model.fit(inputs, ids, epochs=4, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.oracle
+@pytest.mark.slow
+def test_ctranslate2_gives_sources_no_end_either(tmp_path):
+    pytest.importorskip("ctranslate2")
+    convert.write(convert.load(runs() / "base" / "avg"), "ctranslate2", tmp_path / "written")
+
+
+def change_settings(folder, section, **values):
+    file = folder / "data.yml"
+    config = yaml.safe_load(file.read_text())
+    config[section] |= values
+    file.write_text(yaml.safe_dump(config))
+
+
+def describe(text):
+    return lambda folder: (folder / "model_description.py").write_text(text)
+
+
+def drop(*names):
+    return lambda folder: [file.unlink() for name in names for file in folder.glob(name)]
+
+
+def drop_words(folder):
+    words = (folder / "source.vocab").read_text("utf-8").split("\n")
+    (folder / "source.vocab").write_text("\n".join(words[:-3]), "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop("*.index", "checkpoint"), r"not a folder with config\.json"),
+        (drop("ckpt*.data*"), "cannot be read: "),
+        (drop("*.yml"), "must hold the YAML file of its training"),
+        (lambda folder: (folder / "data.yml").write_text("a: [1"), "must hold YAML"),
+        (drop("model_description.py"), r"must hold model_description\.py"),
+        (describe("model = "), "must be Python"),
+        (describe("model = models.LuongAttention"), "must describe one of .*Received: None"),
+        (describe("m = models.TransformerRelative"), "must describe one of .*Received: None"),
+        (describe("m = Transformer(num_heads=h)"), "sizes by name and as numbers"),
+        (describe("m = Transformer(None, None, 6, 512, 8)"), "sizes by name and as numbers"),
+        (describe("m = Transformer(num_heads=3)"), "num_heads that divide 8. Received: 3"),
+        (describe("m = Transformer(ffn_activation=tf.nn.elu)"), "one of relu.*Received.*elu"),
+        (describe("m = Transformer(position_encoder_class=None)"), "sinusoidal.*None, relu"),
+        (drop("source.vocab"), r"names data/source\.vocab, which is not there"),
+        (drop_words, r"must hold 60 words for the 61 rows .*Received: 58, \['<blank>'"),
+        (drop("source.model"), r"names data/source\.model, which is not there"),
+        (
+            lambda folder: change_settings(folder, "data", target_tokenization=None),
+            r"must name a SentencePiece model .*target_tokenization.*Received: 2 of them",
+        ),
+        (
+            lambda folder: change_settings(
+                folder, "data",
+                source_tokenization={"type": "OpenNMTTokenizer", "params": {"mode": "aggressive"}},
+            ),
+            "mode none and sp_model_path alone.*Received: OpenNMTTokenizer with .*aggressive",
+        ),
+        (
+            lambda folder: change_settings(
+                folder, "data", source_sequence_controls={"start": True, "end": True}
+            ),
+            "source_sequence_controls must have no start",
+        ),
+        (
+            lambda folder: shutil.copy(folder / "target.model", folder / "source.model"),
+            "must have the pieces of source_vocabulary. Received: a model without",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_line(folder, change, message):
+    change(folder)
+    with pytest.raises(convert.ConversionError, match=message) as error:
+        convert.read(folder)
+    assert "\n" not in str(error.value)
