@@ -35,8 +35,12 @@ class TranslationConfig(TrainingConfig):
     tsv: str = setting("", "instead: one file, source TAB target")
     valid_tsv: str = setting("", "the same for validation")
     dataset: str = setting("", "instead: a TFDS name, e.g. ted_hrlr_translate/pt_to_en")
-    source_language: str = setting("", "language of the --dataset to translate from")
-    target_language: str = setting("", "language of the --dataset to translate to")
+    source_language: str = setting(
+        "", "language to translate from, of a --dataset or a model of many"
+    )
+    target_language: str = setting(
+        "", "language to translate to, of a --dataset or a model of many"
+    )
     data_dir: str = setting("", "folder where TFDS keeps its data")
     distinct_sources: bool = setting(False, "train on the first translation of each source only")
     max_pairs: int = setting(0, "train on the first pairs only, this many; 0 for all", ge=0)
@@ -82,6 +86,8 @@ class SearchOptions(RunOptions):
     length_penalty: float | None = setting(
         None, "exponent of the length penalty; default: the run's", ge=0
     )
+    source_language: str = setting("", "language of the texts, for a model of many, e.g. en")
+    target_language: str = setting("", "language to translate to; default: the run's")
 
 
 @settings

@@ -102,8 +102,10 @@ class CTranslate2Engine:
         """The translation of each text, a list, and whether each was too long to be read whole."""
         room = self.settings.max_source_length - 1
         rows = _pieces(self._source, texts)
+        first = _pieces(self._target, [""])[0]  # a language, or nothing
         found = self._engine.translate_batch(
             [row[:room] for row in rows],
+            target_prefix=[first] * len(rows) if first else None,
             beam_size=self.settings.num_beams,
             length_penalty=self.settings.length_penalty,
             max_decoding_length=self.settings.max_target_length - 1,
@@ -116,9 +118,11 @@ class CTranslate2Engine:
         written = [[ids.get(piece, 0) for piece in result.hypotheses[0]] for result in found]
         import tensorflow as tf
 
+        empty = len(_pieces(self._source, [""])[0])
         joined = self._target.detokenize(tf.ragged.constant(written, tf.int32, ragged_rank=1))
         translations = [
-            text.decode() if row else "" for text, row in zip(joined.numpy(), rows, strict=True)
+            text.decode() if len(row) > empty else ""
+            for text, row in zip(joined.numpy(), rows, strict=True)
         ]
         return translations, [len(row) > room for row in rows]
 

@@ -72,11 +72,14 @@ def read(path):
         raise ConversionError(f"{path}/config.json must have {error}.") from None
 
 
-def load(path):
+def load(path, source_language=None, target_language=None):
     """Loads a released model, ready for texts.
 
     Args:
         path: of a folder, as for `read`.
+        source_language: of M2M100 and NLLB, the language to translate from, e.g. "en" and
+            "eng_Latn"; None for the one that the folder names.
+        target_language: the language to translate to.
 
     Returns:
         A `serving.Translator`, `serving.Generator` or `serving.Classifier`.
@@ -84,17 +87,20 @@ def load(path):
     Raises:
         ConversionError: as of `read`; or if the model has no use for texts by itself, such as
             the backbone of BERT.
+        ValueError: if a model of many languages does not know one, or none is given.
     """
     from keras_transformer import serving
 
     converted = read(path)
-    given = converted.model, converted.tokenizer
+    given = converted.model, converted.tokenizer, converted.target_tokenizer
     if converted.command == "translation":
-        return serving.Translator(*given, converted.target_tokenizer, settings=converted.settings)
+        languages = {"source_language": source_language, "target_language": target_language}
+        tokenizers = serving.in_languages(*given[1:], converted.config, **languages)
+        return serving.Translator(converted.model, *tokenizers, settings=converted.settings)
     if converted.command == "language_model":
-        return serving.Generator(*given, settings=converted.settings)
+        return serving.Generator(*given[:2], settings=converted.settings)
     if converted.command == "classification":
-        return serving.Classifier(*given, converted.labels, converted.config["max_length"])
+        return serving.Classifier(*given[:2], converted.labels, converted.config["max_length"])
     raise ConversionError(
         f"{path} holds a model without a use for texts by itself: `read` gives the model and its "
         "tokenizer."

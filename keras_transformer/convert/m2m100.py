@@ -1,14 +1,20 @@
 """M2M100 and NLLB, which translate between many languages, in the format of Hugging Face."""
 
+import re
+
 import numpy as np
 
 from keras_transformer.convert import marian
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.loading import Converted
+from keras_transformer.convert.sentencepiece import with_languages
 from keras_transformer.convert.tables import ConversionError, assign
-from keras_transformer.convert.tokenizers import load_tokenizer_of
+from keras_transformer.convert.tokenizers import SETTINGS, load_tokenizer_of
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+
+LANGUAGE = re.compile(r"__\w+__|[a-z]{3}_[A-Z][a-z]{3}")  # __en__ of M2M100, eng_Latn of NLLB
+LANGUAGE_SETTINGS = {"source_language": "src_lang", "target_language": "tgt_lang"}
 
 
 def read(folder: ModelFolder):
@@ -17,6 +23,12 @@ def read(folder: ModelFolder):
     folder.setting("tie_word_embeddings", True)
     tokenizer, theirs = load_tokenizer_of(folder.path)
     ids = _ids(folder, theirs)
+    tokenizer = with_languages(tokenizer, LANGUAGE)
+    if not tokenizer.languages:
+        raise ConversionError(
+            f"{folder.path} must hold a tokenizer with languages, such as __en__ or eng_Latn. "
+            "Received: none."
+        )
     dimensions = marian.dimensions_of(folder, pre_norm=True)
     half = config["d_model"] // 2
     model = translation(
@@ -39,7 +51,14 @@ def read(folder: ModelFolder):
     assign(rows, marian.shared_arrays(folder) | no_bias, "M2M100")
     settings = marian.search_settings(folder, 1024)
     run = marian.run_settings(settings, tokenizer.vocabulary_size) | dimensions
-    return Converted("translation", model, tokenizer, settings=settings, config=run)
+    given = folder.json(SETTINGS) if folder.has(SETTINGS) else {}
+    if given.get("legacy_behaviour"):
+        raise ConversionError(
+            f"{folder.path / SETTINGS}: the language comes before the text; legacy_behaviour, "
+            "after it, is not supported. Received: legacy_behaviour=True."
+        )
+    languages = {name: given.get(theirs) or "" for name, theirs in LANGUAGE_SETTINGS.items()}
+    return Converted("translation", model, tokenizer, settings=settings, config=run | languages)
 
 
 def _ids(folder, theirs):

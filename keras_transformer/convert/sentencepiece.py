@@ -82,6 +82,20 @@ def rearranged(model, vocabulary):
     return SentencePieceTokenizer(model.SerializeToString())
 
 
+def with_languages(tokenizer, pattern):
+    """A `SentencePieceTokenizer` whose pieces of a pattern are `languages`.
+
+    Args:
+        tokenizer: a `SentencePieceTokenizer`.
+        pattern: a compiled regular expression that matches the whole piece.
+    """
+    model = Model.FromString(tokenizer.model)
+    for piece in model.pieces:
+        if piece.type == PieceType.UNUSED and pattern.fullmatch(piece.piece):
+            piece.type = PieceType.CONTROL
+    return SentencePieceTokenizer(model.SerializeToString())
+
+
 def in_our_order(model, names, unknown, control=("<pad>", "<s>", "</s>")):
     """A model whose ids are the places of its pieces in `names`, with our control pieces first.
 

@@ -23,7 +23,7 @@ _WORD_PIECE = {
 
 
 def read_tokenizer_json(path):
-    """Reads byte-level byte pairs, Unigram, WordPiece, or llama's byte pairs with byte fallback.
+    """Reads byte-level byte pairs, Unigram, WordPiece, or byte pairs of llama and NLLB.
 
     Args:
         path: of the file.
@@ -62,7 +62,7 @@ def byte_pairs(vocabulary, merges):
 
 
 def _byte_pairs(content, added, path):
-    if content["model"].get("byte_fallback"):
+    if content["model"].get("byte_fallback") or "Metaspace" in str(content.get("pre_tokenizer")):
         return _sentencepiece_byte_pairs(content, added, path)
     return byte_pairs(*byte_level(content, path))
 

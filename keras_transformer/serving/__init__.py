@@ -14,6 +14,7 @@ from keras_transformer.serving.classifier import Classifier
 from keras_transformer.serving.classifier_module import ClassifierModule
 from keras_transformer.serving.generator import Generator
 from keras_transformer.serving.generator_module import GeneratorModule, after_control_ids
+from keras_transformer.serving.languages import in_languages
 from keras_transformer.serving.precision import with_dtype
 from keras_transformer.serving.publishing.export import export, validate
 from keras_transformer.serving.run_folder import RunFolder
@@ -37,6 +38,7 @@ __all__ = [
     "TranslatorModule",
     "after_control_ids",
     "export",
+    "in_languages",
     "validate",
     "with_dtype",
 ]

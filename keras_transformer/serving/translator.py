@@ -12,6 +12,7 @@ from keras_transformer.figures.attention import Attention, names_of
 from keras_transformer.models import encoder_decoder
 from keras_transformer.models.functions import TranslatorFunctions
 from keras_transformer.serving.compiled import CompiledTranslatorModule
+from keras_transformer.serving.languages import check_language, in_languages
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SearchSettings
 from keras_transformer.serving.text_model import (
@@ -46,15 +47,16 @@ class Translator(TextModel):
 
     Args:
         model: of `kt.translation`, as built or reloaded; or `TranslatorFunctions`.
-        tokenizer: splits sources into tokens.
-        target_tokenizer: joins translations; defaults to `tokenizer`.
+        tokenizer: splits sources into tokens; of a model of many languages one with a `language`.
+        target_tokenizer: joins translations; defaults to `tokenizer`. With a `language` every
+            translation begins with its token.
         settings: of the search; defaults to `SearchSettings()`.
         cache: of keys and values in decoding: "growing", "static" for one that XLA compiles, or
             "auto", static where TensorFlow sees a GPU. Exports always have one that grows.
 
     Raises:
         ValueError: if the model is of another kind, has fewer ids than a tokenizer, or has no
-            static cache.
+            static cache; if a tokenizer knows languages and has none.
 
     Examples:
         >>> import keras_transformer as kt
@@ -66,6 +68,8 @@ class Translator(TextModel):
     """
 
     def __init__(self, model, tokenizer, target_tokenizer=None, settings=None, cache="auto"):
+        for each in (tokenizer, target_tokenizer or tokenizer):
+            check_language(each)
         if isinstance(model, TranslatorFunctions):
             functions = model
         else:
@@ -78,7 +82,10 @@ class Translator(TextModel):
         super().__init__(model, tokenizer, TranslatorModule(*given), compiled)
 
     @classmethod
-    def load(cls, run, num_beams=None, length_penalty=None, dtype=None, cache="auto"):
+    def load(
+        cls, run, num_beams=None, length_penalty=None, dtype=None, cache="auto",
+        source_language=None, target_language=None,
+    ):  # fmt: skip
         """Loads a finished run of `python -m train.translation`.
 
         Args:
@@ -87,6 +94,9 @@ class Translator(TextModel):
             length_penalty: exponent of the length penalty; defaults to that of the run.
             dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
             cache: as of `Translator`.
+            source_language: of a model of many languages, to translate from, e.g. "en"; defaults
+                to that of the run.
+            target_language: to translate to.
 
         Returns:
             A `Translator`.
@@ -107,7 +117,10 @@ class Translator(TextModel):
             max_target_length=config["max_length"],
             scoring=config.get("scoring", "gnmt"),
         )
-        return cls(model, folder.tokenizer(), folder.target_tokenizer(), settings, cache)
+        tokenizers = in_languages(
+            folder.tokenizer(), folder.target_tokenizer(), config, source_language, target_language
+        )
+        return cls(model, *tokenizers, settings, cache)
 
     def __call__(self, texts):
         """Translates texts; the translation of an empty text is empty.

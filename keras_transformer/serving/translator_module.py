@@ -54,6 +54,10 @@ class TranslatorModule(ServedModule):
         self.functions = functions  # a dataclass: not tracked, so no layer is saved
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
+        self.has_source_language, self.has_target_language = (
+            getattr(tokenizer, "language", None) is not None
+            for tokenizer in (self.source_tokenizer, self.target_tokenizer)
+        )
         self.settings = settings or SearchSettings()
         self.token_signatures = TokenSignatures(
             functions, self.source_tokenizer, self.target_tokenizer, self.settings
@@ -85,7 +89,11 @@ class TranslatorModule(ServedModule):
             end.
         """
         source_ids, truncated, is_empty = self._source(text)
-        best = self._search(source_ids, self._limits(source_ids, is_empty), num_best=1)
+        limits, prefix = self._limits(source_ids, is_empty), None
+        if self.has_target_language:
+            empty = tf.fill([tf.shape(source_ids)[0]], "")
+            prefix = self.target_tokenizer.tokenize(empty).to_tensor(PAD_ID)
+        best = self._search(source_ids, limits, 1, prefix)
         return {
             "translation": self.target_tokenizer.detokenize(best.token_ids[:, 0]),
             "score": best.scores[:, 0],
@@ -207,7 +215,7 @@ class TranslatorModule(ServedModule):
         lengths = ids.row_lengths()
         ends = tf.fill([ids.nrows(), 1], END_ID)
         ids = tf.concat([ids[:, :room], ends], axis=1).to_tensor(PAD_ID)
-        return ids, lengths > room, lengths == 0
+        return ids, lengths > room, lengths == int(self.has_source_language)
 
     def _limits(self, source_ids, is_empty):
         """The length limit of each translation: about twice its source, or as others have it."""

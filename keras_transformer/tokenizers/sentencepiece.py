@@ -6,6 +6,7 @@ see the same pieces. Byte fallback spells what the vocabulary lacks as bytes:
 no input is ever unknown, and every character survives the way there and back.
 """
 
+import functools
 import io
 import pathlib
 import re
@@ -50,10 +51,11 @@ class SentencePieceTokenizer(tf.Module):
     Args:
         model: the serialised SentencePiece model, as `train_sentencepiece` makes it.
             Pieces beyond the vocabulary size that it names become unknown.
+        language: one of `languages`, whose token `tokenize` puts before every text; None for none.
 
     Raises:
         ValueError: if `model` is not a SentencePiece model or its first ids are
-            not pad, unknown, start, end.
+            not pad, unknown, start, end; if it has no such language.
 
     Examples:
         >>> tokenizer = train_sentencepiece(["ab abc", "abc ab"], vocabulary_size=267)
@@ -64,7 +66,7 @@ class SentencePieceTokenizer(tf.Module):
 
     unknown_id = UNKNOWN_ID
 
-    def __init__(self, model: bytes):
+    def __init__(self, model: bytes, language: str | None = None):
         super().__init__(name="tokenizer")
         pieces = _pieces_of(model)
         trained = sentencepiece_format.Model.FromString(model).trainer_spec
@@ -72,6 +74,12 @@ class SentencePieceTokenizer(tf.Module):
         self._pieces = pieces[: trained.vocab_size] if self._has_more else pieces
         self._are_words = trained.model_type == sentencepiece_format.ModelType.WORD
         self.model = model
+        self.language = language
+        if language is not None and language not in self.languages:
+            raise ValueError(
+                f"The language must be one of {', '.join(self.languages) or '(there are none)'}. "
+                f"Received: {language!r}."
+            )
         self._sentencepiece = lasting_tokenizer(model)
 
     @property
@@ -79,14 +87,38 @@ class SentencePieceTokenizer(tf.Module):
         """Number of ids: control ids, bytes and pieces of text."""
         return len(self._pieces)
 
+    @functools.cached_property
+    def languages(self) -> dict[str, int]:
+        """The ids of the tokens that stand for a language, as "en" of M2M100, "eng_Latn" of NLLB.
+
+        They are in no text, and joined texts leave them out.
+        """
+        pieces = sentencepiece_format.Model.FromString(self.model).pieces
+        names = {
+            index: piece.piece.strip("_")
+            for index, piece in enumerate(pieces)
+            if piece.type == sentencepiece_format.PieceType.CONTROL
+        }
+        return {name: i for i, name in names.items() if i > END_ID and not name.startswith("<")}
+
+    def with_language(self, language: str | None) -> "SentencePieceTokenizer":
+        """The same tokenizer with another language, as of the argument `language`."""
+        return self if language == self.language else type(self)(self.model, language)
+
     def tokenize(self, texts) -> tf.RaggedTensor:
-        """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
+        """Cuts (batch,) strings into (batch, None) int32 ids, without start or end.
+
+        With a language, its token comes first.
+        """
         texts = as_texts(texts)
         ids = self._sentencepiece.tokenize(_words_only(texts) if self._are_words else texts)
-        if not self._has_more:
+        if self._has_more:
+            known = tf.where(ids.flat_values < self.vocabulary_size, ids.flat_values, UNKNOWN_ID)
+            ids = ids.with_flat_values(known)
+        if self.language is None:
             return ids
-        known = tf.where(ids.flat_values < self.vocabulary_size, ids.flat_values, UNKNOWN_ID)
-        return ids.with_flat_values(known)
+        first = tf.fill([ids.nrows(out_type=tf.int32), 1], self.languages[self.language])
+        return tf.concat([first, ids], axis=1)
 
     def detokenize(self, ids) -> tf.Tensor:
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings.

@@ -1,6 +1,8 @@
 """M2M100 and NLLB folders beside Hugging Face's own models and tokenizers, with random weights."""
 
+import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,10 +10,13 @@ import pytest
 from keras_transformer import convert
 from keras_transformer.decoding import beam_search
 from keras_transformer.models import encoder_decoder
+from keras_transformer.serving import Translator
 from tests.convert.test_marian import LONGEST, PAIRS, SPREAD, drawn_ids
 from tests.reference import array
+from train import convert as command
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+TEXTS = ["It is ten past six.", "the 3rd of May, 12,50 €", "naïve 日本 🦜", "a", "a  b"]
 MADE_UP = 8  # rows of their table that no piece has
 
 
@@ -41,7 +46,28 @@ def m2m100_tokenizer(path):
     return tokenizer, tokenizer.get_lang_id("de"), len(listed) + 100 + MADE_UP
 
 
-@pytest.fixture(scope="module", params=["m2m100"])
+def nllb_tokenizer(path):
+    import tokenizers
+    import transformers
+
+    texts = [text for pair in PAIRS()[:3000] for text in pair]
+    learner = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    learner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, limit_alphabet=70, show_progress=False
+    )
+    learner.train_from_iterator(texts, trainer)
+    learned = json.loads(learner.to_str())["model"]
+    tokenizer = transformers.NllbTokenizer(
+        vocab=learned["vocab"], merges=[tuple(pair) for pair in learned["merges"]],
+        src_lang="eng_Latn", tgt_lang="deu_Latn",
+    )  # fmt: skip
+    tokenizer.save_pretrained(path)
+    return tokenizer, tokenizer.convert_tokens_to_ids("deu_Latn"), len(tokenizer)
+
+
+@pytest.fixture(scope="module", params=["m2m100", "nllb"])
 def folder(request, tmp_path_factory):
     """A folder as `save_pretrained` writes it; weights are large enough to be sure of tokens."""
     torch = pytest.importorskip("torch")
@@ -56,13 +82,17 @@ def folder(request, tmp_path_factory):
     )  # fmt: skip
     model = transformers.M2M100ForConditionalGeneration(config).eval()
     model.generation_config.update(
-        max_length=LONGEST, num_beams=4, forced_bos_token_id=language, bad_words_ids=[[1]]
-    )
+        max_length=LONGEST, num_beams=4, forced_bos_token_id=language, forced_eos_token_id=2,
+        bad_words_ids=[[1]],
+    )  # fmt: skip
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             middle = float("norm.weight" in name)
             parameter.copy_(middle + SPREAD * torch.randn_like(parameter))
-        model.model.shared.weight[2] *= 1.4
+        model.model.shared.weight[2] *= 1.4  # ends are likely, and what is in no text is not
+        model.model.shared.weight[3] = 0
+        if request.param == "m2m100":
+            model.model.shared.weight[-MADE_UP:] = 0
     model.save_pretrained(path)
     return path, model, tokenizer
 
@@ -70,6 +100,12 @@ def folder(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def converted(folder):
     return convert.read(folder[0])
+
+
+def decoded(tokenizer, ids):
+    """Texts without languages, which M2M100's of transformers 5 count as text."""
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return [re.sub("__[a-z]+__ ?", "", text) for text in texts]
 
 
 def theirs(folder, model):
@@ -80,6 +116,110 @@ def theirs(folder, model):
     of = np.array([1, 3, 2, 2, *range(4, size - 1 - made_up), 0, *rest])
     assert sorted(set(of.tolist())) == list(range(folder[1].config.vocab_size))
     return of
+
+
+def test_texts_have_the_ids_of_their_tokenizer(folder, converted):
+    of = theirs(folder, converted.model)
+    given = {name: converted.config[name] for name in ("source_language", "target_language")}
+    source = converted.tokenizer.with_language(given["source_language"])
+    target = converted.tokenizer.with_language(given["target_language"])
+    pairs = PAIRS()[3000:4000]
+    for side, tokenizer in enumerate((source, target)):
+        texts = [*TEXTS, *(pair[side] for pair in pairs)]
+        ours = tokenizer.tokenize(texts)
+        names = ("text", "text_target")
+        expected = folder[2](**{names[side]: texts})["input_ids"]
+        different = [
+            (text, of[ids].tolist(), row)
+            for text, ids, row in zip(texts, ours.to_list(), expected, strict=True)
+            if [*of[ids].tolist(), 2] != row
+        ]
+        assert not different
+        known = [3 not in row for row in expected]
+        assert sum(known) > 800
+        joined = [text.decode() for text in tokenizer.detokenize(ours).numpy()[known]]
+        texts = decoded(folder[2], expected)
+        assert joined == list(itertools.compress(texts, known))
+
+
+def test_a_run_translates_as_theirs_does_and_is_exported(folder, converted, tmp_path):
+    import torch
+
+    run = tmp_path / "run"
+    command.main(["--from", str(folder[0]), "--run", str(run)])
+    translator = Translator.load(run)
+    texts = [pair[0] for pair in PAIRS() if len(pair[0]) < 20][:12]
+    with torch.no_grad():
+        expected = folder[1].generate(**folder[2](texts, padding=True, return_tensors="pt"))
+    expected = decoded(folder[2], expected)
+    assert translator(texts) == expected
+    assert translator([""]) == [""]
+    assert len(set(expected)) > 6
+    assert translator.export(tmp_path / "served", "many").endswith("many/1")
+    path = convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
+    greedy = Translator.load(run, num_beams=1)
+    assert convert.CTranslate2Engine(path, greedy).answer(texts)[0] == greedy(texts)
+    # Another pair of languages is other ids, and other translations.
+    languages = [*converted.tokenizer.languages][:2]
+    other = Translator.load(run, source_language=languages[0], target_language=languages[1])
+    assert other.tokenizer.tokenize([""]).to_list() == [
+        [converted.tokenizer.languages[languages[0]]]
+    ]
+    assert other(texts) != expected
+    with pytest.raises(ValueError, match=r"target_language must be one of .*Received: xx\."):
+        Translator.load(run, target_language="xx")
+    with pytest.raises(ValueError, match="many languages needs one"):
+        Translator(translator.model, converted.tokenizer)
+
+
+@pytest.mark.parametrize("folder", ["m2m100"], indirect=True)
+def test_training_goes_on(folder):
+    import keras_transformer as kt
+
+    translator = convert.load(folder[0])
+    sources, targets = zip(*PAIRS()[:64], strict=True)
+    tokens = [
+        kt.data.tokenize(sources, translator.tokenizer),
+        kt.data.tokenize(targets, translator.module.target_tokenizer),
+    ]
+    batches = kt.data.TokenBatches(*tokens, tokens_per_batch=1024, max_length=64)
+    model = translator.model
+    model.compile(kt.Adam(3e-3), kt.TokenCrossentropy(), clip_norm=1.0)
+    losses = model.fit(batches.epoch(), epochs=4, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    assert model.get_layer("output_bias").bias.numpy()[3] == 0
+
+
+@pytest.mark.parametrize("folder", ["m2m100"], indirect=True)
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", {"decoder_layers": 3}, r"as many layers. Received: \[2, 3\]"),
+        ("config.json", {"pad_token_id": 0}, "pad_token_id must be 1, as in the tokenizer"),
+        ("config.json", {"vocab_size": 100}, "vocab_size must be more than"),
+        ("config.json", {"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
+        ("tokenizer_config.json", {"legacy_behaviour": True}, "after it, is not supported"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_line(folder, tmp_path, file, change, message):
+    for each in folder[0].iterdir():
+        (tmp_path / each.name).symlink_to(each)
+    (tmp_path / file).unlink()
+    content = json.loads((folder[0] / file).read_text())
+    (tmp_path / file).write_text(json.dumps(content | change))
+    with pytest.raises(convert.ConversionError, match=message):
+        convert.read(tmp_path)
+
+
+def test_languages_are_asked_for(folder, tmp_path):
+    for each in folder[0].iterdir():
+        (tmp_path / each.name).symlink_to(each)
+    (tmp_path / "tokenizer_config.json").unlink()
+    content = json.loads((folder[0] / "tokenizer_config.json").read_text())
+    del content["src_lang"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"source_language must be one of .*Received: none\."):
+        convert.load(tmp_path)
 
 
 def test_logits_are_those_of_hugging_face(folder, converted):
@@ -102,6 +242,7 @@ def test_logits_are_those_of_hugging_face(folder, converted):
     assert difference < 1e-4
 
 
+@pytest.mark.parametrize("folder", ["m2m100"], indirect=True)
 @pytest.mark.parametrize(("num_beams", "penalty"), [(1, 1.0), (4, 1.0), (4, 0.0)])
 def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty):
     import torch
@@ -121,7 +262,6 @@ def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty)
     answer = folder[1].generate(
         torch.tensor(of[source]), num_beams=num_beams, length_penalty=penalty, max_length=LONGEST,
         early_stopping=False, do_sample=False, return_dict_in_generate=True, output_scores=True,
-        forced_eos_token_id=2,
     )  # fmt: skip
     equal = 0
     for ours, row in zip(found.token_ids.numpy()[:, 0], answer.sequences.numpy(), strict=True):

@@ -182,7 +182,9 @@ def _engine(options):
 
 
 def _loaded(options, dtype=None, cache="auto"):
-    return Translator.load(options.run, options.num_beams, options.length_penalty, dtype, cache)
+    languages = options.source_language, options.target_language
+    search = options.num_beams, options.length_penalty
+    return Translator.load(options.run, *search, dtype, cache, *languages)
 
 
 def _read_pair(source, target, flags):
