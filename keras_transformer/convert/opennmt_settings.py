@@ -26,14 +26,14 @@ class Settings:
     def __init__(self, path):
         path = pathlib.Path(path)
         folders = [path, path.absolute().parent]
-        files = [file for folder in folders for file in sorted(folder.glob("*.y*ml"))]
-        found = [(file, config) for file in files if (config := _data_of(file)) is not None]
-        if not found:
+        files = (file for folder in folders for file in sorted(folder.glob("*.y*ml")))
+        found = next(((file, config) for file in files if (config := _data_of(file))), None)
+        if found is None:
             raise ConversionError(
                 f"{path} must hold the YAML file of its training, which names source_vocabulary "
                 "and target_vocabulary under data. Copy it there."
             )
-        self.file, self._config = found[0]
+        self.file, self._config = found
         self._data = self._config["data"]
 
     def words(self, side, arrays, table):
@@ -103,18 +103,18 @@ class Settings:
                 f"{self.file} must name a SentencePiece model under data: {side}_tokenization, or "
                 f"one file *.model must lie beside it. Received: {len(files)} of them."
             )
-        params = given.get("params") or {}
-        names = {"SentencePieceTokenizer": {"model"}, "OpenNMTTokenizer": {"mode", "sp_model_path"}}
-        kind = given.get("type")
-        name = "model" if kind == "SentencePieceTokenizer" else "sp_model_path"
-        plain = kind in names and params.keys() - {"nbest_size", "alpha"} <= names[kind]
-        if not plain or name not in params or params.get("mode", "none") != "none":
+        kind, params = given.get("type", "OpenNMTTokenizer"), given.get("params", given)
+        if kind == "SentencePieceTokenizer" and "model" in params:
+            return self._file_named(params["model"])
+        plain = {"mode": "none", "spacer_annotate": True}
+        others = {name: value for name, value in params.items() if value != plain.get(name)}
+        if kind != "OpenNMTTokenizer" or "mode" not in params or [*others] != ["sp_model_path"]:
             raise ConversionError(
                 f"{self.file}: {side}_tokenization must be a SentencePieceTokenizer, or an "
                 "OpenNMTTokenizer with mode none and sp_model_path alone; no other is supported. "
                 f"Received: {kind} with {params}."
             )
-        return self._file_named(params[name])
+        return self._file_named(params["sp_model_path"])
 
     def _file_named(self, name):
         """Where a file that the settings name lies."""

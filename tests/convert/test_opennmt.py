@@ -108,8 +108,8 @@ def copied(name, path):
 def test_a_run_is_made_translates_and_trains_on(tmp_path):
     folder = copied("post_norm", tmp_path / "theirs")
     (folder / "checkpoint").unlink()  # as in a copy of the last checkpoint alone
-    change_settings(folder, "data", source_tokenization={
-        "type": "OpenNMTTokenizer", "params": {"mode": "none", "sp_model_path": "source.model"},
+    change_settings(folder, "data", target_tokenization=None, source_tokenization={
+        "mode": "none", "spacer_annotate": True, "sp_model_path": "source.model",
     })  # fmt: skip
     command.main(["--from", str(folder), "--run", str(tmp_path / "mine")])
     translator = Translator.load(tmp_path / "mine")
@@ -181,6 +181,12 @@ def drop_words(folder):
                 source_tokenization={"type": "OpenNMTTokenizer", "params": {"mode": "aggressive"}},
             ),
             "mode none and sp_model_path alone.*Received: OpenNMTTokenizer with .*aggressive",
+        ),
+        (
+            lambda folder: change_settings(
+                folder, "data", source_tokenization={"sp_model_path": "source.model"}
+            ),
+            "mode none and sp_model_path alone.*Received: OpenNMTTokenizer with .*source",
         ),
         (
             lambda folder: change_settings(

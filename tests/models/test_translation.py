@@ -24,6 +24,7 @@ OPTIONS = {
     "separate": {"target_vocabulary_size": 13},
     "separate, untied": {"target_vocabulary_size": 13, "tie_output": False, "pre_norm": False},
     "gelu": {"activation": "gelu"},
+    "no source end": {"source_end": False},
     "mixed_bfloat16": {"dtype": "mixed_bfloat16"},
     "bfloat16": {"dtype": "bfloat16", "pre_norm": False},
 }
@@ -148,6 +149,18 @@ def test_padding_does_not_change_real_positions(options):
     np.testing.assert_allclose(steps[0, :, 0], alone[0], atol=1e-5, err_msg="in cached steps")
     compiled = model.predict({"source_ids": SOURCE, "target_ids": TARGET}, verbose=0)
     np.testing.assert_allclose(compiled[0, :3], alone[0], atol=1e-5, err_msg="compiled")
+
+
+def test_a_model_without_source_ends_sees_none_in_packed_rows_either():
+    model = model_of(source_end=False)
+    logits = score(model)
+    np.testing.assert_array_equal(score(model, np.where(SOURCE == 3, 0, SOURCE)), logits)
+    scores = attention_scores(model, SOURCE, TARGET)["cross"][0]
+    assert not array(scores)[0, :, :, 3].any(), "the end of the first source"
+    packed = model_of(source_end=False, packed=True)
+    packed.set_weights(model.get_weights())
+    source, target = np.delete(SOURCE.ravel(), [4, 5, 6])[None], TARGET.reshape(1, -1)
+    np.testing.assert_allclose(score(packed, source, target)[:, 5:], logits[1:], atol=1e-5)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
