@@ -61,7 +61,7 @@ class TranslationConfig(TrainingConfig):
     )
     num_beams: int = setting(5, "beams when translating", ge=1)
     length_penalty: float = setting(1.0, "exponent of the length penalty", ge=0)
-    scoring: Literal["gnmt", "huggingface"] = setting(
+    scoring: Literal["gnmt", "huggingface", "huggingface_early_stopping"] = setting(
         "gnmt", "rules of the beam search; huggingface, for models converted from there"
     )
 

@@ -165,12 +165,17 @@ def search_settings(folder, positions):
     """The `SearchSettings` of a folder; `positions` is how many its family usually has."""
     config = folder.config
     generation = {**config, **(folder.json(GENERATION) if folder.has(GENERATION) else {})}
+    early = generation.get("early_stopping") or False
+    if early not in (True, False):
+        raise ConversionError(
+            f"{folder.path}: early_stopping must be True or False. Received: {early!r}."
+        )
     return SearchSettings(
         num_beams=generation.get("num_beams") or 1,
         length_penalty=generation.get("length_penalty", 1.0),
         max_source_length=config.get("max_position_embeddings", positions),
         max_target_length=(generation.get("max_length") or positions) - 1,  # theirs counts start
-        scoring="huggingface",
+        scoring="huggingface_early_stopping" if early else "huggingface",
     )
 
 

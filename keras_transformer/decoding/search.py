@@ -15,7 +15,7 @@ from keras_transformer.decoding.beams import (
 )
 
 PAD_ID = 0
-SCORINGS = ("gnmt", "huggingface")
+SCORINGS = ("gnmt", "huggingface", "huggingface_early_stopping")
 
 
 def beam_search(
@@ -64,7 +64,8 @@ def beam_search(
         scoring: "gnmt", as above; or "huggingface", the rules that Hugging Face's models are
             released for: n ** length_penalty instead, forced tokens cost nothing, a sequence
             finishes only if its end is among the `num_beams` best extensions, and a row ends once
-            its best live sequence, scored as if it ended here, is below `num_beams` finished ones.
+            its best live sequence, scored as if it ended here, is below `num_beams` finished ones;
+            or "huggingface_early_stopping", where a row ends once `num_beams` have finished.
 
     Returns:
         `Hypotheses`, best first; with a capacity, of as many columns.
@@ -96,7 +97,7 @@ def beam_search(
         )
     if scoring not in SCORINGS:
         raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}. Received: {scoring!r}.")
-    as_hugging_face = scoring == "huggingface"
+    as_hugging_face = scoring != "gnmt"
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity)
     penalties = _length_penalties(rules, length_penalty, as_hugging_face)
     limit_penalties = tf.gather(penalties, rules.limits)[:, None]  # (batch, 1)
@@ -121,7 +122,10 @@ def beam_search(
         penalty = tf.gather(penalties, position)
         beams = extend(beams, candidates, rules.end_id, penalty, column, as_hugging_face)
         if as_hugging_face:
-            live = tf.where(can_improve(beams, penalty), beams.live_log_probs, -np.inf)
+            goes_on = can_improve(beams, penalty)
+            if scoring == "huggingface_early_stopping":
+                goes_on &= tf.math.is_inf(beams.finished_scores[:, -1:])
+            live = tf.where(goes_on, beams.live_log_probs, -np.inf)
             beams = beams._replace(live_log_probs=live)
         return position, beams, cache
 

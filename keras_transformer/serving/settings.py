@@ -18,8 +18,9 @@ class SearchSettings:
         max_source_length: source limit in tokens, end token included, at least 2; longer sources
             are truncated.
         max_target_length: translation limit in tokens, end token included, at least 2.
-        scoring: "gnmt" or "huggingface", as of `decoding.beam_search`; with the latter a
-            translation may be as long as `max_target_length`, not about twice its source.
+        scoring: "gnmt", "huggingface" or "huggingface_early_stopping", as of
+            `decoding.beam_search`; with the latter two a translation may be as long as
+            `max_target_length`, not about twice its source.
 
     Raises:
         ValueError: if a setting is out of range.

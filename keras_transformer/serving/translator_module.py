@@ -220,7 +220,7 @@ class TranslatorModule(ServedModule):
     def _limits(self, source_ids, is_empty):
         """The length limit of each translation: about twice its source, or as others have it."""
         longest = self.settings.max_target_length
-        if self.settings.scoring == "huggingface":
+        if self.settings.scoring != "gnmt":
             return tf.where(is_empty, 1, longest)
         limits = tf.minimum(2 * _lengths(source_ids) + 8, longest)
         return tf.where(is_empty, 1, limits)

@@ -243,8 +243,11 @@ def test_logits_are_those_of_hugging_face(folder, converted):
 
 
 @pytest.mark.parametrize("folder", ["m2m100"], indirect=True)
-@pytest.mark.parametrize(("num_beams", "penalty"), [(1, 1.0), (4, 1.0), (4, 0.0)])
-def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty):
+@pytest.mark.parametrize(
+    ("num_beams", "penalty", "early"),
+    [(1, 1.0, False), (4, 1.0, False), (4, 0.0, False), (4, 1.0, True)],
+)
+def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty, early):
     import torch
 
     of, rows = theirs(folder, converted.model), 24
@@ -257,11 +260,11 @@ def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty)
         functions.start_cache(encoded, num_beams),
         num_beams=num_beams, limits=[LONGEST - 1] * rows, start_id=2, end_id=3, n_best=1,
         prefix=[[of.tolist().index(language)]] * rows, length_penalty=penalty,
-        scoring="huggingface",
+        scoring="huggingface_early_stopping" if early else "huggingface",
     )  # fmt: skip
     answer = folder[1].generate(
         torch.tensor(of[source]), num_beams=num_beams, length_penalty=penalty, max_length=LONGEST,
-        early_stopping=False, do_sample=False, return_dict_in_generate=True, output_scores=True,
+        early_stopping=early, do_sample=False, return_dict_in_generate=True, output_scores=True,
     )  # fmt: skip
     equal = 0
     for ours, row in zip(found.token_ids.numpy()[:, 0], answer.sequences.numpy(), strict=True):

@@ -279,7 +279,7 @@ def test_half_precision_logits_are_summed_in_float32(prefix_table):
         ({"limits": 5}, r"limits must be integers of shape \(batch,\).*shape \(\)"),
         ({"prefix": [4, 4]}, r"prefix must be integers of shape \(batch, prefix\)"),
         ({"end_id": 8}, "must be below the vocabulary size 5.*Received.*end_id=8"),
-        ({"scoring": "mine"}, "scoring must be one of gnmt, huggingface. Received: 'mine'"),
+        ({"scoring": "mine"}, "scoring must be one of gnmt, huggingface, .*Received: 'mine'"),
         ({"forbidden_ids": (0, -1)}, "each of forbidden_ids must be.*Received: -1"),
     ],
 )
