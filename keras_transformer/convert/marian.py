@@ -18,7 +18,7 @@ from keras_transformer.serving.settings import SearchSettings
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
 GENERATION = "generation_config.json"
-NEVER = -1e9  # the logit of an id that is never chosen
+NEVER = -100.0  # the bias of an id that is never chosen; label smoothing would show a lower one
 ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}
 _ATTENTION = (("q_proj", "k_proj", "v_proj"), "out_proj")
 
