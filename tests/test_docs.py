@@ -1,8 +1,9 @@
 """What README and docs/ show runs as shown, or says that it does not.
 
 A block of Python whose title begins with "not run" is left out; one titled "oracle" is run in
-tests/serving/test_grpc.py. All others of a page run in their order, in one process, in a folder
-with tiny runs and texts of the names that the pages use. So do the commands, with a few steps.
+tests/serving/test_grpc.py or tests/convert/. All others of a page run in their order, in one
+process, in a folder with tiny runs and texts of the names that the pages use. So do the commands,
+with a few steps.
 """
 
 import importlib
@@ -109,6 +110,7 @@ def fast(page):
     return pytest.param(page, marks=[] if page.stem in ("README", "layers") else pytest.mark.slow)
 
 
+@pytest.mark.filterwarnings("ignore:What is written is not checked")  # without PEFT
 @pytest.mark.parametrize("page", list(map(fast, pages_with("python"))), ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(page, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
