@@ -1,0 +1,126 @@
+"""Our models as functions of TensorFlow, for formats that are made of a graph."""
+
+import keras
+import numpy as np
+
+from keras_transformer.models.encoder_decoder import END_ID, START_ID, encode, start_cache, step
+from keras_transformer.models.functions import layer_names
+
+NUM_EXAMPLES, EXAMPLE_LENGTH, FIRST_WORD_ID = 3, 7, 4
+TOLERANCE = 1e-4  # of an engine's answers: what it rounds otherwise in a deep model
+
+
+def in_float32(text_model):
+    """The model of a text model, or a copy of it that computes in float32."""
+    from keras_transformer.serving.precision import with_dtype
+
+    model = text_model.model
+    if all(layer.compute_dtype == "float32" for layer in model.layers):
+        return model
+    return with_dtype(model, "float32")
+
+
+def forward(model):
+    """What a model computes of a batch, as a tf.function with an input signature.
+
+    Args:
+        model: a functional Keras model.
+
+    Returns:
+        A function from the inputs, by their names, to a dictionary of outputs; `logits` if the
+        model has one without a name.
+    """
+    import tensorflow as tf
+
+    spec = [tf.TensorSpec(x.shape, x.dtype, x.name) for x in keras.tree.flatten(model.input)]
+
+    @tf.function(input_signature=spec, autograph=False)
+    def compute(*tensors):
+        outputs = model(keras.tree.pack_sequence_as(model.input, tensors), training=False)
+        return outputs if isinstance(outputs, dict) else {"logits": outputs}
+
+    return compute
+
+
+def encoder_and_decoder(model):
+    """The two functions by which a model of translation() writes one token after the other.
+
+    Args:
+        model: of translation().
+
+    Returns:
+        A pair of tf.functions with input signatures. The first takes `source_ids` (batch, source),
+        and returns a dictionary: the encoded source, `encoded_0` and so on, and the empty cache,
+        `cache_0` and so on. The second takes all these, `token_ids` (batch,), the newest token of
+        each row, the start token first, and `position`, how many came before it, and returns
+        `logits` (batch, vocabulary) and the longer cache, `next_cache_0` and so on.
+    """
+    import tensorflow as tf
+
+    source = tf.TensorSpec((None, None), tf.int32, "source_ids")
+    nested = []
+
+    @tf.function(input_signature=[source], autograph=False)
+    def encoder(source_ids):
+        encoded = encode(model, source_ids)
+        nested[:] = encoded, start_cache(model, encoded, 1)
+        return _named(nested[0], "encoded") | _named(nested[1], "cache")
+
+    shapes = encoder.get_concrete_function().structured_outputs
+    names = [*_named(nested[0], "encoded"), *_named(nested[1], "cache")]
+    spec = [tf.TensorSpec([None], tf.int32, "token_ids"), tf.TensorSpec([], tf.int32, "position")]
+    for name in names:  # axes of size 0 grow
+        shape = [size or None for size in shapes[name].shape]
+        spec.append(tf.TensorSpec(shape, shapes[name].dtype, name))
+    structure = keras.tree.map_structure(lambda tensor: None, tuple(nested))
+
+    @tf.function(input_signature=spec, autograph=False)
+    def decoder(token_ids, position, *tensors):
+        encoded, cache = keras.tree.pack_sequence_as(structure, tensors)
+        tokens = token_ids[:, None]
+        logits, longer = step(model, encoded, tokens, tokens * 0, position, cache)
+        return {"logits": logits[:, 0]} | _named(longer, "next_cache")
+
+    return encoder, decoder
+
+
+def _named(structure, name):
+    return {f"{name}_{index}": x for index, x in enumerate(keras.tree.flatten(structure))}
+
+
+def is_translation(model):
+    return {"target_embedding", "encoder", "decoder"} <= set(layer_names(model))
+
+
+def example(text_model):
+    """Inputs with padding and the model's answers, for the check of a folder.
+
+    The first row of a translation holds two pairs, which only a packed model tells apart.
+
+    Args:
+        text_model: as of `in_float32`.
+
+    Returns:
+        A dictionary of arrays: "input.NAME" (3, 7) of each input, "output.NAME" of each output, and
+        "tolerance", the largest difference by which an engine may round otherwise.
+    """
+    model, draw, arrays = in_float32(text_model), np.random.default_rng(0), {}
+    tables = [layer for layer in model.layers if hasattr(layer, "vocabulary_size")]
+    num_ids = min(table.vocabulary_size for table in tables)
+    shape = NUM_EXAMPLES, EXAMPLE_LENGTH
+    for tensor in keras.tree.flatten(model.input):
+        ids = draw.integers(FIRST_WORD_ID, num_ids, shape)
+        if tensor.name in ("source_ids", "token_ids"):
+            ids[1, -2:] = 0
+        if tensor.name == "source_ids":
+            ids[[0, 0, 1, 2], [2, -1, -3, -1]] = END_ID
+        if tensor.name == "target_ids":
+            ids[:, 0] = ids[0, 3] = START_ID
+        if tensor.name == "segment_ids":
+            ids %= 2
+        if tensor.name == "masked_positions":
+            ids[:] = np.arange(EXAMPLE_LENGTH)
+        arrays[f"input.{tensor.name}"] = ids.astype("int32")
+    outputs = forward(model)(*arrays.values())
+    arrays |= {f"output.{name}": array.numpy() for name, array in outputs.items()}
+    return arrays | {"tolerance": np.float32(TOLERANCE)}
