@@ -31,23 +31,30 @@ def ours_decoding(workload):
 
 
 def ctranslate2_decoding(workload):
-    """CTranslate2 with the same model, written in its format and loaded again."""
+    """CTranslate2 with the same model, written in its format and loaded again.
+
+    On a CPU each thread translates a part of a large batch, which is faster than threads that
+    share one.
+    """
     import ctranslate2
 
+    on_gpu = workload.device == "gpu"
+    parts = 1 if on_gpu or workload.batch_size < workload.threads else workload.threads
     with tempfile.TemporaryDirectory() as directory:
         num_parameters = _write_ctranslate2_model(workload, directory)
         translator = ctranslate2.Translator(
             directory,
-            device="cuda" if workload.device == "gpu" else "cpu",
+            device="cuda" if on_gpu else "cpu",
             compute_type=workload.dtype,
-            inter_threads=1,
-            intra_threads=workload.threads,
+            inter_threads=parts,
+            intra_threads=workload.threads // parts,
         )
     rows = [[f"t{token}" for token in row] for row in sources(workload)]
 
     def unit():
         results = translator.translate_batch(
             rows,
+            max_batch_size=-(-workload.batch_size // parts),
             beam_size=NUM_BEAMS,
             min_decoding_length=OUTPUT_TOKENS,
             max_decoding_length=OUTPUT_TOKENS,
