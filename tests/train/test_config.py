@@ -1,5 +1,6 @@
 import argparse
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -87,7 +88,7 @@ def test_sizes_are_those_of_the_models():
 
 HELP = [
     *(f"train.{name}" for name in ("translation", "classification", "language_model")),
-    *("train.pretraining", "train", "train.launch", "train.benchmark"),
+    *("train.pretraining", "train", "train.launch", "train.benchmark", "train.convert"),
     *(f"train.translation {name}" for name in ("translate", "evaluate", "export")),
     *("train.classification classify", "train.language_model sample"),
 ]
@@ -104,6 +105,15 @@ def test_help_has_an_example_and_needs_no_tensorflow(command):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(rf"\n *python -m {command}\s", done.stdout)
+
+
+@pytest.mark.slow
+def test_a_command_that_starts_tensorflow_prints_nothing_of_its_own():
+    """Neither TensorFlow's notes nor, on a machine without a GPU, that CUDA does not start."""
+    command = [sys.executable, "-m", "train.convert", "--run=none", "--to=onnx", "--output=none"]
+    environment = {name: v for name, v in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stderr.startswith("error: none ") and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_mistakes_need_no_tensorflow():
