@@ -15,7 +15,6 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf
 
-from keras_transformer.convert import internals as of_convert
 from keras_transformer.layers import internals as of_layers
 from keras_transformer.tokenizers import train_sentencepiece
 from keras_transformer.training import Adam, Model, internals
@@ -192,16 +191,6 @@ def a_tokenizer_outlives_a_new_random_seed():
     before = tokenizer.tokenize(["abc ab"]).to_list()
     tf.random.set_seed(1)
     assert tokenizer.tokenize(["abc ab"]).to_list() == before
-
-
-@canary("convert.arrays_of_gpt2_block")
-def the_layers_of_a_block_of_keras_hub_are_found():
-    keras_hub = pytest.importorskip("keras_hub")
-    sizes = {"num_layers": 1, "num_heads": 3, "hidden_dim": 6, "intermediate_dim": 5}
-    backbone = keras_hub.models.GPT2Backbone(11, **sizes, max_sequence_length=7)
-    [layer] = backbone.transformer_layers
-    arrays = of_convert.arrays_of_gpt2_block(layer, hidden_dim=6)
-    assert sum(np.size(array) for array in arrays.values()) == layer.count_params()
 
 
 @pytest.mark.parametrize("name", sorted(CANARIES))

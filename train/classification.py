@@ -39,7 +39,9 @@ class ClassificationConfig(TrainingConfig):
     )
 
     pretrained: str = setting(
-        "", "fine-tune the model of a run of train.pretraining, or of a folder of BERT"
+        "",
+        "fine-tune the model of a run of train.pretraining, or of a folder of BERT, of Hugging "
+        "Face or KerasHub",
     )
     from_scratch: bool = setting(
         False, "with --pretrained: start from random weights, for comparison"

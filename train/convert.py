@@ -24,7 +24,8 @@ def main(arguments=None):
     parser = Parser(prog="python -m train.convert", description=__doc__)
     parser.add_argument(
         "--from", dest="source", metavar="FOLDER",
-        help="folder to read: config.json, *.safetensors and tokenizer files; or of OpenNMT-tf",
+        help="folder to read: config.json, *.safetensors and tokenizer files; or of OpenNMT-tf, "
+        "or a preset of KerasHub",
     )  # fmt: skip
     parser.add_argument("--run", help="folder of the run, which --from makes and --to reads")
     parser.add_argument("--to", metavar="FORMAT", help="format to write the run in")

@@ -7,6 +7,7 @@ is one table of which array stands in which variable, and the same table reads a
 from keras_transformer.convert.ctranslate2 import CTranslate2Engine
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.gpt2 import arrays_of_keras_hub_gpt2, load_gpt2
+from keras_transformer.convert.keras_hub_presets import read_keras_hub
 from keras_transformer.convert.loading import Converted, load, read
 from keras_transformer.convert.peft import read_peft, write_peft
 from keras_transformer.convert.tables import ConversionError, Row, arrays_of, assign
@@ -26,6 +27,7 @@ __all__ = [
     "load_gpt2",
     "load_tokenizer_of",
     "read",
+    "read_keras_hub",
     "read_peft",
     "write",
     "write_peft",

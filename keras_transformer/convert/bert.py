@@ -121,10 +121,15 @@ def read(folder: ModelFolder):
             "%s has no %s: it starts with random weights.", folder.path, " and no ".join(missing)
         )
     command = "classification" if name == "BertForSequenceClassification" else "pretraining"
+    return converted(command, model, word_pieces(folder), labels, longest, dimensions)
+
+
+def converted(command, model, tokenizer, labels, longest, dimensions):
+    """A BERT with the settings of the runs of its command."""
     run = {"max_length": min(longest, 512), **dimensions}
     if command == "pretraining":
         run |= {"positions": longest, "max_length": min(longest, 128)}
-    return Converted(command, model, word_pieces(folder), labels=labels, config=run)
+    return Converted(command, model, tokenizer, labels=labels, config=run)
 
 
 def word_pieces(folder):

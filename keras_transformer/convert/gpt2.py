@@ -1,12 +1,10 @@
 """GPT-2 in the naming of Hugging Face, or from a KerasHub backbone."""
 
-import keras
-
 from keras_transformer.convert.folder import ModelFolder
-from keras_transformer.convert.internals import arrays_of_gpt2_block
 from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.tables import (
     Row,
+    arrays_of,
     assign,
     norm_rows,
     projection_rows,
@@ -79,22 +77,14 @@ def arrays_of_keras_hub_gpt2(backbone):
     Returns:
         {name: array} in the naming of Hugging Face.
     """
-    arrays = {
-        "wte.weight": backbone.token_embedding.embeddings,
-        "wpe.weight": backbone.position_embedding.position_embeddings,
-        "ln_f.weight": backbone.layer_norm.gamma,
-        "ln_f.bias": backbone.layer_norm.beta,
-    }
-    for index, layer in enumerate(backbone.transformer_layers):
-        block_arrays = arrays_of_gpt2_block(layer, backbone.hidden_dim)
-        arrays.update({f"h.{index}.{name}": array for name, array in block_arrays.items()})
-    return {name: keras.ops.convert_to_numpy(array) for name, array in arrays.items()}
+    from keras_transformer.convert.keras_hub_presets import read_keras_hub
+
+    return arrays_of(rows(read_keras_hub(backbone).model))
 
 
 def read(folder: ModelFolder):
     """Reads a folder of GPT-2: weights, byte pairs and the longest context."""
     from keras_transformer.convert.tokenizer_json import byte_level
-    from keras_transformer.serving.settings import SamplingSettings
     from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 
     config = folder.config
@@ -125,6 +115,13 @@ def read(folder: ModelFolder):
     else:
         found = byte_level(folder.json("tokenizer.json"), folder.file("tokenizer.json"))
         tokenizer = BytePairTokenizer(*found, FIRST_ID)
+    return converted(model, tokenizer, context, dimensions)
+
+
+def converted(model, tokenizer, context, dimensions):
+    """A language model with the settings of its runs."""
+    from keras_transformer.serving.settings import SamplingSettings
+
     settings = SamplingSettings(context=context, max_tokens=context // 2)
     run = {"model": "gpt2", "size": "124M", "tokens": "pieces", "context": context}
     return Converted("language_model", model, tokenizer, settings=settings, config=run | dimensions)

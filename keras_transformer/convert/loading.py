@@ -8,6 +8,7 @@ from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.tables import ConversionError
 
 # The module that reads each `model_type` of config.json; it has `read(folder) -> Converted`.
+# A config.json with a `class_name` is a preset of KerasHub.
 FAMILIES = {
     "bert": "bert",
     "gpt2": "gpt2",
@@ -45,7 +46,8 @@ def read(path):
 
     Args:
         path: of a folder with config.json, *.safetensors (or pytorch_model.bin where torch is
-            installed) and the files of the tokenizer; or of a run of OpenNMT-tf.
+            installed) and the files of the tokenizer; of a preset of KerasHub; or of a run of
+            OpenNMT-tf.
 
     Returns:
         `Converted`: model, tokenizer and settings.
@@ -60,12 +62,14 @@ def read(path):
         return opennmt.read(path)
     folder = ModelFolder(path)
     family = folder.config.get("model_type")
-    if family not in FAMILIES:
+    is_preset = family is None and "class_name" in folder.config
+    if family not in FAMILIES and not is_preset:
         raise ConversionError(
-            f"{path} must hold a model of type {', '.join(sorted(FAMILIES))}. "
-            f"Received: model_type={family!r}."
+            f"{path} must hold a model of type {', '.join(sorted(FAMILIES))}, or a preset of "
+            f"KerasHub. Received: model_type={family!r}."
         )
-    module = importlib.import_module(f"keras_transformer.convert.{FAMILIES[family]}")
+    name = "keras_hub_presets" if is_preset else FAMILIES[family]
+    module = importlib.import_module(f"keras_transformer.convert.{name}")
     try:
         return module.read(folder)
     except KeyError as error:

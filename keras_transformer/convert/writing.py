@@ -18,7 +18,7 @@ from keras_transformer.models.lora import lora_of
 # The module of each format: `write(text_model, draft, **options)` fills a folder, `LIBRARY` is
 # what must be installed to check it, and `example(text_model)` gives the arrays, requests and
 # expected answers, that the script `checks/<module>.py` compares in a process of its own.
-WRITERS = {name: name for name in ("ctranslate2", "huggingface", "onnx")}
+WRITERS = {name: name for name in ("ctranslate2", "huggingface", "keras_hub", "onnx")}
 TIMEOUT = 600  # seconds
 
 

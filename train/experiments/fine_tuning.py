@@ -31,7 +31,8 @@ def pretrained_of(config):
 
 def _tokenizer_and_model(path):
     run = RunFolder(path)
-    if "model_type" in run.settings():  # a folder of Hugging Face's
+    # A folder of Hugging Face's, or a preset of KerasHub.
+    if {"model_type", "class_name"} & run.settings().keys():
         converted = convert.read(path)
         return converted.tokenizer, converted.model
     return run.tokenizer(), run.model()

@@ -1,0 +1,270 @@
+"""KerasHub's BERT and GPT-2: their table, preset folders, and models in memory.
+
+A preset is read by h5py, which Keras itself needs, without KerasHub.
+"""
+
+import logging
+import re
+import tempfile
+
+import h5py
+import ml_dtypes
+import numpy as np
+
+from keras_transformer.convert import bert, gpt2
+from keras_transformer.convert.folder import ModelFolder
+from keras_transformer.convert.tables import ConversionError, Row, assign
+from keras_transformer.layers.feed_forward import gelu_tanh
+from keras_transformer.models import bert_models, gpt2_model
+
+BACKBONE_WEIGHTS, HEAD_WEIGHTS = "model.weights.h5", "task.weights.h5"
+VOCABULARY, MERGES, WORD_PIECES = (
+    f"assets/tokenizer/{name}" for name in ("vocabulary.json", "merges.txt", "vocabulary.txt")
+)
+BERT_EPSILON, GPT2_EPSILON, HEAD_EPSILON = 1e-12, 1e-5, 1e-5
+
+# What KerasHub calls the layers that the tables of `bert` and `gpt2` name, by the last parts of
+# these names: within a block, and elsewhere.
+_ATTENTION, _HEAD = "_self_attention_layer/", f"{HEAD_WEIGHTS}/layers/"
+_QUERY_KEY_VALUE = tuple(f"{_ATTENTION}{part}_dense" for part in ("query", "key", "value"))
+_IN_BLOCK = {
+    "attention.self.query": _QUERY_KEY_VALUE[:1],
+    "attention.self.key": _QUERY_KEY_VALUE[1:2],
+    "attention.self.value": _QUERY_KEY_VALUE[2:],
+    "attn.c_attn": _QUERY_KEY_VALUE,
+    **dict.fromkeys(("attention.output.dense", "attn.c_proj"), (f"{_ATTENTION}output_dense",)),
+    **dict.fromkeys(("attention.output.LayerNorm", "ln_1"), ("_self_attention_layer_norm",)),
+    **dict.fromkeys(("intermediate.dense", "mlp.c_fc"), ("_feedforward_intermediate_dense",)),
+    **dict.fromkeys(("output.dense", "mlp.c_proj"), ("_feedforward_output_dense",)),
+    **dict.fromkeys(("output.LayerNorm", "ln_2"), ("_feedforward_layer_norm",)),
+}
+_ELSEWHERE = {
+    **dict.fromkeys(("embeddings.word_embeddings", "wte"), "layers/reversible_embedding"),
+    **dict.fromkeys(("embeddings.position_embeddings", "wpe"), "layers/position_embedding"),
+    "embeddings.token_type_embeddings": "layers/embedding",
+    **dict.fromkeys(("embeddings.LayerNorm", "ln_f"), "layers/layer_normalization"),
+    "pooler.dense": "layers/dense",
+    "classifier": f"{_HEAD}dense",
+    "cls.predictions.transform.dense": f"{_HEAD}masked_lm_head/_intermediate_dense",
+    "cls.predictions.transform.LayerNorm": f"{_HEAD}masked_lm_head/_intermediate_layer_norm",
+}
+
+
+def rows(model):
+    """The table of BERT or GPT-2 in the naming of KerasHub's files of weights.
+
+    KerasHub keeps the kernels of queries, keys and values as (input, heads, head width), that of
+    the output as (heads, head width, output), and knows no head for the next sentence.
+    """
+    family, stack = (bert, "encoder") if bert_models.is_bert(model) else (gpt2, "decoder")
+    heads = model.get_layer(stack).num_heads
+    for row in family.rows(model):
+        if row.names[0].startswith("cls.seq_relationship"):
+            continue
+        names = tuple(name for theirs in row.names for name in _names(theirs, stack))
+        yield Row(row.variable, names, **_layout(row.variable, names, heads))
+
+
+def _names(name, stack):
+    """Where KerasHub keeps an array: one place, or three for queries, keys and values."""
+    if name == "cls.predictions.bias":
+        return [f"{_HEAD}masked_lm_head/vars/0"]
+    layer, _, kind = name.rpartition(".")
+    block = re.fullmatch(r"(?:encoder\.layer|h)\.(\d+)\.(.+)", layer)
+    if block:
+        number = "" if block[1] == "0" else f"_{block[1]}"
+        places = [f"layers/transformer_{stack}{number}/{place}" for place in _IN_BLOCK[block[2]]]
+    else:
+        places = [_ELSEWHERE[layer]]
+    places = [p if p.startswith(_HEAD) else f"{BACKBONE_WEIGHTS}/{p}" for p in places]
+    return [f"{place}/vars/{int(kind == 'bias')}" for place in places]
+
+
+def _layout(variable, names, heads):
+    shape, is_kernel = variable.shape, "/transformer_" in names[0] and len(variable.shape) == 2
+    if f"/{_ATTENTION}output_dense" in names[0] and is_kernel:
+        return {
+            "to_ours": lambda array: array.reshape(-1, shape[0]).T,
+            "to_theirs": lambda array: array.T.reshape(heads, -1, shape[0]),
+        }
+    if len(names) == 1:
+        return {"transpose": is_kernel}
+    if not is_kernel:
+        return {
+            "to_ours": lambda array: array.reshape(-1),
+            "to_theirs": lambda array: array.reshape(3 * heads, -1),
+        }
+    dim = shape[1]
+    return {
+        "to_ours": lambda array: array.reshape(3, dim, -1).swapaxes(1, 2).reshape(-1, dim),
+        "to_theirs": lambda array: (
+            array.reshape(3, -1, dim).swapaxes(1, 2).reshape(3 * dim, heads, -1)
+        ),
+    }
+
+
+def read(folder: ModelFolder, with_tokenizer=True):
+    """Reads a preset: a BertBackbone, with the head of its task, or a GPT2Backbone."""
+    kind = folder.config["class_name"]
+    if kind not in ("BertBackbone", "GPT2Backbone"):
+        raise ConversionError(
+            f"{folder.path} must hold a BertBackbone or a GPT2Backbone of KerasHub. "
+            f"Received: {kind}."
+        )
+    config = folder.config["config"]
+    if kind == "GPT2Backbone":
+        return _read_gpt2(folder, config, with_tokenizer)
+    if config["num_segments"] != 2:
+        raise ConversionError(
+            f"{folder.path}: num_segments must be 2. Received: {config['num_segments']}."
+        )
+    dimensions, longest = _dimensions(config), config["max_sequence_length"]
+    model = bert_models.bert(
+        config["vocabulary_size"],
+        max_sequence_length=longest,
+        activation=gelu_tanh,
+        norm_epsilon=BERT_EPSILON,
+        **dimensions,
+    )
+    model, labels = _with_head(model, folder)
+    assign(rows(model), _arrays(folder), "KerasHub's BERT")
+    tokenizer = _word_pieces(folder, config["vocabulary_size"]) if with_tokenizer else None
+    command = "classification" if labels else "pretraining"
+    return bert.converted(command, model, tokenizer, labels, longest, dimensions)
+
+
+def _with_head(model, folder):
+    """The model with the head of a BertTextClassifier or BertMaskedLM, and its labels."""
+    if not folder.has("task.json"):
+        return model, ()
+    task = folder.json("task.json")
+    kind, config = task["class_name"], task["config"]
+    if kind == "BertTextClassifier":
+        labels, activation = config["num_classes"], config.get("activation")
+        if activation not in (None, "linear", "softmax") or labels < 2:
+            raise ConversionError(
+                f"{folder.path}: a classifier must choose one of at least two labels, with the "
+                f"activation linear or softmax. Received: {labels} labels, {activation!r}."
+            )
+        model = bert_models.bert_classifier(model, labels, dropout=config.get("dropout", 0.1))
+        return model, tuple(map(str, range(labels)))
+    if kind == "BertMaskedLM":  # its head has the exact GELU and an epsilon of its own
+        model = bert_models.bert_pretraining(model, activation="gelu")
+        model.get_layer("masked_token_norm").epsilon = HEAD_EPSILON
+        logging.getLogger(__name__).warning(
+            "%s has no head for the next sentence: it starts with random weights.", folder.path
+        )
+        return model, ()
+    return model, ()  # e.g. TextEmbedder, which adds nothing
+
+
+def _read_gpt2(folder, config, with_tokenizer):
+    from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
+
+    size, context, dimensions = (
+        config["vocabulary_size"], config["max_sequence_length"], _dimensions(config)
+    )  # fmt: skip
+    model = gpt2_model.gpt2(
+        vocabulary_size=size, max_sequence_length=context, norm_epsilon=GPT2_EPSILON, **dimensions
+    )
+    assign(rows(model), _arrays(folder), "KerasHub's GPT-2")
+    tokenizer = None
+    if with_tokenizer:
+        _check_tokenizer(folder, add_prefix_space=False)
+        files = folder.file(VOCABULARY), folder.file(MERGES)
+        given = (*files, gpt2.FIRST_ID)
+        tokenizer = _in_one_line(folder, BytePairTokenizer.from_files, *given)
+        found = tokenizer.vocabulary_size - gpt2.FIRST_ID
+        if found != size:
+            raise ConversionError(f"{files[0]} must have {size} pieces. Received: {found}.")
+    return gpt2.converted(model, tokenizer, context, dimensions)
+
+
+def _dimensions(config):
+    names = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "dropout")
+    dimensions = {name: config[name] for name in names}
+    return dimensions | {"attention_dropout": config["dropout"]}
+
+
+def _word_pieces(folder, size):
+    from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
+
+    config = _check_tokenizer(folder, split=True, suffix_indicator="##", oov_token="[UNK]")
+    lowercase, file = config.get("lowercase", False), folder.file(WORD_PIECES)
+    tokenizer = _in_one_line(folder, WordPieceTokenizer.load, file, lowercase)
+    if tokenizer.vocabulary_size > size:
+        raise ConversionError(
+            f"{file} must have at most {size} pieces. Received: {tokenizer.vocabulary_size}."
+        )
+    if bool(config.get("strip_accents")) is not lowercase:
+        logging.getLogger(__name__).warning(
+            "%s: the tokenizer has strip_accents=%s, ours %s accents.",
+            folder.path, config.get("strip_accents"), "strips" if lowercase else "keeps",
+        )  # fmt: skip
+    return tokenizer
+
+
+def _check_tokenizer(folder, **allowed):
+    config = folder.json("tokenizer.json").get("config", {})
+    for name, value in allowed.items():
+        if config.get(name, value) != value:
+            raise ConversionError(
+                f"{folder.path}/tokenizer.json: {name} must be {value!r}. "
+                f"Received: {config[name]!r}."
+            )
+    return config
+
+
+def _in_one_line(folder, load, *given):
+    try:
+        return load(*given)
+    except ValueError as error:
+        message = f"{folder.path} has a tokenizer that ours cannot be: {error}"
+        raise ConversionError(message) from None
+
+
+def _arrays(folder):
+    """The arrays of both files of weights, by the file and the place in it."""
+    arrays = {}
+    for name in (BACKBONE_WEIGHTS, HEAD_WEIGHTS):
+        if name == HEAD_WEIGHTS and not folder.has(name):
+            continue
+        path = folder.file(name)
+
+        def collect(place, entry, name=name):
+            if isinstance(entry, h5py.Dataset):
+                dtype = ml_dtypes.bfloat16 if entry.attrs.get("dtype") == "bfloat16" else None
+                # Older versions of Keras keep these under other names.
+                place = place.replace("_layer_checkpoint_dependencies", "layers")
+                place = re.sub("/_(query|key|value|output)_dense/", r"/\1_dense/", place)
+                arrays[f"{name}/{place}"] = np.array(entry, dtype)
+
+        try:
+            with h5py.File(path) as weights:
+                weights.visititems(collect)
+        except OSError as error:
+            raise ConversionError(f"{path} is damaged: {error}") from None
+    return arrays
+
+
+def read_keras_hub(model, tokenizer=None):
+    """Reads a model of KerasHub that is in memory.
+
+    Args:
+        model: a `keras_hub.models` BertBackbone, BertTextClassifier, BertMaskedLM, GPT2Backbone
+            or GPT2CausalLM.
+        tokenizer: a BertTokenizer or GPT2Tokenizer; None for that of the model's preprocessor,
+            if there is one.
+
+    Returns:
+        `Converted`, as of `read`; its tokenizer is None where there is none.
+
+    Raises:
+        ConversionError: a ValueError, if the model or its tokenizer is not supported.
+    """
+    with tempfile.TemporaryDirectory() as path:
+        model.save_to_preset(path)
+        if tokenizer is not None:
+            tokenizer.save_to_preset(path)
+        folder = ModelFolder(path)
+        return read(folder, with_tokenizer=folder.has("tokenizer.json"))
