@@ -54,8 +54,8 @@ def pages_with(language):
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    """A folder with texts, and a tiny run of each kind that the pages load."""
+def texts(tmp_path_factory):
+    """A folder with texts of the names that the pages use."""
     folder = tmp_path_factory.mktemp("docs")
     draw = random.Random(3)
     words = "A dog runs in the park at ten past six to be or not a film to see twice".split()
@@ -72,12 +72,18 @@ def workplace(tmp_path_factory):
             for number, line in enumerate(lines[:20]):
                 file = folder / "aclImdb" / split / label / f"{number}_1.txt"
                 file.write_text(f"{line}. {lines[-number]}. {label}.")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        run(f"python -m train.translation --tsv pairs.tsv --run {folder}/runs/mine")
-        run(f"python -m train.classification --folder aclImdb/train --run {folder}/runs/imdb")
-        run(f"python -m train.language_model --text other.txt --run {folder}/runs/shakespeare")
     return folder
+
+
+@pytest.fixture(scope="module")
+def workplace(texts):
+    """The folder with a tiny run of each kind that the pages load."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(texts)
+        run(f"python -m train.translation --tsv pairs.tsv --run {texts}/runs/mine")
+        run(f"python -m train.classification --folder aclImdb/train --run {texts}/runs/imdb")
+        run(f"python -m train.language_model --text other.txt --run {texts}/runs/shakespeare")
+    return texts
 
 
 def run(line):
@@ -106,14 +112,14 @@ OF_CONFIG = {
 
 
 def fast(page):
-    """The README and the layers in the fast tier, whatever needs longer in the other."""
-    return pytest.param(page, marks=[] if page.stem in ("README", "layers") else pytest.mark.slow)
+    """The layers in the fast tier, whatever needs a trained run in the other."""
+    return pytest.param(page, marks=[] if page.stem == "layers" else pytest.mark.slow)
 
 
 @pytest.mark.filterwarnings("ignore:What is written is not checked")  # without PEFT
 @pytest.mark.parametrize("page", list(map(fast, pages_with("python"))), ids=lambda page: page.stem)
-def test_the_python_of_a_page_runs(page, workplace, monkeypatch):
-    monkeypatch.chdir(workplace)
+def test_the_python_of_a_page_runs(page, request, monkeypatch):
+    monkeypatch.chdir(request.getfixturevalue("texts" if page.stem == "layers" else "workplace"))
     names = {}
     for title, content in blocks(page, "python"):
         if not title.startswith(("not run", "oracle")):

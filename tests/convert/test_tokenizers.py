@@ -80,6 +80,7 @@ def test_control_tokens_in_a_text_are_text(spm):
     assert not {"<s>", "</s>", "<extra_id_0>", "en_XX"} & set(names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["split", "replace"])
 def test_unigram_and_llama_json_give_the_ids_of_tokenizers(spm, layout, tmp_path):
     family, folder, _ = spm

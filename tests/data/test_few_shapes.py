@@ -157,6 +157,7 @@ def test_empty_rows_of_texts_count_for_nothing(pairs):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_empty_rows_of_documents_count_for_nothing():
     from keras_transformer.data import tokenize_documents
     from keras_transformer.tokenizers import train_word_pieces

@@ -72,6 +72,7 @@ def test_a_loaded_run_writes_within_what_it_remembers(runs):
     assert set("".join(write(["dog "], max_tokens=9))) <= set("abcdefgo \n")
 
 
+@pytest.mark.slow
 def test_a_half_precision_copy_is_published(runs, tmp_path):
     write = kt.serving.Generator.load(runs / "writer", dtype="bfloat16")
     path = write.export(tmp_path, "writer", ["dog"])

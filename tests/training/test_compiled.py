@@ -18,6 +18,7 @@ pytestmark = needs_tensorflow
 INPUTS = {"source_ids": IDS[:, ::-1], "target_ids": IDS}
 
 
+@pytest.mark.slow
 def test_a_compiled_model_trains_to_the_same_numbers_with_dropout():
     logs = []
     for jit_compile in (False, True):
