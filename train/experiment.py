@@ -109,12 +109,12 @@ class Experiment:
 
 def check_model_settings(config, sizes):
     """Raises ValueError if Keras has no such activation, or the heads no whole width."""
-    if config.activation is not None:
+    if config.activation not in (None, "gelu_tanh"):
         try:
             keras.activations.get(config.activation)
         except ValueError:
             raise ValueError(
-                "--activation must be a Keras activation name, e.g. relu or gelu. "
+                "--activation must be a Keras activation name, e.g. relu or gelu, or gelu_tanh. "
                 f"Received: {config.activation}."
             ) from None
     row = {**sizes[config.size], **config.given(SIZE)}

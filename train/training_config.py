@@ -86,7 +86,9 @@ class TrainingConfig:
     activation_dropout: float | None = probability(
         None, "probability of dropping a feed-forward activation; default: set by the model"
     )
-    activation: str | None = setting(None, "Keras activation name; default: the model's")
+    activation: str | None = setting(
+        None, "Keras activation name, or gelu_tanh; default: the model's"
+    )
     pre_norm: bool = setting(True, "normalise before each sub-layer instead of after")
     # Weights in half precision would stand still.
     dtype: Literal["float32", "mixed_bfloat16", "mixed_float16"] = setting(
@@ -141,7 +143,13 @@ class TrainingConfig:
     def dimensions(self):
         """The arguments of the model's function that differ from the row of its size."""
         chosen = {"size": self.size, "pre_norm": self.pre_norm, "dtype": self.dtype}
-        return {**chosen, "remat": self.remat, **self.given((*SIZE, "activation", *DROPOUTS))}
+        if self.activation == "gelu_tanh":  # no name of Keras
+            from keras_transformer.layers.feed_forward import gelu_tanh
+
+            chosen["activation"] = gelu_tanh
+        elif self.activation is not None:
+            chosen["activation"] = self.activation
+        return {**chosen, "remat": self.remat, **self.given((*SIZE, *DROPOUTS))}
 
     def given(self, names):
         """Those of some settings that are not None, by name."""

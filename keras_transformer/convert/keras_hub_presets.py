@@ -231,9 +231,14 @@ def _arrays(folder):
             continue
         path = folder.file(name)
 
-        def collect(place, entry, name=name):
+        def collect(place, entry, name=name, path=path):
             if isinstance(entry, h5py.Dataset):
                 dtype = ml_dtypes.bfloat16 if entry.attrs.get("dtype") == "bfloat16" else None
+                if entry.dtype.kind == "i" and not place.startswith("optimizer"):
+                    raise ConversionError(
+                        f"{path} must hold weights that are not quantised. Received: {place} of "
+                        f"{entry.dtype}."
+                    )
                 # Older versions of Keras keep these under other names.
                 place = place.replace("_layer_checkpoint_dependencies", "layers")
                 place = re.sub("/_(query|key|value|output)_dense/", r"/\1_dense/", place)
@@ -262,6 +267,8 @@ def read_keras_hub(model, tokenizer=None):
     Raises:
         ConversionError: a ValueError, if the model or its tokenizer is not supported.
     """
+    if not hasattr(model, "save_to_preset"):
+        raise ConversionError(f"The model must be one of KerasHub's. Received: {model!r}.")
     with tempfile.TemporaryDirectory() as path:
         model.save_to_preset(path)
         if tokenizer is not None:

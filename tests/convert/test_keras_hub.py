@@ -291,6 +291,19 @@ def test_other_presets_are_refused_in_one_line(backbone, gpt2, words, pairs, tmp
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
+def test_quantised_and_other_models_are_refused(words):
+    quantised = keras_hub.models.BertBackbone(**SIZES, vocabulary_size=203)
+    quantised.quantize("int8")
+    with pytest.raises(convert.ConversionError, match=r"not quantised\. Received: .* of int8"):
+        convert.read_keras_hub(quantised, words)
+    with pytest.raises(convert.ConversionError, match=r"one of KerasHub's\. Received: <Model"):
+        convert.read_keras_hub(kt.gpt2(vocabulary_size=7, num_layers=1, hidden_dim=4, num_heads=2))
+    sizes = {**SIZES, "vocabulary_size": 203}
+    with pytest.raises(convert.ConversionError, match="Received: DistilBertBackbone"):
+        convert.read_keras_hub(keras_hub.models.DistilBertBackbone(**sizes))
+
+
 def test_names_of_older_files_are_known(backbone, words, tmp_path, caplog):
     backbone.save_to_preset(tmp_path)
     keras_hub.models.BertTokenizer(words.get_vocabulary(), lowercase=True).save_to_preset(tmp_path)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.training.distribution import STRATEGIES
 from train.classification import ClassificationConfig
 from train.config import CONFIGS, config_of, load_config
@@ -69,6 +70,9 @@ def test_dimensions_leave_the_published_size_alone_unless_asked():
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         assert name not in parse().dimensions()
         assert parse(f"--{name.replace('_', '-')}", "0").dimensions()[name] == 0
+    assert "activation" not in parse().dimensions()
+    assert parse("--activation", "relu").dimensions()["activation"] == "relu"
+    assert parse("--activation", "gelu_tanh").dimensions()["activation"] is gelu_tanh
 
 
 def test_sizes_are_those_of_the_models():
