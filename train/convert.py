@@ -80,18 +80,22 @@ def save_run(converted, path):
 
 
 def text_model_of(run):
-    """The `Translator`, `Generator` or `Classifier` of a trained run; `Converted` for BERT."""
+    """The `Translator`, `Generator` or `Classifier` of a trained run; `Converted` for BERT.
+
+    What was trained in half precision computes in float32, as the other libraries do.
+    """
     from keras_transformer import convert, serving
 
-    settings = serving.RunFolder(run).settings()
+    folder = serving.RunFolder(run)
+    settings = folder.settings()
+    dtype = None if settings.get("dtype", "float32") == "float32" else "float32"
     if "num_beams" in settings:
-        return serving.Translator.load(run)
+        return serving.Translator.load(run, dtype=dtype)
     if "masking_rate" in settings:
-        folder = serving.RunFolder(run)
-        return convert.Converted("pretraining", folder.model(), folder.tokenizer())
-    if "labels" in settings or serving.RunFolder(run).labels_file.exists():
-        return serving.Classifier.load(run)
-    return serving.Generator.load(run)
+        return convert.Converted("pretraining", folder.model(dtype), folder.tokenizer())
+    if "labels" in settings or folder.labels_file.exists():
+        return serving.Classifier.load(run, dtype=dtype)
+    return serving.Generator.load(run, dtype=dtype)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_transformer.convert import keras_hub_presets as presets
+from keras_transformer.convert.graphs import in_float32
 from keras_transformer.convert.tables import ConversionError, arrays_of
 from keras_transformer.layers.embedding import PositionEmbedding
 from keras_transformer.models import bert_models
@@ -86,7 +87,7 @@ def _write_weights(model, draft):
 
 def example(text_model):
     """Texts with their ids, and ids with our model's answers, for the check of a folder."""
-    tokenizer, model = text_model.tokenizer, text_model.model
+    tokenizer, model = text_model.tokenizer, in_float32(text_model)
     ids = tokenizer.tokenize(list(TEXTS)) - getattr(tokenizer, "first_id", 0)
     arrays = {"texts": np.array(json.dumps([list(TEXTS), ids.to_list()]))}
     size = _config(model)["vocabulary_size"]

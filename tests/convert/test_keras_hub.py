@@ -43,8 +43,7 @@ def noisy(model, seed=1, scale=0.3):
 
 @pytest.fixture(scope="module")
 def words():
-    pieces = train_word_pieces(CORPUS.sources, 200)
-    theirs = pieces.pieces(range(200))
+    theirs = train_word_pieces(CORPUS.sources, 200).pieces(range(200))
     return keras_hub.models.BertTokenizer(theirs, lowercase=True, strip_accents=True)
 
 
@@ -61,14 +60,12 @@ def pairs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def backbone(words):
-    sizes = {**SIZES, "vocabulary_size": 203}
-    return noisy(keras_hub.models.BertBackbone(**sizes))
+    return noisy(keras_hub.models.BertBackbone(**SIZES, vocabulary_size=203))
 
 
 @pytest.fixture(scope="module")
 def gpt2(pairs):
-    sizes = {**SIZES, "vocabulary_size": pairs.vocabulary_size()}
-    return noisy(keras_hub.models.GPT2Backbone(**sizes))
+    return noisy(keras_hub.models.GPT2Backbone(**SIZES, vocabulary_size=pairs.vocabulary_size()))
 
 
 def bert_inputs():
@@ -146,9 +143,8 @@ def test_gpt2_is_theirs(gpt2, pairs, tmp_path, dtype):
     ours = convert.load(tmp_path / "preset")
     ids = np.random.default_rng(3).integers(1, 300, (4, 13)).astype("int32")
     compare(ours.model(ids), theirs_of(theirs, {"token_ids": ids}))
-    assert [[i - 4 for i in row] for row in ours.tokenizer.tokenize(TEXTS).to_list()] == ids_of(
-        pairs, TEXTS
-    )
+    found = ours.tokenizer.tokenize(TEXTS).to_list()
+    assert [[i - 4 for i in row] for row in found] == ids_of(pairs, TEXTS)
     if dtype == "bfloat16":
         return
     theirs.compile(sampler="greedy")
@@ -175,12 +171,8 @@ def bert_of(words, head, activation=gelu_tanh, **options):
     return convert.Converted("pretraining", noisy(heads[head]()), words)
 
 
-def our_words():
-    return train_word_pieces(CORPUS.sources, 200)
-
-
 def test_their_bert_is_ours(tmp_path):
-    words, inputs = our_words(), bert_inputs()
+    words, inputs = train_word_pieces(CORPUS.sources, 200), bert_inputs()
     inputs["token_ids"] = np.minimum(inputs["token_ids"], 199)
     ours = bert_of(words, "pretraining")
     path = str(convert.write(ours, "keras_hub", tmp_path / "preset"))
@@ -209,7 +201,7 @@ def test_their_gpt2_is_ours(tmp_path):
 
 
 def test_what_keras_hub_lacks_is_refused_and_nothing_is_left(tmp_path, monkeypatch):
-    words, pairs = our_words(), train_byte_pairs(CORPUS.sources, 400)
+    words, pairs = train_word_pieces(CORPUS.sources, 200), train_byte_pairs(CORPUS.sources, 400)
     sizes = {"vocabulary_size": 400, "num_layers": 1, "hidden_dim": 6, "num_heads": 3}
     settings = SamplingSettings(context=9, max_tokens=3)
 
@@ -236,9 +228,8 @@ def test_what_keras_hub_lacks_is_refused_and_nothing_is_left(tmp_path, monkeypat
     with pytest.raises(convert.ConversionError, match="dtype must be float32"):
         convert.write(generator(), "keras_hub", tmp_path / "preset", dtype="int8")
     example = module.example
-    monkeypatch.setattr(
-        module, "example", lambda ours: {**example(ours), "output.logits": np.zeros((3, 7, 400))}
-    )
+    wrong = {"output.logits": np.zeros((3, 7, 400))}
+    monkeypatch.setattr(module, "example", lambda ours: example(ours) | wrong)
     with pytest.raises(convert.ConversionError, match=r"Nothing was written.*logits differs by"):
         convert.write(generator(), "keras_hub", tmp_path / "preset")
     assert not list(tmp_path.iterdir())
@@ -291,6 +282,19 @@ def test_other_presets_are_refused_in_one_line(backbone, gpt2, words, pairs, tmp
         assert "\n" not in str(error.value)
 
 
+def test_runs_in_half_precision_are_written_from_float32(tmp_path):
+    sizes = {"num_layers": 1, "hidden_dim": 6, "num_heads": 3}
+    model = kt.gpt2(vocabulary_size=400, max_sequence_length=9, dtype="mixed_bfloat16", **sizes)
+    run = {"model": "gpt2", "size": "124M", "tokens": "pieces", "context": 9, **sizes}
+    run["dtype"], pairs = "mixed_bfloat16", train_byte_pairs(CORPUS.sources, 400)
+    given = convert.Converted("language_model", model, pairs, config=run)
+    command.save_run(given, tmp_path / "run")
+    ours = command.text_model_of(tmp_path / "run")
+    assert {layer.compute_dtype for layer in ours.model.layers} == {"float32"}
+    expected, found = (module.example(each)["output.logits"] for each in (ours, given))
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
 def test_quantised_and_other_models_are_refused(words):
     quantised = keras_hub.models.BertBackbone(**SIZES, vocabulary_size=203)
@@ -299,9 +303,9 @@ def test_quantised_and_other_models_are_refused(words):
         convert.read_keras_hub(quantised, words)
     with pytest.raises(convert.ConversionError, match=r"one of KerasHub's\. Received: <Model"):
         convert.read_keras_hub(kt.gpt2(vocabulary_size=7, num_layers=1, hidden_dim=4, num_heads=2))
-    sizes = {**SIZES, "vocabulary_size": 203}
+    other = keras_hub.models.DistilBertBackbone(**SIZES, vocabulary_size=203)
     with pytest.raises(convert.ConversionError, match="Received: DistilBertBackbone"):
-        convert.read_keras_hub(keras_hub.models.DistilBertBackbone(**sizes))
+        convert.read_keras_hub(other)
 
 
 def test_names_of_older_files_are_known(backbone, words, tmp_path, caplog):

@@ -170,9 +170,11 @@ def bleu_report(translations, references):
 @contextlib.contextmanager
 def _engine(options):
     """Yields what translates a list of texts, as `translations_of`, and the search settings."""
-    translator = _loaded(options, cache=options.cache)
+    is_ours = options.engine == "tensorflow"
+    # CTranslate2 computes in float32 what was trained in half precision.
+    translator = _loaded(options, None if is_ours else "float32", options.cache)
     settings = translator.module.settings
-    if options.engine == "tensorflow":
+    if is_ours:
         yield functools.partial(translations_of, translator), settings
         return
     dtype = "int8" if options.engine.endswith("int8") else "float32"
