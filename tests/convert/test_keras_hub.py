@@ -147,7 +147,7 @@ def test_gpt2_is_theirs(gpt2, pairs, tmp_path, dtype):
     assert [[i - 4 for i in row] for row in found] == ids_of(pairs, TEXTS)
     if dtype == "bfloat16":
         return
-    theirs.compile(sampler="greedy")
+    theirs.compile(sampler="greedy", run_eagerly=True)
     for text in TEXTS[:1]:
         text = text[:9]
         length = 13 - len(ids_of(pairs, [text])[0])
@@ -175,7 +175,8 @@ def test_their_bert_is_ours(tmp_path):
     words, inputs = train_word_pieces(CORPUS.sources, 200), bert_inputs()
     inputs["token_ids"] = np.minimum(inputs["token_ids"], 199)
     ours = bert_of(words, "pretraining")
-    path = str(convert.write(ours, "keras_hub", tmp_path / "preset"))
+    path = str(tmp_path)
+    module.write(ours, tmp_path)
     cutter = keras_hub.models.Tokenizer.from_preset(path)
     assert ids_of(cutter, TEXTS) == words.tokenize(TEXTS).to_list()
     found = theirs_of(keras_hub.models.Backbone.from_preset(path), inputs)
@@ -297,7 +298,7 @@ def test_runs_in_half_precision_are_written_from_float32(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
 def test_quantised_and_other_models_are_refused(words):
-    quantised = keras_hub.models.BertBackbone(**SIZES, vocabulary_size=203)
+    quantised = keras_hub.models.BertBackbone(**{**SIZES, "num_layers": 1}, vocabulary_size=203)
     quantised.quantize("int8")
     with pytest.raises(convert.ConversionError, match=r"not quantised\. Received: .* of int8"):
         convert.read_keras_hub(quantised, words)
