@@ -25,14 +25,17 @@ class ServeOptions:
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for every network")
     port: int = setting(8501, "of HTTP", ge=1, le=65535)
-    replicas: int = setting(1, "processes that answer; each loads all models", ge=1)
+    replicas: int = setting(
+        1, "processes that answer; each loads all models, and new versions in its own time", ge=1
+    )
     gpus_per_replica: int = setting(0, "GPUs of each replica", ge=0)
     num_versions: int = setting(1, "versions of each model that are served, the highest", ge=1)
     poll_seconds: float = setting(1.0, "between looks for new versions", gt=0)
     max_batch_rows: int = setting(32, "most rows of requests that are answered together", ge=1)
     batch_seconds: float = setting(0.002, "for which a request waits for others", ge=0)
-    runs: str | None = setting(
-        None, "folder of runs; one of a model's name shows on the page where the model looked"
+    runs: str = setting(
+        "runs",
+        "folder of runs; the page shows where a model looked if the run of its name is there",
     )
     metrics_port: int = setting(
         8502, "of Prometheus metrics; a Ray cluster that is up has its own", ge=1, le=65535
@@ -114,7 +117,7 @@ def run(folder, options):
                 options.poll_seconds,
                 options.max_batch_rows,
                 options.batch_seconds,
-                options.runs and str(pathlib.Path(options.runs).resolve()),
+                str(pathlib.Path(options.runs).resolve()),
             ),
             name="models",
             logging_config=quiet,

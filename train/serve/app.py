@@ -108,7 +108,7 @@ class Server:
         poll_seconds: between looks at the folder.
         max_batch_rows: of requests that are merged.
         batch_seconds: for which a request waits for others.
-        runs: folder of runs whose attention is shown, or None.
+        runs: folder of runs whose attention is shown.
     """
 
     def __init__(self, folder, num_versions, poll_seconds, max_batch_rows, batch_seconds, runs):

@@ -14,16 +14,16 @@ class Runs:
     """The runs of a folder, each loaded when it is first asked for.
 
     Args:
-        folder: with one run folder per model, of the model's name; None if there are none.
+        folder: with one run folder per model, of the model's name; it need not exist.
     """
 
-    def __init__(self, folder=None):
-        self.folder = None if folder is None else pathlib.Path(folder)
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
         self._models, self._lock = {}, threading.Lock()
 
     def has(self, name):
         """Whether there is a trained run of a model's name."""
-        return self.folder is not None and (self.folder / name / "model.keras").is_file()
+        return (self.folder / name / "model.keras").is_file()
 
     def page(self, name, body):
         """The page of `figures.attention_page` for a text, and for its translation.
@@ -37,7 +37,9 @@ class Runs:
             ValueError: if the body is no such JSON, or the model has no attention to show.
         """
         if not self.has(name):
-            raise LookupError(f"No run of the name {name}. Start with --runs FOLDER.")
+            raise LookupError(
+                f"{self.folder} has no run of the name {name}. Start with --runs FOLDER."
+            )
         texts = read_json(body)
         if not isinstance(texts, dict) or not {"text"} <= texts.keys() <= {"text", "target"}:
             raise ValueError('Expected {"text": ...} and, for a translation, "target".')

@@ -1,10 +1,12 @@
-"""Chromium without a window, told what to do by the DevTools protocol."""
+"""Chromium or Chrome without a window, told what to do by the DevTools protocol."""
 
 import asyncio
 import contextlib
 import itertools
+import shutil
 import subprocess
 
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
 
 
@@ -18,7 +20,7 @@ async def browser(address, folder):
     """
     import aiohttp  # of Ray Serve
 
-    command = ["chromium", *FLAGS, f"--user-data-dir={folder}"]
+    command = [BROWSER, *FLAGS, f"--user-data-dir={folder}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while not (file := folder / "DevToolsActivePort").exists() or not file.read_text():

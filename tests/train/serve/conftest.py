@@ -4,37 +4,56 @@ import contextlib
 
 import pytest
 
-from keras_transformer import translation
+from keras_transformer import classifier, language_model, translation
 from keras_transformer.convert.loading import Converted
-from keras_transformer.serving import Translator, export
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.tokenizers import train_sentencepiece
-from tests.serving.conftest import SENTENCES, SMALL, SMALL_MODULES, VOCABULARY_SIZE
-from train.convert import save_run
+from keras_transformer.tokenizers import train_byte_pairs, train_sentencepiece
+from tests.serving.conftest import SENTENCES, SMALL, VOCABULARY_SIZE
+from train.convert import save_run, text_model_of
 
 from .client import Client, serving
 
-KINDS = {"tiny": "of a run", "mood": "classifier", "writer": "generator-byte-pairs"}
+KINDS = ("tiny", "mood", "writer")
 TEXTS = [*SENTENCES, "", "ü🦜 日本", "a\x00b", "dog " * 99]
+
+
+def small_models():
+    """{name: a model as of a trained run}, of a translator, a classifier and a language model."""
+    pieces, pairs = (
+        train_sentencepiece(SENTENCES, VOCABULARY_SIZE),
+        train_byte_pairs(SENTENCES, 270),
+    )
+    labels = ["bad", "good", "schön"]
+    models = {
+        "tiny": translation(VOCABULARY_SIZE, size="tiny", **SMALL),
+        "mood": classifier(VOCABULARY_SIZE, len(labels), **SMALL),
+        "writer": language_model(pairs.vocabulary_size, **SMALL),
+    }
+    return {
+        "tiny": Converted(
+            "translation", models["tiny"], pieces, config={"num_beams": 3, "max_length": 9}
+        ),
+        "mood": Converted(
+            "classification", models["mood"], pieces, labels=labels, config={"max_length": 7}
+        ),
+        "writer": Converted("language_model", models["writer"], pairs, config={"context": 11}),
+    }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with the run of one model."""
+    """A folder with a run of each model."""
     folder = tmp_path_factory.mktemp("runs")
-    tokenizer = train_sentencepiece(SENTENCES, VOCABULARY_SIZE)
-    model = translation(VOCABULARY_SIZE, size="tiny", **SMALL)
-    config = {"num_beams": 3, "max_length": 9}
-    save_run(Converted("translation", model, tokenizer, config=config), folder / "tiny")
+    for name, model in small_models().items():
+        save_run(model, folder / name)
     return folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, runs):
     folder = tmp_path_factory.mktemp("saved_models")
-    Translator.load(runs / "tiny").export(folder, "tiny", SENTENCES[:2])
-    for name in ("mood", "writer"):
-        export(SMALL_MODULES[KINDS[name]](), folder, name, SENTENCES[:2])
+    for name in KINDS:
+        text_model_of(runs / name).export(folder, name, SENTENCES[:2])
     return folder
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import concurrent.futures
+import contextlib
 import json
 import pathlib
 import shutil
@@ -18,8 +19,8 @@ from tests.serving.conftest import SENTENCES
 from tests.serving.exporting import Echo
 from tests.serving.hostile import HostileRequests, is_equal, signatures_of
 
-from .browser import browser, until
-from .client import ask_for_ever, wait_for
+from .browser import BROWSER, browser, until
+from .client import Client, ask_for_ever, serving, wait_for
 from .conftest import KINDS, TEXTS
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
@@ -85,7 +86,7 @@ def test_metadata_and_status_have_the_documented_form(client, folder):
         assert client.get(path) == (200, {"model_version_status": [available]})
     assert client.get("/v1/models") == (
         200,
-        {"models": sorted(KINDS), "attention": ["tiny"]},
+        {"models": sorted(KINDS), "attention": sorted(KINDS)},
     )
     assert client.get("/health") == (200, sorted(KINDS))
 
@@ -181,6 +182,30 @@ def test_no_request_is_lost_while_versions_come_and_go(server, client, folder):
     wait_for(lambda: client.predict("echo", {"instances": ["a"]})[0] == 404)
 
 
+def test_no_request_is_lost_by_two_replicas_that_load_a_version_each_in_its_time(tmp_path):
+    folder = tmp_path / "saved_models"
+    export(Echo(), folder, "echo")
+    may_end, text = threading.Event(), ["a"]
+    flags = "--replicas=2", "--poll-seconds=0.2"
+    with serving(folder, *flags) as (port, _, _), concurrent.futures.ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(ask_for_ever, port, "echo", text, ["aa"], may_end) for _ in range(4)]
+        try:
+            export(Echo(), folder, "echo")
+            with contextlib.closing(Client(port)) as client:
+                # Both replicas have it once many answers in a row are of it.
+                wait_for(lambda: {versions_of(client) for _ in range(20)} == {"2"})
+        finally:
+            may_end.set()
+        for count, wrong in (job.result() for job in jobs):
+            assert count > 10 and not wrong, wrong[:3]
+
+
+def versions_of(client):
+    status, answer = client.get("/v1/models/echo/metadata")
+    assert status == 200
+    return answer["model_spec"]["version"]
+
+
 def request_of(prompt, max_tokens):
     row = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.8, "top_k": 0, "top_p": 1.0}
     return {"signature_name": "generate", "instances": [{**row, "seed": 5}]}
@@ -228,7 +253,7 @@ def test_the_attention_is_that_of_the_run(client, runs):
     expected = Translator.load(runs / "tiny").attention(*body.values()).page()
     assert status == 200 and page.decode() == expected
     for name, wrong, code in [
-        ("none", body, 404), ("mood", body, 404), ("..", body, 404), ("tiny", "[" * 99999, 400),
+        ("none", body, 404), ("..", body, 404), ("tiny", "[" * 99999, 400),
         ("tiny", [], 400), ("tiny", {"text": 7}, 400), ("tiny", {"text": "a" * 9999}, 400),
         ("tiny", {"text": "\ud800"}, 400), ("tiny", {"text": "a", "more": "b"}, 400),
     ]:  # fmt: skip
@@ -244,6 +269,7 @@ SHOWN = """document.body.dataset.state && {
     output: document.querySelector("output").textContent,
     labels: [...document.querySelectorAll("tr")].map(row => row.cells[0].textContent),
     looked: document.querySelector("iframe").srcdoc,
+    notes: document.querySelector("#notes").textContent,
 }"""
 
 
@@ -254,7 +280,10 @@ async def shown_in_browser(address, folder, fields):
         return await until(evaluate, SHOWN)
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs the browser chromium")
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
+
+
+@needs_browser
 @pytest.mark.parametrize("name", KINDS)
 def test_the_page_answers_in_a_browser(server, client, name, tmp_path):
     text = "A dog <b>runs</b>"
@@ -268,9 +297,20 @@ def test_the_page_answers_in_a_browser(server, client, name, tmp_path):
         expected = text + row["continuation"]
     assert shown["output"] == expected
     assert shown["labels"] == row.get("labels", [])
-    body = {"text": text, "target": expected}
-    looked = client.send("POST", "/v1/models/tiny:attention", body)[1].decode()
-    assert shown["looked"] == (looked if name == "tiny" else "")
+    translated = {"text": text, "target": expected}
+    looked = {"tiny": translated, "mood": {"text": text}, "writer": {"text": expected}}[name]
+    page = client.send("POST", f"/v1/models/{name}:attention", looked)[1].decode()
+    assert shown["looked"] == page and page.startswith("<!doctype html>")
+
+
+@needs_browser
+def test_an_answer_stays_where_no_attention_can_be_shown(server, client, tmp_path):
+    text = "A dog runs. " * 99  # longer than the weights of which a page is made
+    [row] = client.predict("tiny", {"instances": [text]})[1]["predictions"]
+    address = f"http://127.0.0.1:{server[0]}/"
+    shown = asyncio.run(shown_in_browser(address, tmp_path, {"model": "tiny", "text": text}))
+    assert shown["output"] == row["translation"] and shown["looked"] == ""
+    assert "was cut" in shown["notes"] and "at most 1000 characters" in shown["notes"]
 
 
 def test_metrics_are_those_of_prometheus(server, client):

@@ -1,0 +1,66 @@
+"""Which requests a served model answers in one batch, without a server."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from train.serve.saved_model import SavedModel
+
+
+class Texts(tf.Module):
+    """Counts its calls; refuses the text "bad"."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = tf.Variable(0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")])
+    def twice(self, text):
+        tf.debugging.assert_none_equal(text, "bad", message="This text is bad.")
+        calls = tf.fill(tf.shape(text), self.calls.assign_add(1))
+        return {"twice": text + text, "calls": calls}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "text")])
+    def characters(self, text):
+        return {"characters": tf.strings.bytes_split(text).to_tensor("")}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "number")])
+    def ranks(self, number):
+        return {"ranks": tf.argsort(tf.argsort(number))}  # of neighbours, too
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder, module = tmp_path_factory.mktemp("texts"), Texts()
+    tf.saved_model.save(module, folder, {n: getattr(module, n) for n in NAMES})
+    return SavedModel("texts", 1, folder)
+
+
+NAMES = "twice", "characters", "ranks"
+
+
+def answers(model, signature, requests, key):
+    requests = [{key: np.array(values, object)} for values in requests]
+    return model.run_merged(signature, requests)
+
+
+def test_texts_are_answered_in_one_call_and_each_gets_its_rows(model):
+    found = answers(model, "twice", [["a", "b"], [], ["c"]], "text")
+    assert [a["twice"].tolist() for a in found] == [[b"aa", b"bb"], [], [b"cc"]]
+    assert len({call for a in found for call in a["calls"]}) == 1
+
+
+def test_a_bad_request_spoils_no_other(model):
+    sound, bad, other = answers(model, "twice", [["a"], ["bad"], ["c", "d"]], "text")
+    assert sound["twice"].tolist() == [b"aa"] and other["twice"].tolist() == [b"cc", b"dd"]
+    assert isinstance(bad, tf.errors.InvalidArgumentError) and "This text is bad" in bad.message
+
+
+def test_answers_as_wide_as_their_longest_row_are_not_merged(model):
+    found = answers(model, "characters", [["a"], ["abc"]], "text")
+    assert [a["characters"].shape for a in found] == [(1, 1), (1, 3)]
+
+
+def test_numbers_are_not_merged_since_an_answer_may_depend_on_its_neighbours(model):
+    requests = [{"number": np.array([value], np.float32)} for value in (3.0, 2.0)]
+    assert [a["ranks"].tolist() for a in model.run_merged("ranks", requests)] == [[0], [0]]
