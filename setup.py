@@ -25,6 +25,7 @@ TRAIN = [
 DATASETS = ["tensorflow-datasets>=4.9.7,<5", "importlib-resources>=6,<8"]
 TORCH = "torch>=2.6,<2.14"
 SERVE = "ray[serve]>=2.60,<3"
+HUB = "keras-hub>=0.20,<0.33"
 BENCH = ["keras-hub>=0.32,<0.33", TORCH, "ctranslate2>=4.5,<5"]
 
 setup(
@@ -54,7 +55,7 @@ setup(
         "test": [
             *TRAIN,
             *DATASETS,
-            "keras-hub>=0.20,<0.33",
+            HUB,
             "jax>=0.7,<0.11",
             "pytest>=8,<10",
             "pytest-timeout>=2.3,<3",
@@ -62,6 +63,7 @@ setup(
             "ruff>=0.12,<0.18",
         ],
         "oracles": [
+            HUB,
             TORCH,
             "transformers>=4.57,<6",
             "ctranslate2>=4.5,<5",
@@ -72,7 +74,7 @@ setup(
             "ai-edge-litert>=2.1,<3",
             "openvino>=2026.1,<2027",
             "tensorflow-serving-api>=2.19,<2.22",
-            SERVE,
+            "ray[serve,train]>=2.60,<3",
         ],
         "bench": [*TRAIN, *BENCH],
         "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=1,<2"],

@@ -5,8 +5,11 @@ import pathlib
 import re
 import statistics
 import sys
+import types
 
 import pytest
+
+from tests.conftest import fail_if_missing
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_transformer"
@@ -93,6 +96,15 @@ def test_no_module_has_the_name_of_something_its_package_exports():
     assert count > 100
 
 
+def test_no_two_classes_of_the_library_have_one_name():
+    found = {}
+    for path in files("keras_transformer"):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
 def test_files_are_short():
     """At most 350 lines, in the median of the library and its commands at most 130."""
     tracked = [*files("keras_transformer", "train", "tests"), *(ROOT / "docs").rglob("*.md")]
@@ -107,3 +119,28 @@ def test_files_are_short():
 def test_production_has_no_mocks():
     for path in files("keras_transformer", "train"):
         assert not [name for name in imports(path) if name.startswith("unittest")], path
+
+
+@pytest.mark.parametrize(
+    ("expression", "is_oracle", "reason", "outcome"),
+    [
+        ("not soak", False, "could not import 'tokenizers'", "failed"),
+        ("not soak", True, "could not import 'torch'", "skipped"),
+        ("oracle", True, "could not import 'torch'", "failed"),
+        ("oracle", True, "'transformers' has __version__ '4.57', required is: '5'", "failed"),
+        ("oracle", True, "needs the browser chromium", "skipped"),
+    ],
+)
+def test_a_missing_library_skips_no_test_in_ci(monkeypatch, expression, is_oracle, reason, outcome):
+    config = types.SimpleNamespace(getoption=lambda name: expression)
+
+    def report():
+        report = types.SimpleNamespace(skipped=True, outcome="skipped", longrepr=reason)
+        fail_if_missing(report, is_oracle, config)
+        return report.outcome
+
+    monkeypatch.delenv("KERAS_TRANSFORMER_COMPLETE", raising=False)
+    assert report() == "skipped"
+    monkeypatch.setenv("KERAS_TRANSFORMER_COMPLETE", "1")
+    assert report() == outcome
+    assert "export KERAS_TRANSFORMER_COMPLETE=1" in (ROOT / ".ci" / "run").read_text()

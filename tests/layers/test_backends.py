@@ -40,13 +40,16 @@ FAILS_ON_TORCH = (
 )
 
 
+BACKENDS = ["jax", pytest.param("torch", marks=pytest.mark.oracle)]
+
+
 def needs(backend):
     if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"needs {backend}")
+        pytest.skip(f"could not import {backend!r}")
 
 
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.oracle)])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_layers_pass_their_tests_on_another_backend(backend):
     needs(backend)
     if keras.backend.backend() == backend:
@@ -96,7 +99,7 @@ print("learnt with", keras.backend.backend())
 """
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_importing_the_package_imports_no_tensorflow(backend):
     needs(backend)
     code = "import sys, keras_transformer; print('tensorflow' in sys.modules)"
@@ -104,7 +107,7 @@ def test_importing_the_package_imports_no_tensorflow(backend):
     assert run.stdout.strip() == "False", f"imported or failed:\n{run.stdout}{run.stderr}"
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_layers_and_models_work_where_tensorflow_is_not_installed(backend):
     needs(backend)
     run = python("-c", HIDE_TENSORFLOW + USE_LAYERS_AND_FIT_A_MODEL, backend=backend)

@@ -13,7 +13,9 @@ from train.launch.on_ray import run_on_ray
 from .conftest import SETTINGS
 
 LAUNCH = [sys.executable, "-m", "train.launch"]
+pytestmark = pytest.mark.oracle
 ray = pytest.importorskip("ray")
+pytest.importorskip("ray.train")
 
 
 def program(folder, body):

@@ -9,10 +9,10 @@ import pytest
 from .client import measure, replica_memory
 from .conftest import KINDS, TEXTS
 
+pytestmark = [pytest.mark.oracle, pytest.mark.soak]
 pytest.importorskip("ray.serve")
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("name", KINDS)
 def test_sixteen_connections_for_thirty_seconds(server, alone, name, capsys):
     """Prints latencies and memory; every answer is the one to the text alone."""
