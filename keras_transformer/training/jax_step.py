@@ -20,18 +20,18 @@ from keras_transformer.training.metrics import loss_tracker
 
 
 @dataclasses.dataclass(frozen=True)
-class StepSettings:
+class JaxStepSettings:
     """What `compile` was given. One object, so that Keras does not track and save its parts."""
 
     clip_norm: float | None = None
     accumulation_steps: int = 1
     ema_momentum: float | None = None
-    average: "MovingAverage | None" = None
-    dropout_seeds: "DropoutSeeds | None" = None
+    average: "JaxMovingAverage | None" = None
+    dropout_seeds: "JaxDropoutSeeds | None" = None
     loss_scale: None = None  # Keras scales the loss in the optimizer
 
 
-class MovingAverage:
+class JaxMovingAverage:
     """Follows weights: after each step, average = momentum * average + (1 - momentum) * value.
 
     Args:
@@ -60,7 +60,7 @@ class MovingAverage:
             average.assign(kept)
 
 
-class DropoutSeeds:
+class JaxDropoutSeeds:
     """The random state of a model's dropout, which is one for all devices.
 
     Args:
@@ -79,11 +79,11 @@ class DropoutSeeds:
         """Called after a checkpoint is restored: there are no replicas to spread it over."""
 
 
-class TrainStep:
+class JaxTrainStep:
     """Mixed into `keras.Model` by `keras_transformer.training.Model`."""
 
     distribute_strategy = None  # TensorFlow's; callbacks ask for it
-    _step = StepSettings()
+    _step = JaxStepSettings()
 
     def train_step(self, state, data):
         weights, others, of_optimizer, of_metrics = state
@@ -167,9 +167,34 @@ class TrainStep:
             )
         self._step.average.swap()
 
-    def compile(self, *args, clip_norm=None, accumulation_steps=1, ema_momentum=None, **settings):
+    def compile(
+        self,
+        optimizer="rmsprop",
+        loss=None,
+        loss_weights=None,
+        metrics=None,
+        weighted_metrics=None,
+        run_eagerly=False,
+        steps_per_execution=1,
+        jit_compile="auto",
+        auto_scale_loss=True,
+        *,
+        clip_norm=None,
+        accumulation_steps=1,
+        ema_momentum=None,
+    ):
         checks.check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights=None)
-        super().compile(*args, **settings)
+        super().compile(
+            optimizer,
+            loss,
+            loss_weights,
+            metrics,
+            weighted_metrics,
+            run_eagerly,
+            steps_per_execution,
+            jit_compile,
+            auto_scale_loss,
+        )
         if accumulation_steps > 1:
             _check_adds_up(self)
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -189,9 +214,9 @@ class TrainStep:
                     "ema_momentum needs its weights. "
                     f"Received: {type(self).__name__}, which is not built."
                 )
-            average = MovingAverage(self.trainable_variables, ema_momentum)
-        seeds = DropoutSeeds(self)
-        self._step = StepSettings(clip_norm, accumulation_steps, ema_momentum, average, seeds)
+            average = JaxMovingAverage(self.trainable_variables, ema_momentum)
+        seeds = JaxDropoutSeeds(self)
+        self._step = JaxStepSettings(clip_norm, accumulation_steps, ema_momentum, average, seeds)
 
     def get_compile_config(self):
         """What `.keras` keeps of `compile`, so that a reloaded model trains on."""

@@ -5,12 +5,12 @@ import functools
 import keras
 
 if keras.backend.backend() == "tensorflow":
-    from keras_transformer.training.train_step import TrainStep
+    from keras_transformer.training.train_step import TrainStep as OwnStep
 elif keras.backend.backend() == "jax":
-    from keras_transformer.training.jax_step import TrainStep
+    from keras_transformer.training.jax_step import JaxTrainStep as OwnStep
 else:
 
-    class TrainStep:
+    class OwnStep:
         """On PyTorch Keras's own step is right."""
 
 
@@ -20,7 +20,7 @@ FUNCTIONAL = type(keras.Model(_INPUT, _OUTPUT, name="model"))  # Keras's class o
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Model(TrainStep, keras.Model):
+class Model(OwnStep, keras.Model):
     """A Keras model whose train step is the same on any number of replicas.
 
     On TensorFlow a step sums the losses of all tokens, reduces once over all replicas,

@@ -163,17 +163,17 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
 
 
 @dataclasses.dataclass(frozen=True)
-class Projection:
+class OutputProjection:
     features_of: keras.Model  # the model up to its output projection
     layer: keras.layers.Layer  # the projection, e.g. a `TokenEmbedding`
 
 
 def find_projection(model):
-    """A `Projection` if the model's last layer multiplies by a `projection_table`, else None."""
+    """An `OutputProjection` if the last layer multiplies by a `projection_table`, else None."""
     outputs = getattr(model, "outputs", None) or []
     if len(outputs) != 1:
         return None
     layer, arguments, features = last_call(outputs[0])
     if not hasattr(layer, "projection_table") or not arguments.get("reverse", False):
         return None
-    return Projection(keras.Model(model.input, features), layer)
+    return OutputProjection(keras.Model(model.input, features), layer)

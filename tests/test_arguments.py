@@ -1,0 +1,84 @@
+"""An editor shows every argument of what the library exports: none hides in *args or **kwargs."""
+
+import ast
+import importlib
+import inspect
+import pathlib
+
+import pytest
+
+import keras_transformer
+from keras_transformer import data
+
+ROOMS = "ops layers models training tokenizers data decoding serving convert figures".split()
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+# What takes any number of things of one kind, or names documented as another's.
+WITH_MANY = {
+    "ops.combine_masks": "any number of masks",
+    "convert.ModelFolder.file": "any number of names",
+    "convert.ModelFolder.setting": "any number of values",
+    "convert.write": "options of the format",
+    "training.Model.evaluate": "by which Keras validates",
+    **{
+        f"models.{name}": "the dimensions of a size"
+        for name in "bert classifier gpt2 language_model transformer_xl translation".split()
+    },
+    **{
+        f"serving.{name}.{method}": "the inputs of a signature of the model"
+        for name in ("Classifier", "Generator", "Translator")
+        for method in ("answer", "attention_scores")
+    },
+}
+
+
+def routines(room):
+    """(name, function) of the functions and the methods, of ours, of what a room exports.
+
+    Constructors are left out: those of layers hand **kwargs to Keras.
+    """
+    module = importlib.import_module(f"keras_transformer.{room}")
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if not inspect.isclass(thing):
+            if inspect.isroutine(thing):
+                yield f"{room}.{name}", thing
+            continue
+        for method, function in inspect.getmembers(thing, inspect.isroutine):
+            ours = (getattr(function, "__module__", None) or "").startswith("keras_transformer.")
+            if ours and not method.startswith("_"):
+                yield f"{room}.{name}.{method}", function
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_argument_is_named(room):
+    hidden = set()
+    for name, function in routines(room):
+        parameters = inspect.signature(function).parameters.values()
+        if any(parameter.kind in VARIABLE for parameter in parameters):
+            hidden.add(name)
+    assert hidden == {name for name in WITH_MANY if name.startswith(f"{room}.")}
+
+
+@pytest.mark.parametrize("name", ["TokenBatches", "PackedDocuments", "TextWindows", "TextSegments"])
+def test_load_takes_what_the_constructor_takes_beside_the_text(name):
+    batches = getattr(data, name)
+    (_, *further), made = (
+        list(inspect.signature(each).parameters.values()) for each in (batches.load, batches)
+    )
+    assert [(each.name, each.default) for each in further] == [
+        (each.name, each.default) for each in made if not each.name.endswith("ids")
+    ]
+
+
+def test_compile_takes_the_same_arguments_on_jax():
+    training = pathlib.Path(keras_transformer.__file__).parent / "training"
+    ours, of_jax = (
+        [
+            ast.unparse(node.args)
+            for node in ast.walk(ast.parse((training / file).read_text("utf-8")))
+            if isinstance(node, ast.FunctionDef) and node.name == "compile"
+        ]
+        for file in ("train_step.py", "jax_step.py")
+    )
+    assert ours == of_jax
+    assert len(ours) == 1
