@@ -79,10 +79,11 @@ class PackedDocuments:
         save_arrays(path, [("ids", self._ids.flat_values.numpy()), ("lengths", lengths)])
 
     @classmethod
-    def load(cls, path, *args, **kwargs) -> "PackedDocuments":
+    def load(cls, path, length, batch_size, seed=0, row_multiple=1) -> "PackedDocuments":
         """The batches of documents that `save` has written, without tokenising them again."""
         arrays = load_arrays(path)
-        return cls(ragged(arrays["ids"], arrays["lengths"]), *args, **kwargs)
+        ids = ragged(arrays["ids"], arrays["lengths"])
+        return cls(ids, length, batch_size, seed, row_multiple)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
         """Batches without end, from step `start_step` on: a pure function of seed and step.

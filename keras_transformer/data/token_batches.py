@@ -128,7 +128,16 @@ class TokenBatches:
         save_arrays(path, arrays.items())
 
     @classmethod
-    def load(cls, path, *args, **kwargs) -> "TokenBatches":
+    def load(
+        cls,
+        path,
+        tokens_per_batch: int = 4096,
+        max_length: int = 256,
+        seed: int = 0,
+        shapes: int = 0,
+        row_multiple: int = 1,
+        packed: bool = False,
+    ) -> "TokenBatches":
         """The batches of a text that `save` has written, without tokenising it again.
 
         With the same further arguments, those of `TokenBatches`, they are the same batches.
@@ -138,7 +147,7 @@ class TokenBatches:
             _without_end(sides[f"{side}_ids"], sides[f"{side}_lengths"])
             for side in ("source", "target")
         ]
-        return cls(*ids, *args, **kwargs)
+        return cls(*ids, tokens_per_batch, max_length, seed, shapes, row_multiple, packed)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
         """Training batches without end, from step `start_step` on.

@@ -20,11 +20,6 @@ class _LongText:
         """Writes the tokens to a file of NumPy's format npz, whole or not at all."""
         save_arrays(path, [("ids", self._ids)])
 
-    @classmethod
-    def load(cls, path, *args, **kwargs):
-        """The batches of a text that `save` has written, without tokenising it again."""
-        return cls(load_arrays(path)["ids"], *args, **kwargs)
-
     def checksum(self) -> int:
         """A number that differs as soon as any token of the text does."""
         return zlib.crc32(self._ids)
@@ -68,6 +63,11 @@ class TextWindows(_LongText):
             )
         self.steps_per_epoch = steps_per_epoch
         self._length, self._batch_size, self._seed = length, batch_size, seed
+
+    @classmethod
+    def load(cls, path, length, batch_size, steps_per_epoch=500, seed=0) -> "TextWindows":
+        """The batches of a text that `save` has written, without tokenising it again."""
+        return cls(load_arrays(path)["ids"], length, batch_size, steps_per_epoch, seed)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
         """Batches without end, from step `start_step` on.
@@ -123,6 +123,11 @@ class TextSegments(_LongText):
             )
         self._length, self._batch_size = length, batch_size
         self.steps_per_epoch = (self.num_tokens - 1) // (length * batch_size)
+
+    @classmethod
+    def load(cls, path, length, batch_size) -> "TextSegments":
+        """The batches of a text that `save` has written, without tokenising it again."""
+        return cls(load_arrays(path)["ids"], length, batch_size)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
         """Batches without end, from step `start_step` on: a pure function of the step.

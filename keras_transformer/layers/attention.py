@@ -16,24 +16,21 @@ from keras_transformer.ops.masks import check_attention_mask, combine_masks
 class ShowsAttention:
     """Adds `attention_scores` to a layer whose `attend` returns the pair of outputs and weights.
 
-    `attend` is the forward pass, written once: `call` returns the first of the pair.
+    `attend` is the forward pass, written once: `call` returns the first of the pair. A layer whose
+    call takes more than these arguments overrides the method to name its own.
     """
 
-    def attention_scores(self, *inputs, **masks):
+    def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
         """The attention weights of a call with the same arguments.
-
-        Args:
-            *inputs: tensors as for a call.
-            **masks: masks as for a call.
 
         Returns:
             Weights in [0, 1], (batch, heads, target, source); of a stack, a list with one entry a
-            block; of a decoder block, the pair of those to the target and to the source, or None.
+            block.
 
         Raises:
             ValueError: if the layer was never called, so that it has no weights yet.
         """
-        return self.attend(*(as_called(self, given) for given in inputs), **masks)[1]
+        return scores_of(self, inputs, padding_mask=padding_mask, attention_mask=attention_mask)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -119,6 +116,11 @@ class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
     def call(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
         masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
         return self.attend(query, value, **masks, training=training, with_scores=False)[0]
+
+    def attention_scores(self, query, value=None, padding_mask=None, attention_mask=None):
+        """The weights of a call with the same arguments, (batch, heads, target, source)."""
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        return scores_of(self, query, value, **masks)
 
     def attend(
         self,
@@ -248,6 +250,11 @@ class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
 def implicit_mask(inputs, padding_mask):
     """The given padding mask, or else the one that Keras carries with the inputs."""
     return mask_of(inputs) if padding_mask is None else padding_mask
+
+
+def scores_of(layer, *inputs, **masks):
+    """What `attend` of a layer returns second, for inputs as the user has them."""
+    return layer.attend(*(as_called(layer, given) for given in inputs), **masks)[1]
 
 
 def as_called(layer, inputs):

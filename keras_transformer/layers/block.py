@@ -140,12 +140,13 @@ class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
     def create_parts(self):
         """Makes the layers of a block; a stack has its blocks."""
 
-    def attention(self, name, layer_class=MultiHeadAttention, **pattern):
-        """An attention layer with the arguments of this block."""
+    def attention(self, name, layer_class=MultiHeadAttention, pattern=None):
+        """An attention layer with the arguments of this block, and those of a pattern, a dict."""
+        others = dict(pattern or {})
         if self.use_bias is not None:
-            pattern["use_bias"] = self.use_bias
+            others["use_bias"] = self.use_bias
         if self.lora is not None:
-            pattern["lora"] = self.lora
+            others["lora"] = self.lora
         return layer_class(
             self.num_heads,
             key_dim=self.key_dim,
@@ -153,14 +154,14 @@ class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
             kernel_initializer=self.kernel_initializer,
             dtype=self.dtype_policy,
             name=name,
-            **pattern,
+            **others,
         )
 
     def self_attention_layer(self, causal):
         if self.attention_pattern is None:
             return self.attention("self_attention")
         pattern = {**self.attention_pattern, "causal": causal}
-        return self.attention("self_attention", SparseAttention, **pattern)
+        return self.attention("self_attention", SparseAttention, pattern)
 
     def feed_forward_network(self):
         return FeedForward(
@@ -201,7 +202,7 @@ class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
 
-    def rematerialised(self, function, training, *inputs):
+    def rematerialised(self, function, training, inputs):
         """The pair `function(*inputs)`; with `remat` in training, its first part and None.
 
         With `remat`, recomputes activations in the backward pass and returns no scores.
@@ -210,7 +211,7 @@ class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
             return function(*inputs)
         return _computed_twice(self, lambda *given: function(*given)[0], *inputs), None
 
-    def compute_output_shape(self, input_shape, *_):
+    def compute_output_shape(self, input_shape):
         return input_shape
 
     def get_config(self):
@@ -278,12 +279,12 @@ class TransformerStack(TransformerLayer):
                 name="norm",
             )
 
-    def build_blocks(self, inputs_shape, *shapes):
-        """Builds all parts; `build` of a subclass names the further shapes for Keras."""
+    def build_blocks(self, shapes):
+        """Builds all parts for a list of shapes, which `build` of a subclass names for Keras."""
         for block in self.blocks:
-            block.build(inputs_shape, *shapes)
+            block.build(*shapes)
         if self.norm is not None:
-            self.norm.build(inputs_shape)
+            self.norm.build(shapes[0])
 
     def finish(self, outputs):
         """The outputs of the last block as those of the stack."""

@@ -8,13 +8,69 @@ model.
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import implicit_mask
+from keras_transformer.layers.attention import implicit_mask, scores_of
 from keras_transformer.layers.block import TransformerLayer, TransformerStack
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 
 
+class CalledWithSource:
+    """What a decoder block and a stack of them have in common: the arguments of a call."""
+
+    def call(
+        self,
+        inputs,
+        source=None,
+        padding_mask=None,
+        source_padding_mask=None,
+        attention_mask=None,
+        source_attention_mask=None,
+        training=None,
+    ):
+        return self.attend(
+            inputs,
+            source,
+            padding_mask=padding_mask,
+            source_padding_mask=source_padding_mask,
+            attention_mask=attention_mask,
+            source_attention_mask=source_attention_mask,
+            training=training,
+            with_scores=False,
+        )[0]
+
+    def attention_scores(
+        self,
+        inputs,
+        source=None,
+        padding_mask=None,
+        source_padding_mask=None,
+        attention_mask=None,
+        source_attention_mask=None,
+    ):
+        """The attention weights of a call with the same arguments.
+
+        Returns:
+            The pair of weights to the target and to the source, each (batch, heads, target,
+            source), the second None without a source; of a stack, a list with one pair a block.
+
+        Raises:
+            ValueError: if the layer was never called, so that it has no weights yet.
+        """
+        return scores_of(
+            self,
+            inputs,
+            source,
+            padding_mask=padding_mask,
+            source_padding_mask=source_padding_mask,
+            attention_mask=attention_mask,
+            source_attention_mask=source_attention_mask,
+        )
+
+    def compute_output_shape(self, inputs_shape, source_shape=None):
+        return inputs_shape
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class DecoderBlock(TransformerLayer):
+class DecoderBlock(CalledWithSource, TransformerLayer):
     """Causal self-attention, attention to the source, then a feed-forward network.
 
     Built without a source, as a language model has none, it leaves out the attention to it.
@@ -68,27 +124,6 @@ class DecoderBlock(TransformerLayer):
         for part in parts:
             part.build(inputs_shape)
 
-    def call(
-        self,
-        inputs,
-        source=None,
-        padding_mask=None,
-        source_padding_mask=None,
-        attention_mask=None,
-        source_attention_mask=None,
-        training=None,
-    ):
-        return self.attend(
-            inputs,
-            source,
-            padding_mask=padding_mask,
-            source_padding_mask=source_padding_mask,
-            attention_mask=attention_mask,
-            source_attention_mask=source_attention_mask,
-            training=training,
-            with_scores=False,
-        )[0]
-
     def attend(
         self,
         inputs,
@@ -128,7 +163,7 @@ class DecoderBlock(TransformerLayer):
             )
 
         given = [inputs] if source is None else [inputs, source]
-        return self.rematerialised(forward, training, *given)
+        return self.rematerialised(forward, training, given)
 
     def source_keys_values(self, source):
         """The keys and values of the source, each (batch, heads, source, key_dim)."""
@@ -175,7 +210,7 @@ class DecoderBlock(TransformerLayer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Decoder(TransformerStack):
+class Decoder(CalledWithSource, TransformerStack):
     """A stack of decoder blocks; a pre-norm stack ends with a layer normalisation.
 
     Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762).
@@ -202,28 +237,7 @@ class Decoder(TransformerStack):
     block_class = DecoderBlock
 
     def build(self, inputs_shape, source_shape=None):
-        self.build_blocks(inputs_shape, source_shape)
-
-    def call(
-        self,
-        inputs,
-        source=None,
-        padding_mask=None,
-        source_padding_mask=None,
-        attention_mask=None,
-        source_attention_mask=None,
-        training=None,
-    ):
-        return self.attend(
-            inputs,
-            source,
-            padding_mask=padding_mask,
-            source_padding_mask=source_padding_mask,
-            attention_mask=attention_mask,
-            source_attention_mask=source_attention_mask,
-            training=training,
-            with_scores=False,
-        )[0]
+        self.build_blocks([inputs_shape, source_shape])
 
     def attend(
         self,

@@ -90,7 +90,7 @@ class EncoderBlock(TransformerLayer):
             around = self.around_feed_forward
             return around(outputs, sublayer=self.feed_forward, training=training), weights
 
-        return self.rematerialised(forward, training, inputs)
+        return self.rematerialised(forward, training, [inputs])
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -121,7 +121,7 @@ class Encoder(TransformerStack):
     block_class = EncoderBlock
 
     def build(self, inputs_shape):
-        self.build_blocks(inputs_shape)
+        self.build_blocks([inputs_shape])
 
     def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
         masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}

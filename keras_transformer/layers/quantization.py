@@ -6,7 +6,7 @@ from keras_transformer.layers.dropout import ReproducibleDropout
 class NotQuantized:
     """Mixed into layers without sublayers, which are all that `Model.quantize` calls."""
 
-    def quantize(self, mode=None, **options):
+    def quantize(self, mode=None, type_check=True, config=None):
         raise ValueError(
             "Keras cannot quantize layers of keras_transformer, which hold most of the weights. "
             "Export the model for a runtime that computes in int8, with `python -m train.convert "

@@ -5,7 +5,7 @@ import math
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import MultiHeadAttention, implicit_mask
+from keras_transformer.layers.attention import MultiHeadAttention, implicit_mask, scores_of
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import relative_shift, split_heads
 from keras_transformer.ops.caches import append
@@ -83,6 +83,11 @@ class RelativeAttention(MultiHeadAttention):
 
     def call(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
         return self.attend(query, memory, padding_mask, attention_mask, training)[0]
+
+    def attention_scores(self, query, memory=None, padding_mask=None, attention_mask=None):
+        """The weights of a call with the same arguments, (batch, heads, target, source)."""
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        return scores_of(self, query, memory, **masks)
 
     def attend(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.layers.attention import scores_of
 from keras_transformer.layers.block import TransformerLayer, TransformerStack
 from keras_transformer.layers.relative_attention import RelativeAttention, memory_padding_mask
 
@@ -60,6 +61,11 @@ class TransformerXLBlock(TransformerLayer):
     def call(self, inputs, memory=None, padding_mask=None, attention_mask=None, training=None):
         return self.attend(inputs, memory, padding_mask, attention_mask, training)[0]
 
+    def attention_scores(self, inputs, memory=None, padding_mask=None, attention_mask=None):
+        """The weights of a call with the same arguments, (batch, heads, target, source)."""
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        return scores_of(self, inputs, memory, **masks)
+
     def attend(self, inputs, memory=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""
         padding_mask = memory_padding_mask(inputs, memory, padding_mask)
@@ -76,7 +82,10 @@ class TransformerXLBlock(TransformerLayer):
             )
 
         given = [inputs] if memory is None else [inputs, memory]
-        return self.rematerialised(forward, training, *given)
+        return self.rematerialised(forward, training, given)
+
+    def compute_output_shape(self, inputs_shape, memory_shape=None):
+        return inputs_shape
 
     def step(self, inputs, cache, mask, position=None):
         """One position for several beams of each row, as of `RelativeAttention.step`."""
@@ -127,10 +136,15 @@ class TransformerXL(TransformerStack):
     block_class = TransformerXLBlock
 
     def build(self, inputs_shape, memories_shape=None):
-        self.build_blocks(inputs_shape)
+        self.build_blocks([inputs_shape])
 
     def call(self, inputs, memories=None, padding_mask=None, attention_mask=None, training=None):
         return self.attend(inputs, memories, padding_mask, attention_mask, training)[0]
+
+    def attention_scores(self, inputs, memories=None, padding_mask=None, attention_mask=None):
+        """The weights of a call with the same arguments, a list with one tensor a block."""
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        return scores_of(self, inputs, memories, **masks)
 
     def attend(self, inputs, memories=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""

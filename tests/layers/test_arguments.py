@@ -34,6 +34,17 @@ def test_every_argument_of_a_layer_is_named(name):
     assert set(config) - of_keras == set(parameters) - {"kwargs"}
 
 
+@pytest.mark.parametrize("name", layers.__all__)
+def test_attention_scores_takes_the_arguments_of_a_call(name):
+    layer_class = getattr(layers, name)
+    if hasattr(layer_class, "attention_scores"):
+        asked, called = (
+            list(inspect.signature(method).parameters)
+            for method in (layer_class.attention_scores, layer_class.call)
+        )
+        assert asked == [each for each in called if each != "training"]
+
+
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_stack_passes_on_what_its_attention_and_projections_take(stack):
     ones = keras.initializers.Constant(0.5)
