@@ -1,11 +1,14 @@
-"""The only place of the layers that uses what Keras does not promise, or TensorFlow itself."""
+"""The only place of the layers that uses what Keras and TensorFlow do not promise.
+
+TensorFlow's own operations are used here and in `chunked_attention.py`, and nowhere else in the
+layers. What is private is imported where it is used: a version of Keras that has moved it fails
+in the canary, which says what to do, and not when the package is imported.
+"""
 
 import keras
-from keras.src.backend import get_keras_mask, set_keras_mask
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
-    from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 WORD = 2**16  # values of a draw that decides on one unit
 
@@ -16,6 +19,8 @@ def mask_of(tensor):
     Relies on `keras.src.backend.get_keras_mask`: an attribute of the tensor would not do, since
     the tensors of a jitted JAX function have none.
     """
+    from keras.src.backend import get_keras_mask
+
     return get_keras_mask(tensor)
 
 
@@ -24,7 +29,9 @@ def carry_mask(source, tensor):
 
     Relies on `keras.src.backend.set_keras_mask`.
     """
-    set_keras_mask(tensor, get_keras_mask(source))
+    from keras.src.backend import set_keras_mask
+
+    set_keras_mask(tensor, mask_of(source))
 
 
 def keep_mask(shape, rate, seed_generator):
@@ -71,6 +78,8 @@ def is_compiled():
 
     Relies on `tf.function(jit_compile=True)` entering what TensorFlow calls an XLA context.
     """
+    from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 

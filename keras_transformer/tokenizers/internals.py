@@ -4,7 +4,6 @@ import hashlib
 
 import tensorflow as tf
 import tensorflow_text
-from tensorflow_text.python.ops import sentencepiece_tokenizer
 
 
 def lasting_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
@@ -34,6 +33,8 @@ class _NamedModel(tf.saved_model.experimental.TrackableResource):
         _ = self.resource_handle  # made now: first made inside a graph, it would belong to it
 
     def _create_resource(self):
+        from tensorflow_text.python.ops import sentencepiece_tokenizer
+
         return sentencepiece_tokenizer.gen_sentencepiece_tokenizer.sentencepiece_op(
             model=self._model,
             shared_name=f"sentencepiece_{hashlib.sha256(self._model).hexdigest()}",

@@ -6,11 +6,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  # registers the operations of tokenizers
 from google.protobuf import json_format
-from tensorflow.core.framework.tensor_pb2 import TensorProto
-from tensorflow.core.protobuf.saved_model_pb2 import SavedModel as SavedModelProto
 
 from keras_transformer.serving.publishing.c_session import STRING, fields, read_signatures
+from keras_transformer.serving.publishing.checks import read_meta_graph
 from keras_transformer.serving.publishing.warmup import WARM_UP_FILE
+
+TENSOR = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
 
 
 class SavedModel:
@@ -31,8 +32,7 @@ class SavedModel:
 
     def __init__(self, name, version, path):
         self.name, self.version, self.path = name, version, pathlib.Path(path)
-        content = (self.path / "saved_model.pb").read_bytes()
-        [graph] = SavedModelProto.FromString(content).meta_graphs
+        graph = read_meta_graph(self.path)
         self.signatures = read_signatures(graph.SerializeToString())
         self._described = {
             key: json_format.MessageToDict(
@@ -129,5 +129,5 @@ class SavedModel:
             entries = [dict(fields(value)) for number, value in request if number == 2]
             yield (
                 spec[3].decode(),
-                {e[1].decode(): tf.make_ndarray(TensorProto.FromString(e[2])) for e in entries},
+                {e[1].decode(): tf.make_ndarray(TENSOR.FromString(e[2])) for e in entries},
             )

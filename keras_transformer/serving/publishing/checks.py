@@ -4,13 +4,31 @@ import os
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.serving.publishing import c_api
+from keras_transformer.serving.publishing.c_session import fields
 
 LARGEST_CONSTANT = 100_000  # bytes
 PREDICT = "tensorflow/serving/predict"
 _OF_A_VOCABULARY = (tf.uint8.as_datatype_enum, tf.string.as_datatype_enum)
+
+
+def read_meta_graph(path):
+    """The `tf.compat.v1.MetaGraphDef` of a SavedModel that has one, as ours have.
+
+    It is read from field 2 of saved_model.pb, for whose message TensorFlow has no public name.
+
+    Raises:
+        ValueError: if the file is damaged, or has another number of graphs.
+        OSError: if there is no such file.
+    """
+    with open(os.path.join(path, "saved_model.pb"), "rb") as file:
+        content = file.read()
+    try:
+        [meta_graph] = (value for number, value in fields(content) if number == 2)
+        return tf.compat.v1.MetaGraphDef.FromString(meta_graph)
+    except Exception as error:  # protobuf's DecodeError, or one of a message that ends too early
+        raise ValueError(f"saved_model.pb in {path} is damaged: {error!r}") from error
 
 
 def check_graph(path):
@@ -23,10 +41,7 @@ def check_graph(path):
         RuntimeError: lists every XLA operation, Python function and large constant, and every
             input or output without the batch as first axis, or in half precision.
     """
-    saved_model = saved_model_pb2.SavedModel()
-    with open(os.path.join(path, "saved_model.pb"), "rb") as file:
-        saved_model.ParseFromString(file.read())
-    (meta_graph,) = saved_model.meta_graphs
+    meta_graph = read_meta_graph(path)
     faults = _operation_faults(meta_graph.graph_def)
     for name, signature in meta_graph.signature_def.items():
         if signature.method_name == PREDICT:
