@@ -116,6 +116,11 @@ def test_files_are_short():
     assert statistics.median(lengths[path] for path in own) <= 130
 
 
+def test_the_library_inspects_no_signatures():
+    for path in files("keras_transformer"):
+        assert "inspect" not in imports(path), path
+
+
 def test_production_has_no_mocks():
     for path in files("keras_transformer", "train"):
         assert not [name for name in imports(path) if name.startswith("unittest")], path

@@ -3,7 +3,6 @@
 Nothing here imports TensorFlow before it is known that there is a GPU.
 """
 
-import json
 import logging
 import os
 import pathlib
@@ -132,10 +131,13 @@ def warn_of_idle_gpus(root="/"):
 
 
 def _is_first_worker_of_machine():
+    if not os.environ.get("TF_CONFIG"):
+        return True
+    from keras_transformer.training.distribution import cluster
+
     try:
-        config = json.loads(os.environ["TF_CONFIG"])
-        hosts = [address.rpartition(":")[0] for address in config["cluster"]["worker"]]
-        index = config["task"]["index"]
-        return hosts.index(hosts[index]) == index
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError):
-        return True  # it is alone, or TF_CONFIG is malformed, which others tell
+        addresses, index = cluster()
+    except ValueError:
+        return True  # TF_CONFIG is malformed, of which `choose_strategy` tells
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    return not hosts or hosts.index(hosts[index]) == index

@@ -46,9 +46,9 @@ class ClassifierModule(ServedModule):
                 f"logits of shape {shape}, {len(self.labels)} labels."
             )
         self.endpoints = {
-            "serving_default": signature(self.classify, TEXT),
-            "tokenize": signature(self.tokenize, TEXT),
-            "logits": signature(self.logits, IDS, NUMBER),
+            "serving_default": signature(self.classify, text=TEXT),
+            "tokenize": signature(self.tokenize, text=TEXT),
+            "logits": signature(self.logits, token_ids=IDS, length=NUMBER),
         }
 
     def classify(self, text):

@@ -105,11 +105,19 @@ class GeneratorModule(ServedModule):
                 f"empty_prompt={self.settings.empty_prompt!r}."
             )
         self.endpoints = {
-            "serving_default": signature(self.write, TEXT),
-            "generate": signature(self.generate, TEXT, NUMBER, REAL, NUMBER, REAL, NUMBER),
-            "score": signature(self.score, TEXT),
-            "tokenize": signature(self.tokenize, TEXT),
-            "detokenize": signature(self.detokenize, IDS, NUMBER),
+            "serving_default": signature(self.write, prompt=TEXT),
+            "generate": signature(
+                self.generate,
+                prompt=TEXT,
+                max_tokens=NUMBER,
+                temperature=REAL,
+                top_k=NUMBER,
+                top_p=REAL,
+                seed=NUMBER,
+            ),
+            "score": signature(self.score, text=TEXT),
+            "tokenize": signature(self.tokenize, text=TEXT),
+            "detokenize": signature(self.detokenize, token_ids=IDS, length=NUMBER),
         }
 
     def write(self, prompt):

@@ -1,7 +1,5 @@
 """The base class of exported modules, and signatures with the batch axis first."""
 
-import inspect
-
 import tensorflow as tf
 
 TEXT = tf.TensorSpec([None], tf.string)
@@ -58,10 +56,9 @@ class ServedModule(tf.Module):
         raise NotImplementedError
 
 
-def signature(method, *specs):
-    """A tf.function of a bound method; its inputs carry the names of the method's arguments."""
-    names = inspect.signature(method).parameters
-    named = [tf.TensorSpec(s.shape, s.dtype, name) for s, name in zip(specs, names, strict=True)]
+def signature(method, **specs):
+    """A tf.function of a bound method, whose arguments the specs name, in the method's order."""
+    named = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in specs.items()]
     return tf.function(method, input_signature=named, autograph=False)
 
 

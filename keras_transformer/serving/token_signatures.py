@@ -131,9 +131,22 @@ class TokenSignatures:
         encoded = tf.TensorSpec([None, None, self.encoded_packing.features], tf.float32)
         cache = tf.TensorSpec([None, None, self.cache_packing.features], tf.float32)
         return {
-            "encode": signature(self.encode, IDS, NUMBER),
-            "decode_step": signature(self.decode_step, NUMBER, encoded, NUMBER, cache, NUMBER),
-            "logits": signature(self.logits, IDS, NUMBER, IDS, NUMBER),
+            "encode": signature(self.encode, source_ids=IDS, source_length=NUMBER),
+            "decode_step": signature(
+                self.decode_step,
+                token_ids=NUMBER,
+                encoded=encoded,
+                source_length=NUMBER,
+                cache=cache,
+                cache_length=NUMBER,
+            ),
+            "logits": signature(
+                self.logits,
+                source_ids=IDS,
+                source_length=NUMBER,
+                target_ids=IDS,
+                target_length=NUMBER,
+            ),
         }
 
     def row_shapes(self):

@@ -69,10 +69,12 @@ class TranslatorModule(ServedModule):
                 f"{vocabulary_size} ids, a tokenizer of {self.target_tokenizer.vocabulary_size}."
             )
         self.endpoints = {
-            "serving_default": signature(self.translate, TEXT),
-            "translate_nbest": signature(self.translate_nbest, TEXT, TEXT, NUMBER),
-            "tokenize": signature(self.tokenize, TEXT),
-            "detokenize": signature(self.detokenize, IDS, NUMBER),
+            "serving_default": signature(self.translate, text=TEXT),
+            "translate_nbest": signature(
+                self.translate_nbest, text=TEXT, target_prefix=TEXT, max_length=NUMBER
+            ),
+            "tokenize": signature(self.tokenize, text=TEXT),
+            "detokenize": signature(self.detokenize, token_ids=IDS, length=NUMBER),
             **self.token_signatures.endpoints(),
         }
 

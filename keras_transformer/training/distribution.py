@@ -53,7 +53,7 @@ def choose_strategy(name="auto"):
         raise ValueError(
             f"The strategy must be one of {', '.join(STRATEGIES)}. Received: {name!r}."
         )
-    addresses = _addresses()
+    addresses, _ = cluster()
     if name == "multiworker" and len(addresses) < 2:
         raise ValueError(
             "The strategy 'multiworker' needs the environment variable TF_CONFIG with at least "
@@ -135,11 +135,8 @@ def this_worker(strategy):
     """This process's `Worker` under a strategy; worker 0 of 1 if it is alone."""
     if not has_workers(strategy):
         return Worker(0, 1)
-    resolver = strategy.cluster_resolver
-    cluster = resolver.cluster_spec().as_dict()
-    chiefs = len(cluster.get("chief", []))
-    index = resolver.task_id + (0 if resolver.task_type == "chief" else chiefs)
-    return Worker(index, chiefs + len(cluster.get("worker", [])))
+    addresses, index = _in_order(strategy.cluster_resolver)
+    return Worker(index, len(addresses))
 
 
 def from_all_workers(strategy, value):
@@ -177,18 +174,26 @@ def checksum(arrays):
     return total
 
 
-def _addresses():
-    """Addresses of the workers in TF_CONFIG, chief first; empty without TF_CONFIG."""
+def cluster():
+    """The workers in TF_CONFIG, as TensorFlow reads it.
+
+    Returns:
+        Their addresses, chief first, and the place of this worker among them; an empty list and 0
+        without TF_CONFIG.
+
+    Raises:
+        ValueError: if TF_CONFIG is malformed, or this process is none of the workers.
+    """
     text = os.environ.get("TF_CONFIG", "")
     if not text:
-        return []
+        return [], 0
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
-        cluster = resolver.cluster_spec().as_dict()
-        if not cluster:
-            return []
+        jobs = resolver.cluster_spec().as_dict()
+        if not jobs:
+            return [], 0
         this = resolver.task_type
-        is_valid = this in ("chief", "worker") and resolver.task_id in range(len(cluster[this]))
+        is_valid = this in ("chief", "worker") and resolver.task_id in range(len(jobs[this]))
     except (ValueError, AttributeError, KeyError, TypeError):
         is_valid = False
     if not is_valid:
@@ -197,7 +202,15 @@ def _addresses():
             'e.g. {"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
             f'"task": {{"type": "worker", "index": 0}}}}. Received: {text!r}.'
         )
-    return [*cluster.get("chief", []), *cluster.get("worker", [])]
+    return _in_order(resolver)
+
+
+def _in_order(resolver):
+    """The addresses of all workers, chief first, and the place of a resolver's own among them."""
+    jobs = resolver.cluster_spec().as_dict()
+    chief, workers = jobs.get("chief", []), jobs.get("worker", [])
+    is_chief = resolver.task_type == "chief"
+    return [*chief, *workers], resolver.task_id + (0 if is_chief else len(chief))
 
 
 def _connect_workers():

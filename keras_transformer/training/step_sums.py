@@ -1,6 +1,5 @@
 """What a model adds up over its rows: losses, metrics, penalties, and their gradients."""
 
-import inspect
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -71,7 +70,6 @@ class Objective:
         self._projected_loss = compiled_projected_loss if model.jit_compile else projected_loss
         self._divides_penalties = internals.divides_activity_penalties()
         self._model = model
-        self._takes_training = "training" in inspect.signature(model.call).parameters
         self._is_compiled = model.jit_compile
         if model.jit_compile:
             # In each replica, without the sums over replicas, which XLA could not compile.
@@ -154,7 +152,7 @@ class Objective:
 
     def _of_logits(self, x, y, sample_weight, training):
         model, rows = self._model, num_rows(x)
-        y_pred = model(x, training=training) if self._takes_training else model(x)
+        y_pred = model(x, training=training)  # Keras leaves it out of a call without it
         labels, outputs, weights = single_output(self.loss, y, y_pred, sample_weight)
         with without_scatter(self._is_compiled):
             sums = loss_sums(self.loss, labels, outputs, weights)

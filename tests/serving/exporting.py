@@ -13,7 +13,7 @@ class Echo(ServedModule):
     def __init__(self, wait=lambda: None):
         super().__init__([], "echo")
         self.wait = wait
-        self.endpoints = {"serving_default": signature(self.echo, TEXT)}
+        self.endpoints = {"serving_default": signature(self.echo, text=TEXT)}
 
     def echo(self, text):
         return {"echo": text + text}

@@ -152,11 +152,18 @@ def test_a_training_warns_once_of_gpus_that_tensorflow_does_not_see(machine, tmp
     assert caplog.messages == [WARNING]
 
 
-@pytest.mark.parametrize(("index", "warnings"), [(0, 1), (1, 0), (2, 1)])
-def test_one_worker_of_a_machine_warns(machine, caplog, monkeypatch, index, warnings):
+@pytest.mark.parametrize(
+    ("chief", "job", "index", "warnings"),
+    [
+        *((False, "worker", 0, 1), (False, "worker", 1, 0), (False, "worker", 2, 1)),
+        *((True, "chief", 0, 1), (True, "worker", 0, 0), (True, "worker", 1, 1)),
+    ],
+)
+def test_one_worker_of_a_machine_warns(machine, caplog, monkeypatch, chief, job, index, warnings):
     machine(2)
-    cluster = {"worker": ["host0:1", "host0:2", "host1:1"]}
-    config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+    addresses = ["host0:1", "host0:2", "host1:1"]
+    cluster = {"chief": addresses[:1], "worker": addresses[1:]} if chief else {"worker": addresses}
+    config = {"cluster": cluster, "task": {"type": job, "index": index}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     warn_of_idle_gpus()
     assert caplog.messages == [WARNING] * warnings
