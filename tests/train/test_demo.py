@@ -1,0 +1,59 @@
+"""`python -m train`, the README's command, with fewer sentences and steps than it takes."""
+
+import dataclasses
+import json
+import re
+import sys
+
+import pytest
+
+from keras_transformer.serving.publishing.c_api import ask
+from train import __main__
+from train.config import load_config
+from train.experiments import demo
+
+pytestmark = pytest.mark.slow
+FEW = {
+    "vocabulary_size": 500, "num_layers": 1, "hidden_dim": 16, "intermediate_dim": 32,
+    "num_heads": 2, "steps": 5, "warmup_steps": 2, "checkpoint_every": 2, "average": 2,
+    "num_beams": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def demonstrate(tmp_path, monkeypatch, capsys):
+    """Runs the command in an empty folder and returns what it prints."""
+    config = dataclasses.replace(load_config("demo"), **FEW)
+    monkeypatch.setattr(demo, "load_config", {"demo": config}.__getitem__)
+    monkeypatch.setattr(demo, "NUM_TRAIN", 300)
+    monkeypatch.setattr(demo, "NUM_HELD_OUT", 7)
+    monkeypatch.setattr(sys, "argv", ["train"])
+    monkeypatch.chdir(tmp_path)
+
+    def run():
+        __main__.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_demo_trains_measures_draws_exports_and_asks(demonstrate, tmp_path):
+    printed = demonstrate()
+    assert (tmp_path / "runs" / "demo" / "model.keras").exists()
+    assert re.search(r"^BLEU: \d", printed, re.MULTILINE), printed
+    assert re.search(r"^Exact match on 7 held-out sentences: \d+\.\d%$", printed, re.MULTILINE)
+    pictures = re.findall(r"^Picture: (.+)$", printed, re.MULTILINE)
+    assert {"attention.png", "attention.html", "learning_curves.png"} == {
+        path.name for path in map(tmp_path.joinpath, pictures) if path.stat().st_size
+    }
+
+    # The request that it shows has the answer that it shows.
+    published = re.search(r"^Published (.+?)\. One request", printed, re.MULTILINE)[1]
+    assert published == "saved_models/demo/1"
+    request, answer = re.findall(r"^\{.+\}$", printed, re.MULTILINE)
+    assert ask(published, [json.loads(request)]) == [json.loads(answer)]
+    assert list(json.loads(answer)["outputs"]) == ["translation", "score"]
+
+    again = demonstrate()  # finds the trained run
+    assert "Published saved_models/demo/2." in again
+    assert re.findall(r"^\{.+\}$", again, re.MULTILINE) == [request, answer]
