@@ -1,7 +1,7 @@
-"""Other people's weights and formats, in and out.
+"""Reads other people's models, and writes ours in other formats.
 
-`load` reads the folder of a released model; `write` writes one of ours in another format. A family
-is one table of which array stands in which variable, and the same table reads and writes.
+`load` reads the folder of a released model; `write` writes one of our models in another format.
+Each family has one table that says which array belongs to which variable, for both directions.
 """
 
 from keras_transformer.convert.ctranslate2 import CTranslate2Engine

@@ -1,4 +1,4 @@
-"""BERT in the naming of Hugging Face: the backbone and its heads."""
+"""BERT with Hugging Face's names: the backbone and its heads."""
 
 import logging
 
@@ -26,7 +26,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": "relu",
 }
-# What a head is called in config.json, and the function that adds it to a backbone.
+# The name of each head in config.json, and the function that adds it to a backbone.
 HEADS = {
     "BertModel": None,
     "BertForMaskedLM": bert_pretraining,
@@ -34,12 +34,12 @@ HEADS = {
     "BertForSequenceClassification": bert_classifier,
     "BertForTokenClassification": bert_token_labeller,
 }
-# These a folder may lack: a masked language model needs no pooler and no next sentence.
+# A folder may lack these: a masked language model needs no pooler and predicts no next sentence.
 MAY_BE_NEW = {"pooler.dense": "pooler", "cls.seq_relationship": "head for the next sentence"}
 
 
 def rows(model):
-    """The table of BERT and of the heads that a model has. Their Dense kernels are transposed."""
+    """The table of BERT and of the heads that a model has, whose Dense kernels are transposed."""
     names = layer_names(model)
     for name, layer in (
         ("word", "token_embedding"), ("position", "positions"), ("token_type", "segment_embedding")
@@ -140,14 +140,14 @@ def word_pieces(folder):
     tokenizer, theirs = load_tokenizer_of(folder.path)
     if not isinstance(tokenizer, WordPieceTokenizer) or theirs[0] != 0:
         raise ConversionError(
-            f"{folder.path} must hold the word pieces of BERT, [PAD] the first. Received: a "
+            f"{folder.path} must hold BERT's word pieces, starting with [PAD]. Received: a "
             f"{type(tokenizer).__name__} whose first id is {theirs[0]}."
         )
     return tokenizer
 
 
 def _modern(name):
-    """The name of an array without the prefix, and as newer versions have it."""
+    """The name of an array without the prefix, as newer versions write it."""
     name = name.removeprefix("bert.")
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"

@@ -1,6 +1,6 @@
 """Translation and language models in the format of CTranslate2, an engine for CPUs and GPUs.
 
-Source: https://opennmt.net/CTranslate2, by its own specifications of models.
+Source: https://opennmt.net/CTranslate2, through its own model specifications.
 """
 
 import json
@@ -21,9 +21,9 @@ EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €", "x")
 
 
 def write(text_model, draft, dtype="float32"):
-    """Writes a model that `ctranslate2.Translator` or `ctranslate2.Generator` loads.
+    """Writes a model that `ctranslate2.Translator` or `ctranslate2.Generator` can load.
 
-    Beside it stand the files of the tokenizers, "tokenizer.model" and, if it has one of its own,
+    The folder also gets the tokenizer, "tokenizer.model", and, if the target has a different one,
     "target_tokenizer.model".
 
     Args:
@@ -39,7 +39,7 @@ def write(text_model, draft, dtype="float32"):
     try:
         from ctranslate2 import specs
     except ImportError:
-        raise ConversionError("Writing this format needs ctranslate2: install it.") from None
+        raise ConversionError("This format needs ctranslate2. Install it.") from None
     model = text_model.model
     names = set(layer_names(model))
     if {"target_embedding", "encoder", "decoder"} <= names:
@@ -56,7 +56,7 @@ def write(text_model, draft, dtype="float32"):
         spec = _language_model(specs, text_model)
     else:
         raise ConversionError(
-            "CTranslate2 holds models of translation(), language_model() and gpt2(). "
+            "CTranslate2 supports models of translation(), language_model() and gpt2(). "
             f"Received: {model!r}."
         )
     save(spec, draft, dtype)
@@ -67,7 +67,7 @@ def write(text_model, draft, dtype="float32"):
 
 
 def example(text_model):
-    """Pieces of texts and their log-probabilities by our model, for the check of a folder."""
+    """Pieces of texts and our model's log-probabilities for them, to check a folder with."""
     tokenizer = text_model.tokenizer
     if hasattr(text_model, "n_best"):
         texts = list(EXAMPLES)
@@ -81,14 +81,14 @@ def example(text_model):
 
 
 class CTranslate2Engine:
-    """Translates with CTranslate2 by the search settings of a `serving.Translator`.
+    """Translates with CTranslate2, using the search settings of a `serving.Translator`.
 
     The length penalty is CTranslate2's, n ** length_penalty.
 
     Args:
-        folder: as `write` made it.
-        translator: whose tokenizers and settings are used.
-        threads: of the engine, for each batch.
+        folder: a folder made by `write`.
+        translator: the `serving.Translator` whose tokenizers and settings to use.
+        threads: number of threads of the engine for each batch.
     """
 
     def __init__(self, folder, translator, threads=0):
@@ -99,7 +99,7 @@ class CTranslate2Engine:
         self.settings = translator.module.settings
 
     def answer(self, texts):
-        """The translation of each text, a list, and whether each was too long to be read whole."""
+        """The translations, a list of strings, and whether each text was truncated."""
         room = self.settings.max_source_length - 1
         rows = _pieces(self._source, texts)
         first = _pieces(self._target, [""])[0]  # a language, or nothing
@@ -131,13 +131,13 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
     """CTranslate2's specification of a model of translation().
 
     Args:
-        model: of float32 weights.
+        model: a model with float32 weights.
         source_pieces: a name for each id of the source.
         target_pieces: a name for each id of the target.
-        max_length: tokens of the longest sequence, where positions are not learned.
+        max_length: longest sequence in tokens, if positions are not learned.
 
     Raises:
-        ConversionError: if CTranslate2 cannot hold the model.
+        ConversionError: if CTranslate2 does not support the model.
     """
     from ctranslate2 import specs
 
@@ -168,7 +168,7 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
 
 
 def save(spec, folder, dtype="float32"):
-    """Writes a specification to a folder, with weights of a dtype."""
+    """Writes a specification to a folder, with its weights in a dtype."""
     spec.validate()
     spec.optimize(quantization=None if dtype == "float32" else dtype)
     spec.save(str(folder))
@@ -261,7 +261,7 @@ def _activation(specs, stack):
     }
     if stack.activation not in kinds:
         raise ConversionError(
-            "CTranslate2 knows the activations relu, silu, gelu and gelu_tanh. Received: "
+            "CTranslate2 supports the activations relu, silu, gelu and gelu_tanh. Received: "
             f"{keras.activations.serialize(stack.activation)}."
         )
     return kinds[stack.activation]
@@ -271,11 +271,11 @@ def _check(stack):
     kernel, _ = stack.blocks[0].self_attention.output_projection
     if stack.attention_pattern is not None or kernel.shape[0] != kernel.shape[1]:
         raise ConversionError(
-            "CTranslate2 holds dense attention whose heads together are as wide as the model. "
+            "CTranslate2 supports dense attention whose heads together are as wide as the model. "
             f"Received: attention_pattern={stack.attention_pattern!r}, key_dim={stack.key_dim!r}."
         )
     if stack.lora:
-        raise ConversionError("Merge the model's LoRA before, by merge_lora(model).")
+        raise ConversionError("The model has LoRA. Call merge_lora(model) first.")
 
 
 def _vocabulary(tokenizer, table):

@@ -39,10 +39,10 @@ config.json. Nothing is downloaded: give the path of a released model.
         return (self.path / name).is_file()
 
     def file(self, *names):
-        """The path of the first of some files that is there.
+        """The path of the first of some files that exists.
 
         Raises:
-            ConversionError: if none of them is.
+            ConversionError: if none of them exists.
         """
         for name in names:
             if self.has(name):
@@ -62,11 +62,11 @@ config.json. Nothing is downloaded: give the path of a released model.
             raise ConversionError(f"{path} must hold a JSON object. Received: {error}") from None
 
     def setting(self, name, *allowed):
-        """A value of config.json that only some values of are supported.
+        """A setting of config.json for which only some values are supported.
 
         Args:
-            name: of the setting; one that is missing has the first value.
-            *allowed: the values that are supported.
+            name: name of the setting; a missing one has the first value.
+            *allowed: the supported values.
 
         Raises:
             ConversionError: if it has another value.
@@ -114,11 +114,10 @@ config.json. Nothing is downloaded: give the path of a released model.
             import torch
         except ImportError:
             raise ConversionError(
-                f"{path} can be read where torch is installed only. Install it, or save the model "
-                "as safetensors."
+                f"Reading {path} needs torch. Install it, or save the model as safetensors."
             ) from None
         try:
             tensors = torch.load(path, map_location="cpu", weights_only=True)
             return {name: tensor.float().numpy() for name, tensor in tensors.items()}
-        except Exception as error:  # of a damaged file it raises many kinds
+        except Exception as error:  # it raises many kinds for a damaged file
             raise ConversionError(f"{path} is damaged: {error}") from None

@@ -1,4 +1,4 @@
-"""GPT-2 in the naming of Hugging Face, or from a KerasHub backbone."""
+"""GPT-2 with Hugging Face's names, or from a KerasHub backbone."""
 
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.loading import Converted
@@ -18,7 +18,7 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "relu": "relu",
 }
-FIRST_ID = 4  # of the tokenizer: `serving` puts the control ids before those of GPT-2
+FIRST_ID = 4  # of the tokenizer: `serving` puts the control ids before GPT-2's ids
 
 
 def rows(model):
@@ -44,8 +44,8 @@ def load_gpt2(model, arrays):
     """Loads released weights into a model of `gpt2`.
 
     Args:
-        model: of `gpt2`, of the same size as the weights.
-        arrays: {name: array} in the naming of Hugging Face, e.g. from
+        model: a model of `gpt2` of the same size as the weights.
+        arrays: {name: array} with Hugging Face's names, e.g. from
             `safetensors.numpy.load_file("model.safetensors")`. Names may start with
             "transformer."; attention masks, the tied head and other extra arrays are ignored.
 
@@ -75,7 +75,7 @@ def arrays_of_keras_hub_gpt2(backbone):
         backbone: a `keras_hub.models.GPT2Backbone`.
 
     Returns:
-        {name: array} in the naming of Hugging Face.
+        {name: array} with Hugging Face's names.
     """
     from keras_transformer.convert.keras_hub_presets import read_keras_hub
 
@@ -119,7 +119,7 @@ def read(folder: ModelFolder):
 
 
 def converted(model, tokenizer, context, dimensions):
-    """A language model with the settings of its runs."""
+    """A language model and the settings of a run with it."""
     from keras_transformer.serving.settings import SamplingSettings
 
     settings = SamplingSettings(context=context, max_tokens=context // 2)

@@ -1,4 +1,4 @@
-"""Our models as functions of TensorFlow, for formats that are made of a graph."""
+"""Our models as TensorFlow functions, for formats that describe a graph."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ from keras_transformer.models.encoder_decoder import END_ID, START_ID, encode, s
 from keras_transformer.models.functions import layer_names
 
 NUM_EXAMPLES, EXAMPLE_LENGTH, FIRST_WORD_ID = 3, 7, 4
-TOLERANCE = 1e-4  # of an engine's answers: what it rounds otherwise in a deep model
+TOLERANCE = 1e-4  # of an engine's answers: its rounding differs in a deep model
 
 
 def in_float32(text_model):
@@ -21,14 +21,14 @@ def in_float32(text_model):
 
 
 def forward(model):
-    """What a model computes of a batch, as a tf.function with an input signature.
+    """The forward pass of a model as a tf.function with an input signature.
 
     Args:
         model: a functional Keras model.
 
     Returns:
-        A function from the inputs, by their names, to a dictionary of outputs; `logits` if the
-        model has one without a name.
+        A function from the inputs, by name, to a dictionary of outputs; a single output without a
+        name is called `logits`.
     """
     import tensorflow as tf
 
@@ -43,17 +43,17 @@ def forward(model):
 
 
 def encoder_and_decoder(model):
-    """The two functions by which a model of translation() writes one token after the other.
+    """The two functions with which a model of translation() decodes token by token.
 
     Args:
-        model: of translation().
+        model: a model of translation().
 
     Returns:
-        A pair of tf.functions with input signatures. The first takes `source_ids` (batch, source),
-        and returns a dictionary: the encoded source, `encoded_0` and so on, and the empty cache,
-        `cache_0` and so on. The second takes all these, `token_ids` (batch,), the newest token of
-        each row, the start token first, and `position`, how many came before it, and returns
-        `logits` (batch, vocabulary) and the longer cache, `next_cache_0` and so on.
+        A pair of tf.functions with input signatures. The first maps `source_ids` (batch, source)
+        to a dictionary: the encoded source, `encoded_0` and so on, and the empty cache, `cache_0`
+        and so on. The second is given all of these, the newest token of each row, `token_ids`
+        (batch,), at first the start token, and `position`, the number of tokens before it. It
+        returns `logits` (batch, vocabulary) and the longer cache, `next_cache_0` and so on.
     """
     import tensorflow as tf
 
@@ -93,16 +93,16 @@ def is_translation(model):
 
 
 def example(text_model):
-    """Inputs with padding and the model's answers, for the check of a folder.
+    """Inputs with padding and the model's answers, to check a folder with.
 
     The first row of a translation holds two pairs, which only a packed model tells apart.
 
     Args:
-        text_model: as of `in_float32`.
+        text_model: as in `in_float32`.
 
     Returns:
-        A dictionary of arrays: "input.NAME" (3, 7) of each input, "output.NAME" of each output, and
-        "tolerance", the largest difference by which an engine may round otherwise.
+        A dictionary of arrays: "input.NAME" (3, 7) for each input, "output.NAME" for each output,
+        and "tolerance", the largest difference that an engine's rounding may cause.
     """
     model, draw, arrays = in_float32(text_model), np.random.default_rng(0), {}
     tables = [layer for layer in model.layers if hasattr(layer, "vocabulary_size")]

@@ -26,12 +26,12 @@ def write(text_model, draft, dtype="float32"):
     """Writes config.json, model.safetensors and the files of the tokenizer.
 
     Args:
-        text_model: a `serving.Translator`, `Generator` or `Classifier`; or anything else with
-            `model` and `tokenizer`, such as `Converted`, for the backbone of BERT.
+        text_model: a `serving.Translator`, `Generator` or `Classifier`; for the backbone of BERT
+            anything with `model` and `tokenizer`, such as `Converted`.
         draft: path of the folder.
-        dtype: of the weights, "float32".
+        dtype: dtype of the weights, "float32".
 
-    A model of `bert_pretraining` becomes a BertForPreTraining, with both of its heads.
+    A model of `bert_pretraining` becomes a BertForPreTraining with both of its heads.
 
     Raises:
         ConversionError: if Hugging Face's library has no such model.
@@ -46,7 +46,7 @@ def write(text_model, draft, dtype="float32"):
 
 
 def example(text_model):
-    """Texts with their ids, and ids with our model's answers, for the check of a folder."""
+    """Texts with their ids, and ids with our model's answers, to check a folder with."""
     ids = text_model.tokenizer.tokenize(list(TEXTS)) - getattr(text_model.tokenizer, "first_id", 0)
     texts = {"texts": np.array(json.dumps([list(TEXTS), ids.to_list()]))}
     return texts | _answers(text_model.model)
@@ -91,7 +91,7 @@ def _family(text_model):
     if {"embedding", "positions", "decoder"} <= names:
         return _gpt2
     raise ConversionError(
-        "Hugging Face's library gets models of translation(), bert() with its heads, and gpt2(). "
+        "Only translation(), bert() with its heads and gpt2() can be written for Hugging Face. "
         f"Received: {text_model.model!r}."
     )
 
@@ -110,12 +110,12 @@ def _translation(text_model, draft):
     paper = (positions.max_wavelength, positions.first_position) == (10000, 0)
     if not paper or "source_without_end" in names:
         raise ConversionError(
-            "Hugging Face's Marian and Pegasus know the paper's positions only, and see the end."
+            "Hugging Face's Marian and Pegasus have the paper's positions and see the end token."
         )
     if "output_projection" in names or (encoder.pre_norm and not shared):
         raise ConversionError(
-            "A Pegasus, which normalises first, shares one vocabulary, and Marian and Pegasus tie "
-            "the output projection to it. Received: a model that does not."
+            "A Pegasus (pre-norm) shares one vocabulary, and Marian and Pegasus tie the output "
+            "projection to it. Received: a model that does not."
         )
     _check_blocks(encoder, 1e-5)
     arrays = arrays_of(_translation_rows(model, positions.interleaved))
@@ -168,7 +168,7 @@ def _translation(text_model, draft):
 
 
 def _translation_rows(model, interleaved):
-    """Marian's table, with the columns in the order of its positions: all sines come first."""
+    """Marian's table, with the columns in the order of Marian's positions, all sines first."""
     dim = model.get_layer("target_embedding").hidden_dim
     order = np.arange(dim).reshape(dim // 2, 2).T.ravel() if interleaved else np.arange(dim)
     for row in marian.rows(model, _SameIds, _SameIds, with_final_norms=True):
@@ -177,7 +177,7 @@ def _translation_rows(model, interleaved):
 
 
 def _hidden_axes(name):
-    """The axes of an array of Marian that count the columns of the token vectors."""
+    """The axes of one of Marian's arrays that run over the columns of the token vectors."""
     if name == "final_logits_bias":
         return []
     if "norm" in name:
@@ -197,7 +197,7 @@ def _permuted(to_theirs, order, axes):
 
 
 class _SameIds:
-    """Ids as they are."""
+    """Ids without a change."""
 
     rows = rows_back = staticmethod(same)
     bias = staticmethod(lambda bias: bias[0])
@@ -210,8 +210,8 @@ def _gpt2(text_model, draft):
     positions = model.get_layer("positions")
     if not isinstance(positions, PositionEmbedding) or not decoder.pre_norm or table.scale:
         raise ConversionError(
-            "Hugging Face's library gets language models of gpt2(), with learned positions, "
-            f"normalised first, unscaled embeddings. Received: {model!r}."
+            "Of language models only gpt2() can be written: learned positions, pre-norm, unscaled "
+            f"embeddings. Received: {model!r}."
         )
     _check_blocks(decoder)
     arrays = {f"transformer.{name}": a for name, a in arrays_of(gpt2.rows(model)).items()}
@@ -220,7 +220,7 @@ def _gpt2(text_model, draft):
     end = getattr(tokenizer, "end_of_text_id", None)
     if not hasattr(tokenizer, "save_files"):
         raise ConversionError(
-            "A GPT-2 of Hugging Face has byte pairs: --tokens pieces. Received: "
+            "A GPT-2 of Hugging Face needs byte pairs: --tokens pieces. Received: "
             f"{type(tokenizer).__name__}."
         )
     tokenizer.save_files(draft / "vocab.json", draft / "merges.txt")
@@ -257,13 +257,13 @@ def _bert(text_model, draft):
     _check_blocks(encoder)
     if encoder.pre_norm or "pooling" in names:
         raise ConversionError(
-            "A BERT of Hugging Face normalises after its sub-layers and labels by [CLS]. "
+            "A BERT of Hugging Face is post-norm and classifies by [CLS]. "
             f"Received: pre_norm={encoder.pre_norm}, pooling={'pooling' in names}."
         )
     if "masked_token_dense" in names:
         activation = model.get_layer("masked_token_dense").activation
         if activation is not encoder.activation:
-            raise ConversionError("A BERT of Hugging Face has one activation, in its head too.")
+            raise ConversionError("A BERT of Hugging Face has the same activation in its head.")
     head = next((name for layer, name in _BERT_HEADS.items() if layer in names), "BertModel")
     labels = {}
     if head == "BertForSequenceClassification" and len(model.output_shape) == 3:
@@ -308,7 +308,7 @@ def _check_blocks(stack, epsilon=None):
     square = kernel.shape[0] == kernel.shape[1]
     if stack.attention_pattern is not None or not square or bias is None or stack.lora:
         raise ConversionError(
-            "Hugging Face's library gets dense attention with biases, heads that together are as "
+            "Hugging Face's models need dense attention with biases, heads that together are as "
             "wide as the model, and no unmerged LoRA. Received: "
             f"attention_pattern={stack.attention_pattern!r}, key_dim={stack.key_dim!r}, "
             f"use_bias={bias is not None}, lora={stack.lora!r}."

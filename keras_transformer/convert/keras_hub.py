@@ -25,12 +25,12 @@ def write(text_model, draft, dtype="float32"):
     """Writes a preset of a BertBackbone, BertTextClassifier or GPT2CausalLM.
 
     Args:
-        text_model: a `serving.Generator` or `Classifier`; or anything else with `model` and
-            `tokenizer`, such as `Converted`, for the backbone of BERT.
+        text_model: a `serving.Generator` or `Classifier`; for the backbone of BERT anything with
+            `model` and `tokenizer`, such as `Converted`.
         draft: path of the folder.
-        dtype: of the weights, "float32".
+        dtype: dtype of the weights, "float32".
 
-    Of a model of `bert_pretraining` the backbone is written, without the heads.
+    Of a model of `bert_pretraining` only the backbone is written, without the heads.
 
     Raises:
         ConversionError: if KerasHub has no such model.
@@ -86,7 +86,7 @@ def _write_weights(model, draft):
 
 
 def example(text_model):
-    """Texts with their ids, and ids with our model's answers, for the check of a folder."""
+    """Texts with their ids, and ids with our model's answers, to check a folder with."""
     tokenizer, model = text_model.tokenizer, in_float32(text_model)
     ids = tokenizer.tokenize(list(TEXTS)) - getattr(tokenizer, "first_id", 0)
     arrays = {"texts": np.array(json.dumps([list(TEXTS), ids.to_list()]))}
@@ -110,10 +110,12 @@ def example(text_model):
 
 
 def _config(model):
-    """The settings of KerasHub's backbone; raises where it has none for what ours is."""
+    """The settings of KerasHub's backbone; raises if none describes ours."""
     is_bert, names = bert_models.is_bert(model), layer_names(model)
     if not is_bert and not {"embedding", "positions", "decoder"} <= set(names):
-        raise ConversionError(f"KerasHub gets models of bert() and gpt2(). Received: {model!r}.")
+        raise ConversionError(
+            f"Only bert() and gpt2() can be written for KerasHub. Received: {model!r}."
+        )
     stack = model.get_layer("encoder" if is_bert else "decoder")
     table = model.get_layer("token_embedding" if is_bert else "embedding")
     positions, (kernel, bias) = (
@@ -152,14 +154,14 @@ def _config(model):
 def _save_byte_pairs(tokenizer, size, draft):
     if not hasattr(tokenizer, "save_files"):
         raise ConversionError(
-            "KerasHub's GPT-2 has byte pairs: --tokens pieces. Received: "
+            "KerasHub's GPT-2 needs byte pairs: --tokens pieces. Received: "
             f"{type(tokenizer).__name__}."
         )
     tokenizer.save_files(draft / presets.VOCABULARY, draft / presets.MERGES)
     pieces = json.loads((draft / presets.VOCABULARY).read_text("utf-8"))
     if len(pieces) != size:
         raise ConversionError(f"The tokenizer must have {size} pieces. Received: {len(pieces)}.")
-    if END_OF_TEXT not in pieces:  # ours of its own training ends texts by </s>
+    if END_OF_TEXT not in pieces:  # the texts of models trained here end with </s>
         pieces = {END_OF_TEXT if p == "</s>" else p: index for p, index in pieces.items()}
         (draft / presets.VOCABULARY).write_text(json.dumps(pieces, ensure_ascii=False), "utf-8")
 

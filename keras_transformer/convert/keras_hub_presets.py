@@ -1,6 +1,6 @@
 """KerasHub's BERT and GPT-2: their table, preset folders, and models in memory.
 
-A preset is read by h5py, which Keras itself needs, without KerasHub.
+Presets are read with h5py, which Keras itself needs, and without KerasHub.
 """
 
 import logging
@@ -51,10 +51,10 @@ _ELSEWHERE = {
 
 
 def rows(model):
-    """The table of BERT or GPT-2 in the naming of KerasHub's files of weights.
+    """The table of BERT or GPT-2 with the names in KerasHub's weight files.
 
-    KerasHub keeps the kernels of queries, keys and values as (input, heads, head width), that of
-    the output as (heads, head width, output), and knows no head for the next sentence.
+    KerasHub keeps the kernels of queries, keys and values as (input, heads, head width) and that of
+    the output as (heads, head width, output), and has no next-sentence head.
     """
     family, stack = (bert, "encoder") if bert_models.is_bert(model) else (gpt2, "decoder")
     heads = model.get_layer(stack).num_heads
@@ -148,7 +148,7 @@ def _with_head(model, folder):
             )
         model = bert_models.bert_classifier(model, labels, dropout=config.get("dropout", 0.1))
         return model, tuple(map(str, range(labels)))
-    if kind == "BertMaskedLM":  # its head has the exact GELU and an epsilon of its own
+    if kind == "BertMaskedLM":  # its head has the exact GELU and a different epsilon
         model = bert_models.bert_pretraining(model, activation="gelu")
         model.get_layer("masked_token_norm").epsilon = HEAD_EPSILON
         logging.getLogger(__name__).warning(
@@ -219,12 +219,12 @@ def _in_one_line(folder, load, *given):
     try:
         return load(*given)
     except ValueError as error:
-        message = f"{folder.path} has a tokenizer that ours cannot be: {error}"
+        message = f"{folder.path} has a tokenizer that is not supported: {error}"
         raise ConversionError(message) from None
 
 
 def _arrays(folder):
-    """The arrays of both files of weights, by the file and the place in it."""
+    """The arrays of both weight files, by file and place in it."""
     arrays = {}
     for name in (BACKBONE_WEIGHTS, HEAD_WEIGHTS):
         if name == HEAD_WEIGHTS and not folder.has(name):
@@ -236,10 +236,10 @@ def _arrays(folder):
                 dtype = ml_dtypes.bfloat16 if entry.attrs.get("dtype") == "bfloat16" else None
                 if entry.dtype.kind == "i" and not place.startswith("optimizer"):
                     raise ConversionError(
-                        f"{path} must hold weights that are not quantised. Received: {place} of "
+                        f"{path} must hold weights that are not quantised. Received: {place} in "
                         f"{entry.dtype}."
                     )
-                # Older versions of Keras keep these under other names.
+                # Older versions of Keras have other names for these.
                 place = place.replace("_layer_checkpoint_dependencies", "layers")
                 place = re.sub("/_(query|key|value|output)_dense/", r"/\1_dense/", place)
                 arrays[f"{name}/{place}"] = np.array(entry, dtype)
@@ -253,16 +253,16 @@ def _arrays(folder):
 
 
 def read_keras_hub(model, tokenizer=None):
-    """Reads a model of KerasHub that is in memory.
+    """Converts a KerasHub model that is in memory.
 
     Args:
         model: a `keras_hub.models` BertBackbone, BertTextClassifier, BertMaskedLM, GPT2Backbone
             or GPT2CausalLM.
-        tokenizer: a BertTokenizer or GPT2Tokenizer; None for that of the model's preprocessor,
-            if there is one.
+        tokenizer: a BertTokenizer or GPT2Tokenizer; None to use the one of the model's
+            preprocessor, if it has one.
 
     Returns:
-        `Converted`, as of `read`; its tokenizer is None where there is none.
+        `Converted`, as from `read`; its tokenizer is None if there is none.
 
     Raises:
         ConversionError: a ValueError, if the model or its tokenizer is not supported.

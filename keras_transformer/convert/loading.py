@@ -1,4 +1,4 @@
-"""Loads a folder of another library's model, of any family."""
+"""Loads a folder with another library's model, of any family."""
 
 import dataclasses
 import importlib
@@ -7,8 +7,8 @@ from typing import Any
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.tables import ConversionError
 
-# The module that reads each `model_type` of config.json; it has `read(folder) -> Converted`.
-# A config.json with a `class_name` is a preset of KerasHub.
+# The module that reads each `model_type` in config.json; it has `read(folder) -> Converted`.
+# A config.json with a `class_name` is a KerasHub preset.
 FAMILIES = {
     "bert": "bert",
     "gpt2": "gpt2",
@@ -19,16 +19,16 @@ FAMILIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """A released model in ours.
+    """A released model, converted to ours.
 
     Args:
         command: the command of `train/` whose runs hold such models: "translation",
             "language_model", "classification", or "pretraining" for a backbone.
-        model: the Keras model, with its weights; of BERT the backbone with the heads of the folder.
+        model: the Keras model with its weights; for BERT, the backbone with the folder's heads.
         tokenizer: one of `tokenizers`.
-        target_tokenizer: of translations; None if it is `tokenizer`.
-        settings: what the model is used with: `SearchSettings`, `SamplingSettings`, or None.
-        labels: the names of the labels of a classifier.
+        target_tokenizer: the tokenizer of translations; None if it is `tokenizer`.
+        settings: `SearchSettings`, `SamplingSettings`, or None.
+        labels: the names of a classifier's labels.
         config: the settings of the command that describe the model, e.g. its dimensions.
     """
 
@@ -45,15 +45,14 @@ def read(path):
     """Reads a released model of any family.
 
     Args:
-        path: of a folder with config.json, *.safetensors (or pytorch_model.bin where torch is
-            installed) and the files of the tokenizer; of a preset of KerasHub; or of a run of
-            OpenNMT-tf.
+        path: path of a folder with config.json, *.safetensors (or pytorch_model.bin if torch is
+            installed) and the tokenizer's files; of a KerasHub preset; or of an OpenNMT-tf run.
 
     Returns:
         `Converted`: model, tokenizer and settings.
 
     Raises:
-        ConversionError: a ValueError, if the folder, a file of it, its family or one of its
+        ConversionError: a ValueError, if the folder, one of its files, its family or one of its
             settings is not supported.
     """
     from keras_transformer.convert import opennmt
@@ -77,21 +76,21 @@ def read(path):
 
 
 def load(path, source_language=None, target_language=None):
-    """Loads a released model, ready for texts.
+    """Loads a released model that works on texts.
 
     Args:
-        path: of a folder, as for `read`.
-        source_language: of M2M100 and NLLB, the language to translate from, e.g. "en" and
+        path: path of a folder, as for `read`.
+        source_language: for M2M100 and NLLB, the language to translate from, e.g. "en" or
             "eng_Latn"; None for the one that the folder names.
-        target_language: the language to translate to.
+        target_language: likewise the language to translate to.
 
     Returns:
         A `serving.Translator`, `serving.Generator` or `serving.Classifier`.
 
     Raises:
-        ConversionError: as of `read`; or if the model has no use for texts by itself, such as
+        ConversionError: as for `read`; or if the model alone does nothing with texts, such as
             the backbone of BERT.
-        ValueError: if a model of many languages does not know one, or none is given.
+        ValueError: if a multilingual model does not know a language, or no language is given.
     """
     from keras_transformer import serving
 
@@ -106,6 +105,6 @@ def load(path, source_language=None, target_language=None):
     if converted.command == "classification":
         return serving.Classifier(*given[:2], converted.labels, converted.config["max_length"])
     raise ConversionError(
-        f"{path} holds a model without a use for texts by itself: `read` gives the model and its "
-        "tokenizer."
+        f"{path} holds a model that alone does nothing with texts. Call `read`, which returns the "
+        "model and its tokenizer."
     )

@@ -1,4 +1,4 @@
-"""M2M100 and NLLB, which translate between many languages, in the format of Hugging Face."""
+"""M2M100 and NLLB, which translate between many languages, in Hugging Face's format."""
 
 import re
 
@@ -44,7 +44,7 @@ def read(folder: ModelFolder):
         attention_dropout=config.get("attention_dropout", 0.0),
         **dimensions,
     )
-    # Only to leave out the start token, which is the end token a second time.
+    # Only to exclude the start token, which duplicates the end token.
     model.get_layer("output_bias").trainable = False
     no_bias = {"final_logits_bias": np.zeros((1, config["vocab_size"]), "float32")}
     rows = marian.rows(model, ids, ids, with_final_norms=True)
@@ -54,15 +54,15 @@ def read(folder: ModelFolder):
     given = folder.json(SETTINGS) if folder.has(SETTINGS) else {}
     if given.get("legacy_behaviour"):
         raise ConversionError(
-            f"{folder.path / SETTINGS}: the language comes before the text; legacy_behaviour, "
-            "after it, is not supported. Received: legacy_behaviour=True."
+            f"{folder.path / SETTINGS}: the language must come before the text; legacy_behaviour, "
+            "which puts it after the text, is not supported. Received: legacy_behaviour=True."
         )
     languages = {name: given.get(theirs) or "" for name, theirs in LANGUAGE_SETTINGS.items()}
     return Converted("translation", model, tokenizer, settings=settings, config=run | languages)
 
 
 def _ids(folder, theirs):
-    """Their id at each of ours: of the tokenizer, then those that no text has, such as <s>."""
+    """Their id for each of ours: the tokenizer's, then those that no text has, such as <s>."""
     config = folder.config
     size, start = config["vocab_size"], config.get("decoder_start_token_id", config["eos_token_id"])
     control = {"pad_token_id": theirs[PAD_ID], "eos_token_id": theirs[END_ID]}

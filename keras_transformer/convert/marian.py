@@ -1,4 +1,4 @@
-"""MarianMT models, such as OPUS-MT, in the format of Hugging Face."""
+"""MarianMT models, such as OPUS-MT, in Hugging Face's format."""
 
 import numpy as np
 
@@ -24,13 +24,13 @@ _ATTENTION = (("q_proj", "k_proj", "v_proj"), "out_proj")
 
 
 class Ids:
-    """The order of a vocabulary: theirs at each of our ids.
+    """The order of a vocabulary: their id for each of our ids.
 
-    Ours begin with pad, unknown, start and end. Where they start with the padding token or the
-    end token, its row is there twice.
+    Ours begin with pad, unknown, start and end. If their sequences start with the padding token or
+    the end token, its row appears twice.
 
     Args:
-        theirs: their id at each of ours, an integer array; all of theirs are in it.
+        theirs: their id for each of ours, an integer array that contains all of their ids.
     """
 
     def __init__(self, theirs):
@@ -47,7 +47,7 @@ class Ids:
         return table[self.ours]
 
     def bias(self, bias):
-        """Their biases, (1, size), in our order; of a start token that is there twice `NEVER`."""
+        """Their biases, (1, size), in our order; `NEVER` for a duplicated start token."""
         ours = bias[0][self.theirs]
         if self.start_is_there_twice:
             ours[START_ID] = NEVER
@@ -58,7 +58,7 @@ class Ids:
 
 
 def rows(model, source_ids, target_ids, with_final_norms=False):
-    """The table of a translation model; Pegasus and M2M100 have norms after the last blocks."""
+    """The table of a translation model; Pegasus and M2M100 have norms after the last block."""
     names = layer_names(model)
     shared = "source_embedding" not in names
     for side, name, ids in (
@@ -87,7 +87,7 @@ def rows(model, source_ids, target_ids, with_final_norms=False):
 
 
 def block_rows(model):
-    """The rows of all blocks, which know nothing of the vocabulary."""
+    """The rows of all blocks, which do not depend on the vocabulary."""
     for side in ("encoder", "decoder"):
         for index, block in enumerate(model.get_layer(side).blocks):
             yield from _rows_of_block(block, f"model.{side}.layers.{index}", side == "decoder")
@@ -147,7 +147,8 @@ def dimensions_of(folder, pre_norm):
         sides = [config[f"{side}_{name}"] for side in ("encoder", "decoder")]
         if sides[0] != sides[1]:
             raise ConversionError(
-                f"{folder.path}: encoder and decoder must have as many {name}. Received: {sides}."
+                f"{folder.path}: encoder and decoder must have equally many {name}. "
+                f"Received: {sides}."
             )
     activation = folder.setting("activation_function", *ACTIVATIONS)
     return {
@@ -162,7 +163,7 @@ def dimensions_of(folder, pre_norm):
 
 
 def search_settings(folder, positions):
-    """The `SearchSettings` of a folder; `positions` is how many its family usually has."""
+    """The `SearchSettings` of a folder; `positions` is the usual number in its family."""
     config = folder.config
     generation = {**config, **(folder.json(GENERATION) if folder.has(GENERATION) else {})}
     early = generation.get("early_stopping") or False
@@ -180,7 +181,7 @@ def search_settings(folder, positions):
 
 
 def run_settings(settings, vocabulary_size):
-    """What a run keeps of a search."""
+    """The settings of a search that a run keeps."""
     return {
         "vocabulary_size": vocabulary_size,
         "num_beams": settings.num_beams,
@@ -191,7 +192,7 @@ def run_settings(settings, vocabulary_size):
 
 
 def vocabularies(folder, shared):
-    """The ids of the pieces of source and target, two dictionaries."""
+    """The ids of source and target pieces, two dictionaries."""
     source = folder.json("vocab.json")
     return source, source if shared else folder.json("target_vocab.json")
 
@@ -215,7 +216,7 @@ def _pieces(vocabulary, ids):
 
 
 def shared_arrays(folder):
-    """The weights; a table that encoder and decoder share stands under one of its names."""
+    """The weights; a table that encoder and decoder share has one of several names."""
     arrays = folder.arrays()
     names = ("model.shared.weight", "model.encoder.embed_tokens.weight",
              "model.decoder.embed_tokens.weight", "lm_head.weight")  # fmt: skip

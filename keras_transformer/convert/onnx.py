@@ -1,6 +1,6 @@
 """Our models as ONNX files, for onnxruntime and other engines.
 
-Source: https://onnx.ai, by way of tf2onnx.
+Source: https://onnx.ai, through tf2onnx.
 """
 
 import json
@@ -16,18 +16,18 @@ OPSET = 15
 
 
 def write(text_model, draft, dtype="float32"):
-    """Writes `model.onnx`, of a translation model also `encoder.onnx` and `decoder.onnx`.
+    """Writes `model.onnx`, and for a translation model also `encoder.onnx` and `decoder.onnx`.
 
-    All shapes but widths are dynamic. The tokenizer stands beside them in "tokenizer.model", that
-    of another target vocabulary in "target_tokenizer.model", the names of labels in "labels.json".
+    All axes except widths are dynamic. The folder also gets the tokenizer, "tokenizer.model", that
+    of a separate target vocabulary, "target_tokenizer.model", and label names, "labels.json".
 
     Args:
         text_model: a `serving.Translator`, `Generator` or `Classifier`, or a `Converted`.
         draft: path of the folder.
-        dtype: of the weights, "float32".
+        dtype: dtype of the weights, "float32".
 
     Raises:
-        ConversionError: if tf2onnx is not installed, or has no operation for a part of the model.
+        ConversionError: if tf2onnx is not installed, or ONNX lacks an operation of the model.
     """
     if dtype != "float32":
         raise ConversionError(f"dtype must be float32 for ONNX. Received: {dtype!r}.")
@@ -45,12 +45,12 @@ def write_function(function, file):
     try:
         import tf2onnx
     except ImportError:
-        raise ConversionError("Writing this format needs tf2onnx: install it.") from None
+        raise ConversionError("This format needs tf2onnx. Install it.") from None
     import tensorflow as tf
 
     logger = logging.getLogger("tf2onnx")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # what is wrong is said below
+    logger.setLevel(logging.CRITICAL)  # errors are reported below
     try:
         proto, _ = tf2onnx.convert.from_function(
             function,
@@ -63,12 +63,12 @@ def write_function(function, file):
         tf.compat.v1.reset_default_graph()
     known = {*_onnx_operations()}
     if others := sorted({node.op_type for node in proto.graph.node} - known):
-        raise ConversionError(f"ONNX has no operation for {', '.join(others)} of {file.stem}.")
+        raise ConversionError(f"ONNX has no operation for {', '.join(others)} in {file.stem}.")
     file.write_bytes(proto.SerializeToString())
 
 
 def save_beside(text_model, folder):
-    """Saves what is needed besides a model: tokenizers, and names of labels."""
+    """Saves what a model needs besides its weights: tokenizers and label names."""
     text_model.tokenizer.save(folder / "tokenizer.model")
     module = getattr(text_model, "module", None)
     target = getattr(module, "target_tokenizer", None)
@@ -80,7 +80,7 @@ def save_beside(text_model, folder):
 
 
 def example(text_model):
-    """Inputs and answers, for the check of a folder."""
+    """Inputs and answers, to check a folder with."""
     return graphs.example(text_model)
 
 
@@ -91,7 +91,7 @@ def _onnx_operations():
 
 
 def _erfc(context, node, name, args):
-    """erfc(x) = 1 - erf(x), which tf2onnx leaves as an operation that no engine knows."""
+    """Replaces erfc(x), which no engine supports, by 1 - erf(x)."""
     [output], [dtype] = node.output, [context.get_dtype(node.output[0])]
     node.type = "Erf"
     one = context.make_const(f"{name}_one", np.ones((), "float32")).output[0]

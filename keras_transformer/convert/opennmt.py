@@ -1,4 +1,4 @@
-"""Transformers of OpenNMT-tf 2, as its training leaves them."""
+"""Transformers of OpenNMT-tf 2, from the folders of its training runs."""
 
 import ast
 import pathlib
@@ -12,7 +12,7 @@ from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.models.functions import layer_names
 
 DESCRIPTION = "model_description.py"
-# The heads of each model of the catalog, and whether its own data settings end a source.
+# The heads of each model in the catalog, and whether its own data settings end a source.
 MODELS = {
     "Transformer": (8, False),
     "TransformerBase": (8, False),
@@ -32,19 +32,19 @@ _OUTPUT = "decoder/output_layer"
 
 
 def is_run(path):
-    """Whether a folder holds checkpoints of TensorFlow, and no config.json."""
+    """Whether a folder holds TensorFlow checkpoints and no config.json."""
     path = pathlib.Path(path)
     has_checkpoints = (path / "checkpoint").is_file() or any(path.glob("*ckpt-*.index"))
     return has_checkpoints and not (path / "config.json").is_file()
 
 
 def ids_of(size):
-    """The `Ids` of a table: <blank>, <s>, </s>, words, and last the unknown, which has no line."""
+    """The `Ids` of a table: <blank>, <s>, </s>, the words, and the unknown token, on no line."""
     return Ids(our_order(size, 0, size - 1, 1, 2))
 
 
 def rows(model, source_ids, target_ids):
-    """The table of a translation model, in the names of OpenNMT-tf below `model/`."""
+    """The table of a translation model, with OpenNMT-tf's names below `model/`."""
     names = layer_names(model)
     target = model.get_layer("target_embedding").embeddings
     if "source_embedding" in names:
@@ -90,7 +90,7 @@ def _rows_of_block(block, name, has_source):
 
 
 def _attention(projection, name, parts):
-    """Projections of an attention, which in theirs may have no bias (`mha_bias=False`)."""
+    """The projections of attention, which in OpenNMT-tf may have no bias (`mha_bias=False`)."""
     names = [f"{name}/layer/linear_{part}" for part in parts.split()]
     return _projection(projection, names, missing=0.0)
 
@@ -110,14 +110,14 @@ def read(path):
     """Reads a run of OpenNMT-tf: its last checkpoint, vocabularies and SentencePiece models.
 
     Args:
-        path: of the folder of the run, or of an average below it. It holds checkpoints and
-            model_description.py; the YAML file of its training lies there too, or above it.
+        path: path of the folder of the run, or of an average below it. It holds checkpoints and
+            model_description.py; its YAML file is in the same folder or above it.
 
     Returns:
         `Converted`.
 
     Raises:
-        ConversionError: if something is missing, or ours cannot be the model.
+        ConversionError: if something is missing, or the model is not supported.
     """
     path = pathlib.Path(path)
     arrays = _arrays(path)
@@ -130,7 +130,7 @@ def read(path):
     ]
     if shared and words[0] != words[1]:
         raise ConversionError(
-            f"{settings.file}: source_vocabulary and target_vocabulary must be the same, since "
+            f"{settings.file}: source_vocabulary and target_vocabulary must be the same, because "
             f"{path} has one table for both."
         )
     ids = [ids_of(len(side) + 1) for side in words]
@@ -174,11 +174,11 @@ def read(path):
 
 
 def _arrays(path):
-    """The arrays of the last checkpoint, in their names below `model/`."""
+    """The arrays of the last checkpoint, by their names below `model/`."""
     import tensorflow as tf
 
     file = tf.train.latest_checkpoint(path)
-    if file is None:  # the file `checkpoint` names another folder, or is not there
+    if file is None:  # the file `checkpoint` names another folder, or is missing
         files = {int(f.stem.split("-")[-1]): f for f in path.glob("ckpt-*.index")}
         file = str(files[max(files)].with_suffix("")) if files else None
     if file is None or not pathlib.Path(file).name.startswith("ckpt-"):
@@ -191,7 +191,7 @@ def _arrays(path):
             for name in names
             if name.endswith(_VALUE)
         }
-    except Exception as error:  # of a damaged file TensorFlow raises many kinds
+    except Exception as error:  # TensorFlow raises many kinds for a damaged file
         line = str(error).split("\n")[0]
         raise ConversionError(f"{file} cannot be read: {line}") from None
     if _SOURCE not in arrays or "encoder/layers/0/ffn/layer/inner/bias" not in arrays:
@@ -215,7 +215,7 @@ def _num_layers(path, arrays):
     ]
     if counts[0] != counts[1]:
         raise ConversionError(
-            f"{path}: encoder and decoder must have as many layers. Received: {counts}."
+            f"{path}: encoder and decoder must have equally many layers. Received: {counts}."
         )
     return counts[0]
 
@@ -224,7 +224,7 @@ def _description(path):
     """Heads, dropout, activation and whether sources end by default, from the Python file."""
     file = next((p / DESCRIPTION for p in (path, path.parent) if (p / DESCRIPTION).is_file()), None)
     if file is None:
-        raise ConversionError(f"{path} must hold {DESCRIPTION}, which OpenNMT-tf writes there.")
+        raise ConversionError(f"{path} must hold {DESCRIPTION}, which OpenNMT-tf writes.")
     try:
         nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
     except (SyntaxError, ValueError) as error:
@@ -249,7 +249,7 @@ def _description(path):
     by_place = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) > 2]
     if by_place or not values["num_heads"].isdigit():
         raise ConversionError(
-            f"{file} must give sizes by name and as numbers, such as num_heads=8."
+            f"{file} must give sizes as numbers and by keyword, such as num_heads=8."
         )
     if activation not in ACTIVATIONS or not values["position_encoder_class"].endswith(SINES):
         raise ConversionError(

@@ -1,4 +1,4 @@
-"""The YAML file of a training of OpenNMT-tf, and what it names: vocabularies and tokenizers."""
+"""The YAML file of an OpenNMT-tf run, and the vocabularies and tokenizers that it names."""
 
 import pathlib
 
@@ -7,17 +7,17 @@ from keras_transformer.convert.tables import ConversionError
 from keras_transformer.serving.settings import SearchSettings
 
 CONTROL_WORDS = ["<blank>", "<s>", "</s>"]
-FILLER = "averyunlikelytoken"  # begins the words that fill a vocabulary up to a round size
-MAX_SOURCE_LENGTH = 512  # in tokens; theirs has no limit
+FILLER = "averyunlikelytoken"  # begins the words that pad a vocabulary to a round size
+MAX_SOURCE_LENGTH = 512  # in tokens; OpenNMT-tf has no limit
 
 
 class Settings:
-    """The settings of the training of a run.
+    """The settings with which a run was trained.
 
     Args:
-        path: of the folder of the run. The YAML file lies there or, of an average, above it.
-            The files that it names are looked for from its folder, from the working directory,
-            and beside it.
+        path: path of the folder of the run. The YAML file is in it or, for an average, above it.
+            The files that it names are looked up relative to its folder, relative to the working
+            directory, and next to it.
 
     Raises:
         ConversionError: if there is no such file.
@@ -30,8 +30,8 @@ class Settings:
         found = next(((file, config) for file in files if (config := _data_of(file))), None)
         if found is None:
             raise ConversionError(
-                f"{path} must hold the YAML file of its training, which names source_vocabulary "
-                "and target_vocabulary under data. Copy it there."
+                f"{path} must hold the YAML file it was trained with, which names "
+                "source_vocabulary and target_vocabulary under data. Copy it there."
             )
         self.file, self._config = found
         self._data = self._config["data"]
@@ -40,7 +40,7 @@ class Settings:
         """The words of the "source" or "target" in the order of their ids, without <unk>.
 
         Args:
-            arrays: of the checkpoint.
+            arrays: the arrays of the checkpoint.
             table: the name of the embeddings.
         """
         file = self._file_named(self._data[f"{side}_vocabulary"])
@@ -49,7 +49,7 @@ class Settings:
         rows = len(arrays[table])
         if words[:3] != CONTROL_WORDS or len(set(words)) != len(words) or len(words) != rows - 1:
             raise ConversionError(
-                f"{file} must hold {rows - 1} words for the {rows} rows of {table}, each once, "
+                f"{file} must hold {rows - 1} distinct words for the {rows} rows of {table}, "
                 f"{', '.join(CONTROL_WORDS)} first. Received: {len(words)}, {words[:3]} first."
             )
         return words
@@ -59,7 +59,7 @@ class Settings:
         controls = self._data.get("source_sequence_controls") or {"end": default}
         if controls.get("start"):
             raise ConversionError(
-                f"{self.file}: source_sequence_controls must have no start; it is not supported."
+                f"{self.file}: source_sequence_controls must not have start; it is not supported."
             )
         return bool(controls.get("end"))
 
@@ -78,7 +78,7 @@ class Settings:
 
         Args:
             side: "source" or "target".
-            words: of the vocabulary.
+            words: the words of the vocabulary.
         """
         file = self._sentencepiece_file(side)
         model = read_model(file)
@@ -95,13 +95,13 @@ class Settings:
         given = self._data.get(f"{side}_tokenization")
         if isinstance(given, str):
             given = _yaml(self._file_named(given))
-        if not given:  # texts were cut beforehand
+        if not given:  # texts were tokenised beforehand
             files = sorted(self.file.parent.glob("*.model"))
             if len(files) == 1:
                 return files[0]
             raise ConversionError(
                 f"{self.file} must name a SentencePiece model under data: {side}_tokenization, or "
-                f"one file *.model must lie beside it. Received: {len(files)} of them."
+                f"one file *.model must be next to it. Received: {len(files)} of them."
             )
         kind, params = given.get("type", "OpenNMTTokenizer"), given.get("params", given)
         if kind == "SentencePieceTokenizer" and "model" in params:
@@ -117,7 +117,7 @@ class Settings:
         return self._file_named(params["sp_model_path"])
 
     def _file_named(self, name):
-        """Where a file that the settings name lies."""
+        """The path of a file that the settings name."""
         places = [
             self.file.parent / name,
             pathlib.Path(name),
@@ -126,7 +126,7 @@ class Settings:
         for place in places:
             if place.is_file():
                 return place
-        raise ConversionError(f"{self.file} names {name}, which is not there: put it beside it.")
+        raise ConversionError(f"{self.file} names {name}, which is missing. Put it next to it.")
 
 
 def _data_of(file):
@@ -142,7 +142,7 @@ def _yaml(file):
     try:
         import yaml
     except ImportError:
-        raise ConversionError(f"{file} can be read where PyYAML is installed only.") from None
+        raise ConversionError(f"Reading {file} needs PyYAML. Install it.") from None
     try:
         return yaml.safe_load(file.read_text("utf-8"))
     except (yaml.YAMLError, ValueError) as error:

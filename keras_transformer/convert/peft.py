@@ -17,7 +17,7 @@ from keras_transformer.models.lora import add_lora, lora_of, projections
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 START = "base_model.model."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-# Settings that change what the matrices mean, or add others.
+# Settings that change the meaning of the matrices, or add others.
 UNSUPPORTED = (
     "use_dora",
     "lora_bias",
@@ -36,10 +36,10 @@ class Naming(NamedTuple):
     """How a family names its layers in PEFT's files.
 
     Args:
-        rows: from a model to its table.
-        prefix: before the names of the table, but for those of `heads`; if there are heads and
-            the model has none, there is no prefix.
-        heads: what the names of heads start with.
+        rows: function from a model to its table.
+        prefix: prefix of the names in the table, except those of `heads`; if the family has heads
+            and the model has none, there is no prefix.
+        heads: prefixes of the names of heads.
     """
 
     rows: Callable
@@ -62,19 +62,19 @@ FAMILIES = {
 
 
 def read_peft(model, path, family):
-    """Returns a copy of a model with the LoRA of a folder that PEFT wrote.
+    """Returns a copy of a model with the LoRA from a folder that PEFT wrote.
 
     Args:
-        model: of the family, with the weights that the LoRA was trained beside.
-        path: of a folder with adapter_config.json and adapter_model.safetensors.
+        model: a model of the family, with the weights for which the LoRA was trained.
+        path: path of a folder with adapter_config.json and adapter_model.safetensors.
         family: a key of `convert.peft.FAMILIES`: "bert", "gpt2" or "marian".
 
     Returns:
-        A new model, as of `add_lora`. Layers that the folder leaves out have a product of zero.
+        A new model, as from `add_lora`. For layers that the folder leaves out, LoRA adds zero.
 
     Raises:
-        ConversionError: if a file is missing or damaged, is not of LoRA or has a kind of it that
-            is not supported, or names a layer or has a shape that the model has not.
+        ConversionError: if a file is missing or damaged, is not LoRA or a kind of LoRA that is not
+            supported, or names a layer or has a shape that does not exist in the model.
     """
     naming, config, arrays = _naming(family), *_files(path)
     arrays = {name.removeprefix(START).removeprefix(naming.prefix): a for name, a in arrays.items()}
@@ -86,7 +86,7 @@ def read_peft(model, path, family):
         if module in modules
     }
     if not targets:
-        raise ConversionError(f"{path} tunes no layer of this model. It has {len(modules)} others.")
+        raise ConversionError(f"{path} tunes {len(modules)} layers, but none of this model.")
     further = [row for row in naming.rows(model) if row.names[0] in arrays]
     train = {row.variable.path.split("/")[0]: None for row in further}
     rank, alpha = config["r"], config["lora_alpha"]
@@ -107,7 +107,7 @@ def read_peft(model, path, family):
     rows = [row for row in naming.rows(tuned) if row.names[0] in arrays]
     known |= {name for row in rows for name in row.names}
     if unknown := sorted(set(arrays) - known):
-        raise ConversionError(f"{path} tunes layers that this model has not: {unknown[0]}.")
+        raise ConversionError(f"{path} tunes a layer that this model does not have: {unknown[0]}.")
     assign(rows, arrays, family)
     for variable, value in values:
         variable.assign(value)
@@ -115,23 +115,23 @@ def read_peft(model, path, family):
 
 
 def write_peft(model, path, family):
-    """Writes the LoRA of a model as PEFT does, into a folder that appears whole or not at all.
+    """Writes the LoRA of a model in PEFT's format, to a folder that appears whole or not at all.
 
-    `peft.PeftModel.from_pretrained` reads it beside the model that was tuned, in Hugging Face's
-    format. A fresh process does so, with layers of zeros, before the folder gets its name; where
-    PEFT is not installed, a warning says that it is not checked.
+    `peft.PeftModel.from_pretrained` applies it to the tuned model in Hugging Face's format. A fresh
+    process does so, on layers of zeros, before the folder gets its name; if PEFT is not installed,
+    a warning says that the folder is not checked.
 
     Args:
-        model: of `add_lora`, of the family.
-        path: of the new folder, missing or empty.
+        model: a model of the family, from `add_lora`.
+        path: path of the new folder, missing or empty.
         family: a key of `convert.peft.FAMILIES`: "bert", "gpt2" or "marian".
 
     Returns:
         The path.
 
     Raises:
-        ConversionError: if the folder exists, or the model has no LoRA, or weights that it trains
-            stand in no layer of the family, or PEFT reads other numbers.
+        ConversionError: if the folder exists, the model has no LoRA, it trains weights that belong
+            to no layer of the family, or PEFT reads other numbers.
     """
     naming, path = _naming(family), pathlib.Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -147,7 +147,7 @@ def write_peft(model, path, family):
         product = keras.ops.matmul(adapter.up, adapter.down) * adapter.scale
         expected[f"added:{full(module)}"] = keras.ops.convert_to_numpy(product)
     if not modules:
-        raise ConversionError("The model must have LoRA, as of add_lora. Received: one without.")
+        raise ConversionError("The model must have LoRA, from add_lora. Received: one without.")
     further = [row for row in naming.rows(model) if row.variable.trainable]
     for name, array in arrays_of(further).items():
         arrays[START + full(name)] = array
@@ -202,7 +202,7 @@ def _files(path):
         raise ConversionError(f"{path} has a damaged file: {error}") from None
     if config.get("peft_type") != "LORA" or not {"r", "lora_alpha"} <= config.keys():
         received = config.get("peft_type")
-        raise ConversionError(f"{path / CONFIG} must be of LORA. Received: {received!r}.")
+        raise ConversionError(f"{path / CONFIG} must be of type LORA. Received: {received!r}.")
     given = [name for name in UNSUPPORTED if config.get(name)]
     given += ["bias"] if config.get("bias", "none") != "none" else []
     if given:
@@ -220,20 +220,20 @@ def _placed(model, naming):
 
 
 def _modules_and_targets(row):
-    """Their layers in a row, and what LoRA on each is called in ours."""
+    """Their layers in a row, and our name for LoRA on each."""
     modules = [name.removesuffix(".weight") for name in row.names]
     name = row.variable.name.removesuffix("_kernel")
     return modules, name.split("_") if len(modules) > 1 else [name]
 
 
 def _adapters(model, naming):
-    """Pairs of a layer of theirs and the adapter of it."""
+    """Pairs of one of their layers and its adapter."""
     for row, projection in _placed(model, naming):
         modules, targets = _modules_and_targets(row)
         for adapter in projection.adapters:
             if adapter.target not in targets:
                 raise ConversionError(
-                    f"This family is tuned by {' or '.join(targets)}, as its layers are cut. "
+                    f"To match the layers of this family, tune {' or '.join(targets)}. "
                     f"Received: {adapter.target}."
                 )
             yield modules[targets.index(adapter.target)], adapter

@@ -1,4 +1,4 @@
-"""SentencePiece models of others with the ids that their neural models use, in our order."""
+"""SentencePiece models of other libraries, with the ids of their neural models in our order."""
 
 import pathlib
 import re
@@ -14,17 +14,17 @@ from keras_transformer.tokenizers.sentencepiece import (
 from keras_transformer.tokenizers.sentencepiece_format import Model, PieceType
 
 LANGUAGE = re.compile(">>.+<<")  # of the target, at the beginning of a source
-_BELOW_ALL = 10.0  # how far below the lowest score a character lies that the model lacks
+_BELOW_ALL = 10.0  # how far a missing character is placed below the lowest score
 
 
 def sentencepiece_tokenizer(path, vocabulary):
-    """Reads a SentencePiece model whose pieces have other ids than in the file.
+    """Reads a SentencePiece model whose pieces have different ids than in the file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         vocabulary: the pieces in the order of the ids, the first four pad, unknown, start, end.
-            Pieces of the file that it lacks become unknown; what the file lacks is never made,
-            but for single characters and languages such as ">>deu<<".
+            Pieces of the file that it lacks become unknown. Pieces that the file lacks are never
+            produced, except single characters and languages such as ">>deu<<".
 
     Returns:
         A `SentencePieceTokenizer`.
@@ -43,7 +43,7 @@ def read_model(path):
     """
     try:
         model = Model.FromString(pathlib.Path(path).read_bytes())
-    except Exception as error:  # of protobuf, which has its own
+    except Exception as error:  # protobuf has its own class
         raise ConversionError(f"{path} must be a SentencePiece model. Received: {error}") from None
     if not model.pieces:
         raise ConversionError(f"{path} must be a SentencePiece model. Received: no piece.")
@@ -71,7 +71,7 @@ def rearranged(model, vocabulary):
         else:
             pieces.append((name, lowest, PieceType.UNUSED))
     taken = {name for name, _, _ in pieces}
-    # Beyond the vocabulary: texts are still cut there, and what they are cut into is unknown.
+    # Beyond the vocabulary: texts are still cut at these pieces, which then become unknown.
     for name, (score, kind) in known.items():
         if name not in taken and kind not in (PieceType.UNKNOWN, PieceType.CONTROL):
             pieces.append((name, score, kind))
@@ -100,13 +100,13 @@ def in_our_order(model, names, unknown, control=("<pad>", "<s>", "</s>")):
     """A model whose ids are the places of its pieces in `names`, with our control pieces first.
 
     Args:
-        model: the fields of a SentencePiece model, which change.
+        model: the fields of a SentencePiece model; they are changed.
         names: the pieces in the order of their ids.
         unknown: the name of the unknown piece.
-        control: the names of pad, start and end. What has no start starts with pad.
+        control: the names of pad, start and end. Without a start, sequences start with pad.
 
     Returns:
-        A `SentencePieceTokenizer`, and their id at each of ours, -1 where there is none.
+        A `SentencePieceTokenizer`, and their id for each of ours, -1 if there is none.
     """
     ids = {name: index for index, name in enumerate(names)}
     pad, start, end = (ids.get(name, -1) for name in control)
@@ -115,5 +115,5 @@ def in_our_order(model, names, unknown, control=("<pad>", "<s>", "</s>")):
 
 
 def our_order(size, *control):
-    """Their id at each of ours: the control ids, then the others as they were."""
+    """Their id for each of ours: the control ids, then the others in the same order."""
     return np.array([*control, *(index for index in range(size) if index not in control)])

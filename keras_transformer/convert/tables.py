@@ -1,4 +1,4 @@
-"""One table a family: which arrays of a foreign checkpoint stand in which of our variables.
+"""One table per family: which arrays of a foreign checkpoint belong to which of our variables.
 
 The same table reads a checkpoint and writes one.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class ConversionError(ValueError):
-    """A folder, file or model that cannot be converted, in one line."""
+    """Explains in one line why a folder, file or model cannot be converted."""
 
 
 def same(array):
@@ -19,18 +19,18 @@ def same(array):
 
 
 class Row(NamedTuple):
-    """One variable of ours and the arrays of theirs that it holds.
+    """One of our variables and the foreign arrays that it holds.
 
     Args:
-        variable: of the model.
-        names: of the arrays, in their naming. Several lie one below the other in ours, along
+        variable: variable of the model.
+        names: names of the arrays in the checkpoint. Several are stacked in our variable along
             the first axis, in equal parts.
         transpose: whether theirs are (input, output) where ours is (output, input), or the
             other way round.
-        to_ours: maps the joined array, transposed already, to ours, e.g. permutes its columns.
+        to_ours: maps the joined and already transposed array to ours, e.g. permutes its columns.
         to_theirs: the inverse.
-        missing: what stands for an array that a checkpoint lacks, of one number; None if it must
-            have the array.
+        missing: the number that fills an array that a checkpoint lacks; None if the checkpoint
+            must have the array.
     """
 
     variable: Any
@@ -42,12 +42,12 @@ class Row(NamedTuple):
 
 
 def projection_rows(projection, names, **options):
-    """The rows of a projection of ours, the pair of kernel and bias or None.
+    """The rows of one of our projections, a pair of kernel and bias or None.
 
     Args:
-        projection: as of `add_projection`.
-        names: of their layers, to which ".weight" and ".bias" are added.
-        **options: of `Row`, for the kernel.
+        projection: as from `add_projection`.
+        names: names of their layers, to which ".weight" and ".bias" are appended.
+        **options: options of `Row` for the kernel.
     """
     kernel, bias = projection
     yield Row(kernel, tuple(f"{name}.weight" for name in names), **options)
@@ -62,12 +62,12 @@ def norm_rows(norm, name):
 
 
 def assign(rows: Iterable[Row], arrays: Mapping[str, Any], family: str):
-    """Gives our variables the numbers of a checkpoint: all of them or, after an error, none.
+    """Assigns the numbers of a checkpoint to our variables: all of them or, after an error, none.
 
     Args:
         rows: the table of a model.
-        arrays: {name: array} of the checkpoint; others than those of the table are ignored.
-        family: whose weights these are, for messages.
+        arrays: {name: array} of the checkpoint; arrays that are not in the table are ignored.
+        family: name of the family, for messages.
 
     Raises:
         ConversionError: if an array is missing or has the wrong shape.
@@ -99,7 +99,7 @@ def assign(rows: Iterable[Row], arrays: Mapping[str, Any], family: str):
 
 
 def arrays_of(rows: Iterable[Row]):
-    """The numbers of our variables in the naming of a family.
+    """The numbers of our variables under the names of a family.
 
     Args:
         rows: the table of a model.
@@ -116,7 +116,7 @@ def arrays_of(rows: Iterable[Row]):
 
 
 def _shape_of_parts(row, shape):
-    """The shape of each of their arrays, transposed, if together they have ours."""
-    # What `to_ours` takes is told by what its inverse gives.
+    """The shape of each of their arrays, transposed, so that together they have our shape."""
+    # The inverse of `to_ours` returns the shape that `to_ours` accepts.
     joined = row.to_theirs(np.broadcast_to(np.float32(0), shape)).shape
     return (joined[0] // len(row.names), *joined[1:])

@@ -1,4 +1,4 @@
-"""The file `tokenizer.json` of Hugging Face's `tokenizers`, as one of our tokenizers."""
+"""Reads `tokenizer.json` of Hugging Face's `tokenizers` as one of our tokenizers."""
 
 import base64
 import json
@@ -26,13 +26,13 @@ def read_tokenizer_json(path):
     """Reads byte-level byte pairs, Unigram, WordPiece, or byte pairs of llama and NLLB.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Returns:
-        The tokenizer and their id at each of ours, as of `load_tokenizer_of`.
+        The tokenizer and their id for each of ours, as from `load_tokenizer_of`.
 
     Raises:
-        ConversionError: if the file asks for something else.
+        ConversionError: if the file needs something else.
     """
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -48,10 +48,10 @@ def read_tokenizer_json(path):
 
 
 def byte_pairs(vocabulary, merges):
-    """A `BytePairTokenizer` and their id at each of ours.
+    """A `BytePairTokenizer` and their id for each of ours.
 
-    Ids are reordered where the vocabulary has pad, unknown, start and end; where it has not,
-    these four are put before it.
+    Ids are reordered if the vocabulary has pad, unknown, start and end; otherwise these four are
+    put in front of it.
     """
     if not set(CONTROL_PIECES) <= vocabulary.keys():
         tokenizer = BytePairTokenizer(vocabulary, merges, first_id=len(CONTROL_PIECES))
@@ -68,14 +68,14 @@ def _byte_pairs(content, added, path):
 
 
 def byte_level(content, path):
-    """The vocabulary and merges of a tokenizer.json that cuts texts as GPT-2 does.
+    """The vocabulary and merges of a tokenizer.json that splits texts as GPT-2 does.
 
     Args:
-        content: of the file.
-        path: of the file, for errors.
+        content: content of the file.
+        path: path of the file, for errors.
 
     Raises:
-        ConversionError: if it cuts texts in another way.
+        ConversionError: if it splits texts in another way.
     """
     if content["model"]["type"] != "BPE":
         raise ConversionError(
@@ -99,7 +99,7 @@ def _added(content):
 
 
 def _sentencepiece_byte_pairs(content, added, path):
-    """Byte pairs of a SentencePiece model: a merged piece scores by its rank."""
+    """Byte pairs as a SentencePiece model, in which a merged piece is scored by its rank."""
     vocabulary, merges = _vocabulary_and_merges(content, path)
     ranks = {}
     for rank, (left, right) in enumerate(pair.split(" ") for pair in merges):
@@ -123,7 +123,7 @@ def _unigram(content, added, path):
 
 
 def _model(content, kind, scored, unknown, added, path):
-    """A SentencePiece model of (piece, score); what was added is found in no text."""
+    """A SentencePiece model of (piece, score); added tokens are never found in a text."""
     before = _steps(content, "normalizer", ["Precompiled", "Prepend", "Replace", "Strip"], path)
     after = _steps(content, "pre_tokenizer", ["WhitespaceSplit", "Metaspace"], path)
     _require(before.get("Prepend", {}), {"prepend": SPACE}, path)
@@ -134,8 +134,8 @@ def _model(content, kind, scored, unknown, added, path):
     charsmap = before.get("Precompiled", {}).get("precompiled_charsmap") or ""
     if "WhitespaceSplit" in after and not charsmap:
         raise ConversionError(
-            f"{path} must normalise by Precompiled where it splits at white space, as the released "
-            "files do; transformers 5 loses that of mBART. Received: normalizer without it."
+            f"{path} must have a Precompiled normalizer if it splits at white space, as released "
+            "files have; transformers 5 loses mBART's. Received: a normalizer without it."
         )
     model = Model()
     fallback = bool(content["model"].get("byte_fallback"))
@@ -157,7 +157,7 @@ def _model(content, kind, scored, unknown, added, path):
     spec.name = "nmt_nfkc" if charsmap else "identity"
     spec.precompiled_charsmap = base64.b64decode(charsmap)
     spec.add_dummy_prefix = "Prepend" in before or begins
-    # " {2,}" by one space, a regular expression, as SentencePiece has it.
+    # A regular expression: " {2,}" becomes one space, as in SentencePiece.
     spec.remove_extra_whitespaces = "WhitespaceSplit" in after or "Regex" in spaces.get(
         "pattern", {}
     )

@@ -1,7 +1,7 @@
-"""Tokenizers of other libraries, from their files, as ours.
+"""Reads tokenizers of other libraries from their files, as ours.
 
-Our models take id 0 for padding and start and end from ids 2 and 3, so that ids come in another
-order: pad, unknown, start and end first, the others as they were.
+Our models pad with id 0, start with id 2 and end with id 3, so ids come in a different order: pad,
+unknown, start and end first, then the others in the same order as before.
 """
 
 import json
@@ -18,7 +18,7 @@ from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 T5_FILE, LLAMA_FILE, FAIRSEQ_FILE = "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"
 TOKENIZER_JSON, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
-# Whose ids are those of the file's layout; other classes number the same pieces otherwise.
+# Classes whose ids follow the file's layout; other classes number the same pieces differently.
 CLASSES = {
     T5_FILE: ("T5", "MT5"),
     LLAMA_FILE: ("Llama", "CodeLlama", "Gemma"),
@@ -46,27 +46,27 @@ def load_tokenizer_of(path):
     """Loads the tokenizer of a released model.
 
     Args:
-        path: of a folder with one of these, the first that is there: `spiece.model` of T5,
+        path: path of a folder with one of these, the first that exists: `spiece.model` of T5,
             `tokenizer.model` of llama, `sentencepiece.bpe.model` of mBART, NLLB and
             XLM-R, with `vocab.json` of M2M100,
             `tokenizer.json` of byte-level byte pairs, Unigram or WordPiece, `vocab.txt` of BERT,
             `vocab.json` and `merges.txt` of GPT-2.
 
     Returns:
-        The tokenizer, one of `tokenizers`, and their id at each of ours, an integer array:
+        The tokenizer, one of `tokenizers`, and their id for each of ours, an integer array:
         `array[theirs]` are the rows of a table in our order. It is -1 where they have none. A
-        model without a start token starts with the padding token, whose id is there twice.
+        model without a start token starts with the padding token, whose id then appears twice.
 
     Raises:
-        ConversionError: a ValueError, if there is no such file, or it asks for what ours cannot
-            do.
+        ConversionError: a ValueError, if there is no such file, or it needs something that our
+            tokenizers do not support.
     """
     try:
         return _read(pathlib.Path(path))
     except ConversionError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConversionError(f"{path} holds a tokenizer that ours cannot be: {error}") from None
+        raise ConversionError(f"{path} has a tokenizer that is not supported: {error}") from None
 
 
 def _read(path):
@@ -83,11 +83,11 @@ def _read(path):
         return read_tokenizer_json(path / TOKENIZER_JSON)
     if files:
         raise ConversionError(
-            f"{path / files[0]} can be read for {', '.join(CLASSES[files[0]])}. "
+            f"{path / files[0]} is supported for {', '.join(CLASSES[files[0]])}. "
             f"Received: a tokenizer_class of {settings['tokenizer_class']}."
         )
     if (path / "vocab.txt").is_file():
-        given = (path / SETTINGS).is_file()  # else it is told by the capitals
+        given = (path / SETTINGS).is_file()  # otherwise capitals decide
         lowercase = settings.get("do_lower_case", True) if given else None
         tokenizer = WordPieceTokenizer.load(path / "vocab.txt", lowercase)
         return tokenizer, np.arange(tokenizer.vocabulary_size)

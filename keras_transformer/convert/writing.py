@@ -1,4 +1,4 @@
-"""Writes our models in the formats of others, each checked by the foreign library."""
+"""Writes our models in other libraries' formats, each checked with the foreign library."""
 
 import importlib
 import importlib.util
@@ -15,24 +15,25 @@ from keras_transformer.convert.tables import ConversionError
 from keras_transformer.files import whole
 from keras_transformer.models.lora import lora_of
 
-# The module of each format: `write(text_model, draft, **options)` fills a folder, `LIBRARY` is
-# what must be installed to check it, and `example(text_model)` gives the arrays, requests and
-# expected answers, that the script `checks/<module>.py` compares in a process of its own.
+# The module of each format: `write(text_model, draft, **options)` fills a folder, `LIBRARY` must
+# be installed to check it, and `example(text_model)` returns the arrays, requests and expected
+# answers, that the script `checks/<module>.py` compares in a separate process.
 WRITERS = {name: name for name in ("ctranslate2", "huggingface", "keras_hub", "onnx")}
 TIMEOUT = 600  # seconds
 
 
 def write(text_model, form, output, **options):
-    """Writes a model in another format, into a folder that appears whole or not at all.
+    """Writes a model in another format, to a folder that appears whole or not at all.
 
     A fresh process loads the draft with the foreign library and compares its answers with ours
-    before the folder gets its name; without the library a warning says that it is not checked.
+    before the folder gets its name; if the library is not installed, a warning says that the
+    folder is not checked.
 
     Args:
         text_model: a `serving.Translator`, `Generator` or `Classifier`.
         form: a key of `WRITERS`.
         output: path of the new folder, missing or empty.
-        **options: of the format.
+        **options: options of the format.
 
     Returns:
         The path.
@@ -57,16 +58,16 @@ def write(text_model, form, output, **options):
 
 
 def check(name, library, draft, example):
-    """Runs `checks/<name>.py`, which imports nothing of this library, on a draft.
+    """Runs `checks/<name>.py`, which imports nothing from this library, on a draft.
 
     Args:
-        name: of the script.
-        library: without which a warning says that nothing is checked.
+        name: name of the script.
+        library: the library it needs; if missing, a warning says that nothing is checked.
         draft: path of the folder.
         example: returns the arrays that the script compares, a dictionary.
 
     Raises:
-        ConversionError: if the script finds another answer.
+        ConversionError: if the script finds a different answer.
     """
     if not importlib.util.find_spec(library):
         warnings.warn(f"What is written is not checked: {library} is not installed.", stacklevel=3)
@@ -76,7 +77,7 @@ def check(name, library, draft, example):
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "example.npz")
         np.savez(file, **arrays)
-        # -P: the folder of the script, whose names are those of libraries, is not searched.
+        # -P: do not search the script's folder, whose files have the names of libraries.
         command = [sys.executable, "-P", str(script), str(draft), str(file)]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(

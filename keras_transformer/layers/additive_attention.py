@@ -9,12 +9,12 @@ from keras_transformer.ops.attention import additive_attention_weights
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class AdditiveAttention(MultiHeadAttention):
-    """`MultiHeadAttention` with the scores v . tanh(q + k), v learned for each head.
+    """`MultiHeadAttention` with the scores v . tanh(q + k), where v is learned for each head.
 
-    Called, cached and masked like `MultiHeadAttention`. With `num_heads=1` the scores are
+    It is called, cached and masked like `MultiHeadAttention`. With `num_heads=1` the scores are
     those of the paper, from a decoder's state to an encoder's; the heads, and the projections
-    of values and outputs, are the Transformer's. It takes `key_dim` times the memory of the
-    dot product for its scores, so it is for short texts and for comparisons.
+    of values and outputs, are the Transformer's. Its scores need `key_dim` times the memory of
+    the dot product, so use it for short texts and for comparisons.
 
     Source: Bahdanau et al. 2014, section A.1.2 (https://arxiv.org/abs/1409.0473).
 

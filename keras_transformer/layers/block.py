@@ -14,7 +14,7 @@ LAYER_NORM_EPSILON = 1e-5
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Residual(keras.layers.Layer):
-    """Adds what a sub-layer computes to what it was given.
+    """Adds the outputs of a sub-layer to its inputs.
 
     Pre-norm: x + dropout(sublayer(norm(x))). Post-norm: norm(x + dropout(sublayer(x))).
 
@@ -22,7 +22,7 @@ class Residual(keras.layers.Layer):
     pre-norm: Xiong et al. 2020 (https://arxiv.org/abs/2002.04745).
 
     Args:
-        dropout: probability in [0, 1) with which what the sub-layer adds is dropped.
+        dropout: probability in [0, 1) of dropping an element of the sub-layer's output.
         pre_norm: whether to normalise the sub-layer's inputs instead of the sum.
         norm_epsilon: added to the variance by the normalisation.
 
@@ -60,7 +60,7 @@ class Residual(keras.layers.Layer):
         return self.wrap(inputs, lambda vectors: (sublayer(vectors), None), training)[0]
 
     def wrap(self, inputs, sublayer, training=None):
-        """Like `call` for a sub-layer that returns a pair; passes its second part on."""
+        """Like `call` for a sub-layer that returns a pair, whose second part is passed through."""
         added, extra = sublayer(self.norm(inputs) if self.pre_norm else inputs)
         outputs = inputs + self._dropout(added, training=training)
         return (outputs if self.pre_norm else self.norm(outputs)), extra
@@ -85,22 +85,22 @@ class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
     Args:
         num_heads: number of attention heads.
         intermediate_dim: width inside the feed-forward network.
-        dropout: probability in [0, 1) with which what a sub-layer adds is dropped.
+        dropout: probability in [0, 1) of dropping an element of a sub-layer's output.
         attention_dropout: the same for attention weights.
         activation_dropout: the same for the activations of the feed-forward network.
-        activation: of the feed-forward network, any Keras activation.
-        pre_norm: whether each sub-layer sees normalised inputs, instead of its sum with
-            the residual being normalised as in the paper.
+        activation: activation of the feed-forward network, any Keras activation.
+        pre_norm: whether to normalise the inputs of each sub-layer, instead of its sum with
+            the residual as in the paper.
         attention_pattern: for long sequences, the arguments of a `SparseAttention` that
-            takes the place of the dense self-attention, such as
-            {"pattern": "strided", "block_size": 64}; None for the dense one.
+            replaces the dense self-attention, such as
+            {"pattern": "strided", "block_size": 64}; None for dense attention.
         norm_epsilon: added to the variance by every normalisation.
-        remat: whether the activations of a block are computed again in the backward pass
-            instead of being kept, which saves memory and costs a second forward pass.
+        remat: whether to recompute the activations of a block in the backward pass instead
+            of keeping them, which saves memory and costs a second forward pass.
         key_dim: width of each head; None for the width of the inputs divided by `num_heads`.
-        use_bias: whether all projections add a bias; None for yes, but in the attention of
-            Transformer-XL, whose paper has none there.
-        kernel_initializer: of every projection.
+        use_bias: whether all projections add a bias; None for yes, except in the attention of
+            Transformer-XL, which has none in the paper.
+        kernel_initializer: initializer of every projection.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
         self.create_parts()
 
     def create_parts(self):
-        """Makes the layers of a block; a stack has its blocks."""
+        """Creates the layers of a block; a stack has its blocks instead."""
 
     def attention(self, name, layer_class=MultiHeadAttention, pattern=None):
         """An attention layer with the arguments of this block, and those of a pattern, a dict."""
@@ -223,7 +223,7 @@ class TransformerStack(TransformerLayer):
 
     Args:
         num_layers: number of blocks, at least 1.
-        num_heads: and all further arguments as for `TransformerLayer`.
+        num_heads: this and all further arguments are those of `TransformerLayer`.
     """
 
     block_class = None  # set by a subclass
@@ -271,7 +271,7 @@ class TransformerStack(TransformerLayer):
             self.block_class(**arguments, name=f"block_{index}") for index in range(num_layers)
         )
         self.norm = None
-        if pre_norm:  # what post-norm blocks return is normalised already
+        if pre_norm:  # the outputs of post-norm blocks are already normalised
             self.norm = keras.layers.LayerNormalization(
                 epsilon=norm_epsilon,
                 dtype=self.dtype_policy,
@@ -287,7 +287,7 @@ class TransformerStack(TransformerLayer):
             self.norm.build(shapes[0])
 
     def finish(self, outputs):
-        """The outputs of the last block as those of the stack."""
+        """The outputs of the stack, from those of the last block."""
         return outputs if self.norm is None else self.norm(outputs)
 
     def get_config(self):
@@ -295,17 +295,17 @@ class TransformerStack(TransformerLayer):
 
 
 def _computed_twice(layer, function, *inputs):
-    """`function(*inputs)`, a tensor, of which no activation is kept for the backward pass.
+    """`function(*inputs)`, a tensor, without keeping activations for the backward pass.
 
-    The function must draw once from each random state of the layer. `keras.remat` by itself
-    would draw dropout anew in the second forward pass, and so return gradients of another
-    function than the first.
+    The function must draw once from each random state of the layer. `keras.remat` alone would
+    draw new dropout in the second forward pass, and so return the gradients of a different
+    function.
     """
     states = [v for v in layer.variables if "seed_generator" in v.path]
     weights = [v for v in layer.variables if all(v is not state for state in states)]
     drawn = [(state, state.value * 1) for state in states]
     for state, value in drawn:
-        # As `SeedGenerator.next` goes on: a pair of seed and counter.
+        # Advanced as by `SeedGenerator.next`: a pair of seed and counter.
         state.assign(value + ops.convert_to_tensor([0, 1], dtype=state.dtype))
 
     def pure(*given):

@@ -9,14 +9,14 @@ from keras_transformer.ops.attention import attention_weights
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-LEAST_WEIGHTS = 1024 * 1024  # of a head: fewer are faster all at once
+LEAST_WEIGHTS = 1024 * 1024  # per head; fewer are faster all at once
 CHUNK_ROWS = 256  # targets at a time
 
 
 def suits_chunks(queries, keys):
-    """Whether attention between (..., target, dim) and (..., source, dim) pays in chunks.
+    """Whether attention between (..., target, dim) and (..., source, dim) is worth chunking.
 
-    Lengths that are not known before a step runs count as short.
+    Lengths that are unknown until a step runs count as short.
     """
     target, source = queries.shape[-2], keys.shape[-2]
     is_known = isinstance(target, int) and isinstance(source, int)
@@ -27,15 +27,15 @@ def suits_chunks(queries, keys):
 def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
     """The context of `dot_product_attention`, computed for some of the targets at a time.
 
-    The weights of a chunk are computed again in the backward pass. Dropout draws for each chunk,
-    so its noise is not that of `dot_product_attention`.
+    The weights of a chunk are recomputed in the backward pass. Dropout draws for each chunk, so
+    its noise differs from that of `dot_product_attention`.
 
     Source: Rabe and Staats 2021 (https://arxiv.org/abs/2112.05682), without their sum over
-    chunks of sources: the softmax of a target is one here.
+    chunks of sources: here each target has one softmax over all sources.
 
     Args:
-        queries: (batch, heads, target, dim), the target's length known.
-        keys: (batch, heads, source, dim), the source's length known.
+        queries: (batch, heads, target, dim), with a known target length.
+        keys: (batch, heads, source, dim), with a known source length.
         values: the same shape as `keys`.
         mask: boolean, broadcasts to (batch, heads, target, source), or None.
         rate: probability in [0, 1) with which a weight is dropped.
@@ -87,7 +87,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator
         context = _out_of_chunks(context.stack(), target)
 
         def gradient(upstream):
-            # Of a target the sum over sources of a weight by its gradient.
+            # For each target, the sum over sources of weight times gradient.
             both = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
             means = tf.reduce_sum(both, axis=-1, keepdims=True)
             means = _in_chunks(means, chunks, rows, missing)
@@ -108,7 +108,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator
                 return chunk + 1, of_queries, of_keys, of_values
 
             of_queries = tf.TensorArray(queries.dtype, chunks, element_shape=padded.shape[1:])
-            # XLA would make the zeros of all layers at once, did these not wait for the gradient.
+            # Unless these wait for the gradient, XLA creates the zeros of all layers at once.
             one = tf.cast(tf.reduce_sum(upstream[:1, :1, :1, :1, :1]), tf.float32)
             zero = tf.where(tf.math.is_finite(one), 0.0, one)
             nothing = [tf.fill(tf.shape(each), zero) for each in (keys, values)]
@@ -133,7 +133,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator
 
 
 def _in_chunks(tensor, chunks, rows, missing):
-    """(batch, heads, target, dim) -> (chunks, batch, heads, rows, dim), filled up with zeros."""
+    """(batch, heads, target, dim) -> (chunks, batch, heads, rows, dim), padded with zeros."""
     heads, dim = tensor.shape[1], tensor.shape[3]
     padded = tf.pad(tensor, [[0, 0], [0, 0], [0, missing], [0, 0]])
     cut = tf.reshape(padded, [-1, heads, chunks, rows, dim])
@@ -141,7 +141,7 @@ def _in_chunks(tensor, chunks, rows, missing):
 
 
 def _out_of_chunks(tensor, target):
-    """The other way, of the first `target` rows."""
+    """The inverse, for the first `target` rows."""
     chunks, _, heads, rows, dim = tensor.shape
     return tf.reshape(tf.transpose(tensor, [1, 2, 0, 3, 4]), [-1, heads, chunks * rows, dim])[
         :, :, :target

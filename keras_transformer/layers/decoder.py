@@ -1,8 +1,8 @@
 """The decoder: blocks that look back at the target and across to the source, and their stack.
 
 `source_keys_values` computes once what stays the same while a translation grows; `step` then
-takes one more token for every beam. Without a source they are the causal blocks of a language
-model.
+processes one more token for every beam. Without a source, the blocks are those of a causal
+language model.
 """
 
 import keras
@@ -73,7 +73,7 @@ class CalledWithSource:
 class DecoderBlock(CalledWithSource, TransformerLayer):
     """Causal self-attention, attention to the source, then a feed-forward network.
 
-    Built without a source, as a language model has none, it leaves out the attention to it.
+    If it is built without a source, as in a language model, it has no attention to a source.
 
     Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762);
     pre-norm: Xiong et al. 2020 (https://arxiv.org/abs/2002.04745).
@@ -139,7 +139,7 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
         padding_mask = implicit_mask(inputs, padding_mask)
         if source is not None:
             source_padding_mask = implicit_mask(source, source_padding_mask)
-        # A pattern is causal by itself: it saves the time and memory of a mask, too.
+        # A pattern is causal by itself, which also saves the time and memory of a mask.
         if self.attention_pattern is None:
             attention_mask = combine_masks(
                 causal_mask(ops.shape(inputs)[1]), check_attention_mask(attention_mask)
@@ -191,7 +191,7 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
         outputs, (cache, _) = self._forward(
             inputs,
             lambda vectors: self.self_attention.step(vectors, cache, mask, position),
-            # The beams stand where targets stand: nothing of the source is repeated.
+            # Beams take the place of targets, so nothing of the source is repeated.
             lambda vectors: self.cross_attention.attend_to(
                 vectors, *source_keys_values, source_mask
             ),
@@ -270,17 +270,17 @@ class Decoder(CalledWithSource, TransformerStack):
         return self.finish(outputs), scores
 
     def source_keys_values(self, source):
-        """What `step` needs of the source: one pair of keys and values a block, or None."""
+        """What `step` needs of the source: a pair of keys and values per block, or None."""
         return [block.source_keys_values(source) for block in self.blocks]
 
     def empty_cache(self, batch_size, length=None, num_beams=1):
-        """The cache before the first step: keys and values, a pair a block.
+        """The cache before the first step: a pair of keys and values per block.
 
         Args:
             batch_size: number of rows, an integer scalar.
-            length: steps to make room for, if the cache is to have its full size at once; None
-                for one that grows.
-            num_beams: beams per row, for which there is room.
+            length: number of steps to make room for, for a cache of full size; None for a cache
+                that grows.
+            num_beams: number of beams per row to make room for.
 
         Returns:
             A list of pairs of tensors, each (batch, heads, length * num_beams, key_dim), or

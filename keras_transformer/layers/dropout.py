@@ -1,4 +1,4 @@
-"""Dropout with the same noise compiled and not, on every device."""
+"""Dropout with the same noise on every device, compiled or not."""
 
 import keras
 from keras import ops
@@ -8,10 +8,10 @@ from keras_transformer.layers.internals import keep_mask
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ReproducibleDropout(keras.layers.Dropout):
-    """Keras's dropout, with a named generator: one seed drops the same units everywhere.
+    """Keras's dropout with a fixed generator: a seed drops the same units everywhere.
 
-    On TensorFlow, Keras's own layer draws other noise on a GPU than on a CPU, and under XLA than
-    without, so that the same seed trains another model there. This one draws from Philox, also
+    On TensorFlow, Keras's own layer draws different noise on a GPU than on a CPU, and with XLA
+    than without, so that the same seed trains a different model. This layer draws from Philox,
     at half the cost. All layers and models of the library use it.
 
     Source: Srivastava et al. 2014 (https://jmlr.org/papers/v15/srivastava14a.html); Salmon et
@@ -19,16 +19,16 @@ class ReproducibleDropout(keras.layers.Dropout):
 
     Args:
         rate: probability in [0, 1] with which a unit is dropped, rounded to 1 / 65536.
-        noise_shape: shape of the noise, broadcast to the inputs; None for theirs. None
-            in it stands for the size of the inputs.
-        seed: an integer, or None for one drawn from Keras's global generator.
+        noise_shape: shape of the noise, broadcast to the inputs; None for the inputs' shape. An
+            axis of None has the inputs' size.
+        seed: an integer, or None to draw one from Keras's global generator.
 
     Call arguments:
-        inputs: a tensor of any shape but a scalar.
-        training: whether to drop any.
+        inputs: a tensor of any shape except a scalar.
+        training: whether to drop units.
 
     Returns:
-        Same shape and dtype as `inputs`; what stays is scaled by 1 / (1 - rate).
+        Same shape and dtype as `inputs`; units that are kept are scaled by 1 / (1 - rate).
 
     Examples:
         >>> ReproducibleDropout(0.5)(keras.ops.ones((1, 3))).numpy().tolist()  # at rest

@@ -1,4 +1,4 @@
-"""From token ids to vectors and back, and what tells the positions apart."""
+"""Token ids to vectors and back, and encodings of positions."""
 
 import math
 
@@ -12,28 +12,28 @@ from keras_transformer.ops.positions import check_even, sinusoidal_positions
 from keras_transformer.ops.projection import project
 from keras_transformer.ops.segments import segment_positions
 
-# Of learned positions, and of all tables of BERT, whose released code starts them so.
+# For learned positions, and for all tables of BERT, as in its released code.
 SMALL_STDDEV = 0.02
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenDropout(keras.layers.Layer):
-    """Leaves tokens out in training: each becomes padding, which nothing looks at.
+    """Drops tokens in training: each becomes padding, to which nothing attends.
 
-    Unlike dropout of the vectors, it does not scale what stays: a normalisation after it
-    would see other sums in training than afterwards. The first token of a row stays, so that
-    no row is empty and [CLS] is there.
+    Unlike dropout of vectors, it does not scale what is kept: a normalisation after it would
+    otherwise see other sums in training than in inference. The first token of a row is kept, so
+    that no row is empty and [CLS] is present.
 
     Source: word dropout of Iyyer et al. 2015, section 3
     (https://aclanthology.org/P15-1162).
 
     Args:
-        rate: probability in [0, 1) with which a token is left out.
+        rate: probability in [0, 1) of dropping a token.
         pad_id: the id of padding.
 
     Call arguments:
         inputs: ids, integers (batch, length).
-        training: whether to leave any out.
+        training: whether to drop tokens.
 
     Returns:
         Same shape and dtype.
@@ -74,9 +74,9 @@ class TokenDropout(keras.layers.Layer):
 class TokenEmbedding(NotQuantized, keras.layers.Layer):
     """Looks up a vector for each token id; in reverse, scores every token for a vector.
 
-    Used both ways, one table serves as input embedding and as output projection
-    ("tied"). The looked-up vectors are scaled by the square root of their width. Padding
-    is marked in the implicit Keras mask.
+    Used both ways, the same table is input embedding and output projection ("tied"). The
+    looked-up vectors are scaled by the square root of their width. The implicit Keras mask
+    marks padding.
 
     Source: Vaswani et al. 2017, section 3.4 (https://arxiv.org/abs/1706.03762).
 
@@ -84,14 +84,14 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
         vocabulary_size: number of different ids.
         hidden_dim: width of the vectors.
         scale: whether looked-up vectors are multiplied by sqrt(hidden_dim).
-        pad_id: the id that fills up short rows; None if there is none, then no mask is made.
-        stddev: standard deviation of the numbers of a new table; None for
-            1 / sqrt(hidden_dim), so that its vectors have a length of about 1.
+        pad_id: the id that pads short rows; None for no padding and no mask.
+        stddev: standard deviation of the initial weights; None for 1 / sqrt(hidden_dim), which
+            gives vectors a length of about 1.
 
     Call arguments:
         inputs: ids, integers (batch, length) in [0, vocabulary_size); with `reverse`,
             vectors, (batch, length, hidden_dim).
-        reverse: from vectors to logits instead of from ids to vectors.
+        reverse: whether to map vectors to logits instead of ids to vectors.
 
     Returns:
         Vectors, (batch, length, hidden_dim); with `reverse`, float32 logits,
@@ -108,7 +108,7 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
     """
 
     def __init__(self, vocabulary_size, hidden_dim, scale=True, pad_id=0, stddev=None, **kwargs):
-        # Nothing is cast unasked: ids that arrive as floats would lose digits in bfloat16.
+        # Without autocast: ids that arrive as floats would lose digits in bfloat16.
         super().__init__(autocast=False, **kwargs)
         if vocabulary_size < 1 or hidden_dim < 1:
             raise ValueError(
@@ -144,7 +144,7 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
         if reverse:
             inputs = ops.cast(inputs, self.compute_dtype)
             return ops.cast(project(inputs, self.embeddings), "float32")
-        # A Sequential model hands on ids as floats, which count exactly to 2^24.
+        # A Sequential model passes ids as floats, which are exact up to 2^24.
         vectors = ops.take(self.embeddings, ops.cast(inputs, "int32"), axis=0)
         vectors = ops.cast(vectors, self.compute_dtype)
         return vectors * math.sqrt(self.hidden_dim) if self.scale else vectors
@@ -185,15 +185,16 @@ class SinusoidalEncoding(keras.layers.Layer):
     Args:
         max_wavelength: longest wavelength, in tokens, divided by 2 pi.
             Positive; 10000 as in the paper.
-        interleaved: whether each sine stands beside its cosine, as in the paper; or all sines
-            before all cosines, as in Marian.
-        first_position: of the first token, in tokens.
+        interleaved: whether each sine is next to its cosine, as in the paper; otherwise all
+            sines come before all cosines, as in Marian.
+        first_position: position of the first token, in tokens.
 
     Call arguments:
         inputs: token vectors, (batch, length, dim), dim even.
         start: position of the first token, an integer scalar in tokens.
-        segments: the number of each token's text, (batch, length), where a row holds several,
-            as of `ops.segments_after`: positions are then counted from 0 in each; None for one.
+        segments: for rows that hold several texts, the number of each token's text, (batch,
+            length), as from `ops.segments_after`: positions are then counted from 0 in each
+            text. None for one text.
 
     Returns:
         Same shape and dtype as `inputs`.
@@ -251,11 +252,11 @@ class SinusoidalEncoding(keras.layers.Layer):
 class PositionEmbedding(NotQuantized, keras.layers.Layer):
     """Adds to each token vector a learned vector for its position.
 
-    Use it where the longest sequence is known beforehand, as BERT and GPT-2 do. The vectors
-    start as sines and cosines, from which attention learns sooner than from random vectors
-    what stands side by side, with BERT's standard deviation of 0.02.
+    Use it if the longest sequence is known beforehand, as in BERT and GPT-2. The vectors start
+    as sines and cosines with BERT's standard deviation of 0.02: from these, attention learns
+    sooner than from random vectors which tokens are neighbours.
 
-    Source: Gehring et al. 2017, section 3.1 (https://arxiv.org/abs/1705.03122); the start,
+    Source: Gehring et al. 2017, section 3.1 (https://arxiv.org/abs/1705.03122); initial values,
     Vaswani et al. 2017, section 3.5 (https://arxiv.org/abs/1706.03762).
 
     Args:
@@ -271,8 +272,7 @@ class PositionEmbedding(NotQuantized, keras.layers.Layer):
         Same shape and dtype as `inputs`.
 
     Raises:
-        ValueError: if `max_sequence_length` is below 1, or the inputs are known to be
-            longer than that.
+        ValueError: if `max_sequence_length` is below 1, or the inputs are known to be longer.
 
     Examples:
         >>> tuple(PositionEmbedding(max_sequence_length=3)(keras.ops.zeros((2, 3, 5))).shape)

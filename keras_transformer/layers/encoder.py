@@ -16,22 +16,22 @@ class EncoderBlock(TransformerLayer):
     Args:
         num_heads: number of attention heads.
         intermediate_dim: width inside the feed-forward network.
-        dropout: probability in [0, 1) with which what a sub-layer adds is dropped.
+        dropout: probability in [0, 1) of dropping an element of a sub-layer's output.
         attention_dropout: the same for attention weights.
         activation_dropout: the same for the activations of the feed-forward network.
-        activation: of the feed-forward network, any Keras activation.
-        pre_norm: whether each sub-layer sees normalised inputs, instead of its sum with
-            the residual being normalised as in the paper.
+        activation: activation of the feed-forward network, any Keras activation.
+        pre_norm: whether to normalise the inputs of each sub-layer, instead of its sum with
+            the residual as in the paper.
         attention_pattern: for long sequences, the arguments of a `SparseAttention` that
-            takes the place of the dense self-attention, such as
-            {"pattern": "strided", "block_size": 64}; None for the dense one.
+            replaces the dense self-attention, such as
+            {"pattern": "strided", "block_size": 64}; None for dense attention.
         norm_epsilon: added to the variance by every normalisation.
-        remat: whether the activations of a block are computed again in the backward pass
-            instead of being kept, which saves memory and costs a second forward pass.
+        remat: whether to recompute the activations of a block in the backward pass instead
+            of keeping them, which saves memory and costs a second forward pass.
         key_dim: width of each head; None for the width of the inputs divided by `num_heads`.
-        use_bias: whether all projections add a bias; None for yes, but in the attention of
-            Transformer-XL, whose paper has none there.
-        kernel_initializer: of every projection.
+        use_bias: whether all projections add a bias; None for yes, except in the attention of
+            Transformer-XL, which has none in the paper.
+        kernel_initializer: initializer of every projection.
 
     Call arguments:
         inputs: (batch, length, dim).

@@ -9,7 +9,7 @@ from keras_transformer.layers.quantization import InnerDropout
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 def gelu_tanh(inputs):
-    """GELU in the approximation by tanh, as GPT-2 has it.
+    """The tanh approximation of GELU, as in GPT-2.
 
     Source: Hendrycks and Gimpel 2016, section 2 (https://arxiv.org/abs/1606.08415).
     """
@@ -27,7 +27,7 @@ class FeedForward(TakesLoRA, keras.layers.Layer):
         activation: any Keras activation.
         dropout: probability in [0, 1) with which an activation is dropped.
         use_bias: whether both projections add a bias.
-        kernel_initializer: of both projections.
+        kernel_initializer: initializer of both projections.
 
     Call arguments:
         inputs: (batch, length, dim).
@@ -77,7 +77,7 @@ class FeedForward(TakesLoRA, keras.layers.Layer):
     def _activate(self, inputs):
         if self.activation is keras.activations.relu:  # exact in every dtype
             return self.activation(inputs)
-        # In float32: TensorFlow's GELU of bfloat16 takes half as long again on a CPU.
+        # In float32: on a CPU, TensorFlow's GELU in bfloat16 takes half as long again.
         return ops.cast(self.activation(ops.cast(inputs, "float32")), inputs.dtype)
 
     def compute_output_shape(self, input_shape):

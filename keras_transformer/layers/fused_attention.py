@@ -10,8 +10,8 @@ if keras.backend.backend() == "jax":
 def suits_cudnn(queries, keys):
     """Whether cuDNN has a kernel for attention between (batch, heads, length, dim).
 
-    On JAX and a GPU, in half precision, for even lengths and heads of at most 128 dimensions in
-    multiples of 8. Ampere or newer is taken for granted with bfloat16.
+    It has one on JAX with a GPU, in half precision, for even lengths and head widths that are
+    multiples of 8 up to 128. With bfloat16 the GPU is assumed to be Ampere or newer.
     """
     if keras.backend.backend() != "jax" or not has_gpu():
         return False
@@ -35,7 +35,7 @@ def fused_attention(queries, keys, values, mask=None, implementation="cudnn"):
         keys: (batch, heads, source, dim).
         values: (batch, heads, source, dim).
         mask: boolean, broadcasts to (batch, heads, target, source), or None.
-        implementation: of `jax.nn.dot_product_attention`.
+        implementation: as in `jax.nn.dot_product_attention`.
 
     Returns:
         (batch, heads, target, dim); zeros for a target that may attend to nothing.

@@ -6,10 +6,10 @@ from keras import ops
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class IgnoredToken(keras.layers.Layer):
-    """Makes padding of one token, so that nothing looks at it.
+    """Turns one token into padding, so that nothing attends to it.
 
     Args:
-        token_id: of the token.
+        token_id: id of the token.
         pad_id: the id of padding.
 
     Call arguments:

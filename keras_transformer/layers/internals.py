@@ -10,14 +10,14 @@ import keras
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-WORD = 2**16  # values of a draw that decides on one unit
+WORD = 2**16  # possible values of the draw for one unit
 
 
 def mask_of(tensor):
-    """The mask that Keras carries along with a tensor, or None.
+    """The mask that Keras attaches to a tensor, or None.
 
-    Relies on `keras.src.backend.get_keras_mask`: an attribute of the tensor would not do, since
-    the tensors of a jitted JAX function have none.
+    Relies on `keras.src.backend.get_keras_mask`: the attribute of the tensor is not enough,
+    because the tensors of a jitted JAX function do not have it.
     """
     from keras.src.backend import get_keras_mask
 
@@ -25,7 +25,7 @@ def mask_of(tensor):
 
 
 def carry_mask(source, tensor):
-    """Has a tensor carry the mask of another, as `Layer.__call__` does.
+    """Attaches the mask of one tensor to another, as `Layer.__call__` does.
 
     Relies on `keras.src.backend.set_keras_mask`.
     """
@@ -37,9 +37,9 @@ def carry_mask(source, tensor):
 def keep_mask(shape, rate, seed_generator):
     """A boolean tensor that is False with probability `rate`, and otherwise True.
 
-    On TensorFlow, Keras leaves the generator to TensorFlow, which chooses another one under XLA.
-    Here it is Philox everywhere, with 16 bits a unit: `rate` counts to 1 / 65536. JAX and PyTorch
-    have one generator each, and Keras uses it.
+    On TensorFlow, Keras leaves the generator to TensorFlow, which chooses a different one under
+    XLA. Here it is always Philox, with 16 bits per unit, so `rate` is rounded to 1 / 65536. JAX and
+    PyTorch have one generator each, and Keras uses it.
 
     Relies on TensorFlow's Philox giving the same bits on every device, plain and under XLA, and
     on `bitcast` taking the lower half of a number first.
@@ -55,7 +55,7 @@ def keep_mask(shape, rate, seed_generator):
 
 
 def draw_seed(seed_generator):
-    """The next seed of a generator on TensorFlow, a pair of 32 bits each, as XLA wants them."""
+    """The next seed of a generator on TensorFlow, a pair of 32-bit numbers, as XLA needs it."""
     return tf.cast(tf.math.floormod(seed_generator.next(), tf.int32.max - 1), tf.int32)
 
 
@@ -65,7 +65,7 @@ def keep_mask_of(seed, shape, rate):
     limit = min(round(rate * WORD), WORD - 1)
     if is_compiled() and isinstance(length, int) and length % 8 == 0:
         return _keep_mask_from_bits([*rows, length // 8], limit, seed)
-    pairs = (length + 1) // 2  # one draw of 32 bits decides on two neighbours
+    pairs = (length + 1) // 2  # a 32-bit draw decides two neighbouring units
     bits = tf.random.stateless_uniform([*rows, pairs], seed, None, None, tf.uint32, alg="philox")
     words = tf.reshape(tf.bitcast(bits, tf.uint16), [*rows, 2 * pairs])
     if not isinstance(length, int) or length % 2:
@@ -74,7 +74,7 @@ def keep_mask_of(seed, shape, rate):
 
 
 def is_compiled():
-    """Whether TensorFlow traces a function that XLA will compile, as far as one can tell.
+    """Whether TensorFlow is tracing a function that XLA will compile, as far as can be known.
 
     Relies on `tf.function(jit_compile=True)` entering what TensorFlow calls an XLA context.
     """
@@ -84,16 +84,16 @@ def is_compiled():
 
 
 def _keep_mask_from_bits(shape, limit, seed):
-    """The same mask, which XLA keeps for the backward pass as one bit a unit.
+    """The same mask, which XLA keeps for the backward pass as one bit per unit.
 
-    XLA writes out what `stateless_uniform` draws, three times over, and reads it again in the
-    backward pass. Here the draws of one call of Philox, which decide on eight neighbours, are
-    compared where they arise, and nothing but a byte leaves the processor.
+    XLA writes the draws of `stateless_uniform` to memory three times, and reads them again in the
+    backward pass. Here the draws of one call of Philox, which decide eight neighbouring units, are
+    compared in registers, and only one byte is written.
 
     Source: Salmon et al. 2011 (https://doi.org/10.1145/2063384.2063405).
 
     Args:
-        shape: of the bytes; that of the mask, with the last axis divided by 8.
+        shape: shape of the bytes: the mask's, with the last axis divided by 8.
         limit: the first of 65,536 draws that keeps a unit.
         seed: as for `stateless_uniform`.
     """
@@ -118,7 +118,7 @@ def _keep_mask_from_bits(shape, limit, seed):
 
 
 def _philox(counter, key):
-    """Philox4x32 in ten rounds: four words of 32 bits from a counter of four and a key of two."""
+    """Philox4x32-10: four 32-bit words from a counter of four words and a key of two."""
     for _ in range(10):
         (low_0, high_0), (low_1, high_1) = (
             _halves(tf.cast(word, tf.uint64) * tf.constant(factor, tf.uint64))
@@ -133,6 +133,6 @@ def _philox(counter, key):
 
 
 def _halves(numbers):
-    """The lower and the upper 32 bits of numbers of 64."""
+    """The lower and the upper 32 bits of 64-bit numbers."""
     upper = tf.bitwise.right_shift(numbers, tf.constant(32, tf.uint64))
     return tf.cast(numbers, tf.uint32), tf.cast(upper, tf.uint32)

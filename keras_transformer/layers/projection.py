@@ -1,4 +1,4 @@
-"""The weights of linear projections, as all layers here keep them, and what LoRA adds to them."""
+"""The weights of linear projections in all layers, and what LoRA adds to them."""
 
 import dataclasses
 
@@ -20,12 +20,12 @@ TARGETS = (
 
 @dataclasses.dataclass(frozen=True)
 class LoRA:
-    """Which projections are tuned by a product of two narrow matrices, and how narrow they are.
+    """Which projections are tuned by a product of two narrow matrices, and their rank.
 
     Args:
         rank: width between the two matrices, at least 1.
-        alpha: their product counts `alpha / rank` times.
-        targets: names of projections, of `TARGETS`.
+        alpha: their product is scaled by `alpha / rank`.
+        targets: names of projections, from `TARGETS`.
     """
 
     rank: int
@@ -53,7 +53,7 @@ class Adapter:
 
     Args:
         target: its name in `LoRA.targets`.
-        start: the first of the rows.
+        start: index of the first row.
         down: (rank, input_dim).
         up: (rows, rank).
         scale: a number.
@@ -67,9 +67,9 @@ class Adapter:
 
 
 class TakesLoRA:
-    """Mixed into layers with projections: keeps `lora` in the config.
+    """A mixin for layers with projections that keeps `lora` in the config.
 
-    With it, nothing but the weights of LoRA is trained; `add_lora` makes such layers.
+    If it is set, only the weights of LoRA are trained; `add_lora` creates such layers.
     """
 
     def __init__(self, *args, lora=None, **kwargs):
@@ -82,7 +82,7 @@ class TakesLoRA:
 
 
 class Projection:
-    """A linear projection; call it with vectors. Unpacks to its kernel and bias.
+    """A linear projection, which can be called with vectors and unpacked to kernel and bias.
 
     Args:
         kernel: (output_dim, input_dim).
@@ -109,7 +109,7 @@ class Projection:
         return (self.kernel, self.bias)[index]
 
     def merged_kernel(self):
-        """The kernel with all that LoRA adds to it, (output_dim, input_dim)."""
+        """The kernel, including everything LoRA adds to it, (output_dim, input_dim)."""
         if not self.adapters:
             return self.kernel
         down, up = self._down_up()
@@ -137,27 +137,27 @@ class Projection:
 def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use_bias=True):
     """Adds the weights of `count` projections side by side to a layer.
 
-    Kernels are kept as (output, input): the products of decoding, which have few rows, are
-    then up to twice as fast with oneDNN, and slower without it (TF_ENABLE_ONEDNN_OPTS=0).
+    Kernels are kept as (output, input): the matrix products of decoding, which have few rows,
+    are then up to twice as fast with oneDNN, and slower without it (TF_ENABLE_ONEDNN_OPTS=0).
 
     Args:
-        layer: the `keras.layers.Layer` that gets them.
-        name: of the projection, to which "_kernel" and "_bias" are added. Several side by side
-            are named after each, as "query_key_value".
+        layer: the `keras.layers.Layer` that gets the weights.
+        name: name of the projection, to which "_kernel" and "_bias" are appended. The name of
+            several joins their names, as in "query_key_value".
         input_dim: width of the inputs.
         output_dim: width of the outputs of each projection.
-        initializer: a Keras initializer, called for each kernel by itself.
+        initializer: a Keras initializer, called separately for each kernel.
         count: number of projections.
-        use_bias: whether there is a bias, zero at first.
+        use_bias: whether there is a bias, initially zero.
 
     Returns:
         A `Projection` of kernel, (count * output_dim, input_dim), and bias,
-        (count * output_dim,), or None. If the layer has `lora`, they are frozen, and those
-        projections that are its targets have adapters.
+        (count * output_dim,), or None. If the layer has `lora`, both are frozen, and the
+        projections that it targets have adapters.
     """
 
     def draw(shape, dtype=None):
-        # Of the shape that initializers count their fan-in and fan-out by.
+        # In the shape from which initializers compute fan-in and fan-out.
         kernels = [initializer.clone()((input_dim, output_dim), dtype) for _ in range(count)]
         return ops.transpose(ops.concatenate(kernels, axis=1))
 
@@ -172,7 +172,7 @@ def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use
             name=f"{name}_bias", shape=shape[:1], initializer="zeros", trainable=lora is None
         )
     adapters = [] if lora is None else list(_adapters(layer, name, lora, shape, count))
-    # TensorFlow's checkpoints and SavedModels hold what is an attribute of the layer itself.
+    # TensorFlow's checkpoints and SavedModels only hold attributes of the layer itself.
     for weight in (kernel, bias, *(w for adapter in adapters for w in (adapter.down, adapter.up))):
         if weight is not None:
             setattr(layer, weight.name, weight)
@@ -185,7 +185,7 @@ def _adapters(layer, name, lora, shape, count):
     parts = [(part, index * rows, rows) for index, part in enumerate(name.split("_"))]
     if len(parts) != count or count == 1:
         parts = []
-    # As in the code of its authors: uniform in 1 / sqrt(input_dim), and zero.
+    # As in the authors' code: uniform within 1 / sqrt(input_dim), and zero.
     limit = shape[1] ** -0.5
     uniform = initializers.RandomUniform(-limit, limit)
     for target, start, height in [*parts, (name, 0, shape[0])]:

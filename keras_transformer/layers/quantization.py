@@ -1,10 +1,10 @@
-"""What these layers say to Keras's `quantize`, which knows Dense and Embedding layers only."""
+"""How these layers refuse Keras's `quantize`, which supports only Dense and Embedding layers."""
 
 from keras_transformer.layers.dropout import ReproducibleDropout
 
 
 class NotQuantized:
-    """Mixed into layers without sublayers, which are all that `Model.quantize` calls."""
+    """A mixin for layers without sublayers, the only ones that `Model.quantize` calls."""
 
     def quantize(self, mode=None, type_check=True, config=None):
         raise ValueError(
@@ -16,4 +16,4 @@ class NotQuantized:
 
 
 class InnerDropout(NotQuantized, ReproducibleDropout):
-    """Of a layer that has projections, which has it refuse to be quantized."""
+    """A sublayer that makes a layer with projections refuse to be quantized."""

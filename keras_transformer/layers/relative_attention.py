@@ -1,4 +1,4 @@
-"""Causal self-attention that knows distances instead of positions, and looks into a memory."""
+"""Causal self-attention that uses distances instead of positions, and attends to a memory."""
 
 import math
 
@@ -19,8 +19,8 @@ class RelativeAttention(MultiHeadAttention):
 
     A target with query q scores a source with key k, at a distance whose sinusoidal pattern
     is projected to r, by ((q + u) k + (q + v) r) / sqrt(key_dim). The vectors u and v are
-    learned for each head. No score depends on where a text was cut, so vectors kept from one
-    segment serve as the memory of the next, and more of them may be kept than in training.
+    learned for each head. No score depends on where a text was split, so vectors kept from one
+    segment can be the memory of the next, and more of them may be kept than in training.
 
     Source: Dai et al. 2019, section 3.3 (https://arxiv.org/abs/1901.02860), with u and v
     for each layer, as its authors trained their largest models.
@@ -31,11 +31,11 @@ class RelativeAttention(MultiHeadAttention):
         dropout: probability in [0, 1) with which an attention weight is dropped.
         use_bias: whether the projections of queries, keys, values and outputs add a bias;
             those of the paper do not.
-        kernel_initializer: of each projection by itself.
+        kernel_initializer: initializer, called separately for each projection.
 
     Call arguments:
         query: (batch, target, dim), dim even.
-        memory: vectors that stand before those of `query`, (batch, past, dim), or None.
+        memory: vectors that come before those of `query`, (batch, past, dim), or None.
         padding_mask: boolean (batch, past + target), True for a real token. If None, the
             implicit Keras mask of `query`, and all of the memory, are used.
         attention_mask: boolean, broadcasts to (batch, target, past + target); further limits
@@ -114,9 +114,9 @@ class RelativeAttention(MultiHeadAttention):
 
         Args:
             batch_size: number of rows, an integer scalar.
-            length: steps to make room for, if the cache is to have its full size at once; None for
-                one that grows.
-            num_beams: beams per row, for which there is room.
+            length: number of steps to make room for, for a cache of full size; None for a cache
+                that grows.
+            num_beams: number of beams per row to make room for.
 
         Returns:
             Keys and values, (batch, heads, length * num_beams, key_dim), and distances,
@@ -160,10 +160,10 @@ class RelativeAttention(MultiHeadAttention):
             bias = self._distance_scores(queries, distances)  # (batch, heads, beams, steps + 1)
         else:
             distances = cache[2]
-            # Distance 0 belongs to column `position`; what wraps around is masked.
+            # Distance 0 belongs to column `position`; columns that wrap around are masked.
             bias = self._distance_scores(queries, distances)
             bias = ops.roll(bias, position + 1 - steps, axis=3)
-        # Every step has written one position a beam, and all of these are as far away.
+        # Every step has written one position per beam, and all of these are equally far away.
         bias = ops.repeat(bias, inputs.shape[1], axis=3)
         outputs, _ = self._attend_with(queries, keys, values, mask, None, bias)
         return outputs, (keys, values, distances)
@@ -173,7 +173,7 @@ class RelativeAttention(MultiHeadAttention):
         return self.attend_heads(queries, keys, values, mask, training, bias)
 
     def _projections(self, start, stop):
-        """Some of the projections to queries, keys and values, which stand side by side."""
+        """Some of the projections to queries, keys and values, which are side by side."""
         inner = self.query_key_value.kernel.shape[0] // 3
         return self.query_key_value.rows(start * inner, stop * inner)
 

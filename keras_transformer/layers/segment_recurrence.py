@@ -1,4 +1,4 @@
-"""The memory that a training carries from one segment of a text to the next."""
+"""The memory that training carries from one segment of a text to the next."""
 
 import keras
 from keras import ops
@@ -8,39 +8,39 @@ from keras_transformer.ops.masks import padding_mask
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SegmentRecurrence(keras.layers.Wrapper):
-    """Gives a stack, in training, a memory of the segments before.
+    """Gives a stack, in training, a memory of the previous segments.
 
-    Row i of each training batch must go on where row i of the batch before ended, so give
-    `fit` unshuffled batches that all have `batch_size` rows. Where a document begins, in the
-    middle of a row or not, is told by `start_id`: no token sees what stands before that of its
-    own document, neither in the memory nor in the segment.
+    Row i of each training batch must continue where row i of the previous batch ended, so give
+    `fit` unshuffled batches that all have `batch_size` rows. `start_id` marks where a document
+    begins, at the start or in the middle of a row: no token attends to anything before its own
+    document, neither in the memory nor in the segment.
 
-    Outside of training there is no state: a row is read by itself, and `advance` takes and
-    returns the memory of a longer text. What is carried is no weight: `model.save`
-    leaves it out, and the training's `Checkpoints` keep it.
+    Outside of training there is no state: each row is read on its own, and for longer texts
+    `advance` accepts and returns a memory. The memory is not a weight: `model.save` leaves it
+    out, and `Checkpoints` keep it.
 
     Under a `tf.distribute` strategy each replica carries the memory of its own rows.
 
     Source: Dai et al. 2019, section 3.2 (https://arxiv.org/abs/1901.02860).
 
     Args:
-        layer: a `TransformerXL` stack, whose dtype policy is taken over.
-        batch_size: rows of a training batch, of its share on each replica; at least 1.
+        layer: a `TransformerXL` stack, whose dtype policy is used.
+        batch_size: rows of a training batch on each replica; at least 1.
         memory_length: number of tokens to remember in training, at least 0.
         start_id: the id with which each document begins; None if all is one text.
 
     Call arguments:
         inputs: vectors of a segment, (batch, length, dim).
-        token_ids: the ids that they stand for, integers (batch, length), 0 for padding.
-            Padding may only stand at the end of a document.
+        token_ids: the ids of these vectors, integers (batch, length), 0 for padding.
+            Padding is allowed only at the end of a document.
         training: whether to carry memory from call to call, and to apply dropout.
 
     Returns:
         Same shape as `inputs`.
 
     Raises:
-        ValueError: if `batch_size` is below 1, `memory_length` below 0, or a training batch is
-            known to have another number of rows.
+        ValueError: if `batch_size` is below 1, `memory_length` is below 0, or a training batch
+            is known to have a different number of rows.
 
     Examples:
         >>> from keras_transformer.layers.transformer_xl import TransformerXL
@@ -70,7 +70,7 @@ class SegmentRecurrence(keras.layers.Wrapper):
             self._own_variable(f"memory_{index}", (*shape, inputs_shape[-1]), self.compute_dtype)
             for index in range(self.layer.num_layers)
         )
-        # True for what the document at the end of a row has left in the memories.
+        # True for the part of the memories that belongs to the document at the end of a row.
         self._is_remembered = self._own_variable("is_remembered", shape, "bool")
 
     def call(self, inputs, token_ids, training=None):
@@ -80,7 +80,7 @@ class SegmentRecurrence(keras.layers.Wrapper):
         if rows not in (None, self.batch_size):
             raise ValueError(
                 "A training batch must have as many rows on each replica as the model was made "
-                "for, since each goes on where it ended in the batch before. "
+                "for, because each row continues the same row of the previous batch. "
                 f"Received: {rows} rows, batch_size={self.batch_size}."
             )
         memory = [ops.convert_to_tensor(variable) for variable in self._memories]
@@ -94,13 +94,13 @@ class SegmentRecurrence(keras.layers.Wrapper):
         return outputs
 
     def advance(self, inputs, token_ids, memory=None, training=None):
-        """Reads one segment with a given memory, and changes no state.
+        """Reads one segment with a given memory, without changing any state.
 
         Args:
             inputs: as for a call.
             token_ids: as for a call.
-            memory: the pair of a list with one tensor (batch, past, dim) a block, and of a
-                boolean (batch, past), True for what may be attended to; None at first.
+            memory: the pair of a list with one tensor (batch, past, dim) per block and a boolean
+                (batch, past), True for what may be attended to; None at first.
             training: whether dropout is applied.
 
         Returns:
@@ -122,16 +122,16 @@ class SegmentRecurrence(keras.layers.Wrapper):
         return outputs, (memories, is_real)
 
     def attention_scores(self, inputs, token_ids):
-        """The attention weights of each block when a row is read by itself.
+        """The attention weights of each block when a row is read without a memory.
 
         Returns:
-            A list with one tensor a block, (batch, heads, length, length).
+            A list with one tensor per block, (batch, heads, length, length).
         """
         same_document = self._same_document(token_ids[:, :0], token_ids)
         return self.layer.attention_scores(inputs, None, padding_mask(token_ids), same_document)
 
     def _same_document(self, is_remembered, token_ids):
-        """Boolean (batch, length, past + length), True within a document; None if all is one."""
+        """Boolean (batch, length, past + length), True within a document; None for one text."""
         if self.start_id is None:
             return None
         is_start = ops.cast(ops.equal(token_ids, self.start_id), "int32")
@@ -141,11 +141,11 @@ class SegmentRecurrence(keras.layers.Wrapper):
         return ops.equal(targets[:, :, None], sources[:, None])
 
     def forget(self):
-        """Empties the memory of all rows, before a training goes on with other text."""
+        """Empties the memory of all rows, before training continues with other text."""
         self._is_remembered.assign(ops.zeros(self._is_remembered.shape, "bool"))
 
     def _own_variable(self, name, shape, dtype):
-        """State of which every replica has its own, of which the first is shown to others."""
+        """State that every replica has for itself; reading it from outside gives the first."""
         return keras.Variable(
             "zeros",
             shape=shape,
@@ -172,7 +172,7 @@ class SegmentRecurrence(keras.layers.Wrapper):
 
     @classmethod
     def from_config(cls, config):
-        """The stack takes over the dtype of this config, as this layer does that of the stack."""
+        """Gives the stack the dtype of this config, as the layer has the dtype of its stack."""
         stack = {**config["layer"]["config"], "dtype": config["dtype"]}
         return super().from_config({**config, "layer": {**config["layer"], "config": stack}})
 

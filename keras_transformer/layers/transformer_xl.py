@@ -1,4 +1,4 @@
-"""The blocks of Transformer-XL, and the stack that takes and returns a memory for each."""
+"""The blocks of Transformer-XL, and the stack that accepts and returns a memory for each."""
 
 import keras
 from keras import ops
@@ -102,7 +102,7 @@ class TransformerXLBlock(TransformerLayer):
 class TransformerXL(TransformerStack):
     """A stack of Transformer-XL blocks; a pre-norm stack ends with a layer normalisation.
 
-    A memory holds what a block was given for earlier tokens. No gradient goes into it.
+    A memory holds the inputs of a block for earlier tokens. No gradient flows into it.
 
     Source: Dai et al. 2019, section 3.2 (https://arxiv.org/abs/1901.02860).
 
@@ -112,14 +112,14 @@ class TransformerXL(TransformerStack):
 
     Call arguments:
         inputs: (batch, target, dim), dim even.
-        memories: a list with one tensor (batch, past, dim) a block, or None.
+        memories: a list with one tensor (batch, past, dim) per block, or None.
         padding_mask: as for `TransformerXLBlock`.
         attention_mask: as for `TransformerXLBlock`.
         training: whether dropout is applied.
 
     Returns:
         The pair of outputs, in the shape of `inputs`, and memories, a list with one tensor
-        (batch, past + target, dim) a block. Give the newest of them, as many as you want,
+        (batch, past + target, dim) per block. Pass the newest positions, as many as you want,
         to the call for the next segment.
 
     Raises:

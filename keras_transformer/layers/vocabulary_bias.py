@@ -33,4 +33,4 @@ class VocabularyBias(keras.layers.Layer):
         return keras.KerasTensor(logits.shape, dtype="float32")
 
     def get_config(self):
-        return super().get_config()  # else Keras refuses to serialise a dtype policy
+        return super().get_config()  # otherwise Keras refuses to serialise a dtype policy

@@ -120,7 +120,7 @@ def test_a_folder_that_answers_otherwise_is_not_left_behind(tokenizer, tmp_path,
     assert not list(tmp_path.iterdir())
     with pytest.raises(convert.ConversionError, match=r"dtype must be one of .*Received: 'int4'"):
         convert.write(ours, "ctranslate2", tmp_path / "model", dtype="int4")
-    with pytest.raises(convert.ConversionError, match=r"knows the activations .*Received: tanh"):
+    with pytest.raises(convert.ConversionError, match=r"supports the activations .*Received: tanh"):
         convert.write(
             translator_of(tokenizer, activation="tanh"), "ctranslate2", tmp_path / "model"
         )

@@ -211,11 +211,15 @@ def test_the_sentencepiece_model_of_nllb_has_its_ids_one_higher(tmp_path):
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("config.json", {"decoder_layers": 3}, r"as many layers. Received: \[2, 3\]"),
+        ("config.json", {"decoder_layers": 3}, r"equally many layers. Received: \[2, 3\]"),
         ("config.json", {"pad_token_id": 0}, "pad_token_id must be 1, as in the tokenizer"),
         ("config.json", {"vocab_size": 100}, "vocab_size must be more than"),
         ("config.json", {"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
-        ("tokenizer_config.json", {"legacy_behaviour": True}, "after it, is not supported"),
+        (
+            "tokenizer_config.json",
+            {"legacy_behaviour": True},
+            "which puts it after the text, is not supported",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(folder, tmp_path, file, change, message):

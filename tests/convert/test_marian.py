@@ -210,7 +210,7 @@ def test_training_goes_on(converted):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"encoder_layers": 3}, r"as many layers. Received: \[3, 2\]"),
+        ({"encoder_layers": 3}, r"equally many layers. Received: \[3, 2\]"),
         ({"activation_function": "mish"}, "activation_function must be 'swish' or .*'mish'"),
         ({"d_model": 64}, r"must have the shape .*64.* Received: .*32"),
         ({"eos_token_id": None}, "pad_token_id and eos_token_id among them"),

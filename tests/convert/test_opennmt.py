@@ -157,20 +157,20 @@ def drop_words(folder):
     [
         (drop("*.index", "checkpoint"), r"not a folder with config\.json"),
         (drop("ckpt*.data*"), "cannot be read: "),
-        (drop("*.yml"), "must hold the YAML file of its training"),
+        (drop("*.yml"), "must hold the YAML file it was trained with"),
         (lambda folder: (folder / "data.yml").write_text("a: [1"), "must hold YAML"),
         (drop("model_description.py"), r"must hold model_description\.py"),
         (describe("model = "), "must be Python"),
         (describe("model = models.LuongAttention"), "must describe one of .*Received: None"),
         (describe("m = models.TransformerRelative"), "must describe one of .*Received: None"),
-        (describe("m = Transformer(num_heads=h)"), "sizes by name and as numbers"),
-        (describe("m = Transformer(None, None, 6, 512, 8)"), "sizes by name and as numbers"),
+        (describe("m = Transformer(num_heads=h)"), "sizes as numbers and by keyword"),
+        (describe("m = Transformer(None, None, 6, 512, 8)"), "sizes as numbers and by keyword"),
         (describe("m = Transformer(num_heads=3)"), "num_heads that divide 8. Received: 3"),
         (describe("m = Transformer(ffn_activation=tf.nn.elu)"), "one of relu.*Received.*elu"),
         (describe("m = Transformer(position_encoder_class=None)"), "sinusoidal.*None, relu"),
-        (drop("source.vocab"), r"names data/source\.vocab, which is not there"),
-        (drop_words, r"must hold 60 words for the 61 rows .*Received: 58, \['<blank>'"),
-        (drop("source.model"), r"names data/source\.model, which is not there"),
+        (drop("source.vocab"), r"names data/source\.vocab, which is missing. Put it next to it"),
+        (drop_words, r"must hold 60 distinct words for the 61 rows .*Received: 58, \['<blank>'"),
+        (drop("source.model"), r"names data/source\.model, which is missing. Put it next to it"),
         (
             lambda folder: change_settings(folder, "data", target_tokenization=None),
             r"must name a SentencePiece model .*target_tokenization.*Received: 2 of them",
@@ -192,7 +192,7 @@ def drop_words(folder):
             lambda folder: change_settings(
                 folder, "data", source_sequence_controls={"start": True, "end": True}
             ),
-            "source_sequence_controls must have no start",
+            "source_sequence_controls must not have start",
         ),
         (
             lambda folder: shutil.copy(folder / "target.model", folder / "source.model"),

@@ -1,1 +1,1 @@
-"""Scripts that compare what was written with the foreign library; they import nothing of ours."""
+"""Scripts that check what was written, with the foreign library; they import none of our code."""

@@ -18,7 +18,7 @@ def main(folder, example):
     arrays = np.load(example)
     [name] = json.loads(pathlib.Path(folder, "config.json").read_text())["architectures"]
     model, unused = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
-    # Sines are no weights, though old versions stored them.
+    # Sines are not weights, although old versions stored them.
     missing = [key for key in unused["missing_keys"] if "embed_positions" not in key]
     if missing or unused["unexpected_keys"]:
         sys.exit(f"the weights must be those of a {name}. Received: {unused}")
