@@ -15,16 +15,16 @@ from keras_transformer.training.stored import stored
 
 
 class LateLogs(keras.callbacks.CallbackList):
-    """Hands over the logs of a step when the next one is on its way, so that no step waits.
+    """Passes on the logs of a step after the next step has started, so that no step waits.
 
-    To read a number from a GPU takes until it has computed all that was asked of it before.
+    A number can be read from a GPU only when everything queued before it has been computed.
 
     Args:
         callbacks: list of callbacks, for which `can_be_late` is true.
-        verbose: of `fit`, 0 for no progress bar.
-        epochs: of `fit`.
-        steps: of an epoch.
-        model: that is trained.
+        verbose: as in `fit`, 0 for no progress bar.
+        epochs: as in `fit`.
+        steps: number of steps in an epoch.
+        model: the model that is trained.
     """
 
     def __init__(self, callbacks, verbose, epochs, steps, model):
@@ -53,7 +53,7 @@ class LateLogs(keras.callbacks.CallbackList):
 def can_be_late(callback):
     """Whether a callback may get the logs of a step while the next one runs.
 
-    As in Keras, one that may says so by an attribute `async_safe`; one that looks at no steps may.
+    As in Keras, a callback allows it with the attribute `async_safe`, or by ignoring steps.
     """
     looks = any(
         getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
@@ -119,8 +119,8 @@ class TokensPerSecond(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if keras.backend.backend() == "jax":
-            return  # `fit` keeps the count to itself until the epoch ends
-        # Once a second, since to read the count waits for the step; with workers, for all of them.
+            return  # `fit` does not publish the count until the epoch ends
+        # Once a second, because reading the count waits for the step, and for all workers.
         now = time.perf_counter()
         if now - self._measured >= 1 and not has_workers(self.model.distribute_strategy):
             self._measure(now)
@@ -147,7 +147,7 @@ class BestScore(keras.callbacks.Callback):
     For translation use BLEU with beam search, which the loss per token does not predict.
 
     Args:
-        score: a function that takes the model and returns a number; higher is better.
+        score: a function from the model to a number; higher is better.
         path: file for the best model, ending in `.keras`; None saves nothing.
         every: number of epochs between two measurements, at least 1.
         name: name of the score in the logs.

@@ -1,6 +1,6 @@
 """Checkpoint files: one per step, `step-<number>.npz`, in NumPy's format.
 
-No index file lists them, since it could get lost: the folder's files are the list, and each
+There is no index file, because it could get lost: the files in the folder are the list, and each
 holds checksums of its content.
 """
 
@@ -51,7 +51,7 @@ def write(path, variables, notes):
 
 
 def read(path, variables):
-    """Assigns to variables, a dict by name, a checkpoint in which `problem_with` found no problem.
+    """Assigns a checkpoint, in which `problem_with` found no problem, to a dict of variables.
 
     Returns:
         Its notes, a dict of arrays by name.
@@ -80,7 +80,7 @@ def as_of(array, variable):
 
 
 def problem_with(path, variables, kinds=KINDS):
-    """Reads a whole checkpoint; says in a sentence why it cannot be used, or returns None.
+    """Reads a whole checkpoint and returns a sentence on why it cannot be used, or None.
 
     Args:
         path: path of the checkpoint.
@@ -99,7 +99,7 @@ def problem_with(path, variables, kinds=KINDS):
     else:
         here = {name: _type_and_shape(variable) for name, variable in variables.items()}
         problem = _difference(there, here, kinds)
-    return problem and f"{path} is of another training: {problem}."
+    return problem and f"{path} is from a different run: {problem}."
 
 
 def _type_and_shape(variable):
@@ -112,7 +112,7 @@ def _difference(there, here, kinds):
     for kind in kinds:
         counts = [sum(name.startswith(f"{kind}/") for name in names) for names in (there, here)]
         if counts[0] != counts[1]:
-            return f"{kind} are {counts[0]} variables there, {counts[1]} here"
+            return f"{kind} has {counts[0]} variables there, {counts[1]} here"
     for name, (dtype, shape) in here.items():
         dtype_there, shape_there = there[name]
         if shape != shape_there:

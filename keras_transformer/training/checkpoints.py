@@ -1,9 +1,9 @@
 """Checkpoints from which training resumes exactly where it stopped.
 
-Keras's own leave out the state of dropout and the position in the data. These hold the weights,
-the optimizer, the moving average, dropout's random state and whatever the model carries from
-batch to batch. They are numbered by optimizer step; data that is a pure function of the step
-completes them.
+Keras's own checkpoints lack the state of dropout and the position in the data. These hold the
+weights, the optimizer, the moving average, dropout's random state and whatever the model carries
+from batch to batch. They are numbered by optimizer step; the data needs no state, because it is a
+pure function of the step.
 """
 
 import itertools
@@ -26,24 +26,24 @@ from keras_transformer.training.distribution import (
 from keras_transformer.training.replicas import carried_variables
 from keras_transformer.training.stored import stored, synchronize
 
-STEPS_BETWEEN_QUESTIONS = 10  # of each worker to the others, whether one must stop
+STEPS_BETWEEN_QUESTIONS = 10  # how often workers ask each other whether one must stop
 
 
 class Checkpoints(keras.callbacks.Callback):
     """Saves everything needed to resume training, every few steps; call `save` at the end.
 
-    It does not save when `fit` returns: an interrupted training calls `fit` more often and must
-    leave the same checkpoints as an uninterrupted one. A checkpoint whose step is not a multiple
-    of `every`, left by an interruption, is therefore deleted at the next save. The last step of
-    an epoch is saved after its validation. List this callback after those that measure, so that
-    a restart makes none of them miss an epoch.
+    It does not save when `fit` returns: an interrupted run calls `fit` more often and must leave
+    the same checkpoints as an uninterrupted one. A checkpoint whose step is not a multiple of
+    `every`, left by an interruption, is therefore deleted at the next save. The last step of an
+    epoch is saved after its validation. List this callback after those that measure, so that
+    none of them misses an epoch when training restarts.
 
     It never saves weights that are not finite, and never overwrites or deletes an existing
     checkpoint of this step or a later one.
 
-    With several workers the directory must be on a shared disk: all restore from it, and the
-    chief alone saves. At each restore and save the workers compare checksums of the weights and
-    of the optimizer's state.
+    With several workers the directory must be on a shared disk: all of them restore from it, and
+    only the chief saves. At each restore and save the workers compare checksums of the weights
+    and of the optimizer's state.
 
     Args:
         directory: folder of the checkpoints.
@@ -57,7 +57,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     Raises:
         ValueError: if `every` or `keep` is below 1, the model is not compiled, or it carries a
-            memory on several workers: the chief cannot read those of the others.
+            memory on several workers: the chief cannot read the other workers' memories.
         FloatingPointError: in training, instead of saving weights that are not finite.
         RuntimeError: in training, if the workers hold different weights.
     """
@@ -69,11 +69,11 @@ class Checkpoints(keras.callbacks.Callback):
                 f"every and keep must be at least 1. Received: every={every}, keep={keep}."
             )
         if not model.compiled or not model.optimizer.built:
-            raise ValueError("Compile the model before its checkpoints are made.")
+            raise ValueError("Compile the model before you make its Checkpoints.")
         if has_workers(model.distribute_strategy) and carried_variables(model):
             raise ValueError(
-                "The memory that a model carries cannot be saved from several workers, since only "
-                "the chief writes. Train on one worker, with as many replicas as you like. "
+                "The memory that a model carries cannot be saved with several workers, because "
+                "only the chief writes. Train on one worker, with as many replicas as you like. "
                 f"Received: {this_worker(model.distribute_strategy).count} workers."
             )
         self.every = every
@@ -129,16 +129,16 @@ class Checkpoints(keras.callbacks.Callback):
         if problems and this_worker(self._strategy).index == 0:
             aside = " and ".join(str(_put_aside(damaged)) for damaged in problems)
             logging.getLogger(__name__).warning(
-                "%s Kept as %s. Going on from %s.", " ".join(problems.values()), aside, path
+                "%s Kept as %s. Resuming from %s.", " ".join(problems.values()), aside, path
             )
         return self._step()
 
     def save(self):
-        """Saves now, unless this step is saved already.
+        """Saves now, unless this step is already saved.
 
         Raises:
             FloatingPointError: if the weights or the state of the optimizer are not finite.
-            ValueError: if it would overwrite a checkpoint of another training.
+            ValueError: if it would overwrite a checkpoint of a different run.
             OSError: if the disk is full.
         """
         synchronize(self._model)
@@ -150,7 +150,7 @@ class Checkpoints(keras.callbacks.Callback):
                 self._check_is_newest(step)
                 path = files.path_of(self._directory, step)
                 files.write(path, self._variables, self.notes)
-            # Also of a step that is saved already: the process may have been killed right here.
+            # Even if this step is already saved: the process may have been killed right here.
             for old in self._out_of_date(step):
                 files.path_of(self._directory, old).unlink()
         self._newest = step
@@ -159,7 +159,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._steps_before = self._step()
 
     def on_train_batch_begin(self, batch, logs=None):
-        if batch:  # counted, since to read the step would wait for the one that is running
+        if batch:  # counted, because reading the step would wait for the one that is running
             self._save_if_due(self._steps_before + batch)
 
     def on_epoch_end(self, epoch, logs=None):
@@ -171,7 +171,7 @@ class Checkpoints(keras.callbacks.Callback):
             self.save()
 
     def _step(self):
-        # A batch that float16 has skipped counts, since data is a function of the step.
+        # A batch that float16 skipped counts, because data is a function of the step.
         skipped = 0 if self._skipped is None else int(self._skipped.numpy())
         return int(self._optimizer.iterations.numpy()) + skipped
 
@@ -190,14 +190,14 @@ class Checkpoints(keras.callbacks.Callback):
         """Raises rather than start at step 0 in a folder that holds checkpoints."""
         if problems:
             raise ValueError(
-                "No checkpoint can be used. Train into another folder, or with the settings they "
-                f"were made with; to begin again at step 0, delete {self._directory}. "
+                "No checkpoint can be used. Train into another folder, or with the settings that "
+                f"the checkpoints were made with; to restart at step 0, delete {self._directory}. "
                 f"Received: {' '.join(problems.values())}"
             )
         if earlier := files.earlier_format_in(self._directory):
             raise ValueError(
                 f"{self._directory} holds checkpoints of an earlier version of this library, which "
-                "this one cannot read. Finish the training with that version, or train into "
+                "this one cannot read. Finish the run with that version, or train into "
                 f"another folder. Received: {earlier}."
             )
 
@@ -205,8 +205,8 @@ class Checkpoints(keras.callbacks.Callback):
         ahead = [number for number in files.steps_in(self._directory) if number >= step]
         if ahead:
             raise ValueError(
-                f"{self._directory} holds a checkpoint of step {ahead[-1]}, which this training at "
-                f"step {step} has not made and would overwrite. Call restore before training, "
+                f"{self._directory} holds a checkpoint of step {ahead[-1]}, which this run, at "
+                f"step {step}, did not make and would overwrite. Call restore before training, "
                 "train into another folder, or end the other process that trains into this one."
             )
 
@@ -214,8 +214,8 @@ class Checkpoints(keras.callbacks.Callback):
 class SaveOnTerminate(keras.callbacks.Callback):
     """On SIGTERM, saves the current step and exits.
 
-    With several workers it is enough that one receives the signal: all save the same step, the next
-    whose number in its epoch is a multiple of ten.
+    With several workers it is enough if one receives the signal: all save the same step, the next
+    one whose number in its epoch is a multiple of ten.
 
     Args:
         checkpoints: the `Checkpoints` to save to.
@@ -238,7 +238,7 @@ class SaveOnTerminate(keras.callbacks.Callback):
         signal.signal(signal.SIGTERM, self._before)
 
     def on_train_batch_begin(self, batch, logs=None):
-        # To ask the other workers at every step would make each wait for the slowest host.
+        # Asking the other workers at every step would make each wait for the slowest host.
         if batch and (batch % STEPS_BETWEEN_QUESTIONS == 0 or self._is_alone):
             self._leave_if_told()
 
@@ -289,7 +289,7 @@ def average_checkpoints(directory, model, count):
         )
     if problems:
         logging.getLogger(__name__).warning("%s Averaging without it.", " ".join(problems))
-    # One weight of all of them at a time: they are in the same order.
+    # One weight at a time from all checkpoints, which are in the same order.
     for parts in zip(*(files.weights_of(files.path_of(directory, s)) for s in good), strict=True):
         name = parts[0][0]
         arrays = [files.as_of(array, variables[name]) for _, array in parts]
@@ -300,7 +300,7 @@ def average_checkpoints(directory, model, count):
 def _mean(arrays, dtype):
     if not keras.backend.is_float_dtype(dtype):
         return arrays[-1]
-    # Halves are summed in float32.
+    # Half precision is summed in float32.
     wide = np.result_type(arrays[0].dtype, np.float32)
     return sum(array.astype(wide, copy=False) for array in arrays) / len(arrays)
 

@@ -1,4 +1,4 @@
-"""Checks of what is given to `compile` and `fit`; each error says what to do instead."""
+"""Checks of the arguments of `compile` and `fit`; each error says what to do instead."""
 
 import logging
 
@@ -26,20 +26,21 @@ OF_WHOLE_BATCHES = (keras.layers.BatchNormalization, keras.layers.SpectralNormal
 def check_optimizer(optimizer):
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
-            "The exact train step scales the loss of models in float16 itself; an optimizer would "
-            "look at one replica only. Give compile the optimizer inside. "
+            "The exact train step itself scales the loss of models in float16; an optimizer would "
+            "look at one replica only. Pass the inner optimizer to compile. "
             "Received: a LossScaleOptimizer."
         )
     if getattr(optimizer, "loss_scale_factor", None) is not None:
         raise ValueError(
-            "The exact train step does not scale the loss. Leave loss_scale_factor out. "
+            "The exact train step itself scales the loss of models in float16. Leave "
+            "loss_scale_factor out. "
             f"Received: loss_scale_factor={optimizer.loss_scale_factor}."
         )
     for name, ours in REFUSED_OPTIMIZER_SETTINGS.items():
         value = getattr(optimizer, name, None)
         if value:
             raise ValueError(
-                f"Set {ours} in compile(), not {name} on the optimizer, where it gives other "
+                f"Set {ours} in compile(), not {name} on the optimizer, where it gives different "
                 f"numbers on several replicas. Received: {name}={value}."
             )
 
@@ -47,7 +48,7 @@ def check_optimizer(optimizer):
 def check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights):
     if loss_weights is not None:
         raise ValueError(
-            "The exact train step takes one loss for one output, without loss_weights. "
+            "The exact train step needs one loss for one output, without loss_weights. "
             f"Received: loss_weights={loss_weights}."
         )
     if clip_norm is not None and clip_norm <= 0:
@@ -64,8 +65,8 @@ def check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights):
 def check_strategy(model, steps_per_execution):
     if keras.distribution.distribution() is not None:
         raise ValueError(
-            "keras.distribution does nothing on the TensorFlow backend: training would use one "
-            "device without a word. Use keras_transformer.training.choose_strategy, or the JAX "
+            "keras.distribution does nothing on the TensorFlow backend: training would silently "
+            "use one device. Use keras_transformer.training.choose_strategy, or the JAX "
             f"backend. Received: {type(keras.distribution.distribution()).__name__}."
         )
     if model.distribute_strategy is not tf.distribute.get_strategy():
@@ -97,8 +98,8 @@ def check_model(model, own_class, accumulation_steps, ema_momentum):
     for name in ("compute_loss", "compute_metrics", *(["train_step"] if replicas > 1 else [])):
         if overrides(model, own_class, name):
             raise ValueError(
-                f"The exact train step cannot include a {name} of your own. Give compile a loss "
-                "and metrics, or train with keras.Model. "
+                f"The exact train step cannot include a custom {name}. Pass a loss and metrics to "
+                "compile, or train with keras.Model. "
                 f"Received: {type(model).__name__}, which overrides {name}."
             )
     split = replicas > 1 or accumulation_steps > 1
@@ -120,14 +121,15 @@ def _check_layer(layer, split):
         )
     if any(getattr(weight, "overwrite_with_gradient", False) for weight in layer.trainable_weights):
         raise ValueError(
-            "Weights that are overwritten by their gradient, as of float8, cannot be trained here. "
+            "Weights that their gradient overwrites, as in float8, cannot be trained here. "
             f"Received: the layer {layer.name}."
         )
     if split and layer.trainable and isinstance(layer, OF_WHOLE_BATCHES):
         raise ValueError(
-            f"{type(layer).__name__} would see a part of each batch, on replicas or with "
-            "accumulation_steps, and give other numbers than one device. Use LayerNormalization, "
-            f"or set trainable=False on it. Received: the layer {layer.name}."
+            f"On replicas or with accumulation_steps, {type(layer).__name__} would see a part of "
+            "each batch, and its numbers would not be those of one device. Use "
+            "LayerNormalization, or set trainable=False on it. "
+            f"Received: the layer {layer.name}."
         )
 
 
@@ -161,13 +163,13 @@ def check_class_weight(loss, class_weight):
     if class_weight is not None and isinstance(loss, TokenCrossentropy):
         raise ValueError(
             "class_weight has no meaning for labels that are sequences of tokens: Keras would "
-            "make one weight of a whole row. Use sample_weight of shape (batch, target). "
+            "use one weight for a whole row. Use sample_weight of shape (batch, target). "
             f"Received: class_weight={class_weight}."
         )
 
 
 def check_one_replica(model, method):
-    """Raises on several replicas, where Keras's methods for one batch give each all of it."""
+    """Raises on several replicas, each of which would get the whole batch from Keras."""
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise ValueError(
@@ -190,5 +192,5 @@ def check_gradients(gradients):
     if not gradients:
         raise ValueError(
             "No weight has a gradient: the loss does not depend on the weights. Does the model, or "
-            "the loss, use operations without gradients? Received: gradients of None alone."
+            "the loss, use operations without gradients? Received: only gradients of None."
         )

@@ -1,7 +1,7 @@
 """Which devices and machines train a model, and how workers check that they agree.
 
-A worker is one process of a training, with one replica of the model on each of its devices.
-Worker 0 is the chief; it alone writes files.
+A worker is one training process, with one replica of the model on each of its devices.
+Worker 0 is the chief; only the chief writes files.
 """
 
 import logging
@@ -19,22 +19,22 @@ STRATEGIES = ("auto", "one", "mirrored", "multiworker")
 
 
 class Worker(NamedTuple):
-    """One process of a training."""
+    """One training process."""
 
     index: int  # 0 is the chief
-    count: int  # of all workers
+    count: int  # number of all workers
 
 
 def choose_strategy(name="auto"):
-    """The strategy under which to make, compile and fit a model.
+    """The strategy under which to create, compile and fit a model.
 
-    Call it before any other use of TensorFlow: workers can only be connected then.
+    Call it before any other use of TensorFlow, because workers cannot be connected later.
 
     Args:
         name: "one" trains on one device; "mirrored" on all GPUs of this machine or, without
             GPUs, on all CPU devices (see `split_cpu`); "multiworker" on the workers listed in
-            the environment variable TF_CONFIG; "auto" on all that is available: the workers of
-            TF_CONFIG if there are several, else this machine's GPUs or CPU devices.
+            the environment variable TF_CONFIG; "auto" on everything available: the workers of
+            TF_CONFIG if there are several, otherwise this machine's GPUs or CPU devices.
 
     Returns:
         A `tf.distribute.Strategy`. The same global batches give the same numbers under each.
@@ -57,7 +57,7 @@ def choose_strategy(name="auto"):
     if name == "multiworker" and len(addresses) < 2:
         raise ValueError(
             "The strategy 'multiworker' needs the environment variable TF_CONFIG with at least "
-            "two workers. For two on this machine start it with `python -m train.launch "
+            "two workers. To start two on this machine, run `python -m train.launch "
             f"--workers 2 -- COMMAND`. Received: TF_CONFIG={os.environ.get('TF_CONFIG', '')!r}."
         )
     if name == "multiworker" or (name == "auto" and len(addresses) > 1):
@@ -73,7 +73,8 @@ def choose_strategy(name="auto"):
 def split_cpu(count):
     """Splits the CPU into `count` devices, to try replicas on a machine without GPUs.
 
-    They share the same cores, so training gets no faster. Call it before `choose_strategy`.
+    The devices share the same cores, so training gets no faster. Call it before
+    `choose_strategy`.
 
     Raises:
         ValueError: if `count` is below 1, or TensorFlow was used before.
@@ -92,36 +93,36 @@ def split_cpu(count):
 
 
 def check_devices(devices, models):
-    """Refuses replicas on devices of different types, warns of different models of GPUs.
+    """Refuses replicas on devices of different types, and warns if GPUs are of different models.
 
     All replicas of a step wait for the slowest.
 
     Args:
         devices: names of a strategy's devices, such as "/device:GPU:0".
-        models: what each GPU of this machine is called, by its index.
+        models: the model name of each GPU of this machine, by its index.
 
     Raises:
-        ValueError: if some are CPUs and others GPUs, say.
+        ValueError: if the types differ, e.g. CPUs and GPUs.
     """
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     if len({spec.device_type for spec in specs}) > 1:
         received = ", ".join(f"{spec.device_type}:{spec.device_index}" for spec in specs)
         raise ValueError(
-            "The replicas of a strategy must be on devices of one type, since every step waits for "
-            f"the slowest. Use choose_strategy(), which takes the GPUs. Received: {received}."
+            "The replicas of a strategy must be on devices of one type, because every step waits "
+            f"for the slowest. Use choose_strategy(), which uses the GPUs. Received: {received}."
         )
     indices = [spec.device_index for spec in specs if spec.device_type == "GPU"]
     counts = Counter(models[index] for index in indices if index < len(models))
     if len(counts) > 1:
         found = ", ".join(f"{count} x {model}" for model, count in counts.items())
         logging.getLogger(__name__).warning(
-            f"The GPUs differ, and every step waits for the slowest: {found}. Choose equal ones by "
-            "the environment variable CUDA_VISIBLE_DEVICES."
+            f"The GPUs differ, and every step waits for the slowest: {found}. Choose equal ones "
+            "with the environment variable CUDA_VISIBLE_DEVICES."
         )
 
 
 def gpu_models():
-    """What each GPU that TensorFlow uses is called."""
+    """The model name of each GPU that TensorFlow uses."""
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     return [each.get("device_name", "unknown") for each in details]
 
@@ -153,9 +154,9 @@ def check_workers_agree(strategy, value, what):
     """Stops all workers unless their integers are equal.
 
     Args:
-        strategy: strategy of the training.
+        strategy: the strategy under which the model trains.
         value: this worker's integer.
-        what: what the integer stands for, for the error message.
+        what: the meaning of the integer, for the error message.
 
     Raises:
         RuntimeError: with the integer of each worker.
@@ -163,7 +164,7 @@ def check_workers_agree(strategy, value, what):
     values = from_all_workers(strategy, value)
     if len(set(values)) > 1:
         received = ", ".join(f"{value} on worker {index}" for index, value in enumerate(values))
-        raise RuntimeError(f"The workers must agree in {what}. Received: {received}.")
+        raise RuntimeError(f"The workers must agree on {what}. Received: {received}.")
 
 
 def checksum(arrays):
@@ -198,7 +199,7 @@ def cluster():
         is_valid = False
     if not is_valid:
         raise ValueError(
-            "TF_CONFIG must name the addresses of all workers and which of them this process is, "
+            "TF_CONFIG must give the addresses of all workers and say which one this process is, "
             'e.g. {"cluster": {"worker": ["host0:2222", "host1:2222"]}, '
             f'"task": {{"type": "worker", "index": 0}}}}. Received: {text!r}.'
         )
@@ -227,6 +228,6 @@ def _connect_workers():
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:
         raise ValueError(
-            "Workers can only be connected before TensorFlow is used. Call choose_strategy first. "
+            "Workers must be connected before TensorFlow is used. Call choose_strategy first. "
             f"Received: {error}"
         ) from error

@@ -1,7 +1,7 @@
-"""The only place of training that uses what Keras and TensorFlow do not promise.
+"""The only file of `training/` that uses what Keras and TensorFlow do not promise.
 
 Each function says what it relies on. `tests/test_internals.py` has a canary for each, which says
-what to do about a version of Keras or TensorFlow that has changed it.
+what to do if a new version of Keras or TensorFlow has changed it.
 """
 
 import functools
@@ -21,9 +21,9 @@ def all_layers(model):
 
 
 def added_losses(layer):
-    """What the latest call of a layer gave to `add_loss`, and its activity penalty.
+    """The losses that the latest call of a layer added with `add_loss`, and its activity penalty.
 
-    Relies on `Layer._get_own_losses`; `Layer.losses` adds those of sublayers and weights.
+    Relies on `Layer._get_own_losses`; `Layer.losses` includes those of sublayers and weights.
     """
     return layer._get_own_losses()
 
@@ -32,7 +32,7 @@ def added_losses(layer):
 def divides_activity_penalties():
     """Whether Keras divides the penalty of an output by its rows; before 3.14 it did not.
 
-    Relies on nothing but asks: the documentation says neither.
+    Relies on nothing, but tries it out: the documentation does not say.
     """
     layer = keras.layers.ActivityRegularization(l1=1.0)
     layer(keras.ops.ones((2, 1)))
@@ -48,7 +48,7 @@ def loss_axis(loss):
 
 
 def mask_of(tensor):
-    """The mask that Keras carries along with a tensor, or None.
+    """The mask that Keras attaches to a tensor, or None.
 
     Relies on the attribute `_keras_mask`.
     """
@@ -56,7 +56,7 @@ def mask_of(tensor):
 
 
 def compiled_metrics(model):
-    """The metrics that `compile` was given, as the one metric that Keras makes of them, or None.
+    """The metrics given to `compile`, as the one metric in which Keras wraps them, or None.
 
     Relies on `Model._compile_metrics`.
     """
@@ -64,7 +64,7 @@ def compiled_metrics(model):
 
 
 def forget_compiled_metrics(model):
-    """Has the next `compile` begin without metrics, where Keras keeps those of the one before.
+    """Makes the next `compile` start without metrics; Keras keeps the previous ones.
 
     Relies on `Model._compile_metrics`.
     """
@@ -95,14 +95,14 @@ def take_summed_gradients(optimizer):
     if not hasattr(optimizer, "_all_reduce_sum_gradients"):
         raise RuntimeError(
             "This version of Keras sums gradients in a way that this library does not know, so "
-            "that several replicas would give wrong numbers. Install a version that setup.py "
+            "several replicas would give wrong numbers. Install a version that setup.py "
             f"names. Received: Keras {keras.__version__}."
         )
     optimizer._all_reduce_sum_gradients = list
 
 
 def adam_moments(optimizer, variable):
-    """The two moments that Keras's Adam keeps of a variable.
+    """The two moments that Keras's Adam keeps for a variable.
 
     Relies on `_momentums`, `_velocities` and `_get_variable_index`.
     """
@@ -111,9 +111,9 @@ def adam_moments(optimizer, variable):
 
 
 class BuildsFromShapes:
-    """Mixed into a `keras.Model`: builds Keras's metrics from the shapes of the data.
+    """A mixin for `keras.Model` that builds Keras's metrics from the shapes of the data.
 
-    Keras would read a first batch, which moves a reshuffled dataset to its second order, and
+    Keras would read a first batch, which advances a reshuffled dataset to its second order, and
     average it over the replicas, which fails with several workers.
 
     Relies on Keras calling `_maybe_symbolic_build` before it trains or evaluates; on
@@ -125,12 +125,12 @@ class BuildsFromShapes:
         if self._distribute_strategy is None:
             return
         if self._compile_loss is not None:
-            # Keras's wrapper of the loss, which the step never calls. Built, it would refuse
-            # labels that are more than the outputs, such as those of `PretrainingLoss`.
+            # Keras's wrapper of the loss, which the step never calls. If it were built, it would
+            # refuse more labels than outputs, such as those of `PretrainingLoss`.
             self._compile_loss.built = True
         if iterator is not None:
             specs = iterator.data_adapter.get_tf_dataset().element_spec
-            # Data that is distributed already has a shape for each replica.
+            # Data that is already distributed has a shape for each replica.
             data_batch = keras.tree.map_structure(
                 lambda spec: getattr(spec, "_value_specs", [spec])[0], specs
             )
@@ -154,11 +154,11 @@ def has_unseeded_shuffle(dataset):
 def workers_on_split_cpus(count, options):
     """A strategy in which each worker uses all CPU devices that it was split into.
 
-    TensorFlow's own would use the first, so that several GPUs on each of several machines could
-    not be rehearsed without them.
+    TensorFlow's own strategy would use only the first, so several GPUs on each of several machines
+    could not be simulated.
 
-    Relies on `CollectiveAllReduceExtended`, which is all that a `MultiWorkerMirroredStrategy`
-    makes in its constructor, and on its method `_initialize_local_devices`.
+    Relies on `CollectiveAllReduceExtended`, the only thing that `MultiWorkerMirroredStrategy`
+    creates in its constructor, and on its method `_initialize_local_devices`.
 
     Args:
         count: number of CPU devices of each worker.

@@ -1,8 +1,8 @@
-"""The train step on JAX: Keras's own, by tokens, in parts, clipped and averaged.
+"""The train step on JAX: Keras's own, with means over tokens, parts, clipping and averaging.
 
-One program reaches over all devices and sees the whole batch, so what it sums is global. All
-that is left to do is what Keras does not: an epoch's loss is a mean over tokens, and
-`clip_norm`, `accumulation_steps` and `ema_momentum` mean the same as on TensorFlow.
+One program runs over all devices and sees the whole batch, so its sums are global. This module
+adds only what Keras lacks: an epoch's loss is a mean over tokens, and `clip_norm`,
+`accumulation_steps` and `ema_momentum` mean the same as on TensorFlow.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from keras_transformer.training.metrics import loss_tracker
 
 @dataclasses.dataclass(frozen=True)
 class JaxStepSettings:
-    """What `compile` was given. One object, so that Keras does not track and save its parts."""
+    """The arguments of `compile` in one object, so that Keras does not track and save them."""
 
     clip_norm: float | None = None
     accumulation_steps: int = 1
@@ -35,7 +35,7 @@ class JaxMovingAverage:
     """Follows weights: after each step, average = momentum * average + (1 - momentum) * value.
 
     Args:
-        weights: list of Keras variables, which give the first values.
+        weights: list of Keras variables, which give the initial values.
         momentum: share of the old value, in (0, 1).
 
     Attributes:
@@ -47,7 +47,7 @@ class JaxMovingAverage:
         self.values = list(map(_copy_of, weights))
 
     def after(self, state, weights):
-        """A step's state, which ends with the averages, after weights have changed."""
+        """A step's state, whose last part are the averages, after weights have changed."""
         first = len(state) - len(self.values)
         pairs = zip(state[first:], weights, strict=True)
         return [*state[:first], *(a + (1 - self._momentum) * (w - a) for a, w in pairs)]
@@ -61,7 +61,7 @@ class JaxMovingAverage:
 
 
 class JaxDropoutSeeds:
-    """The random state of a model's dropout, which is one for all devices.
+    """The random state of a model's dropout, which all devices share.
 
     Args:
         model: the model.
@@ -72,15 +72,15 @@ class JaxDropoutSeeds:
 
     @property
     def variables(self):
-        """Keras variables of the states; looked up anew, as a model may be built late."""
+        """Keras variables of the states; looked up each time, as a model may be built late."""
         return [v for v in self._model.variables if "seed_generator" in v.path]
 
     def restored(self):
-        """Called after a checkpoint is restored: there are no replicas to spread it over."""
+        """Called after restoring a checkpoint; there are no replicas to update."""
 
 
 class JaxTrainStep:
-    """Mixed into `keras.Model` by `keras_transformer.training.Model`."""
+    """A mixin of `keras_transformer.training.Model`."""
 
     distribute_strategy = None  # TensorFlow's; callbacks ask for it
     _step = JaxStepSettings()
@@ -93,7 +93,7 @@ class JaxTrainStep:
         whole = len(parts) == 1
         loss_and_gradients = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)
 
-        # Sum over the parts of the batch: each mean counts as much as the tokens behind it.
+        # Sum over the parts of the batch, each mean weighted by its number of tokens.
         loss, gradients = 0.0, None
         for part, count in zip(parts, counts, strict=True):
             state = weights, others, of_metrics
@@ -127,7 +127,7 @@ class JaxTrainStep:
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         if not isinstance(getattr(self, "loss", None), PretrainingLoss):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
-        # Keras would take one loss for each of the two outputs.
+        # Keras would expect one loss for each of the two outputs.
         return self.loss(y, y_pred, sample_weight) + sum(ops.sum(loss) for loss in self.losses)
 
     def _metrics_after(self, of_metrics, data, outputs):
@@ -138,7 +138,7 @@ class JaxTrainStep:
         )
 
     def _logs(self, of_metrics, loss, count):
-        """What a step logs, and the state of the metrics once its loss is in the mean."""
+        """The logs of a step, and the state of the metrics after its loss is in the mean."""
 
         def update():
             loss_tracker(self).update_state(loss, sample_weight=count)
@@ -155,7 +155,7 @@ class JaxTrainStep:
 
     @property
     def metrics_variables(self):
-        """What `fit` hands from step to step beside the weights: the moving average, too."""
+        """What `fit` passes from step to step besides the weights, with the moving average."""
         average = self._step.average
         return [*super().metrics_variables, *([] if average is None else average.values)]
 
@@ -219,7 +219,7 @@ class JaxTrainStep:
         self._step = JaxStepSettings(clip_norm, accumulation_steps, ema_momentum, average, seeds)
 
     def get_compile_config(self):
-        """What `.keras` keeps of `compile`, so that a reloaded model trains on."""
+        """What `.keras` keeps of `compile`, so that a reloaded model can continue training."""
         config = super().get_compile_config()
         if config:
             for name in ("clip_norm", "accumulation_steps", "ema_momentum"):
@@ -233,9 +233,9 @@ class JaxTrainStep:
 
 
 def _parts(data, count, loss):
-    """Parts of a batch, each with every `count`-th row, and how much each counts.
+    """Parts of a batch, each with every `count`-th row, and the weight of each.
 
-    So the rows of a part lie on all devices, among which a batch is divided in blocks.
+    This way the rows of a part are on all devices, among which a batch is divided in blocks.
     """
     rows = _num_rows(data)
     parts = [
@@ -250,7 +250,7 @@ def _every(count, first, tensor):
 
 
 def _count(data, loss):
-    """What the loss of some rows is a mean over, a scalar: tokens, weights or rows."""
+    """The divisor of the mean loss of some rows, a scalar: tokens, weights or rows."""
     _, y, sample_weight = data
     if isinstance(loss, TokenCrossentropy):
         return ops.sum(loss.weights(y, sample_weight))
@@ -270,7 +270,7 @@ def _clipped(gradients, clip_norm):
 
 
 def _copy_of(variable):
-    """A variable with the value of a weight, and its path, by which layouts are chosen."""
+    """A variable with the value of a weight and its path, by which layouts are chosen."""
     *scopes, name = variable.path.split("/")
     with contextlib.ExitStack() as stack:
         for scope in scopes:
@@ -298,10 +298,10 @@ def _check_adds_up(model):
         ):
             raise ValueError(
                 "accumulation_steps must be 1 with activity regularisers and batch normalisation, "
-                f"which would see a part of each batch. Received: the layer {layer.name}."
+                f"which would see only a part of each batch. Received: the layer {layer.name}."
             )
     if any(variable.synchronization == "on_read" for variable in model.variables):
         raise ValueError(
-            "accumulation_steps must be 1 for a model that carries a memory, since it is that of "
-            "all rows of a batch."
+            "accumulation_steps must be 1 for a model that carries a memory, because the memory "
+            "belongs to all rows of a batch."
         )

@@ -1,32 +1,32 @@
-"""How the weights of these models are cut over devices, for `keras.distribution` on JAX."""
+"""How the weights of models are divided among devices, for `keras.distribution` on JAX."""
 
 import keras
 
-# Kernels are kept as (output, input). The first projection of a pair is cut by its outputs,
-# the second by its inputs, so that devices meet once after each pair.
+# Kernels are kept as (output, input). The first projection of a pair is divided by its outputs,
+# the second by its inputs, so that devices communicate once after each pair.
 _FIRST = r".*/(query|query_key_value|key_value|widen)"
 _SECOND = r".*/(output|narrow)_kernel"
 _TOKEN_TABLE = r".*(?<!position_embedding)/embeddings"
 
 
 def layout_map(device_mesh, axis="model"):
-    """Cuts attention heads, feed-forward networks and vocabularies along one axis of a mesh.
+    """Divides attention heads, feed-forward networks and vocabularies along one axis of a mesh.
 
-    For models that one device cannot hold: every device keeps a part of each large kernel.
-    On the JAX backend only; TensorFlow ignores layouts without a word.
+    Use it for models too large for one device: every device keeps a part of each large kernel.
+    It works on the JAX backend only; TensorFlow silently ignores layouts.
 
     Source: Shoeybi et al. 2019, section 3 (https://arxiv.org/abs/1909.08053).
 
     Args:
         device_mesh: a `keras.distribution.DeviceMesh`.
-        axis: name of the axis to cut along. Its size must divide `intermediate_dim`, the width
-            of all heads together, and the vocabulary size; JAX refuses others.
+        axis: name of the axis. Its size must divide `intermediate_dim`, the width of all heads
+            together, and the vocabulary size; JAX refuses other sizes.
 
     Returns:
         A `keras.distribution.LayoutMap` for `keras.distribution.ModelParallel`.
 
     Raises:
-        ValueError: on another backend than JAX, or if the mesh has no such axis.
+        ValueError: on a backend other than JAX, or if the mesh has no such axis.
     """
     if keras.backend.backend() != "jax":
         raise ValueError(

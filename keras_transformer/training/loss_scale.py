@@ -9,22 +9,22 @@ from keras_transformer.training.internals import all_layers
 FIRST_SCALE, LARGEST_SCALE = 2.0**15, 2.0**30
 STEPS_TO_DOUBLE = 2000  # without an overflow
 LARGEST = tf.float16.max
-EXPONENT = 0x7F800000  # the bits of a float32 that say its power of two
+EXPONENT = 0x7F800000  # the exponent bits of a float32
 
 
 class LossScale:
     """Scales losses so that gradients neither vanish in float16 nor overflow.
 
-    A step whose gradient overflows changes nothing, and halves the scale; many steps without
-    doubles it. What is scaled is the mean of a batch, as the sum that the exact step
-    differentiates grows with the batch. Whether a gradient overflows is told from that of the
-    whole batch, as one device would hold it: all replicas skip the same steps.
+    A step whose gradient overflows changes nothing but the scale, which it halves; many steps
+    without an overflow double the scale. The scale applies to the mean of a batch, because the sum
+    that the exact step differentiates grows with the batch. A step is skipped if the gradient of
+    the whole batch overflows, as on one device: all replicas skip the same steps.
 
     Source: Micikevicius et al. 2018, section 3.2 (https://arxiv.org/abs/1710.03740).
 
     Attributes:
-        skipped: steps so far that changed nothing, a TensorFlow variable.
-        variables: TensorFlow variables to keep with checkpoints.
+        skipped: number of skipped steps so far, a TensorFlow variable.
+        variables: TensorFlow variables to save in checkpoints.
     """
 
     def __init__(self):
@@ -34,9 +34,9 @@ class LossScale:
         self.variables = [self._scale, self._clean_steps, self.skipped]
 
     def factor(self, labels):
-        """What to multiply the sum of the losses by, and divide its gradients by, a power of two.
+        """The factor for the sum of the losses, by which its gradients are divided again.
 
-        So it rounds nothing, and is the same for all parts of a batch.
+        It is a power of two, which causes no rounding, and the same for all parts of a batch.
 
         Args:
             labels: number of labels in the whole batch, a scalar.
@@ -45,19 +45,19 @@ class LossScale:
 
     @contextlib.contextmanager
     def skips(self, gradients, factor, variables):
-        """Undoes what happens inside to variables if a gradient of the whole batch overflows.
+        """Undoes changes to variables in this context if a gradient of the whole batch overflows.
 
         There is no branch: the step would have to wait for its outcome, and replicas cannot
-        meet inside of one.
+        communicate inside a branch.
 
         Args:
             gradients: nest of tensors, unscaled sums over all replicas.
-            factor: by which they were scaled.
+            factor: the factor by which they were scaled.
             variables: list of TensorFlow variables.
         """
         largest = LARGEST / factor
         flat = tf.nest.flatten(gradients)
-        # NaN is not below the largest, either.
+        # NaN is not below the largest number either.
         fit = [tf.reduce_all(tf.abs(g) <= tf.cast(largest, g.dtype)) for g in flat]
         fits = tf.reduce_all(tf.stack(fit))
         before = [tf.identity(variable) for variable in variables]
@@ -73,7 +73,7 @@ class LossScale:
 
 
 def power_of_two(number):
-    """The largest power of two that is not above a positive float32."""
+    """The largest power of two that does not exceed a positive float32."""
     return tf.bitcast(tf.bitcast(number, tf.int32) & EXPONENT, tf.float32)
 
 

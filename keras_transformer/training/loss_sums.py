@@ -16,8 +16,8 @@ from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 
 OWN_LOSSES = (TokenCrossentropy, PretrainingLoss)
 COMPARES_ROWS = (
-    "The loss of a row must not depend on the other rows: replicas see only their own, and would "
-    "give other numbers. Received: {}."
+    "The loss of a row must not depend on the other rows: replicas see only their own rows, and "
+    "would give different numbers. Received: {}."
 )
 
 
@@ -64,8 +64,8 @@ def resolve_loss(loss):
         )
     if isinstance(loss, (list, tuple, dict)) and not _is_config(loss):
         raise ValueError(
-            "The exact train step takes one loss for one output. For several outputs write one "
-            "model per loss, or add their losses up in a layer with one output. "
+            "The exact train step needs one loss for one output. For several outputs write one "
+            "model per loss, or add up their losses in a layer with one output. "
             f"Received: loss={loss}."
         )
     loss = keras.losses.get(loss)
@@ -88,7 +88,7 @@ def loss_sums(loss, y, y_pred, sample_weight):
     Args:
         loss: from `resolve_loss`.
         y: labels, from `single_output`.
-        y_pred: predictions, from there.
+        y_pred: predictions, from `single_output`.
         sample_weight: None, or a tensor with as many axes as the losses, or one axis of size 1
             more or less.
 
@@ -120,7 +120,7 @@ def loss_sums(loss, y, y_pred, sample_weight):
 
 
 def _sums(weighted, counted, mask):
-    # Sums of half precision would lose rows; those of double precision stay.
+    # Sums in half precision would lose rows; double precision is kept.
     dtype = tf.float64 if weighted.dtype == tf.float64 else tf.float32
     size = 1 if mask is None else tf.size(mask)
     true = 1 if mask is None else tf.math.count_nonzero(mask)
@@ -132,7 +132,7 @@ def _sums(weighted, counted, mask):
 def _values_and_mask(loss, y, y_pred):
     """The losses before any weight or mask, and the mask that Keras would apply, or None."""
     mask = mask_of(y_pred)
-    if not isinstance(loss, OWN_LOSSES):  # ours take integers as they are
+    if not isinstance(loss, OWN_LOSSES):  # ours accept integers
         y, y_pred = (ops.convert_to_tensor(part, dtype=loss.dtype) for part in (y, y_pred))
         _check_ranks(loss, y, y_pred)
     values = loss.call(y, y_pred)
@@ -151,7 +151,7 @@ def single_output(loss, y, y_pred, sample_weight):
     outputs, labels, weights = map(keras.tree.flatten, (y_pred, y, sample_weight))
     if len(outputs) != 1 or len(labels) != 1 or len(weights) != 1:
         raise ValueError(
-            "The exact train step takes one loss for one output. "
+            "The exact train step needs one loss for one output. "
             f"Received: {len(outputs)} outputs, {len(labels)} labels."
         )
     return labels[0], outputs[0], weights[0]
@@ -223,7 +223,7 @@ def _by_row(values, y, y_pred, loss):
     if values.shape.rank == 0:
         raise ValueError(
             "The loss must return one value per row or token, not a scalar: only sums can be "
-            "divided by those of the whole batch. Where outputs have one axis, Keras's losses "
+            "divided by those of the whole batch. If outputs have one axis, Keras's losses "
             "average over the rows: add a last axis of size 1 to the outputs. "
             f"Received: a scalar from {loss.name}."
         )

@@ -14,10 +14,10 @@ _SELECTS = contextvars.ContextVar("_SELECTS", default=False)
 
 @contextlib.contextmanager
 def without_scatter(wanted=True):
-    """Gradients of losses called inside compare ids instead of scattering to the labels.
+    """In this context, gradients of losses compare ids instead of scattering to the labels.
 
-    On CPUs that is slower. XLA fuses it, and GPUs scatter by atomic sums, of which it knows no
-    better.
+    On CPUs that is slower. On GPUs it is better: XLA fuses it, while it can scatter only with
+    atomic sums.
 
     Args:
         wanted: whether to change anything.
@@ -32,9 +32,9 @@ class TokenCrossentropy(keras.losses.Loss):
     """Label-smoothed cross-entropy per real token, from logits and integer labels.
 
     With smoothing e the target distribution is 1 - e on the label plus e / V on each of
-    the V ids; it is never built. Computed in float32. Called by itself it is the mean
-    over the real tokens of the batch; the library's `Model` sums tokens and divides by
-    those of the whole batch, over all replicas.
+    the V ids; it is never built. Computed in float32. On its own the loss is the mean over
+    the real tokens of the batch; the library's `Model` sums over tokens and divides by the
+    number in the whole batch, over all replicas.
 
     Source: Szegedy et al. 2016, section 7 (https://arxiv.org/abs/1512.00567); Vaswani et
     al. 2017, section 5.4.
@@ -46,9 +46,9 @@ class TokenCrossentropy(keras.losses.Loss):
     Call arguments:
         y_true: labels, integers (batch, target).
         y_pred: logits, (batch, target, vocabulary).
-        sample_weight: None, or weights (batch, target), (batch, 1) or (batch,). They count in
-            the divisor too: the loss is a weighted mean, where Keras's losses divide by the
-            number of tokens.
+        sample_weight: None, or weights (batch, target), (batch, 1) or (batch,). They also
+            count in the divisor: the loss is a weighted mean, whereas Keras's losses divide by
+            the number of tokens.
 
     Returns:
         Nats per real token, a scalar.
@@ -83,7 +83,7 @@ class TokenCrossentropy(keras.losses.Loss):
             )
         labels = ops.where(labels == self.pad_id, 0, labels)  # pad_id may be outside, e.g. -1
         nats = _crossentropy(labels, logits)
-        # GPUs do not raise for labels outside of the vocabulary; NaN shows them.
+        # GPUs do not raise for labels outside the vocabulary; NaN reveals them.
         is_inside = (labels >= 0) & (labels < logits.shape[-1])
         nats = ops.where(is_inside, nats, float("nan"))
         if not self.label_smoothing:
@@ -112,11 +112,11 @@ class TokenCrossentropy(keras.losses.Loss):
 class PretrainingLoss(keras.losses.Loss):
     """The sum of BERT's two losses: of masked tokens and of the next sentence.
 
-    Each is a mean of its own: over the masked tokens and over the examples of the whole
-    batch. The data brings weights that turn the first into a sum over examples: only the data
-    sees the whole batch, while a replica or an accumulated part sees a share of it. The loss
-    takes two outputs, which needs the library's train step, on TensorFlow or JAX; Keras's own,
-    on PyTorch, wants one loss per output.
+    Each is a separate mean: over the masked tokens and over the examples of the whole batch.
+    The data supplies weights that turn the first into a sum over examples: only the data sees
+    the whole batch, while a replica or an accumulated part sees a share of it. The loss has two
+    outputs, which needs the library's train step, on TensorFlow or JAX; Keras's own, on PyTorch,
+    expects one loss per output.
 
     Source: Devlin et al. 2018, appendix A.2 (https://arxiv.org/abs/1810.04805).
 
@@ -129,7 +129,7 @@ class PretrainingLoss(keras.losses.Loss):
         y_pred: logits of `bert_pretraining`.
 
     Returns:
-        Nats, a scalar: the mean over the examples that are no empty rows.
+        Nats, a scalar: the mean over the examples, without empty rows.
 
     Examples:
         >>> y_true = {"masked_tokens": [[7, 0]], "masked_weights": [[1.0, 0.0]]}
@@ -161,7 +161,7 @@ def token_weights(labels, pad_id, sample_weight=None):
         labels: integers (batch, target), or with more or fewer axes after the batch.
         pad_id: label of padding.
         sample_weight: None, or weights in the shape of the labels; last axes may be missing, or
-            added with size 1.
+            extra ones have size 1.
 
     Raises:
         ValueError: if the weights have more axes than the labels.
@@ -188,7 +188,7 @@ def _crossentropy(labels, logits):
         return ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
 
     # TensorFlow's own operation takes ten times as long as its softmax, which gives both the
-    # loss and its gradient, softmax - one_hot(label). A gather's gradient is slow, too.
+    # loss and its gradient, softmax - one_hot(label). The gradient of a gather is slow too.
     selects = _SELECTS.get()
 
     @tf.custom_gradient

@@ -55,8 +55,8 @@ class TokenAccuracy(TokenMetric):
         super().__init__(pad_id, name, dtype)
 
     def values(self, y_true, y_pred):
-        # One pass over the logits, where Keras's argmax takes six on TensorFlow.
-        highest = ops.max(y_pred, axis=-1, initial=-float("inf"))  # works without rows, too
+        # One pass over the logits; Keras's argmax takes six on TensorFlow.
+        highest = ops.max(y_pred, axis=-1, initial=-float("inf"))  # also works without rows
         return ops.cast(_chosen(y_pred, y_true) >= highest, "float32")
 
 
@@ -83,7 +83,7 @@ class Perplexity(TokenMetric):
 
 
 def loss_tracker(model):
-    """The metric in which Keras averages the loss of an epoch; the first of that name."""
+    """The metric in which Keras averages the loss of an epoch: the first with that name."""
     return next(metric for metric in model.metrics if metric.name == "loss")
 
 

@@ -11,7 +11,7 @@ elif keras.backend.backend() == "jax":
 else:
 
     class OwnStep:
-        """On PyTorch Keras's own step is right."""
+        """On PyTorch, Keras's own step is correct."""
 
 
 _INPUT = keras.Input((1,), name="input")
@@ -25,39 +25,39 @@ class Model(OwnStep, keras.Model):
 
     On TensorFlow a step sums the losses of all tokens, reduces once over all replicas,
     divides by the tokens of the whole batch, clips, and applies; Keras's own step averages
-    the averages of the replicas, which is not the same when they hold different numbers of
-    real tokens. On JAX one program sees the whole batch, so the step is Keras's with a loss per
-    token and the arguments below. On PyTorch it is `keras.Model` as it stands.
+    the averages of the replicas, which differs if they hold different numbers of real tokens.
+    On JAX one program sees the whole batch, so the step is Keras's with a loss per token and
+    the arguments below. On PyTorch it is an unchanged `keras.Model`.
 
     With Keras's losses, loss, logs and weights are those of `keras.Model` on one device, whatever
     the shapes of labels, weights and masks, with two intended differences:
 
     - `TokenCrossentropy` is a weighted mean: it divides by the sum of the weights of the batch's
       tokens, and the loss of an epoch is the mean over its tokens.
-    - The gradient of an embedding is dense, as on JAX. On TensorFlow Keras hands optimizers one
+    - The gradient of an embedding is dense, as on JAX. On TensorFlow, Keras passes optimizers one
       slice per occurrence of a token, and adaptive ones square each slice instead of their sum.
 
     What cannot be exact on replicas is refused on one device too: losses that return a scalar,
     compare rows with each other or are not reduced, several outputs and `add_loss`.
-    Your own metrics must be sums over rows: their variables are summed over replicas.
+    Custom metrics must be sums over rows: their variables are summed over replicas.
 
-    Make it from inputs and outputs, or subclass it with a `call`. Several replicas,
+    Create it from inputs and outputs, or subclass it with a `call`. Several replicas,
     `accumulation_steps` and `ema_momentum` need a model that is built before `compile`.
 
-    `jit_compile` has XLA compile the forward and the backward pass in each replica, under any
-    strategy; what reaches over replicas, and the optimizer, stay outside. "auto", the default,
-    compiles on GPUs and not on CPUs. Each new shape of a batch compiles once more on each replica.
+    With `jit_compile`, XLA compiles the forward and the backward pass in each replica, under any
+    strategy; sums over replicas and the optimizer stay outside. The default, "auto", compiles on
+    GPUs but not on CPUs. Each new shape of batch is compiled once on each replica.
 
-    Under the policy `mixed_float16` the step scales the loss by itself, with a scale that adapts
-    and that checkpoints keep; a step whose gradients overflow changes nothing else. Turn it off
-    with `auto_scale_loss=False`.
+    Under the policy `mixed_float16` the step scales the loss itself, with a scale that adapts and
+    that checkpoints keep; a step whose gradients overflow changes nothing else. Turn it off with
+    `auto_scale_loss=False`.
 
-    `compile` takes three more arguments. Keras has them on the optimizer, where they give wrong
+    `compile` has three more arguments. Keras has them on the optimizer, where they give wrong
     numbers on several replicas and are therefore refused:
 
     Args:
         clip_norm: largest global norm of the whole batch's gradient; None for no limit.
-        accumulation_steps: number of parts into which to cut each batch, to save memory; the
+        accumulation_steps: number of parts into which to split each batch, to save memory; the
             update is that of the whole batch.
         ema_momentum: share of the old value in a moving average of the weights, in (0, 1);
             None for no average. `swap_averaged_weights` exchanges it with the weights.
@@ -79,7 +79,7 @@ class Model(OwnStep, keras.Model):
         else:
             super().__init__(*args, **kwargs)
 
-    def __reduce__(self):  # of pickle, which finds classes by their names
+    def __reduce__(self):  # for pickle, which finds classes by their names
         unpickle, arguments = super().__reduce__()  # a method of a class without a name
         return getattr(Model, unpickle.__name__), arguments
 
@@ -89,7 +89,7 @@ def _functional(cls):
     """A subclass of both a model class and Keras's functional models.
 
     Keras would change the bases of the class itself, after which no subclass of `Model` with a
-    `call` could be made.
+    `call` could be created.
     """
     if issubclass(cls, FUNCTIONAL):
         return cls

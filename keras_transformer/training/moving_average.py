@@ -7,7 +7,7 @@ class MovingAverage:
     """Follows variables: after each step, average = momentum * average + (1 - momentum) * value.
 
     Args:
-        variables: list of Keras variables, which give the first values.
+        variables: list of Keras variables, which give the initial values.
         momentum: share of the old value, in (0, 1).
 
     Attributes:

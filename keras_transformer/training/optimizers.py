@@ -12,8 +12,8 @@ if keras.backend.backend() == "tensorflow":
 class Adam(keras.optimizers.Adam):
     """Keras's Adam with the settings of the Transformer, fused on TensorFlow.
 
-    The same numbers as `keras.optimizers.Adam` in one kernel instead of a dozen. On the
-    other backends, and where AMSGrad is on, it is Keras's own.
+    It gives the same numbers as `keras.optimizers.Adam` in one kernel instead of a dozen. On
+    other backends, and with AMSGrad, it is Keras's own.
 
     Source: Kingma and Ba 2015 (https://arxiv.org/abs/1412.6980); settings: Vaswani et al.
     2017, section 5.3.

@@ -1,9 +1,9 @@
-"""Cuts batches into parts, and scales and adds up gradients, over parts and replicas."""
+"""Splits batches into parts, and scales and sums gradients over parts and replicas."""
 
 import keras
 import tensorflow as tf
 
-PACK_BYTES = 2**25  # of gradients that replicas sum at a time, while others are being computed
+PACK_BYTES = 2**25  # of gradients that replicas sum at a time, while others are still computed
 
 
 def num_rows(x):

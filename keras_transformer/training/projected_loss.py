@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_transformer.training.internals import last_call
 
 CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
-COMPILED_CHUNK_NUMBERS = 8000  # logits a token at a time where XLA compiles
+COMPILED_CHUNK_NUMBERS = 8000  # logits per token at a time where XLA compiles
 
 
 class TokenSums(NamedTuple):
@@ -112,9 +112,9 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
 def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
     """Like `projected_loss`, for XLA, which needs sizes that do not depend on the labels.
 
-    Padding weighs 0 instead of being left out, and the gradient of the labels is chosen by
+    Padding has weight 0 instead of being left out, and the gradient of the labels is chosen by
     comparison, in the pass over the probabilities, instead of by gather and scatter. A batch is
-    cut into so many chunks that each holds about `COMPILED_CHUNK_NUMBERS` logits a token.
+    split into as many chunks as needed for about `COMPILED_CHUNK_NUMBERS` logits per token in each.
     """
     dim, vocabulary = table.shape[1], table.shape[0]
     flat_labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
@@ -130,7 +130,7 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
     before = tf.zeros([])
     for chunk in range(chunks):
         h = hidden[chunk * rows : (chunk + 1) * rows]
-        # XLA, which does not know that this adds zero, would hold the logits of all chunks at once.
+        # This adds zero, but XLA does not know that; otherwise it would hold all logits at once.
         h += tf.cast(tf.where(tf.math.is_finite(before), 0.0, before), h.dtype)
         y = targets[chunk * rows : (chunk + 1) * rows]
         is_real = y != pad_id
@@ -138,7 +138,7 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
         highest = tf.reduce_max(logits, axis=-1)
         normaliser = highest + tf.math.log(tf.reduce_sum(tf.exp(logits - highest[:, None]), -1))
         chosen = tf.gather(logits, tf.clip_by_value(y, 0, vocabulary - 1), batch_dims=1)
-        # Labels outside of the vocabulary show as NaN.
+        # Labels outside the vocabulary give NaN.
         chosen = tf.where((y >= 0) & (y < vocabulary), chosen, float("nan"))
         mean = tf.reduce_sum(tf.cast(h, tf.float32) * table_sum, axis=-1) / vocabulary
         smoothed = (1 - label_smoothing) * chosen + label_smoothing * mean

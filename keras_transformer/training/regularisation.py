@@ -1,4 +1,4 @@
-"""Penalties of weights and of activities, as Keras adds them to the loss of a batch."""
+"""Penalties on weights and activities, as Keras adds them to the loss of a batch."""
 
 import keras
 import tensorflow as tf
@@ -37,7 +37,7 @@ def activity_penalties(model, divisor):
 
     Args:
         model: a model that was called on a part of a batch.
-        divisor: what Keras has divided the penalties by: the number of rows, or 1.
+        divisor: the number by which Keras has divided the penalties: that of rows, or 1.
 
     Returns:
         A tuple of float32 scalars, one per penalty.
@@ -51,8 +51,8 @@ def activity_penalties(model, divisor):
         if own and (type(layer.activity_regularizer) not in ADDITIVE or len(own) > 1):
             raise ValueError(
                 "The exact train step adds up penalties of rows: those of the activity "
-                "regularisers L1, L2 and L1L2, one for each layer. What add_loss adds may be no "
-                "such sum, and replicas would give other numbers. Return it as a part of the loss. "
+                "regularisers L1, L2 and L1L2, one for each layer. A loss from add_loss may not be "
+                "such a sum, and replicas would give different numbers. Include it in the loss. "
                 f"Received: {len(own)} loss(es) of the layer {layer.name}."
             )
         penalties += [tf.cast(loss, tf.float32) * tf.cast(divisor, tf.float32) for loss in own]

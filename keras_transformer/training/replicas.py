@@ -12,9 +12,9 @@ SEED_STRIDE = 1_000_003  # between the seeds of two replicas; prime, so that sum
 class DropoutSeeds:
     """The random state of a model's dropout, different on each replica.
 
-    Keras mirrors the state, so that all replicas would drop the same units. A state is a pair
-    of seed and counter; here the replica that gets part i of each batch adds i times a stride
-    to its seed. Checkpoints hold the state for part 0, which is that of a single device.
+    Keras mirrors the state, so all replicas would drop the same units. A state is a pair of seed
+    and counter; here the replica that gets part i of each batch adds i times a stride to its
+    seed. Checkpoints hold the state for part 0, which is that of a single device.
 
     Args:
         model: the model whose dropout to spread.
@@ -27,7 +27,7 @@ class DropoutSeeds:
 
     @property
     def variables(self):
-        """TensorFlow variables of the states; looked up anew, as a model may be built late."""
+        """TensorFlow variables of the states; looked up each time, as a model may be built late."""
         return [v.value for v in self._model.variables if "seed_generator" in v.path]
 
     def spread(self):
@@ -62,20 +62,21 @@ def carried_variables(model):
 
 
 def check_carried(model, accumulation_steps):
-    """Raises if batches would be cut for a model that carries state for each of their rows.
+    """Raises if batches would be split for a model that carries state for each of their rows.
 
     Raises:
         ValueError: if `accumulation_steps` is above 1 and the model carries state.
     """
     if accumulation_steps > 1 and carried_variables(model):
         raise ValueError(
-            "accumulation_steps must be 1 for a model that carries a memory, since it is that of "
-            f"all rows of a batch. Received: accumulation_steps={accumulation_steps}."
+            "accumulation_steps must be 1 for a model that carries a memory, because the memory "
+            "belongs to all rows of a batch. "
+            f"Received: accumulation_steps={accumulation_steps}."
         )
 
 
 def check_data(data, strategy):
-    """Raises for data that several workers would not divide among themselves.
+    """Raises for data that several workers could not divide among themselves.
 
     Raises:
         ValueError: with several workers, unless the data is a `tf.data.Dataset` that is sharded

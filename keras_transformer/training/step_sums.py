@@ -27,14 +27,14 @@ COUNTED = {TokenAccuracy: "hits", Perplexity: "nats"}
 
 
 class MetricSums(NamedTuple):
-    """What makes a token metric, scalars."""
+    """The sums from which a token metric is made, scalars."""
 
     total: tf.Tensor
     tokens: tf.Tensor
 
 
 class StepSums(NamedTuple):
-    """What a step adds up over the parts of a batch and over replicas, scalars."""
+    """The sums of a step over the parts of a batch and over replicas, scalars."""
 
     loss: LossSums
     metrics: tuple  # a `MetricSums` for each token metric
@@ -42,7 +42,7 @@ class StepSums(NamedTuple):
 
 
 class StepGradients(NamedTuple):
-    """Dicts from the place of a weight to its gradient; Keras divides the two differently."""
+    """Dicts from the position of a weight to its gradient; Keras divides the two differently."""
 
     loss: dict
     activity: dict
@@ -56,13 +56,13 @@ class Objective:
         loss: from `resolve_loss`.
         token_metrics: list of metrics, for each of which `is_counted` is true.
         has_own_call: whether the model's `call` may differ from its graph.
-        is_scaled: whether the backward pass will be.
+        is_scaled: whether the backward pass will be scaled.
     """
 
     def __init__(self, model, loss, token_metrics, has_own_call=False, is_scaled=False):
         self.loss, self.token_metrics = loss, token_metrics
         self.has_activity = has_activity_regularizer(model)
-        needs_logits = has_own_call or self.has_activity  # and so do other metrics
+        needs_logits = has_own_call or self.has_activity  # as other metrics do
         needs_logits = needs_logits or is_scaled  # from which the backward pass begins
         needs_logits = needs_logits or internals.compiled_metrics(model) is not None
         may_project = type(loss) is TokenCrossentropy and not needs_logits
@@ -91,7 +91,7 @@ class Objective:
         return self._sums_and_gradients(x, y, sample_weight, None)
 
     def scaled_sums_and_gradients(self, x, y, sample_weight, factor):
-        """The same by way of a backward pass that is scaled, by a power of two."""
+        """The same with a backward pass that is scaled by a power of two."""
         return self._sums_and_gradients(x, y, sample_weight, factor)
 
     def _sums_and_gradients(self, x, y, sample_weight, factor):
@@ -99,18 +99,18 @@ class Objective:
             return self._projected_and_gradients(x, y)
         with tf.GradientTape(persistent=self.has_activity) as tape:
             sums = self._of_logits(x, y, sample_weight, training=True)
-        weights = self._model.trainable_weights  # which the first call may have made
+        weights = self._model.trainable_weights  # the first call may have created them
         of_loss = _gradients(tape, sums.loss.loss, weights, factor)
         of_activity = _gradients(tape, sums.activity, weights, factor) if self.has_activity else {}
         return sums, StepGradients(of_loss, of_activity)
 
     def scale(self, sums):
-        """One over what Keras divides the loss of a whole batch by, a scalar."""
+        """The inverse of Keras's divisor of the loss of a whole batch, a scalar."""
         divisor = sums.loss.divisor(reduction_of(self.loss))
         return tf.math.divide_no_nan(tf.ones_like(divisor), divisor)
 
     def penalty_divisor(self, sums):
-        """What Keras divides the penalties of the activities of a batch by, a scalar."""
+        """Keras's divisor of the activity penalties of a batch, a scalar."""
         return sums.loss.rows if self._divides_penalties else tf.ones_like(sums.loss.rows)
 
     def count(self, sums):

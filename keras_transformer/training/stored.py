@@ -1,4 +1,4 @@
-"""Variables as checkpoints write and read them, on TensorFlow and on JAX."""
+"""Variables in the form that checkpoints write and read, on TensorFlow and JAX."""
 
 import keras
 import numpy as np
@@ -6,13 +6,13 @@ import tensorflow as tf
 
 
 def stored(variables):
-    """What holds the values of variables.
+    """The objects that hold the values of variables.
 
     Args:
-        variables: list of variables of Keras, or of TensorFlow.
+        variables: list of Keras or TensorFlow variables.
 
     Returns:
-        List of TensorFlow variables; on JAX, of objects with those of their methods that
+        List of TensorFlow variables; on JAX, of objects with the methods of these that
         checkpoints use.
     """
     if keras.backend.backend() == "jax":
@@ -21,13 +21,13 @@ def stored(variables):
 
 
 def synchronize(model):
-    """Gives the variables of a model their values, which on JAX stay in the loop of `fit`."""
+    """Writes the values of a model's variables, which on JAX stay in the loop of `fit`."""
     if keras.backend.backend() == "jax":
         model.jax_state_sync()
 
 
 class StoredOnJax:
-    """A Keras variable on JAX, wherever its value is at the time, as one of TensorFlow's.
+    """A Keras variable on JAX, wherever its value currently is, as a TensorFlow variable.
 
     Args:
         variable: the Keras variable.
@@ -36,7 +36,7 @@ class StoredOnJax:
     def __init__(self, variable):
         self._variable = variable
         self.name = variable.path
-        # JAX counts in 32 bits; checkpoints hold 64, as TensorFlow's.
+        # JAX counts in 32 bits; checkpoints hold 64 bits, as on TensorFlow.
         is_integer = keras.backend.is_int_dtype(variable.dtype)
         self.dtype = tf.int64 if is_integer else tf.as_dtype(variable.dtype)
         self.shape = tf.TensorShape(variable.shape)

@@ -1,7 +1,7 @@
 """The exact train step on TensorFlow: sum, reduce once, divide, clip, apply.
 
-Why not Keras's: with several replicas it averages the means of the replicas, clips before
-it sums, and accumulates in the optimizer, each of which gives other numbers than one device.
+Keras's step will not do: with several replicas it averages the means of the replicas, clips
+before it sums, and accumulates in the optimizer. Each of these changes the numbers of one device.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from keras_transformer.training.step_sums import Objective, is_counted
 
 @dataclasses.dataclass(frozen=True)
 class StepSettings:
-    """What `compile` was given. One object, so that Keras does not track and save its parts."""
+    """The arguments of `compile` in one object, so that Keras does not track and save them."""
 
     objective: Objective
     clip_norm: float | None
@@ -46,7 +46,7 @@ class StepSettings:
 
 
 class TrainStep(internals.BuildsFromShapes):
-    """Mixed into `keras.Model` by `keras_transformer.training.Model`."""
+    """A mixin of `keras_transformer.training.Model`."""
 
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -63,7 +63,7 @@ class TrainStep(internals.BuildsFromShapes):
         summed = functools.reduce(functools.partial(tf.nest.map_structure, tf.add), summed)
         sums, gradients = over_replicas(*summed)
 
-        # Divide by what the whole batch holds, and add the penalties.
+        # Divide by the sums of the whole batch, and add the penalties.
         penalty, of_weights = weight_penalty(self.trainable_weights)
         scale = objective.scale(sums)
         if gradients.activity or of_weights:
@@ -72,7 +72,7 @@ class TrainStep(internals.BuildsFromShapes):
             gradient = sum_of(scaled(gradients.loss, scale), of_activity, of_weights)
             scale = tf.ones([])
         else:
-            gradient = gradients.loss  # to be scaled once, with what clips it
+            gradient = gradients.loss  # to be scaled once, together with clipping
 
         # Clip.
         if self._step.clip_norm is not None:
@@ -124,7 +124,7 @@ class TrainStep(internals.BuildsFromShapes):
             counted = reduced([tf.identity(v.value) for v in metrics.variables])  # by each replica
             logs.update(metrics.stateless_result(counted))
         if has_workers(self.distribute_strategy):
-            # Keras averages what workers log along an axis, which scalars lack.
+            # Keras averages the workers' logs along an axis, which scalars lack.
             logs = {name: value[None] for name, value in logs.items()}
         return logs
 
@@ -138,7 +138,7 @@ class TrainStep(internals.BuildsFromShapes):
 
     @contextlib.contextmanager
     def _whole_step_not_compiled(self):
-        """`Objective` compiles its part; XLA cannot compile what reaches over several devices."""
+        """`Objective` compiles its part; XLA cannot compile operations across devices."""
         jit_compile, self.jit_compile = self.jit_compile, False
         yield
         self.jit_compile = jit_compile
@@ -175,7 +175,7 @@ class TrainStep(internals.BuildsFromShapes):
         checks.check_strategy(self, steps_per_execution)
         checks.check_model(self, TrainStep, accumulation_steps, ema_momentum)
         if jit_compile == "auto":
-            # On CPU XLA's products are slower than oneDNN's, several times so in bfloat16.
+            # On CPUs, XLA's matrix products are slower than oneDNN's, several times in bfloat16.
             has_gpu = bool(tf.config.list_logical_devices("GPU"))
             supports_jit = all(layer.supports_jit for layer in internals.all_layers(self))
             jit_compile = has_gpu and supports_jit and not run_eagerly
@@ -220,7 +220,7 @@ class TrainStep(internals.BuildsFromShapes):
         return [*super().metrics, *(self._step.objective.token_metrics if self.compiled else [])]
 
     def get_compile_config(self):
-        """What `.keras` keeps of `compile`, so that a reloaded model trains on."""
+        """What `.keras` keeps of `compile`, so that a reloaded model can continue training."""
         config = super().get_compile_config()
         if config:
             if token_metrics := self._step.objective.token_metrics:
@@ -294,7 +294,7 @@ class TrainStep(internals.BuildsFromShapes):
         steps=None,
         callbacks=None,
         return_dict=False,
-        **settings,  # by which Keras validates
+        **settings,  # with which Keras validates
     ):
         checks.check_compiled(self, "evaluate")
         check_data(x, self.distribute_strategy)

@@ -190,5 +190,5 @@ def test_workers_that_see_other_texts_are_stopped(text, tmp_path):
     run = tmp_path / "run"
     done = on_two_workers(text, run, "1:other text:0", restarts=0)
     assert done.returncode not in (0, 75)
-    assert "The workers must agree in the checksum of the tokenised text. Received: " in done.stderr
+    assert "The workers must agree on the checksum of the tokenised text. Received: " in done.stderr
     assert not run.exists(), "nothing is written"

@@ -91,7 +91,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, caplog, how):
     assert_weights_equal(model, weights[1], atol=0)
     [line] = caplog.messages
     assert re.fullmatch(
-        r"\S*step-3.npz is damaged: .*\. Kept as \S*step-3.npz.aside. Going on from \S*step-2.npz.",
+        r"\S*step-3.npz is damaged: .*\. Kept as \S*step-3.npz.aside. Resuming from \S*step-2.npz.",
         line,
     )
     assert (tmp_path / "step-3.npz.aside").read_bytes() == content, "nothing is deleted"
@@ -123,7 +123,7 @@ def test_of_a_checkpoint_of_another_format_the_one_before_is_used(tmp_path, capl
     monkeypatch.undo()
     assert Checkpoints(tmp_path, compiled()).restore() == 1
     assert (
-        "step-5.npz is of another training: its format is number 4, this library reads 3"
+        "step-5.npz is from a different run: its format is number 4, this library reads 3"
         in caplog.text
     )
     assert (tmp_path / "step-5.npz.aside").exists()
@@ -134,7 +134,7 @@ def test_damaged_checkpoints_alone_are_a_clear_error(tmp_path):
     damage(tmp_path / "step-1.npz", "cut off")
     with pytest.raises(
         ValueError,
-        match=r"No checkpoint can be used.*to begin again at step 0, delete .*step-1.npz",
+        match=r"No checkpoint can be used.*to restart at step 0, delete .*step-1.npz",
     ):
         Checkpoints(tmp_path, compiled()).restore()
     assert (tmp_path / "step-1.npz").exists()
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_is_there_is_never_overwritten(tmp_path):
         checkpoints = Checkpoints(tmp_path, model, every=1)
         model.optimizer.iterations.assign(steps)
         with pytest.raises(
-            ValueError, match=rf"checkpoint of step 3, which this training at step {steps} has not"
+            ValueError, match=rf"checkpoint of step 3, which this run, at step {steps}, did not"
         ):
             checkpoints.save()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -30,5 +30,5 @@ def test_unequal_gpus_are_told_in_one_line(caplog):
     check_devices(GPUS, ["NVIDIA A100", "NVIDIA A100", "NVIDIA T4"])
     assert caplog.messages == [
         "The GPUs differ, and every step waits for the slowest: 2 x NVIDIA A100, 1 x NVIDIA T4. "
-        "Choose equal ones by the environment variable CUDA_VISIBLE_DEVICES."
+        "Choose equal ones with the environment variable CUDA_VISIBLE_DEVICES."
     ]

@@ -88,5 +88,5 @@ def test_memories_of_two_replicas_are_refused_on_one_device(results):
 
 def test_checkpoints_of_several_workers_are_refused(results):
     for kept in results("2 workers")[1]:
-        assert "cannot be saved from several workers" in str(kept["refused"])
+        assert "cannot be saved with several workers" in str(kept["refused"])
         assert str(kept["refused"]).endswith("Received: 2 workers.")

@@ -212,7 +212,7 @@ def test_data_that_workers_cannot_share_are_refused(results, data, expected):
 
 
 def test_workers_that_disagree_stop_with_all_values(results):
-    expected = "The workers must agree in a number. Received: 5 on worker 0, 6 on worker 1."
+    expected = "The workers must agree on a number. Received: 5 on worker 0, 6 on worker 1."
     for values in results("2 workers"):
         assert str(values["refused/agree"]) == expected
 
@@ -220,6 +220,6 @@ def test_workers_that_disagree_stop_with_all_values(results):
 def test_workers_of_which_one_alone_restored_a_checkpoint_are_stopped(results):
     for values in results("2 workers"):
         said = str(values["refused/restored"])
-        assert "must agree in the checksum of weights and optimizer at step 0" in said
+        assert "must agree on the checksum of weights and optimizer at step 0" in said
         numbers = re.findall(r"(\d+) on worker", said)
         assert len(set(numbers)) == 2, "both values are told"
