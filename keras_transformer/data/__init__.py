@@ -1,4 +1,4 @@
-"""Data: reads corpora, and cuts them into batches that depend on seed and step alone."""
+"""Data: reads corpora and makes batches that depend only on seed and step."""
 
 from keras_transformer.data.corpora import (
     ParallelText,

@@ -98,8 +98,8 @@ def read_dataset(
 
     Raises:
         ImportError: if TensorFlow Datasets is not installed.
-        ValueError: if the name, split or a language is unknown, if the data set
-            does not tell source from target, or if the split is empty.
+        ValueError: if the name, split or a language is unknown, if the data set does not
+            distinguish source and target, or if the split is empty.
     """
     builder = builder_of(name, data_dir) if isinstance(name, str) else name
     source, target = _languages(builder, source, target)
@@ -114,11 +114,11 @@ def read_dataset(
 
 
 def read_file(path) -> bytes:
-    """Reads one long text as it stands, through gzip if the name ends in `.gz`.
+    """Reads one long text unchanged, through gzip if the name ends in `.gz`.
 
     Raises:
         OSError: if the file is missing, a directory, or cannot be read.
-        ValueError: if it is empty, or named `.gz` and no whole gzip file.
+        ValueError: if it is empty, or named `.gz` and not a complete gzip file.
     """
     with opened(path) as file:
         text = file.read()
@@ -128,7 +128,7 @@ def read_file(path) -> bytes:
 
 
 def read_text_dataset(name, split: str, data_dir=None) -> bytes:
-    """Reads the texts of a data set of TensorFlow Datasets as one, a line break between them.
+    """Reads the texts of a data set of TensorFlow Datasets as one, joined by line breaks.
 
     Raises:
         ImportError: if TensorFlow Datasets is not installed.
@@ -180,7 +180,7 @@ def _languages(builder, source: str | None, target: str | None) -> tuple[str, st
     keys = builder.info.supervised_keys or (texts if len(texts) == 2 else None)
     if keys is None and None in (source, target):
         raise ValueError(
-            f"{builder.info.full_name} does not tell source from target. "
+            f"{builder.info.full_name} does not say which language is the source. "
             f"Choose source and target among {texts}. Received: {source!r} and {target!r}."
         )
     if len(texts) == 2 and (source in texts) != (target in texts):  # the other one is clear
@@ -200,7 +200,7 @@ def lines_of(path) -> Iterator[str]:
     """The lines of a UTF-8 text file, plain or gzip, without their ends."""
     number = 1
     try:
-        # Binary files split at "\n" only; str.splitlines would cut at U+2028 as well.
+        # Binary files split only at "\n"; str.splitlines would also split at U+2028.
         with opened(path) as file:
             for number, line in enumerate(file, start=1):
                 encoding = "utf-8-sig" if number == 1 else "utf-8"  # a byte order mark
@@ -219,7 +219,7 @@ def opened(path):
         FileNotFoundError: if there is nothing at the path.
         IsADirectoryError: if it is a directory.
         OSError: if it cannot be read.
-        ValueError: if its name ends in `.gz` and it is no whole gzip file.
+        ValueError: if its name ends in `.gz` and it is not a complete gzip file.
     """
     path = pathlib.Path(path)
     try:
@@ -227,7 +227,7 @@ def opened(path):
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
-            f"A name ending in .gz must be a whole gzip file. Received: {path}: {error}."
+            f"A file ending in .gz must be a complete gzip file. Received: {path}: {error}."
         ) from None
     except FileNotFoundError:
         raise FileNotFoundError(

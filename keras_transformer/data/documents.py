@@ -12,11 +12,11 @@ _AT_A_TIME = 1000  # texts
 
 
 def read_documents(path) -> list[str]:
-    """Reads documents: the `.txt` files of a folder and of those in it, or the parts of one file.
+    """Reads documents: the `.txt` files of a folder and its subfolders, or the parts of a file.
 
-    In a file, `.gz` or not, documents stand between empty lines. Files are read in the order
-    of their names; of a folder of labels first the `labelled_files`, then those in `unsup`,
-    and nothing that lies beside, as the lists of addresses of the Large Movie Review Dataset.
+    In a file, `.gz` or not, documents are separated by empty lines. Files are read in the order
+    of their names. Of a folder of labels only the `labelled_files` are read, then those in
+    `unsup`, but no other files, such as the URL lists of the Large Movie Review Dataset.
 
     Raises:
         OSError: if there is nothing at the path, or a file cannot be read.
@@ -38,7 +38,7 @@ def read_documents(path) -> list[str]:
 
 
 def split_sentences(texts: Sequence[str]) -> list[list[str]]:
-    """Cuts each text after its sentences, with tensorflow-text's rules for punctuation.
+    """Splits each text into sentences, with tensorflow-text's rules for punctuation.
 
     Examples:
         >>> split_sentences(["Once more? Once more!", "No"])
@@ -47,7 +47,7 @@ def split_sentences(texts: Sequence[str]) -> list[list[str]]:
     breaker = tensorflow_text.StateBasedSentenceBreaker()
     sentences = []
     for start in range(0, len(texts), _AT_A_TIME):
-        # The breaker cuts a space of several bytes, such as NEL, in two.
+        # The breaker splits a multi-byte space, such as NEL, in two.
         spaced = tf.strings.regex_replace(texts[start : start + _AT_A_TIME], r"[\p{Z}\x{85}]", " ")
         broken = tf.strings.strip(breaker.break_sentences(spaced))
         sentences += [[sentence.decode() for sentence in text] for text in broken.to_list()]

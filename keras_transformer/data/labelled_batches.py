@@ -10,14 +10,14 @@ from keras_transformer.data.token_ids import checked_ids, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import PAD_ID
 
-# Lengths count as equal up to the next multiple, so that other texts meet in every epoch.
+# Lengths count as equal up to the next multiple, so that different texts meet in every epoch.
 _LENGTH_STEP = 16
 
 
 def cut_middle(ids: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
-    """Leaves out the middle of rows longer than `max_length`; a quarter of what stays is before it.
+    """Drops the middle of rows longer than `max_length`, so that a quarter of the rest precedes it.
 
-    What a text is about stands at its beginning, and what its author thinks at its end.
+    A text states its topic at the beginning, and its author's verdict at the end.
 
     Source: Sun et al. 2019, section 5.3.1 (https://arxiv.org/abs/1905.05583).
 
@@ -40,7 +40,7 @@ def check_max_length(max_length: int) -> None:
 
 
 def fill_up(ids: tf.RaggedTensor, shape=(None, None)) -> tf.Tensor:
-    """Pads rows to equal lengths, of at least one column, so that there is something to pool.
+    """Pads rows to equal lengths of at least one column, so that there is something to pool.
 
     Examples:
         >>> fill_up(tf.ragged.constant([[], []], dtype="int32")).numpy().tolist()
@@ -62,31 +62,32 @@ class LabelledBatches:
             integers, without padding.
         labels: (texts, labels), 1 for each label that a text has and 0 elsewhere, as
             `LabelledText.matrix` returns it.
-        names: of the labels, in the order of their columns.
-        tokens_per_batch: most tokens of a batch, padding included, but not what `prepare` adds.
-        max_length: tokens that are read of a text, at most `tokens_per_batch`; None for all.
+        names: names of the labels, in the order of their columns.
+        tokens_per_batch: maximum tokens in a batch, including padding but not what `prepare`
+            adds.
+        max_length: maximum tokens to read of a text, at most `tokens_per_batch`; None for all.
         seed: integer that fixes the order of every epoch.
-        prepare: from token ids, (batch, length), to the inputs of the model, when they are more
-            than that; None if they are not.
-        shapes: most shapes of the batches, for a step that is compiled once for each; see
-            `LengthPlan`. 0 for as little padding as can be, in any shape.
-        row_multiple: the rows of each batch are a multiple of it, with `shapes`: the number of
+        prepare: function from token ids, (batch, length), to the inputs of the model; None if
+            the ids are the inputs.
+        shapes: maximum number of batch shapes, for a step that is compiled once for each; see
+            `LengthPlan`. 0 for the least padding, in any shape.
+        row_multiple: with `shapes`, the rows of each batch are a multiple of it: the number of
             replicas.
 
     Attributes:
-        names: of the labels, in the order of their columns.
-        multi_label: whether a text may have several labels, or none: whether one has.
-        num_texts: texts of an epoch.
-        num_tokens: tokens of an epoch, padding not.
-        steps_per_epoch: batches of an epoch, the same for every epoch.
-        shapes: rows and length of each batch, the length twice, (steps, 3); -1 where they are
-            those of its texts, without `shapes`.
+        names: names of the labels, in the order of their columns.
+        multi_label: whether any text has several labels, or none.
+        num_texts: texts in an epoch.
+        num_tokens: tokens in an epoch, without padding.
+        steps_per_epoch: batches in an epoch, the same for every epoch.
+        shapes: rows and length of each batch, the length twice, (steps, 3); without `shapes`, -1
+            for sizes that depend on the texts of the batch.
         padding: share of padding in the batches of an epoch.
 
     Raises:
         ValueError: if the labels do not fit the texts or the names, an id is below 1,
-            `max_length` is below 1, or a text, or `row_multiple` of the longest, is longer than a
-            batch may be.
+            `max_length` is below 1, or a text, or `row_multiple` times the longest text, exceeds
+            `tokens_per_batch`.
 
     Examples:
         >>> batches = LabelledBatches([[4, 5], [6]], [[0, 1], [1, 0]], ["bad", "good"])
@@ -143,13 +144,13 @@ class LabelledBatches:
         return bool((self._labels.sum(axis=1) != 1).any())
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Training batches without end, from step `start_step` on.
+        """Endless training batches, from step `start_step` on.
 
         Returns:
             Elements of token ids, int32 (batch, length), padded with 0, and labels, float32
             (batch, labels), 1 for each label that a text has. With `shapes` also sample weights,
-            float32 (batch,), 0 for the empty rows that fill a batch up: compile with a loss
-            whose reduction is "mean_with_sample_weight", and `weighted_metrics`.
+            float32 (batch,), 0 for the empty rows that fill up a batch: compile with a loss
+            whose reduction is "mean_with_sample_weight", and with `weighted_metrics`.
         """
         return batched(self._plan.epochs(start_step), self._batch)
 
@@ -168,14 +169,14 @@ class LabelledBatches:
     def load(
         cls, path, tokens_per_batch=8192, seed=0, prepare=None, shapes=0, row_multiple=1
     ) -> "LabelledBatches":
-        """The batches of texts that `save` has written, without tokenising them again."""
+        """The batches of texts that `save` wrote, without tokenising them again."""
         kept = load_arrays(path)
         ids, names = ragged(kept["ids"], kept["lengths"]), kept["names"].tolist()
         sizes = (tokens_per_batch, None, seed)
         return cls(ids, kept["labels"], names, *sizes, prepare, shapes, row_multiple)
 
     def checksum(self) -> int:
-        """A number that differs as soon as any token, label or name of a label does."""
+        """A number that changes with any token, label or label name."""
         total = zlib.crc32("\0".join(self.names).encode())
         total = zlib.crc32(self._ids.flat_values.numpy(), total)
         total = zlib.crc32(self._ids.row_splits.numpy(), total)

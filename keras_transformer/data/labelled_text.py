@@ -33,7 +33,7 @@ def labelled(texts, labels, names=None) -> LabelledText:
     Args:
         texts: a list of strings.
         labels: for each text a tuple of names.
-        names: all that are allowed, e.g. those of the training text; None takes those there are.
+        names: the allowed labels, e.g. those of the training text; None for those that occur.
 
     Raises:
         ValueError: if there is no text, there are fewer than two labels, or a label is not
@@ -54,10 +54,10 @@ def labelled(texts, labels, names=None) -> LabelledText:
 def read_labelled_folder(path, names=None) -> LabelledText:
     """Reads a folder of folders: each inner one is named by a label and holds files of texts.
 
-    The layout of the Large Movie Review Dataset, whose folder of unlabelled texts, `unsup`,
-    is left out. Files end in `.txt` and are read in the order of their names. Where folders
-    hold folders of such files, as those of that data set's training and test texts do, no
-    label is found.
+    This is the layout of the Large Movie Review Dataset, whose folder of unlabelled texts,
+    `unsup`, is skipped. Files end in `.txt` and are read in the order of their names. If the
+    inner folders hold further folders of such files, as in the folder above that data set's
+    training and test texts, no label is found.
 
     Raises:
         OSError: if there is no such folder, or a file cannot be read.
@@ -75,7 +75,7 @@ def read_labelled_folder(path, names=None) -> LabelledText:
 
 
 def text_of(path) -> str:
-    """The text of a whole file; lines end in a line feed, however they end there.
+    """The text of a whole file, with all line endings converted to line feeds.
 
     Raises:
         OSError: if it is a directory or cannot be read.
@@ -89,7 +89,7 @@ def text_of(path) -> str:
 
 
 def labelled_files(path) -> list[pathlib.Path]:
-    """What `read_labelled_folder` reads, in its order; nothing if there are no two labels."""
+    """The files that `read_labelled_folder` reads, in order; none if there are not two labels."""
     path = pathlib.Path(path)
     files = _files_of_labels(path) if path.is_dir() else []
     return files if len({file.parent for file in files}) > 1 else []
@@ -131,8 +131,8 @@ def read_labelled_dataset(name, split: str, names=None, data_dir=None) -> Labell
 
     Raises:
         ImportError: if TensorFlow Datasets is not installed.
-        ValueError: if the name or split is unknown, the features are others, or a text has no
-            label, as those of a test whose answers are kept elsewhere.
+        ValueError: if the name or split is unknown, the features differ, or a text has no label,
+            as in a test set whose answers are not published.
     """
     builder = builder_of(name, data_dir) if isinstance(name, str) else name
     check_split(builder, split)
@@ -157,7 +157,7 @@ def read_labelled_dataset(name, split: str, names=None, data_dir=None) -> Labell
 
 
 def hold_out(text: LabelledText, count: int, seed: int) -> tuple[LabelledText, LabelledText]:
-    """Sets `count` examples aside, drawn with the seed: the pair of the others and of these.
+    """Sets aside `count` examples, drawn with the seed; returns the others and these.
 
     Raises:
         ValueError: if `count` is not below the number of examples.

@@ -1,12 +1,12 @@
-"""Few shapes for many lengths: the bounds to which rows are padded, chosen for a text."""
+"""Few shapes for many lengths: chooses for a text the bounds to which rows are padded."""
 
 import logging
 from typing import NamedTuple
 
 import numpy as np
 
-LENGTH_MULTIPLE = 2  # of a bound, in tokens
-ROW_MULTIPLE = 8  # which the products of a GPU prefer
+LENGTH_MULTIPLE = 2  # bounds are multiples of it, in tokens
+ROW_MULTIPLE = 8  # preferred by a GPU's matrix products
 MUCH_PADDING = 1 / 3
 
 
@@ -14,28 +14,29 @@ class BoundedPlan(NamedTuple):
     """Batches of rows sorted by length, in few shapes."""
 
     bounds: np.ndarray  # lengths to which rows are padded, ascending
-    cuts: np.ndarray  # places where batches begin, and the end, (steps + 1,)
+    cuts: np.ndarray  # positions where batches begin, and the end, (steps + 1,)
     shapes: np.ndarray  # (steps, 3): rows, and the length twice
     size: int  # tokens of all batches, padding and both sides included
 
 
 def best_plan(lengths, most_shapes, tokens_per_batch, row_multiple=1):
-    """The plan with the least padding among those of the best 1, 2, ... `most_shapes` bounds.
+    """The plan with the least padding among those with the best 1, 2, ... `most_shapes` bounds.
 
-    For each number of bounds dynamic programming finds those that pad rows least; what empty rows
-    and rows that join the next bound add is then counted, which may speak for fewer bounds.
+    For each number of bounds, dynamic programming finds those that pad rows least. The padding
+    that empty rows and rows moved to the next bound add is counted afterwards, so that fewer
+    bounds may win.
 
     Args:
-        lengths: of the longer side of each row, in tokens, at least 1, integers (rows,).
-        most_shapes: at least 1.
-        tokens_per_batch: most tokens of a batch on either side.
+        lengths: length of the longer side of each row, in tokens, at least 1, integers (rows,).
+        most_shapes: maximum number of shapes, at least 1.
+        tokens_per_batch: maximum tokens in a batch on either side.
         row_multiple: the rows of a batch are a multiple of it.
 
     Returns:
         A `BoundedPlan`.
 
     Raises:
-        ValueError: if `row_multiple` of the longest rows are more than `tokens_per_batch`.
+        ValueError: if `row_multiple` of the longest rows exceed `tokens_per_batch`.
 
     Examples:
         >>> plan = best_plan(np.array([3] * 20 + [9]), most_shapes=2, tokens_per_batch=30)
@@ -45,7 +46,7 @@ def best_plan(lengths, most_shapes, tokens_per_batch, row_multiple=1):
     longest = int(lengths.max())
     if most_shapes < 1 or row_multiple < 1 or row_multiple * longest > tokens_per_batch:
         raise ValueError(
-            "A batch must hold as many of the longest rows as the replicas that share it. Give "
+            "A batch must hold at least one of the longest rows per replica. Give "
             "more tokens_per_batch, or a lower max_length. Received: "
             f"tokens_per_batch={tokens_per_batch}, row_multiple={row_multiple}, a row of "
             f"{longest} tokens, shapes={most_shapes}."
@@ -57,24 +58,24 @@ def best_plan(lengths, most_shapes, tokens_per_batch, row_multiple=1):
     best = min(plans, key=lambda plan: plan.size)
     if lengths.sum() * 2 < (1 - MUCH_PADDING) * best.size:
         logging.getLogger(__name__).warning(
-            "%.0f %% of the batches is padding with at most %d shapes. Allow more shapes, or leave "
-            "out the longest rows with a lower max_length.",
+            "%.0f %% of the batches is padding with at most %d shapes. Allow more shapes, or drop "
+            "the longest rows with a lower max_length.",
             100 * (1 - 2 * lengths.sum() / best.size), most_shapes,
         )  # fmt: skip
     return best
 
 
 def _best_bounds(lengths, most):
-    """For 1, 2, ... `most` bounds those that pad rows least, each an ascending array."""
+    """The 1, 2, ... `most` bounds that pad rows least, each an ascending array."""
     units = -(-lengths // LENGTH_MULTIPLE)
     counts = np.bincount(units)
     most = min(most, np.count_nonzero(counts))
-    below = np.cumsum(counts)  # rows of at most so many units
+    below = np.cumsum(counts)  # number of rows with at most this many units
     last = len(counts) - 1
-    costs = np.where(np.arange(last + 1) == 0, 0.0, np.inf)  # of no bound, by the last bound
+    costs = np.where(np.arange(last + 1) == 0, 0.0, np.inf)  # without bounds, by the last bound
     choices, found = [], []
     for _ in range(most):
-        # The bound before i that makes rows of up to j units cheapest: (before, j).
+        # The previous bound that makes rows of up to j units cheapest: (before, j).
         each = costs[:, None] + (below[None] - below[:, None]) * np.arange(last + 1)
         each[np.tri(last + 1, dtype=bool)] = np.inf  # a bound is above the one before it
         choices.append(each.argmin(axis=0))
@@ -98,7 +99,7 @@ def _cut(lengths, bounds, tokens_per_batch, row_multiple):
         rows = most // multiple * multiple
         steps = waiting // rows
         if bound == bounds[-1]:
-            # No row may be left: as many batches as it takes, of equally many rows.
+            # No row may be left over: as many batches as needed, with equally many rows.
             steps = -(-waiting // rows)
             rows = -(-waiting // (steps * multiple)) * multiple
         shapes += [(rows, bound, bound)] * steps

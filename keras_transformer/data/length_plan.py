@@ -1,4 +1,4 @@
-"""Which rows of a text share a batch: rows of similar lengths, and other ones every epoch."""
+"""Which rows of a text share a batch: rows of similar lengths, regrouped every epoch."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,32 +7,32 @@ from keras_transformer.data.length_bounds import best_plan
 
 
 class LengthPlan:
-    """Cuts rows that have two lengths, e.g. of source and target, into batches.
+    """Groups rows that have two lengths, e.g. of source and target, into batches.
 
-    Rows are sorted by length and cut so that their number times the longest stays within
+    Rows are sorted by length and divided so that their number times the longest stays within
     a budget of tokens on either side. Every epoch holds each row once, in batches of the same
     shapes; which rows of equal lengths meet in a batch, and the order of the batches, are a
     pure function of seed and epoch.
 
-    With `shapes` all batches have few shapes, for a step that is compiled once for each: a row is
-    as long as one of a few bounds, those that need the least padding, and batches of one bound
-    have equal numbers of rows. What is left over joins the rows of the next bound, and the last
+    With `shapes` all batches have few shapes, for a step that is compiled once for each: rows are
+    padded to one of a few bounds, those that need the least padding, and batches of one bound
+    have equal numbers of rows. Rows that are left over move to the next bound, and the last
     batch is filled up with empty rows.
 
     Args:
         rows: numbers of the rows, integers (rows,).
-        source_lengths: of all rows, in tokens, by number.
-        target_lengths: the same of the other side.
-        tokens_per_batch: most tokens of a batch, padding included, on either side.
+        source_lengths: source lengths of all rows, in tokens, by number.
+        target_lengths: the same for the other side.
+        tokens_per_batch: maximum tokens in a batch, padding included, on either side.
         seed: integer that fixes the order of every epoch.
-        shapes: most shapes of the batches; 0 for as little padding as can be, in any shape.
-        row_multiple: the rows of each batch are a multiple of it, with `shapes`; and of 8, too,
+        shapes: maximum number of batch shapes; 0 for the least padding, in any shape.
+        row_multiple: with `shapes`, the rows of each batch are a multiple of it, and also of 8
             where the budget allows.
 
     Attributes:
-        steps_per_epoch: batches of an epoch, the same for every epoch.
-        shapes: rows, source length and target length of each batch, integers (steps, 3); -1 for a
-            size that is its rows' own, without `shapes`.
+        steps_per_epoch: batches in an epoch, the same for every epoch.
+        shapes: rows, source length and target length of each batch, integers (steps, 3); without
+            `shapes`, -1 for sizes that depend on the rows of the batch.
         padding: share of padding in all batches, of both sides together, in [0, 1).
 
     Raises:
@@ -74,7 +74,7 @@ class LengthPlan:
         self.steps_per_epoch = len(self._cuts) - 1
 
     def epochs(self, start_step: int = 0) -> tf.data.Dataset:
-        """The rows of each batch, and its shape, without end, from step `start_step` on.
+        """The rows and the shape of each batch, endlessly, from step `start_step` on.
 
         Starting late costs nothing: skipped batches are never made.
         """
@@ -103,9 +103,9 @@ class LengthPlan:
         return steps.map(lambda step: _slice(rows, cuts, shapes, step))
 
     def _sort_by_length(self):
-        """Rows by length, and for each place the number of its group of equal lengths."""
+        """Rows by length, and for each position the number of its group of equal lengths."""
         source, target = self._lengths[:, self._rows]
-        # Up and down in turns: a batch that spans two target lengths then holds sources of
+        # Alternately up and down: a batch that spans two target lengths then holds sources of
         # similar lengths, not the longest of one and the shortest of the next.
         order = np.lexsort((np.where(target % 2 == 0, source, -source), target))
         source, target = source[order], target[order]
@@ -115,7 +115,7 @@ class LengthPlan:
         return self._rows[order], np.cumsum(is_new)
 
     def _cut(self, rows):
-        """Places where batches begin, and the end: greedily, as many rows as the budget allows."""
+        """Positions where batches begin, and the end; each takes all rows the budget allows."""
         cuts, longest = [0], 0
         for place, length in enumerate(self._lengths[:, rows].max(axis=0).tolist()):
             longest = max(longest, length)
@@ -126,7 +126,7 @@ class LengthPlan:
 
 
 def shuffled(group_of, count, seed, epoch):
-    """Places with those of one group permuted, and an order of `count` things, of one epoch."""
+    """Positions permuted within each group, and an order of `count` things, for one epoch."""
     seed = tf.stack([tf.constant(seed, tf.int64), epoch])
     # A named generator: the default one may differ between processors.
     within, between = tf.unstack(tf.random.split(seed, 2, alg="philox"))
@@ -137,13 +137,13 @@ def shuffled(group_of, count, seed, epoch):
 
 
 def epochs_from(start_step, steps_per_epoch, plan_of, batch_of) -> tf.data.Dataset:
-    """Batches without end, of which those before `start_step` are never made.
+    """Endless batches, of which those before `start_step` are never made.
 
     Args:
         start_step: number of the first batch.
-        steps_per_epoch: batches of an epoch.
-        plan_of: a function from the number of an epoch to what its batches are cut from.
-        batch_of: a function from that and the number of a batch in its epoch to the batch.
+        steps_per_epoch: batches in an epoch.
+        plan_of: a function from the number of an epoch to the plan of its batches.
+        batch_of: a function from the plan and the number of a batch in its epoch to the batch.
     """
     first_epoch, first_batch = divmod(start_step, steps_per_epoch)
 
@@ -157,7 +157,7 @@ def epochs_from(start_step, steps_per_epoch, plan_of, batch_of) -> tf.data.Datas
 
 
 def batched(rows: tf.data.Dataset, batch) -> tf.data.Dataset:
-    """From the rows of batches to the batches, made ahead of their use, divided by replicas."""
+    """Maps the rows of batches to the batches, prefetched, and divided among replicas."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     batches = rows.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -165,6 +165,6 @@ def batched(rows: tf.data.Dataset, batch) -> tf.data.Dataset:
 
 
 def _slice(rows, cuts, shapes, batch):
-    """The rows of one batch, which are those between two cuts, and its shape."""
+    """The rows of one batch, those between two cuts, and its shape."""
     bounds = tf.gather(cuts, tf.stack([batch, batch + 1]))
     return tf.gather(rows, tf.range(bounds[0], bounds[1])), tf.gather(shapes, batch)

@@ -1,33 +1,33 @@
-"""Hides tokens for a model to find again: 80 % by [MASK], 10 % by others, 10 % not at all."""
+"""Masks tokens for a model to predict: 80 % become [MASK], 10 % others, 10 % stay."""
 
 import tensorflow as tf
 
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
-_MASKED, _REPLACED = 0.8, 0.1  # of the chosen tokens; the others stay as they are
+_MASKED, _REPLACED = 0.8, 0.1  # of the chosen tokens; the others stay unchanged
 
 
 def mask_tokens(token_ids, tokenizer: WordPieceTokenizer, seed, masking_rate: float = 0.15):
     """Chooses some of the tokens of each row, and replaces most of them.
 
-    Of each row exactly the share `masking_rate` is chosen, rounded, and at least one token.
-    Of the chosen tokens each one by itself becomes [MASK] with probability 0.8 and a random
-    piece of the vocabulary with probability 0.1. Special tokens are neither chosen nor drawn.
-    The same seed gives the same choice, on every kind of processor.
+    In each row exactly the share `masking_rate` is chosen, rounded, and at least one token. Each
+    chosen token independently becomes [MASK] with probability 0.8 and a random piece of the
+    vocabulary with probability 0.1. Special tokens are neither chosen nor drawn. The same seed
+    gives the same choice on every kind of processor.
 
     Source: Devlin et al. 2018, section 3.1 (https://arxiv.org/abs/1810.04805), which chooses
     15 %; for 40 % see Wettig et al. 2022 (https://arxiv.org/abs/2202.08005).
 
     Args:
         token_ids: int32 (batch, length), 0 for padding.
-        tokenizer: knows the special ids and the size of the vocabulary.
+        tokenizer: defines the special ids and the size of the vocabulary.
         seed: two integers, (2,).
         masking_rate: share of the tokens to choose, in (0, 1].
 
     Returns:
-        Three int32 tensors: the ids with tokens replaced, (batch, length), the positions
-        that were chosen, and the ids that were there, (batch, masked), where masked is
-        that share of the length. What a shorter row has fewer is 0 in both, at the end.
+        Three int32 tensors: the ids with tokens replaced, (batch, length), the chosen positions,
+        and the original ids there, both (batch, masked), where masked is that share of the
+        length. Shorter rows have fewer, and zeros at the end of both.
 
     Raises:
         ValueError: if `masking_rate` is outside (0, 1].
@@ -59,7 +59,7 @@ def mask_tokens(token_ids, tokenizer: WordPieceTokenizer, seed, masking_rate: fl
         draws < _MASKED + _REPLACED, _random_ids(current, tokenizer, piece), current
     )
     replaced = tf.where(draws < _MASKED, tokenizer.mask_id, replaced)
-    # Where fewer are chosen, the first of them is written again; without any, what was there.
+    # If fewer are chosen, the first of them is written again; if none, the original id.
     replaced = tf.where(chosen[:, :1], replaced, current)
     replaced = tf.where(chosen, replaced, replaced[:, :1])
     at = tf.where(chosen, positions, positions[:, :1])
@@ -79,7 +79,7 @@ def _share_of(count, share):
 
 
 def _random_ids(like, tokenizer, seed):
-    """Any ids of the vocabulary but the special ones, each as likely, in the shape of `like`."""
+    """Uniformly drawn ids of the vocabulary, without special ones, in the shape of `like`."""
     special = set(tokenizer.special_ids)
     ordinary = tf.constant([i for i in range(tokenizer.vocabulary_size) if i not in special])
     places = tf.random.stateless_uniform(

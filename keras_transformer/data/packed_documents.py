@@ -13,32 +13,32 @@ from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID
 
 
 class PackedDocuments:
-    """Batches of rows that hold several documents, one after the other, with little padding.
+    """Batches of rows that hold several documents one after another, with little padding.
 
-    For a model built with `packed=True`, to which each document is alone in its row. The model
-    reads a document and its end, id 3, and the labels are the same one token further on. What
-    is longer than a row is cut into rows. Every epoch holds each document once; which documents
-    share rows and batches is a pure function of seed and epoch; see `PackedPlan`.
+    Use them with a model built with `packed=True`, which reads each document on its own. The model
+    reads a document and its end, id 3, and the labels are shifted by one token. A document longer
+    than a row is split into rows. Every epoch holds each document once; which documents share rows
+    and batches is a pure function of seed and epoch; see `PackedPlan`.
 
     Args:
         ids: tokens of the documents, without start and end: a ragged tensor, as `tokenize` returns
             it, or sequences of integers. Ids 0 to 3 are padding, unknown, start and end.
-        length: of a row, in tokens.
-        batch_size: most rows of a batch.
+        length: length of a row, in tokens.
+        batch_size: maximum rows in a batch.
         seed: integer that fixes the order of every epoch.
         row_multiple: the rows of each batch are a multiple of it: the number of replicas.
 
     Attributes:
-        num_documents: documents.
-        num_tokens: tokens of the documents, without ends.
-        num_labels: labels of an epoch, ends included: all tokens but the first of each document.
-        steps_per_epoch: batches of an epoch, the same for every epoch.
+        num_documents: number of documents.
+        num_tokens: tokens in the documents, without ends.
+        num_labels: labels in an epoch, ends included: all tokens except each document's first.
+        steps_per_epoch: batches in an epoch, the same for every epoch.
         shapes: rows and length of each batch, (steps, 2).
         padding: share of padding in the batches of an epoch.
 
     Raises:
-        ValueError: if an id is below 1, or that of a start or an end, if there is no token, or
-            a size is below 1.
+        ValueError: if an id is below 1 or means start or end, if there is no token, or a size is
+            below 1.
 
     Examples:
         >>> documents = PackedDocuments([[4, 5], [6], [7, 8, 9]], length=5, batch_size=2)
@@ -60,7 +60,7 @@ class PackedDocuments:
         ends = ids.row_splits.numpy()[1:]
         inputs = np.insert(ids.flat_values.numpy(), ends, END_ID)
         labels = np.append(inputs[1:], PAD_ID)
-        labels[inputs == END_ID] = PAD_ID  # what follows is another document
+        labels[inputs == END_ID] = PAD_ID  # another document follows
         self.num_labels = int((labels != PAD_ID).sum())
         whole, rest = np.divmod(ids.row_lengths().numpy() + 1, length)
         cuts = np.cumsum(whole + (rest > 0))
@@ -80,13 +80,13 @@ class PackedDocuments:
 
     @classmethod
     def load(cls, path, length, batch_size, seed=0, row_multiple=1) -> "PackedDocuments":
-        """The batches of documents that `save` has written, without tokenising them again."""
+        """The batches of documents that `save` wrote, without tokenising them again."""
         arrays = load_arrays(path)
         ids = ragged(arrays["ids"], arrays["lengths"])
         return cls(ids, length, batch_size, seed, row_multiple)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Batches without end, from step `start_step` on: a pure function of seed and step.
+        """Endless batches from step `start_step` on, a pure function of seed and step.
 
         Returns:
             Elements of token ids and labels, int32, both (batch, length), padded with 0.
@@ -94,11 +94,11 @@ class PackedDocuments:
         return batched(self._plan.epochs(start_step), self._batch)
 
     def epoch(self) -> tf.data.Dataset:
-        """Each document once, for validation: elements as of `dataset`."""
+        """Each document once, for validation, with the elements of `dataset`."""
         return batched(self._plan.in_order(), self._batch)
 
     def checksum(self) -> int:
-        """A number that differs as soon as any token of a document does."""
+        """A number that changes with any token of a document."""
         parts = self._ids.flat_values.numpy(), self._ids.row_splits.numpy()
         return zlib.crc32(parts[1], zlib.crc32(parts[0]))
 

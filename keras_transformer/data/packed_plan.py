@@ -1,4 +1,4 @@
-"""Which texts stand one after the other in a row, so that hardly any of it is padding."""
+"""Which texts share a row, one after another, so that hardly any of it is padding."""
 
 import numpy as np
 import tensorflow as tf
@@ -12,19 +12,19 @@ class PackedPlan:
     """Packs texts, or pairs of texts, into rows of one length, and rows into batches of one shape.
 
     The longest are placed first, each in the row that it fills best. Every epoch holds each text
-    once, in as many rows; which texts of equal lengths stand in a row, and which rows share a
-    batch, are a pure function of seed and epoch. Batches are filled up with empty rows.
+    once, in the same number of rows; which texts of equal lengths share a row, and which rows share
+    a batch, are a pure function of seed and epoch. Batches are filled up with empty rows.
 
     Args:
         texts: numbers of the texts, integers (texts,).
-        lengths: of all texts, in tokens, by number: one array for each side.
-        row_length: of each side of a row, in tokens; no text is longer.
-        max_rows: most rows of a batch.
+        lengths: lengths of all texts, in tokens, by number: one array for each side.
+        row_length: length of each side of a row, in tokens; no text is longer.
+        max_rows: maximum rows in a batch.
         seed: integer that fixes the order of every epoch.
         row_multiple: the rows of each batch are a multiple of it.
 
     Attributes:
-        steps_per_epoch: batches of an epoch, the same for every epoch.
+        steps_per_epoch: batches in an epoch, the same for every epoch.
         shapes: rows and the length of each side of each batch, integers (steps, 1 + sides).
         padding: share of padding in all batches, of all sides together, in [0, 1).
 
@@ -40,13 +40,13 @@ class PackedPlan:
     def __init__(self, texts, lengths, row_length, max_rows, seed=0, row_multiple=1):
         if max_rows < row_multiple:
             raise ValueError(
-                "A batch must hold row_multiple rows, or more. Give a larger batch or shorter rows."
+                "A batch must hold at least row_multiple rows. Use larger batches or shorter rows."
                 f" Received: room for {max_rows} rows of {row_length} tokens, "
                 f"row_multiple={row_multiple}."
             )
         lengths = np.stack(lengths)[:, texts]
         order = np.lexsort(lengths)
-        # Before they are sorted: in a row of equal ones one side would be full, the other not.
+        # Before sorting: in a row of equal lengths one side would be full and the other not.
         row_of = _best_fit(lengths, row_length)[order]
         self._texts, lengths = texts[order], lengths[:, order]
         self._group_of = np.cumsum(np.diff(lengths, prepend=lengths[:, :1]).any(axis=0))
@@ -63,7 +63,7 @@ class PackedPlan:
         self.padding = float(1 - lengths.sum() / held)
 
     def epochs(self, start_step: int = 0) -> tf.data.Dataset:
-        """The texts of each row of a batch, and its shape, without end, from `start_step` on.
+        """The texts of each row of a batch, and its shape, endlessly, from `start_step` on.
 
         Starting late costs nothing: skipped batches are never made.
 

@@ -1,7 +1,7 @@
-"""Batches for the pretraining of BERT, masked anew in every epoch.
+"""Batches for pretraining BERT, with new masks in every epoch.
 
-Batch k is a pure function of (text, seed, k), so an interrupted training goes on at any
-step without reading what came before.
+Batch k is a pure function of (text, seed, k), so an interrupted run resumes at any step without
+reading earlier batches.
 """
 
 import itertools
@@ -22,18 +22,17 @@ _NUM_SPECIAL = 3  # [CLS] first [SEP] second [SEP]
 
 
 class PretrainingBatches:
-    """Pairs of texts in which tokens are masked, and of which half do not belong together.
+    """Pairs of texts with masked tokens; in half of the pairs the texts do not belong together.
 
-    Keeps the ids in memory, about four bytes a token. Each
-    document is cut into passages of whole sentences that fill a row or, by their last
-    sentence, more than that. Every time a passage is read it is cut anew at the end of one
-    of its sentences, and a sentence of another document is drawn; what follows is cut to
-    the length of what stands from there to the end, and in half of the cases replaced by
-    it: length tells nothing.
-    A pair too long for a row loses the beginning of its first and the end of its second
-    text, the longer one first: the first still ends where the second begins.
+    Keeps the ids in memory, about four bytes per token. Each document is split into passages of
+    whole sentences that just fill a row or, with their last sentence, exceed it. Each time a
+    passage is read, it is split after a random sentence, and a random sentence of another document
+    is drawn. The second part of the passage is truncated to the length of the other document from
+    that sentence on, and in half of the cases replaced by it, so that length reveals nothing.
+    A pair too long for a row loses the beginning of its first and the end of its second text, the
+    longer one first: the first text still ends where the second begins.
 
-    Every epoch reads each passage once, in another order. Rows have a fixed length.
+    Every epoch reads each passage once, in a different order. Rows have a fixed length.
 
     Source: Devlin et al. 2018, section 3.1 and appendix A.2
     (https://arxiv.org/abs/1810.04805). Masks and pairs are drawn for every epoch, as Liu et
@@ -44,18 +43,18 @@ class PretrainingBatches:
             tensor, as `tokenize_documents` returns it, or sequences of sequences of integers.
             Documents with fewer than two sentences that have tokens are dropped and reported.
         tokenizer: the `WordPieceTokenizer` of these ids.
-        batch_size: rows of a batch; the last batch of an epoch may have fewer.
-        max_length: of a row, in tokens, special ones included.
+        batch_size: rows in a batch; the last batch of an epoch may have fewer.
+        max_length: length of a row, in tokens, special ones included.
         seed: integer that fixes the pairs, the masks and the order of every epoch.
-        masking_rate: share of a row's tokens to find again, in (0, 1].
+        masking_rate: share of a row's tokens to predict, in (0, 1].
         one_shape: whether to fill up the last batch of an epoch with empty rows, for a step that
             is compiled for each shape.
 
     Attributes:
-        num_tokens: tokens of all documents.
+        num_tokens: tokens in all documents.
         num_passages: passages of the text, the rows of an epoch.
         num_dropped: documents that were dropped.
-        steps_per_epoch: batches of an epoch.
+        steps_per_epoch: batches in an epoch.
 
     Raises:
         ValueError: if an id is below 1, fewer than two documents are left, `batch_size` is below 1,
@@ -111,21 +110,21 @@ class PretrainingBatches:
         ]
         self.num_passages = len(passages)
         self.steps_per_epoch = -(-self.num_passages // batch_size)
-        with tf.device("CPU:0"):  # as tensors tf.data reads them where they lie, and copies none
+        with tf.device("CPU:0"):  # tf.data reads tensors in place, without copies
             self._passages = tf.constant(passages, tf.int64)
             self._ids, self._starts, self._first_sentences = map(tf.constant, arrays)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Batches without end, from step `start_step` on.
+        """Endless batches, from step `start_step` on.
 
         Element k is a pure function of the text, the seed and `start_step + k`. Starting
-        late costs nothing: skipped batches are never made. The first `steps_per_epoch` of
-        another text serve for validation.
+        late costs nothing: skipped batches are never made. For validation, use the first
+        `steps_per_epoch` batches of another text.
 
         Returns:
-            Elements `(inputs, labels)`, of `bert_pretraining` and of `PretrainingLoss`;
-            int32, padded with 0, but for the weights, which are float32. With `one_shape` also
-            sample weights, float32 (batch,), 0 for empty rows, whose `next_sentence` is -1.
+            Elements `(inputs, labels)` for `bert_pretraining` and `PretrainingLoss`; int32,
+            padded with 0, except the weights, which are float32. With `one_shape` also sample
+            weights, float32 (batch,), 0 for empty rows, whose `next_sentence` is -1.
         """
         first_epoch, first_batch = divmod(start_step, self.steps_per_epoch)
 
@@ -165,7 +164,7 @@ class PretrainingBatches:
         masking_rate=0.15,
         one_shape=False,
     ) -> "PretrainingBatches":
-        """The batches of documents that `save` has written, without tokenising them again."""
+        """The batches of documents that `save` wrote, without tokenising them again."""
         kept = load_arrays(path)
         sentences = ragged(kept["ids"], np.diff(kept["starts"]))
         documents = ragged(sentences, np.diff(kept["first_sentences"]))
@@ -175,18 +174,18 @@ class PretrainingBatches:
         return batches
 
     def checksum(self) -> int:
-        """A number that differs as soon as any token, sentence or document does."""
+        """A number that changes with any token, sentence or document."""
         total = 0
         for numbers in (self._ids, self._starts, self._first_sentences):
             total = zlib.crc32(numbers.numpy(), total)
         return total
 
     def _keep(self, documents):
-        """Leaves out sentences without tokens, and documents of fewer than two others.
+        """Drops sentences without tokens, and documents with fewer than two other sentences.
 
         Returns:
-            All ids, where each sentence starts, in tokens, and each document, in sentences; and
-            the ends.
+            All ids; where each sentence starts, in tokens; where each document starts, in
+            sentences; the last entries are the ends.
         """
         ids, lengths = documents.flat_values.numpy(), documents.values.row_lengths().numpy()
         document_lengths = documents.row_lengths().numpy()
@@ -197,8 +196,8 @@ class PretrainingBatches:
         counts = counts[counts >= 2]
         if len(counts) < 2:
             raise ValueError(
-                "There must be at least two documents of two sentences, for a random sentence "
-                f"comes from another one. Received: {len(document_lengths)} documents, "
+                "There must be at least two documents of two sentences, because random sentences "
+                f"come from another document. Received: {len(document_lengths)} documents, "
                 f"{self.num_dropped} of them shorter."
             )
         if self.num_dropped:
@@ -262,7 +261,7 @@ class PretrainingBatches:
         start, cut, end = (tf.gather(self._starts, i) for i in (first, middle, last + 1))
         first_length, second_length = self._cut_to_room(cut - start, end - cut)
 
-        # Any sentence but those of this document, up to the end of its own.
+        # Any sentence outside this document, up to the end of its own document.
         own, own_end = (tf.gather(self._first_sentences, i) for i in (document, document + 1))
         others = self._first_sentences[-1] - (own_end - own)
         sentence = random_below(others, draws[1])
@@ -273,13 +272,13 @@ class PretrainingBatches:
 
         is_random = draws[2] < 0.5
         second_start = tf.where(is_random, begin, cut)
-        # What follows is as short as what might have replaced it: length tells nothing.
+        # The continuation is as short as its possible replacement: length reveals nothing.
         second_length = tf.minimum(second_length, stop - begin)
         first_ids = self._tokens(cut - first_length, first_length)
         return first_ids, self._tokens(second_start, second_length), is_random
 
     def _cut_to_room(self, first, second):
-        """Lengths that fit into a row, of which the longer one was cut first."""
+        """Lengths that fit into a row; the longer one is shortened first."""
         half = tf.constant(-(-self._room // 2), tf.int64)
         first = tf.minimum(first, tf.maximum(half, self._room - second))
         return first, tf.minimum(second, self._room - first)
@@ -289,7 +288,7 @@ class PretrainingBatches:
         return places.with_flat_values(tf.gather(self._ids, places.flat_values))
 
     def _fill_up(self, rows):
-        """Rows of zeros after the others, up to a whole batch."""
+        """Appends rows of zeros, up to a whole batch."""
         missing = [[0, self._batch_size - tf.shape(rows)[0]]]
         return tf.pad(rows, missing + [[0, 0]] * (rows.shape.rank - 1))
 
@@ -303,7 +302,7 @@ def _passages_of(first, end, starts, room):
     while last < end - 1:
         full = starts[first] + room
         last = max(first + 1, int(np.searchsorted(starts, full)) - 1)
-        # A sentence that would be left alone is read together with the one before it.
+        # A sentence that would be left alone joins the one before it.
         last = min(last, end - 1)
         yield first, last
         first = min(last + 1, end - 2)

@@ -1,4 +1,4 @@
-"""One text, or a pair of texts, as the rows that BERT reads."""
+"""One text, or a pair of texts, as rows for BERT."""
 
 import tensorflow as tf
 import tensorflow_text
@@ -19,10 +19,10 @@ def pack_segments(
     Source: Devlin et al. 2018, section 3, figure 2 (https://arxiv.org/abs/1810.04805).
 
     Args:
-        tokenizer: knows the special ids.
-        first_ids: of `tokenizer.tokenize`, (batch, None).
-        second_ids: likewise, as many rows; None if there is one text a row.
-        max_length: of a row, in tokens, special ones included.
+        tokenizer: defines the special ids.
+        first_ids: ids from `tokenizer.tokenize`, (batch, None).
+        second_ids: likewise, as many rows; None for one text per row.
+        max_length: maximum length of a row, in tokens, special ones included.
 
     Returns:
         A dictionary of `token_ids`, 0 for padding, and `segment_ids`, 1 in the second text
@@ -56,7 +56,7 @@ def pack_segments(
         start_of_sequence_id=tokenizer.class_id,
         end_of_segment_id=tokenizer.separator_id,
     )
-    # Without rows there is still a first column, which BERT pools.
+    # Even without rows there is a first column, which BERT pools.
     missing = [[0, 0], [0, tf.cast(tf.equal(token_ids.nrows(), 0), tf.int32)]]
     return {
         "token_ids": tf.pad(token_ids.to_tensor(tokenizer.pad_id), missing),

@@ -1,7 +1,7 @@
-"""Cuts parallel text into batches that hold about the same number of tokens.
+"""Divides parallel text into batches that hold about the same number of tokens.
 
-The index plan is a pure function of (seed, epoch), so an interrupted training
-goes on at any step without reading what came before.
+The index plan is a pure function of (seed, epoch), so an interrupted run resumes at any step
+without reading earlier batches.
 """
 
 import functools
@@ -21,47 +21,46 @@ from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 class TokenBatches:
     """Batches of token ids for training a translation model.
 
-    Keeps the ids in memory, about four bytes a token. Pairs of similar lengths share a batch, so
+    Keeps the ids in memory, about four bytes per token. Pairs of similar lengths share a batch, so
     that little of it is padding: pairs are sorted by length and divided so that the rows times the
     longest sentence stay within a budget of tokens on either side. Every epoch holds each pair
     once, in batches of the same shapes; which pairs of equal lengths share a batch, and the order
     of the batches, change from epoch to epoch.
 
     A source row is its tokens and the end id; the decoder's input is the start id and the tokens;
-    the labels are the tokens and the end id. Pairs of which either side with its end is longer
-    than `max_length` are dropped and reported.
+    the labels are the tokens and the end id. A pair is dropped and reported if either side with
+    its end is longer than `max_length`.
 
     Args:
         source_ids: tokens of the sentences to translate, without start and end: a ragged tensor,
             as `tokenize` returns it, or sequences of integers. Ids 0 to 3 are padding, unknown,
             start and end.
-        target_ids: tokens of their translations, as many.
-        tokens_per_batch: most tokens of a batch, padding included, on either
+        target_ids: tokens of their translations, equally many.
+        tokens_per_batch: maximum tokens in a batch, padding included, on either
             side. At least `max_length`.
         max_length: longest sentence kept, in tokens with its end.
         seed: integer that fixes the order of every epoch.
-        shapes: most shapes of the batches, for a step that is compiled once for each; see
-            `LengthPlan`. 0 for as little padding as can be, in any shape.
-        row_multiple: the rows of each batch are a multiple of it, with `shapes` or `packed`: the
+        shapes: maximum number of batch shapes, for a step that is compiled once for each; see
+            `LengthPlan`. 0 for the least padding, in any shape.
+        row_multiple: with `shapes` or `packed`, the rows of each batch are a multiple of it: the
             number of replicas.
-        packed: whether rows hold several pairs, one after the other, for a model built with
+        packed: whether rows hold several pairs one after another, for a model built with
             `packed=True`: all batches have one shape, of rows of `max_length` tokens on either
             side, and hardly any padding; see `PackedPlan`. No text may hold the ids 2 and 3.
 
     Attributes:
-        num_pairs: pairs kept, the number of an epoch.
+        num_pairs: pairs kept, all of which are in each epoch.
         num_dropped: pairs longer than `max_length`.
-        num_target_tokens: labels of an epoch, ends included, padding not.
-        steps_per_epoch: batches of an epoch, the same for every epoch.
-        shapes: rows, source length and target length of each batch, (steps, 3); -1 where they
-            are those of its longest rows, without `shapes`.
+        num_target_tokens: labels in an epoch, including ends but not padding.
+        steps_per_epoch: batches in an epoch, the same for every epoch.
+        shapes: rows, source length and target length of each batch, (steps, 3); without `shapes`,
+            -1 for sizes that depend on the longest rows of the batch.
         padding: share of padding in the batches of an epoch, both sides together.
 
     Raises:
-        ValueError: if there are not as many sources as targets, an id is below 1, no pair is
-            left, or the budget is smaller than the longest sentence allowed, or than
-            `row_multiple` of them; with `packed`, if there are `shapes`, too, or a text holds
-            the id of a start or an end.
+        ValueError: if the numbers of sources and targets differ, an id is below 1, no pair is
+            left, or the budget is smaller than `max_length`, or `row_multiple` times that; with
+            `packed`, if `shapes` are given as well, or a text holds the id of a start or an end.
 
     Examples:
         >>> batches = TokenBatches([[4, 5, 6], [7]], [[5, 4], [9, 8, 7]], tokens_per_batch=256)
@@ -138,9 +137,9 @@ class TokenBatches:
         row_multiple: int = 1,
         packed: bool = False,
     ) -> "TokenBatches":
-        """The batches of a text that `save` has written, without tokenising it again.
+        """The batches of a text that `save` wrote, without tokenising it again.
 
-        With the same further arguments, those of `TokenBatches`, they are the same batches.
+        With the same other arguments of `TokenBatches`, they are the same batches.
         """
         sides = load_arrays(path)
         ids = [
@@ -150,7 +149,7 @@ class TokenBatches:
         return cls(*ids, tokens_per_batch, max_length, seed, shapes, row_multiple, packed)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Training batches without end, from step `start_step` on.
+        """Endless training batches, from step `start_step` on.
 
         Element k is a pure function of the text, the seed and `start_step + k`.
         Starting late costs nothing: skipped batches are never made.
@@ -158,19 +157,19 @@ class TokenBatches:
         Returns:
             Elements `({"source_ids": (batch, source), "target_ids": (batch,
             target)}, labels (batch, target))`, int32, padded with 0. With `shapes` or `packed`
-            some rows of a batch may be nothing but padding.
+            some rows of a batch may be only padding.
         """
         return batched(self._plan.epochs(start_step), self._batch)
 
     def epoch(self) -> tf.data.Dataset:
-        """Each pair once, for validation, in the order of the text; other with `shapes`, `packed`.
+        """Each pair once, for validation; in the order of the text without `shapes` and `packed`.
 
-        The elements are those of `dataset`; batches keep to the same budget.
+        The elements are those of `dataset`; batches have the same budget.
         """
         return batched(self._plan.in_order(), self._batch)
 
     def checksum(self) -> int:
-        """A number that differs as soon as any token of the text does."""
+        """A number that changes with any token of the text."""
         parts = [*_parts(self._sources), *_parts(self._targets)]
         return functools.reduce(lambda total, part: zlib.crc32(part, total), parts, 0)
 
@@ -181,12 +180,12 @@ class TokenBatches:
         shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=START_ID)
         if self._packed:  # where a pair ends, the next one starts
             shifted = tf.where(shifted == END_ID, START_ID, shifted)
-        # Where the label is padding, the shifted row holds the end of a shorter sentence.
+        # If the label is padding, the shifted row holds the end of a shorter sentence.
         target_ids = tf.where(labels == PAD_ID, PAD_ID, shifted)
         return {"source_ids": source_ids, "target_ids": target_ids}, labels
 
     def _rows(self, ids, pairs):
-        """The ids of one pair a row, or of those (rows, None) that share a row."""
+        """The ids of one pair per row, or of the pairs (rows, None) that share a row."""
         gathered = tf.gather(ids, pairs)
         return gathered.merge_dims(1, 2) if self._packed else gathered
 

@@ -53,7 +53,7 @@ def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer) -> tf.Ragg
 
 
 def ragged(values, lengths) -> tf.RaggedTensor:
-    """Rows of the given lengths, in tokens or in inner rows, of one row after another."""
+    """Splits concatenated rows into rows of the given lengths, in tokens or inner rows."""
     with tf.device("CPU:0"):  # where tf.data runs
         return tf.RaggedTensor.from_row_lengths(values, lengths)
 
@@ -63,11 +63,11 @@ def checked_ids(ids, name: str, rank: int = 2) -> tf.RaggedTensor:
 
     Args:
         ids: a ragged tensor, or sequences of sequences of integers, without padding.
-        name: of the argument, for messages.
+        name: name of the argument, for messages.
         rank: number of axes: 2 for texts, 3 for documents of sentences.
 
     Raises:
-        ValueError: if they are not that, or an id is below 1, since 0 stands for padding.
+        ValueError: if `ids` is anything else, or an id is below 1, because 0 is padding.
     """
     if not isinstance(ids, tf.RaggedTensor):
         try:
@@ -77,7 +77,7 @@ def checked_ids(ids, name: str, rank: int = 2) -> tf.RaggedTensor:
                 f"{name} must be {'sequences of ' * (rank - 1)}sequences of ids. Received: {error}"
             ) from None
         if not len(ids.flat_values):
-            ids = tf.cast(ids, tf.int32)  # nothing tells that there would be integers
+            ids = tf.cast(ids, tf.int32)  # without values, the dtype is not known
     if not ids.dtype.is_integer or ids.shape.rank != rank:
         raise ValueError(
             f"{name} must be integer ids of rank {rank}. "
@@ -89,18 +89,18 @@ def checked_ids(ids, name: str, rank: int = 2) -> tf.RaggedTensor:
     smallest, largest = values.min(initial=1), values.max(initial=1)
     if smallest < 1 or largest > LARGEST_ID:
         raise ValueError(
-            f"{name} must be at least 1, since 0 stands for padding, and at most {LARGEST_ID}. "
-            f"Give rows as long as their texts. Received: ids from {smallest} to {largest}."
+            f"{name} must be at least 1, because 0 is padding, and at most {LARGEST_ID}. "
+            f"Give rows without padding. Received: ids from {smallest} to {largest}."
         )
     with tf.device("CPU:0"):
         return tf.cast(ids, tf.int32)
 
 
 def check_no_ends(ids: tf.RaggedTensor) -> None:
-    """Raises ValueError if a text holds the id of a start or an end, which tell packed apart."""
+    """Raises ValueError if a text holds the id of a start or an end, which separate texts."""
     found = np.intersect1d(ids.flat_values.numpy(), [START_ID, END_ID])
     if len(found):
         raise ValueError(
-            f"Packed texts must not hold the ids {START_ID} and {END_ID}, which tell where one "
-            f"begins and ends. Received: ids with {found[0]} among them."
+            f"Packed texts must not hold the ids {START_ID} and {END_ID}, which mark where a text "
+            f"begins and ends. Received: ids that include {found[0]}."
         )

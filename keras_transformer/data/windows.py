@@ -1,4 +1,4 @@
-"""Cuts one long text into windows: random ones to learn from, sliding ones to measure on."""
+"""Windows of one long text: random ones for training, sliding ones for evaluation."""
 
 import zlib
 
@@ -21,23 +21,23 @@ class _LongText:
         save_arrays(path, [("ids", self._ids)])
 
     def checksum(self) -> int:
-        """A number that differs as soon as any token of the text does."""
+        """A number that changes with any token of the text."""
         return zlib.crc32(self._ids)
 
 
 class TextWindows(_LongText):
     """Batches of random windows of a long text, for training a language model.
 
-    A window of n tokens is what the model reads; the labels are the same window one token
-    further on. Where windows begin is a pure function of seed and step, so an interrupted
-    training goes on at any step.
+    The model reads a window of n tokens; the labels are the same window shifted by one token.
+    Where windows begin is a pure function of seed and step, so an interrupted run resumes at
+    any step.
 
     Args:
         ids: the tokens of the whole text, integers (tokens,).
-        length: of a window, in tokens.
+        length: length of a window, in tokens.
         batch_size: windows in a batch.
-        steps_per_epoch: batches of what is called an epoch; windows are drawn, so no
-            number of them is the whole text.
+        steps_per_epoch: batches that count as an epoch; windows are drawn at random, so no
+            number of them covers exactly the whole text.
         seed: integer that fixes where all windows begin.
 
     Raises:
@@ -58,19 +58,19 @@ class TextWindows(_LongText):
             )
         if self.num_tokens <= length:
             raise ValueError(
-                "The text must be longer than a window, since the labels are one token further "
-                f"on. Received: {self.num_tokens} tokens, length={length}."
+                "The text must be longer than a window, because the labels are shifted by one "
+                f"token. Received: {self.num_tokens} tokens, length={length}."
             )
         self.steps_per_epoch = steps_per_epoch
         self._length, self._batch_size, self._seed = length, batch_size, seed
 
     @classmethod
     def load(cls, path, length, batch_size, steps_per_epoch=500, seed=0) -> "TextWindows":
-        """The batches of a text that `save` has written, without tokenising it again."""
+        """The batches of a text that `save` wrote, without tokenising it again."""
         return cls(load_arrays(path)["ids"], length, batch_size, steps_per_epoch, seed)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Batches without end, from step `start_step` on.
+        """Endless batches, from step `start_step` on.
 
         Returns:
             Elements of token ids and labels, int32, both (batch, length).
@@ -90,22 +90,22 @@ class TextWindows(_LongText):
 
 
 class TextSegments(_LongText):
-    """Batches of segments that go on from each other, for a model that carries a memory.
+    """Batches of consecutive segments, for a model that carries a memory.
 
-    The text is cut into as many streams as a batch has rows. Row i of each batch goes on where
-    row i of the batch before ended; at the end of its stream it goes on into the next one, so
-    that an epoch is nearly the whole text and only one row of each epoch starts it anew.
+    The text is divided into as many streams as a batch has rows. Row i of each batch continues
+    where row i of the previous batch ended; at the end of its stream it continues into the next
+    one, so that an epoch is nearly the whole text and only one row per epoch starts it again.
 
     Args:
         ids: the tokens of the whole text, integers (tokens,).
-        length: of a segment, in tokens.
-        batch_size: streams.
+        length: length of a segment, in tokens.
+        batch_size: number of streams.
 
     Attributes:
         steps_per_epoch: batches until each stream has been read once.
 
     Raises:
-        ValueError: if the text is too short for one segment a stream, or a size is below 1.
+        ValueError: if the text is too short for one segment per stream, or a size is below 1.
 
     Examples:
         >>> segments = TextSegments(range(100, 113), length=3, batch_size=2)
@@ -126,11 +126,11 @@ class TextSegments(_LongText):
 
     @classmethod
     def load(cls, path, length, batch_size) -> "TextSegments":
-        """The batches of a text that `save` has written, without tokenising it again."""
+        """The batches of a text that `save` wrote, without tokenising it again."""
         return cls(load_arrays(path)["ids"], length, batch_size)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Batches without end, from step `start_step` on: a pure function of the step.
+        """Endless batches from step `start_step` on, a pure function of the step.
 
         Returns:
             Elements of token ids and labels, int32, both (batch, length).
@@ -148,18 +148,18 @@ class TextSegments(_LongText):
 
 
 def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.Dataset:
-    """Windows in which each token of a text but the first is a label exactly once.
+    """Windows in which each token of a text, except the first, is a label exactly once.
 
-    The window slides by `stride` tokens, and only the labels that are new in it count, so
-    each is predicted from at least `length - stride` tokens, but near the beginning.
+    The window slides by `stride` tokens, and only its new labels count, so each is predicted
+    from at least `length - stride` tokens, except near the beginning.
 
     Args:
         ids: the tokens of the whole text, integers (tokens,), at least two.
-        length: of a window, in tokens.
+        length: length of a window, in tokens.
         stride: tokens by which it slides, in [1, length].
         batch_size: windows in a batch.
-        pad_id: the label of positions that do not count, and what fills up the last window, and
-            the last batch if there are several, so that all have one shape.
+        pad_id: the label of positions that do not count; it also fills up the last window and,
+            if there are several, the last batch, so that all have one shape.
 
     Returns:
         A dataset of token ids and labels, int32, both (batch, length).

@@ -1,4 +1,4 @@
-"""When and in which sizes a search is compiled by XLA, with a cache of full size."""
+"""When, and in which sizes, XLA compiles a search with a cache of full size."""
 
 import tensorflow as tf
 
@@ -13,8 +13,8 @@ def is_static(cache, is_supported=True):
     """Whether a search keeps a static cache and is compiled.
 
     Args:
-        cache: "static"; "growing"; or "auto", which is static where TensorFlow sees a GPU. On a
-            CPU only long jobs earn back the seconds that each bucket takes to compile.
+        cache: "static"; "growing"; or "auto", which is static if TensorFlow sees a GPU. On a
+            CPU only long jobs make up for the seconds that each bucket takes to compile.
         is_supported: whether the model has a static cache.
 
     Raises:
@@ -28,26 +28,26 @@ def is_static(cache, is_supported=True):
         raise ValueError(f"cache must be one of {', '.join(CACHES)}. Received: cache={cache!r}.")
     if cache == "static" and not is_supported:
         raise ValueError(
-            "A static cache needs functions of the model whose start_cache takes a length, which "
-            "they say by has_static_cache=True. Received: cache='static'."
+            "A static cache needs model functions whose start_cache accepts a length and which "
+            "declare has_static_cache=True. Received: cache='static'."
         )
     has_gpu = bool(tf.config.list_logical_devices("GPU"))
     return cache == "static" or (cache == "auto" and has_gpu and is_supported)
 
 
 def bucket(length, smallest=8):
-    """The smallest power of two that is no less than `length` and `smallest`, an int32 scalar."""
+    """The smallest power of two that is at least `length` and `smallest`, an int32 scalar."""
     powers = tf.constant([2**n for n in range(LONGEST_BUCKET.bit_length()) if 2**n >= smallest])
     return tf.reduce_min(tf.where(powers >= length, powers, LONGEST_BUCKET))
 
 
 def row_bucket(rows):
-    """8 for so few rows, and otherwise the next multiple of 64."""
+    """8 for up to 8 rows, otherwise the next multiple of 64."""
     return tf.where(rows <= FEW_ROWS, FEW_ROWS, -(-rows // MANY_ROWS) * MANY_ROWS)
 
 
 def fill(values, rows, columns=None):
-    """Fills up (batch, ...) with rows of zeros, and (batch, length) with columns of zeros."""
+    """Pads (batch, ...) with rows of zeros, and (batch, length) with columns of zeros."""
     missing = [[0, rows - tf.shape(values)[0]]]
     if columns is not None:
         values = values[:, :columns]
@@ -61,5 +61,5 @@ def compiled(search):
 
 
 def first_rows(hypotheses, rows):
-    """The hypotheses of a batch before it was filled up, without columns of nothing."""
+    """The hypotheses of a batch without its padding rows and without empty columns."""
     return trim(type(hypotheses)(*(part[:rows] for part in hypotheses)))

@@ -1,4 +1,4 @@
-"""Random numbers by row, bit for bit those of TensorFlow's Philox, plain and under XLA.
+"""Random numbers per row, bit for bit those of TensorFlow's Philox, plain and under XLA.
 
 TensorFlow draws with one seed at a time, and extends a negative seed to 64 bits differently under
 XLA.
@@ -11,7 +11,7 @@ _WORD = 0xFFFFFFFF
 
 
 def fold_in(seeds, number):
-    """New seeds from seeds and a number, as `tf.random.experimental.stateless_fold_in` makes them.
+    """New seeds from seeds and a number, as from `tf.random.experimental.stateless_fold_in`.
 
     Args:
         seeds: (..., 2) int32 or int64.
@@ -25,7 +25,7 @@ def fold_in(seeds, number):
 
 
 def uniform(seeds, count):
-    """Numbers in [0, 1), as `tf.random.stateless_uniform([count], seed)` of each seed.
+    """Numbers in [0, 1), as from `tf.random.stateless_uniform([count], seed)` for each seed.
 
     Args:
         seeds: (..., 2) int32 or int64.

@@ -74,7 +74,7 @@ def sample(
             or floats (batch,).
         forbidden_ids: as for `beam_search`.
         prefix: as for `beam_search`.
-        capacity: as for `beam_search`; with one, `seed` has a pair a row.
+        capacity: as for `beam_search`; with one, `seed` needs a pair per row.
 
     Returns:
         `Hypotheses`, not ranked. The score is the sum of the model's log-probabilities, without
@@ -96,7 +96,7 @@ def sample(
     if capacity is not None and not isinstance(draw, functools.partial):
         raise ValueError(
             "With a capacity, seed must have the shape (batch, 2): from one seed for all rows "
-            f"TensorFlow draws other numbers under XLA. Received: shape {np.shape(seed)}."
+            f"TensorFlow draws different numbers under XLA. Received: shape {np.shape(seed)}."
         )
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity)
     shape = (tf.shape(rules.limits)[0], num_samples)

@@ -61,14 +61,15 @@ def beam_search(
         capacity: the number of steps for which a cache of full size has room, at least the
             largest of `limits`, an integer scalar: then nothing grows, and XLA can compile the
             search. None for a cache that grows.
-        scoring: "gnmt", as above; or "huggingface", the rules that Hugging Face's models are
-            released for: n ** length_penalty instead, forced tokens cost nothing, a sequence
-            finishes only if its end is among the `num_beams` best extensions, and a row ends once
-            its best live sequence, scored as if it ended here, is below `num_beams` finished ones;
-            or "huggingface_early_stopping", where a row ends once `num_beams` have finished.
+        scoring: "gnmt", as above; or "huggingface", the rules for which Hugging Face's models
+            are released: the divisor is n ** length_penalty, forced tokens cost nothing, a
+            sequence finishes only if its end is among the `num_beams` best extensions, and a row
+            ends once its best live sequence, scored as if it ended here, is below `num_beams`
+            finished ones; or "huggingface_early_stopping", the same except that a row ends once
+            `num_beams` sequences have finished.
 
     Returns:
-        `Hypotheses`, best first; with a capacity, of as many columns.
+        `Hypotheses`, best first; with a capacity, they have that many columns.
 
     Raises:
         ValueError: if an argument is out of range, or the last axis of the logits is not static.
@@ -148,7 +149,7 @@ def greedy_search(
     prefix=None,
     capacity=None,
 ):
-    """Takes the most probable token at each step: a beam search with a beam of one.
+    """Chooses the most probable token at each step: a beam search with one beam.
 
     Args:
         step: as for `beam_search`; it gets token_ids of shape (batch, 1).

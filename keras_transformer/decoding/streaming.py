@@ -38,7 +38,7 @@ def stream(
         top_p: as for `sample`, in (0, 1], or None.
         forbidden_ids: ids that are never sampled.
         jit_compile: whether XLA compiles the step, once, for a cache that has room for the
-            context from the start; `seed` is then of shape (1, 2).
+            whole context from the start; `seed` must then have the shape (1, 2).
 
     Yields:
         Integer ids.

@@ -102,7 +102,7 @@ def test_a_file_that_is_refused_is_not_left_behind(tokenizer, tmp_path, monkeypa
         keras.layers.Embedding(50, 4)(tokens)
     )
     unknown = convert.Converted("", keras.Model(tokens, special), tokenizer)
-    with pytest.raises(convert.ConversionError, match="ONNX has no operation for Erfinv of model"):
+    with pytest.raises(convert.ConversionError, match="ONNX has no operation for Erfinv in model"):
         convert.write(unknown, "onnx", tmp_path / "model")
     small = convert.Converted("", MODELS["classifier"](), tokenizer)
     with pytest.raises(

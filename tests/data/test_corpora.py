@@ -99,7 +99,7 @@ def test_gzip_that_is_none_or_half_is_refused(tmp_path):
     path = tmp_path / "text.gz"
     for content in (b"plain text\n", gzip.compress(b"a\tb\n" * 1000)[:-13]):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"whole gzip file.*text\.gz"):
+        with pytest.raises(ValueError, match=r"complete gzip file.*text\.gz"):
             read_tsv(path)
 
 

@@ -37,9 +37,9 @@ MISTAKES = {
     "nowhere.txt": "nowhere.txt, which does not exist",
     "directory": "directory, which is a directory",
     "latin": "latin, line 2",
-    "truncated.gz": "must be a whole gzip file. Received: .*truncated.gz",
-    "damaged.gz": "must be a whole gzip file. Received: .*damaged.gz",
-    "plain.gz": "must be a whole gzip file. Received: .*plain.gz",
+    "truncated.gz": "must be a complete gzip file. Received: .*truncated.gz",
+    "damaged.gz": "must be a complete gzip file. Received: .*damaged.gz",
+    "plain.gz": "must be a complete gzip file. Received: .*plain.gz",
 }
 
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_read_is_named(flag, name, tmp_path, capsys):
         (classification, "--folder", "no", "a folder of labels.*no, which does not exist"),
         (pretraining, "--documents", "no", "no, which does not exist"),
         (pretraining, "--documents", "latin", "must be UTF-8. Received: .*latin"),
-        (pretraining, "--documents", "plain.gz", "must be a whole gzip file"),
+        (pretraining, "--documents", "plain.gz", "must be a complete gzip file"),
         (pretraining, "--documents", "directory", "with 0."),
     ],
 )
