@@ -165,7 +165,10 @@ def test_two_replicas_of_one_process_are_stopped_and_go_on_too(text, whole, tmp_
 
 
 def test_a_worker_left_alone_ends_with_a_line(text, tmp_path, capfd):
-    """Started by hand, without a launcher to end it; or TensorFlow itself aborts, with its own."""
+    """Started by hand, without a launcher to end it; or TensorFlow itself aborts, with its own.
+
+    Which of the two depends on what sees the loss first; tests/train/test_devices.py has ours.
+    """
     from train.launch.local import Workers
 
     run = tmp_path / "alone"
