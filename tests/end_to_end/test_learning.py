@@ -38,10 +38,10 @@ def test_it_learns_to_repeat(reverse):
     rng = np.random.default_rng(5)
     model.fit(batches(rng, reverse), steps_per_epoch=600, verbose=0)
     inputs, labels = next(batches(rng, reverse))
-    memory = encode(model, inputs["source_ids"])
+    encoded = encode(model, inputs["source_ids"])
     found = greedy_search(
-        functools.partial(step, model, memory),
-        start_cache(model, memory, 1),
+        functools.partial(step, model, encoded),
+        start_cache(model, encoded, 1),
         limits=np.full(64, 9),
         start_id=START,
         end_id=END,

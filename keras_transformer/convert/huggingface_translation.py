@@ -1,0 +1,122 @@
+"""Our translation models as Marian and Pegasus of Hugging Face's library."""
+
+import numpy as np
+
+from keras_transformer.convert import marian
+from keras_transformer.convert.huggingface_parts import (
+    activation_name,
+    check_blocks,
+    first_table,
+    write_json,
+)
+from keras_transformer.convert.tables import ConversionError, arrays_of, same
+from keras_transformer.models.functions import layer_names
+
+
+def translation_folder(text_model, draft):
+    """Writes the tokenizers, and returns the config and the arrays of a translation model."""
+    model, module = text_model.model, text_model.module
+    encoder, names = model.get_layer("encoder"), layer_names(model)
+    shared, dim = "source_embedding" not in names, model.get_layer("target_embedding").hidden_dim
+    positions = model.get_layer("positions")
+    paper = (positions.max_wavelength, positions.first_position) == (10000, 0)
+    if not paper or "source_without_end" in names:
+        raise ConversionError(
+            "Hugging Face's Marian and Pegasus have the paper's positions and see the end token."
+        )
+    if "output_projection" in names or (encoder.pre_norm and not shared):
+        raise ConversionError(
+            "A Pegasus (pre-norm) shares one vocabulary, and Marian and Pegasus tie the output "
+            "projection to it. Received: a model that does not."
+        )
+    check_blocks(encoder, 1e-5)
+    arrays = arrays_of(_translation_rows(model, positions.interleaved))
+    sizes = [module.source_tokenizer, module.target_tokenizer]
+    tables = [first_table(model), model.get_layer("target_embedding")]
+    vocabularies = [_vocabulary(*pair) for pair in zip(sizes, tables, strict=True)]
+    if "final_logits_bias" not in arrays:
+        arrays["final_logits_bias"] = np.zeros((1, tables[1].vocabulary_size), "float32")
+    module.source_tokenizer.save(draft / "source.spm")
+    module.target_tokenizer.save(draft / "target.spm")
+    for name, vocabulary in zip(
+        ("vocab.json", "target_vocab.json")[: 2 - shared], vocabularies, strict=False
+    ):
+        write_json(draft / name, vocabulary)
+    longest = max(module.settings.max_source_length, module.settings.max_target_length) + 1
+    write_json(draft / "tokenizer_config.json", {
+        "tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared,
+        "source_lang": "", "target_lang": "", "model_max_length": longest,
+        "pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>",
+    })  # fmt: skip
+    ids = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2, "bos_token_id": 2}
+    write_json(draft / "generation_config.json", ids | {
+        "forced_eos_token_id": 3, "bad_words_ids": [[0], [2]], "max_length": longest,
+        "num_beams": module.settings.num_beams, "length_penalty": module.settings.length_penalty,
+    })  # fmt: skip
+    kind, name = "marian", "MarianMTModel"
+    if encoder.pre_norm:
+        kind, name = "pegasus", "PegasusForConditionalGeneration"
+    of_sides = {
+        "layers": encoder.num_layers,
+        "attention_heads": encoder.num_heads,
+        "ffn_dim": encoder.intermediate_dim,
+    }
+    return {
+        "model_type": kind,
+        "architectures": [name],
+        "vocab_size": tables[0].vocabulary_size,
+        "decoder_vocab_size": tables[1].vocabulary_size,
+        "share_encoder_decoder_embeddings": shared,
+        "tie_word_embeddings": True,
+        "d_model": dim,
+        **{f"{s}_{name}": size for s in ("encoder", "decoder") for name, size in of_sides.items()},
+        "dropout": encoder.dropout,
+        "activation_function": activation_name(encoder),
+        "scale_embedding": bool(tables[0].scale),
+        "max_position_embeddings": max(longest, 512),  # sines: any number will do
+        "is_encoder_decoder": True,
+        **ids,
+    }, arrays  # fmt: skip
+
+
+def _translation_rows(model, interleaved):
+    """Marian's table, with the columns in the order of Marian's positions, all sines first."""
+    dim = model.get_layer("target_embedding").hidden_dim
+    order = np.arange(dim).reshape(dim // 2, 2).T.ravel() if interleaved else np.arange(dim)
+    for row in marian.rows(model, _SameIds, _SameIds, with_final_norms=True):
+        axes = _hidden_axes(row.names[0])
+        yield row._replace(to_theirs=_permuted(row.to_theirs, order, axes))
+
+
+def _hidden_axes(name):
+    """The axes of one of Marian's arrays that run over the columns of the token vectors."""
+    if name == "final_logits_bias":
+        return []
+    if "norm" in name:
+        return [0]
+    if ".out_proj." in name or ".fc2." in name:
+        return [0]
+    return [1] if name.endswith(".weight") else []
+
+
+def _permuted(to_theirs, order, axes):
+    def permuted(array):
+        for axis in axes:
+            array = np.take(array, order, axis)
+        return to_theirs(array)
+
+    return permuted
+
+
+class _SameIds:
+    """Ids without a change."""
+
+    rows = rows_back = staticmethod(same)
+    bias = staticmethod(lambda bias: bias[0])
+    bias_back = staticmethod(lambda bias: bias[None])
+
+
+def _vocabulary(tokenizer, table):
+    pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
+    pieces += [f"<unused{i}>" for i in range(len(pieces), table.vocabulary_size)]
+    return {piece: index for index, piece in enumerate(pieces)}
