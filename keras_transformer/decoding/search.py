@@ -83,21 +83,7 @@ def beam_search(
         ([[[2, 3, 4]]], '-0.56')
     """
     n_best = num_beams if n_best is None else n_best
-    check_at_least("num_beams", num_beams, 1)
-    check_at_least("n_best", n_best, 1)
-    if n_best > num_beams:
-        raise ValueError(
-            "n_best must be at most num_beams, the number of sequences the search follows. "
-            f"Received: n_best={n_best}, num_beams={num_beams}."
-        )
-    if not isinstance(length_penalty, numbers.Real) or not length_penalty >= 0:
-        raise ValueError(
-            "length_penalty must be a number of at least 0, or the search could stop before the "
-            "best sequence ends. Choose e.g. 0.6. "
-            f"Received: length_penalty={length_penalty!r}."
-        )
-    if scoring not in SCORINGS:
-        raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}. Received: {scoring!r}.")
+    _check_search(num_beams, n_best, length_penalty, scoring)
     as_hugging_face = scoring != "gnmt"
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity)
     penalties = _length_penalties(rules, length_penalty, as_hugging_face)
@@ -293,6 +279,24 @@ def check_at_least(name, value, least, reason=""):
         raise ValueError(
             f"{name} must be an integer of at least {least}.{reason} Received: {value!r}."
         )
+
+
+def _check_search(num_beams, n_best, length_penalty, scoring):
+    check_at_least("num_beams", num_beams, 1)
+    check_at_least("n_best", n_best, 1)
+    if n_best > num_beams:
+        raise ValueError(
+            "n_best must be at most num_beams, the number of sequences the search follows. "
+            f"Received: n_best={n_best}, num_beams={num_beams}."
+        )
+    if not isinstance(length_penalty, numbers.Real) or not length_penalty >= 0:
+        raise ValueError(
+            "length_penalty must be a number of at least 0, or the search could stop before the "
+            "best sequence ends. Choose e.g. 0.6. "
+            f"Received: length_penalty={length_penalty!r}."
+        )
+    if scoring not in SCORINGS:
+        raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}. Received: {scoring!r}.")
 
 
 def _length_penalties(rules, length_penalty, as_hugging_face):
