@@ -116,11 +116,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator
             _, of_queries, of_keys, of_values = tf.while_loop(
                 lambda chunk, *_: chunk < chunks,
                 backward,
-                (
-                    0,
-                    tf.TensorArray(queries.dtype, chunks, element_shape=padded.shape[1:]),
-                    *nothing,
-                ),
+                (0, of_queries, *nothing),
                 parallel_iterations=1,
                 maximum_iterations=chunks,
             )
