@@ -156,7 +156,7 @@ class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
             The pair of outputs (batch, target, dim) and weights (batch, heads, target, source), or
             None without `with_scores` where they are never held.
         """
-        mask = None if mask is None else mask[:, None]  # (batch, 1, target, source)
+        mask = None if mask is None else ops.expand_dims(mask, 1)  # (batch, 1, target, source)
         is_plain = bias is None and type(self).weights_of is MultiHeadAttention.weights_of
         rate = self.dropout if training else 0.0
         context = None

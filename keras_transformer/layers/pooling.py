@@ -47,7 +47,7 @@ class SequencePooling(keras.layers.Layer):
         padding_mask = implicit_mask(inputs, padding_mask)
         if padding_mask is None:
             padding_mask = ops.ones(ops.shape(inputs)[:2], "bool")
-        real = padding_mask[..., None]  # (batch, length, 1)
+        real = ops.expand_dims(padding_mask, -1)  # (batch, length, 1)
         if self.pooling == "first":
             return ops.where(real[:, 0], inputs[:, 0], 0)
         vectors = ops.cast(inputs, "float32")

@@ -85,7 +85,7 @@ class SlicedAttention(ShowsAttention, NotQuantized, keras.layers.Layer):
         mask = combine_masks(
             implicit_mask(inputs, padding_mask), check_attention_mask(attention_mask)
         )
-        mask = None if mask is None else mask[:, None]  # (batch, 1, length, length)
+        mask = None if mask is None else ops.expand_dims(mask, 1)  # (batch, 1, length, length)
         slices = split_heads(inputs, self.num_heads)  # (batch, heads, length, dim)
         if not self.use_projections:
             context, weights = dot_product_attention(slices, slices, slices, mask)

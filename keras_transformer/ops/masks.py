@@ -182,7 +182,8 @@ def beam_mask(mask, parents, start=None):
     num_beams = parents.shape[1]
     beams = ops.arange(num_beams, dtype="int32")
     is_parent = ops.cast(parents, "int32")[:, :, None] == beams  # (batch, beams, beams)
-    past = ops.any(ops.logical_and(is_parent[..., None], mask[:, None]), axis=2)
+    pairs = ops.logical_and(ops.expand_dims(is_parent, -1), ops.expand_dims(mask, 1))
+    past = ops.any(pairs, axis=2)
     newest = beams == beams[:, None]
     newest = ops.broadcast_to(newest, (ops.shape(parents)[0], num_beams, num_beams))
     return append(past, newest, start)
@@ -225,7 +226,7 @@ def _as_attention_mask(mask):
         )
     rank = len(mask.shape)
     if rank == 2:
-        return mask[:, None, :]  # (batch, 1, source)
+        return ops.expand_dims(mask, 1)  # (batch, 1, source)
     if rank == 3:
         return mask
     raise ValueError(

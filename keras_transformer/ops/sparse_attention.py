@@ -150,7 +150,7 @@ def _cut(queries, keys, values, padding_mask, size):
     length = ops.shape(queries)[2]
     if padding_mask is None:
         padding_mask = ops.ones((1, length), dtype="bool")
-    real = combine_masks(padding_mask)[..., None]  # (batch or 1, 1, length, 1)
+    real = ops.expand_dims(combine_masks(padding_mask), -1)  # (batch or 1, 1, length, 1)
     num_blocks = (length + size - 1) // size
     missing = num_blocks * size - length
 
