@@ -15,9 +15,12 @@ from keras_transformer.models.functions import layer_names
 from keras_transformer.ops.positions import sinusoidal_positions
 from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, START_ID
 
-LIBRARY = "ctranslate2"
+LIBRARIES = ("ctranslate2",)
 DTYPES = ("float32", "int8", "int16", "bfloat16", "float16")
-EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €", "x")
+EXAMPLES = (
+    *("A dog runs.", "It is ten past six.", "12,50 €", "x", "no", "She", "two men", "a red car"),
+    *("in the park", "we are here", "Why?", "7:30", "the", "open door", "Good", "night"),
+)
 
 
 def write(text_model, draft, dtype="float32"):
@@ -66,8 +69,8 @@ def write(text_model, draft, dtype="float32"):
         target.save(draft / "target_tokenizer.model")
 
 
-def example(text_model):
-    """Pieces of texts and our model's log-probabilities for them, to check a folder with."""
+def example(text_model, dtype="float32"):
+    """Pieces of texts and their log-probabilities by our model, for the check of a folder."""
     tokenizer = text_model.tokenizer
     if hasattr(text_model, "n_best"):
         texts = list(EXAMPLES)
@@ -77,7 +80,7 @@ def example(text_model):
     else:
         texts = [text for text in EXAMPLES if len(_pieces(tokenizer, [text])[0]) > 1]
         pairs, scores = [_pieces(tokenizer, texts)], text_model.score(texts)
-    return {"pieces": np.array(json.dumps(pairs)), "scores": scores}
+    return {"pieces": np.array(json.dumps(pairs)), "scores": scores, "dtype": np.array(dtype)}
 
 
 class CTranslate2Engine:

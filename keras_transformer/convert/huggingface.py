@@ -16,7 +16,7 @@ from keras_transformer.convert.huggingface_translation import translation_folder
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.models.functions import layer_names
 
-LIBRARY = "transformers"
+LIBRARIES = "transformers", "torch"
 TEXTS = ("A dog runs.", "it is ten past 6", "12,50")
 DTYPES = ("float32",)
 NUM_EXAMPLES, EXAMPLE_LENGTH, FIRST_WORD_ID = 3, 7, 4
@@ -45,8 +45,8 @@ def write(text_model, draft, dtype="float32"):
     save_file(arrays, draft / "model.safetensors", {"format": "pt"})
 
 
-def example(text_model):
-    """Texts with their ids, and ids with our model's answers, to check a folder with."""
+def example(text_model, dtype="float32"):
+    """Texts with their ids, and ids with our model's answers, for the check of a folder."""
     ids = text_model.tokenizer.tokenize(list(TEXTS)) - getattr(text_model.tokenizer, "first_id", 0)
     texts = {"texts": np.array(json.dumps([list(TEXTS), ids.to_list()]))}
     return texts | _answers(text_model.model)

@@ -13,7 +13,7 @@ from keras_transformer.layers.embedding import PositionEmbedding
 from keras_transformer.models import bert_models
 from keras_transformer.models.functions import layer_names
 
-LIBRARY = "keras_hub"
+LIBRARIES = ("keras_hub",)
 TEXTS = ("A dog runs.", "it is ten past 6", "12,50")
 LEARNING_RATE = 5e-5  # of a BertTextClassifier as KerasHub compiles it
 NUM_SPECIAL_TOKENS = 2  # [CLS], [SEP]
@@ -85,8 +85,8 @@ def _write_weights(model, draft):
             weights[place] = array
 
 
-def example(text_model):
-    """Texts with their ids, and ids with our model's answers, to check a folder with."""
+def example(text_model, dtype="float32"):
+    """Texts with their ids, and ids with our model's answers, for the check of a folder."""
     tokenizer, model = text_model.tokenizer, in_float32(text_model)
     ids = tokenizer.tokenize(list(TEXTS)) - getattr(tokenizer, "first_id", 0)
     arrays = {"texts": np.array(json.dumps([list(TEXTS), ids.to_list()]))}

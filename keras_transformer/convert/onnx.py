@@ -11,7 +11,7 @@ import numpy as np
 from keras_transformer.convert import graphs
 from keras_transformer.convert.tables import ConversionError
 
-LIBRARY = "onnxruntime"
+LIBRARIES = ("onnxruntime",)
 OPSET = 15
 
 
@@ -79,8 +79,8 @@ def save_beside(text_model, folder):
         (folder / "labels.json").write_text(names + "\n", "utf-8")
 
 
-def example(text_model):
-    """Inputs and answers, to check a folder with."""
+def example(text_model, dtype="float32"):
+    """Inputs and answers, for the check of a folder."""
     return graphs.example(text_model)
 
 

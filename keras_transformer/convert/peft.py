@@ -177,7 +177,7 @@ def write_peft(model, path, family):
         draft.mkdir()
         (draft / CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
         save_file(arrays, draft / WEIGHTS, {"format": "pt"})
-        check("peft", "peft", draft, lambda: expected)
+        check("peft", ("peft",), draft, lambda: expected)
     return path
 
 

@@ -15,9 +15,10 @@ from keras_transformer.convert.tables import ConversionError
 from keras_transformer.files import whole
 from keras_transformer.models.lora import lora_of
 
-# The module of each format: `write(text_model, draft, **options)` fills a folder, `LIBRARY` must
-# be installed to check it, and `example(text_model)` returns the arrays, requests and expected
-# answers, that the script `checks/<module>.py` compares in a separate process.
+# The module of each format: `write(text_model, draft, **options)` fills a folder, `LIBRARIES` are
+# what must be installed to check it, and `example(text_model, **options)` gives the arrays,
+# requests and expected answers, that the script `checks/<module>.py` compares in a process of its
+# own.
 WRITERS = {name: name for name in ("ctranslate2", "huggingface", "keras_hub", "onnx")}
 TIMEOUT = 600  # seconds
 
@@ -53,25 +54,27 @@ def write(text_model, form, output, **options):
     with whole(output) as draft:
         draft.mkdir()
         writer.write(text_model, draft, **options)
-        check(WRITERS[form], writer.LIBRARY, draft, lambda: writer.example(text_model))
+        check(WRITERS[form], writer.LIBRARIES, draft, lambda: writer.example(text_model, **options))
     return output
 
 
-def check(name, library, draft, example):
-    """Runs `checks/<name>.py`, which imports nothing from this library, on a draft.
+def check(name, libraries, draft, example):
+    """Runs `checks/<name>.py`, which imports nothing of this library, on a draft.
 
     Args:
-        name: name of the script.
-        library: the library it needs; if missing, a warning says that nothing is checked.
+        name: of the script.
+        libraries: without one of which a warning says that nothing is checked.
         draft: path of the folder.
         example: returns the arrays that the script compares, a dictionary.
 
     Raises:
         ConversionError: if the script finds a different answer.
     """
-    if not importlib.util.find_spec(library):
-        warnings.warn(f"What is written is not checked: {library} is not installed.", stacklevel=3)
-        return
+    for library in libraries:
+        if not importlib.util.find_spec(library):
+            warning = f"What is written is not checked: {library} is not installed."
+            warnings.warn(warning, stacklevel=3)
+            return
     arrays = example()
     script = pathlib.Path(__file__).with_name("checks") / f"{name}.py"
     with tempfile.TemporaryDirectory() as folder:
@@ -85,4 +88,5 @@ def check(name, library, draft, example):
         )
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
-        raise ConversionError(f"Nothing was written: the check of {name} failed: {lines[-1]}")
+        reason = f"the check by {libraries[0]} failed: {lines[-1]}"
+        raise ConversionError(f"Nothing was written: {reason}")

@@ -95,17 +95,40 @@ def test_language_models_go_on_as_ours(kind, tmp_path):
     assert generator(texts, max_tokens=9, temperature=1e-6) == [text.decode() for text in written]
 
 
+def generator_of():
+    tokenizer = kt.tokenizers.train_byte_pairs(CORPUS.sources, 400)
+    settings = kt.serving.SamplingSettings(context=64, max_tokens=9)
+    return Generator(noisy(kt.language_model(400, num_layers=2)), tokenizer, settings)
+
+
+def backwards(exact):
+    return lambda tensor: np.ascontiguousarray(exact(tensor)[::-1])
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int16", "bfloat16"])
-def test_smaller_weights_are_loaded(dtype, tokenizer, tmp_path):
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    if dtype not in ctranslate2.get_supported_compute_types("cpu"):
-        pytest.skip(f"this processor computes no {dtype}")
+def test_smaller_weights_are_loaded_and_compared(dtype, tokenizer, tmp_path, monkeypatch):
+    pytest.importorskip("ctranslate2")
     ours = translator_of(tokenizer)
     path = convert.write(ours, "ctranslate2", tmp_path / dtype, dtype=dtype)
     whole = convert.write(ours, "ctranslate2", tmp_path / "float32")
     sizes = [(folder / "model.bin").stat().st_size for folder in (path, whole)]
     assert sizes[0] < 0.6 * sizes[1]
     assert json.loads((path / "config.json").read_text())["add_source_eos"]
+    monkeypatch.setattr(module, "_array", backwards(module._array))
+    with pytest.raises(convert.ConversionError, match=f"log-probabilities of {dtype} differ by"):
+        convert.write(ours, "ctranslate2", tmp_path / "spoiled", dtype=dtype)
+    assert not (tmp_path / "spoiled").exists()
+
+
+def test_a_language_model_in_int8_is_compared(tmp_path, monkeypatch):
+    pytest.importorskip("ctranslate2")
+    ours = generator_of()
+    convert.write(ours, "ctranslate2", tmp_path / "model", dtype="int8")
+    monkeypatch.setattr(module, "_array", backwards(module._array))
+    with pytest.raises(
+        convert.ConversionError, match=r"\d of how much texts differ: more than 0\.3"
+    ):
+        convert.write(ours, "ctranslate2", tmp_path / "spoiled", dtype="int8")
 
 
 def test_a_folder_that_answers_otherwise_is_not_left_behind(tokenizer, tmp_path, monkeypatch):

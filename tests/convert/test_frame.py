@@ -1,11 +1,13 @@
 """What all converters share: tables, folders, runs, and their mistakes."""
 
+import importlib.util
 import json
 
 import keras
 import numpy as np
 import pytest
 
+import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert import ConversionError, ModelFolder, Row, arrays_of, assign
 from train import convert as command
@@ -133,3 +135,17 @@ def test_an_unknown_format_and_a_folder_in_use_are_refused(tmp_path):
     with pytest.raises(ConversionError, match=r"format must be one of .*Received: 'abacus'"):
         convert.write(None, "abacus", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_what_no_library_can_check_is_written_with_a_warning(tmp_path, monkeypatch):
+    texts = ["A dog runs.", "It is ten past six."]
+    tokenizer = kt.tokenizers.train_byte_pairs(texts, 270)
+    model = kt.gpt2(vocabulary_size=270, num_layers=1, hidden_dim=4, num_heads=2)
+    find = importlib.util.find_spec
+    known = {"transformers": object(), "torch": None}  # their PyTorch half is missing
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: known.get(name, find(name)))
+    with pytest.warns(UserWarning, match=r"is not checked: torch is not installed\.$"):
+        path = convert.write(
+            convert.Converted("", model, tokenizer), "huggingface", tmp_path / "model"
+        )
+    assert (path / "model.safetensors").exists()

@@ -160,7 +160,7 @@ def test_a_folder_that_peft_reads_otherwise_gets_no_name(tmp_path, monkeypatch):
     tuned = tuned_by_hand(fill(kt.gpt2(max_sequence_length=9, **TINY)), 2, targets=TARGETS)
     monkeypatch.setattr(convert.peft, "DOWN", ".lora_C.weight")
     with pytest.raises(
-        ConversionError, match=r"check of peft failed: transformer.h.0.attn\.c_attn differs"
+        ConversionError, match=r"check by peft failed: transformer.h.0.attn\.c_attn differs"
     ):
         write_peft(tuned, tmp_path / "lora", "gpt2")
     assert not (tmp_path / "lora").exists()
