@@ -28,7 +28,10 @@ def main(arguments=None):
         "or a preset of KerasHub",
     )  # fmt: skip
     parser.add_argument("--run", help="folder of the run, which --from makes and --to reads")
-    parser.add_argument("--to", metavar="FORMAT", help="format to write the run in")
+    parser.add_argument(
+        "--to", metavar="FORMAT", help="format to write the run in: ctranslate2, huggingface, "
+        "keras_hub, litert, onnx or openvino",
+    )  # fmt: skip
     parser.add_argument("--output", metavar="FOLDER", help="folder to write, with --to")
     parser.add_argument(
         "--dtype", help="of the weights that --to writes; default: as trained. float32, int8, ..."

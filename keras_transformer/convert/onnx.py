@@ -3,7 +3,6 @@
 Source: https://onnx.ai, through tf2onnx.
 """
 
-import json
 import logging
 
 import numpy as np
@@ -13,13 +12,13 @@ from keras_transformer.convert.tables import ConversionError
 
 LIBRARIES = ("onnxruntime",)
 OPSET = 15
+CHECK, example = "graphs", graphs.example
 
 
 def write(text_model, draft, dtype="float32"):
     """Writes `model.onnx`, and for a translation model also `encoder.onnx` and `decoder.onnx`.
 
-    All axes except widths are dynamic. The folder also gets the tokenizer, "tokenizer.model", that
-    of a separate target vocabulary, "target_tokenizer.model", and label names, "labels.json".
+    All shapes but widths are dynamic. Tokenizers and labels stand beside them.
 
     Args:
         text_model: a `serving.Translator`, `Generator` or `Classifier`, or a `Converted`.
@@ -29,18 +28,10 @@ def write(text_model, draft, dtype="float32"):
     Raises:
         ConversionError: if tf2onnx is not installed, or ONNX lacks an operation of the model.
     """
-    if dtype != "float32":
-        raise ConversionError(f"dtype must be float32 for ONNX. Received: {dtype!r}.")
-    model = graphs.in_float32(text_model)
-    functions = {"model": graphs.forward(model)}
-    if graphs.is_translation(model):
-        functions |= zip(("encoder", "decoder"), graphs.encoder_and_decoder(model), strict=True)
-    for name, function in functions.items():
-        write_function(function, draft / f"{name}.onnx")
-    save_beside(text_model, draft)
+    graphs.write_each(text_model, draft, dtype, write_function)
 
 
-def write_function(function, file):
+def write_function(function, model, path):
     """Writes a tf.function with an input signature as an ONNX file."""
     try:
         import tf2onnx
@@ -63,25 +54,9 @@ def write_function(function, file):
         tf.compat.v1.reset_default_graph()
     known = {*_onnx_operations()}
     if others := sorted({node.op_type for node in proto.graph.node} - known):
-        raise ConversionError(f"ONNX has no operation for {', '.join(others)} in {file.stem}.")
-    file.write_bytes(proto.SerializeToString())
-
-
-def save_beside(text_model, folder):
-    """Saves what a model needs besides its weights: tokenizers and label names."""
-    text_model.tokenizer.save(folder / "tokenizer.model")
-    module = getattr(text_model, "module", None)
-    target = getattr(module, "target_tokenizer", None)
-    if target is not None and target is not text_model.tokenizer:
-        target.save(folder / "target_tokenizer.model")
-    if labels := getattr(text_model, "labels", ()):
-        names = json.dumps([str(label) for label in labels], ensure_ascii=False)
-        (folder / "labels.json").write_text(names + "\n", "utf-8")
-
-
-def example(text_model, dtype="float32"):
-    """Inputs and answers, for the check of a folder."""
-    return graphs.example(text_model)
+        reason = f"it has no operation for {', '.join(others)}"
+        raise ConversionError(f"ONNX cannot hold {path.name}: {reason}.")
+    path.with_suffix(".onnx").write_bytes(proto.SerializeToString())
 
 
 def _onnx_operations():

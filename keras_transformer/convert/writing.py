@@ -17,9 +17,11 @@ from keras_transformer.models.lora import lora_of
 
 # The module of each format: `write(text_model, draft, **options)` fills a folder, `LIBRARIES` are
 # what must be installed to check it, and `example(text_model, **options)` gives the arrays,
-# requests and expected answers, that the script `checks/<module>.py` compares in a process of its
-# own.
-WRITERS = {name: name for name in ("ctranslate2", "huggingface", "keras_hub", "onnx")}
+# requests and expected answers, that a script of checks/ compares in a process of its own: `CHECK`,
+# or else the one of the module's name.
+WRITERS = {
+    name: name for name in ("ctranslate2", "huggingface", "keras_hub", "litert", "onnx", "openvino")
+}
 TIMEOUT = 600  # seconds
 
 
@@ -54,7 +56,8 @@ def write(text_model, form, output, **options):
     with whole(output) as draft:
         draft.mkdir()
         writer.write(text_model, draft, **options)
-        check(WRITERS[form], writer.LIBRARIES, draft, lambda: writer.example(text_model, **options))
+        script = getattr(writer, "CHECK", WRITERS[form])
+        check(script, writer.LIBRARIES, draft, lambda: writer.example(text_model, **options))
     return output
 
 

@@ -1,5 +1,6 @@
-"""Our models in onnxruntime, beside themselves; a file is compared when it is written."""
+"""Our models in onnxruntime, LiteRT and OpenVINO; files are compared when they are written."""
 
+import importlib
 import pathlib
 import re
 import sys
@@ -14,8 +15,13 @@ from keras_transformer.serving import SearchSettings, Translator
 from train.demo.corpus import demo_corpus
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
-GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "convert.md"
+GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "formats.md"
 CORPUS = demo_corpus(600)
+FORMATS = {  # what runs each, and how its files end
+    "onnx": ("onnxruntime", ".onnx"),
+    "litert": ("ai_edge_litert", ".tflite"),
+    "openvino": ("openvino", ".xml"),
+}
 SMALL = {"num_layers": 2, "hidden_dim": 12, "intermediate_dim": 17, "num_heads": 3}
 
 
@@ -66,49 +72,61 @@ MODELS = {
 }
 
 
+@pytest.fixture(params=FORMATS)
+def form(request):
+    pytest.importorskip(FORMATS[request.param][0])
+    return request.param
+
+
 @pytest.mark.parametrize("kind", MODELS)
-def test_answers_are_ours(kind, tokenizer, tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime")
-    monkeypatch.setattr("keras_transformer.convert.graphs.TOLERANCE", 1e-5)
+def test_answers_are_ours(kind, form, tokenizer, tmp_path, monkeypatch):
+    for name, value in {"TOLERANCE": 1e-5, "NUM_EXAMPLES": 5, "EXAMPLE_LENGTH": 23}.items():
+        monkeypatch.setattr(f"keras_transformer.convert.graphs.{name}", value)
     model = noisy(MODELS[kind]())
-    path = convert.write(convert.Converted("", model, tokenizer), "onnx", tmp_path / "model")
-    names = {file.stem for file in path.glob("*.onnx")}
+    path = convert.write(convert.Converted("", model, tokenizer), form, tmp_path / "model")
+    names = {file.stem for file in path.glob(f"*{FORMATS[form][1]}")}
     translates = "source_ids" in str(model.input)
     assert names == ({"model", "encoder", "decoder"} if translates else {"model"})
 
 
-def test_the_loop_of_the_guide_translates_as_we_do(tokenizer, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("onnxruntime")
+def test_the_loop_of_the_guide_translates_as_we_do(form, tokenizer, tmp_path, monkeypatch, capsys):
     model = noisy(kt.translation(405, size="tiny", num_layers=2), 0.1)
     lengths = {"max_source_length": 64, "max_target_length": 20}
     ours = Translator(model, tokenizer, settings=SearchSettings(1, **lengths))
-    convert.write(ours, "onnx", tmp_path / "converted" / "mine")
+    convert.write(ours, form, tmp_path / "converted" / "mine")
     blocks = re.findall(r'```python title="oracle"\n(.*?)```', GUIDE.read_text(), re.DOTALL)
-    [loop] = [block for block in blocks if "onnxruntime" in block]
+    [loader] = [block for block in blocks if f"import {FORMATS[form][0]}" in block]
+    [loop] = [block for block in blocks if "def translate" in block]
     monkeypatch.chdir(tmp_path)
     names = {}
+    exec(loader, names)
     exec(loop, names)
     assert capsys.readouterr().out.startswith("['")
     texts = demo_corpus(24, seed=3).sources
     assert names["translate"](texts, 19) == ours(texts)
 
 
-def test_a_file_that_is_refused_is_not_left_behind(tokenizer, tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime")
-    from keras_transformer.convert import onnx as module
-
+def test_what_an_engine_cannot_hold_is_refused_in_one_line(form, tokenizer, tmp_path, capfd):
     tokens = keras.Input((None,), name="token_ids", dtype="int32")
     special = keras.layers.Lambda(lambda x: keras.ops.erfinv(x * 0.01))(
         keras.layers.Embedding(50, 4)(tokens)
     )
     unknown = convert.Converted("", keras.Model(tokens, special), tokenizer)
-    with pytest.raises(convert.ConversionError, match="ONNX has no operation for Erfinv in model"):
-        convert.write(unknown, "onnx", tmp_path / "model")
-    small = convert.Converted("", MODELS["classifier"](), tokenizer)
+    capfd.readouterr()
     with pytest.raises(
-        convert.ConversionError, match=r"dtype must be float32 for ONNX. Received: 'int8'"
-    ):
-        convert.write(small, "onnx", tmp_path / "model", dtype="int8")
+        convert.ConversionError, match=r"model.* no operation for Erfinv\.$"
+    ) as error:
+        convert.write(unknown, form, tmp_path / "model")
+    assert "\n" not in str(error.value)
+    assert "Erfinv" not in capfd.readouterr().err
+    small = convert.Converted("", MODELS["classifier"](), tokenizer)
+    with pytest.raises(convert.ConversionError, match=r"dtype must be float32.* Received: 'int8'"):
+        convert.write(small, form, tmp_path / "model", dtype="int8")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_answers_otherwise_is_not_left_behind(form, tokenizer, tmp_path, monkeypatch):
+    module = importlib.import_module(f"keras_transformer.convert.{form}")
     exact = module.example
     monkeypatch.setattr(
         module,
@@ -117,9 +135,16 @@ def test_a_file_that_is_refused_is_not_left_behind(tokenizer, tmp_path, monkeypa
             name: array + (name == "output.logits") for name, array in exact(model).items()
         },
     )
+    small = convert.Converted("", MODELS["classifier"](), tokenizer)
     with pytest.raises(convert.ConversionError, match=r"Nothing was written.*logits differs by 1"):
-        convert.write(small, "onnx", tmp_path / "model")
-    monkeypatch.setitem(sys.modules, "tf2onnx", None)
-    with pytest.raises(convert.ConversionError, match=r"This format needs tf2onnx\. Install it\."):
-        convert.write(small, "onnx", tmp_path / "model")
+        convert.write(small, form, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("form", "library"), [("onnx", "tf2onnx"), ("openvino", "openvino")])
+def test_a_writer_names_the_library_that_it_needs(form, library, tokenizer, tmp_path, monkeypatch):
+    small = convert.Converted("", MODELS["classifier"](), tokenizer)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(convert.ConversionError, match=rf"This format needs {library}\. Install it\."):
+        convert.write(small, form, tmp_path / "model")
     assert not list(tmp_path.iterdir())
