@@ -145,6 +145,8 @@ def test_a_file_that_answers_otherwise_is_not_left_behind(form, tokenizer, tmp_p
 def test_a_writer_names_the_library_that_it_needs(form, library, tokenizer, tmp_path, monkeypatch):
     small = convert.Converted("", MODELS["classifier"](), tokenizer)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(convert.ConversionError, match=rf"This format needs {library}\. Install it\."):
+    with pytest.raises(
+        convert.ConversionError, match=rf"This format needs {library}\. Install it\."
+    ):
         convert.write(small, form, tmp_path / "model")
     assert not list(tmp_path.iterdir())
