@@ -116,7 +116,7 @@ def fast(page):
     return pytest.param(page, marks=[] if page.stem == "layers" else pytest.mark.slow)
 
 
-@pytest.mark.filterwarnings("ignore:What is written is not checked")  # without PEFT
+@pytest.mark.filterwarnings("ignore:The output is not checked")  # without PEFT
 @pytest.mark.parametrize("page", list(map(fast, pages_with("python"))), ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(page, request, monkeypatch):
     monkeypatch.chdir(request.getfixturevalue("texts" if page.stem == "layers" else "workplace"))

@@ -1,8 +1,8 @@
-"""Trains a translator on an embedded corpus, measures it, draws it, exports it and asks it.
+"""Trains a translator on an embedded corpus, evaluates it, draws pictures, exports and queries it.
 
     python -m train
 
-Needs no network and takes a few minutes on two cores. Everything goes into runs/demo and
+It needs no network and takes a few minutes on two cores. Everything goes into runs/demo and
 saved_models/demo; a second call finds the trained run and publishes the next version.
 """
 

@@ -1,6 +1,6 @@
-"""Trains a text classifier on your own texts; measures it, classifies with it, exports it.
+"""Trains a text classifier on your own texts; evaluates it, classifies with it, exports it.
 
-Train, or resume a training that was stopped:
+Train, or resume a run that was stopped:
 
     python -m train.classification --folder aclImdb/train --hold-out 5000 --run runs/imdb
 
@@ -10,9 +10,9 @@ Use the trained run (each has its own --help):
     python -m train.classification evaluate --run runs/imdb --folder aclImdb/test
     python -m train.classification export --run runs/imdb --name imdb
 
---pretrained fine-tunes the BERT of a train.pretraining run, or one that was fine-tuned before.
+--pretrained fine-tunes the BERT of a train.pretraining run, or of a run that was fine-tuned before.
 
-Texts come from a folder with a folder of .txt files for each label, from a file of two columns
+Texts come from a folder with one subfolder of .txt files per label, from a file with two columns
 (text TAB label, several labels joined by commas), or from TensorFlow Datasets.
 """
 
@@ -28,7 +28,7 @@ from train.training_config import SIZE, TrainingConfig, check_pieces, probabilit
 class ClassificationConfig(TrainingConfig):
     """One experiment of `python -m train.classification`."""
 
-    folder: str = setting("", "folder with a folder of .txt files for each label, as in aclImdb")
+    folder: str = setting("", "folder with one subfolder of .txt files per label, as in aclImdb")
     valid_folder: str = setting("", "the same for validation")
     tsv: str = setting("", "instead: one file, text TAB label; may be .gz")
     valid_tsv: str = setting("", "the same for validation")
@@ -40,30 +40,28 @@ class ClassificationConfig(TrainingConfig):
 
     pretrained: str = setting(
         "",
-        "fine-tune the model of a run of train.pretraining, or of a folder of BERT, of Hugging "
-        "Face or KerasHub",
+        "fine-tune the model of a train.pretraining run, or a BERT from a folder of Hugging Face "
+        "or KerasHub",
     )
     from_scratch: bool = setting(
         False, "with --pretrained: start from random weights, for comparison"
     )
 
-    tokens: Literal["words", "pieces"] = setting("words", "what to cut texts into")
+    tokens: Literal["words", "pieces"] = setting("words", "kind of token")
     vocabulary_size: int = setting(20_000, "words or pieces", ge=5)
     size: Literal["small", "former"] = setting("small", "published dimensions to start from")
     pooling: Literal["mean", "max", "first"] = setting(
         "mean", "how token vectors become one; first is [CLS] with --pretrained"
     )
-    token_dropout: float = probability(0.0, "probability of leaving out a token")
-    tokens_per_batch: int = setting(8192, "most tokens of a batch", ge=1)
-    max_length: int = setting(
-        512, "tokens to read of a text; a longer one is read without its middle", ge=1
-    )
+    token_dropout: float = probability(0.0, "probability of dropping a token")
+    tokens_per_batch: int = setting(8192, "maximum tokens in a batch", ge=1)
+    max_length: int = setting(512, "maximum tokens of a text; longer texts lose their middle", ge=1)
 
     def __post_init__(self):
         super().__post_init__()
         check_pieces(self)
         if self.from_scratch and not self.pretrained:
-            raise ValueError("--from-scratch compares with --pretrained: give both.")
+            raise ValueError("--from-scratch needs --pretrained, which it compares with.")
         if self.pretrained:
             self._check_left_to_pretrained()
 
@@ -87,13 +85,13 @@ class ClassifyOptions(RunOptions):
 
 @settings
 class EvaluateOptions(RunOptions):
-    """Measures the accuracy of a trained run on other texts.
+    """Evaluates the accuracy of a trained run on other texts.
 
     {command} --run runs/imdb --folder aclImdb/test
     {command} --run runs/imdb --tsv test.tsv
     """
 
-    folder: str = setting("", "folder with a folder of .txt files for each label")
+    folder: str = setting("", "folder with one subfolder of .txt files per label")
     tsv: str = setting("", "instead: one file, text TAB label; may be .gz")
 
 

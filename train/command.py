@@ -1,6 +1,6 @@
-"""A command line: flags that become settings, and one clear line for each mistake.
+"""A command line: flags that become settings, and one clear line per error.
 
-Flags are read before TensorFlow is imported, so that --help and mistakes are answered at once.
+Flags are read before TensorFlow is imported, so that --help and errors are answered at once.
 """
 
 import argparse
@@ -23,7 +23,7 @@ EXIT_CODE_MISTAKE = 2
 EXIT_CODE_CTRL_C = 130  # 128 + SIGINT
 EXIT_CODE_NO_READER = 141  # 128 + SIGPIPE
 
-# What Ctrl-C means; commands that write as they go say it themselves.
+# Messages after Ctrl-C; commands that write line by line print their own.
 STOPPED_TRAINING = "Stopped. The same command resumes from the last checkpoint."
 STOPPED = {
     "evaluate": "Stopped. Nothing was measured.",
@@ -36,12 +36,12 @@ class Command:
     """`python -m train.<name>`: trains an experiment, or does something with a trained run.
 
     Args:
-        name: of the module.
-        description: of --help.
-        config_class: settings of a training, a subclass of `TrainingConfig`.
+        name: name of the module.
+        description: description in --help.
+        config_class: settings of training, a subclass of `TrainingConfig`.
         experiment: a function that imports and returns the subclass of `Experiment`.
         subcommands: dict from a name to a class of settings, whose docstring is the --help of
-            the subcommand. The experiment has a static method of that name, which takes them.
+            the subcommand. They are passed to the experiment's static method of that name.
     """
 
     name: str
@@ -51,10 +51,10 @@ class Command:
     subcommands: dict = dataclasses.field(default_factory=dict)
 
     def main(self, arguments=None):
-        """Runs the subcommand that the first argument names, or else trains.
+        """Runs the subcommand that the first argument names; without one, trains.
 
         Args:
-            arguments: of the command line, a list; None for those of this process.
+            arguments: arguments of the command line, a list; None for those of this process.
         """
         arguments = sys.argv[1:] if arguments is None else arguments
         name = arguments[0] if arguments else ""
@@ -68,7 +68,7 @@ class Command:
                 self._imported().train(config, options)
 
     def _options(self, name, arguments):
-        """What a subcommand is asked to do."""
+        """The options of a subcommand."""
         options_class, prog = self.subcommands[name], f"python -m train.{self.name} {name}"
         description = inspect.getdoc(options_class).replace("{command}", prog)
         parser = Parser(prog=prog, description=description)
@@ -76,7 +76,7 @@ class Command:
         return options_class(**given_flags(parser.parse_args(arguments), options_class))
 
     def _training(self, arguments):
-        """The options and the config of a training."""
+        """The options and the config of a training command."""
         may_change = ", ".join(map(flag_of, MAY_CHANGE))
         parser = Parser(
             prog=f"python -m train.{self.name}",
@@ -98,7 +98,7 @@ class Command:
             backend = keras.backend.backend()
             if subcommand and backend != "tensorflow":
                 raise ValueError(
-                    f"`{subcommand}` needs TensorFlow, also for a run that was trained on JAX: set "
+                    f"`{subcommand}` needs TensorFlow, even for a run trained on JAX: set "
                     f"KERAS_BACKEND=tensorflow. Received: {backend}."
                 )
             if backend not in ("tensorflow", "jax"):
@@ -110,7 +110,7 @@ class Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one line instead of the whole usage."""
+    """Reports an error in one line, without the usage."""
 
     def __init__(self, **kwargs):
         super().__init__(
@@ -123,16 +123,16 @@ class Parser(argparse.ArgumentParser):
 
 @contextlib.contextmanager
 def one_line_errors(stopped=""):
-    """Exits with the message of an error that its user can mend, without a traceback.
+    """Exits with the message of an error that the user can fix, without a traceback.
 
     Args:
-        stopped: what to say after Ctrl-C; nothing if empty.
+        stopped: message after Ctrl-C; none if empty.
     """
     logging.basicConfig(format="%(message)s")
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:  # as of `| head -1`: whoever read our answers has had enough
+    except BrokenPipeError:  # as with `| head -1`: the reader has closed the pipe
         # Python flushes standard output once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_CODE_NO_READER)
@@ -148,10 +148,10 @@ def one_line_errors(stopped=""):
 
 @contextlib.contextmanager
 def without_start_up_notes():
-    """Leaves out the notes that TensorFlow writes to standard error while it starts.
+    """Hides the notes that TensorFlow writes to standard error while it starts.
 
-    It writes them before it reads TF_CPP_MIN_LOG_LEVEL. Set that to 0 to see them. That CUDA does
-    not start is one of them: of a GPU that TensorFlow does not see our own warning tells.
+    It writes them before it reads TF_CPP_MIN_LOG_LEVEL. Set that to 0 to see them. One of them says
+    that CUDA does not start; `warn_of_idle_gpus` warns of GPUs that TensorFlow does not see.
     """
     if "tensorflow" in sys.modules or os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0":
         yield

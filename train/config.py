@@ -22,11 +22,11 @@ def load_config(name):
 
 
 def config_of(config_class, name, flags):
-    """The config of a name, or of none, with the settings that parsed flags give.
+    """The config with a given name, or the default one, with the settings given as flags.
 
     Raises:
-        ValueError: if it is an experiment of another command, or there is none of this name, or a
-            setting is outside of its limits.
+        ValueError: if it is an experiment of another command, if no experiment has this name, or
+            if a setting is outside its limits.
     """
     given = given_flags(flags, config_class)
     if not name:

@@ -1,6 +1,6 @@
-"""Turns other people's models into runs, and runs into other people's formats.
+"""Converts other people's models to runs, and runs to other formats.
 
-Make a run of a released model, to translate, evaluate, tune and export (nothing is downloaded):
+Convert a released model to a run, to translate, evaluate, tune and export (nothing is downloaded):
 
     python -m train.convert --from opus-mt-en-de --run runs/opus
 
@@ -24,17 +24,17 @@ def main(arguments=None):
     parser = Parser(prog="python -m train.convert", description=__doc__)
     parser.add_argument(
         "--from", dest="source", metavar="FOLDER",
-        help="folder to read: config.json, *.safetensors and tokenizer files; or of OpenNMT-tf, "
-        "or a preset of KerasHub",
+        help="folder to read: config.json, *.safetensors and tokenizer files; an OpenNMT-tf run; "
+        "or a KerasHub preset",
     )  # fmt: skip
-    parser.add_argument("--run", help="folder of the run, which --from makes and --to reads")
+    parser.add_argument("--run", help="folder of the run, created by --from and read by --to")
     parser.add_argument(
-        "--to", metavar="FORMAT", help="format to write the run in: ctranslate2, huggingface, "
+        "--to", metavar="FORMAT", help="format in which to write the run: ctranslate2, huggingface, "
         "keras_hub, litert, onnx or openvino",
     )  # fmt: skip
-    parser.add_argument("--output", metavar="FOLDER", help="folder to write, with --to")
+    parser.add_argument("--output", metavar="FOLDER", help="folder to write to, with --to")
     parser.add_argument(
-        "--dtype", help="of the weights that --to writes; default: as trained. float32, int8, ..."
+        "--dtype", help="dtype of the weights that --to writes, e.g. int8; default: as trained"
     )
     flags = parser.parse_args(arguments)
     given = {name for name in (*TO_RUN, *TO_FORMAT) if getattr(flags, name) is not None}
@@ -45,7 +45,7 @@ def main(arguments=None):
             from keras_transformer import convert
         if flags.source is not None:
             save_run(convert.read(flags.source), flags.run)
-            print(f"{flags.run} holds the model of {flags.source}.")
+            print(f"{flags.run} holds the model from {flags.source}.")
         else:
             options = {} if flags.dtype is None else {"dtype": flags.dtype}
             path = convert.write(text_model_of(flags.run), flags.to, flags.output, **options)
@@ -53,10 +53,10 @@ def main(arguments=None):
 
 
 def save_run(converted, path):
-    """Makes a run of a converted model, whole or not at all.
+    """Saves a converted model as a run, whole or not at all.
 
     Raises:
-        ValueError: if the folder exists already, or no command works with such a model.
+        ValueError: if the folder already exists, or no command works with such a model.
     """
     from keras_transformer.files import save_arrays, whole
     from train.run import Run
@@ -65,7 +65,7 @@ def save_run(converted, path):
     config = command.config_class(**converted.config)
     path = pathlib.Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path} exists already. Choose another --run, or delete it.")
+        raise ValueError(f"{path} already exists. Choose another --run, or delete it.")
     with whole(path) as draft:
         draft.mkdir()
         run = Run(draft, command.config_class)
@@ -85,7 +85,7 @@ def save_run(converted, path):
 def text_model_of(run):
     """The `Translator`, `Generator` or `Classifier` of a trained run; `Converted` for BERT.
 
-    What was trained in half precision computes in float32, as the other libraries do.
+    Models trained in half precision compute in float32, as they do in the other libraries.
     """
     from keras_transformer import convert, serving
 

@@ -1,4 +1,4 @@
-"""How the devices of a training compute, and a worker whose peer has died."""
+"""How the devices compute, and what a worker does when another has died."""
 
 import contextlib
 import os
@@ -9,15 +9,14 @@ import tensorflow as tf
 
 from keras_transformer.training.distribution import has_workers
 
-# A worker that lost another cannot go on; all must be started again.
+# A worker that lost another cannot continue; all must be started again.
 EXIT_CODE_LOST_WORKER = 76
 
 
 def make_deterministic():
-    """Has all devices give the same bits at every run. Call it before they are used.
+    """Makes all devices give the same bits in every run. Call it before they are used.
 
-    GPUs add up in an order that varies, unless told not to, and round the factors of float32
-    products to TF32.
+    By default, GPUs add up in varying order, and round the factors of float32 products to TF32.
     """
     if keras.backend.backend() == "jax":
         import jax
@@ -32,7 +31,7 @@ def make_deterministic():
 
 @contextlib.contextmanager
 def exit_when_a_worker_is_lost(strategy):
-    """Exits with one line if another worker is lost, instead of waiting for ever."""
+    """Exits with one line if another worker is lost, instead of waiting forever."""
     try:
         yield
     except tf.errors.OpError as error:

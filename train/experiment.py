@@ -1,4 +1,4 @@
-"""An experiment: what is trained on, which model, measured how. `train_run` trains them all."""
+"""An experiment defines data, model and evaluation; `train_run` trains any of them."""
 
 import sys
 
@@ -16,11 +16,11 @@ class Experiment:
 
     Args:
         config: its settings, a subclass of `TrainingConfig`.
-        texts: the pair of the text to learn from and the text to measure on, which is empty or
-            None if there is none; None reads those that the config names.
+        texts: the pair of training and validation text, the latter empty or None if there is
+            none; None reads those that the config names.
 
     Raises:
-        ValueError: if settings or texts do not fit.
+        ValueError: if settings or texts are invalid.
     """
 
     def __init__(self, config, texts=None):
@@ -47,11 +47,11 @@ class Experiment:
         raise NotImplementedError
 
     def load_batches(self, path, tokenizer):
-        """The same batches again, from the file that they were saved to."""
+        """The same batches, from the file that they were saved to."""
         raise NotImplementedError
 
     def validation(self, tokenizer):
-        """A dataset to measure on after each epoch; None without a validation text."""
+        """A dataset for evaluation after each epoch; None without a validation text."""
         raise NotImplementedError
 
     def build(self, tokenizer, batches):
@@ -59,25 +59,25 @@ class Experiment:
         raise NotImplementedError
 
     def objective(self, batches):
-        """The loss and the metrics, as `compile` takes them."""
+        """The loss and the metrics, as arguments of `compile`."""
         raise NotImplementedError
 
     def describe(self, batches):
-        """What is printed of the training text."""
+        """A description of the training text, to be printed."""
         raise NotImplementedError
 
     def show_result(self, run):
-        """Prints what the finished run reaches on the validation text, and draws pictures of it."""
+        """Prints the finished run's scores on the validation text, and draws pictures."""
         raise NotImplementedError
 
     # Some have these.
 
     def callbacks(self, run, tokenizer):
-        """What else measures and writes during training, for the chief alone."""
+        """Further callbacks that measure and write during training, on the chief only."""
         return []
 
     def finish(self, run):
-        """Completes the folder of a run whose model is there; called again at each later start."""
+        """Completes the folder of a run that has its model; called again at each later start."""
 
     # All share these.
 
@@ -101,14 +101,14 @@ class Experiment:
 
     @classmethod
     def train(cls, config, options):
-        """Trains the run that `TrainOptions` name, to its end."""
+        """Trains the run named by `TrainOptions` to its end."""
         from train.loop import train_on_devices
 
         train_on_devices(cls, config, options)
 
 
 def check_model_settings(config, sizes):
-    """Raises ValueError if Keras has no such activation, or the heads no whole width."""
+    """Raises ValueError if Keras has no such activation, or num_heads does not divide the width."""
     if config.activation not in (None, "gelu_tanh"):
         try:
             keras.activations.get(config.activation)
@@ -126,7 +126,7 @@ def check_model_settings(config, sizes):
 
 
 def optimizer_of(config):
-    """Adam with the schedule that the settings ask for."""
+    """Adam with the schedule chosen in the settings."""
     if config.schedule == "inverse_sqrt":
         rate = InverseSqrtWarmup(config.peak_rate, config.warmup_steps)
     else:  # cosine
@@ -143,14 +143,14 @@ def optimizer_of(config):
 
 
 def plan_in_words(batches):
-    """How many shapes batches have, unless they are free, and how much of them is padding."""
+    """The number of batch shapes, unless it is unlimited, and the share of padding."""
     shapes = len(np.unique(batches.shapes, axis=0))
     counted = "" if batches.shapes.min() < 0 else f"{shapes} shape{'s' * (shapes > 1)}, "
     return f"{counted}{batches.padding:.1%} padding"
 
 
 def publish(text_model, options):
-    """Exports a `Translator` or its like as `ExportOptions` say, or ends with the reason."""
+    """Exports a `TextModel` according to `ExportOptions`, or exits with the reason."""
     try:
         print(f"Published {text_model.export(options.directory, options.name)}.")
     except RuntimeError as error:

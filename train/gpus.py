@@ -1,6 +1,6 @@
-"""The NVIDIA GPUs of a machine: which there are, whether they are used, who gets which.
+"""The NVIDIA GPUs of a machine: finds them, warns if they are unused, and assigns them to workers.
 
-Nothing here imports TensorFlow before it is known that there is a GPU.
+Nothing here imports TensorFlow unless there is a GPU.
 """
 
 import logging
@@ -10,12 +10,12 @@ import shutil
 import subprocess
 
 LOG = logging.getLogger(__name__)
-HIDDEN = "-1"  # as CUDA_VISIBLE_DEVICES: no GPU
-SECONDS_TO_ANSWER = 30  # a driver that hangs would hold up a training on the CPU
+HIDDEN = "-1"  # value of CUDA_VISIBLE_DEVICES: no GPU
+SECONDS_TO_ANSWER = 30  # a driver that hangs must not block training on the CPU
 
 
 def gpu_count(root="/"):
-    """Number of NVIDIA GPUs in this machine, whether or not a library can use them.
+    """The number of NVIDIA GPUs in this machine, whether or not a library can use them.
 
     Args:
         root: folder that contains dev/.
@@ -33,13 +33,13 @@ def gpu_count(root="/"):
 
 
 def visible_gpus(count, environment):
-    """What CUDA shows to a process: ids, as CUDA_VISIBLE_DEVICES lists them.
+    """The ids of the GPUs that CUDA shows to a process, as in CUDA_VISIBLE_DEVICES.
 
     Like CUDA, it reads that variable up to the first entry that names no GPU.
 
     Args:
-        count: GPUs of the machine.
-        environment: of the process, a dictionary.
+        count: number of GPUs in the machine.
+        environment: environment of the process, a dictionary.
     """
     if "CUDA_VISIBLE_DEVICES" not in environment or not count:
         return [str(index) for index in range(count)]
@@ -57,15 +57,15 @@ def divide(gpus, workers, each=None):
     """Divides the GPUs of a machine among its workers.
 
     Args:
-        gpus: ids, a list.
-        workers: their number.
-        each: GPUs of a worker; None for equal shares.
+        gpus: ids of the GPUs, a list.
+        workers: number of workers.
+        each: number of GPUs per worker; None for equal shares.
 
     Returns:
-        A list of ids for each worker; None where there is nothing to divide.
+        A list of ids for each worker; None if there is nothing to divide.
 
     Raises:
-        ValueError: if there are too few.
+        ValueError: if there are too few GPUs.
     """
     if each is None and not gpus:
         return None
@@ -74,7 +74,7 @@ def divide(gpus, workers, each=None):
 
 
 def share(count, workers, each=None):
-    """How many GPUs a worker gets; warns if equal shares leave some unused.
+    """The number of GPUs per worker; warns if equal shares leave some unused.
 
     Raises:
         ValueError: if there are too few.
@@ -98,8 +98,8 @@ def share(count, workers, each=None):
 def warn_of_idle_gpus(root="/"):
     """Warns if this machine has an NVIDIA GPU and the backend of Keras sees none.
 
-    A GPU that CUDA_VISIBLE_DEVICES hides is not meant to be seen. Of several workers on a machine
-    the first warns.
+    It ignores GPUs that CUDA_VISIBLE_DEVICES hides. Of several workers on a machine, only the first
+    warns.
 
     Args:
         root: folder that contains dev/ and proc/.
@@ -138,6 +138,6 @@ def _is_first_worker_of_machine():
     try:
         addresses, index = cluster()
     except ValueError:
-        return True  # TF_CONFIG is malformed, of which `choose_strategy` tells
+        return True  # TF_CONFIG is malformed, which `choose_strategy` reports
     hosts = [address.rpartition(":")[0] for address in addresses]
     return not hosts or hosts.index(hosts[index]) == index

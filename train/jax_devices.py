@@ -1,4 +1,4 @@
-"""The devices of a training on JAX."""
+"""The devices for training on JAX."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from keras_transformer.training.layouts import layout_map
 
 
 class JaxDevices:
-    """What `train_run` asks of a `tf.distribute` strategy, where one program reaches over all.
+    """Stands in for a `tf.distribute` strategy in `train_run`; one program runs on all devices.
 
     Args:
         replicas: groups of devices, among which each batch is divided.
@@ -19,24 +19,24 @@ class JaxDevices:
         self.num_replicas_in_sync = replicas
 
     def scope(self):
-        """Nothing to enter: `choose_devices` has set the distribution for all models."""
+        """An empty context: `choose_devices` has set the distribution for all models."""
         return contextlib.nullcontext()
 
 
 def choose_devices(strategy="auto", virtual_devices=None, model_parallel=1):
-    """Has Keras place models and batches on devices of JAX; TensorFlow keeps to the CPU.
+    """Makes Keras place models and batches on JAX devices; TensorFlow uses only the CPU.
 
     Args:
         strategy: "one" for the first device, or "auto" or "mirrored" for all.
-        virtual_devices: CPU devices to rehearse with; None for those there are.
-        model_parallel: devices that keep one copy of the model, each a part of every large
-            weight.
+        virtual_devices: number of CPU devices to simulate; None for the real ones.
+        model_parallel: number of devices that share a copy of the model, each with a part of
+            every large weight.
 
     Returns:
         `JaxDevices`.
 
     Raises:
-        ValueError: for what JAX cannot do, or if the devices do not divide.
+        ValueError: for options that JAX does not support, or if the devices do not divide evenly.
     """
     tf.config.set_visible_devices([], "GPU")  # the data is made on the CPU, the GPUs are JAX's
     if strategy == "multiworker":

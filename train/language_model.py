@@ -1,6 +1,6 @@
-"""Trains a language model on a text; measures it, samples from it, exports it.
+"""Trains a language model on a text; evaluates it, samples from it, exports it.
 
-Train, or resume a training that was stopped:
+Train, or resume a run that was stopped:
 
     python -m train.language_model --text shakespeare.txt --hold-out 0.1 --run runs/shakespeare
 
@@ -36,12 +36,10 @@ class LanguageModelConfig(TrainingConfig):
     valid_text: str = setting("", "file of text for validation")
     data_dir: str = setting("", "folder where TFDS keeps its data")
     hold_out: float = setting(
-        0.0, "instead: share at the end of the text to validate on", ge=0, lt=1
+        0.0, "instead: share of the text, at its end, to hold out for validation", ge=0, lt=1
     )
 
-    tokens: Literal["characters", "bytes", "pieces"] = setting(
-        "characters", "what to cut the text into"
-    )
+    tokens: Literal["characters", "bytes", "pieces"] = setting("characters", "kind of token")
     vocabulary_size: int = setting(2000, "pieces, with --tokens pieces", ge=1)
     model: Literal["transformer", "gpt2", "transformer_xl"] = setting(
         "transformer", "architecture; transformer_xl remembers earlier segments"
@@ -54,8 +52,8 @@ class LanguageModelConfig(TrainingConfig):
     batch_size: int = setting(32, "windows per batch", ge=1)
     packed: bool = setting(
         False,
-        "instead of windows of the whole text: documents, which end at empty lines and do not see "
-        "each other, several in each row of --context tokens",
+        "instead of windows of the whole text: documents, separated by empty lines, several in "
+        "each row of --context tokens; none attends to another",
     )
     evaluate_every: int = setting(
         500,
@@ -80,8 +78,8 @@ class LanguageModelConfig(TrainingConfig):
         check_packed(self)
         if self.packed and self.model == "transformer_xl":
             raise ValueError(
-                "--packed needs another --model: transformer_xl remembers each row of a batch, and "
-                "its rows go on from each other. Received: --model transformer_xl."
+                "--packed needs another --model: in transformer_xl, each row of a batch continues "
+                "the one before. Received: --model transformer_xl."
             )
         if self.stride is not None and self.stride > self.context:
             raise ValueError(
@@ -94,8 +92,8 @@ class LanguageModelConfig(TrainingConfig):
             )
         if self.model == "transformer_xl" and self.accumulation_steps > 1:
             raise ValueError(
-                "--accumulation-steps must be 1 with --model transformer_xl, whose memory is that "
-                f"of a whole batch. Received: {self.accumulation_steps}."
+                "--accumulation-steps must be 1 with --model transformer_xl, whose memory belongs "
+                f"to a whole batch. Received: {self.accumulation_steps}."
             )
 
     def dimensions(self):
@@ -112,7 +110,7 @@ class SampleOptions(DecodingOptions):
     prompt: str = setting("\n", "text to continue; default: a line break")
     length: int = setting(500, "tokens to write", ge=0)
     temperature: float = setting(
-        0.8, "below 1 favours likely tokens; the lowest always takes the likeliest", ge=0.0001
+        0.8, "below 1 favours likely tokens; the minimum always chooses the likeliest", ge=0.0001
     )
     top_k: int | None = setting(None, "draw among this many of the most likely tokens", ge=1)
     top_p: float | None = setting(
@@ -123,7 +121,7 @@ class SampleOptions(DecodingOptions):
 
 @settings
 class EvaluateOptions(RunOptions):
-    """Measures a trained run on another text.
+    """Evaluates a trained run on another text.
 
     {command} --run runs/shakespeare --text other.txt --stride 16
     """

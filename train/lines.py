@@ -4,19 +4,19 @@ import sys
 
 FEWEST, MOST = 64, 1024  # lines answered together
 LARGEST_READ = 2**18  # bytes
-NAMED = 5  # of the texts that were cut
+NAMED = 5  # truncated texts to name
 
 
 def answer_lines(answer, max_length, how="truncated at the end"):
     """Writes the answer to each line of standard input to standard output, in the same order.
 
-    Reports on standard error which lines were cut and, after Ctrl-C, how many were answered.
+    Reports on standard error which lines were truncated and, after Ctrl-C, how many were answered.
 
     Args:
         answer: a function from a list of texts to the pair of a list of their answers and a list
-            of whether each text was cut.
-        max_length: longest text in tokens that is not cut.
-        how: how texts are cut, in words.
+            of whether each text was truncated.
+        max_length: longest text in tokens that is not truncated.
+        how: how texts are truncated, in words.
     """
     count, cut = 0, []
     try:
@@ -37,14 +37,14 @@ def answer_lines(answer, max_length, how="truncated at the end"):
 
 
 def report_cut_texts(places, count, max_length, how="truncated at the end", word="lines"):
-    """Prints one line to standard error if texts were cut.
+    """Prints one line to standard error if texts were truncated.
 
     Args:
         places: the lines or files of these texts, a list of strings.
         count: number of all texts.
-        max_length: longest text in tokens that is not cut.
-        how: how they were cut, in words.
-        word: what the places are.
+        max_length: longest text in tokens that is not truncated.
+        how: how they were truncated, in words.
+        word: the plural noun for the places.
     """
     if not places:
         return

@@ -28,7 +28,7 @@ from train.training_config import CHOSEN_AT_START
 
 
 def train_on_devices(experiment_class, config, options):
-    """Trains the run that `TrainOptions` name; then the chief shows what came out."""
+    """Trains the run named by `TrainOptions`; then the chief shows the result."""
     run = Run(options.run, type(config))
     on_jax = keras.backend.backend() == "jax"
     if options.deterministic:
@@ -40,15 +40,15 @@ def train_on_devices(experiment_class, config, options):
     with exit_when_a_worker_is_lost(strategy):
         train_run(run, experiment, strategy)
         if on_jax:
-            print("To measure and use the run, repeat the command with KERAS_BACKEND=tensorflow.")
+            print("To evaluate and use the run, repeat the command with KERAS_BACKEND=tensorflow.")
         elif this_worker(strategy).index == 0:
-            # It reads the model again: one that was trained on several devices is bound to them.
+            # It reads the model again, because one trained on several devices is bound to them.
             experiment.show_result(run)
         from_all_workers(strategy, 0)  # the others stay until the chief is done
 
 
 def _on_tensorflow(config, options):
-    """The strategy that options ask for."""
+    """The strategy chosen in the options."""
     if options.model_parallel > 1:
         raise ValueError(
             "--model-parallel needs JAX: set KERAS_BACKEND=jax. "
@@ -56,18 +56,18 @@ def _on_tensorflow(config, options):
         )
     warn_of_idle_gpus()
     if options.virtual_devices:
-        split_cpu(options.virtual_devices)  # before anything else of TensorFlow
+        split_cpu(options.virtual_devices)  # before any other use of TensorFlow
     return choose_strategy(options.strategy)
 
 
 def _on_jax(config, options):
-    """The devices that options ask for."""
+    """The devices chosen in the options."""
     from train.jax_devices import choose_devices
 
     if getattr(config, "bleu_every", 0):
         raise ValueError(
-            "--bleu-every needs TensorFlow, which decodes. Train with --bleu-every 0 on JAX, and "
-            "measure the run with `evaluate` under KERAS_BACKEND=tensorflow. "
+            "--bleu-every needs TensorFlow, because it decodes. Train with --bleu-every 0 on JAX, "
+            "then run `evaluate` with KERAS_BACKEND=tensorflow. "
             f"Received: --bleu-every {config.bleu_every}, backend jax."
         )
     if config.dtype == "mixed_float16":
@@ -76,12 +76,12 @@ def _on_jax(config, options):
             "Received: --dtype mixed_float16, backend jax."
         )
     devices = choose_devices(options.strategy, options.virtual_devices, options.model_parallel)
-    warn_of_idle_gpus()  # which asks JAX for its devices, so that the CPU can no longer be split
+    warn_of_idle_gpus()  # queries JAX's devices, after which the CPU can no longer be split
     return devices
 
 
 def with_plan(config, run, strategy):
-    """The settings, with those of `CHOSEN_AT_START` that a run has or that suit the devices."""
+    """The settings, with `CHOSEN_AT_START` taken from the run or chosen for the devices."""
     if run.config_file.exists():
         before = run.config()
         chosen = {name: getattr(before, name) for name in CHOSEN_AT_START}
@@ -94,12 +94,12 @@ def with_plan(config, run, strategy):
 
 
 def is_packed(config):
-    """Whether rows hold several texts, which only some experiments can have."""
+    """Whether rows hold several texts, which only some experiments support."""
     return getattr(config, "packed", False)
 
 
 def check_rows(config, batches, strategy):
-    """Raises ValueError if batches of few shapes, or any on JAX, do not divide among replicas."""
+    """Raises ValueError if batches that must divide among the replicas do not."""
     replicas = strategy.num_replicas_in_sync
     rows = batches.shapes[:, 0].tolist() if hasattr(batches, "shapes") else [config.batch_size]
     must_divide = config.shapes or is_packed(config) or keras.backend.backend() == "jax"
@@ -115,18 +115,18 @@ def check_rows(config, batches, strategy):
 def train_run(run, experiment, strategy=None):
     """Trains a run to its end, from its last checkpoint if it has one.
 
-    With several workers all read the text and the run's folder, and the chief alone writes.
+    With several workers, all read the text and the run's folder, and only the chief writes.
 
     Args:
-        run: a `Run`; its folder is created once everything it needs has proved good.
+        run: a `Run`; its folder is created after everything it needs has been checked.
         experiment: an `Experiment`.
-        strategy: of `keras_transformer.training.choose_strategy`; None for one device.
+        strategy: from `keras_transformer.training.choose_strategy`; None for one device.
 
     Returns:
-        The model, with the mean of the weights of its newest checkpoints.
+        The model, with the mean of the weights in its newest checkpoints.
 
     Raises:
-        ValueError: if a setting, the text or the folder does not fit; nothing is written.
+        ValueError: if a setting, the text or the folder is invalid; nothing is written.
         RuntimeError: if the workers see different folders or texts.
     """
     config, strategy = experiment.config, strategy or tf.distribute.get_strategy()
@@ -150,7 +150,7 @@ def _train(run, experiment, strategy, exists, lock):
     """Begins a run or resumes it; returns the model once it is saved."""
     config, is_chief = experiment.config, this_worker(strategy).index == 0
     keras.utils.set_random_seed(config.seed)
-    # The text is not tokenised again, and may even have changed.
+    # The text is not tokenised again, and may have changed.
     tokenizer, batches = data_of(run, experiment, is_chief) if exists else experiment.make_data()
     check_rows(config, batches, strategy)
     check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
@@ -164,7 +164,7 @@ def _train(run, experiment, strategy, exists, lock):
         else:
             run.create(config, tokenizer, batches)
         _introduce(experiment, model, batches, strategy)
-    from_all_workers(strategy, 0)  # the chief has made the folder
+    from_all_workers(strategy, 0)  # the chief has created the folder
     if not exists:
         lock.enter_context(locked(run, strategy))
     callbacks = [StopOnNonFiniteLoss(), TokensPerSecond()]
@@ -185,13 +185,13 @@ def _train(run, experiment, strategy, exists, lock):
 
 
 def _introduce(experiment, model, batches, strategy):
-    """Prints what is about to be trained, on which devices."""
+    """Prints what will be trained, and on which devices."""
     workers, replicas = this_worker(strategy).count, strategy.num_replicas_in_sync
     if replicas > 1:
         print(f"{replicas} replicas on {workers} worker{'s' if workers > 1 else ''}.")
     print(
         f"{experiment.describe(batches)}; {model.count_params():,} parameters; "
-        f"{experiment.config.steps:,} steps, {batches.steps_per_epoch:,} an epoch."
+        f"{experiment.config.steps:,} steps, {batches.steps_per_epoch:,} per epoch."
     )
 
 
@@ -199,11 +199,11 @@ def _fit(model, config, batches, validation, callbacks):
     """Calls `fit` from the last checkpoint on, so that epochs end where they would have ended.
 
     Args:
-        model: compiled.
-        config: settings of its training.
-        batches: with `dataset(step)` and `steps_per_epoch`.
+        model: a compiled model.
+        config: its training settings.
+        batches: an object with `dataset(step)` and `steps_per_epoch`.
         validation: a dataset, or None.
-        callbacks: of which the last are the `Checkpoints`.
+        callbacks: a list that ends with the `Checkpoints`.
     """
     checkpoints = callbacks[-1]
     is_chief = this_worker(model.distribute_strategy).index == 0
@@ -220,7 +220,7 @@ def _fit(model, config, batches, validation, callbacks):
     model.stop_training = any(stop.is_due(step // per_epoch) for stop in stops)
     while step < config.steps and not model.stop_training:
         epoch, done = divmod(step, per_epoch)
-        # A broken epoch is finished first; after it epochs are whole, but for the last.
+        # An interrupted epoch is finished first; all later ones are whole, except the last.
         epochs = 1 if done else max(1, (config.steps - step) // per_epoch)
         steps = min(per_epoch - done, config.steps - step)
         model.fit(
@@ -231,7 +231,7 @@ def _fit(model, config, batches, validation, callbacks):
             validation_data=validation,
             callbacks=[*callbacks, SaveOnTerminate(checkpoints)],
             verbose=int(is_chief),
-            shuffle=False,  # the batches are shuffled already
+            shuffle=False,  # the batches are already shuffled
         )
         step += steps * epochs
     checkpoints.save()

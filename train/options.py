@@ -1,4 +1,4 @@
-"""Flags that several commands have, beside the settings of an experiment."""
+"""Flags that several commands share, besides the settings of an experiment."""
 
 from typing import Literal
 
@@ -7,22 +7,22 @@ from train.settings import required, setting, settings
 
 @settings
 class TrainOptions:
-    """Where a training keeps its run, and on which devices; its numbers are the same on all."""
+    """The folder of a run and the devices to train on, which do not change the numbers."""
 
-    run: str = required("folder of this run; made if missing")
+    run: str = required("folder of this run; created if missing")
     strategy: Literal["auto", "one", "mirrored", "multiworker"] = setting(
         "auto",
         "devices to train on: one; mirrored, all GPUs; multiworker, the workers of TF_CONFIG; "
-        "auto, whatever there is",
+        "auto, all that are available",
     )
     virtual_devices: int | None = setting(
         None, "split the CPU into this many devices, to try replicas without GPUs", ge=1
     )
     deterministic: bool = setting(
-        False, "the same bits at every run also on GPUs: slower, without TF32"
+        False, "give the same bits in every run, on GPUs too: slower, without TF32"
     )
     model_parallel: int = setting(
-        1, "on JAX: devices among which each large weight is divided, for large models", ge=1
+        1, "on JAX: number of devices that share each large weight, for large models", ge=1
     )
 
 
@@ -40,8 +40,8 @@ class DecodingOptions(RunOptions):
 
     cache: Literal["auto", "growing", "static"] = setting(
         "auto",
-        "of keys and values: growing; static, compiled once for each bucket of lengths; auto, "
-        "static on GPUs",
+        "cache of keys and values: growing; static, compiled once for each bucket of lengths; "
+        "auto, static on GPUs",
     )
 
 
@@ -53,5 +53,5 @@ class ExportOptions(RunOptions):
     """
 
     directory: str = setting("saved_models", "folder of all served models")
-    name: str = required("name of the served model, as requests will call it")
+    name: str = required("name of the served model in requests")
     dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of the served weights")

@@ -1,4 +1,4 @@
-"""The pictures of a run: its learning curves, and where its model looks in a text."""
+"""The pictures of a run: its learning curves, and its model's attention to a text."""
 
 import functools
 
@@ -9,7 +9,7 @@ LONGEST = 64  # tokens of a text that is shown; a page holds the square of it fo
 
 
 def beginning(tokenizer, text, max_length):
-    """As much of a text as a model can read, `max_length` tokens, and a picture can show."""
+    """The part of a text that fits into the model, `max_length` tokens, and into a picture."""
     ids = tokenizer.tokenize([text])[:, : min(max_length, LONGEST)]
     return tokenizer.detokenize(ids).numpy()[0].decode()
 
@@ -29,7 +29,7 @@ def save_pictures(run, attention):
         "attention.png": _png_writer(attention.figure()),
         "attention.html": lambda path: path.write_text(page, "ascii"),
     }
-    if history := run.history():  # none of a run that was killed as it ended its only epoch
+    if history := run.history():  # empty if a run was killed at the end of its only epoch
         writers["learning_curves.png"] = _png_writer(figures.learning_curves(history))
     paths = [run.path / name for name in writers]
     for path, write in zip(paths, writers.values(), strict=True):

@@ -1,6 +1,6 @@
 """Pretrains BERT on plain documents: masked word pieces, and whether one text follows another.
 
-Train, or resume a training that was stopped:
+Train, or resume a run that was stopped:
 
     python -m train.pretraining --documents aclImdb/train --hold-out 5000 --run runs/bert
 
@@ -21,7 +21,7 @@ from train.training_config import TrainingConfig
 class PretrainingConfig(TrainingConfig):
     """One experiment of `python -m train.pretraining`."""
 
-    documents: str = setting("", "folder of .txt files, or a file with an empty line between two")
+    documents: str = setting("", "folder of .txt files, or a file with empty lines between them")
     hold_out: int = setting(
         0, "documents to hold out at random for validation, at least 2; 0 for none", ge=0
     )
@@ -32,9 +32,9 @@ class PretrainingConfig(TrainingConfig):
     )
     pre_norm: bool = setting(False, "normalise before each sub-layer instead of after")
     batch_size: int = setting(32, "pairs of texts per batch", ge=1)
-    max_length: int = setting(128, "tokens of a pair", ge=5)
+    max_length: int = setting(128, "maximum tokens of a pair", ge=5)
     masking_rate: float = setting(0.15, "share of the tokens to mask", gt=0, le=1)
-    positions: int = setting(512, "tokens of the longest text that the model can ever read", ge=5)
+    positions: int = setting(512, "longest text in tokens that the model can ever read", ge=5)
 
     def __post_init__(self):
         super().__post_init__()
@@ -50,8 +50,8 @@ class PretrainingConfig(TrainingConfig):
             )
         if self.hold_out == 1:
             raise ValueError(
-                "--hold-out must be 0 or at least 2 documents, since a random text comes from "
-                "another one. Received: 1."
+                "--hold-out must be 0 or at least 2 documents, because random texts come from "
+                "another document. Received: 1."
             )
 
 

@@ -18,7 +18,7 @@ class EpochLog(keras.callbacks.Callback):
     after an interruption appears twice.
 
     Args:
-        path: of the file; earlier epochs in it are kept.
+        path: path of the file; earlier epochs in it are kept.
     """
 
     def __init__(self, path):
@@ -67,9 +67,9 @@ class StopWithoutProgress(keras.callbacks.Callback):
 
 
 def read_epochs(path):
-    """What `EpochLog` wrote: a dict from the number of an epoch, from 0, to a dict of its logs.
+    """Reads what `EpochLog` wrote: a dict from the number of an epoch, from 0, to its logs.
 
-    Rows that cannot be read are left out with a warning: nothing but the pictures needs them.
+    Rows that cannot be read are skipped with a warning: only the pictures need them.
     """
     if not path.exists():
         return {}
@@ -85,6 +85,6 @@ def read_epochs(path):
             damaged += 1
     if damaged:
         logging.getLogger(__name__).warning(
-            "%s is damaged: %d of its rows cannot be read and are left out.", path, damaged
+            "%s is damaged: %d of its rows cannot be read and are skipped.", path, damaged
         )
     return epochs

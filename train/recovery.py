@@ -1,7 +1,6 @@
-"""Resuming a run: its lock, its data, and its model if that is finished.
+"""Resuming a run: its lock, its data, and its model if it is finished.
 
-A damaged file is made again from the others if the result is the same; otherwise one line names
-it.
+A damaged file is rebuilt from the others if the result is the same; otherwise an error names it.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ LOG = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def locked(run, strategy):
-    """Keeps other processes from training in a run's folder; removes drafts of killed ones.
+    """Keeps other processes from training in a run's folder; removes drafts of killed processes.
 
     The operating system releases the lock of a process that is killed.
     """
@@ -44,7 +43,7 @@ def locked(run, strategy):
 
 
 def finished_model(run, experiment, is_chief):
-    """The model of a finished run; None if it is missing, or damaged and can be made again.
+    """The model of a finished run; None if it is missing, or damaged and can be rebuilt.
 
     Raises:
         DamagedFile: if it is damaged and there is no checkpoint.
@@ -56,22 +55,22 @@ def finished_model(run, experiment, is_chief):
     except DamagedFile as error:
         if not steps_in(run.checkpoints):
             raise DamagedFile(
-                f"{_problem(error)} There is no checkpoint to make it from again. Delete it to "
+                f"{_problem(error)} There is no checkpoint to rebuild it from. Delete it to "
                 "train again, from step 0."
             ) from None
-        LOG.warning("%s It is made again from the checkpoints.", _problem(error))
+        LOG.warning("%s Rebuilding it from the checkpoints.", _problem(error))
         return None
     try:
         run.tokenizer()
     except (DamagedFile, FileNotFoundError) as error:
         _make_again(run, experiment, is_chief, error)
     if is_chief:
-        print(f"{run.path} is trained already: nothing to do.")
+        print(f"{run.path} is already trained: nothing to do.")
     return model
 
 
 def data_of(run, experiment, is_chief):
-    """The tokenizer and batches that a run began with, made again if a file is damaged."""
+    """The tokenizer and batches that a run began with, rebuilt if a file is damaged."""
     try:
         tokenizer = run.tokenizer()
         batches = experiment.load_batches(run.tokens_file, tokenizer)
@@ -83,14 +82,14 @@ def data_of(run, experiment, is_chief):
 
 
 def _make_again(run, experiment, is_chief, error):
-    """Tokenizer and batches made from the text again, provided they come out the same."""
+    """Tokenizer and batches rebuilt from the text, provided they are the same as before."""
     tokenizer, batches = experiment.make_data()
     if run.checksums() != run.checksums_of(tokenizer, batches):
         raise DamagedFile(
-            f"{_problem(error)} It cannot be made again, since the text is no longer the one that "
+            f"{_problem(error)} It cannot be rebuilt, because the text is no longer the one that "
             "the run began with. Choose another --run."
         )
-    LOG.warning("%s It is made again from the text.", _problem(error))
+    LOG.warning("%s Rebuilding it from the text.", _problem(error))
     if is_chief:
         run.save_data(tokenizer, batches)
     return tokenizer, batches

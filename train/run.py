@@ -1,4 +1,4 @@
-"""The folder of a run as its training writes it."""
+"""The folder of a run, as training writes it."""
 
 import dataclasses
 import json
@@ -13,11 +13,11 @@ from train.training_config import MAY_CHANGE, in_words
 
 
 class Run(RunFolder):
-    """A `RunFolder` with what its training needs: tokens.npz, checkpoints/, history.csv, a lock.
+    """A `RunFolder` with the files for training: tokens.npz, checkpoints/, history.csv, a lock.
 
     Args:
-        path: of the folder.
-        config_class: a subclass of `TrainingConfig`: whose run it is.
+        path: path of the folder.
+        config_class: the subclass of `TrainingConfig` of its command.
     """
 
     def __init__(self, path, config_class):
@@ -33,7 +33,7 @@ class Run(RunFolder):
         """The settings of this run.
 
         Raises:
-            ValueError: if the folder holds no run, or that of another command, or a damaged one.
+            ValueError: if the folder holds no run, a run of another command, or a damaged one.
         """
         kept = self.settings()
         try:
@@ -41,13 +41,13 @@ class Run(RunFolder):
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"{self.config_file} is of another command or version, or damaged. {reason}"
+                f"{self.config_file} belongs to another command or version, or is damaged. {reason}"
             ) from None
 
     def holds(self, config):
-        """Whether the folder holds this run already.
+        """Whether the folder already holds this run.
 
-        A run that is not finished may resume with other settings where `MAY_CHANGE` says so.
+        An unfinished run may resume with other values of the settings in `MAY_CHANGE`.
 
         Raises:
             ValueError: if it holds a run with other settings, or something else.
@@ -66,7 +66,7 @@ class Run(RunFolder):
         }
         if refused:
             reason = (
-                "is trained already: its settings" if finished else "was begun with settings that"
+                "is already trained: its settings" if finished else "was begun with settings that"
             )
             raise ValueError(
                 f"{self.path} {reason} can no longer change. Choose another --run, or delete it. "
@@ -75,16 +75,16 @@ class Run(RunFolder):
         return True
 
     def record(self, config):
-        """Keeps the settings with which a run resumes, and says in a line what has changed."""
+        """Saves the settings with which a run resumes, and prints the changes in one line."""
         if changes := config.changes_from(self.config()):
             self.save_config(config)
             print(f"Resuming with other settings: {in_words(changes)}.")
 
     def create(self, config, tokenizer, batches):
-        """Makes the folder with settings, tokenizer and tokens, whole or not at all.
+        """Creates the folder with settings, tokenizer and tokens, whole or not at all.
 
         Raises:
-            ValueError: if another process has been faster.
+            ValueError: if another process was faster.
         """
         try:
             with whole(self.path) as draft:
@@ -96,7 +96,7 @@ class Run(RunFolder):
             if not self.config_file.exists():
                 raise
             raise ValueError(
-                f"Another process has begun a run in {self.path} meanwhile. Choose another --run."
+                f"Another process has just begun a run in {self.path}. Choose another --run."
             ) from None
 
     def save_config(self, config):
@@ -105,7 +105,7 @@ class Run(RunFolder):
             draft.write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n")
 
     def save_data(self, tokenizer, batches):
-        """Writes tokenizer and tokens, and the checksums by which they are known again."""
+        """Writes tokenizer and tokens, and their checksums."""
         tokenizer.save(self.tokenizer_file)
         batches.save(self.tokens_file)
         save_arrays(self.checksums_file, self.checksums_of(tokenizer, batches).items())
@@ -119,7 +119,7 @@ class Run(RunFolder):
 
     @staticmethod
     def checksums_of(tokenizer, batches):
-        """Numbers that differ as soon as a tokenizer or any of the tokens does, by name."""
+        """Numbers, by name, that change with the tokenizer or any of the tokens."""
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "tokenizer")
             tokenizer.save(file)
@@ -128,6 +128,6 @@ class Run(RunFolder):
     def history(self):
         """The logs of all epochs so far: a dictionary from name to a list of numbers."""
         rows = [row for _, row in sorted(read_epochs(self.history_file).items())]
-        # Those that an epoch lacks are not numbers of all of them.
+        # Leaves out logs that some epochs do not have.
         names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []
         return {name: [row[name] for row in rows] for name in names}

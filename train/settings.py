@@ -1,4 +1,4 @@
-"""Classes of settings: every field has a flag, a line of --help, and limits that are checked."""
+"""Classes of settings: every field has a flag, a line in --help, and limits that are checked."""
 
 import argparse
 import functools
@@ -21,10 +21,10 @@ PLACEHOLDERS = {int: "N", float: "X"}
 
 
 def settings(cls):
-    """Makes a frozen dataclass that checks its values when it is made, also by `replace`.
+    """Makes a frozen dataclass that checks its values when it is created, also by `replace`.
 
     Fields are declared with `setting` or `required`; strings are converted to the type of the
-    field. `__post_init__` may check what concerns several fields.
+    field. `__post_init__` may check several fields together.
 
     Raises:
         ValueError: from the constructor, with one line for each wrong value.
@@ -76,7 +76,7 @@ def flag_of(name):
 
 
 def allowed(field):
-    """What a field may hold, in words: "a number, at least 0 and below 1"."""
+    """The allowed values of a field, in words: "a number, at least 0 and below 1"."""
     kind = _kind(field)
     if typing.get_origin(kind) is typing.Literal:
         return "one of " + ", ".join(typing.get_args(kind))
@@ -90,9 +90,9 @@ def allowed(field):
 
 
 def add_flags(parser, cls):
-    """Adds a flag for each field to a parser, first those that the class itself declares.
+    """Adds a flag for each field to a parser, first for those that the class itself declares.
 
-    A flag that is not given leaves the default.
+    Without the flag, a field keeps its default.
     """
     declared = inspect.get_annotations(cls)
     fields = sorted(fields_of(cls).items(), key=lambda field: field[0] not in declared)
@@ -107,7 +107,7 @@ def add_flags(parser, cls):
 
 
 def given_flags(options, cls):
-    """The fields that parsed flags give: a dictionary from name to what was written."""
+    """The fields that were given as flags: a dictionary from name to the text of the value."""
     return {n: getattr(options, n) for n in fields_of(cls) if getattr(options, n) is not None}
 
 
@@ -130,13 +130,13 @@ def _help(field):
 
 
 def _in_plain_words(problem, fields):
-    """One of pydantic's problems as a line that says what is allowed and what was received."""
+    """Turns one of pydantic's problems into a line with what is allowed and what was received."""
     name = problem["loc"][0] if problem["loc"] else ""
     if problem["type"] == "value_error":  # of `__post_init__`
         return str(problem["ctx"]["error"])
     if name not in fields:
         return f"There is no setting {name}. Received: {name}={str(problem['input'])[:80]}."
     if problem["type"] == "missing":
-        return f"{flag_of(name)} is missing: give it."
+        return f"{flag_of(name)} is required."
     received = str(problem["input"])[:80]
     return f"{flag_of(name)} must be {allowed(fields[name])}. Received: {received}."

@@ -7,10 +7,10 @@ from train.settings import flag_of, setting, settings
 
 SIZE = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
-LARGEST_SEED = 2**32 - 1  # that NumPy takes
+LARGEST_SEED = 2**32 - 1  # NumPy's limit
 LEAST_PIECES = 261  # 4 control ids, 256 bytes and a piece
 
-# What earlier versions saved where a setting was left to --size, instead of null.
+# What earlier versions saved, instead of null, for a setting taken from --size.
 LEFT_TO_SIZE = {
     **dict.fromkeys(SIZE, 0),
     **dict.fromkeys(DROPOUTS, -1.0),
@@ -19,8 +19,8 @@ LEFT_TO_SIZE = {
     "stride": 0,
 }
 
-# Settings that are chosen when a run begins, for its devices, and then stay; what runs of earlier
-# versions had.
+# Settings that are chosen for the devices when a run begins and then stay; the values are those of
+# runs of earlier versions.
 CHOSEN_AT_START = {"shapes": 0, "row_multiple": 1}
 
 # Settings that may change when a stopped run resumes, and which changes are safe: a batch stays
@@ -34,7 +34,7 @@ MAY_CHANGE = {
         lambda before, now: True,
     ),
     "steps": lambda before, now: now > before,
-    "checkpoint_every": lambda before, now: before % now == 0,  # the ones there still count
+    "checkpoint_every": lambda before, now: before % now == 0,  # existing ones stay valid
 }
 
 
@@ -43,7 +43,7 @@ def probability(default, help_text):
 
 
 def check_pieces(config):
-    """Raises ValueError if the bytes alone fill a vocabulary of pieces."""
+    """Raises ValueError if a vocabulary of pieces has no room for more than the bytes."""
     if config.tokens == "pieces" and config.vocabulary_size < LEAST_PIECES:
         raise ValueError(
             f"--vocabulary-size must be at least {LEAST_PIECES} with --tokens pieces. "
@@ -52,7 +52,7 @@ def check_pieces(config):
 
 
 def check_packed(config):
-    """Raises ValueError if packed rows, which have one shape, are to have several."""
+    """Raises ValueError if both --packed, which has one shape, and --shapes are given."""
     if config.packed and config.shapes:
         raise ValueError(
             "--packed makes batches of one shape. Leave --shapes out or set it to 0. "
@@ -61,13 +61,13 @@ def check_packed(config):
 
 
 def in_words(changes):
-    """What differs between two configs, one setting after the other."""
+    """The differences between two configs, one setting after another."""
     return "; ".join(f"{flag_of(n)} was {old} and is {new}" for n, (old, new) in changes.items())
 
 
 @settings
 class TrainingConfig:
-    """What all experiments have; every field is also a flag of the experiment's command."""
+    """Settings of all experiments; every field is also a flag of the experiment's command."""
 
     num_layers: int | None = setting(None, "blocks in a stack; default: set by --size", ge=1)
     hidden_dim: int | None = setting(
@@ -90,7 +90,7 @@ class TrainingConfig:
         None, "Keras activation name, or gelu_tanh; default: the model's"
     )
     pre_norm: bool = setting(True, "normalise before each sub-layer instead of after")
-    # Weights in half precision would stand still.
+    # Weights in half precision would hardly change.
     dtype: Literal["float32", "mixed_bfloat16", "mixed_float16"] = setting(
         "float32", "Keras dtype policy"
     )
@@ -100,13 +100,14 @@ class TrainingConfig:
 
     shapes: int | None = setting(
         None,
-        "most shapes of the batches; 0: any shape, least padding; default: 16 where the step is "
-        "compiled once for each, on GPUs and JAX, else 0",
+        "maximum number of batch shapes; 0: any shape, least padding; default: 16 where the step "
+        "is compiled once for each, on GPUs and JAX, otherwise 0",
         ge=0,
     )
     row_multiple: int | None = setting(
         None,
-        "with few shapes: the rows of each batch are a multiple of this; default: the replicas",
+        "with --shapes or --packed: make the rows of each batch a multiple of this; default: the "
+        "number of replicas",
         ge=1,
     )
     steps: int = setting(8000, "optimizer steps", ge=1)
@@ -152,27 +153,27 @@ class TrainingConfig:
         return {**chosen, "remat": self.remat, **self.given((*SIZE, *DROPOUTS))}
 
     def given(self, names):
-        """Those of some settings that are not None, by name."""
+        """The settings among these names that are not None, by name."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def plan(self):
-        """The arguments of a class of batches that say which shapes they have."""
+        """The arguments of a class of batches that determine their shapes."""
         return {"shapes": self.shapes or 0, "row_multiple": self.row_multiple or 1}
 
     def changes_from(self, earlier):
-        """What differs: a dictionary from the name of a setting to the pair of before and now."""
+        """The changes: a dictionary from the name of a setting to the pair of before and now."""
         before, now = dataclasses.asdict(earlier), dataclasses.asdict(self)
         return {name: (before[name], now[name]) for name in now if before[name] != now[name]}
 
     @classmethod
     def restored(cls, kept):
-        """The settings that config.json holds, written by this version or an earlier one.
+        """The settings in config.json, written by this version or an earlier one.
 
         Args:
             kept: its dictionary.
 
         Raises:
-            ValueError: if a setting is unknown or outside of its limits.
+            ValueError: if a setting is unknown or outside its limits.
         """
         kept = {**CHOSEN_AT_START, **kept}
         unset = {name for name, value in LEFT_TO_SIZE.items() if kept.get(name) == value}

@@ -1,6 +1,6 @@
-"""Trains a translation model on your own text; measures it, translates with it, exports it.
+"""Trains a translation model on your own text; evaluates it, translates with it, exports it.
 
-Train, or resume a training that was stopped:
+Train, or resume a run that was stopped:
 
     python -m train.translation --source train.en --target train.de \\
         --valid-source val.en --valid-target val.de --run runs/mine
@@ -36,22 +36,22 @@ class TranslationConfig(TrainingConfig):
     valid_tsv: str = setting("", "the same for validation")
     dataset: str = setting("", "instead: a TFDS name, e.g. ted_hrlr_translate/pt_to_en")
     source_language: str = setting(
-        "", "language to translate from, of a --dataset or a model of many"
+        "", "language to translate from, with --dataset or a multilingual model"
     )
     target_language: str = setting(
-        "", "language to translate to, of a --dataset or a model of many"
+        "", "language to translate to, with --dataset or a multilingual model"
     )
     data_dir: str = setting("", "folder where TFDS keeps its data")
-    distinct_sources: bool = setting(False, "train on the first translation of each source only")
-    max_pairs: int = setting(0, "train on the first pairs only, this many; 0 for all", ge=0)
+    distinct_sources: bool = setting(False, "train only on the first translation of each source")
+    max_pairs: int = setting(0, "train only on this many pairs, the first ones; 0 for all", ge=0)
 
     vocabulary_size: int = setting(8000, "pieces shared by both languages", ge=LEAST_PIECES)
     size: Literal["tiny", "base", "big"] = setting("base", "published dimensions to start from")
     label_smoothing: float = setting(
         0.1, "share of the target spread over the vocabulary", ge=0, lt=1
     )
-    tokens_per_batch: int = setting(4096, "most tokens of a batch on either side", ge=2)
-    max_length: int = setting(256, "longest sentence in tokens; longer pairs are left out", ge=2)
+    tokens_per_batch: int = setting(4096, "maximum tokens in a batch on either side", ge=2)
+    max_length: int = setting(256, "longest sentence in tokens; longer pairs are dropped", ge=2)
     packed: bool = setting(
         False,
         "pack several pairs into each row of --max-length tokens: one shape, little padding",
@@ -62,7 +62,7 @@ class TranslationConfig(TrainingConfig):
     num_beams: int = setting(5, "beams when translating", ge=1)
     length_penalty: float = setting(1.0, "exponent of the length penalty", ge=0)
     scoring: Literal["gnmt", "huggingface", "huggingface_early_stopping"] = setting(
-        "gnmt", "rules of the beam search; huggingface, for models converted from there"
+        "gnmt", "rules of the beam search; huggingface for models converted from Hugging Face"
     )
 
     def __post_init__(self):
@@ -80,14 +80,16 @@ class TranslationConfig(TrainingConfig):
 
 @settings
 class SearchOptions(RunOptions):
-    """Searches with a trained run."""
+    """Decodes with a trained run by beam search."""
 
     num_beams: int | None = setting(None, "beams; default: the run's", ge=1)
     length_penalty: float | None = setting(
         None, "exponent of the length penalty; default: the run's", ge=0
     )
-    source_language: str = setting("", "language of the texts, for a model of many, e.g. en")
-    target_language: str = setting("", "language to translate to; default: the run's")
+    source_language: str = setting(
+        "", "with a multilingual model: language of the texts, e.g. en; default: the run's"
+    )
+    target_language: str = setting("", "likewise language to translate to; default: the run's")
 
 
 @settings
@@ -95,7 +97,7 @@ class EngineOptions(SearchOptions, DecodingOptions):
     """Translates with a trained run."""
 
     engine: Literal["tensorflow", "ctranslate2", "ctranslate2-int8"] = setting(
-        "tensorflow", "what computes; ctranslate2 must be installed, int8 is faster and rounds"
+        "tensorflow", "engine; ctranslate2 must be installed; int8 is faster and less precise"
     )
 
 
@@ -109,7 +111,7 @@ class TranslateOptions(EngineOptions):
 
 @settings
 class EvaluateOptions(EngineOptions):
-    """Measures BLEU of a trained run on other text.
+    """Evaluates the BLEU of a trained run on other text.
 
     {command} --run runs/mine --source test.en --target test.de
     """

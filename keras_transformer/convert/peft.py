@@ -135,7 +135,7 @@ def write_peft(model, path, family):
     """
     naming, path = _naming(family), pathlib.Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConversionError(f"{path} exists already. Choose another folder, or delete it.")
+        raise ConversionError(f"{path} already exists. Choose another folder, or delete it.")
     arrays, expected, modules, trained = {}, {}, [], set()
     full = naming.full(model)
     for module, adapter in _adapters(model, naming):

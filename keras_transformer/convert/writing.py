@@ -51,7 +51,7 @@ def write(text_model, form, output, **options):
         raise ConversionError("The model has LoRA. Call merge_lora, or write_peft for LoRA alone.")
     output = pathlib.Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConversionError(f"{output} exists already. Choose another folder, or delete it.")
+        raise ConversionError(f"{output} already exists. Choose another folder, or delete it.")
     writer = importlib.import_module(f"keras_transformer.convert.{WRITERS[form]}")
     with whole(output) as draft:
         draft.mkdir()
@@ -75,7 +75,7 @@ def check(name, libraries, draft, example):
     """
     for library in libraries:
         if not importlib.util.find_spec(library):
-            warning = f"What is written is not checked: {library} is not installed."
+            warning = f"The output is not checked: {library} is not installed."
             warnings.warn(warning, stacklevel=3)
             return
     arrays = example()

@@ -135,7 +135,7 @@ def bert_pretraining(
         token_counts: occurrences of each token in the corpus, (vocabulary_size,). The bias of
             the logits starts as the logarithm of their frequencies. With None it starts at zero;
             then the embeddings must learn the frequencies, and all drift in one direction.
-        activation: of the layer before the projection to the vocabulary, as a Keras layer takes it.
+        activation: activation of the layer before the projection to the vocabulary.
         name: of the model.
 
     Returns:
@@ -302,7 +302,7 @@ class VectorsAt(keras.layers.Layer):
         return (*positions_shape, vectors_shape[-1])
 
     def get_config(self):
-        return super().get_config()  # else Keras refuses to serialise a dtype policy
+        return super().get_config()  # otherwise Keras refuses to serialise a dtype policy
 
 
 def _text_inputs(model):

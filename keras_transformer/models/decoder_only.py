@@ -53,7 +53,7 @@ def language_model(
 ):
     """Builds a causal Transformer that scores the next token after each position.
 
-    Every id is a token, even 0: padding goes at the end of a row, where no real position looks.
+    Every id is a token, even 0: put padding at the end of a row, where no real position sees it.
 
     Source: Radford et al. 2018, section 3.1
     (https://cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf).
@@ -64,10 +64,10 @@ def language_model(
             instead, which have no limit.
         size: a key of `SIZES`: "small" or "medium".
         scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
-        packed: whether rows may hold several documents, as of `PackedDocuments`: each ends with
-            id 3, and none sees another. The weights, and the logits of one document a row, are
-            the same.
-        name: of the model.
+        packed: whether rows may hold several documents, as from `PackedDocuments`: each ends with
+            id 3, and none attends to another. The weights, and the logits of a row with one
+            document, are the same.
+        name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
             (attention_dropout, activation_dropout, activation, pre_norm, key_dim, use_bias,

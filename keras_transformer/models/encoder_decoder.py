@@ -74,15 +74,15 @@ def translation(
             embedding table between source and target.
         size: a key of `SIZES`: "tiny", "base" or "big".
         tie_output: whether the target embeddings also serve as output projection.
-        packed: whether rows may hold several pairs, as of `TokenBatches(packed=True)`: each source
-            ends with id 3, each target begins with id 2, and no pair sees another. The
-            weights, and the logits of one pair a row, are the same.
+        packed: whether rows may hold several pairs, as from `TokenBatches(packed=True)`: each
+            source ends with id 3, each target begins with id 2, and no pair attends to another.
+            The weights, and the logits of a row with one pair, are the same.
         output_bias: whether the logit of each token has a learned bias.
         scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
         positions: arguments of `SinusoidalEncoding` that differ from its defaults, a dictionary.
-        source_end: whether the model looks at the end token, id 3, of a source, which data and
-            serving add to each.
-        name: of the model.
+        source_end: whether the model reads the end token, id 3, that data and serving append to
+            each source.
+        name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
             (attention_dropout, activation_dropout, activation, pre_norm, key_dim, use_bias,

@@ -49,7 +49,7 @@ def classifier(
         size: a key of `SIZES`: "small" or "former".
         pooling: of the encoder's vectors: "mean", "max" or "first".
         token_dropout: probability in [0, 1) of dropping a token in training.
-        name: of the model.
+        name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
             (attention_dropout, activation_dropout, activation, pre_norm, key_dim, use_bias,

@@ -26,8 +26,8 @@ class TranslatorFunctions:
         logits: source_ids, target_ids -> logits (batch, target, vocabulary).
         attention_scores: source_ids, target_ids -> a dictionary of lists of weights
             (batch, heads, target, source), one per layer; None if the model has none.
-        has_static_cache: whether `start_cache` takes a further argument `length`, the most steps
-            that will be taken, and then makes a cache whose shapes no step changes, which XLA
+        has_static_cache: whether `start_cache` accepts a further argument `length`, the maximum
+            number of steps, and then returns a cache whose shapes no step changes, which XLA
             needs to compile the decoding.
     """
 
@@ -53,9 +53,9 @@ class GeneratorFunctions:
         logits: token_ids (batch, length) -> logits (batch, length, vocabulary).
         attention_scores: token_ids -> a dictionary of lists of weights
             (batch, heads, length, length), one per layer; None if the model has none.
-        has_static_cache: as of `TranslatorFunctions`.
-        may_end: whether the model ends texts by the end id, 3; else texts have the length that is
-            asked for.
+        has_static_cache: as for `TranslatorFunctions`.
+        may_end: whether the model ends texts with the end id, 3; otherwise texts have the
+            requested length.
     """
 
     weights: Sequence
@@ -87,7 +87,7 @@ class ClassifierFunctions:
 def empty_mask(batch_size, length, num_beams):
     """The part of a cache that says which positions each beam may look at, {name: boolean}.
 
-    Its name tells a mask of full size, with room for `length` steps, from one that grows.
+    Its name distinguishes a mask of full size, with room for `length` steps, from one that grows.
     """
     if length is None:
         return {"mask": ops.zeros((batch_size, num_beams, 0), "bool")}
@@ -104,7 +104,7 @@ def mask_of_step(cache, parents, position):
 
     Returns:
         The name of the mask in the cache; the mask with the newest positions; and the position
-        if the cache has its full size, or else None.
+        if the cache has its full size, otherwise None.
     """
     if "mask" in cache:
         return "mask", beam_mask(cache["mask"], parents), None
@@ -122,7 +122,7 @@ def check_layers(model, names, builders):
 
     Args:
         model: a Keras model.
-        names: of the layers.
+        names: names of the layers.
         builders: the functions that build such models, for the message.
     """
     if missing := [name for name in names if name not in layer_names(model)]:

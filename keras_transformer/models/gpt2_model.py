@@ -22,7 +22,7 @@ def gpt2(
     name="gpt2",
     **dimensions,
 ):
-    """Builds GPT-2; `convert.gpt2.load_gpt2` gives it the released weights.
+    """Builds GPT-2; `convert.gpt2.load_gpt2` loads the released weights into it.
 
     It has pre-norm blocks, GELU in its tanh form, learned positions, and an output projection
     tied to the token embedding. It is a `language_model`, decoded and served by the same
@@ -35,7 +35,7 @@ def gpt2(
         size: a key of `SIZES`: "124M", "355M", "774M" or "1558M".
         vocabulary_size: number of ids; defaults to the released vocabulary.
         max_sequence_length: number of positions, in tokens.
-        name: of the model.
+        name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim, intermediate_dim,
             num_heads, dropout, attention_dropout), or pass further arguments to the blocks,
             such as dtype, or `packed` to `language_model`.

@@ -1,4 +1,4 @@
-"""LoRA: tunes a model by a narrow product beside chosen projections; all else stays as it is."""
+"""LoRA: tunes a model with a narrow product added to chosen projections; the rest is frozen."""
 
 import keras
 
@@ -7,32 +7,33 @@ from keras_transformer.training.internals import all_layers
 
 
 def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
-    """Returns a copy of a model that trains only a product of two narrow matrices a projection.
+    """Returns a copy of a model that trains only two narrow matrices per projection.
 
-    A projection W x becomes W x + (alpha / rank) B A x. A has `rank` rows and is drawn, B is zero
-    at first: the copy computes what the model does until it is trained. Everything but A and B is
-    frozen, so the optimizer keeps its state for them alone. Compile the copy and fit it as ever;
-    saved as `.keras`, it keeps A, B and their rank. `merge_lora` adds them to the kernels.
+    A projection W x becomes W x + (alpha / rank) B A x. A has `rank` rows and random initial
+    values, and B starts at zero: until it is trained, the copy gives the outputs of the model.
+    Everything except A and B is frozen, so the optimizer keeps state only for them. Compile and fit
+    the copy as usual; saved as `.keras`, it keeps A, B and their rank. `merge_lora` adds them to
+    the kernels.
 
-    Under a strategy call it in its scope, as if it built the model.
+    Under a strategy, call it in the strategy's scope, like a function that builds a model.
 
     Source: Hu et al. 2021, section 4.1 (https://arxiv.org/abs/2106.09685).
 
     Args:
-        model: a functional Keras model with layers of this library in it, of any function here or
-            your own.
+        model: a functional Keras model that contains layers of this library, from any function
+            here or your own.
         rank: width between A and B, at least 1.
-        alpha: A and B count `alpha / rank` times; None for `2 * rank`.
+        alpha: the product of B and A is scaled by `alpha / rank`; None for `2 * rank`.
         targets: names of projections, in all blocks: "query", "key", "value" and "output" of the
             attention, "widen" and "narrow" of the feed-forward network; or "query_key_value" and
-            "key_value", which tune these together with one A, as GPT-2 has them in one.
+            "key_value", which tune these together with one A, as in GPT-2's single projection.
         train: names of further layers to train, such as a new head.
 
     Returns:
         A new model of the same class, not compiled.
 
     Raises:
-        ValueError: if the model has LoRA already, a target or a layer of `train` is unknown or
+        ValueError: if the model already has LoRA, a target or a layer of `train` is unknown or
             not in the model, or the rank is below 1.
 
     Examples:
@@ -44,7 +45,7 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
     """
     lora = LoRA(rank, 2.0 * rank if alpha is None else float(alpha), targets)
     if lora_of(model) is not None:
-        raise ValueError("The model has LoRA already. Call merge_lora first.")
+        raise ValueError("The model already has LoRA. Call merge_lora first.")
     names = [layer.name for layer in model.layers]
     unknown = [name for name in train if name not in names]
     if unknown:
@@ -64,11 +65,11 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
 def merge_lora(model):
     """Returns a copy of a model in which LoRA's products are added to the kernels.
 
-    It is a model as if it never had LoRA: as fast, exported and converted like any other, and
-    all of it is trained.
+    The copy is like a model without LoRA: equally fast, exported and converted like any other,
+    and fully trainable.
 
     Args:
-        model: of `add_lora`, as trained or reloaded.
+        model: a model from `add_lora`, as trained or reloaded.
 
     Returns:
         A new model of the same class, not compiled.
@@ -83,7 +84,7 @@ def merge_lora(model):
         (4, 15)
     """
     if lora_of(model) is None:
-        raise ValueError("The model must have LoRA, as of add_lora. Received: one without.")
+        raise ValueError("The model must have LoRA, from add_lora. Received: one without.")
     merged = _rebuilt(model, None)
     _copy_weights(model, merged)
     for old, new in zip(projections(model), projections(merged), strict=True):
@@ -92,7 +93,7 @@ def merge_lora(model):
 
 
 def lora_of(model):
-    """The `LoRA` that a model is tuned by, or None."""
+    """The `LoRA` of a model, or None."""
     layers = (layer for layer in all_layers(model) if isinstance(layer, TakesLoRA))
     return next((layer.lora for layer in layers if layer.lora is not None), None)
 
@@ -105,14 +106,14 @@ def projections(model):
 
 
 def _rebuilt(model, lora, train=None):
-    """A model of the same config, but with this `lora`; frozen but for `train`, unless None."""
+    """A model of the same config with this `lora`; unless None, only `train` is not frozen."""
     config = model.get_config()
     _set_lora(config["layers"], lora, train)
     return type(model).from_config(config)
 
 
 def _set_lora(config, lora, train):
-    """Changes a nest of configs; tells whether there is a layer in it that takes LoRA."""
+    """Changes a nest of configs; returns whether it contains a layer that accepts LoRA."""
     if not isinstance(config, (dict, list, tuple)):
         return False
     parts = config.values() if isinstance(config, dict) else config
@@ -132,7 +133,7 @@ def _set_lora(config, lora, train):
 
 
 def _copy_weights(model, other):
-    """Copies what is not LoRA's."""
+    """Copies all weights except LoRA's."""
     old, new = (
         [weight for weight in each.weights if "_lora_" not in weight.name]
         for each in (model, other)

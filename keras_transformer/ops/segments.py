@@ -1,10 +1,10 @@
-"""Segments: several texts that stand one after the other in each row."""
+"""Segments: several texts one after another in each row."""
 
 from keras import ops
 
 
 def segments_before(token_ids, end_id):
-    """Numbers the texts of each row, of which each ends with `end_id`.
+    """Numbers the texts of each row, each of which ends with `end_id`.
 
     Args:
         token_ids: integers, (batch, length).
@@ -22,7 +22,7 @@ def segments_before(token_ids, end_id):
 
 
 def segments_after(token_ids, start_id):
-    """Numbers the texts of each row, of which each begins with `start_id`.
+    """Numbers the texts of each row, each of which begins with `start_id`.
 
     Args:
         token_ids: integers, (batch, length).

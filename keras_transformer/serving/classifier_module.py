@@ -81,7 +81,7 @@ class ClassifierModule(ServedModule):
         }
 
     def tokenize(self, text):
-        """The tokens of texts, as `logits` takes them.
+        """The tokens of texts, as `logits` expects them.
 
         Args:
             text: (batch,) strings.

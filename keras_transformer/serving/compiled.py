@@ -1,6 +1,6 @@
-"""Translators and generators whose searches XLA compiles: they answer in Python, on GPUs.
+"""Translators and generators whose searches XLA compiles, for use from Python on GPUs.
 
-They are never exported: TensorFlow Serving disables XLA by default.
+They are never exported, because TensorFlow Serving disables XLA by default.
 """
 
 import tensorflow as tf
@@ -9,8 +9,8 @@ from keras_transformer.decoding.compiling import bucket, compiled, fill, first_r
 from keras_transformer.serving.generator_module import GeneratorModule
 from keras_transformer.serving.translator_module import TranslatorModule
 
-# The limit of a translation is twice its source and 8 tokens, so that each bucket of sources has
-# one bucket of limits.
+# The limit of a translation is twice its source plus 8 tokens, so each bucket of sources has one
+# bucket of limits.
 EXTRA, SMALLEST = 8, 16
 
 

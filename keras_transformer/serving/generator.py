@@ -37,10 +37,10 @@ class Generator(TextModel):
         model: of `kt.language_model`, `kt.gpt2` or `kt.transformer_xl`, as built or reloaded; or
             `GeneratorFunctions`.
         tokenizer: splits prompts into tokens and joins continuations. A released GPT-2, which has
-            no control ids, takes one whose `first_id` is 4.
+            no control ids, needs one whose `first_id` is 4.
         settings: defaults to `SamplingSettings()`.
-        cache: of keys and values in decoding: "growing", "static" for one that XLA compiles, or
-            "auto", static where TensorFlow sees a GPU. Exports always have one that grows.
+        cache: the cache of keys and values in decoding: "growing"; "static", for a search that XLA
+            compiles; or "auto", static if TensorFlow sees a GPU. Exports always use a growing one.
 
     Raises:
         ValueError: if the model is of another kind, has fewer ids than the tokenizer, fewer
@@ -79,11 +79,10 @@ class Generator(TextModel):
         Args:
             run: path of the run folder.
             dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
-            cache: as of `Generator`.
+            cache: as for `Generator`.
 
         Returns:
-            A `Generator` whose context is the one of the training, with the memory of a
-            Transformer-XL.
+            A `Generator` with the context of the run, including the memory of a Transformer-XL.
 
         Raises:
             ValueError: if the folder does not hold a finished run of this kind, or a file is

@@ -26,9 +26,9 @@ def after_control_ids(functions: GeneratorFunctions, end_id=None) -> GeneratorFu
     Serve the result with a tokenizer whose `first_id` is 4. Control ids get logits of -1e9.
 
     Args:
-        functions: of a model whose ids all stand for text.
-        end_id: the id by which the model ends a text, such as that of "<|endoftext|>"; it becomes
-            the end among the control ids. None if it has none.
+        functions: functions of a model whose ids all stand for text.
+        end_id: the id with which the model ends a text, such as that of "<|endoftext|>"; it
+            becomes the end among the control ids. None if it has none.
 
     Returns:
         `GeneratorFunctions` whose ids 0 to 3 are the control ids.

@@ -1,15 +1,15 @@
-"""The languages between which one model translates."""
+"""The languages of a multilingual translation model."""
 
 
 def in_languages(tokenizer, target_tokenizer, config, source_language=None, target_language=None):
-    """The tokenizers of a model of many languages, each with the language of its side.
+    """The tokenizers of a multilingual model, each with the language of its side.
 
     Args:
-        tokenizer: of the sources. One that knows no `languages` comes back as it is.
-        target_tokenizer: of the translations; None if it is `tokenizer`.
+        tokenizer: tokenizer of the sources. One without `languages` is returned unchanged.
+        target_tokenizer: tokenizer of the translations; None if it is `tokenizer`.
         config: settings with "source_language" and "target_language", a dictionary.
-        source_language: one of `tokenizer.languages`; None for that of `config`.
-        target_language: one of those of the target.
+        source_language: one of `tokenizer.languages`; None for the one in `config`.
+        target_language: likewise a language of the target tokenizer.
 
     Returns:
         The pair of tokenizers, which put the token of their language before every text.
@@ -21,8 +21,8 @@ def in_languages(tokenizer, target_tokenizer, config, source_language=None, targ
     if not _languages(tokenizer):
         if any(given.values()):
             raise ValueError(
-                "Only models of many languages, such as M2M100, take source_language and "
-                "target_language. Received: a model that translates what it was trained for."
+                "Only multilingual models, such as M2M100, accept source_language and "
+                "target_language. Received: a model of one pair of languages."
             )
         return tokenizer, target_tokenizer
     sides = zip(given.items(), (tokenizer, target_tokenizer or tokenizer), strict=True)
@@ -39,10 +39,10 @@ def in_languages(tokenizer, target_tokenizer, config, source_language=None, targ
 
 
 def check_language(tokenizer):
-    """Refuses a tokenizer of many languages without a language, which no model was trained for."""
+    """Refuses a multilingual tokenizer without a language, for which no model was trained."""
     if _languages(tokenizer) and tokenizer.language is None:
         raise ValueError(
-            "A tokenizer of many languages needs one: tokenizer.with_language(name), one of "
+            "A multilingual tokenizer needs a language: tokenizer.with_language(name), one of "
             f"{', '.join(_languages(tokenizer))}."
         )
 

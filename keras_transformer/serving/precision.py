@@ -10,15 +10,15 @@ def with_dtype(model, dtype):
     the disk space and memory; its softmax, log-probabilities and logits stay float32.
 
     Args:
-        model: a functional Keras model whose layers take `dtype`.
-        dtype: of weights and computation, "float32" or "bfloat16".
+        model: a functional Keras model whose layers accept `dtype`.
+        dtype: dtype of weights and computation, "float32" or "bfloat16".
 
     Returns:
         A model of the same class with the same layer names, not compiled; the original is
         unchanged.
 
     Raises:
-        ValueError: if `dtype` is another.
+        ValueError: if `dtype` is neither of these.
 
     Examples:
         >>> inputs = keras.Input((3,))

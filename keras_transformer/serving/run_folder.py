@@ -1,4 +1,4 @@
-"""Reads the results of a training from its run folder: settings, tokenizer, labels, model."""
+"""Reads the results of training from a run folder: settings, tokenizer, labels, model."""
 
 import json
 import pathlib
@@ -16,12 +16,12 @@ AGAIN = "Run its training command again to recreate the file."
 class RunFolder:
     """The folder of a run, read only.
 
-    It holds config.json, tokenizer.model and, once the training has finished, model.keras; for a
-    classifier also labels.json. checksums.npz tells whether the tokenizer is still the one of the
-    training.
+    It holds config.json, tokenizer.model and, once training has finished, model.keras; for a
+    classifier also labels.json. checksums.npz shows whether the tokenizer is still the one that
+    the model was trained with.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
 
     Examples:
         >>> RunFolder("no such folder").settings()
@@ -71,16 +71,16 @@ class RunFolder:
 
         Raises:
             ValueError: if the folder does not hold a run, or the file is missing, damaged or not
-                the one of the training.
+                the one that the model was trained with.
         """
         self.check()
         return self._tokenizer(self.tokenizer_file)
 
     def target_tokenizer(self):
-        """That of the target of a converted model; None if both sides have one tokenizer.
+        """The target tokenizer of a converted model; None if both sides share one.
 
         Raises:
-            ValueError: as of `tokenizer`.
+            ValueError: as for `tokenizer`.
         """
         self.check()
         has_one = "target_tokenizer" not in self.checksums()
@@ -105,7 +105,7 @@ class RunFolder:
                 trained.
 
         Raises:
-            ValueError: if the training has not finished, or the file is damaged.
+            ValueError: if training has not finished, or the file is damaged.
         """
         self.check()
         if not self.model_file.exists():

@@ -18,9 +18,9 @@ class SearchSettings:
         max_source_length: source limit in tokens, end token included, at least 2; longer sources
             are truncated.
         max_target_length: translation limit in tokens, end token included, at least 2.
-        scoring: "gnmt", "huggingface" or "huggingface_early_stopping", as of
-            `decoding.beam_search`; with the latter two a translation may be as long as
-            `max_target_length`, not about twice its source.
+        scoring: "gnmt", "huggingface" or "huggingface_early_stopping", as in
+            `decoding.beam_search`; with the latter two a translation may be up to
+            `max_target_length` long, not only about twice its source.
 
     Raises:
         ValueError: if a setting is out of range.
@@ -70,7 +70,7 @@ class SamplingSettings:
     Args:
         context: limit of prompt and continuation together, in tokens, at least 2.
         max_tokens: length of the continuations of `serving_default`, in tokens, below `context`.
-        temperature: of `serving_default`; near 0 takes the most likely token.
+        temperature: of `serving_default`; near 0 chooses the most likely token.
         empty_prompt: text that replaces an empty prompt, at least one token.
 
     Raises:

@@ -22,7 +22,7 @@ class TextModel:
         model: the Keras model, or the functions it was built from.
         tokenizer: splits the input texts into tokens.
         module: what `export` publishes; its `endpoints` are the signatures of the SavedModel.
-        compiled_module: what answers in Python in its place, compiled by XLA; or None.
+        compiled_module: the module, compiled by XLA, that answers from Python instead; or None.
     """
 
     def __init__(self, model, tokenizer, module, compiled_module=None):

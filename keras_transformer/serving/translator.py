@@ -47,16 +47,16 @@ class Translator(TextModel):
 
     Args:
         model: of `kt.translation`, as built or reloaded; or `TranslatorFunctions`.
-        tokenizer: splits sources into tokens; of a model of many languages one with a `language`.
-        target_tokenizer: joins translations; defaults to `tokenizer`. With a `language` every
+        tokenizer: splits sources into tokens; for a multilingual model, one with a `language`.
+        target_tokenizer: joins translations; defaults to `tokenizer`. With a `language`, every
             translation begins with its token.
-        settings: of the search; defaults to `SearchSettings()`.
-        cache: of keys and values in decoding: "growing", "static" for one that XLA compiles, or
-            "auto", static where TensorFlow sees a GPU. Exports always have one that grows.
+        settings: settings of the search; defaults to `SearchSettings()`.
+        cache: the cache of keys and values in decoding: "growing"; "static", for a search that XLA
+            compiles; or "auto", static if TensorFlow sees a GPU. Exports always use a growing one.
 
     Raises:
         ValueError: if the model is of another kind, has fewer ids than a tokenizer, or has no
-            static cache; if a tokenizer knows languages and has none.
+            static cache; or if a multilingual tokenizer has no language.
 
     Examples:
         >>> import keras_transformer as kt
@@ -93,10 +93,10 @@ class Translator(TextModel):
             num_beams: beams of the search; defaults to those of the run.
             length_penalty: exponent of the length penalty; defaults to that of the run.
             dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
-            cache: as of `Translator`.
-            source_language: of a model of many languages, to translate from, e.g. "en"; defaults
-                to that of the run.
-            target_language: to translate to.
+            cache: as for `Translator`.
+            source_language: for a multilingual model, the language to translate from, e.g. "en";
+                defaults to the run's.
+            target_language: likewise the language to translate to.
 
         Returns:
             A `Translator`.

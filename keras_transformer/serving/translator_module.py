@@ -140,7 +140,7 @@ class TranslatorModule(ServedModule):
         }
 
     def tokenize(self, text):
-        """The tokens of sources, as `encode` and `logits` take them.
+        """The tokens of sources, as `encode` and `logits` expect them.
 
         Args:
             text: (batch,) strings.
@@ -220,7 +220,7 @@ class TranslatorModule(ServedModule):
         return ids, lengths > room, lengths == int(self.has_source_language)
 
     def _limits(self, source_ids, is_empty):
-        """The length limit of each translation: about twice its source, or as others have it."""
+        """The length limit of each translation: about twice its source, or Hugging Face's."""
         longest = self.settings.max_target_length
         if self.settings.scoring != "gnmt":
             return tf.where(is_empty, 1, longest)

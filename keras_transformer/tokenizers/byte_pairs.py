@@ -1,10 +1,10 @@
-"""The byte-level byte pairs of GPT-2: every text comes back as it was, spaces and breaks too.
+"""The byte-level byte pairs of GPT-2, which restore every text exactly, including white space.
 
-TensorFlow's string operations cut a text into words and its bytes into characters, and
-tensorflow-text merges these by a SentencePiece model made of the vocabulary: the same
-operations in training and in what is served. KerasHub's tokenizer is not used: outside of a
-graph it cuts no words, so that other ids come out than inside. Hugging Face's `tokenizers`
-learns new pairs; it is imported only here.
+TensorFlow's string operations split a text into words and its bytes into characters, and
+tensorflow-text merges these with a SentencePiece model made from the vocabulary: training and
+serving use the same operations. KerasHub's tokenizer is not used: outside a graph it does not
+split words, so it gives different ids than inside. Hugging Face's `tokenizers` learns new pairs;
+it is imported only here.
 """
 
 import json
@@ -43,26 +43,26 @@ _BYTES = {chr(character): byte for byte, character in enumerate(_CHARACTERS)}
 
 
 class BytePairTokenizer(tf.Module):
-    """Cuts texts into byte pairs and joins them again, without any normalisation.
+    """Splits texts into byte pairs and joins them again, without any normalisation.
 
     Its methods may be called inside a `tf.function`, a tf.data pipeline or an exported
-    signature. The ids are those of the vocabulary: GPT-2's, as released, or of
+    signature. The ids are those of the vocabulary: GPT-2's, as released, or those of
     `train_byte_pairs`, which begin with pad 0, unknown 1, start 2, end 3. "<|endoftext|>"
-    in a text is that one piece, if the vocabulary has it.
+    in a text is a single piece, if the vocabulary has it.
 
     Source: Radford et al. 2019, section 2.2
     (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf).
 
     Args:
         vocabulary: id of each piece, as in GPT-2's `vocab.json`.
-        merges: pairs of pieces, a space between them, the first one first, as in its
+        merges: pairs of pieces separated by a space, the first merge first, as in its
             `merges.txt`.
-        first_id: what is added to all ids; 4 leaves room for pad, unknown, start and end,
-            as batches and `serving.Generator` need it, where the vocabulary has none.
+        first_id: number added to all ids; 4 leaves room for pad, unknown, start and end, which
+            batches and `serving.Generator` need, if the vocabulary does not have them.
 
     Attributes:
-        control_ids: those that stand for no text, such as the end of one.
-        end_of_text_id: of "<|endoftext|>" in the vocabulary, without `first_id`, or None.
+        control_ids: ids that stand for no text, such as the end.
+        end_of_text_id: id of "<|endoftext|>" in the vocabulary, without `first_id`, or None.
 
     Raises:
         ValueError: if the ids are not 0, 1, 2 and so on, or a byte has no piece.
@@ -242,7 +242,7 @@ def _merging_model(pieces, merges):
 
 
 def train_byte_pairs(texts: Iterable[str], vocabulary_size: int) -> BytePairTokenizer:
-    """Learns byte pairs from texts, in the way of GPT-2.
+    """Learns byte pairs from texts, as GPT-2 does.
 
     Args:
         texts: the texts, of any length.

@@ -1,4 +1,4 @@
-"""The only place of the tokenizers that uses what tensorflow-text and TensorFlow do not promise."""
+"""The only file of `tokenizers/` that uses what tensorflow-text and TensorFlow do not promise."""
 
 import hashlib
 
@@ -9,10 +9,10 @@ import tensorflow_text
 def lasting_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
     """tensorflow-text's tokenizer of a SentencePiece model, which outlives its kernel.
 
-    A model in memory belongs to the kernel which made it, and every
-    `keras.utils.set_random_seed` or `tf.random.set_seed` throws the kernels away: from then on
-    the tokenizer would fail with `Resource localhost/_0_SentencepieceOp does not exist`.
-    One with a name stays.
+    A model in memory belongs to the kernel that created it, and every
+    `keras.utils.set_random_seed` or `tf.random.set_seed` discards the kernels: from then on the
+    tokenizer would fail with `Resource localhost/_0_SentencepieceOp does not exist`. A model with
+    a name survives.
 
     Relies on the tokenizer's attribute `_model_resource`.
     """
@@ -30,7 +30,7 @@ class _NamedModel(tf.saved_model.experimental.TrackableResource):
     def __init__(self, model: bytes):
         super().__init__()
         self._model = model
-        _ = self.resource_handle  # made now: first made inside a graph, it would belong to it
+        _ = self.resource_handle  # created now, because inside a graph it would belong to the graph
 
     def _create_resource(self):
         from tensorflow_text.python.ops import sentencepiece_tokenizer

@@ -11,7 +11,7 @@ def load_tokenizer(path):
     """Loads the tokenizer that `save` wrote to a file, whatever its kind.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Returns:
         A `SentencePieceTokenizer`, `BytePairTokenizer`, `WordPieceTokenizer` or `SymbolTokenizer`.

@@ -1,9 +1,9 @@
 """Text to integer pieces and back, with a byte-pair vocabulary learned from text.
 
-The vocabulary is trained by the `sentencepiece` package and applied by
-tensorflow-text, in the tf.data pipeline and in the served graph alike, so both
-see the same pieces. Byte fallback spells what the vocabulary lacks as bytes:
-no input is ever unknown, and every character survives the way there and back.
+The `sentencepiece` package trains the vocabulary, and tensorflow-text applies it, both in the
+tf.data pipeline and in the served graph, so both see the same pieces. Byte fallback spells
+characters outside the vocabulary as bytes: no input is ever unknown, and every character survives
+the round trip.
 """
 
 import functools
@@ -23,7 +23,7 @@ PAD_ID, UNKNOWN_ID, START_ID, END_ID = 0, 1, 2, 3
 CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
 
 # Characters beyond this share of the text (a stray Greek letter in English) are left to byte
-# fallback instead of taking a row of the vocabulary each.
+# fallback instead of each using a row of the vocabulary.
 _CHARACTER_COVERAGE = 0.9999
 
 _TRAINER_OPTIONS = {
@@ -41,21 +41,21 @@ _TRAINER_OPTIONS = {
 
 
 class SentencePieceTokenizer(tf.Module):
-    """Cuts texts into the pieces of a SentencePiece model and joins them again.
+    """Splits texts into the pieces of a SentencePiece model and joins them again.
 
-    A `tf.Module`: assigned to an attribute of another module it is tracked, and
-    its methods may be called inside a `tf.function`, a tf.data pipeline or an
-    exported signature. Ids: pad 0, unknown 1, start 2, end 3, then 256 bytes
-    (<0x00> to <0xFF>), then pieces of text; or, in a vocabulary of words, those.
+    It is a `tf.Module`: it is tracked if it is assigned to an attribute of another module, and
+    its methods may be called inside a `tf.function`, a tf.data pipeline or an exported
+    signature. Ids: pad 0, unknown 1, start 2, end 3, then 256 bytes (<0x00> to <0xFF>), then
+    pieces of text; or, in a vocabulary of words, the words.
 
     Args:
-        model: the serialised SentencePiece model, as `train_sentencepiece` makes it.
-            Pieces beyond the vocabulary size that it names become unknown.
+        model: the serialised SentencePiece model, as from `train_sentencepiece`. Pieces beyond
+            the vocabulary size that it states become unknown.
         language: one of `languages`, whose token `tokenize` puts before every text; None for none.
 
     Raises:
-        ValueError: if `model` is not a SentencePiece model or its first ids are
-            not pad, unknown, start, end; if it has no such language.
+        ValueError: if `model` is not a SentencePiece model, its first ids are not pad, unknown,
+            start, end, or it has no such language.
 
     Examples:
         >>> tokenizer = train_sentencepiece(["ab abc", "abc ab"], vocabulary_size=267)
@@ -89,9 +89,9 @@ class SentencePieceTokenizer(tf.Module):
 
     @functools.cached_property
     def languages(self) -> dict[str, int]:
-        """The ids of the tokens that stand for a language, as "en" of M2M100, "eng_Latn" of NLLB.
+        """The ids of language tokens, such as "en" of M2M100 or "eng_Latn" of NLLB.
 
-        They are in no text, and joined texts leave them out.
+        They never occur in texts, and joined texts leave them out.
         """
         pieces = sentencepiece_format.Model.FromString(self.model).pieces
         names = {
@@ -102,7 +102,7 @@ class SentencePieceTokenizer(tf.Module):
         return {name: i for i, name in names.items() if i > END_ID and not name.startswith("<")}
 
     def with_language(self, language: str | None) -> "SentencePieceTokenizer":
-        """The same tokenizer with another language, as of the argument `language`."""
+        """The same tokenizer with another value of the argument `language`."""
         return self if language == self.language else type(self)(self.model, language)
 
     def tokenize(self, texts) -> tf.RaggedTensor:
@@ -123,9 +123,8 @@ class SentencePieceTokenizer(tf.Module):
     def detokenize(self, ids) -> tf.Tensor:
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings.
 
-        Pad, start, end and ids outside of the vocabulary are left out, so any
-        integers are welcome. An incomplete sequence of bytes becomes U+FFFD:
-        the answer is always valid UTF-8.
+        Pad, start, end and ids outside the vocabulary are left out, so any integers are allowed.
+        An incomplete sequence of bytes becomes U+FFFD: the result is always valid UTF-8.
         """
         ids = tf.cast(ids, tf.int32)
         is_text = (ids > END_ID) & (ids < self.vocabulary_size)
@@ -153,18 +152,18 @@ def train_sentencepiece(
 ) -> SentencePieceTokenizer:
     """Learns a vocabulary from text; the same text gives the same vocabulary.
 
-    Pieces are byte pairs, after which nothing is unknown and nothing but spaces is lost.
-    Words are what stands between spaces and punctuation, in lower case and the most frequent
-    ones only: for classifying, not for writing.
+    With pieces, byte pairs, nothing is unknown and nothing except spaces is lost. Words are
+    separated by spaces and punctuation, in lower case, and only the most frequent ones are kept:
+    use them to classify, not to generate.
 
     Source: Sennrich et al. 2016, section 3.2 (https://arxiv.org/abs/1508.07909),
     in the SentencePiece form of Kudo and Richardson 2018.
 
     Args:
-        sentences: the text, a sentence an element. For a joint vocabulary of two
-            languages give the sentences of both.
-        vocabulary_size: number of ids, of which 260 are control ids and bytes; of words at
-            most so many, 4 of them control ids.
+        sentences: the text, one sentence per element. For a joint vocabulary of two languages,
+            pass the sentences of both.
+        vocabulary_size: number of ids, of which 260 are control ids and bytes; for words the
+            maximum, including 4 control ids.
         tokens: "pieces" or "words".
 
     Returns:
@@ -190,7 +189,7 @@ def train_sentencepiece(
             model_writer=model,
             vocab_size=vocabulary_size,
             character_coverage=_CHARACTER_COVERAGE,
-            max_sentence_length=2**20,  # bytes; what is longer would not be learned from
+            max_sentence_length=2**20,  # bytes; longer sentences would be ignored
             **_TRAINER_OPTIONS[tokens],
             pad_id=PAD_ID,
             unk_id=UNKNOWN_ID,
@@ -216,7 +215,7 @@ def as_texts(texts) -> tf.Tensor:
 
 
 def check_texts(texts):
-    """Refuses a string where texts to learn from are wanted: it would be one a letter."""
+    """Refuses a string in place of texts to learn from: each letter would be one text."""
     if isinstance(texts, (str, bytes)):
         raise ValueError(
             "A vocabulary is learned from several texts, such as a list of strings. "
@@ -225,13 +224,13 @@ def check_texts(texts):
 
 
 def _words_only(texts):
-    """The texts with a space for all that is no letter, mark, digit or apostrophe."""
+    """Replaces everything but letters, marks, digits and apostrophes by spaces."""
     texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")  # mends what is not UTF-8
     return tf.strings.regex_replace(texts, r"[^\pL\pM\pN']+", " ")
 
 
 def _explain(message: str, vocabulary_size: int) -> str:
-    """One clear line for what the SentencePiece trainer refuses."""
+    """Turns a refusal of the SentencePiece trainer into one clear line."""
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return "A vocabulary needs text to learn from. Received: no sentence with any text."
     if most := re.search(r"set it to a value <= (\d+)", message):

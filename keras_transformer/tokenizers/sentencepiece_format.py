@@ -1,7 +1,7 @@
 """The fields of a SentencePiece model file that are read or written here, on any protobuf.
 
-The `sentencepiece` package has a module of all fields, but that of version 0.2.3 cannot be
-imported with a protobuf before 7.36, and does not tell pip so.
+The `sentencepiece` package has a module of all fields, but version 0.2.3's cannot be imported with
+a protobuf older than 7.36, a requirement that the package does not declare to pip.
 
 Source: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """

@@ -1,4 +1,4 @@
-"""Vocabularies that lose nothing: every character, or every byte, of a text is a token."""
+"""Lossless vocabularies: every character, or every byte, of a text is a token."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ _FIRST_ID = END_ID + 1
 
 
 class SymbolTokenizer(tf.Module):
-    """Cuts texts into characters or bytes and joins them again, without any normalisation.
+    """Splits texts into characters or bytes and joins them again, without any normalisation.
 
     Its methods may be called inside a `tf.function`, a tf.data pipeline or an exported
     signature. Ids: pad 0, unknown 1, start 2, end 3, then the symbols.
@@ -63,8 +63,8 @@ class SymbolTokenizer(tf.Module):
     def detokenize(self, ids) -> tf.Tensor:
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings.
 
-        Pad, start, end and ids outside of the vocabulary are left out, so any integers are
-        welcome; an unknown character, and bytes that are not UTF-8, become U+FFFD.
+        Pad, start, end and ids outside the vocabulary are left out, so any integers are allowed;
+        an unknown character, and bytes that are not UTF-8, become U+FFFD.
         """
         ids = tf.cast(ids, tf.int32)
         is_text = (ids >= _FIRST_ID) & (ids < self.vocabulary_size)

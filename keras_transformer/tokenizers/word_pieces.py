@@ -1,10 +1,10 @@
-"""Text to the word pieces of BERT and back, with a vocabulary of one piece a line.
+"""Text to the word pieces of BERT and back, with a vocabulary of one piece per line.
 
-The text is cleaned and cut into words by TensorFlow's own string operations, in the order
-and with the character classes of the released tokenizer; tensorflow-text then cuts each word
-into its pieces. tensorflow-text's own BERT tokenizers are not used as a whole: when they
-lower the case they also fold "ß" to "ss" and "½" to "1/2", which the released vocabularies
-never saw, and to them a word of 34 Thai letters, 102 bytes, is too long to be known.
+TensorFlow's string operations clean the text and split it into words, in the order and with the
+character classes of the released tokenizer; tensorflow-text then splits each word into its pieces.
+tensorflow-text's own BERT tokenizers are not used as a whole: with lower case they also fold "ß"
+to "ss" and "½" to "1/2", which the released vocabularies never saw, and they treat a word of 34
+Thai letters, 102 bytes, as too long to be known.
 """
 
 import collections
@@ -40,7 +40,7 @@ _CHARACTER_COVERAGE = 0.9999
 
 
 class WordPieceTokenizer(tf.Module):
-    """Cuts texts into words and each word, greedily, into the longest pieces known.
+    """Splits texts into words and each word, greedily, into the longest known pieces.
 
     A `tf.Module` without resources: its methods may be called inside a `tf.function`, a
     tf.data pipeline or an exported signature. A word that cannot be spelled in pieces, or is
@@ -54,17 +54,17 @@ class WordPieceTokenizer(tf.Module):
     Args:
         pieces: the vocabulary in the order of its ids. A piece that does not begin a word
             is written with "##" before it.
-        lowercase: whether the vocabulary is uncased: letters are made small and lose
-            their accents before they are looked up.
+        lowercase: whether the vocabulary is uncased: letters are lower-cased and lose their
+            accents before they are looked up.
 
     Attributes:
         lowercase: as given.
-        pad_id, unknown_id, class_id, separator_id, mask_id: where the vocabulary has [PAD],
-            [UNK], [CLS], [SEP] and [MASK].
+        pad_id, unknown_id, class_id, separator_id, mask_id: the ids of [PAD], [UNK], [CLS],
+            [SEP] and [MASK].
 
     Raises:
         ValueError: if a piece occurs twice, a special piece is missing, or [PAD] is not the
-            first, since the models here take id 0 for padding.
+            first piece, because the models here pad with id 0.
 
     Examples:
         >>> special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -113,7 +113,7 @@ class WordPieceTokenizer(tf.Module):
     def detokenize(self, ids) -> tf.Tensor:
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings of spaced words.
 
-        Special ids but that of [UNK], and ids outside of the vocabulary, are left out.
+        Special ids except that of [UNK], and ids outside the vocabulary, are left out.
         """
         ids = tf.cast(ids, tf.int32)
         ids = ids if isinstance(ids, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(ids)
@@ -130,14 +130,14 @@ class WordPieceTokenizer(tf.Module):
         return [self._pieces[int(token_id)] for token_id in ids]
 
     def save(self, path) -> None:
-        """Writes the vocabulary as text, one piece a line; a reader never sees half of it."""
+        """Writes the vocabulary as text, one piece per line; a reader never sees half of it."""
         lines = "".join(f"{piece}\n" for piece in self._pieces)
         with whole(path) as draft:
             draft.write_text(lines, "utf-8", newline="\n")
 
     @classmethod
     def load(cls, path, lowercase: bool | None = None) -> "WordPieceTokenizer":
-        """Reads what `save` wrote or a released vocab.txt; if not told, cased by its capitals."""
+        """Reads what `save` wrote or a released vocab.txt; by default cased if it has capitals."""
         lines = pathlib.Path(path).read_bytes().decode("utf-8").split("\n")
         pieces = [line.removesuffix("\r") for line in lines]
         pieces = pieces[:-1] if pieces[-1] == "" else pieces
@@ -147,13 +147,13 @@ class WordPieceTokenizer(tf.Module):
 
 
 def split_words(texts, lowercase: bool = True) -> tf.RaggedTensor:
-    """Cleans texts and cuts them into words, punctuation marks and Chinese characters.
+    """Cleans texts and splits them into words, punctuation marks and Chinese characters.
 
     Control characters and invalid UTF-8 are left out.
 
     Args:
         texts: strings, (batch,).
-        lowercase: whether letters are made small and lose their accents.
+        lowercase: whether letters are lower-cased and lose their accents.
 
     Returns:
         Strings, (batch, None).
@@ -181,8 +181,8 @@ def train_word_pieces(
     The trainer of the paper was never released. Here, as in most of today's tools, pieces are
     the merges of byte-pair encoding (Sennrich et al. 2016,
     https://arxiv.org/abs/1508.07909), learned by the `sentencepiece` package from the words
-    of `split_words`. Each character gets a piece that begins a word, and one that goes on with
-    a word if it is seen there.
+    of `split_words`. Each character gets a piece that begins a word, and, if it occurs inside
+    words, one that continues a word.
 
     Args:
         sentences: the text, in parts of any length.
@@ -272,7 +272,7 @@ def _check_pieces(pieces):
         )
     if pieces[0] != PAD:
         raise ValueError(
-            f"The first piece must be {PAD}: the models take id 0 for padding. "
+            f"The first piece must be {PAD}, because the models pad with id 0. "
             f"Received: {pieces[0]!r} as first piece."
         )
     twice = [piece for piece, count in collections.Counter(pieces).items() if count > 1]

@@ -168,7 +168,7 @@ def test_a_run_translates_as_theirs_does_and_is_exported(folder, converted, tmp_
     assert other(texts) != expected
     with pytest.raises(ValueError, match=r"target_language must be one of .*Received: xx\."):
         Translator.load(run, target_language="xx")
-    with pytest.raises(ValueError, match="many languages needs one"):
+    with pytest.raises(ValueError, match="A multilingual tokenizer needs a language"):
         Translator(translator.model, converted.tokenizer)
 
 

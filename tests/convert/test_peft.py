@@ -28,7 +28,7 @@ TINY = {"vocabulary_size": 11, **BLOCKS}
 IDS = RANDOM.integers(0, 11, (3, 5)).astype("int32")
 # Peft asks transformers in words that are about to go.
 of_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-pytestmark = pytest.mark.filterwarnings("ignore:What is written is not checked")
+pytestmark = pytest.mark.filterwarnings("ignore:The output is not checked")
 TARGETS = ("query_key_value", "output", "widen", "narrow")
 
 
@@ -63,7 +63,7 @@ def test_mistakes_are_told(tmp_path):
     with pytest.raises(ConversionError, match=r"must hold adapter_config.json and adapter_model"):
         read_peft(model, tmp_path, "gpt2")
     lora = write_peft(kt.add_lora(model, 2, targets=TARGETS), tmp_path / "lora", "gpt2")
-    with pytest.raises(ConversionError, match="exists already"):
+    with pytest.raises(ConversionError, match="already exists"):
         write_peft(kt.add_lora(model, 2, targets=TARGETS), lora, "gpt2")
     shallow = kt.gpt2(max_sequence_length=9, **{**TINY, "num_layers": 1})
     with pytest.raises(ConversionError, match=r"tunes a layer that this model does not have: h\.1"):

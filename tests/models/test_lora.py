@@ -169,7 +169,7 @@ def test_mistakes_are_told(arguments, expected):
 
 def test_adding_twice_and_merging_nothing_are_refused():
     model = kt.language_model(11, **SMALL)
-    with pytest.raises(ValueError, match="must have LoRA, as of add_lora"):
+    with pytest.raises(ValueError, match="must have LoRA, from add_lora"):
         kt.merge_lora(model)
     with pytest.raises(ValueError, match="Call merge_lora first"):
         kt.add_lora(kt.add_lora(model))

@@ -88,7 +88,7 @@ def test_a_trained_run_is_served(trained, tmp_path, capsys):
 def test_the_same_command_finds_the_trained_run(trained, capsys):
     folder, flags, _ = trained
     classification.main([*flags, "--run", str(folder / "run")])
-    assert "is trained already: nothing to do." in capsys.readouterr().out
+    assert "is already trained: nothing to do." in capsys.readouterr().out
 
 
 def test_a_run_without_progress_stops_and_stays_stopped(tmp_path):

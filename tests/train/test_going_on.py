@@ -102,7 +102,7 @@ def test_other_changes_are_refused_in_a_line(change, tmp_path):
 def test_nothing_of_a_finished_run_changes(tmp_path):
     run = folder_of(tmp_path / "run", TranslationConfig(), finished=True)
     assert run.holds(run.config())
-    expected = "run is trained already: its settings can no longer change.*--peak-rate was 0.001"
+    expected = "run is already trained: its settings can no longer change.*--peak-rate was 0.001"
     with pytest.raises(ValueError, match=expected):
         run.holds(dataclasses.replace(run.config(), peak_rate=0.5))
 
@@ -179,7 +179,7 @@ def test_bleu_may_be_measured_later_and_no_more(text, tmp_path, capsys):
     run = Run(tmp_path / "run", TranslationConfig)
     flags = [*text, *SETTINGS, "--run", str(run.path)]
     translation.main([*flags, "--steps=1"])
-    steps = int(re.search(r"(\d+) an epoch", capsys.readouterr().out)[1])
+    steps = int(re.search(r"(\d+) per epoch", capsys.readouterr().out)[1])
     for epochs, bleu_every in ((1, 0), (2, 1), (3, 0)):
         run.model_file.unlink()  # as if stopped just before its end
         translation.main([*flags, f"--steps={epochs * steps}", f"--bleu-every={bleu_every}"])

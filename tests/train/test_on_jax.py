@@ -76,7 +76,7 @@ def test_a_stopped_run_goes_on_to_bit_identical_weights(text, whole, tmp_path, n
 def test_a_run_is_measured_used_and_exported_under_tensorflow(text, whole, tmp_path, capsys):
     run = ["--run", str(whole)]
     translation.main([*text, *SETTINGS, f"--steps={STEPS}", *run])
-    assert "trained already" in capsys.readouterr().out
+    assert "already trained" in capsys.readouterr().out
     assert (whole / "attention.html").exists()
     sides = [f"--source={text[3]}", f"--target={text[7]}"]
     translation.main(["evaluate", *run, *sides])
@@ -146,10 +146,10 @@ def test_every_command_gives_the_numbers_of_tensorflow(trainer, flags, devices, 
     [
         (
             ["evaluate", "--run=none", "--source=none", "--target=none"],
-            "`evaluate` needs TensorFlow, also for a run that was trained on JAX: set "
+            "`evaluate` needs TensorFlow, even for a run trained on JAX: set "
             "KERAS_BACKEND=tensorflow. Received: jax.",
         ),
-        (["--run=none", "--bleu-every=1"], "--bleu-every needs TensorFlow, which decodes."),
+        (["--run=none", "--bleu-every=1"], "--bleu-every needs TensorFlow, because it decodes."),
         (["--run=none", "--dtype=mixed_float16"], "--dtype must be float32 or mixed_bfloat16."),
         (["--run=none", "--strategy=multiworker"], "--strategy multiworker needs TensorFlow."),
         (["--run=none", *TWO, "--model-parallel=3"], "--model-parallel 3, 2 devices."),

@@ -131,12 +131,12 @@ def check_that_it_ends_well(runs, expected, run, kind, file, how, capsys):
     except (ValueError, OSError) as error:
         assert "\n" not in str(error)
         assert file in str(error) or (file == "config.json" and str(run) in str(error))
-        assert file == "config.json", f"all else can be made again: {error}"
+        assert file == "config.json", f"all else can be rebuilt: {error}"
         return
     printed = capsys.readouterr().out
     averaged = [3, 6, 9, 11][-AVERAGE:]
     mean = ", ".join(map(str, averaged))
-    if f"steps {mean}." in printed or "trained already" in printed:
+    if f"steps {mean}." in printed or "already trained" in printed:
         assert_same_model(run, expected, f"{file} {how}")
     else:  # one of those to be averaged could not be had again
         assert file.startswith("checkpoints/") and file != "checkpoints/step-3.npz"
@@ -167,7 +167,8 @@ def test_tokens_are_made_again_only_from_the_same_text(runs, tmp_path):
         damage(run / file, "cut off", random.Random(3))
         before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         with pytest.raises(
-            ValueError, match=rf"{file} is damaged.*cannot be made again, since the text is no long"
+            ValueError,
+            match=rf"{file} is damaged.*cannot be rebuilt, because the text is no longer",
         ):
             train_small(run, text=7)
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
@@ -193,7 +194,7 @@ def test_a_damaged_model_without_checkpoints_is_not_trained_anew(runs, tmp_path)
     run = shutil.copytree(runs / "finished", tmp_path / "run")
     damage(run / "model.keras", "cut off", random.Random(3))
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(ValueError, match=r"no checkpoint to make it from again. Delete it to"):
+    with pytest.raises(ValueError, match=r"no checkpoint to rebuild it from. Delete it to"):
         train_small(run)
 
 

@@ -134,7 +134,11 @@ def test_a_choice_is_checked_with_the_numbers(command, tmp_path, capsys):
             "must be 1 with --model transformer_xl.*Received: 2",
         ),
         ("classification", "--tokens=pieces --vocabulary-size=260", "at least 261.*Received: 260"),
-        ("classification", "--from-scratch", "give both"),
+        (
+            "classification",
+            "--from-scratch",
+            "--from-scratch needs --pretrained, which it compares with.",
+        ),
         ("classification", "--pretrained=no --size=former", "Received: --size former"),
         ("pretraining", "--max-length=9 --positions=8", "at most --positions.*9 and 8"),
         ("pretraining", "--label-smoothing=0.1", "--label-smoothing must be 0"),

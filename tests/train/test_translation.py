@@ -89,7 +89,7 @@ def test_a_finished_run_is_not_trained_again(text, trained, capsys):
     before = (trained / "model.keras").read_bytes()
     arguments = [*text, *SETTINGS, "--steps=11", "--bleu-every=2", "--run", str(trained)]
     translation.main(arguments)
-    assert "trained already" in capsys.readouterr().out
+    assert "already trained" in capsys.readouterr().out
     assert (trained / "model.keras").read_bytes() == before
 
 

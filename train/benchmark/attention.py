@@ -27,12 +27,12 @@ WARM_UP_LENGTH = 7
 
 
 def measure_attention(pattern, length, repeats):
-    """Runs one layer in a process of its own: memory that was used once is not given back.
+    """Runs one layer in a separate process, because used memory is not given back.
 
     Args:
-        pattern: of PATTERNS.
+        pattern: one of PATTERNS.
         length: tokens of a sequence.
-        repeats: passes of which the median is taken.
+        repeats: number of passes for the median.
 
     Returns:
         Dictionary of `seconds` of a training pass (outputs, then gradients of inputs and
@@ -47,7 +47,7 @@ def table(results):
     """Lines of text.
 
     Args:
-        results: what `measure_attention` returned, by (pattern, length); dense among them.
+        results: results of `measure_attention` by (pattern, length), including dense ones.
     """
     lines = [f"{'length':>6}  {'attention':9} {'ms':>8} {'of dense':>8} {'MB':>7} {'of dense':>8}"]
     for (pattern, length), result in results.items():
@@ -61,7 +61,7 @@ def table(results):
 
 
 def block_size(length):
-    """The highest power of two that is not above the square root of the length."""
+    """The highest power of two up to the square root of the length."""
     return 2 ** int(math.log2(length) / 2)
 
 

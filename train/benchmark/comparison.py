@@ -1,20 +1,20 @@
-"""Measures our training step and our decoding beside their peers, in one run.
+"""Compares our training step and our decoding with other libraries, in one run.
 
 Every engine (ours, each installed peer, and bare matrix products as the limit of the machine)
-runs in a process of its own that stays alive; they take turns, round after round. Read the
-ratios: the time an engine needed in a round divided by the time we needed. The table shows the
-median over the rounds and, in parentheses, the lowest and highest. Above 1, we are faster.
+runs in its own process, which stays alive; they take turns, round after round. Read the ratios:
+the time an engine needed in a round divided by our time. The table shows the median over the
+rounds and, in parentheses, the lowest and highest. Above 1, we are faster.
 
 "of products" compares a training step with the machine's limit: the time that its matrix products
-(forward, and two for the gradients) take by themselves, in the same shapes and dtype, in
-TensorFlow or PyTorch, whichever is faster, divided by the time of the step. GFLOP/s count 2·m·k·n
-for each of these products and nothing else.
+(forward, and two for the gradients) take alone, in the same shapes and dtype, in TensorFlow or
+PyTorch, whichever is faster, divided by the time of the step. GFLOP/s count 2·m·k·n for each of
+these products and nothing else.
 
-It measures one GPU if TensorFlow sees any, else the CPU. On a GPU the batches are larger, XLA and
-torch.compile fuse the training steps, and the dtype is bfloat16.
+If TensorFlow sees a GPU, the benchmark measures one, otherwise the CPU. On a GPU the batches are
+larger, XLA and torch.compile fuse the training steps, and the dtype is bfloat16.
 
 Run it on an idle machine. It skips peers that are not installed (`pip install -e '.[bench]'`
-installs them all), and takes about 15 minutes on two cores.
+installs all of them), and takes about 15 minutes on two cores.
 """
 
 import argparse
@@ -37,7 +37,7 @@ examples:
     python -m train.benchmark --train --size small --dtype bfloat16
     python -m train.benchmark --device gpu --train --json gpu.json
     python -m train.benchmark --scaling                         devices, workers, all-reduce
-    python -m train.benchmark --attention                       sparse attention beside dense
+    python -m train.benchmark --attention                       sparse and dense attention
     python -m train.benchmark --decode --decode-batch 1 --repeats 9 --json decoding.json
     python -m train.benchmark --size toy --decode-size toy --repeats 1 --steps 1
         a quick check that it runs; ignore its numbers
@@ -48,15 +48,15 @@ CHOICES = {
     "train": "training steps; measured together with --decode if neither is given",
     "decode": "decoding from an exported SavedModel",
     "scaling": "instead: one step on 1, 2 and 4 virtual devices and on 2 workers, the exact step "
-    "beside Keras's own, and an estimate for GPUs and hosts",
-    "attention": "instead: time and memory of a layer of sparse attention beside dense attention",
+    "compared with Keras's own, and an estimate for GPUs and hosts",
+    "attention": "instead: time and memory of a layer of sparse attention and of dense attention",
 }
 DTYPES = ["float32", "bfloat16"]
-DTYPE_HELP = "bfloat16 trains in mixed precision, and decodes with weights in bfloat16 beside int8"
+DTYPE_HELP = "bfloat16 trains in mixed precision, and compares decoding in bfloat16 with int8"
 
 
 def training_candidates(size, dtype, threads, device="cpu"):
-    """Who trains; ours first, the bare products last."""
+    """The engines that train; ours first, the bare products last."""
     workload = Workload(size, dtype, size.batch_size, threads, device, compiled=device == "gpu")
     return [
         Candidate("keras_transformer", training.ours_training, workload, "tensorflow"),
@@ -68,7 +68,7 @@ def training_candidates(size, dtype, threads, device="cpu"):
 
 
 def decoding_candidates(size, dtype, batch_size, threads, device="cpu"):
-    """Who decodes the same model: our SavedModel, and CTranslate2, on CPUs in int8 as well."""
+    """The engines that decode a model: our SavedModel, and CTranslate2, on CPUs also in int8."""
     ours = Workload(size, dtype, batch_size, threads, device)
     types = ["float32", "int8"] if dtype == "float32" else ["int8"]  # bfloat16 needs AMX there
     if device == "gpu":
@@ -88,7 +88,7 @@ def decoding_candidates(size, dtype, batch_size, threads, device="cpu"):
 
 
 def measurements(options):
-    """Yields (title, candidates, tokens a unit, flops a unit or None), one a table."""
+    """Yields (title, candidates, tokens per unit, flops per unit or None), one per table."""
     threads = options.threads
     for size_name in options.size if options.train else []:
         size = size_on(options.device, size_name)
@@ -96,7 +96,7 @@ def measurements(options):
             flops = products.training_flops(size)
             title = (
                 f"training, {size_name}: {describe(size)}, batch {size.batch_size} x "
-                f"{size.length}, {dtype}; ms a step of {flops / 1e9:.3g} GFLOP"
+                f"{size.length}, {dtype}; ms per step of {flops / 1e9:.3g} GFLOP"
             )
             candidates = training_candidates(size, dtype, threads, options.device)
             yield title, candidates, size.batch_size * size.length, flops
@@ -106,7 +106,7 @@ def measurements(options):
             title = (
                 f"decoding, {options.decode_size}: {describe(size)}, batch {batch_size}, beam "
                 f"{decoding.NUM_BEAMS}, {decoding.SOURCE_TOKENS} -> {decoding.OUTPUT_TOKENS} "
-                "tokens; ms a batch"
+                "tokens; ms per batch"
             )
             candidates = decoding_candidates(size, dtype, batch_size, threads, options.device)
             yield title, candidates, batch_size * decoding.OUTPUT_TOKENS, None
@@ -163,7 +163,7 @@ def parse(arguments):
         parser.add_argument(f"--{name}", action="store_true", help=text)
     add("--length", attention.LENGTHS, "tokens, with --attention", **several, **count)
     add("--size", ["small", "base"], "models to train", **several, choices=SIZES)
-    add("--decode-size", "base", "model that decodes", choices=SIZES)
+    add("--decode-size", "base", "model to decode with", choices=SIZES)
     add("--decode-batch", [32, 1], "sentences decoded at once", **several, **count)
     parser.add_argument(
         "--dtype",
@@ -174,11 +174,11 @@ def parse(arguments):
     parser.add_argument(
         "--device", choices=DEVICES, help="what to measure (default: gpu if there is one)"
     )
-    add("--repeats", 5, "rounds of each engine; trust no fewer than 5", **count)
+    add("--repeats", 5, "rounds per engine; do not trust fewer than 5", **count)
     add("--steps", 3, "training steps or decoded batches per round", **count)
     add("--threads", cores, "threads of each engine", **count)
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write every number of every round to it"
+        "--json", type=Path, metavar="FILE", help="file for all numbers of every round"
     )
     options = parser.parse_args(arguments)
     if not options.train and not options.decode:

@@ -1,7 +1,7 @@
 """What `train.benchmark` compares in decoding: our exported SavedModel and CTranslate2.
 
-All decode random sources with random weights, NUM_BEAMS beams, and exactly OUTPUT_TOKENS
-tokens a sentence: the model may not end it earlier.
+All decode random sources with random weights, NUM_BEAMS beams, and exactly OUTPUT_TOKENS tokens per
+sentence, because the model may not end a sentence earlier.
 """
 
 import functools
@@ -33,8 +33,7 @@ def ours_decoding(workload):
 def ctranslate2_decoding(workload):
     """CTranslate2 with the same model, written in its format and loaded again.
 
-    On a CPU each thread translates a part of a large batch, which is faster than threads that
-    share one.
+    On a CPU each thread translates part of a large batch, which is faster than sharing one batch.
     """
     import ctranslate2
 

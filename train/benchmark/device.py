@@ -9,16 +9,16 @@ DEVICES = ["cpu", "gpu"]
 
 
 def choose_device(wanted=None):
-    """What to measure, and its name if it is a GPU.
+    """The device to measure, and its name if it is a GPU.
 
     Args:
         wanted: "cpu", "gpu", or None for a GPU if TensorFlow sees one.
 
     Returns:
-        ("cpu", None), or "gpu" and what it is called.
+        ("cpu", None), or "gpu" and its name.
 
     Raises:
-        ValueError: if there is no GPU although one is wanted.
+        ValueError: if a GPU is wanted and there is none.
     """
     if wanted == "cpu":
         return "cpu", None
@@ -29,7 +29,7 @@ def choose_device(wanted=None):
     if wanted == "gpu":
         received = f"{len(gpus)} NVIDIA GPUs that TensorFlow does not see" if gpus else "none"
         raise ValueError(
-            "--device gpu needs an NVIDIA GPU that CUDA_VISIBLE_DEVICES shows, and "
+            "--device gpu needs an NVIDIA GPU that CUDA_VISIBLE_DEVICES does not hide, and "
             f"pip install -e '.[cuda]'. Received: {received}"
         )
     warn_of_idle_gpus()
@@ -37,7 +37,7 @@ def choose_device(wanted=None):
 
 
 def name_in_tensorflow():
-    """What TensorFlow calls its first GPU; None if it sees none. Takes no memory of the GPU."""
+    """TensorFlow's name of its first GPU; None if it sees none. Allocates no GPU memory."""
     with without_start_up_notes():
         import tensorflow as tf
 
@@ -48,5 +48,5 @@ def name_in_tensorflow():
 
 
 def first_gpu():
-    """CUDA_VISIBLE_DEVICES of a process that is to use one GPU."""
+    """CUDA_VISIBLE_DEVICES for a process that should use one GPU."""
     return visible_gpus(gpu_count(), os.environ)[0]

@@ -1,6 +1,6 @@
-"""What the benchmarks measure: engines, each made for a workload in a process of its own.
+"""What the benchmarks measure: engines, each created for a workload in its own process.
 
-Frameworks are imported inside of functions, so that a process has only the one that it needs.
+Frameworks are imported inside functions, so that a process has only the one that it needs.
 """
 
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""Starts a training on several workers: `python -m train.launch`."""
+"""Starts training on several workers: `python -m train.launch`."""

@@ -1,15 +1,16 @@
-"""Starts the workers of a training, and restarts all of them when one is lost.
+"""Starts several workers that train together, and restarts all of them when one is lost.
 
     python -m train.launch --workers 2 -- \\
         python -m train.translation --config multi30k --run runs/multi30k ...
 
 Every worker runs the same command, with an environment variable TF_CONFIG that lists them all. By
-default they are processes on this machine that talk over the loopback device and divide its GPUs
-among them (CUDA_VISIBLE_DEVICES); with --launcher ray (pip install -e '.[ray]'), Ray places them on
-the machines of its cluster.
+default they are processes on this machine that communicate over the loopback device and share its
+GPUs (CUDA_VISIBLE_DEVICES); with --launcher ray (pip install -e '.[ray]'), Ray places them on the
+machines of its cluster.
 
-Two exit codes of a worker are final: 2 means invalid arguments or data; 75, that it was told to
-stop and has saved its step. The launcher exits with the code of the first worker that failed, or 0.
+After two exit codes of a worker there is no restart: 2 means invalid arguments or data; 75 means
+that it was told to stop and has saved its step. The launcher exits with the code of the first
+worker that failed, or 0.
 """
 
 import argparse
@@ -30,11 +31,11 @@ class LaunchOptions:
     start_timeout: float = setting(300, "seconds for every worker to connect", gt=0)
     gpus_per_worker: int | None = setting(
         None,
-        "GPUs of each worker, 0 for none; default: this machine's GPUs divided equally, or one "
-        "of Ray's",
+        "GPUs per worker, 0 for none; default: an equal share of this machine's GPUs, or one of "
+        "Ray's",
         ge=0,
     )
-    launcher: Literal["local", "ray"] = setting("local", "who starts the workers")
+    launcher: Literal["local", "ray"] = setting("local", "what starts the workers")
 
 
 def main(arguments=None):

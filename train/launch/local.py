@@ -22,11 +22,11 @@ POLL_SECONDS = 0.1
 def run_here(command, count, restarts=3, start_timeout=300, gpus_per_worker=None):
     """Runs a command in `count` workers on this machine until all succeed.
 
-    The GPUs that this process may use are divided among the workers, by CUDA_VISIBLE_DEVICES.
+    The GPUs that this process may use are divided among the workers with CUDA_VISIBLE_DEVICES.
 
     Returns:
         The exit code: 0, or that of the first worker that failed, if restarting is no use or
-        `restarts` are used up.
+        all `restarts` are used up.
 
     Raises:
         ValueError: if there are GPUs, but too few for so many workers.
@@ -47,12 +47,12 @@ def run_here(command, count, restarts=3, start_timeout=300, gpus_per_worker=None
 
 
 class Workers:
-    """Processes on this machine that know each other by TF_CONFIG; all are killed on exit.
+    """Processes on this machine that find each other through TF_CONFIG; all are killed on exit.
 
     Args:
-        command: what each runs, a list.
-        count: how many there are.
-        gpus: ids of the GPUs of each, a list of lists; None to leave the environment alone.
+        command: the command that each runs, a list.
+        count: number of workers.
+        gpus: ids of the GPUs of each, a list of lists; None to leave the environment unchanged.
     """
 
     def __init__(self, command, count, gpus=None):
@@ -137,7 +137,7 @@ class Workers:
 
 
 def end_with_parent():
-    """In a new process on Linux: kills it when its parent dies, however that happens."""
+    """Called in a new process on Linux: kills it when its parent dies, for whatever reason."""
     if sys.platform == "linux":
         set_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)

@@ -12,14 +12,14 @@ FINAL_CODES = (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED)
 def run_on_ray(command, count, restarts, gpus_per_worker=None):
     """Runs a command in `count` workers of Ray's `TensorflowTrainer`.
 
-    Each is a process of its own with the TF_CONFIG that Ray has made, in the working directory of
-    this command, which must exist on all machines.
+    Each is a separate process with Ray's TF_CONFIG, in the working directory of this command, which
+    must exist on all machines.
 
     Args:
         command: a list.
-        count: of workers.
+        count: number of workers.
         restarts: how many times to restart all of them.
-        gpus_per_worker: GPUs of each; None for one if the cluster has any.
+        gpus_per_worker: number of GPUs of each; None for one if the cluster has any.
 
     Returns:
         The exit code of the workers: 0, or one after which restarting is no use.
@@ -72,15 +72,15 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None):
 
 
 def gpus_of_a_worker(machines, workers, wanted=None):
-    """How many GPUs to ask of Ray for each worker.
+    """The number of GPUs to request from Ray for each worker.
 
     Args:
-        machines: number of GPUs of each machine of the cluster.
-        workers: their number.
-        wanted: GPUs of a worker; None for one if there is any.
+        machines: number of GPUs in each machine of the cluster.
+        workers: number of workers.
+        wanted: GPUs per worker; None for one if there is any.
 
     Raises:
-        ValueError: if there are too few, where Ray would wait for more.
+        ValueError: if there are too few; Ray would wait for more.
     """
     each = (1 if any(machines) else 0) if wanted is None else wanted
     if each and sum(int(gpus // each) for gpus in machines) < workers:

@@ -4,8 +4,8 @@
     python -m train.serve saved_models
     curl -d '{"instances": ["It is ten past six."]}' http://localhost:8501/v1/models/demo:predict
 
-http://localhost:8501/ shows a page to try the models. New versions are served once they are
-loaded. With RAY_ADDRESS=auto the replicas run on the machines of a Ray cluster that is up.
+http://localhost:8501/ is a page to try the models. New versions are served as soon as they are
+loaded. With RAY_ADDRESS=auto the replicas run on the machines of a running Ray cluster.
 """
 
 import logging
@@ -23,29 +23,28 @@ from train.settings import add_flags, given_flags, setting, settings
 class ServeOptions:
     """Flags of the server."""
 
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for every network")
-    port: int = setting(8501, "of HTTP", ge=1, le=65535)
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all networks")
+    port: int = setting(8501, "HTTP port", ge=1, le=65535)
     replicas: int = setting(
-        1, "processes that answer; each loads all models, and new versions in its own time", ge=1
+        1, "processes that answer; each loads all models, and new versions by itself", ge=1
     )
-    gpus_per_replica: int = setting(0, "GPUs of each replica", ge=0)
-    num_versions: int = setting(1, "versions of each model that are served, the highest", ge=1)
-    poll_seconds: float = setting(1.0, "between looks for new versions", gt=0)
-    max_batch_rows: int = setting(32, "most rows of requests that are answered together", ge=1)
-    batch_seconds: float = setting(0.002, "for which a request waits for others", ge=0)
+    gpus_per_replica: int = setting(0, "GPUs per replica", ge=0)
+    num_versions: int = setting(1, "number of versions to serve per model, the highest", ge=1)
+    poll_seconds: float = setting(1.0, "seconds between checks for new versions", gt=0)
+    max_batch_rows: int = setting(32, "maximum rows that are answered together", ge=1)
+    batch_seconds: float = setting(0.002, "seconds that a request waits for others", ge=0)
     runs: str = setting(
-        "runs",
-        "folder of runs; the page shows where a model looked if the run of its name is there",
+        "runs", "folder of runs; a run with a model's name lets the page show where it looked"
     )
     metrics_port: int = setting(
-        8502, "of Prometheus metrics; a Ray cluster that is up has its own", ge=1, le=65535
+        8502, "port of Prometheus metrics; a running Ray cluster has its own", ge=1, le=65535
     )
 
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog="python -m train.serve", description=__doc__)
-    parser.add_argument("folder", help="with NAME/VERSION/saved_model.pb, as `export` writes it")
+    parser.add_argument("folder", help="folder of NAME/VERSION/saved_model.pb, as from `export`")
     add_flags(parser, ServeOptions)
     flags = parser.parse_args(arguments)
     with one_line_errors("Stopped."):
@@ -70,7 +69,7 @@ def check_folder(folder):
 
 
 def check_port(host, port):
-    """Raises ValueError if another process listens on a port; Ray would stop in its middle."""
+    """Raises ValueError if another process listens on a port; Ray would fail halfway."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -92,14 +91,14 @@ def run(folder, options):
     def stop(*_):
         raise KeyboardInterrupt
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # tells its makers nothing
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # sends no usage statistics
     os.environ.setdefault("RAY_metrics_report_interval_ms", "2000")
-    # Ray has a public name for this port in `ray start` only; the test of metrics watches it.
+    # Ray has a public name for this port only in `ray start`; the metrics test guards it.
     own = {"include_dashboard": False, "_metrics_export_port": options.metrics_port}
     own = {} if "RAY_ADDRESS" in os.environ else own
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray.init(log_to_driver=False, logging_level="warning", **own)
-    signal.signal(signal.SIGTERM, stop)  # after Ray, which has a handler of its own
+    signal.signal(signal.SIGTERM, stop)  # after Ray has set its own handler
     try:
         quiet = {"log_level": "WARNING", "enable_access_log": False}
         serve.start(
@@ -107,7 +106,7 @@ def run(folder, options):
             http_options={"host": options.host, "port": options.port},
             logging_config=quiet,
         )
-        # Not a core each: Ray would wait for ever where replicas outnumber cores.
+        # Not one core each: Ray would wait forever if there were more replicas than cores.
         resources = {"num_cpus": 0, "num_gpus": options.gpus_per_replica}
         server = Server.options(num_replicas=options.replicas, ray_actor_options=resources)
         serve.run(

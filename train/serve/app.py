@@ -69,7 +69,7 @@ async def body_of(request):
 
 
 async def events_of(first, others):
-    """Server-sent events, each with the row that an answer has as JSON."""
+    """Server-sent events, each with the row of an answer as JSON."""
     yield event_of(first)
     try:
         async for outputs in others:
@@ -100,14 +100,14 @@ def rows_of(requests):
 @serve.deployment(max_ongoing_requests=1000)
 @serve.ingress(app)
 class Server:
-    """Answers from all models of a folder; each replica loads them.
+    """Answers requests with all models of a folder; each replica loads them.
 
     Args:
-        folder: with NAME/VERSION/saved_model.pb.
-        num_versions: of each model that are served.
-        poll_seconds: between looks at the folder.
-        max_batch_rows: of requests that are merged.
-        batch_seconds: for which a request waits for others.
+        folder: folder of NAME/VERSION/saved_model.pb.
+        num_versions: number of versions to serve per model.
+        poll_seconds: seconds between checks of the folder.
+        max_batch_rows: maximum rows of merged requests.
+        batch_seconds: seconds that a request waits for others.
         runs: folder of runs whose attention is shown.
     """
 
@@ -152,17 +152,17 @@ class Server:
 
     @app.post("/v1/models/{name}:stream")
     async def stream(self, name: str, request: Request):
-        """One row to `generate`, answered by events, each with the continuation so far."""
+        """Answers one row for `generate` with events, each with the continuation so far."""
         model = self.models.find(name)
         signature, inputs, _ = read_request(await body_of(request), model.signatures)
         if "max_tokens" not in inputs or len(inputs["max_tokens"]) != 1:
-            raise ValueError("Expected one row to the signature generate of a language model.")
+            raise ValueError("Expected one row for the signature generate of a language model.")
         outputs = self._continuations(model, signature, inputs)
-        first = await anext(outputs)  # what is wrong with the request shows here
+        first = await anext(outputs)  # raises here if the request is invalid
         return StreamingResponse(events_of(first, outputs), media_type="text/event-stream")
 
     async def _continuations(self, model, signature, inputs):
-        """The answers to ever more tokens: the same seed draws the same beginning.
+        """The answers for more and more tokens: the same seed draws the same beginning.
 
         Doubling takes at most twice the steps of one long answer.
         """
@@ -171,7 +171,7 @@ class Server:
             limit = np.array([min(tokens, wanted)], np.int32)
             outputs = await self._run(model, signature, {**inputs, "max_tokens": limit})
             yield outputs
-            # It ends as asked, or where the model can hold no more.
+            # It ends at the requested length, or when the model can hold no more.
             if tokens >= wanted or int(outputs["length"][0]) < tokens:
                 return
             tokens *= 2
@@ -215,7 +215,7 @@ class Server:
 
     @serve.batch(max_concurrent_batches=2, batch_size_fn=rows_of)
     async def _run_batch(self, requests):
-        """Answers requests, those to the same signature of a model together."""
+        """Answers requests, together if they are for the same signature of a model."""
         groups = {}
         for number, (model, signature, _) in enumerate(requests):
             groups.setdefault((model, signature), []).append(number)

@@ -11,10 +11,11 @@ LONGEST = 1000  # characters: the weights grow with the square of the tokens
 
 
 class Runs:
-    """The runs of a folder, each loaded when it is first asked for.
+    """The runs of a folder, each loaded on first use.
 
     Args:
-        folder: with one run folder per model, of the model's name; it need not exist.
+        folder: folder with one run folder per model, with the model's name; it need not
+            exist.
     """
 
     def __init__(self, folder):
@@ -22,24 +23,22 @@ class Runs:
         self._models, self._lock = {}, threading.Lock()
 
     def has(self, name):
-        """Whether there is a trained run of a model's name."""
+        """Whether there is a trained run with a model's name."""
         return (self.folder / name / "model.keras").is_file()
 
     def page(self, name, body):
         """The page of `figures.attention_page` for a text, and for its translation.
 
         Args:
-            name: of the model; a run must have it.
+            name: name of the model and of its run.
             body: JSON, {"text": ...} and, for a translation model, "target".
 
         Raises:
             LookupError: if there is no such run.
-            ValueError: if the body is no such JSON, or the model has no attention to show.
+            ValueError: if the body is anything else, or the model has no attention to show.
         """
         if not self.has(name):
-            raise LookupError(
-                f"{self.folder} has no run of the name {name}. Start with --runs FOLDER."
-            )
+            raise LookupError(f"{self.folder} has no run called {name}. Start with --runs FOLDER.")
         texts = read_json(body)
         if not isinstance(texts, dict) or not {"text"} <= texts.keys() <= {"text", "target"}:
             raise ValueError('Expected {"text": ...} and, for a translation, "target".')

@@ -23,7 +23,7 @@ ROWS, COLUMNS = "instances", "inputs"
 
 
 def read_json(body):
-    """Reads JSON; raises ValueError in the words of TensorFlow Serving."""
+    """Reads JSON; raises ValueError with TensorFlow Serving's message."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -34,8 +34,8 @@ def read_request(body, signatures):
     """Reads a request to predict.
 
     Args:
-        body: of the request, bytes.
-        signatures: as of `SavedModel.signatures`.
+        body: body of the request, bytes.
+        signatures: as in `SavedModel.signatures`.
 
     Returns:
         The triple of the signature's name, its inputs, {input: array}, and the form of the
@@ -64,20 +64,20 @@ def write_answer(outputs, form):
 
     Args:
         outputs: {output: array}, one row per row of the request.
-        form: `ROWS` or `COLUMNS`, as of `read_request`.
+        form: `ROWS` or `COLUMNS`, as from `read_request`.
 
     Returns:
         JSON as bytes.
 
     Raises:
-        ValueError: if rows are asked for, and the outputs have different numbers of them.
+        ValueError: if rows are requested and the outputs have different numbers of rows.
     """
     values = {key: _values(key, array) for key, array in outputs.items()}
     if form == COLUMNS:
         answer = {"outputs": next(iter(values.values())) if len(values) == 1 else values}
     else:
         if len({array.shape[:1] for array in outputs.values()} | {()}) != 2:
-            raise ValueError("The outputs have no common number of rows. Ask with 'inputs'.")
+            raise ValueError("The outputs have different numbers of rows. Use 'inputs'.")
         rows = zip(*values.values(), strict=True)
         bare = len(values) == 1
         answer = {

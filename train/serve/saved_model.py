@@ -18,9 +18,9 @@ class SavedModel:
     """A SavedModel in memory, warmed up.
 
     Args:
-        name: of the model.
+        name: name of the model.
         version: an integer.
-        path: its folder.
+        path: path of its folder.
 
     Attributes:
         signatures: {signature: {"inputs": {key: {"name", "dtype", "shape"}}, "outputs": the same}}.

@@ -1,4 +1,4 @@
-"""Which versions of which models are served: what stands in the folder, newest first."""
+"""Which versions of which models are served: those in the folder, newest first."""
 
 import gc
 import logging
@@ -15,16 +15,16 @@ LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"  # states of TensorFlow 
 
 
 class Models:
-    """The newest versions of all models of a folder, kept in step with it.
+    """The newest versions of all models in a folder, kept in sync with it.
 
-    A new version is loaded and warmed up beside the one that answers, and answers from the moment
-    that it is ready. A version that has left is held by the requests that began with it, and
-    freed with the last of them. A version that cannot be loaded leaves the others alone; it is
-    tried again when its files change.
+    A new version is loaded and warmed up while the old one answers, and takes over as soon as it is
+    ready. A version that is no longer served finishes the requests that began with it, and is freed
+    after the last of them. A version that cannot be loaded does not affect the others; it is tried
+    again when its files change.
 
     Args:
-        folder: with NAME/VERSION/saved_model.pb.
-        num_versions: of each model that are served, the highest ones.
+        folder: folder of NAME/VERSION/saved_model.pb.
+        num_versions: number of versions to serve per model, the highest ones.
     """
 
     def __init__(self, folder, num_versions=1):
@@ -39,7 +39,7 @@ class Models:
         """The model that answers requests to a name and a version, the newest by default.
 
         Raises:
-            LookupError: if none does, in the words of TensorFlow Serving.
+            LookupError: if none does, with TensorFlow Serving's message.
         """
         versions = self._served.get(name, {})
         if versions and version is None:
@@ -78,7 +78,7 @@ class Models:
         }  # fmt: skip
 
     def update(self):
-        """Loads what is new in the folder and lets go of what is gone."""
+        """Loads new versions in the folder and drops removed ones."""
         self._free()
         found = self._found()
         for name in found.keys() | self._served.keys():
@@ -100,7 +100,7 @@ class Models:
                 self._leaving.append(weakref.ref(old[number]))
 
     def keep_updated(self, seconds):
-        """Looks at the folder every so many seconds, in a thread of its own."""
+        """Checks the folder every few seconds, in a separate thread."""
 
         def watch():
             while True:
@@ -115,7 +115,7 @@ class Models:
     def _free(self):
         """Frees versions whose last request has ended.
 
-        What TensorFlow loads refers to itself, and Python may take hours to notice that.
+        Models loaded by TensorFlow contain reference cycles, which Python may take hours to free.
         """
         held = [reference for reference in self._leaving if reference() is not None]
         if len(held) < len(self._leaving):
@@ -138,7 +138,7 @@ class Models:
         self._states[name][number] = (LOADING, "")
         try:
             model = SavedModel(name, number, path)
-        except Exception as error:  # whatever is in the folder, the others go on
+        except Exception as error:  # whatever is in the folder, the others keep running
             self._states[name][number] = (END, f"{error}"[:1000] or type(error).__name__)
             self._failed[path] = files
             logging.getLogger(__name__).warning("%s was not loaded: %s", path, error)
@@ -149,6 +149,6 @@ class Models:
 
 
 def files_of(path):
-    """What tells whether the files of a folder have changed."""
+    """A value that shows whether the files of a folder have changed."""
     stats = [(file, file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
     return [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]

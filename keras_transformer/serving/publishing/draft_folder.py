@@ -15,7 +15,7 @@ _SUFFIX, _LOCK = ".export", ".lock"
 def draft_folder(directory, name):
     """Makes a hidden folder and removes it at the end; first removes those of killed processes.
 
-    A lock file stands beside the folder for as long as the folder exists. The operating system
+    A lock file is next to the folder as long as the folder exists. The operating system
     releases the lock when the process dies, even by `kill -9`, so a folder whose lock is free has
     no owner.
 
