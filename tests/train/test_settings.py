@@ -137,7 +137,7 @@ def test_a_choice_is_checked_with_the_numbers(command, tmp_path, capsys):
         (
             "classification",
             "--from-scratch",
-            "--from-scratch needs --pretrained, which it compares with.",
+            "--from-scratch needs --pretrained",
         ),
         ("classification", "--pretrained=no --size=former", "Received: --size former"),
         ("pretraining", "--max-length=9 --positions=8", "at most --positions.*9 and 8"),

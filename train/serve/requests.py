@@ -77,7 +77,7 @@ def write_answer(outputs, form):
         answer = {"outputs": next(iter(values.values())) if len(values) == 1 else values}
     else:
         if len({array.shape[:1] for array in outputs.values()} | {()}) != 2:
-            raise ValueError("The outputs have different numbers of rows. Use 'inputs'.")
+            raise ValueError("The outputs do not share a number of rows. Use 'inputs'.")
         rows = zip(*values.values(), strict=True)
         bare = len(values) == 1
         answer = {

@@ -93,7 +93,7 @@ def test_one_output_is_written_bare_and_several_by_name():
 
 
 def test_rows_are_refused_where_outputs_have_none():
-    with pytest.raises(ValueError, match="different numbers of rows. Use .inputs."):
+    with pytest.raises(ValueError, match="do not share a number of rows"):
         write_answer({"a": np.zeros(2), "b": np.zeros(3)}, ROWS)
-    with pytest.raises(ValueError, match="different numbers of rows. Use .inputs."):
+    with pytest.raises(ValueError, match="do not share a number of rows"):
         write_answer({"a": np.float32(2)}, ROWS)
