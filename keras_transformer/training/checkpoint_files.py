@@ -112,7 +112,7 @@ def _difference(there, here, kinds):
     for kind in kinds:
         counts = [sum(name.startswith(f"{kind}/") for name in names) for names in (there, here)]
         if counts[0] != counts[1]:
-            return f"{kind} has {counts[0]} variables there, {counts[1]} here"
+            return f"it has {counts[0]} variables for {kind}, the model has {counts[1]}"
     for name, (dtype, shape) in here.items():
         dtype_there, shape_there = there[name]
         if shape != shape_there:

@@ -37,11 +37,11 @@ ROOT = pathlib.Path(__file__).parents[2]
     [
         (
             "wider",
-            r"No checkpoint can be used.*another folder.*weights are 3 variables there, 1 here",
+            r"No checkpoint can be used.*another folder.*3 variables for weights, the model has 1",
         ),
-        ("shallower", r"weights are 4 variables there, 3 here"),
-        ("other optimizer", r"optimizer are 8 variables there, 2 here"),
-        ("averages", r"averages are 0 variables there, 3 here"),
+        ("shallower", r"it has 4 variables for weights, the model has 3"),
+        ("other optimizer", r"it has 8 variables for optimizer, the model has 2"),
+        ("averages", r"it has 0 variables for averages, the model has 3"),
         ("narrower", r"weights/0 has the shape \[11, 3\] there, \[13, 3\] here"),
     ],
 )

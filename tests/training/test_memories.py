@@ -82,7 +82,7 @@ def test_memories_of_two_replicas_are_refused_on_one_device(results):
         11, 4, num_layers=2, hidden_dim=6, intermediate_dim=5, num_heads=3, memory_length=5
     )
     model.compile("sgd", TokenCrossentropy())
-    with pytest.raises(ValueError, match="carried are 6 variables there, 3 here"):
+    with pytest.raises(ValueError, match="it has 6 variables for carried, the model has 3"):
         Checkpoints(folder / "checkpoints", model).restore()
 
 
