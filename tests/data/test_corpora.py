@@ -198,7 +198,7 @@ def test_a_training_chooses_its_direction(registered, tmp_path):
     for languages, first in (({}, "gato"), ({"source_language": "en"}, "cat")):
         for text in Translation(TranslationConfig(**flags, **languages)).read_texts():
             assert text.sources[0].startswith(first)
-    with pytest.raises(ValueError, match="choose from a --dataset"):
+    with pytest.raises(ValueError, match="--target-language need a --dataset"):
         Translation(TranslationConfig(tsv="a.tsv", source_language="en")).read_texts()
 
 

@@ -161,11 +161,14 @@ def test_texts_are_judged_as_the_model_was_trained(trained, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], "Give texts to learn from"),
+        ([], "Give training texts"),
         (["--tsv=missing.tsv"], "missing.tsv, which does not exist"),
         (["--folder=missing"], "Expected a folder of labels. Received: missing"),
         (["--tsv", "TEXTS", "--hold-out=150"], "hold_out=150 of 150 examples"),
-        (["--tsv", "TEXTS", "--hold-out=3", "--valid-tsv", "TEXTS"], "one kind of texts"),
+        (
+            ["--tsv", "TEXTS", "--hold-out=3", "--valid-tsv", "TEXTS"],
+            "one kind of validation texts",
+        ),
         (
             ["--tsv", "TEXTS", "--pooling=last"],
             "--pooling must be one of mean, max, first. Received: last",

@@ -82,7 +82,7 @@ def test_evaluation_counts_each_token_once(trained, tmp_path, capsys):
     assert rough != float(nats), "another context of each token"
     (tmp_path / "other.txt").write_text("t")
     mistakes = {"--context=0": "--context must be a whole number, at least 2. Received: 0."}
-    mistakes["--context=16"] = "must have two tokens.*Received: 1"
+    mistakes["--context=16"] = "must have at least two tokens.*Received: 1"
     for flag, expected in mistakes.items():
         with pytest.raises(SystemExit):
             language_model.main(["evaluate", *arguments, flag])
@@ -139,7 +139,7 @@ def test_no_character_is_cut(hold_out, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], "Give a text to learn from"),
+        ([], "Give a training text"),
         (["--text=missing.txt"], "missing.txt, which does not exist"),
         (["--hold-out=1.5"], "--hold-out must be a number, at least 0 and below 1. Received: 1.5"),
         (["--tokens=words"], "--tokens must be one of characters, bytes, pieces. Received: words"),

@@ -110,7 +110,7 @@ def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, tmp_path, caps
     flags = ["--pretrained", str(tmp_path / "plain"), "--tsv", str(tmp_path / "lengths.tsv")]
     with pytest.raises(SystemExit):
         classification.main([*flags, "--run", str(tmp_path / "never")])
-    assert "whose model is no BERT" in capsys.readouterr().err
+    assert "whose model is not a BERT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("beside", [[], ["unsup/1", "urls"], ["cat/empty"]])
@@ -156,11 +156,11 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], "Give documents to learn from"),
+        ([], "Give training documents"),
         (["--documents=missing.txt"], "missing.txt, which does not exist"),
         (
             ["--documents={folder}", "--hold-out=99"],
-            "must leave two documents to learn from, of 100. Received: 99",
+            "must leave two documents for training, of 100. Received: 99",
         ),
         (["--documents={folder}", "--hold-out=1"], "at least 2 documents.*Received: 1"),
         (

@@ -163,7 +163,7 @@ def test_export_is_answered_without_python_code(trained, tmp_path, capsys):
         (["--steps=many"], "--steps must be a whole number, at least 1. Received: many."),
         ([], "Received: 0 of them"),
         (["--source=nowhere.en", "--target=nowhere.de"], "nowhere.en, which does not exist"),
-        (["--source=nowhere.en"], "belong together"),
+        (["--source=nowhere.en"], "Give both --source and --target"),
         (["--tsv=a.tsv", "--source=a", "--target=b"], "Received: 2 of them"),
         (["--config=none"], "--config must be one of"),
     ],

@@ -1,11 +1,11 @@
-"""What XLA makes of a training step for an H100, on a machine that has none.
+"""Compiles a training step for an H100, on a machine without one, and prints what it would cost.
 
-It compiles the step that `fit` runs with XLA's own compiler for an H100, and prints what the
-compiler tells: operations, bytes moved to and from memory, temporary memory. From the first two
-follows a lower bound of the time, of products (989 TFLOP/s in bfloat16) and of memory
-(3.35 TB/s). No time is measured, and no kernel is tuned: compare two programs by it.
+It compiles the step that `fit` runs with XLA's own compiler for an H100, and prints the compiler's
+figures: operations, bytes moved to and from memory, temporary memory. The first two give a lower
+bound on the time, from the speed of products (989 TFLOP/s in bfloat16) and of memory (3.35 TB/s).
+No time is measured, and no kernel is tuned: use the figures to compare two programs.
 
-The compiler needs an environment of its own (5.5 GB):
+The compiler needs a separate environment (5.5 GB):
 
     python -m venv h100 && h100/bin/pip install "jax[cuda12]==0.10.2"
     python -m train.benchmark.h100 --compiler h100/bin/python
@@ -24,7 +24,7 @@ from train.command import Parser, one_line_errors
 PEAK_FLOPS, PEAK_BYTES = 989e12, 3.35e12  # a second: dense in bfloat16; HBM3
 COMPILER = pathlib.Path(__file__).with_name("h100_compiler.py")
 COLUMNS = (
-    "| step | GFLOP | GiB moved | at least, ms | of it products, ms | temporary MiB | fusions "
+    "| step | GFLOP | GiB moved | at least, ms | products alone, ms | temporary MiB | fusions "
     "| fused attentions |\n" + "| --- " * 8 + "|"
 )
 
@@ -70,11 +70,11 @@ def step_program(model, batch_size, length):
 
 
 def compiled(program, compiler):
-    """What an H100 would have to do for a program: the figures of `h100_compiler`, a dict.
+    """The cost of a program on an H100: the figures of `h100_compiler`, a dict.
 
     Args:
         program: serialised StableHLO, bytes.
-        compiler: path of the Python of the compiler's environment.
+        compiler: path of the Python in the compiler's environment.
 
     Raises:
         RuntimeError: if it does not compile.
@@ -91,7 +91,7 @@ def compiled(program, compiler):
 
 
 def figures_of(name, size, compiler):
-    """The figures of one of `STEPS`, made in a process of its own."""
+    """The figures of one of `STEPS`, computed in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "program")
         command = [sys.executable, "-m", "train.benchmark.h100", "--program", name, size, str(path)]
@@ -115,9 +115,11 @@ def row(name, found):
 def main(arguments=None):
     """Compiles every step and prints a Markdown table."""
     parser = Parser(prog="python -m train.benchmark.h100", description=__doc__)
-    parser.add_argument("--compiler", metavar="PYTHON", help="of the compiler's environment")
+    parser.add_argument("--compiler", metavar="PYTHON", help="Python of the compiler's environment")
     parser.add_argument("--size", choices=[*SIZES], default="base", help="default: %(default)s")
-    parser.add_argument("--program", nargs=3, metavar=("STEP", "SIZE", "FILE"), help="write one")
+    parser.add_argument(
+        "--program", nargs=3, metavar=("STEP", "SIZE", "FILE"), help="only write one program"
+    )
     options = parser.parse_args(arguments)
     with one_line_errors():
         if options.program:

@@ -1,10 +1,10 @@
-"""Compiles a program for an H100 where there is none, and prints what XLA made of it, as JSON.
+"""Compiles a program for an H100 on a machine without one, and prints XLA's figures as JSON.
 
 python h100_compiler.py PROGRAM [TEXT]
 
-PROGRAM is serialised StableHLO; TEXT a file for the compiled program. Run it with the Python of an
-environment of its own, which holds nothing but `jax[cuda12]==0.10.2` (5.5 GB, with NVIDIA's
-compiler), and nothing else of this repository.
+PROGRAM is serialised StableHLO; TEXT is a file for the compiled program. Run it with the Python of
+a separate environment that holds only `jax[cuda12]==0.10.2` (5.5 GB, with NVIDIA's compiler), and
+nothing else from this repository.
 """
 
 import json
@@ -41,7 +41,7 @@ def compiled(program):
 
 
 def _drop_copies(module):
-    """TensorFlow marks what it returns by an operation that JAX does not know."""
+    """Removes an operation with which TensorFlow marks its results, unknown to JAX."""
     copies = []
 
     def see(operation):
@@ -56,7 +56,7 @@ def _drop_copies(module):
 
 
 def figures(executable):
-    """What it costs to run once: operations, bytes by XLA's own count, and what it is made of."""
+    """The cost of one run: operations, bytes by XLA's own count, and the kinds of operations."""
     [module] = executable.hlo_modules()
     text = module.to_string()
     cost = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, module)

@@ -29,9 +29,9 @@ class Product(NamedTuple):
 def forward_products(size):
     """How often each matrix product occurs in one pass forward over a batch.
 
-    Queries, keys, values and outputs are counted as products of their own, and attention in
-    full although causal masks hide half of it. A training step does each product three
-    times: forward, for the gradient of its inputs, and for that of its weights.
+    Queries, keys, values and outputs are counted as separate products, and attention in full,
+    although causal masks hide half of it. A training step does each product three times: forward,
+    for the gradient of its inputs, and for that of its weights.
     """
     layers, dim, heads = size.num_layers, size.hidden_dim, size.num_heads
     tokens, attended = size.batch_size * size.length, size.batch_size * heads
@@ -52,7 +52,7 @@ def training_flops(size):
 
 
 def tensorflow_products(workload):
-    """Nothing but the matrix products of a training step, by TensorFlow."""
+    """Only the matrix products of a training step, by TensorFlow."""
     tensorflow = import_keras(workload)[0]
 
     def operand(*shape):
@@ -69,7 +69,7 @@ def tensorflow_products(workload):
 
 
 def pytorch_products(workload):
-    """Nothing but the matrix products of a training step, by PyTorch."""
+    """Only the matrix products of a training step, by PyTorch."""
     torch, device = import_torch(workload)
 
     def operand(*shape):
@@ -87,7 +87,7 @@ def pytorch_products(workload):
 
 
 def _product_seconds(workload, operand, forms, wait):
-    """Seconds that a training step would take if its products were all it did."""
+    """Seconds that a training step would take if it did nothing but its products."""
     total, calls = 0.0, PRODUCT_CALLS[workload.device]
     for product, count in forward_products(workload.size).items():
         outer = (product.batch,) if product.batch > 1 else ()

@@ -1,8 +1,8 @@
-"""Engines in processes of their own that take turns, so that their speeds compare.
+"""Engines in separate processes that take turns, so that their speeds are comparable.
 
-Speeds of two runs, or of two machines, do not compare: the clock, the memory and the
-neighbours differ from minute to minute. Here every engine is built once, stays alive, and
-does one round of work when asked; the rounds of all engines interleave.
+Speeds of two runs, or of two machines, are not comparable: the clock, the memory and the
+neighbours differ from minute to minute. Here every engine is built once, stays alive, and does
+one round of work on request; the rounds of all engines interleave.
 """
 
 import importlib.util
@@ -25,13 +25,13 @@ def measure(candidates, repeats, steps):
     Args:
         candidates: list of `Candidate`.
         repeats: rounds of each engine.
-        steps: units of work (training steps, or decoded batches) a round.
+        steps: units of work (training steps, or decoded batches) per round.
 
     Returns:
-        A dictionary a candidate, in the same order: `name`; `unavailable`, why it was skipped
+        One dictionary per candidate, in the same order: `name`; `unavailable`, why it was skipped
         or failed, or None; `parameters`, their number; `result` of the last unit of warm-up
-        (the loss, or the lengths of the outputs: to see that all did the same work);
-        `seconds` a unit of work, a list with one number a round.
+        (the loss, or the lengths of the outputs, to verify that all did the same work);
+        `seconds` per unit of work, a list with one number per round.
     """
     rows, processes = [], []
     try:
@@ -58,12 +58,12 @@ def measure(candidates, repeats, steps):
 
 
 class EngineProcess:
-    """An engine in a process of its own.
+    """An engine in its own process.
 
     Args:
         build: function from a `Workload` to an `Engine`.
-        workload: what the engine is asked to do.
-        steps: units of work a round.
+        workload: the work of the engine.
+        steps: units of work per round.
     """
 
     def __init__(self, build, workload, steps):
@@ -72,11 +72,11 @@ class EngineProcess:
         self._connection, far_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(far_end, build, workload, steps))
         self._process.start()
-        far_end.close()  # else its end would go unnoticed
+        far_end.close()  # otherwise its end would go unnoticed
         self.introduction = self._receive() or {}
 
     def round(self):
-        """Seconds a unit of work; None from an engine that has failed."""
+        """Seconds per unit of work; None from an engine that has failed."""
         if self.failure is not None:
             return None
         self._connection.send("round")
@@ -131,12 +131,12 @@ def _seconds_a_unit(engine, steps):
     start = time.perf_counter()
     for _ in range(steps):
         result = engine.unit()
-    engine.finish(result)  # before the clock is read: a GPU works on while Python goes on
+    engine.finish(result)  # before reading the clock: a GPU is still working when Python continues
     return (time.perf_counter() - start) / steps
 
 
 def answer_of(command, name):
-    """What a command prints last on the CPU, read as JSON; `name` is what its failure is called."""
+    """The last line that a command prints on the CPU, read as JSON; `name` is used in errors."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": HIDDEN}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:

@@ -1,8 +1,8 @@
-"""How a training step scales over devices and workers, for `train.benchmark --scaling`.
+"""Measures how a training step scales over devices and workers, for `train.benchmark --scaling`.
 
     python -m train.benchmark.scaling DEVICES --size small --steps 5
 
-measures one arrangement in this process, and prints it as JSON; with TF_CONFIG it is a worker.
+measures one arrangement in this process and prints it as JSON; with TF_CONFIG it is a worker.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from train.benchmark.training import ADAM, keras_training, ours_training, traini
 ARRANGEMENTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 workers": (2, 1)}
 BYTES = 4  # of a float32, in which gradients are reduced
 
-# What the model on paper assumes of one GPU and of what connects them.
+# Assumptions of the estimate about one GPU and the connections between GPUs.
 GPU_FLOPS = 0.4 * 312e12  # an A100's bfloat16 products, of which training reaches 40 %
 TOKENS_A_GPU = 12_500  # of a step, on either side
 GPUS_A_HOST = 8
@@ -34,7 +34,7 @@ NVLINK, NETWORK = 200e9, 12.5e9  # bytes a second into one GPU, into one host (1
 
 
 def measure_arrangement(name, size_name, steps):
-    """Runs an arrangement in processes of its own; returns what its chief has measured."""
+    """Runs an arrangement in separate processes; returns what its chief measured."""
     workers, devices = ARRANGEMENTS[name]
     command = [sys.executable, "-m", "train.benchmark.scaling", str(devices)]
     command += ["--size", size_name, "--steps", str(steps)]
@@ -43,7 +43,7 @@ def measure_arrangement(name, size_name, steps):
 
 
 def table(results):
-    """Lines of text: an arrangement a line, all with the same global batch."""
+    """Lines of text, one per arrangement, all with the same global batch."""
     lines = [
         f"{'arrangement':12} {'ms a step':>10} {'tokens/s':>9} {'all-reduce':>11} {'share':>6}"
     ]
@@ -63,7 +63,7 @@ def table(results):
 
 
 def on_paper(size, size_name):
-    """Lines of text: what GPUs and hosts would give, from a formula."""
+    """Lines of text: an estimate for GPUs and hosts, from a formula."""
     parameters = _num_parameters(size)
     sized = size._replace(batch_size=TOKENS_A_GPU // size.length)
     compute = training_flops(sized) / GPU_FLOPS
@@ -90,7 +90,7 @@ def on_paper(size, size_name):
 
 
 def step_candidates(size, threads):
-    """The exact step beside Keras's own: the same model, loss and Adam; ours first."""
+    """The exact step and Keras's own, with the same model, loss and Adam; ours first."""
     workload = Workload(size, "float32", size.batch_size, threads)
     return [
         Candidate("the exact step", exact_step, workload, "tensorflow"),

@@ -10,9 +10,9 @@ def compare(rows, tokens, flops=None):
     """Adds to each measured row its speed, and its ratio to the first, ours.
 
     Args:
-        rows: of `measure`.
-        tokens: target tokens a unit of work.
-        flops: of the matrix products a unit of work; None to leave out rates of products.
+        rows: rows from `measure`.
+        tokens: target tokens per unit of work.
+        flops: operations of the matrix products per unit of work; None to omit their rates.
     """
     ours = rows[0]["seconds"]
     limits = [row for row in rows if is_limit(row) and row["seconds"]]
@@ -32,12 +32,12 @@ def compare(rows, tokens, flops=None):
 
 
 def is_limit(row):
-    """Whether this is no engine but the matrix products alone."""
+    """Whether this is not an engine but only the matrix products."""
     return row["name"].startswith("products")
 
 
 def table(rows):
-    """Lines of text, a row an engine, columns aligned."""
+    """Lines of text, one row per engine, with aligned columns."""
     lines = [["engine", "tokens/s", "ms", "ours faster by", "GFLOP/s", "of products"]]
     for row in rows:
         if row["unavailable"]:
@@ -69,11 +69,11 @@ def describe(size):
 
 
 def machine(threads, gpu=None):
-    """What the numbers were measured on.
+    """A description of the machine that was measured.
 
     Args:
-        threads: of each engine.
-        gpu: what the GPU is called; None if the CPU was measured.
+        threads: threads of each engine.
+        gpu: name of the GPU; None if the CPU was measured.
     """
     lines = (
         Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []

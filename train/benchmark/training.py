@@ -94,7 +94,7 @@ def kerashub(workload):
 
     def loss(labels, logits):
         # Smoothing without one-hot vectors, on top of TensorFlow's fused cross-entropy.
-        labels = tensorflow.cast(labels, "int32")  # Keras hands both over in float32
+        labels = tensorflow.cast(labels, "int32")  # Keras passes both in float32
         sparse = tensorflow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         chosen = tensorflow.gather(logits, labels, batch_dims=2)
         smoothed = sparse + LABEL_SMOOTHING * (chosen - tensorflow.reduce_mean(logits, axis=-1))

@@ -35,10 +35,10 @@ class Classification(Experiment):
     def read_texts(self):
         config = self.config
         if sum(map(bool, (config.folder, config.tsv, config.dataset))) != 1:
-            raise ValueError("Give texts to learn from: one of --folder, --tsv and --dataset.")
+            raise ValueError("Give training texts: one of --folder, --tsv and --dataset.")
         has_valid = bool(config.valid_folder or config.valid_tsv)
         if config.hold_out and has_valid:
-            raise ValueError("Give one kind of texts to measure on: --hold-out, or a second text.")
+            raise ValueError("Give one kind of validation texts: --hold-out, or a second text.")
         if config.dataset:
             where = config.data_dir or None
             text = read_labelled_dataset(config.dataset, "train", data_dir=where)
@@ -104,7 +104,7 @@ class Classification(Experiment):
         return f"{size}; {plan_in_words(batches)}"
 
     def finish(self, run):
-        """Writes the names of the labels beside the model, unless they are there."""
+        """Writes the names of the labels next to the model, unless they exist."""
         try:
             names, _ = run.labels()
         except ValueError:  # not there yet, or damaged
@@ -159,7 +159,7 @@ class Classification(Experiment):
         return LabelledBatches(ids, text.matrix(), text.names, *sizes, prepare, **config.plan())
 
     def _inputs(self, tokenizer):
-        """A function from token ids, (batch, length), to what the model reads, and their most."""
+        """A function from token ids, (batch, length), to the model's inputs, and their limit."""
         config = self.config
         if not config.pretrained:
             return lambda ids: ids, config.max_length
@@ -174,7 +174,7 @@ class Classification(Experiment):
 
 
 def accuracy_report(model, text):
-    """How many texts get their label, or all of their labels and no other.
+    """Reports how many texts get their label, or exactly all of their labels.
 
     Returns:
         The pair of a line of text, and an array of whether each text was too long.
@@ -196,7 +196,7 @@ def is_multi_label(text):
 
 
 def check_one_label_each(text, multi_label):
-    """Raises ValueError if a text has not one label where the model gives each text one."""
+    """Raises ValueError if a text does not have exactly one label, as the model expects."""
     if not multi_label and is_multi_label(text):
         wrong = next(i for i, labels in enumerate(text.labels) if len(labels) != 1)
         raise ValueError(
@@ -206,7 +206,7 @@ def check_one_label_each(text, multi_label):
 
 
 def check_names(names, text):
-    """Raises ValueError if a run has learned other labels than those of today's text."""
+    """Raises ValueError if a run has learned labels other than those of the current text."""
     if list(names) != text.names:
         raise ValueError(
             f"This run has learned the labels {names}. Give it texts with these, or choose "
@@ -216,10 +216,10 @@ def check_names(names, text):
 
 def read_folder_or_tsv(folder, tsv, names=None):
     if bool(folder) == bool(tsv):
-        raise ValueError("Give texts to measure on: a folder or a TSV file.")
+        raise ValueError("Give evaluation texts: a folder or a TSV file.")
     return read_labelled_folder(folder, names) if folder else read_labelled_tsv(tsv, names)
 
 
 def _max_length(options):
-    """Tokens that a run reads of a text, those that BERT adds included."""
+    """The maximum tokens that a run reads of a text, including those that BERT adds."""
     return RunFolder(options.run).settings()["max_length"]

@@ -40,4 +40,4 @@ def run_demo(run_path, directory):
     request = {"signature_name": "serving_default", "inputs": {"text": held_out.sources[:1]}}
     print(json.dumps(request, ensure_ascii=False))
     print(json.dumps(ask(version, [request])[0], ensure_ascii=False))
-    print(f"All of it took {(time.perf_counter() - start) / 60:.1f} minutes.")
+    print(f"The demo took {(time.perf_counter() - start) / 60:.1f} minutes.")

@@ -7,18 +7,18 @@ from train.training_config import DROPOUTS
 
 
 def pretrained_of(config):
-    """The tokenizer and the model that a config wants to fine-tune; a pair of None without.
+    """The tokenizer and the model that a config fine-tunes; a pair of None without --pretrained.
 
     Raises:
-        ValueError: if the run holds no finished BERT, or one that cannot read as many tokens.
+        ValueError: if the run holds no finished BERT, or one that cannot read so many tokens.
     """
     if not config.pretrained:
         return None, None
     tokenizer, model = _tokenizer_and_model(config.pretrained)
     if "token_embedding" not in [layer.name for layer in model.layers]:
         raise ValueError(
-            "--pretrained must be a run of train.pretraining, one that was fine-tuned from such a "
-            f"run, or a folder of BERT. Received: {config.pretrained}, whose model is no BERT."
+            "--pretrained must be a train.pretraining run, a run that was fine-tuned from one, or "
+            f"a folder of BERT. Received: {config.pretrained}, whose model is not a BERT."
         )
     positions = model.get_layer("positions").max_sequence_length
     if not 2 < config.max_length <= positions:
@@ -41,7 +41,7 @@ def _tokenizer_and_model(path):
 def fine_tuned_classifier(config, model, num_labels):
     """The backbone of a model with a new head, in the dtype and with the dropout of this config.
 
-    A pooler, if asked for, is new where the model has none.
+    If a pooler is requested and the model has none, it is new.
     """
     encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
     sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")

@@ -1,4 +1,4 @@
-"""Language models: one long text, characters or bytes or pieces, nats a token."""
+"""Language models: one long text, characters or bytes or pieces, nats per token."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ SIZES = {
 
 
 class LanguageModel(Experiment):
-    """Learns to continue a text, bytes, and is measured by the nats of each token."""
+    """Learns to continue a text, bytes, and is measured in nats per token."""
 
     def sizes(self):
         return SIZES[self.config.model]
@@ -40,10 +40,10 @@ class LanguageModel(Experiment):
     def read_texts(self):
         config = self.config
         if not config.text:
-            raise ValueError("Give a text to learn from: --text, a file or a TFDS name.")
+            raise ValueError("Give a training text: --text, a file or a TFDS name.")
         if config.valid_text and config.hold_out:
             raise ValueError(
-                "Give one text to measure on: --valid-text or --hold-out. "
+                "Give one validation text: --valid-text or --hold-out. "
                 f"Received: {config.valid_text!r} and {config.hold_out}."
             )
         if pathlib.Path(config.text).exists() or "." in config.text:
@@ -69,8 +69,7 @@ class LanguageModel(Experiment):
             return SymbolTokenizer("".join(set(text.decode())))
         except UnicodeDecodeError as error:
             raise ValueError(
-                "Characters need a text in UTF-8; otherwise take --tokens bytes. "
-                f"Received: {error}."
+                f"Characters need a text in UTF-8; otherwise use --tokens bytes. Received: {error}."
             ) from None
 
     def make_batches(self, tokenizer):
@@ -89,7 +88,7 @@ class LanguageModel(Experiment):
         if config.packed:
             batches, sizes = self._batches()
             return batches(document_ids(tokenizer, self.valid_text), *sizes).epoch()
-        # Outside of training transformer_xl has no memory, so it reads a longer window.
+        # Outside training transformer_xl has no memory, so it reads a longer window.
         length = config.context + memory_length_of(config)
         ids = token_ids(tokenizer, self.valid_text)
         return sliding_windows(ids, length, stride_of(config), config.batch_size)
@@ -138,7 +137,7 @@ class LanguageModel(Experiment):
         try:
             for text in pieces:
                 print(text, end="", flush=True)
-        finally:  # also of a text that Ctrl-C ends
+        finally:  # even if Ctrl-C ends the text
             print()
 
     @staticmethod
@@ -152,7 +151,7 @@ class LanguageModel(Experiment):
         publish(Generator.load(options.run, options.dtype), options)
 
     def _batches(self):
-        """The class of the batches, and how they are cut."""
+        """The class of the batches, and the arguments of their sizes."""
         config = self.config
         if config.model == "transformer_xl":
             return TextSegments, (config.context, config.batch_size)
@@ -167,17 +166,17 @@ def token_ids(tokenizer, text):
 
 
 def document_ids(tokenizer, text):
-    """The ids of each document; the empty lines after it belong to it."""
+    """The ids of each document, including the empty lines after it."""
     ends = [match.end() for match in re.finditer(rb"(?:\r?\n){2,}", text)]
     cuts = zip([0, *ends], [*ends, len(text)], strict=True)
     return tokenize([text[start:end] for start, end in cuts if start < end], tokenizer)
 
 
 def rows_of_a_replica(batch_size):
-    """How many rows of a batch each replica remembers.
+    """The number of rows of a batch that each replica remembers.
 
     Raises:
-        ValueError: if they cannot have as many.
+        ValueError: if the rows do not divide equally among the replicas.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     rows, rest = divmod(batch_size, replicas)
@@ -191,7 +190,7 @@ def rows_of_a_replica(batch_size):
 
 
 def memory_length_of(config):
-    """How many tokens the model of a config remembers; 0 if it has no memory."""
+    """The number of tokens that the model of a config remembers; 0 if it has no memory."""
     if config.model != "transformer_xl":
         return 0
     if config.memory_length is None:
@@ -211,26 +210,26 @@ def evaluated(config, options):
         raise ValueError("transformer_xl reads segments with a memory; it has no --stride.")
     if config.model == "gpt2" and given.get("context", 0) > config.context:
         raise ValueError(
-            f"--context must be at most {config.context}, the positions that this gpt2 has. "
+            f"--context must be at most {config.context}, the number of positions of this gpt2. "
             f"Received: {options.context}."
         )
     if "context" in given and "stride" not in given:
-        given["stride"] = None  # that of the run may be longer
+        given["stride"] = None  # the run's may be longer
     return dataclasses.replace(config, **given)
 
 
 def report(config, generator, text):
-    """A line of what the model thinks of a text: nats a token, perplexity, bits.
+    """A line with the model's score of a text: nats per token, perplexity, bits.
 
     Args:
-        config: of its run, or with another context, stride or memory.
+        config: the config of the run, possibly with another context, stride or memory.
         generator: the `Generator` of the run.
-        text: bytes; all of it but its first token is predicted.
+        text: bytes; all of it except the first token is predicted.
     """
     model, ids = generator.model, token_ids(generator.tokenizer, text)
     if len(ids) < 2:
         raise ValueError(
-            "A text to measure on must have two tokens, of which the second is predicted. "
+            "An evaluation text must have at least two tokens, of which the second is predicted. "
             f"Received: {len(ids)}."
         )
     if config.model == "transformer_xl":

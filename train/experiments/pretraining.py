@@ -22,7 +22,7 @@ from train.pictures import LONGEST, save_pictures
 
 
 class Pretraining(Experiment):
-    """Learns lists of documents, and is measured by how many masked pieces it finds."""
+    """Learns lists of documents, and is measured by the share of masked pieces it predicts."""
 
     def sizes(self):
         return SIZES
@@ -30,14 +30,14 @@ class Pretraining(Experiment):
     def read_texts(self):
         config = self.config
         if not config.documents:
-            raise ValueError("Give documents to learn from: --documents, a folder or a file.")
+            raise ValueError("Give training documents: --documents, a folder or a file.")
         texts = read_documents(config.documents)
-        # Of a folder of labels the same are drawn as for classification; `unsup` is learned from.
+        # From a folder of labels, draws the same as for classification; `unsup` is for training.
         some = len(labelled_files(config.documents)) or len(texts)
-        # A random text comes from another document: one alone can be neither learned nor measured.
+        # Random texts come from another document, so one alone is no use in either part.
         if config.hold_out > some - 2:
             raise ValueError(
-                f"--hold-out must leave two documents to learn from, of {some}. "
+                f"--hold-out must leave two documents for training, of {some}. "
                 f"Received: {config.hold_out}."
             )
         others, held_out = split_rows(some, config.hold_out, config.seed)
@@ -46,7 +46,7 @@ class Pretraining(Experiment):
 
     @functools.cached_property
     def train_documents(self):
-        """The training text, a list of sentences a document."""
+        """The training text, a list of sentences per document."""
         return split_sentences(self.train_text)
 
     def make_tokenizer(self):
@@ -64,7 +64,7 @@ class Pretraining(Experiment):
             return None
         batches = self._batches(split_sentences(self.valid_text), tokenizer)
         count = batches.steps_per_epoch
-        # Keras warns of a dataset that ends and had not said when.
+        # Keras warns if a dataset of unknown length ends.
         return batches.dataset().take(count).apply(tf.data.experimental.assert_cardinality(count))
 
     def build(self, tokenizer, batches):

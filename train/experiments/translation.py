@@ -40,7 +40,7 @@ class Translation(Experiment):
                 f"Received: {sum(given)} of them."
             )
         if (config.source_language or config.target_language) and not config.dataset:
-            raise ValueError("--source-language and --target-language choose from a --dataset.")
+            raise ValueError("--source-language and --target-language need a --dataset.")
         valid_text = None
         if config.tsv:
             train_text = read_tsv(config.tsv)
@@ -90,7 +90,7 @@ class Translation(Experiment):
     def describe(self, batches):
         return (
             f"{batches.num_pairs:,} pairs, {batches.num_target_tokens:,} target tokens, "
-            f"{batches.num_dropped:,} pairs longer than {self.config.max_length} tokens left out"
+            f"{batches.num_dropped:,} pairs longer than {self.config.max_length} tokens dropped"
             f"; {plan_in_words(batches)}"
         )
 
@@ -152,7 +152,7 @@ class Translation(Experiment):
 
 
 def translations_of(translator, texts):
-    """The translation of each text, a list, and whether each was too long to be read whole."""
+    """The translations, a list of strings, and whether each text was truncated."""
     answer = translator.answer(texts)
     return [text.decode() for text in answer["translation"]], answer["truncated"]
 
@@ -169,9 +169,9 @@ def bleu_report(translations, references):
 
 @contextlib.contextmanager
 def _engine(options):
-    """Yields what translates a list of texts, as `translations_of`, and the search settings."""
+    """Yields a function that translates texts, like `translations_of`, and the search settings."""
     is_ours = options.engine == "tensorflow"
-    # CTranslate2 computes in float32 what was trained in half precision.
+    # CTranslate2 runs models trained in half precision in float32.
     translator = _loaded(options, None if is_ours else "float32", options.cache)
     settings = translator.module.settings
     if is_ours:
@@ -191,7 +191,7 @@ def _loaded(options, dtype=None, cache="auto"):
 
 def _read_pair(source, target, flags):
     if not source or not target:
-        raise ValueError(f"{flags} belong together. Received: {source!r} and {target!r}.")
+        raise ValueError(f"Give both {flags}. Received: {source!r} and {target!r}.")
     return read_files(source, target)
 
 
