@@ -15,7 +15,7 @@ from keras_transformer.serving import SearchSettings, Translator
 from train.demo.corpus import demo_corpus
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
-GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "formats.md"
+GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "to-other-formats.md"
 CORPUS = demo_corpus(600)
 FORMATS = {  # what runs each, and how its files end
     "onnx": ("onnxruntime", ".onnx"),
