@@ -29,8 +29,8 @@ def main(arguments=None):
     )  # fmt: skip
     parser.add_argument("--run", help="folder of the run, created by --from and read by --to")
     parser.add_argument(
-        "--to", metavar="FORMAT", help="format in which to write the run: ctranslate2, huggingface, "
-        "keras_hub, litert, onnx or openvino",
+        "--to", metavar="FORMAT", help="format in which to write the run: ctranslate2, "
+        "huggingface, keras_hub, litert, onnx or openvino",
     )  # fmt: skip
     parser.add_argument("--output", metavar="FOLDER", help="folder to write to, with --to")
     parser.add_argument(
