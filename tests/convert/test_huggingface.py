@@ -5,7 +5,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import convert
-from keras_transformer.convert import huggingface as module
+from keras_transformer.convert import huggingface_translation as module
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.serving import Classifier, Generator, SamplingSettings
 from keras_transformer.tokenizers import WordPieceTokenizer
