@@ -2,8 +2,11 @@
 
 import logging
 
+import keras
+
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.loading import Converted
+from keras_transformer.convert.settings import pieces_of
 from keras_transformer.convert.tables import (
     ConversionError,
     Row,
@@ -76,64 +79,103 @@ def rows(model):
 
 def read(folder: ModelFolder):
     """Reads a folder of BERT: the backbone with the head that its config.json names."""
-    config = folder.config
-    [name, *_] = config.get("architectures") or ["BertModel"]
-    if name not in HEADS:
-        raise ConversionError(
-            f"{folder.path}: the architecture must be one of {', '.join(HEADS)}. Received: {name}."
-        )
-    folder.setting("position_embedding_type", "absolute", None)
-    folder.setting("is_decoder", False)
-    folder.setting("type_vocab_size", 2)
-    folder.setting("pad_token_id", 0)
-    if HEADS[name] is bert_pretraining:
-        folder.setting("tie_word_embeddings", True)
-    activation = folder.setting("hidden_act", *ACTIVATIONS)
-    longest = config["max_position_embeddings"]
-    dimensions = {
-        "num_layers": config["num_hidden_layers"],
-        "hidden_dim": config["hidden_size"],
-        "intermediate_dim": config["intermediate_size"],
-        "num_heads": config["num_attention_heads"],
-        "dropout": config.get("hidden_dropout_prob", 0.1),
-        "attention_dropout": config.get("attention_probs_dropout_prob", 0.1),
-    }
+    settings = folder.settings
+    head = head_of(folder, HEADS)
+    settings.one_of("position_embedding_type", "absolute", None)
+    settings.one_of("is_decoder", False)
+    settings.one_of("type_vocab_size", 2)
+    settings.one_of("pad_token_id", 0)
+    activation = settings.one_of("hidden_act", *ACTIVATIONS)
+    size, longest = settings.count("vocab_size"), settings.count("max_position_embeddings", least=3)
+    tokenizer = word_pieces(folder, size)
+    dimensions = dimensions_of(settings)
     backbone = bert(
-        config["vocab_size"],
+        size,
         max_sequence_length=longest,
         activation=ACTIVATIONS[activation],
-        norm_epsilon=config.get("layer_norm_eps", 1e-12),
+        norm_epsilon=settings.number("layer_norm_eps", 1e-12),
         **dimensions,
     )
-    labels, model = (), backbone
-    if name in ("BertForSequenceClassification", "BertForTokenClassification"):
-        labels = _labels(folder)
-        dropout = config.get("classifier_dropout") or dimensions["dropout"]
-        model = HEADS[name](backbone, len(labels), dropout=dropout)
-    elif HEADS[name]:
-        model = HEADS[name](backbone, activation=ACTIVATIONS[activation])
+    dropout = settings.share("classifier_dropout", dimensions["dropout"])
+    model, labels = with_head(folder, backbone, head, dropout, ACTIVATIONS[activation])
     arrays = {_modern(key): array for key, array in folder.arrays().items()}
-    new = {key: what for key, what in MAY_BE_NEW.items() if f"{key}.weight" not in arrays}
-    table = [row for row in rows(model) if row.names[0].rpartition(".")[0] not in new]
-    assign(table, arrays, "BERT")
-    if missing := [new[key] for key in new if any(key in row.names[0] for row in rows(model))]:
+    assign_with_new(folder, rows(model), arrays, MAY_BE_NEW, "BERT")
+    return converted(model, tokenizer, labels, longest, dimensions)
+
+
+def head_of(folder, heads):
+    """What adds the head that config.json names, of {name: function}; without one the first."""
+    [usual, *_] = heads
+    names = folder.settings.values.get("architectures") or [usual]
+    if not isinstance(names, list) or names[0] not in [*heads]:
+        raise ConversionError(
+            f"{folder.settings.file}: architectures must be a list of one of {', '.join(heads)}. "
+            f"Received: {names!r:.80}."
+        )
+    return heads[names[0]]
+
+
+def dimensions_of(settings):
+    """The dimensions of BERT and RoBERTa, as arguments of `bert`."""
+    return {
+        "num_layers": settings.count("num_hidden_layers"),
+        **settings.heads_of("hidden_size", "num_attention_heads"),
+        "intermediate_dim": settings.count("intermediate_size"),
+        "dropout": settings.share("hidden_dropout_prob", 0.1),
+        "attention_dropout": settings.share("attention_probs_dropout_prob", 0.1),
+    }
+
+
+def with_head(folder, backbone, head, dropout, activation):
+    """A backbone with a head, and the names of its labels.
+
+    Args:
+        folder: whose config.json names the labels.
+        backbone: of `bert`.
+        head: one of the functions of `HEADS`.
+        dropout: of a head for labels.
+        activation: of a head for masked tokens.
+    """
+    if head is None:
+        return backbone, ()
+    if head is bert_pretraining:
+        folder.settings.one_of("tie_word_embeddings", True)
+        return head(backbone, activation=activation), ()
+    labels = _labels(folder)
+    return head(backbone, len(labels), dropout=dropout), labels
+
+
+def assign_with_new(folder, table, arrays, may_be_new, family):
+    """Assigns a table; a warning names the parts that a folder lacks, which stay random.
+
+    Args:
+        may_be_new: {name of a layer: what it is} of those parts.
+    """
+    table = list(table)
+    new = {key: what for key, what in may_be_new.items() if f"{key}.weight" not in arrays}
+    assign([row for row in table if row.names[0].rpartition(".")[0] not in new], arrays, family)
+    if missing := [new[key] for key in new if any(key in row.names[0] for row in table)]:
         logging.getLogger(__name__).warning(
             "%s has no %s: it starts with random weights.", folder.path, " and no ".join(missing)
         )
-    command = "classification" if name == "BertForSequenceClassification" else "pretraining"
-    return converted(command, model, word_pieces(folder), labels, longest, dimensions)
 
 
-def converted(command, model, tokenizer, labels, longest, dimensions):
-    """A BERT with the settings of the runs of its command."""
+def converted(model, tokenizer, labels, longest, dimensions):
+    """A BERT with the settings of the runs of its command: a classifier's, or of pretraining."""
+    is_classifier = bool(labels) and len(model.output_shape) == 2
     run = {"max_length": min(longest, 512), **dimensions}
-    if command == "pretraining":
+    if not is_classifier:
         run |= {"positions": longest, "max_length": min(longest, 128)}
+    command = "classification" if is_classifier else "pretraining"
     return Converted(command, model, tokenizer, labels=labels, config=run)
 
 
-def word_pieces(folder):
-    """The `WordPieceTokenizer` of a folder, from tokenizer.json or vocab.txt."""
+def word_pieces(folder, size):
+    """The `WordPieceTokenizer` of a folder, from tokenizer.json or vocab.txt.
+
+    Args:
+        size: rows of the table, at least one for each piece.
+    """
     from keras_transformer.convert.tokenizers import load_tokenizer_of
     from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
@@ -143,7 +185,22 @@ def word_pieces(folder):
             f"{folder.path} must hold BERT's word pieces, starting with [PAD]. Received: a "
             f"{type(tokenizer).__name__} whose first id is {theirs[0]}."
         )
+    pieces_of(folder.path, tokenizer.vocabulary_size, size)
     return tokenizer
+
+
+def pooler_of(model):
+    """The activation of the pooler, which DistilBERT has another of; that of BERT without one."""
+    if "pooler" not in layer_names(model):
+        return "tanh"
+    return keras.activations.serialize(model.get_layer("pooler").activation)
+
+
+def renamed(name, parts):
+    """A name in which the parts that are keys become their values, one after the other."""
+    for part, theirs in parts.items():
+        name = name.replace(part, theirs)
+    return name
 
 
 def _modern(name):
@@ -155,13 +212,14 @@ def _modern(name):
 
 
 def _labels(folder):
-    config = folder.config
-    named = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    labels = tuple(named[key] for key in sorted(named, key=int))
-    kind = config.get("problem_type") or "single_label_classification"
-    if kind != "single_label_classification" or len(labels) < 2:
+    settings, kind = folder.settings, "single_label_classification"
+    settings.one_of("problem_type", kind, None)
+    named = settings.values.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    known = named if isinstance(named, dict) else {}
+    labels = [known.get(str(index)) for index in range(len(known))]
+    if len(labels) < 2 or not all(isinstance(label, str) for label in labels):
         raise ConversionError(
-            f"{folder.path}: a classifier must choose one of at least two labels. "
-            f"Received: problem_type={kind!r}, {len(labels)} labels."
+            f"{settings.file}: id2label must name at least two labels, those of 0, 1 and so on. "
+            f"Received: {named!r:.80}."
         )
-    return labels
+    return tuple(labels)

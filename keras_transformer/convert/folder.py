@@ -3,9 +3,11 @@
 import json
 import pathlib
 
+from keras_transformer.convert.settings import Settings
 from keras_transformer.convert.tables import ConversionError
 
 SAFETENSORS_INDEX, TORCH_FILE = "model.safetensors.index.json", "pytorch_model.bin"
+TORCH_INDEX = "pytorch_model.bin.index.json"
 
 
 class ModelFolder:
@@ -13,6 +15,9 @@ class ModelFolder:
 
     Args:
         path: of the folder.
+
+    Attributes:
+        settings: the `Settings` of config.json.
 
     Raises:
         ConversionError: if there is no such folder, or it has no readable config.json.
@@ -32,7 +37,7 @@ config.json. Nothing is downloaded: give the path of a released model.
                 f"{self.path} is not a folder with config.json. Nothing is downloaded: give the "
                 "path of a released model."
             )
-        self.config = self.json("config.json")
+        self.settings = Settings(self.json("config.json"), self.path / "config.json")
 
     def has(self, name):
         """Whether there is a file of this name."""
@@ -61,25 +66,6 @@ config.json. Nothing is downloaded: give the path of a released model.
         except (ValueError, TypeError) as error:
             raise ConversionError(f"{path} must hold a JSON object. Received: {error}") from None
 
-    def setting(self, name, *allowed):
-        """A setting of config.json for which only some values are supported.
-
-        Args:
-            name: name of the setting; a missing one has the first value.
-            *allowed: the supported values.
-
-        Raises:
-            ConversionError: if it has another value.
-        """
-        value = self.config.get(name, allowed[0])
-        if value not in allowed:
-            supported = " or ".join(map(repr, allowed))
-            raise ConversionError(
-                f"{self.path / 'config.json'}: {name} must be {supported}; nothing else is "
-                f"supported. Received: {value!r}."
-            )
-        return value
-
     def arrays(self):
         """The weights, {name: array}, of *.safetensors, or of pytorch_model.bin by torch.
 
@@ -87,37 +73,48 @@ config.json. Nothing is downloaded: give the path of a released model.
             ConversionError: if there are none, a file is damaged, or torch is needed and not
                 installed.
         """
-        files = self._safetensors()
-        if not files and self.has(TORCH_FILE):
-            return self._torch_arrays()
-        if not files:
-            raise ConversionError(f"{self.path} must hold *.safetensors or {TORCH_FILE}.")
-        from safetensors import SafetensorError, numpy
+        if files := self._files(SAFETENSORS_INDEX) or sorted(self.path.glob("*.safetensors")):
+            return _joined(files, _safetensors)
+        if files := self._files(TORCH_INDEX) or [self.path / TORCH_FILE] * self.has(TORCH_FILE):
+            return _joined(files, _torch_arrays)
+        raise ConversionError(f"{self.path} must hold *.safetensors or {TORCH_FILE}.")
 
-        arrays = {}
-        for file in files:
-            try:
-                arrays |= numpy.load_file(file)
-            except (SafetensorError, OSError) as error:
-                raise ConversionError(f"{file} is damaged or missing: {error}") from None
-        return arrays
+    def _files(self, index):
+        """The files that an index names, if there is one."""
+        if not self.has(index):
+            return []
+        settings = Settings(self.json(index), self.path / index)
+        names = settings.part("weight_map").values.values()
+        return [self.path / name for name in sorted(set(map(str, names)))]
 
-    def _safetensors(self):
-        if self.has(SAFETENSORS_INDEX):
-            names = set(self.json(SAFETENSORS_INDEX).get("weight_map", {}).values())
-            return [self.path / name for name in sorted(names)]
-        return sorted(self.path.glob("*.safetensors"))
 
-    def _torch_arrays(self):
-        path = self.path / TORCH_FILE
-        try:
-            import torch
-        except ImportError:
-            raise ConversionError(
-                f"Reading {path} needs torch. Install it, or save the model as safetensors."
-            ) from None
-        try:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-            return {name: tensor.float().numpy() for name, tensor in tensors.items()}
-        except Exception as error:  # it raises many kinds for a damaged file
-            raise ConversionError(f"{path} is damaged: {error}") from None
+def _joined(files, read):
+    arrays = {}
+    for file in files:
+        arrays |= read(file)
+    return arrays
+
+
+def _safetensors(file):
+    from safetensors import SafetensorError, numpy
+
+    try:
+        return numpy.load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ConversionError(f"{file} is damaged or missing: {error}") from None
+
+
+def _torch_arrays(file):
+    try:
+        import torch
+    except ImportError:
+        raise ConversionError(
+            f"{file} can be read where torch is installed only. Install it, or save the model as "
+            "safetensors."
+        ) from None
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+        return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+    except Exception as error:  # of a damaged file it raises many kinds
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConversionError(f"{file} is damaged or missing: {line}") from None

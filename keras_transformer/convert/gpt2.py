@@ -2,7 +2,9 @@
 
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.loading import Converted
+from keras_transformer.convert.settings import pieces_of
 from keras_transformer.convert.tables import (
+    ConversionError,
     Row,
     arrays_of,
     assign,
@@ -84,38 +86,68 @@ def arrays_of_keras_hub_gpt2(backbone):
 
 def read(folder: ModelFolder):
     """Reads a folder of GPT-2: weights, byte pairs and the longest context."""
-    from keras_transformer.convert.tokenizer_json import byte_level
-    from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
-
-    config = folder.config
-    folder.setting("scale_attn_weights", True)
-    folder.setting("scale_attn_by_inverse_layer_idx", False)
-    folder.setting("tie_word_embeddings", True)
-    activation = folder.setting("activation_function", *ACTIVATIONS)
-    context, hidden_dim = config["n_positions"], config["n_embd"]
+    config = folder.settings
+    config.one_of("scale_attn_weights", True)
+    config.one_of("scale_attn_by_inverse_layer_idx", False)
+    config.one_of("tie_word_embeddings", True)
+    activation = config.one_of("activation_function", *ACTIVATIONS)
+    size, context = config.count("vocab_size"), config.count("n_positions", least=2)
     dimensions = {
-        "num_layers": config["n_layer"],
-        "hidden_dim": hidden_dim,
-        "intermediate_dim": config.get("n_inner") or 4 * hidden_dim,
-        "num_heads": config["n_head"],
-        "dropout": config.get("resid_pdrop", 0.1),
-        "attention_dropout": config.get("attn_pdrop", 0.1),
+        "num_layers": config.count("n_layer"),
+        **config.heads_of("n_embd", "n_head"),
+        "intermediate_dim": config.count("n_inner", 4 * config.count("n_embd")),
+        "dropout": config.share("resid_pdrop", 0.1),
+        "attention_dropout": config.share("attn_pdrop", 0.1),
     }
+    tokenizer = _tokenizer(folder, size)
     model = gpt2(
-        vocabulary_size=config["vocab_size"],
+        vocabulary_size=size,
         max_sequence_length=context,
         activation=ACTIVATIONS[activation],
-        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        norm_epsilon=config.number("layer_norm_epsilon", 1e-5),
         **dimensions,
     )
     load_gpt2(model, folder.arrays())
-    if folder.has("vocab.json"):
-        files = folder.file("vocab.json"), folder.file("merges.txt")
-        tokenizer = BytePairTokenizer.from_files(*files, FIRST_ID)
-    else:
-        found = byte_level(folder.json("tokenizer.json"), folder.file("tokenizer.json"))
-        tokenizer = BytePairTokenizer(*found, FIRST_ID)
     return converted(model, tokenizer, context, dimensions)
+
+
+def _tokenizer(folder, size):
+    """The byte pairs of a folder for a table of `size` rows."""
+    from keras_transformer.convert.tokenizer_json import byte_level, merges_of
+
+    name = "vocab.json" if folder.has("vocab.json") else "tokenizer.json"
+    file = folder.file(name)
+
+    def found():
+        if name == "vocab.json":
+            return folder.json(name), merges_of(folder.file("merges.txt"))
+        return byte_level(folder.json(name), file)
+
+    return byte_pairs_of(file, found, size)
+
+
+def byte_pairs_of(file, found, size):
+    """A `BytePairTokenizer` with a piece for each row of a table, which may be padded.
+
+    Args:
+        file: for messages.
+        found: returns the vocabulary and the merges.
+        size: of the table.
+
+    Raises:
+        ConversionError: if there are more pieces than rows, or they are no byte pairs.
+    """
+    from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
+
+    try:
+        vocabulary, merges = found()
+        count = len(vocabulary)
+        padding = {f"<|unused{i}|>": count + i for i in range(pieces_of(file, count, size))}
+        return BytePairTokenizer(vocabulary | padding, merges, FIRST_ID)
+    except ConversionError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConversionError(f"{file} is a tokenizer that ours cannot be: {error}") from None
 
 
 def converted(model, tokenizer, context, dimensions):

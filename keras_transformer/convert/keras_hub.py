@@ -6,6 +6,7 @@ import h5py
 import keras
 import numpy as np
 
+from keras_transformer.convert import bert
 from keras_transformer.convert import keras_hub_presets as presets
 from keras_transformer.convert.graphs import in_float32
 from keras_transformer.convert.tables import ConversionError, arrays_of
@@ -130,6 +131,7 @@ def _config(model):
         ("use_bias", bias is not None, True),
         ("attention_pattern", stack.attention_pattern, None),
         ("key_dim * num_heads == hidden_dim", kernel.shape[0] == kernel.shape[1], True),
+        ("pooler of", bert.pooler_of(model) if is_bert else "tanh", "tanh"),
         ("pooling", "mean or max" if "pooling" in names else "first", "first"),
         ("labels of", "tokens" if is_bert and "head" in names and len(model.output_shape) == 3
          else "texts", "texts"),

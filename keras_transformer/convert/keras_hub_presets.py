@@ -13,7 +13,9 @@ import numpy as np
 
 from keras_transformer.convert import bert, gpt2
 from keras_transformer.convert.folder import ModelFolder
+from keras_transformer.convert.settings import Settings, pieces_of
 from keras_transformer.convert.tables import ConversionError, Row, assign
+from keras_transformer.convert.tokenizer_json import merges_of
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models import bert_models, gpt2_model
 
@@ -105,22 +107,21 @@ def _layout(variable, names, heads):
 
 def read(folder: ModelFolder, with_tokenizer=True):
     """Reads a preset: a BertBackbone, with the head of its task, or a GPT2Backbone."""
-    kind = folder.config["class_name"]
+    kind = folder.settings.text("class_name")
     if kind not in ("BertBackbone", "GPT2Backbone"):
         raise ConversionError(
             f"{folder.path} must hold a BertBackbone or a GPT2Backbone of KerasHub. "
             f"Received: {kind}."
         )
-    config = folder.config["config"]
+    config = folder.settings.part("config")
     if kind == "GPT2Backbone":
         return _read_gpt2(folder, config, with_tokenizer)
-    if config["num_segments"] != 2:
-        raise ConversionError(
-            f"{folder.path}: num_segments must be 2. Received: {config['num_segments']}."
-        )
-    dimensions, longest = _dimensions(config), config["max_sequence_length"]
+    config.one_of("num_segments", 2)
+    dimensions, longest = _dimensions(config), config.count("max_sequence_length", least=3)
+    size = config.count("vocabulary_size")
+    tokenizer = _word_pieces(folder, size) if with_tokenizer else None
     model = bert_models.bert(
-        config["vocabulary_size"],
+        size,
         max_sequence_length=longest,
         activation=gelu_tanh,
         norm_epsilon=BERT_EPSILON,
@@ -128,25 +129,19 @@ def read(folder: ModelFolder, with_tokenizer=True):
     )
     model, labels = _with_head(model, folder)
     assign(rows(model), _arrays(folder), "KerasHub's BERT")
-    tokenizer = _word_pieces(folder, config["vocabulary_size"]) if with_tokenizer else None
-    command = "classification" if labels else "pretraining"
-    return bert.converted(command, model, tokenizer, labels, longest, dimensions)
+    return bert.converted(model, tokenizer, labels, longest, dimensions)
 
 
 def _with_head(model, folder):
     """The model with the head of a BertTextClassifier or BertMaskedLM, and its labels."""
     if not folder.has("task.json"):
         return model, ()
-    task = folder.json("task.json")
-    kind, config = task["class_name"], task["config"]
+    task = Settings(folder.json("task.json"), folder.path / "task.json")
+    kind, config = task.text("class_name"), task.part("config")
     if kind == "BertTextClassifier":
-        labels, activation = config["num_classes"], config.get("activation")
-        if activation not in (None, "linear", "softmax") or labels < 2:
-            raise ConversionError(
-                f"{folder.path}: a classifier must choose one of at least two labels, with the "
-                f"activation linear or softmax. Received: {labels} labels, {activation!r}."
-            )
-        model = bert_models.bert_classifier(model, labels, dropout=config.get("dropout", 0.1))
+        labels, dropout = config.count("num_classes", least=2), config.share("dropout", 0.1)
+        config.one_of("activation", "linear", "softmax", None)
+        model = bert_models.bert_classifier(model, labels, dropout=dropout)
         return model, tuple(map(str, range(labels)))
     if kind == "BertMaskedLM":  # its head has the exact GELU and a different epsilon
         model = bert_models.bert_pretraining(model, activation="gelu")
@@ -159,68 +154,55 @@ def _with_head(model, folder):
 
 
 def _read_gpt2(folder, config, with_tokenizer):
-    from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
-
-    size, context, dimensions = (
-        config["vocabulary_size"], config["max_sequence_length"], _dimensions(config)
-    )  # fmt: skip
+    size, context = config.count("vocabulary_size"), config.count("max_sequence_length", least=2)
+    dimensions, tokenizer = _dimensions(config), None
+    if with_tokenizer:
+        _check_tokenizer(folder, add_prefix_space=False)
+        file, merges = folder.file(VOCABULARY), folder.file(MERGES)
+        tokenizer = gpt2.byte_pairs_of(
+            file, lambda: (folder.json(VOCABULARY), merges_of(merges)), size
+        )
     model = gpt2_model.gpt2(
         vocabulary_size=size, max_sequence_length=context, norm_epsilon=GPT2_EPSILON, **dimensions
     )
     assign(rows(model), _arrays(folder), "KerasHub's GPT-2")
-    tokenizer = None
-    if with_tokenizer:
-        _check_tokenizer(folder, add_prefix_space=False)
-        files = folder.file(VOCABULARY), folder.file(MERGES)
-        given = (*files, gpt2.FIRST_ID)
-        tokenizer = _in_one_line(folder, BytePairTokenizer.from_files, *given)
-        found = tokenizer.vocabulary_size - gpt2.FIRST_ID
-        if found != size:
-            raise ConversionError(f"{files[0]} must have {size} pieces. Received: {found}.")
     return gpt2.converted(model, tokenizer, context, dimensions)
 
 
 def _dimensions(config):
-    names = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads", "dropout")
-    dimensions = {name: config[name] for name in names}
-    return dimensions | {"attention_dropout": config["dropout"]}
+    dropout = config.share("dropout", 0.1)
+    return {
+        **{name: config.count(name) for name in ("num_layers", "intermediate_dim")},
+        **config.heads_of("hidden_dim", "num_heads"),
+        **{"dropout": dropout, "attention_dropout": dropout},
+    }
 
 
 def _word_pieces(folder, size):
     from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
     config = _check_tokenizer(folder, split=True, suffix_indicator="##", oov_token="[UNK]")
-    lowercase, file = config.get("lowercase", False), folder.file(WORD_PIECES)
-    tokenizer = _in_one_line(folder, WordPieceTokenizer.load, file, lowercase)
-    if tokenizer.vocabulary_size > size:
-        raise ConversionError(
-            f"{file} must have at most {size} pieces. Received: {tokenizer.vocabulary_size}."
-        )
-    if bool(config.get("strip_accents")) is not lowercase:
+    lowercase, file = config.flag("lowercase", False), folder.file(WORD_PIECES)
+    try:
+        tokenizer = WordPieceTokenizer.load(file, lowercase)
+    except ValueError as error:
+        raise ConversionError(f"{file} is a tokenizer that ours cannot be: {error}") from None
+    pieces_of(file, tokenizer.vocabulary_size, size)
+    strips = config.flag("strip_accents", False)
+    if strips is not lowercase:
         logging.getLogger(__name__).warning(
             "%s: the tokenizer has strip_accents=%s, ours %s accents.",
-            folder.path, config.get("strip_accents"), "strips" if lowercase else "keeps",
+            folder.path, strips, "strips" if lowercase else "keeps",
         )  # fmt: skip
     return tokenizer
 
 
 def _check_tokenizer(folder, **allowed):
-    config = folder.json("tokenizer.json").get("config", {})
+    file = folder.path / "tokenizer.json"
+    config = Settings(folder.json("tokenizer.json"), file).part("config")
     for name, value in allowed.items():
-        if config.get(name, value) != value:
-            raise ConversionError(
-                f"{folder.path}/tokenizer.json: {name} must be {value!r}. "
-                f"Received: {config[name]!r}."
-            )
+        config.one_of(name, value)
     return config
-
-
-def _in_one_line(folder, load, *given):
-    try:
-        return load(*given)
-    except ValueError as error:
-        message = f"{folder.path} has a tokenizer that is not supported: {error}"
-        raise ConversionError(message) from None
 
 
 def _arrays(folder):

@@ -11,9 +11,11 @@ from keras_transformer.convert.tables import ConversionError
 # A config.json with a `class_name` is a KerasHub preset.
 FAMILIES = {
     "bert": "bert",
+    "distilbert": "distilbert",
     "gpt2": "gpt2",
     "m2m_100": "m2m100",
     "marian": "marian",
+    "roberta": "roberta",
 }
 
 
@@ -60,19 +62,20 @@ def read(path):
     if opennmt.is_run(path):
         return opennmt.read(path)
     folder = ModelFolder(path)
-    family = folder.config.get("model_type")
-    is_preset = family is None and "class_name" in folder.config
-    if family not in FAMILIES and not is_preset:
+    family = folder.settings.values.get("model_type")
+    is_preset = family is None and folder.settings.has("class_name")
+    if family not in [*FAMILIES] and not is_preset:
         raise ConversionError(
             f"{path} must hold a model of type {', '.join(sorted(FAMILIES))}, or a preset of "
-            f"KerasHub. Received: model_type={family!r}."
+            f"KerasHub. Received: model_type={family!r:.80}."
         )
     name = "keras_hub_presets" if is_preset else FAMILIES[family]
-    module = importlib.import_module(f"keras_transformer.convert.{name}")
     try:
-        return module.read(folder)
-    except KeyError as error:
-        raise ConversionError(f"{path}/config.json must have {error}.") from None
+        return importlib.import_module(f"keras_transformer.convert.{name}").read(folder)
+    except ConversionError as error:
+        # Those of weights and tokenizers do not know the folder.
+        message = str(error) if str(path) in str(error) else f"{path}: {error}"
+        raise ConversionError(message) from None
 
 
 def load(path, source_language=None, target_language=None):

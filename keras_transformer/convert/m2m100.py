@@ -8,6 +8,7 @@ from keras_transformer.convert import marian
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.sentencepiece import with_languages
+from keras_transformer.convert.settings import Settings, pieces_of
 from keras_transformer.convert.tables import ConversionError, assign
 from keras_transformer.convert.tokenizers import SETTINGS, load_tokenizer_of
 from keras_transformer.models.encoder_decoder import translation
@@ -19,8 +20,8 @@ LANGUAGE_SETTINGS = {"source_language": "src_lang", "target_language": "tgt_lang
 
 def read(folder: ModelFolder):
     """Reads a folder of M2M100 or NLLB: weights, vocabulary and the settings of its search."""
-    config = folder.config
-    folder.setting("tie_word_embeddings", True)
+    config = folder.settings
+    config.one_of("tie_word_embeddings", True)
     tokenizer, theirs = load_tokenizer_of(folder.path)
     ids = _ids(folder, theirs)
     tokenizer = with_languages(tokenizer, LANGUAGE)
@@ -30,53 +31,50 @@ def read(folder: ModelFolder):
             "Received: none."
         )
     dimensions = marian.dimensions_of(folder, pre_norm=True)
-    half = config["d_model"] // 2
+    half = dimensions["hidden_dim"] // 2
     model = translation(
         len(ids.theirs),
         output_bias=True,
-        scale_embedding=config.get("scale_embedding", True),
+        scale_embedding=config.flag("scale_embedding", True),
         positions={
             "max_wavelength": 10000 ** (half / (half - 1)),
             "interleaved": False,
-            "first_position": config["pad_token_id"] + 1,
+            "first_position": config.count("pad_token_id", least=0) + 1,
         },
         norm_epsilon=1e-5,
-        attention_dropout=config.get("attention_dropout", 0.0),
+        attention_dropout=config.share("attention_dropout", 0.0),
         **dimensions,
     )
     # Only to exclude the start token, which duplicates the end token.
     model.get_layer("output_bias").trainable = False
-    no_bias = {"final_logits_bias": np.zeros((1, config["vocab_size"]), "float32")}
+    no_bias = {"final_logits_bias": np.zeros((1, config.count("vocab_size")), "float32")}
     rows = marian.rows(model, ids, ids, with_final_norms=True)
     assign(rows, marian.shared_arrays(folder) | no_bias, "M2M100")
     settings = marian.search_settings(folder, 1024)
     run = marian.run_settings(settings, tokenizer.vocabulary_size) | dimensions
-    given = folder.json(SETTINGS) if folder.has(SETTINGS) else {}
-    if given.get("legacy_behaviour"):
+    given = Settings(folder.json(SETTINGS) if folder.has(SETTINGS) else {}, folder.path / SETTINGS)
+    if given.flag("legacy_behaviour", False):
         raise ConversionError(
             f"{folder.path / SETTINGS}: the language must come before the text; legacy_behaviour, "
             "which puts it after the text, is not supported. Received: legacy_behaviour=True."
         )
-    languages = {name: given.get(theirs) or "" for name, theirs in LANGUAGE_SETTINGS.items()}
+    languages = {name: given.text(theirs, "") for name, theirs in LANGUAGE_SETTINGS.items()}
     return Converted("translation", model, tokenizer, settings=settings, config=run | languages)
 
 
 def _ids(folder, theirs):
-    """Their id for each of ours: the tokenizer's, then those that no text has, such as <s>."""
-    config = folder.config
-    size, start = config["vocab_size"], config.get("decoder_start_token_id", config["eos_token_id"])
+    """Their id at each of ours: of the tokenizer, then those that no text has, such as <s>."""
+    config = folder.settings
+    size, end = config.count("vocab_size"), config.count("eos_token_id", least=0)
+    start = config.count("decoder_start_token_id", end, least=0)
     control = {"pad_token_id": theirs[PAD_ID], "eos_token_id": theirs[END_ID]}
     for name, index in control.items():
-        if config[name] != index:
+        if config.count(name, least=0) != index:
             raise ConversionError(
                 f"{folder.path}: {name} must be {index}, as in the tokenizer. "
-                f"Received: {config[name]}."
+                f"Received: {config.count(name, least=0)}."
             )
     theirs = np.array(theirs)
     theirs[START_ID] = start
-    if theirs.max() >= size:
-        raise ConversionError(
-            f"{folder.path}: vocab_size must be more than {theirs.max()}, the last id of the "
-            f"tokenizer. Received: {size}."
-        )
+    pieces_of(folder.path, int(theirs.max()) + 1, size)
     return marian.Ids([*theirs, *sorted(set(range(size)) - set(theirs.tolist()))])

@@ -5,6 +5,7 @@ import numpy as np
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.sentencepiece import our_order, sentencepiece_tokenizer
+from keras_transformer.convert.settings import Settings, pieces_of
 from keras_transformer.convert.tables import (
     ConversionError,
     Row,
@@ -112,8 +113,9 @@ def _rows_of_block(block, name, has_source):
 
 def read(folder: ModelFolder):
     """Reads a folder of MarianMT: weights, vocabularies and the settings of its search."""
-    shared = folder.setting("share_encoder_decoder_embeddings", True, False)
-    tied = folder.setting("tie_word_embeddings", True, False)
+    settings = folder.settings
+    shared = settings.one_of("share_encoder_decoder_embeddings", True, False)
+    tied = settings.one_of("tie_word_embeddings", True, False)
     source, target = vocabularies(folder, shared)
     source_ids, target_ids = (_ids(folder, vocabulary) for vocabulary in (source, target))
     dimensions = dimensions_of(folder, pre_norm=False)
@@ -122,7 +124,7 @@ def read(folder: ModelFolder):
         None if shared else len(target_ids.theirs),
         tie_output=tied,
         output_bias=True,
-        scale_embedding=folder.config.get("scale_embedding", False),
+        scale_embedding=settings.flag("scale_embedding", False),
         positions={"interleaved": False},
         norm_epsilon=1e-5,
         **dimensions,
@@ -135,47 +137,50 @@ def read(folder: ModelFolder):
             ("target.spm", target, target_ids),
         )
     ]
-    settings = search_settings(folder, 512)
-    run = run_settings(settings, len(source_ids.theirs)) | dimensions
-    return Converted("translation", model, *tokenizers, settings=settings, config=run)
+    search = search_settings(folder, 512)
+    run = run_settings(search, len(source_ids.theirs)) | dimensions
+    return Converted("translation", model, *tokenizers, settings=search, config=run)
 
 
 def dimensions_of(folder, pre_norm):
     """The dimensions of both sides, which must be equal, as arguments of `translation`."""
-    config = folder.config
+    settings = folder.settings
     for name in ("layers", "attention_heads", "ffn_dim"):
-        sides = [config[f"{side}_{name}"] for side in ("encoder", "decoder")]
+        sides = [settings.count(f"{side}_{name}") for side in ("encoder", "decoder")]
         if sides[0] != sides[1]:
             raise ConversionError(
                 f"{folder.path}: encoder and decoder must have equally many {name}. "
                 f"Received: {sides}."
             )
-    activation = folder.setting("activation_function", *ACTIVATIONS)
+    if settings.count("d_model", least=4) % 2:
+        raise ConversionError(
+            f"{settings.file}: d_model must be even, for sines and cosines. "
+            f"Received: {settings.count('d_model')}."
+        )
+    activation = settings.one_of("activation_function", *ACTIVATIONS)
     return {
-        "num_layers": config["encoder_layers"],
-        "hidden_dim": config["d_model"],
-        "intermediate_dim": config["encoder_ffn_dim"],
-        "num_heads": config["encoder_attention_heads"],
-        "dropout": config.get("dropout", 0.1),
+        "num_layers": settings.count("encoder_layers"),
+        "intermediate_dim": settings.count("encoder_ffn_dim"),
+        **settings.heads_of("d_model", "encoder_attention_heads"),
+        "dropout": settings.share("dropout", 0.1),
         "pre_norm": pre_norm,
         "activation": ACTIVATIONS[activation],
     }
 
 
 def search_settings(folder, positions):
-    """The `SearchSettings` of a folder; `positions` is the usual number in its family."""
-    config = folder.config
-    generation = {**config, **(folder.json(GENERATION) if folder.has(GENERATION) else {})}
-    early = generation.get("early_stopping") or False
-    if early not in (True, False):
-        raise ConversionError(
-            f"{folder.path}: early_stopping must be True or False. Received: {early!r}."
-        )
+    """The `SearchSettings` of a folder; `positions` is how many its family usually has."""
+    settings, file = folder.settings, folder.settings.file
+    given = settings.values
+    if folder.has(GENERATION):
+        given, file = {**given, **folder.json(GENERATION)}, folder.path / GENERATION
+    generation = Settings(given, file)
+    early = generation.flag("early_stopping", False)
     return SearchSettings(
-        num_beams=generation.get("num_beams") or 1,
-        length_penalty=generation.get("length_penalty", 1.0),
-        max_source_length=config.get("max_position_embeddings", positions),
-        max_target_length=(generation.get("max_length") or positions) - 1,  # theirs counts start
+        num_beams=generation.count("num_beams", 1),
+        length_penalty=generation.number("length_penalty", 1.0),
+        max_source_length=settings.count("max_position_embeddings", positions, least=2),
+        max_target_length=generation.count("max_length", positions, least=3) - 1,  # without start
         scoring="huggingface_early_stopping" if early else "huggingface",
     )
 
@@ -192,21 +197,34 @@ def run_settings(settings, vocabulary_size):
 
 
 def vocabularies(folder, shared):
-    """The ids of source and target pieces, two dictionaries."""
-    source = folder.json("vocab.json")
-    return source, source if shared else folder.json("target_vocab.json")
+    """The ids of the pieces of source and target, two dictionaries, as many as the tables have."""
+    sides = [("vocab.json", "vocab_size")]
+    if not shared:
+        sides.append(("target_vocab.json", "decoder_vocab_size"))
+    found = []
+    for file, size in sides:
+        vocabulary = folder.json(file)
+        count = len(vocabulary)
+        if sorted(map(str, vocabulary.values())) != sorted(map(str, range(count))):
+            raise ConversionError(
+                f"{folder.path / file}: the ids must be 0, 1, 2 and so on. "
+                f"Received: {count} pieces with other ids."
+            )
+        padding = pieces_of(folder.path / file, count, folder.settings.count(size, count))
+        found.append(vocabulary | {f"<unused{i}>": count + i for i in range(padding)})
+    return found * 2 if shared else found
 
 
 def _ids(folder, vocabulary):
-    config = folder.config
-    pad, end = config["pad_token_id"], config["eos_token_id"]
-    size = max(vocabulary.values()) + 1
-    if sorted(vocabulary.values()) != list(range(size)) or not {pad, end} <= set(range(size)):
+    settings, size = folder.settings, len(vocabulary)
+    names = ("pad_token_id", "eos_token_id")
+    pad, end = (settings.count(name, least=0) for name in names)
+    start = settings.count("decoder_start_token_id", pad, least=0)
+    if not {pad, end, start} <= set(range(size)):
         raise ConversionError(
-            f"{folder.path}: the ids of vocab.json must be 0, 1, 2 and so on, pad_token_id and "
-            f"eos_token_id among them. Received: {len(vocabulary)} pieces, ids up to {size - 1}."
+            f"{settings.file}: pad_token_id, eos_token_id and decoder_start_token_id must be below "
+            f"{size}, the pieces of the vocabulary. Received: {pad}, {end}, {start}."
         )
-    start = config.get("decoder_start_token_id", pad)
     return Ids(our_order(size, pad, vocabulary.get("<unk>", pad), start, end))
 
 

@@ -2,6 +2,7 @@
 
 import pathlib
 
+from keras_transformer.convert import settings
 from keras_transformer.convert.sentencepiece import read_model, rearranged
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.serving.settings import SearchSettings
@@ -64,13 +65,12 @@ class Settings:
         return bool(controls.get("end"))
 
     def search(self):
-        params = self._config.get("params") or {}
-        beams = params.get("beam_width", 4)
+        params = settings.Settings(self._config.get("params") or {}, self.file)
         return SearchSettings(
-            num_beams=beams,
-            length_penalty=float(params.get("length_penalty", 0)),
+            num_beams=params.count("beam_width", 4),
+            length_penalty=float(params.number("length_penalty", 0)),
             max_source_length=MAX_SOURCE_LENGTH,
-            max_target_length=params.get("maximum_decoding_length", 250),
+            max_target_length=params.count("maximum_decoding_length", 250, least=2),
         )
 
     def tokenizer(self, side, words):

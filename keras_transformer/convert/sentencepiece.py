@@ -60,6 +60,8 @@ def rearranged(model, vocabulary):
         if index < len(CONTROL_PIECES):
             kind = PieceType.UNKNOWN if index == UNKNOWN_ID else PieceType.CONTROL
             pieces.append((CONTROL_PIECES[index], 0.0, kind))
+        elif name in CONTROL_PIECES:  # which plays no part in theirs
+            pieces.append((f"<unused {name[1:-1]}>", 0.0, PieceType.UNUSED))
         elif LANGUAGE.fullmatch(name):
             pieces.append((f"\u2581{name}", 0.0, PieceType.USER_DEFINED))
         elif known.get(name, normal)[1] in (PieceType.UNKNOWN, PieceType.CONTROL):

@@ -61,6 +61,12 @@ def byte_pairs(vocabulary, merges):
     return BytePairTokenizer({names[i]: n for n, i in enumerate(theirs)}, merges), theirs
 
 
+def merges_of(path):
+    """The pairs of a `merges.txt`, the first one first."""
+    lines = path.read_text("utf-8").split("\n")
+    return [line for line in lines if line and not line.startswith("#version")]
+
+
 def _byte_pairs(content, added, path):
     if content["model"].get("byte_fallback") or "Metaspace" in str(content.get("pre_tokenizer")):
         return _sentencepiece_byte_pairs(content, added, path)

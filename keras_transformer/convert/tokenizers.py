@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_transformer.convert.sentencepiece import in_our_order, read_model
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.convert.tokenizer_json import byte_pairs, read_tokenizer_json
+from keras_transformer.convert.tokenizer_json import byte_pairs, merges_of, read_tokenizer_json
 from keras_transformer.tokenizers.sentencepiece_format import PieceType
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
@@ -92,9 +92,7 @@ def _read(path):
         tokenizer = WordPieceTokenizer.load(path / "vocab.txt", lowercase)
         return tokenizer, np.arange(tokenizer.vocabulary_size)
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-        lines = (path / "merges.txt").read_text("utf-8").split("\n")
-        merges = [line for line in lines if line and not line.startswith("#version")]
-        return byte_pairs(_json(path / "vocab.json"), merges)
+        return byte_pairs(_json(path / "vocab.json"), merges_of(path / "merges.txt"))
     raise ConversionError(
         f"{path} must hold {T5_FILE}, {LLAMA_FILE}, {FAIRSEQ_FILE}, {TOKENIZER_JSON}, vocab.txt, "
         "or vocab.json and merges.txt."

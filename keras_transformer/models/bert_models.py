@@ -44,6 +44,7 @@ def bert(
     size="base",
     max_sequence_length=512,
     token_dropout=0.0,
+    pooler_activation="tanh",
     name="bert",
     **dimensions,
 ):
@@ -59,6 +60,7 @@ def bert(
         size: a key of `SIZES`: "tiny", "mini", "small", "base" or "large".
         max_sequence_length: number of positions that have a vector, in tokens.
         token_dropout: probability in [0, 1) of dropping a token in training.
+        pooler_activation: of the layer above the vector of [CLS]; DistilBERT has "relu".
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads), or pass further arguments to the blocks
@@ -69,7 +71,7 @@ def bert(
         A functional Keras model. Inputs: a dictionary of `token_ids`, 0 for padding, and
         `segment_ids`, 0 in the first text and 1 in the second, integers (batch, length).
         Outputs: a dictionary of `vectors`, (batch, length, hidden_dim), and `pooled`,
-        (batch, hidden_dim) in [-1, 1], computed from the first vector, that of [CLS].
+        (batch, hidden_dim), computed from the first vector, that of [CLS].
 
     Raises:
         ValueError: if `size` or a dimension is unknown, or hidden_dim is not
@@ -112,7 +114,7 @@ def bert(
     vectors = ReproducibleDropout(block["dropout"], dtype=dtype, name="embedding_dropout")(vectors)
     # Explicit, because the implicit mask of the tokens is lost where the segments are added.
     vectors = Encoder(**block, name="encoder")(vectors, padding_mask=padding_mask(kept_ids))
-    pooler = keras.layers.Dense(hidden_dim, "tanh", dtype=dtype, name="pooler")
+    pooler = keras.layers.Dense(hidden_dim, pooler_activation, dtype=dtype, name="pooler")
     return Model(
         {"token_ids": token_ids, "segment_ids": segment_ids},
         {"vectors": vectors, "pooled": pooler(vectors[:, 0])},

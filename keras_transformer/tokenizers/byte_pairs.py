@@ -19,6 +19,9 @@ from keras_transformer.tokenizers import sentencepiece_format
 from keras_transformer.tokenizers.internals import lasting_tokenizer
 from keras_transformer.tokenizers.sentencepiece import (
     CONTROL_PIECES,
+    END_ID,
+    PAD_ID,
+    START_ID,
     UNKNOWN_ID,
     as_texts,
     check_texts,
@@ -61,8 +64,10 @@ class BytePairTokenizer(tf.Module):
             batches and `serving.Generator` need, if the vocabulary does not have them.
 
     Attributes:
-        control_ids: ids that stand for no text, such as the end.
-        end_of_text_id: id of "<|endoftext|>" in the vocabulary, without `first_id`, or None.
+        control_ids: those that stand for no text, such as the end of one.
+        end_of_text_id: of "<|endoftext|>" in the vocabulary, without `first_id`, or None.
+        pad_id, unknown_id, class_id, separator_id: 0 to 3; the latter two begin and end the
+            texts of a RoBERTa.
 
     Raises:
         ValueError: if the ids are not 0, 1, 2 and so on, or a byte has no piece.
@@ -73,6 +78,8 @@ class BytePairTokenizer(tf.Module):
         >>> tokenizer.detokenize(ids).numpy().tolist()
         [b'to be\\n']
     """
+
+    pad_id, unknown_id, class_id, separator_id = PAD_ID, UNKNOWN_ID, START_ID, END_ID
 
     def __init__(self, vocabulary: dict[str, int], merges: Sequence[str], first_id: int = 0):
         super().__init__(name="tokenizer")

@@ -94,7 +94,7 @@ def test_folders_that_cannot_be_read_say_what_is_missing(tmp_path):
     with pytest.raises(ConversionError, match=r"model\.safetensors is damaged"):
         ModelFolder(damaged).arrays()
     with pytest.raises(ConversionError, match=r"tanh must be 1 or 2; nothing else.*Received: 3"):
-        ModelFolder(folder(tmp_path / "e", {"tanh": 3})).setting("tanh", 1, 2)
+        ModelFolder(folder(tmp_path / "e", {"tanh": 3})).settings.one_of("tanh", 1, 2)
 
 
 def test_weights_in_several_files_are_read_whole(tmp_path):

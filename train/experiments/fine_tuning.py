@@ -43,10 +43,13 @@ def fine_tuned_classifier(config, model, num_labels):
 
     If a pooler is requested and the model has none, it is new.
     """
+    trained = {layer.name: layer for layer in model.layers}
     encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
     sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")
     given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
     given |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
+    if "pooler" in trained:
+        given["pooler_activation"] = trained["pooler"].activation
     backbone = bert(
         table.vocabulary_size,
         max_sequence_length=model.get_layer("positions").max_sequence_length,
@@ -55,7 +58,6 @@ def fine_tuned_classifier(config, model, num_labels):
         **config.given(DROPOUTS),
     )
     if not config.from_scratch:
-        trained = {layer.name: layer for layer in model.layers}
         for layer in backbone.layers:
             if layer.weights and layer.name in trained:
                 layer.set_weights(trained[layer.name].get_weights())

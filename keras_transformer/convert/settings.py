@@ -1,0 +1,121 @@
+"""The settings of a JSON file, each checked as it is read."""
+
+import math
+import numbers
+
+from keras_transformer.convert.tables import ConversionError
+
+
+class Settings:
+    """What config.json says of a model, or a part of what it says.
+
+    Null counts as a setting that is missing, and a missing one has its default, if it has one.
+
+    Args:
+        values: the content, a dictionary.
+        file: path of the file, for messages.
+
+    Examples:
+        >>> Settings({"layers": "3"}, "bert/config.json").count("layers")
+        Traceback (most recent call last):
+        ...
+        keras_transformer.convert.tables.ConversionError: bert/config.json: layers must be a whole \
+number, at least 1. Received: '3'.
+    """
+
+    def __init__(self, values, file):
+        if not isinstance(values, dict):
+            raise ConversionError(f"{file} must hold a JSON object. Received: {values!r:.80}.")
+        self.values, self.file = values, file
+
+    def has(self, name):
+        return self.values.get(name) is not None
+
+    def one_of(self, name, *allowed):
+        """A setting of which only some values are supported; a missing one has the first."""
+        value = self.values.get(name, allowed[0])
+        # 1 and 1.0 are no True.
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            supported = " or ".join(map(repr, allowed))
+            self._refuse(name, f"{supported}; nothing else is supported", value)
+        return value
+
+    def count(self, name, default=None, least=1):
+        """A whole number; one without a default must be there."""
+        value = self._value(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            self._refuse(name, f"a whole number, at least {least}", value)
+        return value
+
+    def number(self, name, default, below=math.inf):
+        """A number, at least 0 and below a limit."""
+        value = self._value(name, default)
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < below:
+            limit = "" if below == math.inf else f" and below {below}"
+            self._refuse(name, f"a number, at least 0{limit}", value)
+        return value
+
+    def share(self, name, default):
+        """A probability of dropping something, in [0, 1)."""
+        return self.number(name, default, below=1)
+
+    def flag(self, name, default):
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            self._refuse(name, "true or false", value)
+        return value
+
+    def text(self, name, default=None):
+        value = self._value(name, default)
+        if not isinstance(value, str):
+            self._refuse(name, "a text", value)
+        return value
+
+    def part(self, name):
+        """The settings of an object inside of this one."""
+        if not isinstance(self._value(name, None), dict):
+            self._refuse(name, "a JSON object", self.values[name])
+        return Settings(self.values[name], self.file)
+
+    def heads_of(self, hidden, heads):
+        """The width of a model and its number of heads, which must divide it.
+
+        Args:
+            hidden: name of the setting of the width.
+            heads: name of that of the heads.
+        """
+        width, count = self.count(hidden), self.count(heads)
+        if width % count:
+            self._refuse(heads, f"a divisor of {hidden}, {width}", count)
+        return {"hidden_dim": width, "num_heads": count}
+
+    def _value(self, name, default):
+        value = self.values.get(name)
+        if value is None and default is not None:
+            return default
+        if name not in self.values:
+            raise ConversionError(f"{self.file} must have {name!r}.")
+        return value
+
+    def _refuse(self, name, allowed, value):
+        raise ConversionError(f"{self.file}: {name} must be {allowed}. Received: {value!r:.80}.")
+
+
+def pieces_of(file, count, rows):
+    """How many pieces a vocabulary lacks for the rows of its table, which may be padded.
+
+    Args:
+        file: of the vocabulary, or its folder, for messages.
+        count: pieces of the vocabulary.
+        rows: of the table.
+
+    Raises:
+        ConversionError: if the table has no row for some of the pieces.
+    """
+    if count > rows:
+        raise ConversionError(
+            f"{file}: the vocabulary must have at most {rows} pieces, one for each row of the "
+            f"table of embeddings. Received: {count} pieces."
+        )
+    return rows - count

@@ -1,0 +1,161 @@
+"""Small folders of every family, with random weights, made without the other libraries."""
+
+import json
+import shutil
+
+import numpy as np
+from safetensors.numpy import save_file
+
+import keras_transformer as kt
+from keras_transformer.convert import (
+    Converted,
+    distilbert,
+    huggingface,
+    keras_hub,
+    marian,
+    roberta,
+)
+from keras_transformer.convert.tables import arrays_of
+from keras_transformer.layers.feed_forward import gelu_tanh
+from keras_transformer.serving import Generator, SamplingSettings, SearchSettings, Translator
+from keras_transformer.tokenizers import WordPieceTokenizer
+from tests.convert.test_opennmt import runs
+from train.demo.corpus import demo_corpus
+
+TEXTS = demo_corpus(300)
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?-"
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{one}" for one in LETTERS)]
+BLOCK = {"num_layers": 1, "hidden_dim": 12, "num_heads": 3}
+EXTRA = 5  # rows of tables without a piece
+
+
+def save_config(path, config):
+    (path / "config.json").write_text(json.dumps(config), "utf-8")
+
+
+def config_of(path):
+    return json.loads((path / "config.json").read_text("utf-8"))
+
+
+def a_marian(path, **options):
+    tokenizer = kt.tokenizers.train_sentencepiece([*TEXTS.sources, *TEXTS.targets], 400)
+    model = kt.translation(
+        400, **BLOCK, intermediate_dim=14, pre_norm=False, output_bias=True, **options
+    )
+    settings = SearchSettings(2, max_source_length=30, max_target_length=30, scoring="huggingface")
+    huggingface.write(Translator(model, tokenizer, settings=settings), path)
+
+
+def a_marian_of_two(path):
+    a_marian(path, target_vocabulary_size=400)
+
+
+def an_m2m100(path):
+    names = _byte_fallback(path / "sentencepiece.bpe.model")
+    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *names]
+    listed = json.dumps({piece: index for index, piece in enumerate(vocabulary)})
+    (path / "vocab.json").write_text(listed, "utf-8")
+    cutter = {"tokenizer_class": "M2M100Tokenizer", "language_codes": "wmt21", "src_lang": "en"}
+    (path / "tokenizer_config.json").write_text(json.dumps(cutter))
+    size = len(vocabulary) + 8 + EXTRA
+    ids = marian.Ids([1, 3, 2, 2, 0, *range(4, size)])
+    model = kt.translation(len(ids.theirs), **BLOCK, intermediate_dim=14, output_bias=True)
+    arrays = arrays_of(marian.rows(model, ids, ids, with_final_norms=True))
+    del arrays["final_logits_bias"]
+    save_file(arrays, path / "model.safetensors")
+    sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
+             {"layers": 1, "attention_heads": 3, "ffn_dim": 14}.items()}  # fmt: skip
+    save_config(path, {
+        "model_type": "m2m_100", "vocab_size": size, "d_model": 12, **sides, "pad_token_id": 1,
+        "eos_token_id": 2, "decoder_start_token_id": 2, "activation_function": "relu",
+    })  # fmt: skip
+
+
+def _byte_fallback(path):
+    tokenizer = kt.tokenizers.train_sentencepiece(TEXTS.sources, 400)
+    path.write_bytes(tokenizer.model)
+    return tokenizer.pieces(range(4, 400))
+
+
+def a_gpt2(path):
+    tokenizer = kt.tokenizers.train_byte_pairs(TEXTS.sources, 290)
+    model = kt.gpt2(vocabulary_size=290, max_sequence_length=32, **BLOCK)
+    huggingface.write(Generator(model, tokenizer, SamplingSettings(32, 9)), path)
+
+
+def _bert_of(head, **options):
+    backbone = kt.bert(len(PIECES), "tiny", 40, **BLOCK, intermediate_dim=14, **options)
+    model = backbone if head is None else kt.bert_classifier(backbone, 3)
+    return Converted("pretraining", model, WordPieceTokenizer(PIECES), labels=("a", "b", "c"))
+
+
+def a_bert(path):
+    huggingface.write(_bert_of("labels"), path)
+
+
+def a_distilbert(path):
+    converted = _bert_of("labels", pooler_activation="relu")
+    arrays = arrays_of(distilbert.rows(converted.model))
+    arrays = {name: array for name, array in arrays.items() if distilbert.TOKEN_TYPES not in name}
+    _heads_apart(path, arrays, "distilbert.", ("pre_classifier", "classifier"))
+    converted.tokenizer.save(path / "vocab.txt")
+    save_config(path, {
+        "model_type": "distilbert", "architectures": ["DistilBertForSequenceClassification"],
+        "vocab_size": len(PIECES), "n_layers": 1, "dim": 12, "n_heads": 3, "hidden_dim": 14,
+        "max_position_embeddings": 40, "activation": "gelu", "pad_token_id": 0,
+        "id2label": {"0": "a", "1": "b", "2": "c"},
+    })  # fmt: skip
+
+
+def a_roberta(path):
+    kt.tokenizers.train_byte_pairs(TEXTS.sources, 300).save_files(
+        path / "vocab.json", path / "merges.txt"
+    )
+    listed = json.loads((path / "vocab.json").read_text("utf-8"))
+    theirs = ["<s>", "<pad>", "</s>", "<unk>", *(sorted(listed, key=listed.get)[4:])]
+    vocabulary = {piece: index for index, piece in enumerate(theirs)}
+    (path / "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
+    backbone = kt.bert(300 + EXTRA, "tiny", 40, **BLOCK, intermediate_dim=14, norm_epsilon=1e-5)
+    ids = np.array([1, 3, 0, 2, *range(4, 300 + EXTRA)])
+    arrays = arrays_of(roberta.rows(kt.bert_classifier(backbone, 2), ids, True))
+    _heads_apart(path, arrays, "roberta.", ("classifier",))
+    save_config(path, {
+        "model_type": "roberta", "architectures": ["RobertaForSequenceClassification"],
+        "vocab_size": 300 + EXTRA, "num_hidden_layers": 1, "hidden_size": 12,
+        "num_attention_heads": 3, "intermediate_size": 14, "max_position_embeddings": 42,
+        "hidden_act": "gelu", "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5,
+    })  # fmt: skip
+
+
+def _heads_apart(path, arrays, prefix, heads):
+    named = {n if n.startswith(heads) else prefix + n: array for n, array in arrays.items()}
+    save_file(named, path / "model.safetensors")
+
+
+def a_bert_preset(path):
+    keras_hub.write(_bert_of("labels", activation=gelu_tanh), path)
+
+
+def a_gpt2_preset(path):
+    tokenizer = kt.tokenizers.train_byte_pairs(TEXTS.sources, 290)
+    model = kt.gpt2(vocabulary_size=290, max_sequence_length=32, intermediate_dim=14, **BLOCK)
+    keras_hub.write(Generator(model, tokenizer, SamplingSettings(32, 9)), path)
+
+
+def an_opennmt(path):
+    shutil.copytree(runs() / "base", path, dirs_exist_ok=True)
+
+
+# Of each family: what makes a folder, and its files of pieces with the most that its table takes.
+FAMILIES = {
+    "marian": a_marian,
+    "marian of two vocabularies": a_marian_of_two,
+    "m2m100": an_m2m100,
+    "gpt2": a_gpt2,
+    "bert": a_bert,
+    "distilbert": a_distilbert,
+    "roberta": a_roberta,
+    "preset of bert": a_bert_preset,
+    "preset of gpt2": a_gpt2_preset,
+    "opennmt": an_opennmt,
+}
