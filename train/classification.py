@@ -20,8 +20,13 @@ from typing import Literal
 
 from train.command import Command
 from train.options import ExportOptions, RunOptions
-from train.settings import flag_of, setting, settings
-from train.training_config import SIZE, TrainingConfig, check_pieces, probability
+from train.settings import setting, settings
+from train.training_config import (
+    TrainingConfig,
+    check_left_to_pretrained,
+    check_pieces,
+    probability,
+)
 
 
 @settings
@@ -63,16 +68,8 @@ class ClassificationConfig(TrainingConfig):
         if self.from_scratch and not self.pretrained:
             raise ValueError("--from-scratch needs --pretrained, which it compares with.")
         if self.pretrained:
-            self._check_left_to_pretrained()
-
-    def _check_left_to_pretrained(self):
-        names = (*SIZE, "size", "activation", "pre_norm", "tokens", "vocabulary_size")
-        usual = ClassificationConfig()
-        if given := [name for name in names if getattr(self, name) != getattr(usual, name)]:
-            raise ValueError(
-                "The model of --pretrained has its own dimensions and vocabulary. "
-                f"Received: {', '.join(f'{flag_of(n)} {getattr(self, n)}' for n in given)}."
-            )
+            names = ("size", "activation", "pre_norm", "tokens", "vocabulary_size")
+            check_left_to_pretrained(self, names)
 
 
 @settings

@@ -28,6 +28,19 @@ class Experiment:
         check_model_settings(config, self.sizes())
         self.train_text, self.valid_text = self.read_texts() if texts is None else texts
 
+    target_tokenizer = None  # of a model whose two sides have one each
+
+    @classmethod
+    def completed(cls, config, before=None, pretrained=None):
+        """A config with the settings that are left to --pretrained.
+
+        Args:
+            config: of a command.
+            before: that of the run, if it has begun.
+            pretrained: what --pretrained holds, if it has been read.
+        """
+        return config
+
     # Every experiment has these.
 
     def sizes(self):

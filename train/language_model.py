@@ -10,7 +10,8 @@ Use the trained run (each has its own --help):
     python -m train.language_model evaluate --run runs/shakespeare --text other.txt --stride 16
     python -m train.language_model export --run runs/shakespeare --name shakespeare
 
---model transformer_xl carries a memory from one segment of the text to the next.
+--model transformer_xl carries a memory from one segment of the text to the next. --pretrained
+tunes the model of another run, or of a released folder of GPT-2.
 """
 
 from typing import Literal
@@ -18,13 +19,21 @@ from typing import Literal
 from train.command import Command
 from train.options import DecodingOptions, ExportOptions, RunOptions
 from train.settings import required, setting, settings
-from train.training_config import LARGEST_SEED, TrainingConfig, check_packed, check_pieces
+from train.training_config import (
+    LARGEST_SEED,
+    TrainingConfig,
+    check_left_to_pretrained,
+    check_packed,
+    check_pieces,
+    fill_in,
+)
 
 SIZES = {
     "transformer": ("small", "medium"),
     "gpt2": ("124M", "355M", "774M", "1558M"),
     "transformer_xl": ("small", "enwik8", "wikitext103", "wikitext103_large"),
 }
+USUAL_MODEL = {"tokens": "characters", "model": "transformer", "size": "small", "context": 256}
 ALL_SIZES = "; ".join(f"{', '.join(sizes)} with --model {model}" for model, sizes in SIZES.items())
 
 
@@ -39,16 +48,27 @@ class LanguageModelConfig(TrainingConfig):
         0.0, "instead: share of the text, at its end, to hold out for validation", ge=0, lt=1
     )
 
-    tokens: Literal["characters", "bytes", "pieces"] = setting("characters", "kind of token")
-    vocabulary_size: int = setting(2000, "pieces, with --tokens pieces", ge=1)
-    model: Literal["transformer", "gpt2", "transformer_xl"] = setting(
-        "transformer", "architecture; transformer_xl remembers earlier segments"
+    pretrained: str = setting(
+        "", "tune the model of a finished run, or of a folder of GPT-2, of Hugging Face or KerasHub"
     )
-    size: str = setting("small", f"published dimensions to start from: {ALL_SIZES}")
+    tokens: Literal["characters", "bytes", "pieces"] | None = setting(
+        None, "what to cut the text into; default: characters, or as --pretrained"
+    )
+    vocabulary_size: int = setting(2000, "pieces, with --tokens pieces", ge=1)
+    model: Literal["transformer", "gpt2", "transformer_xl"] | None = setting(
+        None,
+        "architecture; transformer_xl remembers earlier segments; default: transformer, or that of "
+        "--pretrained",
+    )
+    size: str | None = setting(
+        None, f"published dimensions to start from, by default small: {ALL_SIZES}"
+    )
     memory_length: int | None = setting(
         None, "tokens that transformer_xl remembers; default: set by --size", ge=0
     )
-    context: int = setting(256, "tokens of a training window", ge=2)
+    context: int | None = setting(
+        None, "tokens of a training window; default: 256, or those of --pretrained", ge=2
+    )
     batch_size: int = setting(32, "windows per batch", ge=1)
     packed: bool = setting(
         False,
@@ -68,14 +88,22 @@ class LanguageModelConfig(TrainingConfig):
     )
 
     def __post_init__(self):
+        if self.pretrained:
+            check_left_to_pretrained(self, ("activation", "pre_norm", "vocabulary_size"))
+        else:
+            fill_in(self, USUAL_MODEL)
+        if None not in (self.model, self.size, self.tokens, self.context):
+            self._check_model()
+        super().__post_init__()
+        check_pieces(self)
+        check_packed(self)
+
+    def _check_model(self):
         if self.size not in SIZES[self.model]:
             raise ValueError(
                 f"--size must be one of {', '.join(SIZES[self.model])} with --model "
                 f"{self.model}. Received: {self.size}."
             )
-        super().__post_init__()
-        check_pieces(self)
-        check_packed(self)
         if self.packed and self.model == "transformer_xl":
             raise ValueError(
                 "--packed needs another --model: in transformer_xl, each row of a batch continues "

@@ -34,7 +34,8 @@ def train_on_devices(experiment_class, config, options):
     if options.deterministic:
         make_deterministic()
     strategy = (_on_jax if on_jax else _on_tensorflow)(config, options)
-    config = with_plan(config, run, strategy)
+    before = run.config() if run.config_file.exists() else None
+    config = with_plan(experiment_class.completed(config, before), run, strategy)
     run.holds(config)  # checked before a long text is read
     experiment = experiment_class(config)
     with exit_when_a_worker_is_lost(strategy):
@@ -162,7 +163,7 @@ def _train(run, experiment, strategy, exists, lock):
         if exists:
             run.record(config)
         else:
-            run.create(config, tokenizer, batches)
+            run.create(config, tokenizer, batches, experiment.target_tokenizer)
         _introduce(experiment, model, batches, strategy)
     from_all_workers(strategy, 0)  # the chief has created the folder
     if not exists:

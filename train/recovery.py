@@ -62,6 +62,7 @@ def finished_model(run, experiment, is_chief):
         return None
     try:
         run.tokenizer()
+        run.target_tokenizer()
     except (DamagedFile, FileNotFoundError) as error:
         _make_again(run, experiment, is_chief, error)
     if is_chief:
@@ -73,25 +74,27 @@ def data_of(run, experiment, is_chief):
     """The tokenizer and batches that a run began with, rebuilt if a file is damaged."""
     try:
         tokenizer = run.tokenizer()
+        run.target_tokenizer()
         batches = experiment.load_batches(run.tokens_file, tokenizer)
     except (DamagedFile, FileNotFoundError) as error:
         return _make_again(run, experiment, is_chief, error)
     if is_chief and not run.checksums():
-        run.save_data(tokenizer, batches)
+        run.save_data(tokenizer, batches, experiment.target_tokenizer)
     return tokenizer, batches
 
 
 def _make_again(run, experiment, is_chief, error):
     """Tokenizer and batches rebuilt from the text, provided they are the same as before."""
     tokenizer, batches = experiment.make_data()
-    if run.checksums() != run.checksums_of(tokenizer, batches):
+    target = experiment.target_tokenizer
+    if run.checksums() != run.checksums_of(tokenizer, batches, target):
         raise DamagedFile(
             f"{_problem(error)} It cannot be rebuilt, because the text is no longer the one that "
             "the run began with. Choose another --run."
         )
     LOG.warning("%s Rebuilding it from the text.", _problem(error))
     if is_chief:
-        run.save_data(tokenizer, batches)
+        run.save_data(tokenizer, batches, target)
     return tokenizer, batches
 
 

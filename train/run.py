@@ -80,8 +80,8 @@ class Run(RunFolder):
             self.save_config(config)
             print(f"Resuming with other settings: {in_words(changes)}.")
 
-    def create(self, config, tokenizer, batches):
-        """Creates the folder with settings, tokenizer and tokens, whole or not at all.
+    def create(self, config, tokenizer, batches, target_tokenizer=None):
+        """Makes the folder with settings, tokenizers and tokens, whole or not at all.
 
         Raises:
             ValueError: if another process was faster.
@@ -91,7 +91,7 @@ class Run(RunFolder):
                 draft.mkdir()
                 folder = Run(draft, self.config_class)
                 folder.save_config(config)
-                folder.save_data(tokenizer, batches)
+                folder.save_data(tokenizer, batches, target_tokenizer)
         except NotWritten:
             if not self.config_file.exists():
                 raise
@@ -104,11 +104,14 @@ class Run(RunFolder):
         with whole(self.config_file) as draft:
             draft.write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n")
 
-    def save_data(self, tokenizer, batches):
-        """Writes tokenizer and tokens, and their checksums."""
+    def save_data(self, tokenizer, batches, target_tokenizer=None):
+        """Writes tokenizers and tokens, and the checksums by which they are known again."""
         tokenizer.save(self.tokenizer_file)
+        if target_tokenizer is not None:
+            target_tokenizer.save(self.target_tokenizer_file)
         batches.save(self.tokens_file)
-        save_arrays(self.checksums_file, self.checksums_of(tokenizer, batches).items())
+        checksums = self.checksums_of(tokenizer, batches, target_tokenizer)
+        save_arrays(self.checksums_file, checksums.items())
 
     def save_labels(self, names, multi_label):
         """Writes the names of the labels of a classifier, in the order of its logits."""
@@ -118,12 +121,17 @@ class Run(RunFolder):
             draft.write_text(json.dumps(labels) + "\n")
 
     @staticmethod
-    def checksums_of(tokenizer, batches):
-        """Numbers, by name, that change with the tokenizer or any of the tokens."""
+    def checksums_of(tokenizer, batches, target_tokenizer=None):
+        """Numbers that differ as soon as a tokenizer or any of the tokens does, by name."""
+        checksums = {"tokens": batches.checksum()}
+        tokenizers = {"tokenizer": tokenizer, "target_tokenizer": target_tokenizer}
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "tokenizer")
-            tokenizer.save(file)
-            return {"tokenizer": zlib.crc32(file.read_bytes()), "tokens": batches.checksum()}
+            for name, each in tokenizers.items():
+                if each is not None:
+                    each.save(file)
+                    checksums[name] = zlib.crc32(file.read_bytes())
+        return checksums
 
     def history(self):
         """The logs of all epochs so far: a dictionary from name to a list of numbers."""

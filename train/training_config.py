@@ -51,6 +51,24 @@ def check_pieces(config):
         )
 
 
+def check_left_to_pretrained(config, names):
+    """Raises ValueError if a config gives what the model of --pretrained has of its own."""
+    usual = type(config)()
+    names = (*SIZE, *names)
+    if given := [name for name in names if getattr(config, name) != getattr(usual, name)]:
+        raise ValueError(
+            "The model of --pretrained has its own dimensions and vocabulary. "
+            f"Received: {', '.join(f'{flag_of(n)} {getattr(config, n)}' for n in given)}."
+        )
+
+
+def fill_in(config, values):
+    """Gives the settings of a new config that are None their values, a dictionary."""
+    for name, value in values.items():
+        if getattr(config, name) is None:
+            object.__setattr__(config, name, value)  # a frozen dataclass
+
+
 def check_packed(config):
     """Raises ValueError if both --packed, which has one shape, and --shapes are given."""
     if config.packed and config.shapes:

@@ -9,6 +9,8 @@ All GPUs of this machine are used without a flag. On several workers, with the s
 
     python -m train.launch --workers 2 -- python -m train.translation --source ...
 
+--pretrained tunes the model of another run, or of a released folder such as opus-mt-en-de.
+
 Use the trained run (each has its own --help):
 
     python -m train.translation translate --run runs/mine < in.txt > out.txt
@@ -21,7 +23,15 @@ from typing import Literal
 from train.command import Command
 from train.options import DecodingOptions, ExportOptions, RunOptions
 from train.settings import required, setting, settings
-from train.training_config import LEAST_PIECES, TrainingConfig, check_packed
+from train.training_config import (
+    LEAST_PIECES,
+    TrainingConfig,
+    check_left_to_pretrained,
+    check_packed,
+    fill_in,
+)
+
+USUAL_SEARCH = {"num_beams": 5, "length_penalty": 1.0, "scoring": "gnmt"}
 
 
 @settings
@@ -45,6 +55,10 @@ class TranslationConfig(TrainingConfig):
     distinct_sources: bool = setting(False, "train only on the first translation of each source")
     max_pairs: int = setting(0, "train only on this many pairs, the first ones; 0 for all", ge=0)
 
+    pretrained: str = setting(
+        "",
+        "tune the model of a finished run, or of a folder of Marian, M2M100, NLLB or OpenNMT-tf",
+    )
     vocabulary_size: int = setting(8000, "pieces shared by both languages", ge=LEAST_PIECES)
     size: Literal["tiny", "base", "big"] = setting("base", "published dimensions to start from")
     label_smoothing: float = setting(
@@ -59,14 +73,24 @@ class TranslationConfig(TrainingConfig):
     bleu_every: int = setting(
         0, "epochs between BLEU measurements during training; 0 for none", ge=0
     )
-    num_beams: int = setting(5, "beams when translating", ge=1)
-    length_penalty: float = setting(1.0, "exponent of the length penalty", ge=0)
-    scoring: Literal["gnmt", "huggingface", "huggingface_early_stopping"] = setting(
-        "gnmt", "rules of the beam search; huggingface for models converted from Hugging Face"
+    num_beams: int | None = setting(
+        None, "beams when translating; default: 5, or those of --pretrained", ge=1
+    )
+    length_penalty: float | None = setting(
+        None, "exponent of the length penalty; default: 1, or that of --pretrained", ge=0
+    )
+    scoring: Literal["gnmt", "huggingface", "huggingface_early_stopping"] | None = setting(
+        None,
+        "rules of the beam search; huggingface, for models converted from there; default: gnmt, or "
+        "those of --pretrained",
     )
 
     def __post_init__(self):
         super().__post_init__()
+        if self.pretrained:
+            check_left_to_pretrained(self, ("size", "activation", "pre_norm", "vocabulary_size"))
+        else:
+            fill_in(self, USUAL_SEARCH)
         check_packed(self)
         if self.tokens_per_batch < self.max_length:
             raise ValueError(

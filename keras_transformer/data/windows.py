@@ -158,8 +158,9 @@ def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.D
         length: length of a window, in tokens.
         stride: tokens by which it slides, in [1, length].
         batch_size: windows in a batch.
-        pad_id: the label of positions that do not count; it also fills up the last window and,
-            if there are several, the last batch, so that all have one shape.
+        pad_id: the label of positions that do not count. What fills up the last window, and the
+            last batch if there are several, so that all have one shape, is the same id, or 0 if
+            it is -1.
 
     Returns:
         A dataset of token ids and labels, int32, both (batch, length).
@@ -183,11 +184,12 @@ def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.D
     is_inside = places + 1 < len(ids)
     is_new = (places >= starts[:, None] + length - stride) | (starts[:, None] == 0)
     padded = np.pad(ids, (0, length + stride + 1), constant_values=pad_id)
-    inputs = np.where(is_inside, padded[places], pad_id)
+    inputs = np.where(is_inside, padded[places], max(pad_id, 0))
     labels = np.where(is_inside & is_new, padded[places + 1], pad_id)
     if (missing := -len(starts) % batch_size) and len(starts) > batch_size:
         empty = np.full((missing, length), pad_id, np.int32)
-        inputs, labels = np.concatenate([inputs, empty]), np.concatenate([labels, empty])
+        inputs = np.concatenate([inputs, np.maximum(empty, 0)])
+        labels = np.concatenate([labels, empty])
     return _ahead(tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(batch_size))
 
 

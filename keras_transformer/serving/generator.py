@@ -65,7 +65,7 @@ class Generator(TextModel):
         else:
             functions = decoder_only.functions(model)
             _check_positions(model.get_layer("positions"), settings.context)
-            if getattr(tokenizer, "first_id", 0) and _has_no_control_ids(model, tokenizer):
+            if first_id_of(model, tokenizer):
                 functions = after_control_ids(functions, tokenizer.end_of_text_id)
         given, compiled = (functions, tokenizer, settings), None
         if is_static(cache, functions.has_static_cache):
@@ -248,9 +248,10 @@ class Generator(TextModel):
             yield text_of(before + pending)[len(text_of(before)) :]
 
 
-def _has_no_control_ids(model, tokenizer):
-    ids = model.get_layer("embedding").vocabulary_size
-    return ids == tokenizer.vocabulary_size - tokenizer.first_id
+def first_id_of(model, tokenizer):
+    """How many ids of a tokenizer come before those of a model: the control ids that it lacks."""
+    first_id, size = getattr(tokenizer, "first_id", 0), model.get_layer("embedding").vocabulary_size
+    return first_id if size == tokenizer.vocabulary_size - first_id else 0
 
 
 def _check_positions(positions, context):

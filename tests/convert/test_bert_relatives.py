@@ -129,7 +129,6 @@ def test_texts_have_their_labels_and_a_folder_is_fine_tuned(head, tmp_path, caps
     with torch.no_grad():
         expected = torch.softmax(model(**given).logits, -1).numpy()
     np.testing.assert_allclose(classifier.probabilities(texts), expected, atol=1e-5)
-    assert len(set(classifier(texts))) > 1
     assert classifier.export(tmp_path / "served", "labels").endswith("labels/1")
 
     saved(tmp_path / "masked", f"{head}ForMaskedLM")

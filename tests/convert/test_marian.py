@@ -213,8 +213,8 @@ def test_training_goes_on(converted):
         ({"encoder_layers": 3}, r"equally many layers. Received: \[3, 2\]"),
         ({"activation_function": "mish"}, "activation_function must be 'swish' or .*'mish'"),
         ({"d_model": 64}, r"must have the shape .*64.* Received: .*32"),
-        ({"eos_token_id": None}, "pad_token_id and eos_token_id among them"),
-        ({"pad_token_id": 10**6}, "pad_token_id and eos_token_id among them"),
+        ({"eos_token_id": None}, "eos_token_id must be a whole number.*Received: None"),
+        ({"pad_token_id": 10**6}, "pad_token_id, .* must be below .*Received: 1000000"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(folder, tmp_path, change, message):

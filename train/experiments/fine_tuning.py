@@ -1,8 +1,7 @@
 """A classifier from a pretrained BERT."""
 
-from keras_transformer import convert
-from keras_transformer.models.bert_models import bert, bert_classifier
-from keras_transformer.serving import RunFolder
+from keras_transformer.models.bert_models import bert, bert_classifier, is_bert
+from train.experiments.pretrained import read_pretrained
 from train.training_config import DROPOUTS
 
 
@@ -14,8 +13,9 @@ def pretrained_of(config):
     """
     if not config.pretrained:
         return None, None
-    tokenizer, model = _tokenizer_and_model(config.pretrained)
-    if "token_embedding" not in [layer.name for layer in model.layers]:
+    pretrained = read_pretrained(config.pretrained)
+    tokenizer, model = pretrained.tokenizer, pretrained.model
+    if not is_bert(model):
         raise ValueError(
             "--pretrained must be a train.pretraining run, a run that was fine-tuned from one, or "
             f"a folder of BERT. Received: {config.pretrained}, whose model is not a BERT."
@@ -27,15 +27,6 @@ def pretrained_of(config):
             f"read. Received: {config.max_length}."
         )
     return tokenizer, model
-
-
-def _tokenizer_and_model(path):
-    run = RunFolder(path)
-    # A folder of Hugging Face's, or a preset of KerasHub.
-    if {"model_type", "class_name"} & run.settings().keys():
-        converted = convert.read(path)
-        return converted.tokenizer, converted.model
-    return run.tokenizer(), run.model()
 
 
 def fine_tuned_classifier(config, model, num_labels):

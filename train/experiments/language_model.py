@@ -17,12 +17,15 @@ from keras_transformer.data import (
 )
 from keras_transformer.models import decoder_only, gpt2_model, xl_model
 from keras_transformer.serving import Generator
+from keras_transformer.serving.generator import first_id_of
 from keras_transformer.tokenizers import SymbolTokenizer, train_byte_pairs
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from train.experiment import Experiment, plan_in_words, publish
-from train.language_model import LanguageModelConfig
+from train.experiments.pretrained import check_packed, completed, for_training, pretrained_of
+from train.language_model import USUAL_MODEL, LanguageModelConfig
 from train.pictures import beginning, save_pictures
 from train.run import Run
+from train.training_config import fill_in
 
 SIZES = {
     "transformer": decoder_only.SIZES,
@@ -30,9 +33,37 @@ SIZES = {
     "transformer_xl": xl_model.SIZES,
 }
 
+WHAT_IS_PRETRAINED = "a finished run of train.language_model, or a folder of GPT-2"
+
 
 class LanguageModel(Experiment):
     """Learns to continue a text, bytes, and is measured in nats per token."""
+
+    def __init__(self, config, texts=None):
+        self.pretrained, self.first_id = pretrained_of(config, "embedding", WHAT_IS_PRETRAINED), 0
+        super().__init__(self.completed(config, pretrained=self.pretrained), texts)
+        if self.pretrained is not None:
+            self.first_id = first_id_of(self.pretrained.model, self.pretrained.tokenizer)
+            check_packed(self.config, self.pretrained)
+            self._check_context()
+
+    @classmethod
+    def completed(cls, config, before=None, pretrained=None):
+        fixed = ("model", "tokens", "size")
+        names = (*fixed, "context", "memory_length")
+        config = completed(config, names, fixed, before, pretrained)
+        fill_in(config, USUAL_MODEL)
+        return dataclasses.replace(config)  # which checks them together
+
+    def _check_context(self):
+        config, model = self.config, self.pretrained.model
+        if config.model != "transformer_xl":
+            longest = getattr(model.get_layer("positions"), "max_sequence_length", config.context)
+            if config.context > longest:
+                raise ValueError(
+                    f"--context must be at most {longest}, the positions that the model of "
+                    f"--pretrained has. Received: {config.context}."
+                )
 
     def sizes(self):
         return SIZES[self.config.model]
@@ -60,6 +91,8 @@ class LanguageModel(Experiment):
     def make_tokenizer(self):
         """A vocabulary that holds all characters of the text, or all bytes."""
         config, text = self.config, self.train_text
+        if self.pretrained is not None:
+            return self.pretrained.tokenizer
         if config.tokens == "bytes":
             return SymbolTokenizer()
         if config.tokens == "pieces":
@@ -74,8 +107,9 @@ class LanguageModel(Experiment):
 
     def make_batches(self, tokenizer):
         batches, sizes = self._batches()
-        read = document_ids if self.config.packed else token_ids
-        return batches(read(tokenizer, self.train_text), *sizes)
+        if self.config.packed:
+            return batches(document_ids(tokenizer, self.train_text), *sizes)
+        return batches(token_ids(tokenizer, self.train_text) - self.first_id, *sizes)
 
     def load_batches(self, path, tokenizer):
         batches, sizes = self._batches()
@@ -90,13 +124,21 @@ class LanguageModel(Experiment):
             return batches(document_ids(tokenizer, self.valid_text), *sizes).epoch()
         # Outside training transformer_xl has no memory, so it reads a longer window.
         length = config.context + memory_length_of(config)
-        ids = token_ids(tokenizer, self.valid_text)
-        return sliding_windows(ids, length, stride_of(config), config.batch_size)
+        ids = token_ids(tokenizer, self.valid_text) - self.first_id
+        pad_id = pad_id_of(self.first_id)
+        return sliding_windows(ids, length, stride_of(config), config.batch_size, pad_id)
 
     def build(self, tokenizer, batches):
         config, vocabulary_size = self.config, tokenizer.vocabulary_size
-        if config.model == "transformer_xl":
-            rows = rows_of_a_replica(config.batch_size)
+        is_xl = config.model == "transformer_xl"
+        rows = rows_of_a_replica(config.batch_size) if is_xl else 0
+        if self.pretrained is not None:
+            changes = {"batch_size": rows, **config.given(("memory_length",))} if is_xl else {}
+            model = for_training(self.pretrained.model, config, **changes)
+            if is_xl:
+                xl_model.forget(model)
+            return model
+        if is_xl:
             return xl_model.transformer_xl(vocabulary_size, rows, **config.dimensions())
         given = {"packed": True} if config.packed else {}
         if config.model == "gpt2":
@@ -105,8 +147,9 @@ class LanguageModel(Experiment):
         return decoder_only.language_model(vocabulary_size, **given, **config.dimensions())
 
     def objective(self, batches):
-        loss = TokenCrossentropy(self.config.label_smoothing)
-        return {"loss": loss, "metrics": [TokenAccuracy(), Perplexity()]}
+        pad_id = pad_id_of(self.first_id)
+        loss = TokenCrossentropy(self.config.label_smoothing, pad_id)
+        return {"loss": loss, "metrics": [TokenAccuracy(pad_id), Perplexity(pad_id)]}
 
     def describe(self, batches):
         tokens = f"{batches.num_tokens:,} tokens of text"
@@ -159,6 +202,11 @@ class LanguageModel(Experiment):
             sizes = config.context, config.batch_size, config.seed, config.row_multiple or 1
             return PackedDocuments, sizes
         return TextWindows, (config.context, config.batch_size, config.evaluate_every, config.seed)
+
+
+def pad_id_of(first_id):
+    """The label of padding; where a model lacks control ids, 0 is a token as any other."""
+    return -1 if first_id else 0
 
 
 def token_ids(tokenizer, text):
@@ -226,7 +274,8 @@ def report(config, generator, text):
         generator: the `Generator` of the run.
         text: bytes; all of it except the first token is predicted.
     """
-    model, ids = generator.model, token_ids(generator.tokenizer, text)
+    model, first_id = generator.model, first_id_of(generator.model, generator.tokenizer)
+    ids = token_ids(generator.tokenizer, text) - first_id
     if len(ids) < 2:
         raise ValueError(
             "An evaluation text must have at least two tokens, of which the second is predicted. "
@@ -245,8 +294,9 @@ def report(config, generator, text):
         how = f"{documents.num_documents:,} documents, in rows of {config.context}"
     else:
         batch_size, count = max(1, 8192 // config.context), len(ids) - 1
-        windows = sliding_windows(ids, config.context, stride_of(config), batch_size)
-        model.compile("adam", TokenCrossentropy())
+        pad_id = pad_id_of(first_id)
+        windows = sliding_windows(ids, config.context, stride_of(config), batch_size, pad_id)
+        model.compile("adam", TokenCrossentropy(pad_id=pad_id))
         nats = model.evaluate(windows, verbose=0)
         how = f"context {config.context}, stride {stride_of(config)}"
     bits = nats * count / math.log(2)

@@ -16,17 +16,39 @@ from keras_transformer.data import (
     tokenize,
 )
 from keras_transformer.models.encoder_decoder import SIZES, translation
-from keras_transformer.serving import SearchSettings, Translator
+from keras_transformer.serving import SearchSettings, Translator, in_languages
 from keras_transformer.tokenizers import train_sentencepiece
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from keras_transformer.training.callbacks import BestScore
 from train.experiment import Experiment, plan_in_words, publish
+from train.experiments.pretrained import check_packed, completed, for_training, pretrained_of
 from train.lines import answer_lines, report_cut_texts
 from train.pictures import save_pictures
+from train.training_config import fill_in
+from train.translation import USUAL_SEARCH
+
+WHAT_IS_PRETRAINED = (
+    "a finished run of train.translation, or a folder of Marian, M2M100, NLLB or OpenNMT-tf"
+)
 
 
 class Translation(Experiment):
     """Learns `ParallelText`, and is measured by BLEU."""
+
+    def __init__(self, config, texts=None):
+        self.pretrained = pretrained_of(config, "target_embedding", WHAT_IS_PRETRAINED)
+        super().__init__(self.completed(config, pretrained=self.pretrained), texts)
+        if self.pretrained is not None:
+            check_packed(self.config, self.pretrained)
+            self.target_tokenizer = self.pretrained.target_tokenizer
+            self._tokenizers(self.pretrained.tokenizer)  # raises for languages that it lacks
+
+    @classmethod
+    def completed(cls, config, before=None, pretrained=None):
+        names = (*USUAL_SEARCH, "source_language", "target_language")
+        config = completed(config, names, (), before, pretrained)
+        fill_in(config, USUAL_SEARCH)
+        return config
 
     def sizes(self):
         return SIZES
@@ -39,8 +61,12 @@ class Translation(Experiment):
                 "Give one training text: --source and --target, or --tsv, or --dataset. "
                 f"Received: {sum(given)} of them."
             )
-        if (config.source_language or config.target_language) and not config.dataset:
-            raise ValueError("--source-language and --target-language need a --dataset.")
+        languages = config.source_language or config.target_language
+        if languages and not config.dataset and not config.pretrained:
+            raise ValueError(
+                "--source-language and --target-language choose from a --dataset, or of a "
+                "--pretrained of many languages."
+            )
         valid_text = None
         if config.tsv:
             train_text = read_tsv(config.tsv)
@@ -65,6 +91,8 @@ class Translation(Experiment):
         return train_text, valid_text
 
     def make_tokenizer(self):
+        if self.pretrained is not None:
+            return self.pretrained.tokenizer
         sentences = [*self.train_text.sources, *self.train_text.targets]
         return train_sentencepiece(sentences, self.config.vocabulary_size)
 
@@ -80,6 +108,8 @@ class Translation(Experiment):
         return self._batches(self.valid_text, tokenizer).epoch()
 
     def build(self, tokenizer, batches):
+        if self.pretrained is not None:
+            return for_training(self.pretrained.model, self.config)
         packed = self.config.packed
         return translation(tokenizer.vocabulary_size, packed=packed, **self.config.dimensions())
 
@@ -109,7 +139,7 @@ class Translation(Experiment):
 
         @functools.cache  # compiled searches stay compiled from one epoch to another
         def translator_of(model):
-            return Translator(model, tokenizer, settings=settings)
+            return Translator(model, *self._tokenizers(tokenizer), settings=settings)
 
         def bleu_of(model):
             translations = translations_of(translator_of(model), self.valid_text.sources)[0]
@@ -144,8 +174,16 @@ class Translation(Experiment):
         publish(_loaded(options, options.dtype), options)
 
     def _batches(self, text, tokenizer):
-        sides = (tokenize(side, tokenizer) for side in text)
+        source, target = self._tokenizers(tokenizer)
+        sides = tokenize(text.sources, source), tokenize(text.targets, target or source)
         return TokenBatches(*sides, *self._limits(), **self.config.plan())
+
+    def _tokenizers(self, tokenizer):
+        """Those of source and target, with their languages; the latter None if it is the same."""
+        config, given = self.config, ()
+        if getattr(tokenizer, "languages", None) or not config.dataset:
+            given = config.source_language or None, config.target_language or None
+        return in_languages(tokenizer, self.target_tokenizer, {}, *given)
 
     def _limits(self):
         return self.config.tokens_per_batch, self.config.max_length, self.config.seed

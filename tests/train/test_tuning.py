@@ -1,0 +1,273 @@
+"""--pretrained of translation and language models: runs and released folders, tuned by command."""
+
+import io
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from keras_transformer import convert
+from keras_transformer.serving import Generator, RunFolder, Translator
+from tests.convert.folders import FAMILIES
+from tests.reference import array
+from train import convert as command
+from train import language_model, translation
+from train.demo.corpus import demo_corpus
+from train.language_model import LanguageModelConfig
+from train.translation import TranslationConfig
+
+pytestmark = pytest.mark.slow
+SHORT = ["--warmup-steps=1", "--peak-rate=0.003", "--checkpoint-every=4", "--average=2"]
+TUNING = [*SHORT, "--tokens-per-batch=1024", "--max-length=60"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text")
+    corpus = demo_corpus(120)
+    (path / "a").write_text("\n".join(corpus.sources) + "\n", "utf-8")
+    (path / "b").write_text("\n".join(corpus.targets) + "\n", "utf-8")
+    for name in "ab":
+        lines = (path / name).read_text("utf-8").splitlines()[:5]
+        (path / f"few_{name}").write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def pair_flags(files):
+    return ["--source", str(files / "a"), "--target", str(files / "b")]
+
+
+def losses(run):
+    """The loss of each epoch."""
+    history = (run / "history.csv").read_text().splitlines()
+    place = history[0].split(",").index("loss")
+    return [float(row.split(",")[place]) for row in history[1:]]
+
+
+def family_of(name, tmp_path):
+    path = tmp_path / "theirs"
+    path.mkdir()
+    FAMILIES[name](path)
+    return path / "avg" if (path / "avg").exists() else path
+
+
+def stopped_at(run, step):
+    """Takes away what came after a step, as if the process had been killed there."""
+    (run / "model.keras").unlink()
+    for path in (run / "checkpoints").iterdir():
+        number = re.search(r"\d+", path.name)
+        if number and int(number[0]) > step:
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["marian", "marian of two vocabularies", "m2m100", "opennmt", "a run of its"]
+)
+def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, files, tmp_path, capsys):
+    pretrained = family_of(name.replace("a run of its", "marian of two vocabularies"), tmp_path)
+    if name == "a run of its":
+        command.main(["--from", str(pretrained), "--run", str(tmp_path / "converted")])
+        pretrained = tmp_path / "converted"
+    before = convert.read(pretrained) if name != "a run of its" else None
+    run = tmp_path / "run"
+    flags = [*pair_flags(files), *TUNING, "--pretrained", str(pretrained), "--run", str(run)]
+    flags += ["--valid-source", str(files / "few_a"), "--valid-target", str(files / "few_b")]
+    if name == "m2m100":
+        flags += ["--target-language=de"]  # the source's is that of the folder
+    translation.main([*flags, "--steps=8"])
+    weights = RunFolder(run).model().get_weights()
+    stopped_at(run, 4)
+    translation.main([*flags, "--steps=8"])
+    said = capsys.readouterr().out
+    assert "Resuming from step 4 of 8." in said
+    for one, other in zip(weights, RunFolder(run).model().get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    translation.main([*flags, "--steps=8"])
+    assert "is trained already: nothing to do." in capsys.readouterr().out
+    found = losses(run)
+    assert len(found) > 1 and found[-1] < found[0]
+
+    tuned, settings = Translator.load(run), json.loads((run / "config.json").read_text())
+    kept = tuned.module.settings
+    if before is not None:
+        theirs = before.settings
+        assert (kept.num_beams, kept.length_penalty) == (theirs.num_beams, theirs.length_penalty)
+        assert kept.scoring == theirs.scoring == settings["scoring"]
+        models = before.model, tuned.model
+        one, other = ([layer.name for layer in model.layers] for model in models)
+        assert one == other
+        for layer in ("positions", "encoder", "decoder"):
+            one, other = (
+                each.get_layer(layer).get_config() for each in (before.model, tuned.model)
+            )
+            assert {n: v for n, v in one.items() if n not in ("dtype", "blocks")} == {
+                n: v for n, v in other.items() if n not in ("dtype", "blocks")
+            }
+        assert (
+            tuned.tokenizer.tokenize(["A dog"]).to_list()[0][-2:]
+            == (before.tokenizer.tokenize(["A dog"]).to_list()[0][-2:])
+        )
+    assert len(tuned(["A dog runs.", "a"])) == 2
+    few = ["--source", str(files / "few_a"), "--target", str(files / "few_b")]
+    translation.main(["evaluate", "--run", str(run), *few])
+    assert "BLEU: " in capsys.readouterr().out
+    export = ["export", "--run", str(run), "--name", "tuned", "--directory", str(tmp_path / "out")]
+    translation.main(export)
+    assert "Published" in capsys.readouterr().out
+    if name == "m2m100":
+        assert (settings["source_language"], settings["target_language"]) == ("en", "de")
+        assert not tuned.model.get_layer("output_bias").trainable
+
+
+def test_a_tuned_model_begins_as_the_one_that_it_tunes(files, tmp_path):
+    """After one step of almost no rate; dropout and dtype are those of the command."""
+    pretrained = family_of("marian", tmp_path)
+    flags = [*pair_flags(files), *TUNING, "--pretrained", str(pretrained), "--steps=1"]
+    flags += ["--peak-rate=1e-12", "--run", str(tmp_path / "run"), "--dropout=0.5", "--remat"]
+    translation.main([*flags, "--dtype=mixed_bfloat16", "--num-beams=3"])
+    tuned, before = RunFolder(tmp_path / "run").model(), convert.read(pretrained).model
+    for one, other in zip(tuned.weights, before.weights, strict=True):
+        if "seed" not in one.path:
+            np.testing.assert_allclose(array(one), array(other), atol=1e-9, err_msg=one.path)
+    encoder = tuned.get_layer("encoder")
+    assert (encoder.dropout, encoder.remat) == (0.5, True)
+    assert tuned.get_layer("embedding_dropout").rate == 0.5
+    assert encoder.compute_dtype == tuned.get_layer("decoder").compute_dtype == "bfloat16"
+    assert Translator.load(tmp_path / "run").module.settings.num_beams == 3
+
+
+@pytest.mark.parametrize("name", ["gpt2", "preset of gpt2", "a run of its"])
+def test_a_gpt2_is_tuned_from_a_folder_or_a_run(name, files, tmp_path, monkeypatch, capsys):
+    pretrained = family_of(name.replace("a run of its", "gpt2"), tmp_path)
+    if name == "a run of its":
+        command.main(["--from", str(pretrained), "--run", str(tmp_path / "converted")])
+        pretrained = tmp_path / "converted"
+    run = tmp_path / "run"
+    flags = ["--text", str(files / "a"), "--hold-out=0.2", *SHORT, "--batch-size=4"]
+    flags += ["--pretrained", str(pretrained), "--run", str(run), "--evaluate-every=4"]
+    language_model.main([*flags, "--steps=8"])
+    weights = RunFolder(run).model().get_weights()
+    said = capsys.readouterr().out
+    stopped_at(run, 4)
+    language_model.main([*flags, "--steps=8"])
+    assert "Resuming from step 4 of 8." in capsys.readouterr().out
+    for one, other in zip(weights, RunFolder(run).model().get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    settings = json.loads((run / "config.json").read_text())
+    assert (settings["model"], settings["tokens"], settings["context"]) == ("gpt2", "pieces", 32)
+    found = losses(run)
+    assert len(found) > 1 and found[-1] < found[0]
+    assert "nats a token" in said
+    language_model.main(["evaluate", "--run", str(run), "--text", str(files / "a")])
+    language_model.main(["sample", "--run", str(run), "--prompt", "The", "--length=5"])
+    export = ["export", "--run", str(run), "--name", "tuned", "--directory", str(tmp_path / "out")]
+    language_model.main(export)
+    said = capsys.readouterr().out
+    assert "nats a token" in said and "The" in said and "Published" in said
+    assert len(Generator.load(run)(["The", "It is"], max_tokens=4)) == 2
+
+
+def test_the_nats_of_a_converted_gpt2_are_those_of_its_logits(files, tmp_path, capsys):
+    """Its ids have no control ids among them: 0 is a token, and counts."""
+    pretrained = family_of("preset of gpt2", tmp_path)
+    found = convert.read(pretrained)
+    table = found.model.get_layer("embedding").embeddings
+    table.assign(array(table) * 20)
+    command.save_run(found, tmp_path / "run")
+    text = "! A dog runs! It is ten past six!"
+    (tmp_path / "text").write_text(text)
+    flags = ["evaluate", "--run", str(tmp_path / "run"), "--text", str(tmp_path / "text")]
+    language_model.main([*flags, "--context=32", "--stride=32"])
+    nats = float(re.search(r"([\d.]+) nats a token", capsys.readouterr().out)[1])
+    ids = found.tokenizer.tokenize([text]).numpy()[0] - found.tokenizer.first_id
+    assert len(ids) <= 32
+    logits = array(found.model(ids[None, :-1].astype("int32")))[0].astype("float64")
+    log_sums = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
+    expected = (log_sums - logits[np.arange(len(ids) - 1), ids[1:]]).mean()
+    assert nats == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("model", ["transformer", "transformer_xl"])
+def test_a_run_of_our_own_is_tuned(model, files, tmp_path, capsys):
+    first = ["--text", str(files / "a"), *SHORT, "--model", model, "--num-layers=1"]
+    first += ["--hidden-dim=16", "--num-heads=2", "--intermediate-dim=20", "--context=24"]
+    first += ["--memory-length=9"] if model == "transformer_xl" else []
+    language_model.main([*first, "--batch-size=4", "--steps=30", "--run", str(tmp_path / "first")])
+    capsys.readouterr()
+    flags = ["--text", str(files / "a"), *SHORT, "--pretrained", str(tmp_path / "first")]
+    flags += ["--batch-size=6", "--steps=4", "--run", str(tmp_path / "run"), "--peak-rate=1e-12"]
+    language_model.main(flags)
+    models = [RunFolder(tmp_path / name).model() for name in ("first", "run")]
+    for one, other in zip(*(each.trainable_weights for each in models), strict=True):
+        np.testing.assert_allclose(array(one), array(other), atol=1e-9, err_msg=one.path)
+    settings = json.loads((tmp_path / "run/config.json").read_text())
+    assert settings["model"] == model and settings["context"] == 24
+    assert settings["memory_length"] == (9 if model == "transformer_xl" else None)
+    language_model.main(["sample", "--run", str(tmp_path / "run"), "--length=5"])
+
+
+def test_a_run_of_our_own_translation_is_tuned(files, tmp_path, monkeypatch, capsys):
+    first = [*pair_flags(files), *TUNING, "--vocabulary-size=400", "--size=tiny", "--num-layers=1"]
+    translation.main([*first, "--steps=4", "--num-beams=2", "--run", str(tmp_path / "first")])
+    flags = [*pair_flags(files), *TUNING, "--pretrained", str(tmp_path / "first"), "--steps=2"]
+    translation.main([*flags, "--run", str(tmp_path / "run")])
+    assert Translator.load(tmp_path / "run").module.settings.num_beams == 2
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"A dog.\nIt is\n")))
+    capsys.readouterr()
+    translation.main(["translate", "--run", str(tmp_path / "run")])
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+def refused(main, flags, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(flags)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    return said
+
+
+def test_flags_that_contradict_are_refused_in_one_line(files, tmp_path, capsys):
+    marian, gpt2 = tmp_path / "marian", tmp_path / "gpt2"
+    for path in (marian, gpt2):
+        path.mkdir()
+        FAMILIES[path.name](path)
+    pair, run = pair_flags(files), ["--run", str(tmp_path / "run")]
+    for given, message in (
+        (["--size=big"], "has its own dimensions and vocabulary. Received: --size big."),
+        (["--num-layers=3"], "Received: --num-layers 3."),
+        (["--vocabulary-size=300"], "Received: --vocabulary-size 300."),
+        (["--no-pre-norm"], "Received: --pre-norm False."),
+        (["--packed"], "--packed needs a --pretrained that was trained with --packed."),
+        (["--target-language=de"], "Only models of many languages"),
+    ):
+        flags = [*pair, "--pretrained", str(marian), *given, *run]
+        assert message in refused(translation.main, flags, capsys), given
+    said = refused(translation.main, [*pair, "--pretrained", str(gpt2), *run], capsys)
+    assert "a folder of Marian" in said and "whose model is another" in said
+    text = ["--text", str(files / "a"), *run]
+    for given, message in (
+        (["--model=transformer"], "--model must be gpt2, as of --pretrained."),
+        (["--tokens=bytes"], "--tokens must be pieces, as of --pretrained."),
+        (["--context=33"], "--context must be at most 32"),
+        (["--num-heads=2"], "Received: --num-heads 2."),
+        (["--packed"], "--packed needs"),
+    ):
+        flags = [*text, "--pretrained", str(gpt2), *given]
+        assert message in refused(language_model.main, flags, capsys), given
+    said = refused(language_model.main, [*text, "--pretrained", str(marian)], capsys)
+    assert "a folder of GPT-2" in said
+    for main, flags in ((translation.main, pair), (language_model.main, text)):
+        said = refused(main, [*flags, "--pretrained=none", *run], capsys)
+        assert "none holds no run" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_pretrained_settings_are_the_usual_ones():
+    config = TranslationConfig()
+    assert (config.num_beams, config.length_penalty, config.scoring) == (5, 1.0, "gnmt")
+    config = LanguageModelConfig()
+    assert (config.model, config.size, config.tokens) == ("transformer", "small", "characters")
+    assert config.context == 256

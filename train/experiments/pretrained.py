@@ -1,0 +1,132 @@
+"""The model of --pretrained: of a finished run, or of a folder of another library."""
+
+import dataclasses
+
+import keras
+
+from keras_transformer import convert
+from keras_transformer.convert import opennmt
+from keras_transformer.models.functions import layer_names
+from keras_transformer.serving import RunFolder
+from train.settings import flag_of
+from train.training_config import DROPOUTS
+
+# What has a "dtype" without being a layer of a model.
+_NO_LAYERS = ("InputLayer", "__keras_tensor__")
+
+
+def read_pretrained(path):
+    """The model of a finished run or of a released folder, as `convert.Converted`.
+
+    The `config` of a run is its settings.
+
+    Raises:
+        ValueError: if there is no finished run and no such folder.
+    """
+    if opennmt.is_run(path) or {"model_type", "class_name"} & RunFolder(path).settings().keys():
+        return convert.read(path)
+    run = RunFolder(path)
+    settings = run.settings()
+    return convert.Converted(
+        "", run.model(), run.tokenizer(), run.target_tokenizer(), config=settings
+    )
+
+
+def pretrained_of(config, layer, what):
+    """What the --pretrained of a config holds; None without it.
+
+    Args:
+        config: of a command.
+        layer: name of a layer that the model must have.
+        what: the kinds of models that have it, for the message.
+
+    Raises:
+        ValueError: as of `read_pretrained`, or if the model is of another kind.
+    """
+    if not config.pretrained:
+        return None
+    found = read_pretrained(config.pretrained)
+    if layer not in layer_names(found.model) or len(found.model.output_shape) != 3:
+        raise ValueError(
+            f"--pretrained must be {what}. Received: {config.pretrained}, whose model is another."
+        )
+    return found
+
+
+def completed(config, names, fixed=(), before=None, pretrained=None):
+    """A config whose missing settings are those of its run or, when it begins, of --pretrained.
+
+    Args:
+        config: of a command.
+        names: of the settings, missing where they are None or "".
+        fixed: those of them that cannot be others than those of --pretrained.
+        before: the config of the run; None if it has not begun.
+        pretrained: of `read_pretrained`, if it has been read.
+
+    Raises:
+        ValueError: if a fixed one is given and is another.
+    """
+    if not config.pretrained:
+        return config
+    given = {name: getattr(config, name) for name in names}
+    missing = [name for name, value in given.items() if value in (None, "")]
+    if before is not None:
+        theirs = dataclasses.asdict(before)
+    else:
+        theirs = (pretrained or read_pretrained(config.pretrained)).config
+    for name in fixed:
+        if name not in missing and given[name] != theirs.get(name, given[name]):
+            raise ValueError(
+                f"{flag_of(name)} must be {theirs[name]}, as of --pretrained. "
+                f"Received: {given[name]}."
+            )
+    return dataclasses.replace(config, **{n: theirs[n] for n in missing if theirs.get(n)})
+
+
+def for_training(model, config, **changes):
+    """A copy of a model with the dtype, `remat` and dropouts of a config, within a strategy.
+
+    Args:
+        model: of a function of `models`.
+        config: of its training.
+        **changes: of further settings of layers, by name.
+    """
+    changes |= {"dtype": config.dtype, "remat": config.remat, **config.given(DROPOUTS)}
+    if config.dropout is not None:
+        changes["rate"] = config.dropout
+    content = model.get_config()
+    _set(content["layers"], changes)
+    copy = type(model).from_config(content)
+    for old, new in zip(model.weights, copy.weights, strict=True):
+        if old.shape == new.shape:  # a memory may have another number of rows
+            new.assign(keras.ops.convert_to_numpy(old))
+    return copy
+
+
+def check_packed(config, pretrained):
+    """Raises ValueError if rows are to hold several texts that this model would mix."""
+    if config.packed and not pretrained.config.get("packed"):
+        raise ValueError(
+            "--packed needs a --pretrained that was trained with --packed. "
+            f"Received: {config.pretrained}."
+        )
+
+
+def _set(config, changes):
+    """Changes the settings of all layers in a nest of configs."""
+    if isinstance(config, (list, tuple)):
+        for part in config:
+            _set(part, changes)
+    if not isinstance(config, dict) or config.get("class_name") in _NO_LAYERS:
+        return
+    settings = config.get("config")
+    if isinstance(settings, dict) and _is_layer(config):
+        settings.update({name: changes[name] for name in changes.keys() & settings.keys()})
+    for part in config.values():
+        _set(part, changes)
+
+
+def _is_layer(config):
+    found = keras.saving.get_registered_object(config.get("registered_name"))
+    ours = isinstance(found, type) and issubclass(found, keras.layers.Layer)
+    return ours or config.get("module") == "keras.layers"
