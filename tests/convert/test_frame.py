@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 
 import keras
 import numpy as np
@@ -112,6 +113,57 @@ def test_weights_in_several_files_are_read_whole(tmp_path):
     (path / "model-b.safetensors").unlink()
     with pytest.raises(ConversionError, match=r"model-b\.safetensors is damaged or missing"):
         ModelFolder(path).arrays()
+
+
+@pytest.mark.oracle
+def test_weights_of_torch_are_those_of_safetensors(tmp_path, monkeypatch):
+    """In one file or several; a damaged one, a missing one and a missing torch are one line."""
+    torch = pytest.importorskip("torch")
+    import safetensors.numpy
+
+    from tests.convert.folders import FAMILIES
+
+    path = tmp_path / "marian"
+    path.mkdir()
+    FAMILIES["marian"](path)
+    expected = safetensors.numpy.load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    tensors = {name: torch.tensor(array) for name, array in expected.items()}
+    torch.save(tensors, path / "pytorch_model.bin")
+    whole = convert.read(path).model.get_weights()
+    found = ModelFolder(path).arrays()
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+    content = (path / "pytorch_model.bin").read_bytes()
+    for damaged in (content[: len(content) // 2], b"no weights"):
+        (path / "pytorch_model.bin").write_bytes(damaged)
+        with pytest.raises(ConversionError, match=r"pytorch_model\.bin is damaged") as error:
+            convert.read(path)
+        assert "\n" not in str(error.value)
+    (path / "pytorch_model.bin").unlink()
+
+    names = sorted(tensors)
+    parts = {"a.bin": names[::2], "b.bin": names[1::2]}
+    for file, inside in parts.items():
+        torch.save({name: tensors[name].bfloat16().float() for name in inside}, path / file)
+    index = {"weight_map": {name: file for file, inside in parts.items() for name in inside}}
+    (path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    for one, other in zip(whole, convert.read(path).model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-2)
+    (path / "b.bin").unlink()
+    with pytest.raises(ConversionError, match=r"b\.bin is damaged or missing"):
+        convert.read(path)
+    (path / "pytorch_model.bin.index.json").write_text('{"weight_map": 3}')
+    with pytest.raises(ConversionError, match=r"index\.json: weight_map must be a JSON object"):
+        convert.read(path)
+
+    (path / "pytorch_model.bin.index.json").unlink()
+    (path / "pytorch_model.bin").write_bytes(content)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConversionError, match=r"bin can be read where torch is installed only\."):
+        convert.read(path)
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,7 @@ def test_gpt2_goes_on_as_ours(tmp_path):
 
 @pytest.mark.parametrize("head", ["backbone", "pretraining", "labels", "labels of tokens"])
 def test_bert_with_its_heads_is_theirs(head, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("torch")
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?-"
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words = WordPieceTokenizer([*special, *letters, *(f"##{letter}" for letter in letters)])
@@ -94,6 +93,27 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
     if head == "labels":
         ours = Classifier(model, words, ["bad", "fair", "good"], 32)
     path = convert.write(ours, "huggingface", tmp_path / "model")
+    auto, pairs = {
+        "backbone": ("AutoModel", [("vectors", "last_hidden_state"), ("pooled", "pooler_output")]),
+        "pretraining": ("AutoModelForPreTraining", [("masked_tokens", "prediction_logits"),
+                                                    ("next_sentence", "seq_relationship_logits")]),
+        "labels": ("AutoModelForSequenceClassification", [(None, "logits")]),
+        "labels of tokens": ("AutoModelForTokenClassification", [(None, "logits")]),
+    }[head]  # fmt: skip
+    theirs = getattr(transformers, auto).from_pretrained(path).eval()
+    given = np.random.default_rng(3).integers(5, words.vocabulary_size, (3, 7)).astype("int32")
+    segments = (np.arange(7) > 3)[None].repeat(3, axis=0).astype("int32")
+    inputs = {"token_ids": given, "segment_ids": segments}
+    if head == "pretraining":
+        inputs["masked_positions"] = np.arange(7, dtype="int32")[None].repeat(3, axis=0)
+    answers = model(inputs, training=False)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(given).long(), token_type_ids=torch.tensor(segments).long())
+    for name, other in pairs:
+        one = array(answers if name is None else answers[name])
+        difference = np.abs(one - getattr(expected, other).numpy()).max()
+        print(f"{auto} {other}: {difference:.1e} of {np.abs(one).max():.1f}")
+        assert difference < 1e-5
     cutter = transformers.AutoTokenizer.from_pretrained(path)
     texts = [text for text in TEXTS if text.isascii()]
     ids = cutter(texts, add_special_tokens=False)["input_ids"]
