@@ -109,8 +109,7 @@ def _torch_arrays(file):
         import torch
     except ImportError:
         raise ConversionError(
-            f"{file} can be read where torch is installed only. Install it, or save the model as "
-            "safetensors."
+            f"Reading {file} needs torch. Install it, or save the model as safetensors."
         ) from None
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)

@@ -13,10 +13,11 @@ def bert_folder(text_model, draft):
     model, names = text_model.model, layer_names(text_model.model)
     encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
     check_blocks(encoder)
-    if encoder.pre_norm or "pooling" in names:
+    pooler = bert.pooler_of(model)
+    if encoder.pre_norm or "pooling" in names or pooler != "tanh":
         raise ConversionError(
-            "A BERT of Hugging Face is post-norm and classifies by [CLS]. "
-            f"Received: pre_norm={encoder.pre_norm}, pooling={'pooling' in names}."
+            "A BERT of Hugging Face is post-norm and classifies by [CLS], with a tanh pooler. "
+            f"Received: pre_norm={encoder.pre_norm}, pooling={'pooling' in names}, {pooler}."
         )
     if "masked_token_dense" in names:
         activation = model.get_layer("masked_token_dense").activation

@@ -3,11 +3,12 @@
 import tensorflow as tf
 import tensorflow_text
 
+from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
 
 def pack_segments(
-    tokenizer: WordPieceTokenizer,
+    tokenizer: WordPieceTokenizer | BytePairTokenizer,
     first_ids: tf.RaggedTensor,
     second_ids: tf.RaggedTensor | None = None,
     max_length: int = 512,
@@ -19,7 +20,7 @@ def pack_segments(
     Source: Devlin et al. 2018, section 3, figure 2 (https://arxiv.org/abs/1810.04805).
 
     Args:
-        tokenizer: defines the special ids.
+        tokenizer: defines the special ids; byte pairs start with <s> and end with </s>.
         first_ids: ids from `tokenizer.tokenize`, (batch, None).
         second_ids: likewise, as many rows; None for one text per row.
         max_length: maximum length of a row, in tokens, special ones included.

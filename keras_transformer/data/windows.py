@@ -158,9 +158,9 @@ def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.D
         length: length of a window, in tokens.
         stride: tokens by which it slides, in [1, length].
         batch_size: windows in a batch.
-        pad_id: the label of positions that do not count. What fills up the last window, and the
-            last batch if there are several, so that all have one shape, is the same id, or 0 if
-            it is -1.
+        pad_id: the label of positions that do not count; it also fills up the last window and,
+            if there are several, the last batch, so that all have one shape. If it is -1, the
+            inputs are filled up with 0.
 
     Returns:
         A dataset of token ids and labels, int32, both (batch, length).

@@ -24,7 +24,8 @@ class Classifier(TextModel):
     Args:
         model: of `kt.classifier` or `kt.bert_classifier`, as built or reloaded; or
             `ClassifierFunctions`.
-        tokenizer: splits texts into tokens; a `WordPieceTokenizer` for BERT.
+        tokenizer: splits texts into tokens; a `WordPieceTokenizer` for BERT, a
+            `BytePairTokenizer` for RoBERTa.
         labels: names of the labels, in the order of the logits.
         max_length: text limit in tokens, including the special tokens of BERT; longer texts lose
             their middle.

@@ -64,10 +64,10 @@ class BytePairTokenizer(tf.Module):
             batches and `serving.Generator` need, if the vocabulary does not have them.
 
     Attributes:
-        control_ids: those that stand for no text, such as the end of one.
-        end_of_text_id: of "<|endoftext|>" in the vocabulary, without `first_id`, or None.
-        pad_id, unknown_id, class_id, separator_id: 0 to 3; the latter two begin and end the
-            texts of a RoBERTa.
+        control_ids: ids that stand for no text, such as the end.
+        end_of_text_id: id of "<|endoftext|>" in the vocabulary, without `first_id`, or None.
+        pad_id, unknown_id, class_id, separator_id: 0 to 3; the last two start and end a text
+            of RoBERTa.
 
     Raises:
         ValueError: if the ids are not 0, 1, 2 and so on, or a byte has no piece.

@@ -150,7 +150,7 @@ def test_a_bert_with_another_pooler_is_no_bert_of_theirs(tmp_path):
     saved(tmp_path / "theirs", "DistilBertForSequenceClassification", "gelu_new")
     found = convert.read(tmp_path / "theirs")
     for form in ("huggingface", "keras_hub"):
-        with pytest.raises(convert.ConversionError, match=r"(pooler|normalises).*Received.*relu"):
+        with pytest.raises(convert.ConversionError, match=r"pooler.*Received.*relu"):
             convert.write(found, form, tmp_path / "again")
 
 
