@@ -5,7 +5,7 @@ import pathlib
 
 from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.marian import Ids, run_settings
-from keras_transformer.convert.opennmt_settings import Settings
+from keras_transformer.convert.opennmt_settings import OpenNMTSettings
 from keras_transformer.convert.sentencepiece import our_order
 from keras_transformer.convert.tables import ConversionError, Row, assign
 from keras_transformer.models.encoder_decoder import translation
@@ -122,7 +122,7 @@ def read(path):
     path = pathlib.Path(path)
     arrays = _arrays(path)
     num_heads, dropout, activation, ends = _description(path)
-    settings = Settings(path)
+    settings = OpenNMTSettings(path)
     shared, tied = _TARGET not in arrays, f"{_OUTPUT}/kernel" not in arrays
     words = [
         settings.words(side, arrays, name)

@@ -12,7 +12,7 @@ FILLER = "averyunlikelytoken"  # begins the words that pad a vocabulary to a rou
 MAX_SOURCE_LENGTH = 512  # in tokens; OpenNMT-tf has no limit
 
 
-class Settings:
+class OpenNMTSettings:
     """The settings with which a run was trained.
 
     Args:
