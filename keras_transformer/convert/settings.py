@@ -42,14 +42,14 @@ number, at least 1. Received: '3'.
 
     def count(self, name, default=None, least=1):
         """A whole number; one without a default must be there."""
-        value = self._value(name, default)
+        value = self._given(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             self._refuse(name, f"a whole number, at least {least}", value)
         return value
 
     def number(self, name, default, below=math.inf):
         """A number, at least 0 and below a limit."""
-        value = self._value(name, default)
+        value = self._given(name, default)
         is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if not is_number or not 0 <= value < below:
             limit = "" if below == math.inf else f" and below {below}"
@@ -61,20 +61,20 @@ number, at least 1. Received: '3'.
         return self.number(name, default, below=1)
 
     def flag(self, name, default):
-        value = self._value(name, default)
+        value = self._given(name, default)
         if not isinstance(value, bool):
             self._refuse(name, "true or false", value)
         return value
 
     def text(self, name, default=None):
-        value = self._value(name, default)
+        value = self._given(name, default)
         if not isinstance(value, str):
             self._refuse(name, "a text", value)
         return value
 
     def part(self, name):
         """The settings of an object inside of this one."""
-        if not isinstance(self._value(name, None), dict):
+        if not isinstance(self._given(name, None), dict):
             self._refuse(name, "a JSON object", self.values[name])
         return Settings(self.values[name], self.file)
 
@@ -90,7 +90,7 @@ number, at least 1. Received: '3'.
             self._refuse(heads, f"a divisor of {hidden}, {width}", count)
         return {"hidden_dim": width, "num_heads": count}
 
-    def _value(self, name, default):
+    def _given(self, name, default):
         value = self.values.get(name)
         if value is None and default is not None:
             return default
