@@ -234,7 +234,7 @@ def test_flags_that_contradict_are_refused_in_one_line(files, tmp_path, capsys):
         (["--vocabulary-size=300"], "Received: --vocabulary-size 300."),
         (["--no-pre-norm"], "Received: --pre-norm False."),
         (["--packed"], "--packed needs a --pretrained that was trained with --packed."),
-        (["--target-language=de"], "Only models of many languages"),
+        (["--target-language=de"], "Only multilingual models"),
     ):
         flags = [*pair, "--pretrained", str(marian), *given, *run]
         assert message in refused(translation.main, flags, capsys), given
