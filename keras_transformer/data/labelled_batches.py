@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.length_plan import LengthPlan, batched
+from keras_transformer.data.length_plan import LengthPlan, batched, sizes_of
 from keras_transformer.data.token_ids import checked_ids, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import PAD_ID
@@ -47,6 +47,8 @@ def fill_up(ids: tf.RaggedTensor, shape=(None, None)) -> tf.Tensor:
         [[0], [0]]
     """
     filled = ids.to_tensor(PAD_ID, shape=shape)  # (batch, length)
+    if filled.shape[1]:
+        return filled
     return tf.pad(filled, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(filled)[1])]])
 
 
@@ -183,13 +185,18 @@ class LabelledBatches:
         return zlib.crc32(np.ascontiguousarray(self._labels), total)
 
     def _batch(self, rows, shape):
-        num_rows, length, _ = tf.unstack(shape)
+        num_rows, length, _ = sizes_of(shape, self.shapes)
         inputs = fill_up(tf.gather(self._ids, rows), [num_rows, length])
         if self._prepare is not None:
             inputs = self._prepare(inputs)
         labels = tf.gather(self._labels, rows)
         if not self._has_weights:
             return inputs, labels
-        missing = [0, num_rows - tf.cast(tf.shape(rows)[0], num_rows.dtype)]
+        missing = [0, num_rows - tf.shape(rows, tf.int64)[0]]
         weights = tf.pad(tf.ones_like(rows, tf.float32), [missing])
-        return inputs, tf.pad(labels, [missing, [0, 0]]), weights
+        labels = tf.pad(labels, [missing, [0, 0]])
+        if isinstance(num_rows, int):
+            weights, labels = (
+                tf.ensure_shape(t, [num_rows, *t.shape[1:]]) for t in (weights, labels)
+            )
+        return inputs, labels, weights

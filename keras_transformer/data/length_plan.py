@@ -164,6 +164,18 @@ def batched(rows: tf.data.Dataset, batch) -> tf.data.Dataset:
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
+def sizes_of(shape, shapes):
+    """The sizes of a batch: integers where those of all batches are equal, so that a step knows.
+
+    Args:
+        shape: of the batch, a tensor.
+        shapes: of all batches, integers (steps, sizes); -1 for a size that is its rows' own.
+    """
+    is_one = (shapes == shapes[0]).all(axis=0) & (shapes[0] >= 0)
+    sizes = zip(is_one, shapes[0].tolist(), tf.unstack(shape), strict=True)
+    return [first if equal else size for equal, first, size in sizes]
+
+
 def _slice(rows, cuts, shapes, batch):
     """The rows of one batch, those between two cuts, and its shape."""
     bounds = tf.gather(cuts, tf.stack([batch, batch + 1]))

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.length_plan import batched
+from keras_transformer.data.length_plan import batched, sizes_of
 from keras_transformer.data.packed_plan import PackedPlan
 from keras_transformer.data.token_ids import check_no_ends, checked_ids, ragged
 from keras_transformer.files import load_arrays, save_arrays
@@ -103,6 +103,6 @@ class PackedDocuments:
         return zlib.crc32(parts[1], zlib.crc32(parts[0]))
 
     def _batch(self, documents, shape):
-        sides = self._read, self._next
+        sides, sizes = (self._read, self._next), sizes_of(shape, self.shapes)
         rows = (tf.gather(side, documents).merge_dims(1, 2) for side in sides)
-        return tuple(side.to_tensor(PAD_ID, shape=shape) for side in rows)
+        return tuple(side.to_tensor(PAD_ID, shape=sizes) for side in rows)

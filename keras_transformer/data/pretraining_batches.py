@@ -290,10 +290,12 @@ class PretrainingBatches:
     def _fill_up(self, rows):
         """Appends rows of zeros, up to a whole batch."""
         missing = [[0, self._batch_size - tf.shape(rows)[0]]]
-        return tf.pad(rows, missing + [[0, 0]] * (rows.shape.rank - 1))
+        filled = tf.pad(rows, missing + [[0, 0]] * (rows.shape.rank - 1))
+        return tf.ensure_shape(filled, [self._batch_size, *rows.shape[1:]])
 
     def _pad(self, ids):
-        return tf.pad(ids, [[0, 0], [0, self._max_length - tf.shape(ids)[1]]])
+        padded = tf.pad(ids, [[0, 0], [0, self._max_length - tf.shape(ids)[1]]])
+        return tf.ensure_shape(padded, [None, self._max_length])
 
 
 def _passages_of(first, end, starts, room):

@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.length_plan import LengthPlan, batched
+from keras_transformer.data.length_plan import LengthPlan, batched, sizes_of
 from keras_transformer.data.packed_plan import PackedPlan
 from keras_transformer.data.token_ids import check_no_ends, checked_ids, ragged
 from keras_transformer.files import load_arrays, save_arrays
@@ -174,7 +174,7 @@ class TokenBatches:
         return functools.reduce(lambda total, part: zlib.crc32(part, total), parts, 0)
 
     def _batch(self, pairs, shape):
-        rows, source, target = tf.unstack(shape)
+        rows, source, target = sizes_of(shape, self.shapes)
         source_ids = self._rows(self._sources, pairs).to_tensor(PAD_ID, shape=[rows, source])
         labels = self._rows(self._targets, pairs).to_tensor(PAD_ID, shape=[rows, target])
         shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=START_ID)

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.chunked_attention import chunked_attention, suits_chunks
+from keras_transformer.layers.chunked_attention import attention_by_length, may_suit_chunks
 from keras_transformer.layers.fused_attention import fused_attention, suits_cudnn
 from keras_transformer.layers.internals import carry_mask, mask_of
 from keras_transformer.layers.projection import TakesLoRA, add_projection
@@ -160,9 +160,9 @@ class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
         is_plain = bias is None and type(self).weights_of is MultiHeadAttention.weights_of
         rate = self.dropout if training else 0.0
         context = None
-        if is_plain and not with_scores and suits_chunks(queries, keys):
+        if is_plain and not with_scores and may_suit_chunks(queries, keys):
             generator = self._dropout.seed_generator if rate else None
-            context = chunked_attention(queries, keys, values, mask, rate, generator)
+            context = attention_by_length(queries, keys, values, mask, rate, generator)
         elif is_plain and not with_scores and not rate and suits_cudnn(queries, keys):
             context = fused_attention(queries, keys, values, mask)
         if context is not None:

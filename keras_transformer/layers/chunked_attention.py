@@ -3,8 +3,8 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.internals import draw_seed, keep_mask_of
-from keras_transformer.ops.attention import attention_weights
+from keras_transformer.layers.internals import draw_seed, is_compiled, keep_mask_of
+from keras_transformer.ops.attention import attention_weights, dot_product_attention
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -13,18 +13,46 @@ LEAST_WEIGHTS = 1024 * 1024  # per head; fewer are faster all at once
 CHUNK_ROWS = 256  # targets at a time
 
 
-def suits_chunks(queries, keys):
-    """Whether attention between (..., target, dim) and (..., source, dim) is worth chunking.
+def may_suit_chunks(queries, keys):
+    """Whether attention of (..., target, dim) to (..., source, dim) is worth chunking, or may be.
 
-    Lengths that are unknown until a step runs count as short.
+    It may where XLA compiles a program for each of several lengths. Without XLA lengths that vary
+    count as short: a branch would slow down every step of short sequences.
     """
-    target, source = queries.shape[-2], keys.shape[-2]
-    is_known = isinstance(target, int) and isinstance(source, int)
-    on_tensorflow = keras.backend.backend() == "tensorflow"
-    return on_tensorflow and is_known and target * source >= LEAST_WEIGHTS
+    if keras.backend.backend() != "tensorflow":
+        return False
+    lengths = queries.shape[-2], keys.shape[-2]
+    if None in lengths:
+        return is_compiled()
+    return lengths[0] * lengths[1] >= LEAST_WEIGHTS
 
 
-def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
+def attention_by_length(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
+    """`chunked_attention` of long sequences, and else `dot_product_attention`.
+
+    Lengths that vary decide when XLA compiles a program for them. The arguments are those of
+    `chunked_attention`, but for a `keras.random.SeedGenerator` in place of a seed.
+    """
+    seed = draw_seed(seed_generator) if rate else None
+
+    def dropout(weights):
+        kept = keep_mask_of(seed, ops.shape(weights), rate)
+        return ops.where(kept, weights * (1 / (1 - rate)), 0)
+
+    def whole():
+        return dot_product_attention(queries, keys, values, mask, dropout if rate else None)[0]
+
+    def in_chunks():
+        return chunked_attention(queries, keys, values, mask, rate, seed)
+
+    is_long = ops.shape(queries)[2] * ops.shape(keys)[2] >= LEAST_WEIGHTS
+    if isinstance(is_long, bool):
+        return in_chunks() if is_long else whole()
+    # XLA compiles both branches of a `tf.cond`, but of a case only that for the shape at hand.
+    return tf.switch_case(tf.cast(is_long, tf.int32), [whole, in_chunks])
+
+
+def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
     """The context of `dot_product_attention`, computed for some of the targets at a time.
 
     The weights of a chunk are recomputed in the backward pass. Dropout draws for each chunk, so
@@ -34,38 +62,38 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed_generator
     chunks of sources: here each target has one softmax over all sources.
 
     Args:
-        queries: (batch, heads, target, dim), with a known target length.
-        keys: (batch, heads, source, dim), with a known source length.
+        queries: (batch, heads, target, dim).
+        keys: (batch, heads, source, dim).
         values: the same shape as `keys`.
         mask: boolean, broadcasts to (batch, heads, target, source), or None.
         rate: probability in [0, 1) with which a weight is dropped.
-        seed_generator: a `keras.random.SeedGenerator`; needed if `rate` is not 0.
+        seed: of `draw_seed`; needed if `rate` is not 0.
 
     Returns:
         (batch, heads, target, dim), in the dtype of `queries`.
     """
-    target, source, dim = queries.shape[-2], keys.shape[-2], queries.shape[-1]
+    target, source = ops.shape(queries)[2], ops.shape(keys)[2]  # scalars where they vary
+    dim = queries.shape[-1]
     chunks = -(-target // CHUNK_ROWS)
     rows = -(-target // chunks)
     missing = chunks * rows - target
     if mask is not None:
-        known, batch_and_heads = mask.shape[:2], tf.unstack(tf.shape(mask)[:2])
-        mask = tf.broadcast_to(mask, [*batch_and_heads, target, source])
+        mask = tf.broadcast_to(mask, [*ops.shape(mask)[:2], target, source])
         mask = tf.pad(mask, [[0, 0], [0, 0], [0, missing], [0, 0]])
-        mask_of_chunk = [*batch_and_heads, rows, source]
-    seed = draw_seed(seed_generator) if rate else None
 
     def weights_of(chunk, chunk_queries, keys):
         """Weights of a chunk, (batch, heads, rows, source), and what dropout multiplies by."""
-        chunk_mask = None
+        # Sizes are those of tensors of the loop: XLA takes none that come from outside of it.
+        rows, chunk_mask = ops.shape(chunk_queries)[2], None
         if mask is not None:
-            chunk_mask = tf.slice(mask, [0, 0, chunk * rows, 0], mask_of_chunk)
-            chunk_mask = tf.ensure_shape(chunk_mask, [*known, rows, source])
+            *batch_and_heads, _, source = ops.shape(mask)
+            chunk_mask = tf.slice(mask, [0, 0, chunk * rows, 0], [*batch_and_heads, rows, source])
+            known = (*mask.shape[:2], chunk_queries.shape[2], mask.shape[3])
+            chunk_mask = tf.ensure_shape(chunk_mask, known)
         weights = attention_weights(chunk_queries, keys, chunk_mask)
         if not rate:
             return weights, None
-        shape = (*tf.unstack(tf.shape(weights)[:2]), rows, source)
-        kept = keep_mask_of(seed + [0, chunk], shape, rate)
+        kept = keep_mask_of(seed + [0, chunk], ops.shape(weights), rate)
         return weights, tf.where(kept, tf.cast(1 / (1 - rate), weights.dtype), 0)
 
     @tf.custom_gradient
@@ -138,7 +166,7 @@ def _in_chunks(tensor, chunks, rows, missing):
 
 def _out_of_chunks(tensor, target):
     """The inverse, for the first `target` rows."""
-    chunks, _, heads, rows, dim = tensor.shape
+    chunks, _, heads, rows, dim = ops.shape(tensor)
     return tf.reshape(tf.transpose(tensor, [1, 2, 0, 3, 4]), [-1, heads, chunks * rows, dim])[
         :, :, :target
     ]

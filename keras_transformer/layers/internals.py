@@ -5,6 +5,9 @@ layers. What is private is imported where it is used: a version of Keras that ha
 in the canary, which says what to do, and not when the package is imported.
 """
 
+import functools
+import operator
+
 import keras
 
 if keras.backend.backend() == "tensorflow":
@@ -66,6 +69,11 @@ def keep_mask_of(seed, shape, rate):
     if is_compiled() and isinstance(length, int) and length % 8 == 0:
         return _keep_mask_from_bits([*rows, length // 8], limit, seed)
     pairs = (length + 1) // 2  # a 32-bit draw decides two neighbouring units
+    if is_compiled():  # bits of all rows, one after the other
+        size = functools.reduce(operator.mul, rows, 2 * pairs)
+        kept = _keep_mask_from_bits([-(-size // (8 * 1024)), 1024], limit, seed)
+        kept = tf.reshape(tf.reshape(kept, [-1])[:size], [*rows, 2 * pairs])
+        return kept[..., :length]
     bits = tf.random.stateless_uniform([*rows, pairs], seed, None, None, tf.uint32, alg="philox")
     words = tf.reshape(tf.bitcast(bits, tf.uint16), [*rows, 2 * pairs])
     if not isinstance(length, int) or length % 2:

@@ -219,3 +219,10 @@ def test_what_cannot_be_packed_is_refused():
         TokenBatches([[4]], [[5]], 150, 61, row_multiple=3, packed=True)
     with pytest.raises(ValueError, match=r"at least one token.* Received: 0 tokens"):
         PackedDocuments([[], []], 5, 2)
+
+
+def test_batches_of_one_shape_say_so_before_a_step_runs(batches, documents):
+    inputs, labels = batches.dataset().element_spec
+    assert inputs["source_ids"].shape == inputs["target_ids"].shape == labels.shape == (30, 61)
+    rows = PackedDocuments(documents, length=23, batch_size=7)
+    assert [spec.shape for spec in rows.epoch().element_spec] == [rows.shapes[0].tolist()] * 2

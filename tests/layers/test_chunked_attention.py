@@ -62,10 +62,8 @@ def test_chunks_equal_the_whole_and_so_do_gradients(number, jit_compile, monkeyp
             queries, keys, values, mask, lambda weights: weights * factors
         )[0]
 
-    generator = keras.random.SeedGenerator(number)
-
     def in_chunks(queries, keys, values):
-        return module.chunked_attention(queries, keys, values, mask, rate, generator)
+        return module.chunked_attention(queries, keys, values, mask, rate, seed)
 
     def results(function):
         variables = [tf.constant(tensor) for tensor in tensors]
@@ -110,14 +108,45 @@ def test_dropout_drops_the_same_weights_forward_and_backward(monkeypatch):
     """A linear function of the values: its gradient is what it multiplies them by."""
     import tensorflow as tf
 
+    from keras_transformer.layers.internals import draw_seed
+
     monkeypatch.setattr(module, "CHUNK_ROWS", 3)
     queries, keys = keras.random.normal((1, 1, 8, 3)), keras.random.normal((1, 1, 7, 3))
     values = tf.random.normal((1, 1, 7, 3))
-    generator = keras.random.SeedGenerator(3)
+    seed = draw_seed(keras.random.SeedGenerator(3))
     with tf.GradientTape() as tape:
         tape.watch(values)
-        outputs = module.chunked_attention(queries, keys, values, None, 0.5, generator)
+        outputs = module.chunked_attention(queries, keys, values, None, 0.5, seed)
         total = tf.reduce_sum(outputs)
     slope = tape.gradient(total, values)
     np.testing.assert_allclose(tf.reduce_sum(slope * values), total, rtol=1e-5)
     assert not np.allclose(np.array(slope)[0, 0, :, 0].sum(), 8), "some were dropped"
+
+
+@pytest.mark.parametrize("lengths", [(3, 5), (8, 9)], ids=["short", "long"])
+def test_lengths_that_vary_choose_chunks_when_xla_compiles_for_them(monkeypatch, lengths):
+    import tensorflow as tf
+
+    monkeypatch.setattr(module, "LEAST_WEIGHTS", 40)
+    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
+    draw = np.random.default_rng(3)
+    target, source = (draw.normal(size=(2, n, 4)).astype("float32") for n in lengths)
+    mask = draw.random((2, lengths[1])) < 0.7
+    layer = MultiHeadAttention(2)
+    layer.build(target.shape, source.shape)
+
+    def gradients(target, source, mask):
+        with tf.GradientTape() as tape:
+            tape.watch([target, source])
+            outputs = layer(target, source, padding_mask=mask, training=True)
+            loss = tf.reduce_sum(outputs * tf.sin(outputs))
+        return [outputs, *tape.gradient(loss, [target, source])]
+
+    vectors, flags = tf.TensorSpec([None, None, 4]), tf.TensorSpec([None, None], tf.bool)
+    signature = [vectors, vectors, flags]
+    compiled = tf.function(gradients, input_signature=signature, jit_compile=True)
+    plain = tf.function(gradients, input_signature=signature)
+    for one, other in zip(compiled(target, source, mask), plain(target, source, mask), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    program = compiled.experimental_get_compiler_ir(target, source, mask)(stage="hlo")
+    assert (" while(" in program) == (lengths == (8, 9))
