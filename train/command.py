@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Callable
 
 from train.config import config_of
+from train.gpus import warn_of_idle_gpus
 from train.options import TrainOptions
 from train.settings import add_flags, flag_of, given_flags
 from train.training_config import MAY_CHANGE
@@ -106,7 +107,10 @@ class Command:
                     "Training needs TensorFlow or JAX: set KERAS_BACKEND=tensorflow. "
                     f"Received: {backend}."
                 )
-            return self.experiment()
+            experiment = self.experiment()
+        if subcommand:  # a training warns when it has chosen its devices
+            warn_of_idle_gpus()
+        return experiment
 
 
 class Parser(argparse.ArgumentParser):

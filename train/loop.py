@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 
 import keras
 import tensorflow as tf
@@ -25,6 +26,8 @@ from train.progress import EpochLog, StopWithoutProgress
 from train.recovery import data_of, finished_model, locked
 from train.run import Run
 from train.training_config import CHOSEN_AT_START
+
+MUCH_PADDING = 1 / 3  # of the batches
 
 
 def train_on_devices(experiment_class, config, options):
@@ -105,12 +108,24 @@ def check_rows(config, batches, strategy):
     rows = batches.shapes[:, 0].tolist() if hasattr(batches, "shapes") else [config.batch_size]
     must_divide = config.shapes or is_packed(config) or keras.backend.backend() == "jax"
     if must_divide and (uneven := [count for count in rows if count % replicas]):
+        flag = "--row-multiple" if hasattr(batches, "shapes") else "--batch-size"
+        flag = "--shapes 16, and a --row-multiple" if uneven[0] < 0 else f"a {flag}"
         raise ValueError(
             "The rows of each batch must divide equally among the replicas, with --shapes or "
-            f"--packed or on JAX. Give a --row-multiple or --batch-size of {replicas}, or train on "
+            f"--packed or on JAX. Give {flag} that is a multiple of {replicas}, or train on "
             f"other devices. Received: --shapes {config.shapes}, {replicas} replicas, a batch of "
             f"{'any number of' if uneven[0] < 0 else uneven[0]} rows."
         )
+
+
+def warn_of_padding(config, batches):
+    """Warns if few shapes make much of the batches padding."""
+    if config.shapes and getattr(batches, "padding", 0) > MUCH_PADDING:
+        logging.getLogger(__name__).warning(
+            "%.0f %% of the batches is padding with at most %d shape%s. Allow more --shapes, or "
+            "leave out the longest rows with a lower --max-length.",
+            100 * batches.padding, config.shapes, "" if config.shapes == 1 else "s",
+        )  # fmt: skip
 
 
 def train_run(run, experiment, strategy=None):
@@ -160,6 +175,7 @@ def _train(run, experiment, strategy, exists, lock):
         model = experiment.compiled_model(tokenizer, batches)
     checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)
     if is_chief:
+        warn_of_padding(config, batches)
         if exists:
             run.record(config)
         else:

@@ -1,13 +1,11 @@
 """Few shapes for many lengths: chooses for a text the bounds to which rows are padded."""
 
-import logging
 from typing import NamedTuple
 
 import numpy as np
 
 LENGTH_MULTIPLE = 2  # bounds are multiples of it, in tokens
 ROW_MULTIPLE = 8  # preferred by a GPU's matrix products
-MUCH_PADDING = 1 / 3
 
 
 class BoundedPlan(NamedTuple):
@@ -55,14 +53,7 @@ def best_plan(lengths, most_shapes, tokens_per_batch, row_multiple=1):
         _cut(lengths, np.minimum(bounds, longest), tokens_per_batch, row_multiple)
         for bounds in _best_bounds(lengths, most_shapes)
     ]
-    best = min(plans, key=lambda plan: plan.size)
-    if lengths.sum() * 2 < (1 - MUCH_PADDING) * best.size:
-        logging.getLogger(__name__).warning(
-            "%.0f %% of the batches is padding with at most %d shapes. Allow more shapes, or drop "
-            "the longest rows with a lower max_length.",
-            100 * (1 - 2 * lengths.sum() / best.size), most_shapes,
-        )  # fmt: skip
-    return best
+    return min(plans, key=lambda plan: plan.size)
 
 
 def _best_bounds(lengths, most):

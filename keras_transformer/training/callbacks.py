@@ -53,8 +53,11 @@ class LateLogs(keras.callbacks.CallbackList):
 def can_be_late(callback):
     """Whether a callback may get the logs of a step while the next one runs.
 
-    As in Keras, a callback allows it with the attribute `async_safe`, or by ignoring steps.
+    As in Keras, a callback allows it with the attribute `async_safe`, or by ignoring steps;
+    TensorBoard's, which is told of steps, writes only epochs by default.
     """
+    if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == "epoch":
+        return True
     looks = any(
         getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
         for name in ("on_batch_end", "on_train_batch_end")

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-PACK_BYTES = 2**25  # of gradients that replicas sum at a time, while others are still computed
+PACK_BYTES = 2**25  # of gradients that replicas sum at a time; plain steps go on meanwhile
 
 
 def num_rows(x):

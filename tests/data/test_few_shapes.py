@@ -183,12 +183,6 @@ def test_empty_rows_of_documents_count_for_nothing():
     assert float(tf.reduce_sum(weights)) == batches.num_passages
 
 
-def test_few_bounds_for_a_long_tail_are_warned_of(caplog):
-    best_plan(np.array([3] * 99 + [100]), 1, 1000)
-    [record] = caplog.records
-    assert record.getMessage().startswith("9") and "with at most 1 shapes" in record.getMessage()
-
-
 def test_a_budget_that_is_too_small_for_the_replicas_is_refused():
     with pytest.raises(ValueError, match=r"tokens_per_batch=30, row_multiple=4, a row of 9"):
         best_plan(np.array([3, 9]), 16, 30, row_multiple=4)

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from train import translation
+from train import classification, language_model, translation
 from train.gpus import divide, gpu_count, visible_gpus, warn_of_idle_gpus
 from train.launch.local import run_here
 from train.launch.on_ray import gpus_of_a_worker
@@ -149,6 +149,22 @@ def test_a_training_warns_once_of_gpus_that_tensorflow_does_not_see(machine, tmp
     machine(2)
     with pytest.raises(SystemExit):
         translation.main([f"--run={tmp_path}/run", "--source=no.en", "--target=no.de"])
+    assert caplog.messages == [WARNING]
+
+
+@pytest.mark.parametrize(
+    ("module", "subcommand"),
+    [
+        (translation, ["translate"]),
+        (translation, ["evaluate", "--source=no.en", "--target=no.de"]),
+        (language_model, ["sample"]),
+        (classification, ["classify"]),
+    ],
+)
+def test_a_command_that_uses_a_run_warns_once_too(machine, tmp_path, caplog, module, subcommand):
+    machine(2)
+    with pytest.raises(SystemExit):
+        module.main([*subcommand, f"--run={tmp_path}/none"])
     assert caplog.messages == [WARNING]
 
 

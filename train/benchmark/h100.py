@@ -1,9 +1,10 @@
 """Compiles a training step for an H100, on a machine without one, and prints what it would cost.
 
-It compiles the step that `fit` runs with XLA's own compiler for an H100, and prints the compiler's
-figures: operations, bytes moved to and from memory, temporary memory. The first two give a lower
-bound on the time, from the speed of products (989 TFLOP/s in bfloat16) and of memory (3.35 TB/s).
-No time is measured, and no kernel is tuned: use the figures to compare two programs.
+It compiles a whole training step, Adam included, with XLA's own compiler for an H100, and prints
+the compiler's figures: operations, bytes moved to and from memory, temporary memory. The first two
+give a lower bound on the time, from the speed of products (989 TFLOP/s in bfloat16) and of memory
+(3.35 TB/s). No time is measured, and no kernel is tuned: use the figures to compare two programs.
+`fit` compiles all but the sum over replicas, clipping and Adam.
 
 The compiler needs a separate environment (5.5 GB):
 
