@@ -41,7 +41,13 @@ def test_one_shape_for_a_long_tail_is_told_in_one_line(tmp_path, caplog):
     lines = ["a b\tb a\n"] * 60 + ["a b c d e f g h\th g f e d c b a\n"]
     (tmp_path / "pairs.tsv").write_text("".join(lines))
     pairs = [f"--tsv={tmp_path}/pairs.tsv", f"--valid-tsv={tmp_path}/pairs.tsv"]
-    small = [*SETTINGS, "--vocabulary-size=270", "--steps=1", "--average=1", f"--run={tmp_path}/run"]
+    small = [
+        *SETTINGS,
+        "--vocabulary-size=270",
+        "--steps=1",
+        "--average=1",
+        f"--run={tmp_path}/run",
+    ]
     translation.main([*pairs, *small, "--shapes=1"])
     [message] = [message for message in caplog.messages if "padding" in message]
     assert re.fullmatch(

@@ -4,7 +4,12 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.training import Model, TokenCrossentropy
-from keras_transformer.training.callbacks import BestScore, StopOnNonFiniteLoss, TokensPerSecond
+from keras_transformer.training.callbacks import (
+    BestScore,
+    StopOnNonFiniteLoss,
+    TokensPerSecond,
+    can_be_late,
+)
 from keras_transformer.training.checkpoints import Checkpoints, SaveOnTerminate
 
 from .conftest import (
@@ -140,3 +145,43 @@ def test_best_score_saves_the_model_that_had_the_highest(tmp_path):
 def test_best_score_every_zero_epochs_is_refused():
     with pytest.raises(ValueError, match=r"every must be at least 1 epoch. Received: every=0"):
         BestScore(len, every=0)
+
+
+def test_tensorboard_that_writes_epochs_makes_no_step_wait(tmp_path):
+    note = Note(async_safe=True)
+    board = keras.callbacks.TensorBoard(str(tmp_path))
+    data = tf.data.Dataset.from_tensor_slices((IDS, LABELS)).batch(2).repeat()
+    compiled().fit(data, callbacks=[board, note], steps_per_epoch=3, epochs=2, verbose=0)
+    assert note.order[:3] == ["begin 0", "begin 1", "end 0"]
+    files = list((tmp_path / "train").glob("events*"))
+    events = [e for path in files for e in tf.compat.v1.train.summary_iterator(str(path))]
+    steps = [e.step for e in events for v in e.summary.value if v.tag == "epoch_loss"]
+    assert steps == [0, 1]
+    assert not can_be_late(keras.callbacks.TensorBoard(str(tmp_path), update_freq=1))
+
+
+def test_workers_ask_each_other_every_ten_steps_and_gather_when_a_checkpoint_is_written(
+    tmp_path, monkeypatch
+):
+    from keras_transformer.training import checkpoints as module
+
+    model, asked, saved, step = compiled(), [], [], [0]
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            step[0] = batch
+
+    def ask(strategy, value):
+        asked.append(step[0])
+        return [value]
+
+    monkeypatch.setattr(module, "has_workers", lambda strategy: True)
+    monkeypatch.setattr(module, "from_all_workers", ask)
+    checkpoints = Checkpoints(tmp_path, model, every=8)
+    save = checkpoints.save
+    monkeypatch.setattr(checkpoints, "save", lambda: (saved.append(step[0]), save()))
+    data = tf.data.Dataset.from_tensor_slices((IDS, LABELS)).batch(2).repeat()
+    asking = [Count(), checkpoints, SaveOnTerminate(checkpoints)]
+    model.fit(data, callbacks=asking, steps_per_epoch=25, verbose=0)
+    assert asked == [10, 20, 24], "and at the end of the epoch"
+    assert len(list(tmp_path.iterdir())) >= 1

@@ -114,7 +114,7 @@ def test_rematerialisation_changes_no_bit_of_a_training_with_dropout(results, na
 
 
 @pytest.mark.parametrize("name", ARRANGEMENTS)
-@pytest.mark.parametrize("case", ["everything", "metric"])
+@pytest.mark.parametrize("case", ["everything", "bits", "metric"])
 def test_replicas_compiled_by_xla_give_the_same_numbers(results, name, case):
     """With dropout, accumulation, clipping, a moving average, validation, an empty share."""
     for values in results(name):
