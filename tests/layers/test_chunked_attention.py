@@ -150,3 +150,19 @@ def test_lengths_that_vary_choose_chunks_when_xla_compiles_for_them(monkeypatch,
         np.testing.assert_allclose(one, other, atol=1e-5)
     program = compiled.experimental_get_compiler_ir(target, source, mask)(stage="hlo")
     assert (" while(" in program) == (lengths == (8, 9))
+
+
+@pytest.mark.slow
+def test_4096_tokens_hold_a_fifth_of_the_memory_of_all_weights_at_once():
+    import os
+    import subprocess
+    import sys
+
+    def megabytes(least):
+        command = [sys.executable, "-m", "tests.layers.attention_memory", "4096", str(least)]
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return float(done.stdout.splitlines()[-1])
+
+    in_chunks, at_once = megabytes(module.LEAST_WEIGHTS), megabytes(10**9)
+    assert in_chunks <= at_once / 5

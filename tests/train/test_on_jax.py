@@ -73,6 +73,21 @@ def test_a_stopped_run_goes_on_to_bit_identical_weights(text, whole, tmp_path, n
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("flags", [TWO, CUT, ["--packed"]], ids=["two", "cut", "packed"])
+def test_a_run_on_several_devices_or_packed_goes_on_to_bit_identical_weights(text, tmp_path, flags):
+    flags = [*text, *SETTINGS, "--steps=5", "--average=1", *flags]
+    done = on_jax("train.translation", *flags, "--run", tmp_path / "whole")
+    assert done.returncode == 0, done.stderr[-3000:]
+    dies = {"DIES": "0:4:9", "DIED": str(tmp_path / "died")}
+    for code in (-9, 0):
+        done = on_jax("tests.train.dying", *flags, "--run", tmp_path / "run", **dies)
+        assert done.returncode == code, done.stderr[-3000:]
+    assert "Resuming from step 3 of 5." in done.stdout
+    runs = (RunFolder(tmp_path / name).model().weights for name in ("run", "whole"))
+    for one, other in zip(*runs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_run_is_measured_used_and_exported_under_tensorflow(text, whole, tmp_path, capsys):
     run = ["--run", str(whole)]
     translation.main([*text, *SETTINGS, f"--steps={STEPS}", *run])

@@ -1,5 +1,6 @@
 """Runs that are damaged, killed, started twice or out of room: they end right, or in one line."""
 
+import dataclasses
 import os
 import pathlib
 import random
@@ -48,8 +49,9 @@ def words(seed):
     return ParallelText(sources, [word[::-1] for word in sources])
 
 
-def train_small(path, break_at=None, text=3):
-    experiment = Translation(CONFIG, (words(text), words(5)))
+def train_small(path, break_at=None, text=3, **settings):
+    config = dataclasses.replace(CONFIG, **settings)
+    experiment = Translation(config, (words(text), words(5)))
     if break_at:
         experiment.callbacks = lambda run, tokenizer: [Break(break_at)]
     return train_run(Run(path, TranslationConfig), experiment)
@@ -86,6 +88,15 @@ def test_a_broken_run_ends_with_the_weights_of_a_whole_one(runs, expected, tmp_p
     assert_same_model(run, expected, "bit for bit")
     ours, theirs = (Run(path, TranslationConfig).history() for path in (run, runs / "finished"))
     assert ours["val_loss"] == theirs["val_loss"] and len(ours["loss"]) == len(theirs["loss"])
+
+
+def test_a_broken_run_of_few_shapes_ends_with_the_weights_of_a_whole_one(tmp_path):
+    train_small(tmp_path / "whole", shapes=16)
+    with pytest.raises(KeyboardInterrupt):
+        train_small(tmp_path / "broken", break_at=10, shapes=16)
+    assert not (tmp_path / "broken" / "model.keras").exists()
+    train_small(tmp_path / "broken", shapes=16)
+    assert_same_model(tmp_path / "broken", weights_of(tmp_path / "whole"), "bit for bit")
 
 
 @pytest.mark.parametrize("name", ["a[b]c", "* ?\\ \n'\"%{}[]"])
