@@ -72,12 +72,10 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
     Returns:
         (batch, heads, target, dim), in the dtype of `queries`.
     """
-    target, source = ops.shape(queries)[2], ops.shape(keys)[2]  # scalars where they vary
     dim = queries.shape[-1]
-    chunks = -(-target // CHUNK_ROWS)
-    rows = -(-target // chunks)
-    missing = chunks * rows - target
     if mask is not None:
+        target, _, _, missing = _sizes(queries)
+        source = ops.shape(keys)[2]
         mask = tf.broadcast_to(mask, [*ops.shape(mask)[:2], target, source])
         mask = tf.pad(mask, [[0, 0], [0, 0], [0, missing], [0, 0]])
 
@@ -98,6 +96,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
 
     @tf.custom_gradient
     def attend(queries, keys, values):
+        target, chunks, rows, missing = _sizes(queries)
         padded = _in_chunks(queries, chunks, rows, missing)
 
         def forward(chunk):
@@ -115,6 +114,9 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
         context = _out_of_chunks(context.stack(), target)
 
         def gradient(upstream):
+            # Not the sizes of above: XLA would take everything they come with, token ids among it,
+            # as constants of the program, and compile one for each batch.
+            target, chunks, rows, missing = _sizes(upstream)
             # For each target, the sum over sources of weight times gradient.
             both = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
             means = tf.reduce_sum(both, axis=-1, keepdims=True)
@@ -154,6 +156,14 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
         return context, gradient
 
     return attend(*map(ops.convert_to_tensor, (queries, keys, values)))
+
+
+def _sizes(queries):
+    """Targets, chunks, rows per chunk, and rows the last one lacks; scalars if they vary."""
+    target = ops.shape(queries)[2]
+    chunks = -(-target // CHUNK_ROWS)
+    rows = -(-target // chunks)
+    return target, chunks, rows, chunks * rows - target
 
 
 def _in_chunks(tensor, chunks, rows, missing):
