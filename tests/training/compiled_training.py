@@ -62,7 +62,7 @@ def classified():
         for count in (500, 200)
     ]
     loss = keras.losses.CategoricalCrossentropy(True, reduction="mean_with_sample_weight")
-    model = kt.classifier(kt.encoder_only(30, **SIZES), 3)
+    model = kt.classifier(30, 3, **{**SIZES, "size": "small"})
     return model, batches, {"loss": loss, "weighted_metrics": ["accuracy"]}
 
 
