@@ -43,7 +43,7 @@ def test_a_memory_is_carried_from_one_compiled_step_to_the_next():
         model.fit(memories.batches(last=3), verbose=0)
         results.append(memories.weights_of(model, "weights") | memories.memories_of(model))
     for name, values in results[0].items():
-        np.testing.assert_allclose(results[1][name], values, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(results[1][name], values, 1e-5, 1e-5, err_msg=name)
 
 
 def test_metrics_and_losses_of_keras_are_those_of_keras():
