@@ -33,13 +33,17 @@ def dense(gradients):
     return {i: tf.convert_to_tensor(g) for i, g in enumerate(gradients) if g is not None}
 
 
-def added(gradient, other):
-    """The sum of a dense gradient and another, which may be None or `tf.IndexedSlices`."""
-    if other is None:
+def added(gradient, *others):
+    """The sum of a dense gradient and others, any of which may be None or `tf.IndexedSlices`."""
+    slices = [other for other in others if isinstance(other, tf.IndexedSlices)]
+    for other in others:
+        if other is not None and not isinstance(other, tf.IndexedSlices):
+            gradient += other
+    if not slices:
         return gradient
-    if isinstance(other, tf.IndexedSlices):
-        return tf.tensor_scatter_nd_add(gradient, other.indices[:, None], other.values)
-    return gradient + other
+    indices = tf.concat([tf.cast(part.indices, tf.int32) for part in slices], axis=0)
+    values = tf.concat([part.values for part in slices], axis=0)
+    return tf.tensor_scatter_nd_add(gradient, indices[:, None], values)
 
 
 def scaled(gradients, scale):

@@ -10,12 +10,15 @@ import dataclasses
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_transformer.training.internals import last_call
 
 CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
-COMPILED_CHUNK_NUMBERS = 8000  # logits per token at a time where XLA compiles
+COMPILED_CHUNK_NUMBERS = 6400  # logits a token at a time where XLA compiles
+MOST_TOTAL = 1e30  # of exponentials: products with it stay finite in float32 and in bfloat16
+SHIFT_STEP, MOST_SHIFTS = 120.0, 1000  # by how much logits are lowered where it is more, how often
 
 
 class TokenSums(NamedTuple):
@@ -31,6 +34,7 @@ class ProjectedLoss(NamedTuple):
     sums: TokenSums
     feature_gradient: tf.Tensor | None = None  # of `sums.loss`, in shape and dtype of the features
     table_gradient: tf.Tensor | None = None  # of `sums.loss`, float32
+    of_labels: tf.IndexedSlices | None = None  # to be added to that, with others of its kind
 
 
 def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
@@ -112,9 +116,10 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
 def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
     """Like `projected_loss`, for XLA, which needs sizes that do not depend on the labels.
 
-    Padding has weight 0 instead of being left out, and the gradient of the labels is chosen by
-    comparison, in the pass over the probabilities, instead of by gather and scatter. A batch is
-    split into as many chunks as needed for about `COMPILED_CHUNK_NUMBERS` logits per token in each.
+    Padding weighs 0 instead of being left out. A batch is cut into so many chunks that each
+    holds about `COMPILED_CHUNK_NUMBERS` numbers a token. These are not logits but exp(logit -
+    shift), which XLA computes in its product: they are written once, and read for their sum and
+    for both gradients, which are divided by that sum on their narrow side.
     """
     dim, vocabulary = table.shape[1], table.shape[0]
     flat_labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
@@ -123,43 +128,88 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
     added = [0, chunks * rows - count]
     hidden = tf.pad(tf.reshape(features, [-1, dim]), [added, [0, 0]])
     targets = tf.pad(flat_labels, [added], constant_values=pad_id)
-    narrow = tf.cast(table, features.dtype)
-    table_sum = tf.reduce_sum(table, axis=0)
+    is_real, safe = targets != pad_id, tf.clip_by_value(targets, 0, vocabulary - 1)
+    narrow, table_sum = tf.cast(table, features.dtype), tf.reduce_sum(table, axis=0)
+    through_labels = (1 - label_smoothing) * tf.cast(tf.gather(narrow, safe), tf.float32)
+    through_labels += label_smoothing / vocabulary * table_sum
 
-    sums, table_gradient, hidden_gradients = TokenSums(*[tf.zeros([])] * 4), 0.0, []
-    before = tf.zeros([])
+    wide = tf.cast(hidden, tf.float32)
+    chosen = tf.reduce_sum(wide * tf.cast(tf.gather(narrow, safe), tf.float32), axis=-1)
+    found, table_gradient = [], tf.zeros_like(narrow) if gradients else None
     for chunk in range(chunks):
-        h = hidden[chunk * rows : (chunk + 1) * rows]
-        # This adds zero, but XLA does not know that; otherwise it would hold all logits at once.
-        h += tf.cast(tf.where(tf.math.is_finite(before), 0.0, before), h.dtype)
-        y = targets[chunk * rows : (chunk + 1) * rows]
-        is_real = y != pad_id
-        logits = tf.cast(tf.matmul(h, narrow, transpose_b=True), tf.float32)  # (rows, vocabulary)
-        highest = tf.reduce_max(logits, axis=-1)
-        normaliser = highest + tf.math.log(tf.reduce_sum(tf.exp(logits - highest[:, None]), -1))
-        chosen = tf.gather(logits, tf.clip_by_value(y, 0, vocabulary - 1), batch_dims=1)
-        # Labels outside the vocabulary give NaN.
-        chosen = tf.where((y >= 0) & (y < vocabulary), chosen, float("nan"))
-        mean = tf.reduce_sum(tf.cast(h, tf.float32) * table_sum, axis=-1) / vocabulary
-        smoothed = (1 - label_smoothing) * chosen + label_smoothing * mean
-        hits = tf.cast(chosen >= highest, tf.float32)
-        values = TokenSums(normaliser - smoothed, normaliser - chosen, hits, tf.ones_like(hits))
-        values = (tf.reduce_sum(tf.where(is_real, value, 0.0)) for value in values)
-        sums = TokenSums(*map(tf.add, sums, values))
-        before = sums.loss
-        if gradients:
-            p = tf.exp(logits - normaliser[:, None]) - label_smoothing / vocabulary
-            p -= tf.where(tf.range(vocabulary) == y[:, None], 1 - label_smoothing, 0.0)
-            p = tf.cast(tf.where(is_real[:, None], p, 0.0), features.dtype)
-            hidden_gradients.append(tf.matmul(p, narrow))
-            of_table = tf.matmul(p, h, transpose_a=True)
-            table_gradient += tf.cast(of_table, tf.float32)
-            firsts = hidden_gradients[-1][:1, :1] + of_table[:1, :1]
-            before += tf.cast(tf.reduce_sum(firsts), tf.float32)
+        part = slice(chunk * rows, (chunk + 1) * rows)
+        given = hidden[part], narrow, safe[part], is_real[part], chosen[part]
+        *of_chunk, table_gradient = _exponentials(*given, table_gradient)
+        found.append(of_chunk)
+    nats, hits, hidden_gradients = zip(*found, strict=True)
+    nats, hits = tf.concat(nats, 0), tf.cast(tf.concat(hits, 0), tf.float32)
+
+    # Labels outside of the vocabulary show as NaN.
+    nats = tf.where((targets >= 0) & (targets < vocabulary), nats, float("nan"))
+    smoothed = nats + chosen - tf.reduce_sum(wide * through_labels, axis=-1)
+    values = (smoothed, nats, hits, tf.ones_like(hits))
+    sums = TokenSums(*(tf.reduce_sum(tf.where(is_real, value, 0.0)) for value in values))
     if not gradients:
         return ProjectedLoss(sums)
-    hidden_gradient = tf.concat(hidden_gradients, axis=0)[:count]
-    return ProjectedLoss(sums, tf.reshape(hidden_gradient, tf.shape(features)), table_gradient)
+
+    real = tf.cast(is_real, tf.float32)[:, None]
+    hidden_gradient = tf.cast(tf.concat(hidden_gradients, 0), tf.float32) - real * through_labels
+    hidden_gradient = tf.cast(hidden_gradient[:count], features.dtype)
+    table_gradient = tf.cast(table_gradient, tf.float32)
+    table_gradient -= label_smoothing / vocabulary * tf.reduce_sum(real * wide, axis=0)
+    of_labels = tf.IndexedSlices((label_smoothing - 1) * real * wide, safe)
+    feature_gradient = tf.reshape(hidden_gradient, tf.shape(features))
+    return ProjectedLoss(sums, feature_gradient, table_gradient, of_labels)
+
+
+def _exponentials(hidden, table, labels, is_real, chosen, before):
+    """A chunk of `compiled_projected_loss`.
+
+    Args:
+        hidden: (rows, dim).
+        table: (vocabulary, dim), in the dtype of `hidden`.
+        labels: integers (rows,) in [0, vocabulary).
+        is_real: boolean (rows,).
+        chosen: the logits of the labels, float32 (rows,).
+        before: the gradient for `table` of the chunks before, or None to compute no gradients.
+
+    Returns:
+        Negative log-likelihoods, float32 (rows,), whether no other logit is higher than the
+        label's, and the gradients of the sum of all normalisers: for `hidden`, and for
+        `table`, of this chunk and those before; or None.
+    """
+
+    def body(shift, *_):
+        logits = tf.matmul(hidden, table, transpose_b=True, output_type=tf.float32)
+        numbers = tf.cast(tf.exp(logits - shift[:, None]), hidden.dtype)  # (rows, vocabulary)
+        total = tf.reduce_sum(tf.cast(numbers, tf.float32), axis=-1)
+        is_label = tf.range(tf.shape(table)[0]) == labels[:, None]
+        others = tf.where(is_label, tf.zeros([], numbers.dtype), numbers)
+        own = tf.cast(tf.exp(chosen - shift), hidden.dtype)
+        found = [total, tf.reduce_max(others, axis=-1) <= own]
+        if before is not None:
+            share = tf.math.divide_no_nan(1.0, total)[:, None]
+            of_hidden = tf.matmul(numbers, table, output_type=tf.float32) * share
+            found.append(tf.cast(of_hidden, hidden.dtype))
+            scaled = tf.cast(tf.cast(hidden, tf.float32) * share, hidden.dtype)
+            of_table = tf.matmul(numbers, scaled, transpose_a=True, output_type=tf.float32)
+            found.append(tf.cast(of_table + tf.cast(before, tf.float32), before.dtype))
+        overflows = total > MOST_TOTAL
+        return tf.where(overflows, shift + SHIFT_STEP, shift), tf.reduce_any(overflows), *found
+
+    # A logit is seldom so far above its label's that the total overflows: nearly always there is
+    # one pass. In the body of a loop, and nowhere else, XLA fuses `shift` into the product. Padding
+    # has nothing but zeros.
+    shift = tf.where(is_real, chosen, np.inf)
+    start = shift, tf.constant(True), chosen, is_real
+    if before is not None:
+        # Zeros that XLA does not know, or it would make those of all chunks at once.
+        zero = tf.where(tf.reduce_any(is_real), before[0, 0], 0)
+        start += tf.zeros_like(hidden), tf.fill(tf.shape(table), zero)
+    shift, _, total, hits, *found = tf.while_loop(
+        lambda _, again, *__: again, body, start, maximum_iterations=MOST_SHIFTS
+    )
+    return shift + tf.math.log(total) - chosen, hits, *(found or [None, None])
 
 
 @dataclasses.dataclass(frozen=True)

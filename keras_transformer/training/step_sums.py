@@ -126,7 +126,7 @@ class Objective:
         return features
 
     def _projected(self, features, x, y, gradients=True):
-        """The `StepSums`, and the gradients for the features and for the table."""
+        """The `StepSums`, and the gradients for the features and for the table, in two parts."""
         table = tf.convert_to_tensor(self.projection.layer.projection_table.value)
         smoothing, pad_id = self.loss.label_smoothing, self.loss.pad_id
         found = self._projected_loss(features, table, y, smoothing, pad_id, gradients)
@@ -136,16 +136,18 @@ class Objective:
             LossSums(found.sums.loss, tokens, tokens, tokens, tokens, rows),
             tuple(MetricSums(count, tokens) for count in counts),
         )
-        return sums, found.feature_gradient, found.table_gradient
+        return sums, *found[1:]
 
     def _projected_and_gradients(self, x, y):
         with tf.GradientTape() as tape:
             features = self._features(x, training=True)
         weights = self._model.trainable_weights
-        sums, feature_gradient, table_gradient = self._projected(features, x, y)
+        sums, feature_gradient, table_gradient, of_labels = self._projected(features, x, y)
         gradients = tape.gradient(features, weights, output_gradients=feature_gradient)
         gradients = [
-            added(table_gradient, g) if v is self.projection.layer.projection_table else g
+            added(table_gradient, g, of_labels)
+            if v is self.projection.layer.projection_table
+            else g
             for g, v in zip(gradients, weights, strict=True)
         ]
         return sums, StepGradients(dense(gradients), {})
