@@ -6,6 +6,7 @@ from keras import ops
 from keras_transformer.layers.attention import MultiHeadAttention, ShowsAttention
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.normalization import LayerNormalization
 from keras_transformer.layers.projection import TakesLoRA
 from keras_transformer.layers.sparse_attention import SparseAttention
 
@@ -44,7 +45,7 @@ class Residual(keras.layers.Layer):
         self.dropout = dropout
         self.pre_norm = pre_norm
         self.norm_epsilon = norm_epsilon
-        self.norm = keras.layers.LayerNormalization(
+        self.norm = LayerNormalization(
             epsilon=norm_epsilon,
             dtype=self.dtype_policy,
             trainable=self.trainable,
@@ -272,7 +273,7 @@ class TransformerStack(TransformerLayer):
         )
         self.norm = None
         if pre_norm:  # the outputs of post-norm blocks are already normalised
-            self.norm = keras.layers.LayerNormalization(
+            self.norm = LayerNormalization(
                 epsilon=norm_epsilon,
                 dtype=self.dtype_policy,
                 trainable=self.lora is None,

@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_transformer.layers.compiled import feed_forward
+from keras_transformer.layers.internals import is_compiled
 from keras_transformer.layers.projection import TakesLoRA, add_projection
 from keras_transformer.layers.quantization import InnerDropout
 
@@ -71,8 +73,13 @@ class FeedForward(TakesLoRA, keras.layers.Layer):
         self.narrow = add_projection(self, "narrow", inside, dim, **weights)
 
     def call(self, inputs, training=None):
+        if training and self._is_recomputed():
+            return feed_forward(inputs, self.widen, self._activate, self.narrow)
         activations = self._activate(self.widen(inputs))
         return self.narrow(self._dropout(activations, training=training))
+
+    def _is_recomputed(self):
+        return is_compiled() and self.use_bias and not self.dropout and self.lora is None
 
     def _activate(self, inputs):
         if self.activation is keras.activations.relu:  # exact in every dtype

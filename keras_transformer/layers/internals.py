@@ -86,6 +86,8 @@ def is_compiled():
 
     Relies on `tf.function(jit_compile=True)` entering what TensorFlow calls an XLA context.
     """
+    if keras.backend.backend() != "tensorflow":
+        return False
     from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())

@@ -4,6 +4,8 @@ import dataclasses
 
 from keras import initializers, ops
 
+from keras_transformer.layers.compiled import projected
+from keras_transformer.layers.internals import is_compiled
 from keras_transformer.ops.projection import project
 
 TARGETS = (
@@ -96,6 +98,8 @@ class Projection:
         self.adapters = adapters
 
     def __call__(self, inputs):
+        if is_compiled() and not self.adapters:
+            return projected(inputs, self.kernel, self.bias)
         outputs = project(inputs, self.kernel, self.bias)
         if self.adapters:
             down, up = self._down_up()
@@ -164,12 +168,20 @@ def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use
     lora = getattr(layer, "lora", None)
     shape = (count * output_dim, input_dim)
     kernel = layer.add_weight(
-        name=f"{name}_kernel", shape=shape, initializer=draw, trainable=lora is None
+        name=f"{name}_kernel",
+        shape=shape,
+        initializer=draw,
+        trainable=lora is None,
+        autocast=False,  # each product casts it
     )
     bias = None
     if use_bias:
         bias = layer.add_weight(
-            name=f"{name}_bias", shape=shape[:1], initializer="zeros", trainable=lora is None
+            name=f"{name}_bias",
+            shape=shape[:1],
+            initializer="zeros",
+            trainable=lora is None,
+            autocast=False,  # added in float32 where that costs nothing
         )
     adapters = [] if lora is None else list(_adapters(layer, name, lora, shape, count))
     # TensorFlow's checkpoints and SavedModels only hold attributes of the layer itself.

@@ -41,7 +41,7 @@ def attention_weights(queries, keys, mask=None, bias=None):
     # The same as scaling the scores, up to rounding: fewer numbers are touched, and scores
     # of float16 overflow later.
     queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
-    return _masked_softmax(ops.matmul(queries, ops.swapaxes(keys, -1, -2)), mask, bias)
+    return masked_softmax(ops.matmul(queries, ops.swapaxes(keys, -1, -2)), mask, bias)
 
 
 def additive_attention_weights(queries, keys, directions, mask=None, bias=None):
@@ -70,11 +70,14 @@ def additive_attention_weights(queries, keys, directions, mask=None, bias=None):
     """
     directions = ops.cast(directions, queries.dtype)[:, None, :, None]  # (heads, 1, dim, 1)
     pairs = ops.tanh(queries[..., :, None, :] + keys[..., None, :, :])
-    return _masked_softmax(ops.matmul(pairs, directions)[..., 0], mask, bias)
+    return masked_softmax(ops.matmul(pairs, directions)[..., 0], mask, bias)
 
 
-def _masked_softmax(scores, mask, bias):
-    """Weights, in the dtype of the scores, (..., heads, target, source)."""
+def masked_softmax(scores, mask=None, bias=None):
+    """Weights, in the dtype of the scores, (..., heads, target, source).
+
+    A softmax in float32 over the last axis; zero in a row that may attend to nothing.
+    """
     dtype = scores.dtype
     scores = ops.cast(scores, "float32")
     if bias is not None:

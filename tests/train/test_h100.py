@@ -62,8 +62,8 @@ def compiler():
 @pytest.mark.timeout(3600)
 def test_the_base_step_moves_half_of_what_that_of_kerashub_does(compiler):
     ours = figures_of("ours", "base", compiler)
-    assert ours["gib_moved"] < 24.5 and ours["temporary_mib"] < 2100
-    assert ours["gflop"] < 3100, "nothing is computed twice"
+    assert ours["gib_moved"] < 24.5 and ours["temporary_mib"] < 1220
+    assert ours["gflop"] < 3300, "nothing but the inside of feed-forward networks is computed twice"
     size = SIZES["base"]
     wide = [re.findall(r"\d+", shape)[1:] for shape in ours["scatters"]]
     assert [str(size.vocabulary_size), str(size.hidden_dim)] in wide, "of the embedding's gradient"
@@ -71,7 +71,7 @@ def test_the_base_step_moves_half_of_what_that_of_kerashub_does(compiler):
     alike = figures_of("ours, with dropout of attention weights", "base", compiler)
     theirs = figures_of("KerasHub's layers, with dropout of attention weights", "base", compiler)
     assert alike["gib_moved"] < 0.48 * theirs["gib_moved"]
-    assert alike["temporary_mib"] < 0.45 * theirs["temporary_mib"]
+    assert alike["temporary_mib"] < 0.28 * theirs["temporary_mib"]
 
 
 @pytest.mark.h100

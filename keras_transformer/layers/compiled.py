@@ -1,0 +1,175 @@
+"""Normalisation and projection under XLA on TensorFlow, which keep less for the backward pass.
+
+On a GPU a training step is bound by what it moves to and from memory, and by what it keeps there.
+XLA fuses element-wise work into products, but decides by itself neither to add a bias before a
+product is rounded nor to compute again what is cheap. The gradients here are written by hand.
+"""
+
+import keras
+
+from keras_transformer.ops.attention import masked_softmax
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+
+def unseen_zero(tensor):
+    """A float32 zero that XLA takes for a number that depends on a tensor.
+
+    What is computed again from it comes after the tensor; without it, XLA would notice that it
+    has the same numbers already, and keep them.
+    """
+    first = tf.cast(tf.reduce_sum(tf.reshape(tensor, [-1])[:1]), tf.float32)  # there may be none
+    return tf.where(tf.math.is_nan(first), first, 0.0)
+
+
+def again(tensor, zero):
+    """A tensor as it is, or computed again if it is what `normalise` returned."""
+    recipe = getattr(tensor, "computed_again", None)
+    return tensor if recipe is None else recipe(zero)
+
+
+def normalise(inputs, gamma, beta, epsilon):
+    """Layer normalisation, with the mean and the variance of a row in one pass.
+
+    Source: Ba et al. 2016 (https://arxiv.org/abs/1607.06450).
+
+    Args:
+        inputs: (..., dim).
+        gamma: (dim,), float32.
+        beta: (dim,), float32.
+        epsilon: added to the variance.
+
+    Returns:
+        Same shape and dtype as `inputs`. What is projected by `projected` computes it again in
+        the backward pass instead of keeping it.
+    """
+    rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
+    wide = tf.cast(rows, tf.float32)
+    mean = tf.reduce_mean(wide, axis=-1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(wide), axis=-1, keepdims=True) - tf.square(mean)
+    scale = tf.math.rsqrt(tf.maximum(variance, 0.0) + epsilon)
+
+    def unit(rows):
+        return (tf.cast(rows, tf.float32) - mean) * scale
+
+    def outputs_of(rows, gamma):
+        outputs = tf.cast(unit(rows) * gamma + beta, inputs.dtype)
+        return tf.reshape(outputs, tf.shape(inputs))
+
+    @tf.custom_gradient
+    def forward(inputs_, gamma, beta_):
+        def gradient(upstream):
+            upstream = tf.cast(tf.reshape(upstream, tf.shape(rows)), tf.float32)
+            units = unit(rows)
+            of_gamma, of_beta = (tf.reduce_sum(each, 0) for each in (upstream * units, upstream))
+            # After both sums, so that what they read need not be kept for later.
+            of_units = upstream * (gamma + unseen_zero(of_gamma) + unseen_zero(of_beta))
+            along = tf.reduce_mean(of_units * units, axis=-1, keepdims=True)
+            across = tf.reduce_mean(of_units, axis=-1, keepdims=True)
+            of_rows = tf.cast(scale * (of_units - across - units * along), inputs.dtype)
+            return tf.reshape(of_rows, tf.shape(inputs)), of_gamma, of_beta
+
+        return outputs_of(rows, gamma), gradient
+
+    outputs = forward(inputs, gamma, beta)
+    outputs.computed_again = lambda zero: outputs_of(rows, gamma + zero)
+    return outputs
+
+
+def projected(inputs, kernel, bias=None):
+    """`ops.projection.project`, which keeps of what `normalise` returned nothing."""
+    dim, dtype = inputs.shape[-1], inputs.dtype
+
+    def product(rows, kernel, bias):
+        outputs = tf.matmul(tf.reshape(rows, [-1, dim]), tf.cast(kernel, dtype), transpose_b=True)
+        return outputs if bias is None else outputs + tf.cast(bias, dtype)
+
+    @tf.custom_gradient
+    def forward(rows, kernel, *bias):
+        def gradient(upstream):
+            rows_again = tf.reshape(again(inputs, unseen_zero(upstream)), [-1, dim])
+            of_kernel = tf.matmul(upstream, rows_again, transpose_a=True, output_type=tf.float32)
+            of_bias = [tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0) for _ in bias]
+            # After all others, so that what they read need not be kept for later.
+            zero = tf.add_n([unseen_zero(each) for each in (of_kernel, *of_bias)])
+            narrow = tf.cast(kernel + zero, dtype)
+            of_rows = tf.reshape(tf.matmul(upstream, narrow), tf.shape(rows))
+            return of_rows, of_kernel, *of_bias
+
+        return product(rows, kernel, *(bias or [None])), gradient
+
+    given = (kernel,) if bias is None else (kernel, bias)
+    outputs = forward(inputs, *map(tf.convert_to_tensor, given))
+    return tf.reshape(outputs, [-1, *tf.unstack(tf.shape(inputs))[1:-1], kernel.shape[0]])
+
+
+def compiled_attention_weights(queries, keys, mask=None):
+    """`ops.attention.attention_weights`, which keeps the weights alone, and no scores."""
+
+    @tf.custom_gradient
+    def softmax(scores):
+        weights = masked_softmax(scores, mask)
+
+        def gradient(upstream):
+            # XLA leaves out a rounding, and would keep scores to compute float32 weights again.
+            bits = tf.bitcast(weights, tf.uint16 if weights.dtype.size == 2 else tf.uint32)
+            bits += tf.cast(unseen_zero(upstream), bits.dtype)
+            wide, upstream = (
+                tf.cast(each, tf.float32) for each in (tf.bitcast(bits, weights.dtype), upstream)
+            )
+            mean = tf.reduce_sum(wide * upstream, axis=-1, keepdims=True)
+            return tf.cast(wide * (upstream - mean), scores.dtype)
+
+        return weights, gradient
+
+    return softmax(tf.matmul(queries * queries.shape[-1] ** -0.5, keys, transpose_b=True))
+
+
+def feed_forward(inputs, widen, activate, narrow):
+    """`narrow(activate(widen(inputs)))`, of which the backward pass widens the inputs again.
+
+    Of the tensors of a block the one inside of the network is the largest by far; the product
+    for it is a fifteenth of those of a step.
+
+    Args:
+        inputs: (..., dim).
+        widen: the `Projection` to the inner width, with a bias.
+        activate: a function of tensors, element by element.
+        narrow: the `Projection` back, with a bias.
+
+    Returns:
+        Same shape and dtype as `inputs`.
+    """
+    dim, dtype = inputs.shape[-1], inputs.dtype
+
+    @tf.custom_gradient
+    def forward(inputs_, wide, wide_bias, back, back_bias):
+        def widened(rows, kernel):
+            sums = tf.matmul(rows, kernel, transpose_b=True, output_type=tf.float32)
+            return tf.cast(sums + wide_bias, dtype)
+
+        def gradient(upstream):
+            zero = unseen_zero(upstream)
+            rows = tf.reshape(again(inputs, zero), [-1, dim])
+            widen, narrow = tf.cast(wide + zero, dtype), tf.cast(back + zero, dtype)
+            with tf.GradientTape() as tape:
+                sums = widened(rows, widen)
+                tape.watch(sums)
+                activations = activate(sums)
+            of_back = tf.matmul(upstream, activations, transpose_a=True, output_type=tf.float32)
+            of_sums = tape.gradient(activations, sums, tf.matmul(upstream, narrow))
+            of_wide = tf.matmul(of_sums, rows, transpose_a=True, output_type=tf.float32)
+            of_biases = [
+                tf.reduce_sum(tf.cast(each, tf.float32), axis=0) for each in (of_sums, upstream)
+            ]
+            widen = tf.cast(wide + unseen_zero(of_wide) + unseen_zero(of_back), dtype)
+            of_inputs = tf.reshape(tf.matmul(of_sums, widen), tf.shape(inputs))
+            return of_inputs, of_wide, of_biases[0], of_back, of_biases[1]
+
+        activations = activate(widened(tf.reshape(inputs_, [-1, dim]), tf.cast(wide, dtype)))
+        outputs = tf.matmul(activations, tf.cast(back, dtype), transpose_b=True)
+        return outputs + tf.cast(back_bias, dtype), gradient
+
+    outputs = forward(inputs, *(tf.convert_to_tensor(each) for each in (*widen, *narrow)))
+    return tf.reshape(outputs, tf.shape(inputs))

@@ -1,0 +1,76 @@
+"""The gradients written by hand that blocks have under XLA, beside automatic ones."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.layers import DecoderBlock, EncoderBlock
+from keras_transformer.layers.normalization import LayerNormalization
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
+
+
+def outputs_and_gradients(layer, inputs, jit_compile, **arguments):
+    """Of a weighted sum of the outputs: outputs, and gradients for inputs and weights."""
+    import tensorflow as tf
+
+    weights = [variable.value for variable in layer.trainable_variables]
+
+    @tf.function(jit_compile=jit_compile)
+    def compute(*inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = layer(*inputs, **arguments)
+            upstream = tf.cos(tf.range(tf.size(outputs)) % 11 / 3)
+            upstream = tf.reshape(tf.cast(upstream, outputs.dtype), tf.shape(outputs))
+        gradients = tape.gradient(outputs, [*inputs, *weights], output_gradients=upstream)
+        return [outputs, *gradients]
+
+    return [np.array(tf.cast(each, tf.float32)) for each in compute(*inputs)]
+
+
+def check_alike(layer, shapes, atol=1e-5, **arguments):
+    inputs = [keras.random.normal(shape, dtype=layer.compute_dtype, seed=5) for shape in shapes]
+    layer(*inputs)
+    for index, variable in enumerate(layer.trainable_variables):
+        variable.assign_add(0.3 * keras.random.normal(variable.shape, seed=index))
+    plain, compiled = (
+        outputs_and_gradients(layer, inputs, jit_compile, **arguments)
+        for jit_compile in (False, True)
+    )
+    for ours, theirs in zip(compiled, plain, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=atol * max(1, np.abs(theirs).max()))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("pre_norm", [True, False])
+def test_blocks_have_the_same_gradients_under_xla(pre_norm, activation):
+    settings = {"num_heads": 2, "intermediate_dim": 11, "pre_norm": pre_norm}
+    mask = keras.ops.array([[True] * 5, [True] * 3 + [False] * 2, [False] * 5])
+    encoder = EncoderBlock(activation=activation, **settings)
+    check_alike(encoder, [(3, 5, 4)], padding_mask=mask, training=True)
+    decoder = DecoderBlock(activation=activation, **settings)
+    check_alike(decoder, [(3, 7, 4), (3, 5, 4)], source_padding_mask=mask, training=True)
+
+
+def test_in_bfloat16_they_are_near():
+    block = EncoderBlock(num_heads=2, intermediate_dim=11, dtype="mixed_bfloat16")
+    check_alike(block, [(3, 5, 4)], atol=0.03, training=True)
+
+
+def test_rows_of_a_high_mean_are_normalised_well():
+    layer = LayerNormalization()
+    rows = 10 + keras.random.normal((7, 64), seed=3)
+    layer(rows)
+    plain, compiled = (outputs_and_gradients(layer, [rows], jit)[0] for jit in (False, True))
+    np.testing.assert_allclose(compiled, plain, atol=1e-4)
+
+
+def test_a_batch_without_rows_has_gradients_of_zero():
+    block = EncoderBlock(num_heads=2, intermediate_dim=11)
+    block(keras.ops.zeros((3, 5, 4)))
+    _, of_inputs, *of_weights = outputs_and_gradients(
+        block, [keras.ops.zeros((0, 5, 4))], True, training=True
+    )
+    assert of_inputs.shape == (0, 5, 4)
+    assert not any(np.any(each) for each in of_weights)
