@@ -45,10 +45,13 @@ def normalise(inputs, gamma, beta, epsilon):
         the backward pass instead of keeping it.
     """
     rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
-    wide = tf.cast(rows, tf.float32)
-    mean = tf.reduce_mean(wide, axis=-1, keepdims=True)
-    variance = tf.reduce_mean(tf.square(wide), axis=-1, keepdims=True) - tf.square(mean)
-    scale = tf.math.rsqrt(tf.maximum(variance, 0.0) + epsilon)
+    # Counted from the first number of each row, the variance keeps its digits where the mean is
+    # large. Half precision has no such digits, and XLA would read the rows once more.
+    first = tf.cast(rows[:, :1], tf.float32) if inputs.dtype == tf.float32 else 0.0
+    wide = tf.cast(rows, tf.float32) - first
+    offset = tf.reduce_mean(wide, axis=-1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(wide), axis=-1, keepdims=True) - tf.square(offset)
+    mean, scale = first + offset, tf.math.rsqrt(tf.maximum(variance, 0.0) + epsilon)
 
     def unit(rows):
         return (tf.cast(rows, tf.float32) - mean) * scale

@@ -62,7 +62,7 @@ def compiler():
 @pytest.mark.timeout(3600)
 def test_the_base_step_moves_half_of_what_that_of_kerashub_does(compiler):
     ours = figures_of("ours", "base", compiler)
-    assert ours["gib_moved"] < 24.5 and ours["temporary_mib"] < 1220
+    assert ours["gib_moved"] < 25 and ours["temporary_mib"] < 1200
     assert ours["gflop"] < 3300, "nothing but the inside of feed-forward networks is computed twice"
     size = SIZES["base"]
     wide = [re.findall(r"\d+", shape)[1:] for shape in ours["scatters"]]
