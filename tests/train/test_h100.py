@@ -100,7 +100,7 @@ def test_the_beam_search_holds_one_cache(compiler):
 @pytest.mark.h100
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_attention_of_long_sequences_holds_a_third_of_what_it_would_at_once(compiler, monkeypatch):
+def test_attention_of_long_sequences_holds_less_than_half_in_chunks(compiler, monkeypatch):
     """2 + 2 blocks of base width, 8 x 1024 tokens, bfloat16, without vocabulary and loss."""
     settings = {"num_heads": 8, "intermediate_dim": 2048, "dropout": 0.1, "dtype": "mixed_bfloat16"}
     inputs, mask = tf.zeros([8, 1024, 512], tf.bfloat16), tf.ones([8, 1024], tf.bool)
@@ -124,6 +124,6 @@ def test_attention_of_long_sequences_holds_a_third_of_what_it_would_at_once(comp
         return compiled(ir(stage="stablehlo_serialized"), compiler)["temporary_mib"]
 
     in_chunks = temporary_mib()
-    assert in_chunks < 717, "0.7 GiB"
+    assert in_chunks < 500
     monkeypatch.setattr(chunked_attention, "LEAST_WEIGHTS", 10**9)
-    assert in_chunks < temporary_mib() / 3
+    assert in_chunks < temporary_mib() / 2
