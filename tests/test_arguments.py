@@ -16,7 +16,6 @@ VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 WITH_MANY = {
     "ops.combine_masks": "any number of masks",
     "convert.ModelFolder.file": "any number of names",
-    "convert.ModelFolder.setting": "any number of values",
     "convert.write": "options of the format",
     "training.Model.evaluate": "by which Keras validates",
     **{

@@ -85,7 +85,7 @@ def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files
     for one, other in zip(weights, RunFolder(run).model().get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     translation.main([*flags, "--steps=8"])
-    assert "is trained already: nothing to do." in capsys.readouterr().out
+    assert "is already trained: nothing to do." in capsys.readouterr().out
     found = losses(run)
     assert len(found) > 1 and found[-1] < found[0]
 

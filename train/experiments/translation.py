@@ -64,8 +64,8 @@ class Translation(Experiment):
         languages = config.source_language or config.target_language
         if languages and not config.dataset and not config.pretrained:
             raise ValueError(
-                "--source-language and --target-language choose from a --dataset, or of a "
-                "--pretrained of many languages."
+                "--source-language and --target-language need a --dataset, or a --pretrained "
+                "model of many languages."
             )
         valid_text = None
         if config.tsv:
