@@ -138,7 +138,9 @@ def test_a_config_of_another_command_is_named(wrong, tmp_path):
     run.config_file.write_text(json.dumps(dataclasses.asdict(TranslationConfig()) | wrong))
     [(name, value)] = wrong.items()
     flag = name if name == "no_such" else f"--{name}"
-    with pytest.raises(ValueError, match=f"config.json belongs to another command or version.*{flag}.*{value}"):
+    with pytest.raises(
+        ValueError, match=f"config.json belongs to another command or version.*{flag}.*{value}"
+    ):
         run.config()
 
 
