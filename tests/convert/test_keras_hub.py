@@ -264,12 +264,7 @@ def test_other_presets_are_refused_in_one_line(backbone, gpt2, words, pairs, tmp
     of_class = lambda content: content.update(class_name="GemmaBackbone")  # noqa: E731
     for name, file, change, message in (
         ("bert", "config.json", of_class, "a BertBackbone or a GPT2Backbone.*GemmaBackbone"),
-        (
-            "bert",
-            "config.json",
-            in_config(num_segments=4),
-            "num_segments must be 2; nothing else is supported. Received: 4",
-        ),
+        ("bert", "config.json", in_config(num_segments=4), r"num_segments must be 2;.*ived: 4\.$"),
         ("bert", "config.json", in_config(num_layers=4), "must include model.weights.h5/layers/"),
         ("bert", "config.json", lambda content: content["config"].pop("num_heads"), "num_heads"),
         ("bert", "config.json", in_config(num_heads=6), r"\(30, 6, 5\).*Received: \(30, 5, 6\)"),
