@@ -4,9 +4,9 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.chunked_attention import attention_by_length, may_suit_chunks
-from keras_transformer.layers.compiled import compiled_attention_weights
+from keras_transformer.layers.compiled import compiled_attention_weights, has_own_gradients
 from keras_transformer.layers.fused_attention import fused_attention, suits_cudnn
-from keras_transformer.layers.internals import carry_mask, is_compiled, mask_of
+from keras_transformer.layers.internals import carry_mask, mask_of
 from keras_transformer.layers.projection import TakesLoRA, add_projection
 from keras_transformer.layers.quantization import InnerDropout
 from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
@@ -185,7 +185,7 @@ class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
             Weights in [0, 1], (batch, heads, target, source); zeros in a row that may attend to
             nothing.
         """
-        if bias is None and is_compiled():
+        if bias is None and has_own_gradients(queries):
             return compiled_attention_weights(queries, keys, mask)
         return attention_weights(queries, keys, mask, bias)
 

@@ -17,9 +17,10 @@ def may_suit_chunks(queries, keys):
     """Whether attention of (..., target, dim) to (..., source, dim) is worth chunking, or may be.
 
     It may where XLA compiles a program for each of several lengths. Without XLA lengths that vary
-    count as short: a branch would slow down every step of short sequences.
+    count as short: a branch would slow down every step of short sequences. Never in float64, which
+    the sums over chunks would round to float32.
     """
-    if keras.backend.backend() != "tensorflow":
+    if keras.backend.backend() != "tensorflow" or queries.dtype == "float64":
         return False
     lengths = queries.shape[-2], keys.shape[-2]
     if None in lengths:

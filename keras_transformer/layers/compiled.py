@@ -7,10 +7,21 @@ product is rounded nor to compute again what is cheap. The gradients here are wr
 
 import keras
 
+from keras_transformer.layers.internals import is_compiled
 from keras_transformer.ops.attention import masked_softmax
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+
+
+def has_own_gradients(inputs, weight=None):
+    """Whether XLA compiles TensorFlow, for dtypes that the functions below are written for.
+
+    They compute in float32, which float64 would lose by, and return gradients for float32 weights.
+    """
+    if not is_compiled() or inputs.dtype == "float64":
+        return False
+    return weight is None or weight.dtype == "float32"
 
 
 def unseen_zero(tensor):

@@ -3,8 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.compiled import feed_forward
-from keras_transformer.layers.internals import is_compiled
+from keras_transformer.layers.compiled import feed_forward, has_own_gradients
 from keras_transformer.layers.projection import TakesLoRA, add_projection
 from keras_transformer.layers.quantization import InnerDropout
 
@@ -73,19 +72,22 @@ class FeedForward(TakesLoRA, keras.layers.Layer):
         self.narrow = add_projection(self, "narrow", inside, dim, **weights)
 
     def call(self, inputs, training=None):
-        if training and self._is_recomputed():
+        if training and self._is_recomputed(inputs):
             return feed_forward(inputs, self.widen, self._activate, self.narrow)
         activations = self._activate(self.widen(inputs))
         return self.narrow(self._dropout(activations, training=training))
 
-    def _is_recomputed(self):
-        return is_compiled() and self.use_bias and not self.dropout and self.lora is None
+    def _is_recomputed(self, inputs):
+        if not self.use_bias or self.dropout or self.lora is not None:
+            return False
+        return has_own_gradients(inputs, self.widen.kernel)
 
     def _activate(self, inputs):
         if self.activation is keras.activations.relu:  # exact in every dtype
             return self.activation(inputs)
-        # In float32: on a CPU, TensorFlow's GELU in bfloat16 takes half as long again.
-        return ops.cast(self.activation(ops.cast(inputs, "float32")), inputs.dtype)
+        # At least in float32: on a CPU, TensorFlow's GELU in bfloat16 takes half as long again.
+        wide = keras.backend.result_type(inputs.dtype, "float32")
+        return ops.cast(self.activation(ops.cast(inputs, wide)), inputs.dtype)
 
     def compute_output_shape(self, input_shape):
         return input_shape

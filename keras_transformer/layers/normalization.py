@@ -3,8 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.compiled import normalise
-from keras_transformer.layers.internals import is_compiled
+from keras_transformer.layers.compiled import has_own_gradients, normalise
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -32,7 +31,7 @@ class LayerNormalization(keras.layers.LayerNormalization):
 
     def call(self, inputs):
         is_plain = self.scale and self.center and self.axis in ([-1], [len(inputs.shape) - 1])
-        if not (is_plain and is_compiled()):
+        if not (is_plain and has_own_gradients(inputs, self.gamma)):
             return super().call(inputs)
         gamma, beta = (ops.cast(each, "float32") for each in (self.gamma, self.beta))
         return normalise(inputs, gamma, beta, self.epsilon)

@@ -4,8 +4,7 @@ import dataclasses
 
 from keras import initializers, ops
 
-from keras_transformer.layers.compiled import projected
-from keras_transformer.layers.internals import is_compiled
+from keras_transformer.layers.compiled import has_own_gradients, projected
 from keras_transformer.ops.projection import project
 
 TARGETS = (
@@ -98,7 +97,7 @@ class Projection:
         self.adapters = adapters
 
     def __call__(self, inputs):
-        if is_compiled() and not self.adapters:
+        if not self.adapters and has_own_gradients(inputs, self.kernel):
             return projected(inputs, self.kernel, self.bias)
         outputs = project(inputs, self.kernel, self.bias)
         if self.adapters:

@@ -2,6 +2,7 @@
 
 import math
 
+import keras
 from keras import ops
 
 
@@ -76,19 +77,19 @@ def additive_attention_weights(queries, keys, directions, mask=None, bias=None):
 def masked_softmax(scores, mask=None, bias=None):
     """Weights, in the dtype of the scores, (..., heads, target, source).
 
-    A softmax in float32 over the last axis; zero in a row that may attend to nothing.
+    A softmax over the last axis, at least in float32; zero in a row that may attend to nothing.
     """
-    dtype = scores.dtype
-    scores = ops.cast(scores, "float32")
+    dtype, wide = scores.dtype, keras.backend.result_type(scores.dtype, "float32")
+    scores = ops.cast(scores, wide)
     if bias is not None:
-        scores = scores + ops.cast(bias, "float32")
+        scores = scores + ops.cast(bias, wide)
     if mask is None:
         return ops.cast(_softmax(scores), dtype)
     # Finite, so that a row of nothing but forbidden positions gives no NaN. Chosen rather than
     # added: TensorFlow fuses an addition into the product before it, and oneDNN has for that
     # only its reference code on most processors, up to 200 times slower.
     scores = ops.where(mask, scores, -1e30)
-    allowed = ops.cast(ops.any(mask, axis=-1, keepdims=True), "float32")
+    allowed = ops.cast(ops.any(mask, axis=-1, keepdims=True), wide)
     return ops.cast(_softmax(scores) * allowed, dtype)
 
 

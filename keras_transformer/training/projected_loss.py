@@ -219,11 +219,16 @@ class OutputProjection:
 
 
 def find_projection(model):
-    """An `OutputProjection` if the last layer multiplies by a `projection_table`, else None."""
+    """An `OutputProjection` if the last layer multiplies by a `projection_table`, else None.
+
+    Also None in float64, which the losses above would round to float32.
+    """
     outputs = getattr(model, "outputs", None) or []
     if len(outputs) != 1:
         return None
     layer, arguments, features = last_call(outputs[0])
     if not hasattr(layer, "projection_table") or not arguments.get("reverse", False):
+        return None
+    if features.dtype == "float64":
         return None
     return OutputProjection(keras.Model(model.input, features), layer)

@@ -26,14 +26,15 @@ def outputs_and_gradients(layer, inputs, jit_compile, **arguments):
         gradients = tape.gradient(outputs, [*inputs, *weights], output_gradients=upstream)
         return [outputs, *gradients]
 
-    return [np.array(tf.cast(each, tf.float32)) for each in compute(*inputs)]
+    return [np.array(tf.cast(each, tf.float64)) for each in compute(*inputs)]
 
 
 def check_alike(layer, shapes, atol=1e-5, **arguments):
     inputs = [keras.random.normal(shape, dtype=layer.compute_dtype, seed=5) for shape in shapes]
     layer(*inputs)
     for index, variable in enumerate(layer.trainable_variables):
-        variable.assign_add(0.3 * keras.random.normal(variable.shape, seed=index))
+        drawn = keras.random.normal(variable.shape, dtype=variable.dtype, seed=index)
+        variable.assign_add(0.3 * drawn)
     plain, compiled = (
         outputs_and_gradients(layer, inputs, jit_compile, **arguments)
         for jit_compile in (False, True)
@@ -53,9 +54,18 @@ def test_blocks_have_the_same_gradients_under_xla(pre_norm, activation):
     check_alike(decoder, [(3, 7, 4), (3, 5, 4)], source_padding_mask=mask, training=True)
 
 
-def test_in_bfloat16_they_are_near():
-    block = EncoderBlock(num_heads=2, intermediate_dim=11, dtype="mixed_bfloat16")
-    check_alike(block, [(3, 5, 4)], atol=0.03, training=True)
+@pytest.mark.parametrize(
+    ("dtype", "atol"),
+    [("float64", 1e-12), ("mixed_bfloat16", 0.03), ("bfloat16", 0.06), ("float16", 0.01)],
+)
+def test_in_other_dtypes_they_are_as_near_as_these_allow(dtype, atol):
+    block = EncoderBlock(num_heads=2, intermediate_dim=11, activation="gelu", dtype=dtype)
+    check_alike(block, [(3, 5, 4)], atol=atol, training=True)
+
+
+def test_long_sequences_in_float64_are_not_rounded_to_float32():
+    block = EncoderBlock(num_heads=2, intermediate_dim=11, dtype="float64")
+    check_alike(block, [(1, 1024, 4)], atol=1e-12, training=True)
 
 
 def test_rows_of_a_high_mean_are_normalised_well():

@@ -27,7 +27,7 @@ from keras_transformer.training.replicas import carried_variables
 ROWS, LENGTH, SEGMENTS, START = 4, 7, 6, 2
 
 
-def compiled(strategy, dropout=0.0):
+def compiled(strategy, dropout=0.0, dtype="float32"):
     keras.utils.set_random_seed(3)
     with strategy.scope():
         model = transformer_xl(
@@ -40,6 +40,7 @@ def compiled(strategy, dropout=0.0):
             num_heads=3,
             memory_length=5,
             dropout=dropout,
+            dtype=dtype,
         )
         model.compile(keras.optimizers.SGD(0.5), TokenCrossentropy(), metrics=[Perplexity()])
     return model
