@@ -14,29 +14,26 @@ collect_ignore = ["convert/record_opennmt.py"]  # a script for an environment of
 # Files of minutes, begun first: two processes take one file after the other.
 LONG = ("layers/test_backends.py", "train/test_workers.py", "training/test_on_jax.py")
 
+# Marks of tests that run only when `-m` names the mark: they need other libraries, or very long.
+ASKED_FOR = ("oracle", "soak")
+
 
 def pytest_collection_modifyitems(config, items):
-    """Begins with the long files; `-m "not slow"` leaves the very long tests out, too."""
+    """Begins with the long files, and leaves out the tests that must be asked for by their mark."""
     items.sort(key=lambda item: not str(item.path).endswith(LONG))
-    if "soak" not in config.getoption("markexpr"):
-        soak = [item for item in items if item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(items=soak)
-        items[:] = [item for item in items if item not in soak]
+    unasked = [mark for mark in ASKED_FOR if mark not in config.getoption("markexpr")]
+    left_out = [item for item in items if any(map(item.get_closest_marker, unasked))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 # pytest.importorskip's of a module that is missing, or too old.
 MISSING = ("could not import", "required is:")
 
 
-def fail_if_missing(report, is_oracle, config):
-    """Where CI says so, has a test fail that was skipped because a library is not installed.
-
-    .ci/run sets KERAS_TRANSFORMER_COMPLETE: after its first installation the comparisons with other
-    libraries may be skipped, after its second nothing may.
-    """
-    complete = "KERAS_TRANSFORMER_COMPLETE" in os.environ
-    asks_for_oracles = config.getoption("markexpr") == "oracle"
-    if complete and report.skipped and (asks_for_oracles or not is_oracle):
+def fail_if_missing(report):
+    """Where CI says so, has a test fail that was skipped because a library is not installed."""
+    if "KERAS_TRANSFORMER_COMPLETE" in os.environ and report.skipped:  # .ci/run sets it
         reason = str(report.longrepr)
         if any(words in reason for words in MISSING):
             report.outcome = "failed"
@@ -49,7 +46,7 @@ def fail_if_missing(report, is_oracle, config):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     report = yield
-    fail_if_missing(report, item.get_closest_marker("oracle"), item.config)
+    fail_if_missing(report)
     return report
 
 
@@ -58,7 +55,8 @@ def pytest_make_collect_report(collector):
     report = yield
     if isinstance(collector, pytest.Module):  # whose marks are unknown if it stopped at its imports
         is_oracle = "mark.oracle" in collector.path.read_text("utf-8")
-        fail_if_missing(report, is_oracle, collector.config)
+        if not is_oracle or "oracle" in collector.config.getoption("markexpr"):
+            fail_if_missing(report)
     return report
 
 

@@ -9,7 +9,7 @@ import pytest
 from .client import measure, replica_memory
 from .conftest import KINDS, TEXTS
 
-pytestmark = [pytest.mark.oracle, pytest.mark.soak]
+pytestmark = pytest.mark.soak
 pytest.importorskip("ray.serve")
 
 
