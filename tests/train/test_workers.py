@@ -151,13 +151,12 @@ def test_the_other_commands_train_and_measure_on_two_replicas_too(trainer, flags
     assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("number", [9, 15])
-def test_two_replicas_of_one_process_are_stopped_and_go_on_too(text, whole, tmp_path, number):
+def test_two_replicas_of_one_process_told_to_end_go_on_too(text, whole, tmp_path):
     run = tmp_path / "mirrored"
     arguments = command(text, run, "--virtual-devices=2")
-    environment = {**ENVIRONMENT, "DIES": f"0:7:{number}", "DIED": str(run) + ".died"}
+    environment = {**ENVIRONMENT, "DIES": "0:7:15", "DIED": str(run) + ".died"}
     options = {"cwd": ROOT, "env": environment, "capture_output": True, "timeout": 300}
-    assert subprocess.run(arguments, **options).returncode == {9: -9, 15: 75}[number]
+    assert subprocess.run(arguments, **options).returncode == 75
     done = subprocess.run(arguments, **options)
     assert done.returncode == 0, done.stderr[-3000:]
     for one, other in zip(weights_of(run), weights_of(whole[0]), strict=True):
