@@ -9,7 +9,8 @@ from keras_transformer.convert.tables import ConversionError
 class Settings:
     """What config.json says of a model, or a part of what it says.
 
-    Null counts as a setting that is missing, and a missing one has its default, if it has one.
+    Null counts as a setting that is missing, except for `one_of`, and a missing one has its
+    default, if it has one.
 
     Args:
         values: the content, a dictionary.

@@ -3,8 +3,9 @@
 import keras
 from keras import ops
 
+from keras_transformer.layers.compiled import compiled_attention_weights, unseen_zero
 from keras_transformer.layers.internals import draw_seed, is_compiled, keep_mask_of
-from keras_transformer.ops.attention import attention_weights, dot_product_attention
+from keras_transformer.ops.attention import attention_weights
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -29,19 +30,19 @@ def may_suit_chunks(queries, keys):
 
 
 def attention_by_length(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
-    """`chunked_attention` of long sequences, and else `dot_product_attention`.
+    """`chunked_attention` of long sequences; short ones at once, with the same context.
 
     Lengths that vary decide when XLA compiles a program for them. The arguments are those of
     `chunked_attention`, but for a `keras.random.SeedGenerator` in place of a seed.
     """
     seed = draw_seed(seed_generator) if rate else None
 
-    def dropout(weights):
-        kept = keep_mask_of(seed, ops.shape(weights), rate)
-        return ops.where(kept, weights * (1 / (1 - rate)), 0)
-
     def whole():
-        return dot_product_attention(queries, keys, values, mask, dropout if rate else None)[0]
+        weights = compiled_attention_weights(queries, keys, mask)
+        if rate:
+            kept = keep_mask_of(seed, ops.shape(weights), rate)
+            weights = ops.where(kept, weights * (1 / (1 - rate)), 0)
+        return ops.matmul(weights, values)
 
     def in_chunks():
         return chunked_attention(queries, keys, values, mask, rate, seed)
@@ -74,7 +75,8 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
         (batch, heads, target, dim), in the dtype of `queries`.
     """
     dim = queries.shape[-1]
-    if mask is not None:
+    differs_by_target = mask is not None and mask.shape[2] != 1
+    if differs_by_target:
         target, _, _, missing = _sizes(queries)
         source = ops.shape(keys)[2]
         mask = tf.broadcast_to(mask, [*ops.shape(mask)[:2], target, source])
@@ -83,8 +85,8 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
     def weights_of(chunk, chunk_queries, keys):
         """Weights of a chunk, (batch, heads, rows, source), and what dropout multiplies by."""
         # Sizes are those of tensors of the loop: XLA takes none that come from outside of it.
-        rows, chunk_mask = ops.shape(chunk_queries)[2], None
-        if mask is not None:
+        rows, chunk_mask = ops.shape(chunk_queries)[2], mask
+        if differs_by_target:
             *batch_and_heads, _, source = ops.shape(mask)
             chunk_mask = tf.slice(mask, [0, 0, chunk * rows, 0], [*batch_and_heads, rows, source])
             known = (*mask.shape[:2], chunk_queries.shape[2], mask.shape[3])
@@ -140,8 +142,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
 
             of_queries = tf.TensorArray(queries.dtype, chunks, element_shape=padded.shape[1:])
             # Unless these wait for the gradient, XLA creates the zeros of all layers at once.
-            one = tf.cast(tf.reduce_sum(upstream[:1, :1, :1, :1, :1]), tf.float32)
-            zero = tf.where(tf.math.is_finite(one), 0.0, one)
+            zero = unseen_zero(upstream)
             nothing = [tf.fill(tf.shape(each), zero) for each in (keys, values)]
             nothing = [tf.ensure_shape(each, keys.shape) for each in nothing]
             _, of_queries, of_keys, of_values = tf.while_loop(

@@ -35,7 +35,10 @@ def unseen_zero(tensor):
 
 
 def again(tensor, zero):
-    """A tensor as it is, or computed again if it is what `normalise` returned."""
+    """A tensor as it is, or computed again if it is what `normalise` returned.
+
+    Relies on Keras giving a layer the tensor itself that another layer returned.
+    """
     recipe = getattr(tensor, "computed_again", None)
     return tensor if recipe is None else recipe(zero)
 
@@ -72,7 +75,7 @@ def normalise(inputs, gamma, beta, epsilon):
         return tf.reshape(outputs, tf.shape(inputs))
 
     @tf.custom_gradient
-    def forward(inputs_, gamma, beta_):
+    def forward(inputs_, gamma, beta_):  # both _ only say where gradients go
         def gradient(upstream):
             upstream = tf.cast(tf.reshape(upstream, tf.shape(rows)), tf.float32)
             units = unit(rows)
@@ -92,8 +95,18 @@ def normalise(inputs, gamma, beta, epsilon):
 
 
 def projected(inputs, kernel, bias=None):
-    """`ops.projection.project`, which keeps of what `normalise` returned nothing."""
+    """`ops.projection.project`, which keeps of what `normalise` returned nothing.
+
+    Args:
+        inputs: (..., input_dim).
+        kernel: (output_dim, input_dim), float32.
+        bias: (output_dim,), float32, or None.
+
+    Returns:
+        (..., output_dim), in the dtype of `inputs`.
+    """
     dim, dtype = inputs.shape[-1], inputs.dtype
+    is_trained = getattr(kernel, "trainable", True)
 
     def product(rows, kernel, bias):
         outputs = tf.matmul(tf.reshape(rows, [-1, dim]), tf.cast(kernel, dtype), transpose_b=True)
@@ -105,9 +118,10 @@ def projected(inputs, kernel, bias=None):
             rows_again = tf.reshape(again(inputs, unseen_zero(upstream)), [-1, dim])
             of_kernel = tf.matmul(upstream, rows_again, transpose_a=True, output_type=tf.float32)
             of_bias = [tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0) for _ in bias]
-            # After all others, so that what they read need not be kept for later.
-            zero = tf.add_n([unseen_zero(each) for each in (of_kernel, *of_bias)])
-            narrow = tf.cast(kernel + zero, dtype)
+            # After all others, so that what they read need not be kept for later. Nobody reads
+            # those of frozen weights, and XLA leaves them out.
+            zeros = [unseen_zero(each) for each in (of_kernel, *of_bias)] if is_trained else [0.0]
+            narrow = tf.cast(kernel + tf.add_n(zeros), dtype)
             of_rows = tf.reshape(tf.matmul(upstream, narrow), tf.shape(rows))
             return of_rows, of_kernel, *of_bias
 
@@ -115,11 +129,20 @@ def projected(inputs, kernel, bias=None):
 
     given = (kernel,) if bias is None else (kernel, bias)
     outputs = forward(inputs, *map(tf.convert_to_tensor, given))
-    return tf.reshape(outputs, [-1, *tf.unstack(tf.shape(inputs))[1:-1], kernel.shape[0]])
+    return tf.reshape(outputs, [-1, *keras.ops.shape(inputs)[1:-1], kernel.shape[0]])
 
 
 def compiled_attention_weights(queries, keys, mask=None):
-    """`ops.attention.attention_weights`, which keeps the weights alone, and no scores."""
+    """`ops.attention.attention_weights`, which keeps the weights alone, and no scores.
+
+    Args:
+        queries: (..., target, key_dim).
+        keys: (..., source, key_dim).
+        mask: boolean, broadcasts to (..., target, source), or None.
+
+    Returns:
+        (..., target, source), in the dtype of `queries`.
+    """
 
     @tf.custom_gradient
     def softmax(scores):
@@ -144,7 +167,7 @@ def feed_forward(inputs, widen, activate, narrow):
     """`narrow(activate(widen(inputs)))`, of which the backward pass widens the inputs again.
 
     Of the tensors of a block the one inside of the network is the largest by far; the product
-    for it is a fifteenth of those of a step.
+    for it is a fifteenth of those of the base step.
 
     Args:
         inputs: (..., dim).
@@ -156,34 +179,38 @@ def feed_forward(inputs, widen, activate, narrow):
         Same shape and dtype as `inputs`.
     """
     dim, dtype = inputs.shape[-1], inputs.dtype
+    is_trained = getattr(widen.kernel, "trainable", True)
 
     @tf.custom_gradient
-    def forward(inputs_, wide, wide_bias, back, back_bias):
+    def forward(rows, widen_kernel, widen_bias, narrow_kernel, narrow_bias):
         def widened(rows, kernel):
             sums = tf.matmul(rows, kernel, transpose_b=True, output_type=tf.float32)
-            return tf.cast(sums + wide_bias, dtype)
+            return tf.cast(sums + widen_bias, dtype)
 
         def gradient(upstream):
             zero = unseen_zero(upstream)
-            rows = tf.reshape(again(inputs, zero), [-1, dim])
-            widen, narrow = tf.cast(wide + zero, dtype), tf.cast(back + zero, dtype)
+            rows_again = tf.reshape(again(inputs, zero), [-1, dim])
             with tf.GradientTape() as tape:
-                sums = widened(rows, widen)
+                sums = widened(rows_again, tf.cast(widen_kernel + zero, dtype))
                 tape.watch(sums)
                 activations = activate(sums)
-            of_back = tf.matmul(upstream, activations, transpose_a=True, output_type=tf.float32)
-            of_sums = tape.gradient(activations, sums, tf.matmul(upstream, narrow))
-            of_wide = tf.matmul(of_sums, rows, transpose_a=True, output_type=tf.float32)
+            of_narrow = tf.matmul(upstream, activations, transpose_a=True, output_type=tf.float32)
+            of_activations = tf.matmul(upstream, tf.cast(narrow_kernel + zero, dtype))
+            of_sums = tape.gradient(activations, sums, of_activations)
+            of_widen = tf.matmul(of_sums, rows_again, transpose_a=True, output_type=tf.float32)
             of_biases = [
                 tf.reduce_sum(tf.cast(each, tf.float32), axis=0) for each in (of_sums, upstream)
             ]
-            widen = tf.cast(wide + unseen_zero(of_wide) + unseen_zero(of_back), dtype)
-            of_inputs = tf.reshape(tf.matmul(of_sums, widen), tf.shape(inputs))
-            return of_inputs, of_wide, of_biases[0], of_back, of_biases[1]
+            # After both, so that what they read need not be kept for later.
+            zeros = [unseen_zero(each) for each in (of_widen, of_narrow)] if is_trained else [zero]
+            of_rows = tf.matmul(of_sums, tf.cast(widen_kernel + tf.add_n(zeros), dtype))
+            of_rows = tf.reshape(of_rows, tf.shape(inputs))
+            return of_rows, of_widen, of_biases[0], of_narrow, of_biases[1]
 
-        activations = activate(widened(tf.reshape(inputs_, [-1, dim]), tf.cast(wide, dtype)))
-        outputs = tf.matmul(activations, tf.cast(back, dtype), transpose_b=True)
-        return outputs + tf.cast(back_bias, dtype), gradient
+        rows = tf.reshape(rows, [-1, dim])
+        activations = activate(widened(rows, tf.cast(widen_kernel, dtype)))
+        outputs = tf.matmul(activations, tf.cast(narrow_kernel, dtype), transpose_b=True)
+        return outputs + tf.cast(narrow_bias, dtype), gradient
 
     outputs = forward(inputs, *(tf.convert_to_tensor(each) for each in (*widen, *narrow)))
     return tf.reshape(outputs, tf.shape(inputs))

@@ -80,6 +80,8 @@ class FeedForward(TakesLoRA, keras.layers.Layer):
     def _is_recomputed(self, inputs):
         if not self.use_bias or self.dropout or self.lora is not None:
             return False
+        if isinstance(self.activation, keras.layers.Layer):  # it may have weights
+            return False
         return has_own_gradients(inputs, self.widen.kernel)
 
     def _activate(self, inputs):

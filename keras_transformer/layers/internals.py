@@ -1,8 +1,8 @@
 """The only place of the layers that uses what Keras and TensorFlow do not promise.
 
-TensorFlow's own operations are used here and in `chunked_attention.py`, and nowhere else in the
-layers. What is private is imported where it is used: a version of Keras that has moved it fails
-in the canary, which says what to do, and not when the package is imported.
+TensorFlow's own operations are used here, in `compiled.py` and in `chunked_attention.py`, and
+nowhere else in the layers. What is private is imported where it is used: a version of Keras that
+has moved it fails in the canary, which says what to do, and not when the package is imported.
 """
 
 import functools

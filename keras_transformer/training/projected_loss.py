@@ -16,9 +16,12 @@ import tensorflow as tf
 from keras_transformer.training.internals import last_call
 
 CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
-COMPILED_CHUNK_NUMBERS = 5400  # logits a token at a time where XLA compiles
+# Where XLA compiles, a batch is cut into vocabulary / 5400 parts: six for a vocabulary of 32,000,
+# with which a step compiled for an H100 takes the least memory (docs/h100.md).
+COMPILED_CHUNK_NUMBERS = 5400
 MOST_TOTAL = 1e30  # of exponentials: products with it stay finite in float32 and in bfloat16
-SHIFT_STEP, MOST_SHIFTS = 120.0, 1000  # by how much logits are lowered where it is more, how often
+SHIFT_STEP = 120.0  # by how much logits are lowered where their total is more
+MOST_SHIFTS = 1000  # then the loss is infinite, as an infinite logit makes it
 
 
 class TokenSums(NamedTuple):
@@ -117,9 +120,9 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
     """Like `projected_loss`, for XLA, which needs sizes that do not depend on the labels.
 
     Padding weighs 0 instead of being left out. A batch is cut into so many chunks that each
-    holds about `COMPILED_CHUNK_NUMBERS` numbers a token. These are not logits but exp(logit -
-    shift), which XLA computes in its product: they are written once, and read for their sum and
-    for both gradients, which are divided by that sum on their narrow side.
+    holds about `COMPILED_CHUNK_NUMBERS` numbers for each token of the batch. These are not logits
+    but exp(logit - shift), which XLA computes in its product: they are written once, and read for
+    their sum and for both gradients, which are divided by that sum on their narrow side.
     """
     dim, vocabulary = table.shape[1], table.shape[0]
     flat_labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
@@ -199,13 +202,13 @@ def _exponentials(hidden, table, labels, is_real, chosen, before):
 
     # A logit is seldom so far above its label's that the total overflows: nearly always there is
     # one pass. In the body of a loop, and nowhere else, XLA fuses `shift` into the product. Padding
-    # has nothing but zeros.
+    # has nothing but zeros. Of what the loop begins with, only `shift` is read.
     shift = tf.where(is_real, chosen, np.inf)
     start = shift, tf.constant(True), chosen, is_real
     if before is not None:
-        # Zeros that XLA does not know, or it would make those of all chunks at once.
-        zero = tf.where(tf.reduce_any(is_real), before[0, 0], 0)
-        start += tf.zeros_like(hidden), tf.fill(tf.shape(table), zero)
+        # A number that XLA does not know, or it would make the constants of all chunks at once.
+        unknown = tf.where(tf.reduce_any(is_real), before[0, 0], 0)
+        start += tf.zeros_like(hidden), tf.fill(tf.shape(table), unknown)
     shift, _, total, hits, *found = tf.while_loop(
         lambda _, again, *__: again, body, start, maximum_iterations=MOST_SHIFTS
     )
@@ -221,7 +224,8 @@ class OutputProjection:
 def find_projection(model):
     """An `OutputProjection` if the last layer multiplies by a `projection_table`, else None.
 
-    Also None in float64, which the losses above would round to float32.
+    Also None in float64, which the losses above would round to float32, and in float16, in which
+    their exponentials would overflow.
     """
     outputs = getattr(model, "outputs", None) or []
     if len(outputs) != 1:
@@ -229,6 +233,6 @@ def find_projection(model):
     layer, arguments, features = last_call(outputs[0])
     if not hasattr(layer, "projection_table") or not arguments.get("reverse", False):
         return None
-    if features.dtype == "float64":
+    if features.dtype not in ("float32", "bfloat16"):
         return None
     return OutputProjection(keras.Model(model.input, features), layer)

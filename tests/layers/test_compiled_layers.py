@@ -68,6 +68,37 @@ def test_long_sequences_in_float64_are_not_rounded_to_float32():
     check_alike(block, [(1, 1024, 4)], atol=1e-12, training=True)
 
 
+def test_the_kernels_of_a_frozen_block_cost_no_product_for_their_gradients():
+    import tensorflow as tf
+
+    def products(trainable):
+        block, inputs = EncoderBlock(num_heads=2, intermediate_dim=11), keras.ops.ones((3, 5, 4))
+        block(inputs)
+        block.trainable = trainable
+
+        @tf.function(jit_compile=True)
+        def compute(inputs):
+            weights = [variable.value for variable in block.trainable_variables]
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                outputs = block(inputs, training=True)
+            return tape.gradient(outputs, [inputs, *weights])
+
+        return compute.experimental_get_compiler_ir(inputs)("optimized_hlo").count(" dot(")
+
+    assert products(True) == products(False) + 4
+
+
+def test_an_activation_may_have_weights():
+    block = EncoderBlock(num_heads=2, intermediate_dim=11, activation=keras.layers.PReLU())
+    check_alike(block, [(3, 5, 4)], training=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*rms_scaling=True:UserWarning")
+def test_a_norm_may_leave_the_mean():
+    check_alike(LayerNormalization(rms_scaling=True), [(3, 5, 4)])
+
+
 def test_rows_of_a_high_mean_are_normalised_well():
     layer = LayerNormalization()
     rows = 100 + keras.random.normal((7, 64), seed=3)

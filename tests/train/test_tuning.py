@@ -1,5 +1,6 @@
 """--pretrained of translation and language models: runs and released folders, tuned by command."""
 
+import dataclasses
 import io
 import json
 import re
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 
 from keras_transformer import convert
+from keras_transformer.convert import Converted
 from keras_transformer.serving import Generator, RunFolder, Translator
 from tests.convert.folders import FAMILIES
 from tests.reference import array
 from train import convert as command
 from train import language_model, translation
 from train.demo.corpus import demo_corpus
+from train.experiments.pretrained import completed
 from train.language_model import LanguageModelConfig
 from train.translation import TranslationConfig
 
@@ -239,7 +242,7 @@ def test_flags_that_contradict_are_refused_in_one_line(files, tmp_path, capsys):
         flags = [*pair, "--pretrained", str(marian), *given, *run]
         assert message in refused(translation.main, flags, capsys), given
     said = refused(translation.main, [*pair, "--pretrained", str(gpt2), *run], capsys)
-    assert "a folder of Marian" in said and "whose model is another" in said
+    assert "a folder of Marian" in said and "whose model has the" in said
     text = ["--text", str(files / "a"), *run]
     for given, message in (
         (["--model=transformer"], "--model must be gpt2, as of --pretrained."),
@@ -256,6 +259,18 @@ def test_flags_that_contradict_are_refused_in_one_line(files, tmp_path, capsys):
         said = refused(main, [*flags, "--pretrained=none", *run], capsys)
         assert "none holds no run" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_setting_of_zero_is_taken_from_what_is_tuned():
+    """OpenNMT-tf's length penalty is 0 by default, and a Transformer-XL may have no memory."""
+    config = TranslationConfig(pretrained="runs/theirs")
+    theirs = Converted("", None, None, config={"num_beams": 3, "length_penalty": 0.0})
+    names = ("num_beams", "length_penalty", "scoring")
+    found = completed(config, names, pretrained=theirs)
+    assert (found.num_beams, found.length_penalty, found.scoring) == (3, 0.0, config.scoring)
+    before = dataclasses.replace(found, num_beams=2)
+    found = completed(config, names, before=before)
+    assert (found.num_beams, found.length_penalty) == (2, 0.0)
 
 
 def test_without_pretrained_settings_are_the_usual_ones():

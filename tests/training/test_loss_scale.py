@@ -163,6 +163,17 @@ def test_keras_adds_no_scale_of_its_own_nor_may_you():
         compiled(optimizer=scaled)
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_without_a_scale_a_label_of_a_low_logit_has_its_loss(jit_compile):
+    """Exponentials of logits this far above the label's would overflow in float16."""
+    model = in_float16(auto_scale_loss=False, jit_compile=jit_compile)
+    [table] = [weight for weight in model.weights if "embeddings" in weight.path]
+    table.assign(30 * table)
+    loss = model.evaluate(IDS, LABELS, verbose=0)
+    expected = float(TokenCrossentropy()(LABELS, model.predict(IDS, verbose=0)))
+    assert expected > 11.1 and loss == pytest.approx(expected, rel=1e-2)
+
+
 def test_weights_in_float16_are_refused():
     inputs = keras.Input((3,))
     model = Model(inputs, keras.layers.Dense(2, dtype="float16")(inputs))

@@ -48,7 +48,8 @@ def pretrained_of(config, layer, what):
     found = read_pretrained(config.pretrained)
     if layer not in layer_names(found.model) or len(found.model.output_shape) != 3:
         raise ValueError(
-            f"--pretrained must be {what}. Received: {config.pretrained}, whose model is another."
+            f"--pretrained must be {what}. Received: {config.pretrained}, whose model has the "
+            f"layers {', '.join(layer_names(found.model))}."
         )
     return found
 
@@ -80,7 +81,9 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
                 f"{flag_of(name)} must be {theirs[name]}, as of --pretrained. "
                 f"Received: {given[name]}."
             )
-    return dataclasses.replace(config, **{n: theirs[n] for n in missing if theirs.get(n)})
+    known = {name: theirs.get(name) for name in missing}
+    known = {name: value for name, value in known.items() if value not in (None, "")}
+    return dataclasses.replace(config, **known)
 
 
 def for_training(model, config, **changes):
@@ -98,7 +101,7 @@ def for_training(model, config, **changes):
     _set(content["layers"], changes)
     copy = type(model).from_config(content)
     for old, new in zip(model.weights, copy.weights, strict=True):
-        if old.shape == new.shape:  # a memory may have another number of rows
+        if old.shape == new.shape or new.trainable:  # a memory may have another number of rows
             new.assign(keras.ops.convert_to_numpy(old))
     return copy
 
