@@ -15,6 +15,7 @@ import pathlib
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -81,6 +82,7 @@ def workplace(texts):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(texts)
         run(f"python -m train.translation --tsv pairs.tsv --run {texts}/runs/mine")
+        shutil.copytree(texts / "runs" / "mine", texts / "runs" / "demo")
         run(f"python -m train.classification --folder aclImdb/train --run {texts}/runs/imdb")
         run(f"python -m train.language_model --text other.txt --run {texts}/runs/shakespeare")
     return texts
