@@ -35,6 +35,13 @@ class NotWritten(OSError):
         self.reason = reason
 
 
+def check_free(path, advice):
+    """Raises ValueError, with an advice, if a path is taken by anything but an empty folder."""
+    path = pathlib.Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} already exists. {advice}")
+
+
 @contextlib.contextmanager
 def whole(path):
     """Yields the path of a draft to write, a file or a folder; at the end it becomes `path`.

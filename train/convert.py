@@ -10,12 +10,12 @@ Write a trained run in another format; a fresh process checks it with the other 
 """
 
 import importlib
-import pathlib
 import sys
 import zlib
 
 from train.command import Parser, one_line_errors, without_start_up_notes
 
+FORMATS = ("ctranslate2", "huggingface", "keras_hub", "litert", "onnx", "openvino")
 TO_RUN, TO_FORMAT = ("source", "run"), ("run", "to", "output")
 
 
@@ -29,8 +29,8 @@ def main(arguments=None):
     )  # fmt: skip
     parser.add_argument("--run", help="folder of the run, created by --from and read by --to")
     parser.add_argument(
-        "--to", metavar="FORMAT", help="format in which to write the run: ctranslate2, "
-        "huggingface, keras_hub, litert, onnx or openvino",
+        "--to", metavar="FORMAT", choices=FORMATS,
+        help=f"format in which to write the run: {', '.join(FORMATS)}",
     )  # fmt: skip
     parser.add_argument("--output", metavar="FOLDER", help="folder to write to, with --to")
     parser.add_argument(
@@ -43,10 +43,13 @@ def main(arguments=None):
     with one_line_errors("Stopped. Nothing was written."):
         with without_start_up_notes():
             from keras_transformer import convert
+            from keras_transformer.files import check_free
         if flags.source is not None:
+            check_free(flags.run, "Choose another --run, or delete it.")
             save_run(convert.read(flags.source), flags.run)
             print(f"{flags.run} holds the model from {flags.source}.")
         else:
+            check_free(flags.output, "Choose another --output, or delete it.")
             options = {} if flags.dtype is None else {"dtype": flags.dtype}
             path = convert.write(text_model_of(flags.run), flags.to, flags.output, **options)
             print(f"Wrote {path}.")
@@ -56,16 +59,13 @@ def save_run(converted, path):
     """Saves a converted model as a run, whole or not at all.
 
     Raises:
-        ValueError: if the folder already exists, or no command works with such a model.
+        ValueError: if no command works with such a model.
     """
     from keras_transformer.files import save_arrays, whole
     from train.run import Run
 
     command = importlib.import_module(f"train.{converted.command}").main.__self__
     config = command.config_class(**converted.config)
-    path = pathlib.Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path} already exists. Choose another --run, or delete it.")
     with whole(path) as draft:
         draft.mkdir()
         run = Run(draft, command.config_class)

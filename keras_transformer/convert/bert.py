@@ -189,6 +189,17 @@ def word_pieces(folder, size):
     return tokenizer
 
 
+def check_word_pieces(text_model):
+    """Raises ConversionError if the tokenizer of a BERT is not BERT's, e.g. that of RoBERTa."""
+    from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
+
+    if not isinstance(text_model.tokenizer, WordPieceTokenizer):
+        raise ConversionError(
+            "A BERT of another library has a WordPieceTokenizer. "
+            f"Received: a {type(text_model.tokenizer).__name__}."
+        )
+
+
 def pooler_of(model):
     """The activation of the pooler, which DistilBERT has another of; that of BERT without one."""
     if "pooler" not in layer_names(model):

@@ -32,7 +32,7 @@ def write(text_model, draft, dtype="float32"):
     Args:
         text_model: a `serving.Translator` or `Generator`.
         draft: path of the folder.
-        dtype: of the weights: "float32", "int8", "int16", "bfloat16" or "float16".
+        dtype: dtype of the weights: "float32", "int8", "int16", "bfloat16" or "float16".
 
     Raises:
         ConversionError: if ctranslate2 is not installed, or cannot hold the model.

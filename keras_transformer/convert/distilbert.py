@@ -2,7 +2,6 @@
 
 from keras_transformer.convert import bert
 from keras_transformer.convert.folder import ModelFolder
-from keras_transformer.convert.tables import Row
 from keras_transformer.models.bert_models import bert as bert_backbone
 from keras_transformer.models.bert_models import bert_classifier, bert_pretraining
 
@@ -36,7 +35,7 @@ def rows(model):
     for row in bert.rows(model):
         missing = 0.0 if row.names[0].startswith(TOKEN_TYPES) else None
         names = tuple(bert.renamed(name, _NAMES) for name in row.names)
-        yield Row(row.variable, names, row.transpose, missing=missing)
+        yield row._replace(names=names, missing=missing)
 
 
 def read(folder: ModelFolder):

@@ -4,7 +4,7 @@ import json
 import pathlib
 
 from keras_transformer.convert.settings import Settings
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tables import ConversionError, lines_of
 
 SAFETENSORS_INDEX, TORCH_FILE = "model.safetensors.index.json", "pytorch_model.bin"
 TORCH_INDEX = "pytorch_model.bin.index.json"
@@ -115,5 +115,5 @@ def _torch_arrays(file):
         tensors = torch.load(file, map_location="cpu", weights_only=True)
         return {name: tensor.float().numpy() for name, tensor in tensors.items()}
     except Exception as error:  # of a damaged file it raises many kinds
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        line = lines_of(error)[0]
         raise ConversionError(f"{file} is damaged or missing: {line}") from None

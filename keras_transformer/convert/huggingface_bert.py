@@ -13,16 +13,20 @@ def bert_folder(text_model, draft):
     model, names = text_model.model, layer_names(text_model.model)
     encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
     check_blocks(encoder)
+    bert.check_word_pieces(text_model)
     pooler = bert.pooler_of(model)
     if encoder.pre_norm or "pooling" in names or pooler != "tanh":
         raise ConversionError(
             "A BERT of Hugging Face is post-norm and classifies by [CLS], with a tanh pooler. "
-            f"Received: pre_norm={encoder.pre_norm}, pooling={'pooling' in names}, {pooler}."
+            f"Received: pre_norm={encoder.pre_norm}, pooling={'pooling' in names}, pooler={pooler}."
         )
     if "masked_token_dense" in names:
         activation = model.get_layer("masked_token_dense").activation
         if activation is not encoder.activation:
-            raise ConversionError("A BERT of Hugging Face has the same activation in its head.")
+            raise ConversionError(
+                "A BERT of Hugging Face has the same activation in its head as in its blocks. "
+                f"Received: {getattr(activation, '__name__', activation)}."
+            )
     head = next((name for layer, name in _BERT_HEADS.items() if layer in names), "BertModel")
     labels = {}
     if head == "BertForSequenceClassification" and len(model.output_shape) == 3:

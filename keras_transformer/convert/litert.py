@@ -9,7 +9,7 @@ import re
 import tempfile
 
 from keras_transformer.convert import graphs
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tables import ConversionError, lines_of
 
 LIBRARIES = ("ai_edge_litert",)
 CHECK, example = "graphs", graphs.example
@@ -24,7 +24,7 @@ def write(text_model, draft, dtype="float32"):
     Args:
         text_model: a `serving.Translator`, `Generator` or `Classifier`, or a `Converted`.
         draft: path of the folder.
-        dtype: of the weights, "float32".
+        dtype: dtype of the weights, "float32".
 
     Raises:
         ConversionError: if LiteRT has no operation for a part of the model.
@@ -67,4 +67,4 @@ def _reason(error):
     operations = re.search(r"^(?:TF Select|Custom) ops: (.*)$", str(error), re.MULTILINE)
     if operations:
         return f"it has no operation for {operations[1]}"
-    return str(error).strip().splitlines()[0].rstrip(".")
+    return lines_of(error)[0].rstrip(".")

@@ -8,7 +8,7 @@ import logging
 import numpy as np
 
 from keras_transformer.convert import graphs
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tables import ConversionError, require
 
 LIBRARIES = ("onnxruntime",)
 OPSET = 15
@@ -28,16 +28,14 @@ def write(text_model, draft, dtype="float32"):
     Raises:
         ConversionError: if tf2onnx is not installed, or ONNX lacks an operation of the model.
     """
+    require("tf2onnx")
     graphs.write_each(text_model, draft, dtype, write_function)
 
 
 def write_function(function, model, path):
     """Writes a tf.function with an input signature as an ONNX file."""
-    try:
-        import tf2onnx
-    except ImportError:
-        raise ConversionError("This format needs tf2onnx. Install it.") from None
     import tensorflow as tf
+    import tf2onnx
 
     logger = logging.getLogger("tf2onnx")
     level = logger.level

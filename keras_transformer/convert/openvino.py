@@ -7,7 +7,7 @@ import re
 import tempfile
 
 from keras_transformer.convert import graphs
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tables import ConversionError, lines_of, require
 
 LIBRARIES = ("openvino",)
 CHECK, example = "graphs", graphs.example
@@ -23,20 +23,19 @@ def write(text_model, draft, dtype="float32"):
     Args:
         text_model: a `serving.Translator`, `Generator` or `Classifier`, or a `Converted`.
         draft: path of the folder.
-        dtype: of the weights, "float32".
+        dtype: dtype of the weights, "float32".
 
     Raises:
         ConversionError: if openvino is not installed, or has no operation for a part of the model.
     """
+    require("openvino")
     graphs.write_each(text_model, draft, dtype, write_function)
 
 
 def write_function(function, model, path):
     """Writes a tf.function with an input signature as the two files of OpenVINO."""
-    try:
-        import openvino
-    except ImportError:
-        raise ConversionError("This format needs openvino. Install it.") from None
+    import openvino
+
     with tempfile.TemporaryDirectory() as folder:
         graphs.saved_model(function, model, folder)
         try:
@@ -51,4 +50,4 @@ def _reason(error):
     operations = re.search(r"No conversion rule found for operations: (.*)", str(error))
     if operations:
         return f"it has no operation for {operations[1].rstrip('.')}"
-    return str(error).strip().splitlines()[-1].rstrip(".")
+    return lines_of(error)[-1].rstrip(".")

@@ -11,7 +11,7 @@ import keras
 from keras_transformer.convert import bert, gpt2, marian
 from keras_transformer.convert.tables import ConversionError, arrays_of, assign, same
 from keras_transformer.convert.writing import check
-from keras_transformer.files import whole
+from keras_transformer.files import check_free, whole
 from keras_transformer.models.lora import add_lora, lora_of, projections
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -134,8 +134,7 @@ def write_peft(model, path, family):
             to no layer of the family, or PEFT reads other numbers.
     """
     naming, path = _naming(family), pathlib.Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConversionError(f"{path} already exists. Choose another folder, or delete it.")
+    check_free(path, "Choose another folder, or delete it.")
     arrays, expected, modules, trained = {}, {}, [], set()
     full = naming.full(model)
     for module, adapter in _adapters(model, naming):

@@ -3,6 +3,7 @@
 The same table reads a checkpoint and writes one.
 """
 
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,17 @@ import numpy as np
 
 class ConversionError(ValueError):
     """Explains in one line why a folder, file or model cannot be converted."""
+
+
+def require(library):
+    """Raises ConversionError if a library is not installed."""
+    if importlib.util.find_spec(library) is None:
+        raise ConversionError(f"This format needs {library}. Install it.")
+
+
+def lines_of(error):
+    """The lines of an error's message, at least one."""
+    return (str(error).strip() or type(error).__name__).splitlines()
 
 
 def same(array):

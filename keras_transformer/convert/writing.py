@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.files import whole
+from keras_transformer.files import check_free, whole
 from keras_transformer.models.lora import lora_of
 
 # The module of each format: `write(text_model, draft, **options)` fills a folder, `LIBRARIES` are
@@ -44,14 +44,14 @@ def write(text_model, form, output, **options):
     Raises:
         ConversionError: if the format is unknown, cannot hold the model, or the foreign library
             gives other answers.
+        ValueError: if the folder is not empty.
     """
     if form not in WRITERS:
         raise ConversionError(f"format must be one of {', '.join(WRITERS)}. Received: {form!r}.")
     if lora_of(text_model.model) is not None:
         raise ConversionError("The model has LoRA. Call merge_lora, or write_peft for LoRA alone.")
     output = pathlib.Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConversionError(f"{output} already exists. Choose another folder, or delete it.")
+    check_free(output, "Choose another folder, or delete it.")
     writer = importlib.import_module(f"keras_transformer.convert.{WRITERS[form]}")
     with whole(output) as draft:
         draft.mkdir()

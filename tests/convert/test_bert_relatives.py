@@ -146,6 +146,17 @@ def test_texts_have_their_labels_and_a_folder_is_fine_tuned(head, tmp_path, caps
     assert "loss" in capsys.readouterr().out
 
 
+def test_a_bert_with_the_tokenizer_of_roberta_is_written_as_no_bert(tmp_path):
+    saved(tmp_path / "theirs", "RobertaModel", "gelu_new")
+    found = convert.read(tmp_path / "theirs")
+    for form in ("huggingface", "keras_hub"):
+        with pytest.raises(
+            convert.ConversionError, match=r"WordPieceTokenizer.*Received: a BytePa"
+        ):
+            convert.write(found, form, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
 def test_a_bert_with_another_pooler_is_no_bert_of_theirs(tmp_path):
     saved(tmp_path / "theirs", "DistilBertForSequenceClassification", "gelu_new")
     found = convert.read(tmp_path / "theirs")

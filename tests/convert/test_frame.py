@@ -172,7 +172,13 @@ def test_weights_of_torch_are_those_of_safetensors(tmp_path, monkeypatch):
         (["--run", "r"], "give either --from and --run, or --run, --to and --output"),
         (["--from", "a", "--run", "r", "--to", "onnx"], "give either --from and --run"),
         (["--from", "no such folder", "--run", "r"], "error: no such folder is not a folder"),
-        (["--run", "no such run", "--to", "a", "--output", "b"], "error: no such run holds no run"),
+        (["--run", "r", "--to", "abacus", "--output", "b"], "invalid choice: 'abacus'"),
+        (["--run", "no run", "--to", "onnx", "--output", "b"], "error: no run holds no run"),
+        (
+            ["--run", "r", "--to", "onnx", "--output", "."],
+            "error: . already exists. Choose another",
+        ),
+        (["--from", "a", "--run", "."], "error: . already exists. Choose another --run"),
     ],
 )
 def test_mistakes_of_the_command_are_one_line(arguments, message, capsys):
@@ -181,6 +187,10 @@ def test_mistakes_of_the_command_are_one_line(arguments, message, capsys):
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_the_command_knows_all_formats():
+    assert set(command.FORMATS) == set(convert.writing.WRITERS)
 
 
 def test_an_unknown_format_and_a_folder_in_use_are_refused(tmp_path):

@@ -63,7 +63,7 @@ def test_mistakes_are_told(tmp_path):
     with pytest.raises(ConversionError, match=r"must hold adapter_config.json and adapter_model"):
         read_peft(model, tmp_path, "gpt2")
     lora = write_peft(kt.add_lora(model, 2, targets=TARGETS), tmp_path / "lora", "gpt2")
-    with pytest.raises(ConversionError, match="already exists"):
+    with pytest.raises(ValueError, match="already exists"):
         write_peft(kt.add_lora(model, 2, targets=TARGETS), lora, "gpt2")
     shallow = kt.gpt2(max_sequence_length=9, **{**TINY, "num_layers": 1})
     with pytest.raises(ConversionError, match=r"tunes a layer that this model does not have: h\.1"):

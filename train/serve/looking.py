@@ -11,7 +11,7 @@ LONGEST = 1000  # characters: the weights grow with the square of the tokens
 
 
 class Runs:
-    """The runs of a folder, each loaded on first use.
+    """The runs of a folder, each loaded on first use, and again after another training.
 
     Args:
         folder: folder with one run folder per model, with the model's name; it need not
@@ -44,10 +44,11 @@ class Runs:
             raise ValueError('Expected {"text": ...} and, for a translation, "target".')
         if not all(isinstance(t, str) and len(t) <= LONGEST for t in texts.values()):
             raise ValueError(f"Texts are strings of at most {LONGEST} characters.")
+        written = (self.folder / name / "model.keras").stat().st_mtime_ns
         with self._lock:
-            if name not in self._models:
-                self._models[name] = text_model_of(self.folder / name)
-            model = self._models[name]
+            if self._models.get(name, (None,))[0] != written:  # never read, or trained again
+                self._models[name] = written, text_model_of(self.folder / name)
+            model = self._models[name][1]
         both = isinstance(model, Translator)
         texts = [texts[key] for key in ("text", "target")[: 1 + both] if key in texts]
         return model.attention(*texts).page()
