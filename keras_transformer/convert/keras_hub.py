@@ -39,9 +39,9 @@ def write(text_model, draft, dtype="float32"):
     if dtype != "float32":
         raise ConversionError(f"dtype must be float32. Received: {dtype!r}.")
     model, tokenizer = text_model.model, text_model.tokenizer
-    config = _config(model)
     if bert_models.is_bert(model):
         bert.check_word_pieces(text_model)
+    config = _config(model)
     (draft / "assets/tokenizer").mkdir(parents=True)
     if bert_models.is_bert(model):
         tokenizer.save(draft / presets.WORD_PIECES)
