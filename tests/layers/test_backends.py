@@ -19,8 +19,6 @@ def python(*arguments, backend):
         "KERAS_BACKEND": backend,
         "PYTHONPATH": str(REPOSITORY),
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        # Compiling is most of the time under JAX, and nothing here is run twice.
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
     }
     return subprocess.run(
         [sys.executable, *arguments],

@@ -135,7 +135,9 @@ def test_one_program_for_each_bucket(tmp_path, kind):
         env={
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
-            "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text",
+            "XLA_FLAGS": " ".join(
+                [os.environ["XLA_FLAGS"], f"--xla_dump_to={tmp_path}", "--xla_dump_hlo_as_text"]
+            ),
             "TF_CPP_MIN_LOG_LEVEL": "3",
         },
         cwd=REPOSITORY,

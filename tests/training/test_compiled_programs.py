@@ -19,7 +19,9 @@ def trained(request, tmp_path):
     """The texts of the programs with products, what the training printed, and loops of its loss."""
     environment = {
         **os.environ,
-        "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text",
+        "XLA_FLAGS": " ".join(
+            [os.environ["XLA_FLAGS"], f"--xla_dump_to={tmp_path}", "--xla_dump_hlo_as_text"]
+        ),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     command = [sys.executable, "-m", "tests.training.compiled_training", request.param]

@@ -31,7 +31,7 @@ def results(tmp_path_factory):
         **os.environ,
         "KERAS_BACKEND": "jax",
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
     }
 
     def run(arrangement):
