@@ -185,6 +185,23 @@ def a_worker_has_all_its_cpu_devices():
     assert done.stdout.split() == ["3"], done.stderr[-2000:]
 
 
+@canary("layers.may_be_computed_again", "layers.again")
+def a_layer_is_given_the_tensor_that_another_returned():
+    class Asks(keras.layers.Layer):
+        def call(self, inputs):
+            return of_layers.again(inputs)
+
+    class Computes(keras.layers.Layer):
+        def call(self, inputs):
+            return of_layers.may_be_computed_again(inputs + 1, lambda: inputs + 2)
+
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, Asks()(Computes()(inputs)))
+    for jit_compile in (False, True):
+        outputs = tf.function(model, jit_compile=jit_compile)(tf.zeros([1, 3]))
+        assert outputs.numpy().tolist() == [[2, 2, 2]]
+
+
 @canary("tokenizers.lasting_tokenizer")
 def a_tokenizer_outlives_a_new_random_seed():
     tokenizer = train_sentencepiece(["ab abc", "abc ab"], vocabulary_size=267)

@@ -7,7 +7,7 @@ product is rounded nor to compute again what is cheap. The gradients here are wr
 
 import keras
 
-from keras_transformer.layers.internals import is_compiled
+from keras_transformer.layers.internals import again, is_compiled, may_be_computed_again
 from keras_transformer.ops.attention import masked_softmax
 
 if keras.backend.backend() == "tensorflow":
@@ -32,15 +32,6 @@ def unseen_zero(tensor):
     """
     first = tf.cast(tf.reduce_sum(tf.reshape(tensor, [-1])[:1]), tf.float32)  # there may be none
     return tf.where(tf.math.is_nan(first), first, 0.0)
-
-
-def again(tensor, zero):
-    """A tensor as it is, or computed again if it is what `normalise` returned.
-
-    Relies on Keras giving a layer the tensor itself that another layer returned.
-    """
-    recipe = getattr(tensor, "computed_again", None)
-    return tensor if recipe is None else recipe(zero)
 
 
 def normalise(inputs, gamma, beta, epsilon):
@@ -90,8 +81,7 @@ def normalise(inputs, gamma, beta, epsilon):
         return outputs_of(rows, gamma), gradient
 
     outputs = forward(inputs, gamma, beta)
-    outputs.computed_again = lambda zero: outputs_of(rows, gamma + zero)
-    return outputs
+    return may_be_computed_again(outputs, lambda zero: outputs_of(rows, gamma + zero))
 
 
 def projected(inputs, kernel, bias=None):

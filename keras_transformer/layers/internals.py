@@ -93,6 +93,24 @@ def is_compiled():
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
+def may_be_computed_again(tensor, recipe):
+    """A tensor that `again` computes by calling `recipe`, instead of keeping it for later.
+
+    Relies on Keras giving a layer the very tensor that another layer returned.
+    """
+    tensor.computed_again = recipe
+    return tensor
+
+
+def again(tensor, *arguments):
+    """A tensor as it is, or from its recipe, if it has one and Keras has not replaced it.
+
+    Relies on the same.
+    """
+    recipe = getattr(tensor, "computed_again", None)
+    return tensor if recipe is None else recipe(*arguments)
+
+
 def _keep_mask_from_bits(shape, limit, seed):
     """The same mask, which XLA keeps for the backward pass as one bit per unit.
 

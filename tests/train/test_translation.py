@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from keras_transformer.data import TokenBatches, tokenize
-from keras_transformer.serving import RunFolder, Translator
+from keras_transformer.serving import RunFolder, Translator, translator
+from keras_transformer.serving.compiled import CompiledTranslatorModule
 from keras_transformer.serving.publishing.c_api import ask
 from keras_transformer.tokenizers import train_sentencepiece
 from train import translation
@@ -47,6 +48,24 @@ def test_a_run_leaves_model_history_and_pictures(trained):
     assert not [name for name in names if name.startswith(".")], "no drafts"
     history = Run(trained, TranslationConfig).history()
     assert np.isfinite(history["loss"]).all() and history["val_loss"]
+
+
+def test_bleu_during_training_compiles_one_search_for_all_epochs(text, tmp_path, monkeypatch):
+    """As on a GPU, where the cache is static."""
+    searches = []
+
+    class Kept(CompiledTranslatorModule):
+        def __init__(self, *given):
+            super().__init__(*given)
+            searches.append(self._compiled)
+
+    monkeypatch.setattr(translator, "is_static", lambda *_: True)
+    monkeypatch.setattr(translator, "CompiledTranslatorModule", Kept)
+    run = tmp_path / "run"
+    translation.main([*text, *SETTINGS, "--steps=11", "--bleu-every=1", "--run", str(run)])
+    assert len(Run(run, TranslationConfig).history()["val_bleu"]) > 1
+    assert len(searches) == 2, "one for all epochs, and one of the finished run"
+    assert searches[0].experimental_get_tracing_count() == 1
 
 
 def test_a_run_without_a_validation_text_has_pictures_too(text, tmp_path):

@@ -23,13 +23,21 @@ def read_pretrained(path):
     Raises:
         ValueError: if there is no finished run and no such folder.
     """
-    if opennmt.is_run(path) or {"model_type", "class_name"} & RunFolder(path).settings().keys():
+    settings = _settings_of_run(path)
+    if settings is None:
         return convert.read(path)
     run = RunFolder(path)
-    settings = run.settings()
     return convert.Converted(
         "", run.model(), run.tokenizer(), run.target_tokenizer(), config=settings
     )
+
+
+def _settings_of_run(path):
+    """The settings of a run of our own; None for a folder of another library."""
+    if opennmt.is_run(path):
+        return None
+    settings = RunFolder(path).settings()
+    return None if {"model_type", "class_name"} & settings.keys() else settings
 
 
 def pretrained_of(config, layer, what):
@@ -73,8 +81,10 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
     missing = [name for name, value in given.items() if value in (None, "")]
     if before is not None:
         theirs = dataclasses.asdict(before)
+    elif pretrained is not None:
+        theirs = pretrained.config
     else:
-        theirs = (pretrained or read_pretrained(config.pretrained)).config
+        theirs = _settings_of_run(config.pretrained) or read_pretrained(config.pretrained).config
     for name in fixed:
         if name not in missing and given[name] != theirs.get(name, given[name]):
             raise ValueError(
