@@ -74,7 +74,38 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
     Returns:
         (batch, heads, target, dim), in the dtype of `queries`.
     """
-    dim = queries.shape[-1]
+    weights_of = _weights_by_chunk(queries, keys, mask, rate, seed)
+
+    @tf.custom_gradient
+    def attend(queries, keys, values):
+        target, *sizes = _sizes(queries)
+        in_chunks = _in_chunks(queries, *sizes)
+        context = _out_of_chunks(_contexts(weights_of, in_chunks, keys, values), target)
+
+        def gradient(upstream):
+            # Not the sizes of above: XLA would take everything they come with, token ids among it,
+            # as constants of the program, and compile one for each batch.
+            target, *sizes = _sizes(upstream)
+            # For each target, the sum over sources of weight times gradient.
+            both = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
+            means = _in_chunks(tf.reduce_sum(both, axis=-1, keepdims=True), *sizes)
+            upstream = _in_chunks(upstream, *sizes)
+            of_queries, of_keys, of_values = _gradients(
+                weights_of, in_chunks, keys, values, upstream, means
+            )
+            of_queries = _out_of_chunks(of_queries, target)
+            return of_queries, tf.cast(of_keys, keys.dtype), tf.cast(of_values, values.dtype)
+
+        return context, gradient
+
+    return attend(*map(ops.convert_to_tensor, (queries, keys, values)))
+
+
+def _weights_by_chunk(queries, keys, mask, rate, seed):
+    """A function from the index of a chunk, its queries, (batch, heads, rows, dim), and all keys.
+
+    It returns the weights, (batch, heads, rows, source), and the factors of dropout or None.
+    """
     differs_by_target = mask is not None and mask.shape[2] != 1
     if differs_by_target:
         target, _, _, missing = _sizes(queries)
@@ -83,7 +114,6 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
         mask = tf.pad(mask, [[0, 0], [0, 0], [0, missing], [0, 0]])
 
     def weights_of(chunk, chunk_queries, keys):
-        """Weights of a chunk, (batch, heads, rows, source), and what dropout multiplies by."""
         # Sizes are those of tensors of the loop: XLA takes none that come from outside of it.
         rows, chunk_mask = ops.shape(chunk_queries)[2], mask
         if differs_by_target:
@@ -97,67 +127,59 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
         kept = keep_mask_of(seed + [0, chunk], ops.shape(weights), rate)
         return weights, tf.where(kept, tf.cast(1 / (1 - rate), weights.dtype), 0)
 
-    @tf.custom_gradient
-    def attend(queries, keys, values):
-        target, chunks, rows, missing = _sizes(queries)
-        padded = _in_chunks(queries, chunks, rows, missing)
+    return weights_of
 
-        def forward(chunk):
-            weights, factors = weights_of(chunk, padded[chunk], keys)
-            return tf.matmul(weights if factors is None else weights * factors, values)
 
-        _, context = tf.while_loop(
-            lambda chunk, _: chunk < chunks,
-            lambda chunk, done: (chunk + 1, done.write(chunk, forward(chunk))),
-            (0, tf.TensorArray(values.dtype, chunks, element_shape=padded.shape[1:])),
-            parallel_iterations=1,
-            maximum_iterations=chunks,
-        )
+def _contexts(weights_of, queries, keys, values):
+    """The contexts of all chunks of queries, (chunks, batch, heads, rows, dim)."""
 
-        context = _out_of_chunks(context.stack(), target)
+    def body(chunk, contexts):
+        weights, factors = weights_of(chunk, queries[chunk], keys)
+        dropped = weights if factors is None else weights * factors
+        return chunk + 1, contexts.write(chunk, tf.matmul(dropped, values))
 
-        def gradient(upstream):
-            # Not the sizes of above: XLA would take everything they come with, token ids among it,
-            # as constants of the program, and compile one for each batch.
-            target, chunks, rows, missing = _sizes(upstream)
-            # For each target, the sum over sources of weight times gradient.
-            both = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
-            means = tf.reduce_sum(both, axis=-1, keepdims=True)
-            means = _in_chunks(means, chunks, rows, missing)
-            upstream = _in_chunks(upstream, chunks, rows, missing)
+    contexts = tf.TensorArray(values.dtype, ops.shape(queries)[0], element_shape=queries.shape[1:])
+    return _over_chunks(body, queries, contexts)[0].stack()
 
-            def backward(chunk, of_queries, of_keys, of_values):
-                some, up = padded[chunk], upstream[chunk]
-                weights, factors = weights_of(chunk, some, keys)
-                dropped = weights if factors is None else weights * factors
-                of_values += tf.cast(tf.matmul(dropped, up, transpose_a=True), tf.float32)
-                of_weights = tf.matmul(up, values, transpose_b=True)
-                if factors is not None:
-                    of_weights *= factors
-                of_weights, weights = (tf.cast(t, tf.float32) for t in (of_weights, weights))
-                of_scores = tf.cast(weights * (of_weights - means[chunk]) * dim**-0.5, some.dtype)
-                of_queries = of_queries.write(chunk, tf.matmul(of_scores, keys))
-                of_keys += tf.cast(tf.matmul(of_scores, some, transpose_a=True), tf.float32)
-                return chunk + 1, of_queries, of_keys, of_values
 
-            of_queries = tf.TensorArray(queries.dtype, chunks, element_shape=padded.shape[1:])
-            # Unless these wait for the gradient, XLA creates the zeros of all layers at once.
-            zero = unseen_zero(upstream)
-            nothing = [tf.fill(tf.shape(each), zero) for each in (keys, values)]
-            nothing = [tf.ensure_shape(each, keys.shape) for each in nothing]
-            _, of_queries, of_keys, of_values = tf.while_loop(
-                lambda chunk, *_: chunk < chunks,
-                backward,
-                (0, of_queries, *nothing),
-                parallel_iterations=1,
-                maximum_iterations=chunks,
-            )
-            of_queries = _out_of_chunks(of_queries.stack(), target)
-            return of_queries, tf.cast(of_keys, keys.dtype), tf.cast(of_values, values.dtype)
+def _gradients(weights_of, queries, keys, values, upstream, means):
+    """The gradients for all chunks of queries, and for keys and values, these in float32."""
 
-        return context, gradient
+    def body(chunk, of_queries, of_keys, of_values):
+        some, up = queries[chunk], upstream[chunk]
+        weights, factors = weights_of(chunk, some, keys)
+        dropped = weights if factors is None else weights * factors
+        of_values += tf.cast(tf.matmul(dropped, up, transpose_a=True), tf.float32)
+        of_weights = tf.matmul(up, values, transpose_b=True)
+        if factors is not None:
+            of_weights *= factors
+        of_weights, weights = (tf.cast(t, tf.float32) for t in (of_weights, weights))
+        of_scores = weights * (of_weights - means[chunk]) * some.shape[-1] ** -0.5
+        of_scores = tf.cast(of_scores, some.dtype)
+        of_queries = of_queries.write(chunk, tf.matmul(of_scores, keys))
+        of_keys += tf.cast(tf.matmul(of_scores, some, transpose_a=True), tf.float32)
+        return chunk + 1, of_queries, of_keys, of_values
 
-    return attend(*map(ops.convert_to_tensor, (queries, keys, values)))
+    chunks = ops.shape(upstream)[0]
+    of_queries = tf.TensorArray(queries.dtype, chunks, element_shape=queries.shape[1:])
+    # Unless these wait for the gradient, XLA creates the zeros of all layers at once.
+    zero = unseen_zero(upstream)
+    zeros = [tf.fill(tf.shape(each), zero) for each in (keys, values)]
+    zeros = [tf.ensure_shape(each, keys.shape) for each in zeros]
+    of_queries, of_keys, of_values = _over_chunks(body, upstream, of_queries, *zeros)
+    return of_queries.stack(), of_keys, of_values
+
+
+def _over_chunks(body, of_chunks, *start):
+    """What `body` makes of `start`, chunk by chunk."""
+    chunks = ops.shape(of_chunks)[0]
+    return tf.while_loop(
+        lambda chunk, *_: chunk < chunks,
+        body,
+        (0, *start),
+        parallel_iterations=1,
+        maximum_iterations=chunks,
+    )[1:]
 
 
 def _sizes(queries):
