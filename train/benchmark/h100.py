@@ -42,6 +42,12 @@ def ours_with_attention_dropout(workload):
     return training.ours(workload)
 
 
+def ours_with_remat(workload):
+    from train.benchmark import training
+
+    return training.ours(workload, attention_dropout=0.0, remat=True)
+
+
 def kerashub(workload):
     from train.benchmark import training
 
@@ -51,6 +57,7 @@ def kerashub(workload):
 STEPS = {
     "ours": ours,
     "ours, with dropout of attention weights": ours_with_attention_dropout,
+    "ours, with --remat": ours_with_remat,
     "KerasHub's layers, with dropout of attention weights": kerashub,
 }
 
@@ -83,7 +90,8 @@ def compiled(program, compiler):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "program")
         path.write_bytes(program)
-        environment = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
+        given = os.environ.items()
+        environment = {name: v for name, v in given if name not in ("PYTHONPATH", "XLA_FLAGS")}
         command = [compiler, str(COMPILER), str(path)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

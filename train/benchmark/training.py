@@ -46,7 +46,7 @@ def kerashub_training(workload):
     return keras_training(*kerashub(workload), workload)
 
 
-def ours(workload, attention_dropout=DROPOUT):
+def ours(workload, attention_dropout=DROPOUT, remat=False):
     """The name of our engine, and our model, compiled."""
     import_keras(workload, mixed=True)
     from keras_transformer.models.encoder_decoder import translation
@@ -54,7 +54,7 @@ def ours(workload, attention_dropout=DROPOUT):
 
     dimensions = {name: getattr(workload.size, name) for name in DIMENSIONS}
     rates = {"dropout": DROPOUT, "attention_dropout": attention_dropout}
-    model = translation(workload.size.vocabulary_size, **dimensions, **rates)
+    model = translation(workload.size.vocabulary_size, **dimensions, **rates, remat=remat)
     optimizer = Adam(*ADAM.values())
     loss = TokenCrossentropy(label_smoothing=LABEL_SMOOTHING)
     model.compile(optimizer, loss=loss, jit_compile=workload.compiled)
