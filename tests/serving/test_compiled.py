@@ -26,6 +26,9 @@ TEXTS = [
 ]
 
 
+PREFIXES = ["the", "", "a dog", "", "c"]
+
+
 def shaken(model, scale):
     """Weights of a size that makes some hypotheses end early and others not at all."""
     noise = np.random.default_rng(7)
@@ -55,7 +58,6 @@ def test_the_cache_is_chosen_by_the_device_or_by_hand():
     "num_beams, length_penalty, scoring",
     [
         (1, 0.6, "gnmt"),
-        (4, 0.0, "gnmt"),
         (4, 1.0, "gnmt"),
         (4, 1.0, "huggingface"),
         (3, 0.6, "huggingface_early_stopping"),
@@ -64,7 +66,8 @@ def test_the_cache_is_chosen_by_the_device_or_by_hand():
 def test_translations_are_those_of_the_growing_cache(num_beams, length_penalty, scoring):
     keras.utils.set_random_seed(num_beams)
     tokenizer = train_sentencepiece(TEXTS, 290)
-    model = kt.translation(tokenizer.vocabulary_size, size="tiny", num_layers=2, hidden_dim=32)
+    dims = {"num_layers": 1, "hidden_dim": 32, "intermediate_dim": 32}
+    model = kt.translation(tokenizer.vocabulary_size, size="tiny", **dims)
     shaken(model, 0.2)
     settings = SearchSettings(
         num_beams, length_penalty=length_penalty, max_target_length=40, scoring=scoring
@@ -73,18 +76,25 @@ def test_translations_are_those_of_the_growing_cache(num_beams, length_penalty, 
         Translator(model, tokenizer, settings=settings, cache=cache)
         for cache in ("growing", "static")
     )
-    arguments = [(TEXTS,), (TEXTS, ["the", "", "a dog", "", "c"]), (TEXTS, None, 6)]
+    arguments = [(TEXTS, PREFIXES)]
+    if (num_beams, scoring) == (4, "gnmt"):  # what asks for programs of their own, once
+        arguments += [(TEXTS,), (TEXTS, None, 6)]
+        assert_without_xla(static.module.endpoints["serving_default"].get_concrete_function())
     lengths = set()
     for given in arguments:
         for one, other in zip(growing.n_best(*given), static.n_best(*given), strict=True):
             assert [h.text for h in one] == [h.text for h in other]
             lengths |= {h.num_tokens for h in one}
             np.testing.assert_allclose([h.score for h in one], [h.score for h in other], atol=1e-4)
-    assert len(lengths) > (4 if scoring == "gnmt" else 1), "hypotheses end at different lengths"
+    assert len(lengths) > (3 if scoring == "gnmt" else 1), "hypotheses end at different lengths"
     assert static([]) == []
     shaken(model, 0.2)
-    assert growing(TEXTS) == static(TEXTS), "a compiled search reads the weights as they are"
-    exported = static.module.endpoints["serving_default"].get_concrete_function()
+    one, other = ([h[0].text for h in each.n_best(TEXTS, PREFIXES)] for each in (growing, static))
+    assert one == other, "a compiled search reads the weights as they are"
+
+
+def assert_without_xla(exported):
+    """A model is served where XLA may not be."""
     graph = exported.graph.as_graph_def()
     nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
     assert not [node.op for node in nodes if "Xla" in node.op or "_XlaMustCompile" in node.attr]
@@ -96,7 +106,7 @@ def test_samples_are_those_of_the_growing_cache(kind):
     keras.utils.set_random_seed(3)
     tokenizer = SymbolTokenizer("abcdefghijklmnop \n")
     size = tokenizer.vocabulary_size
-    dims = {"num_layers": 2, "hidden_dim": 32, "intermediate_dim": 32, "num_heads": 4}
+    dims = {"num_layers": 1, "hidden_dim": 32, "intermediate_dim": 32, "num_heads": 4}
     if kind == "transformer_xl":
         model = kt.transformer_xl(size, batch_size=2, memory_length=5, start_id=4, **dims)
     elif kind == "sparse":
