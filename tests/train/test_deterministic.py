@@ -31,10 +31,11 @@ if sys.argv[1] == "True":
     else:
         raise AssertionError("operations may still vary")
 keras.utils.set_random_seed(3)
-sentences = [np.random.default_rng(n).integers(4, 30, 1 + n % 7).tolist() for n in range(40)]
+sentences = [np.random.default_rng(n).integers(4, 30, 7).tolist() for n in range(40)]
 batches = TokenBatches(sentences, sentences, 64, 8, seed=2)
-for jit_compile in (False, True):
-    model = kt.translation(30, size="tiny", num_layers=1, dropout=0.25)
+sizes = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 8, "num_heads": 2}
+for jit_compile in (False, True) if sys.argv[1] == "True" else (False,):
+    model = kt.translation(30, size="tiny", dropout=0.25, **sizes)
     model.compile(kt.Adam(0.01), kt.TokenCrossentropy(0.1), clip_norm=1.0, jit_compile=jit_compile)
     model.fit(batches.dataset(), steps_per_epoch=3, epochs=1, verbose=0)
     print(checksum(v.numpy() for v in model.weights))
@@ -51,6 +52,6 @@ def test_runs_are_equal_and_on_a_cpu_no_other_than_without_determinism():
         assert done.returncode == 0, done.stderr[-3000:]
         printed.append(done.stdout.split())
     [without, *runs] = printed
-    assert len(without) == 2
-    assert runs[0] == runs[1]
-    assert runs[0][0] == without[0], "XLA compiles other code when it must be deterministic"
+    assert runs[0] == runs[1] and len(runs[0]) == 2
+    # Uncompiled: XLA compiles other code when it must be deterministic.
+    assert runs[0][:1] == without
