@@ -9,52 +9,34 @@ import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert import ctranslate2 as module
 from keras_transformer.layers.feed_forward import gelu_tanh
-from keras_transformer.serving import Generator, SearchSettings, Translator
+from keras_transformer.serving import Generator
+from tests.convert.drawn import CORPUS, noisy, translator_of
 from train.demo.corpus import demo_corpus
 from train.translation import main as translation
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
-CORPUS = demo_corpus(600)
-LONGEST = 20
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return kt.tokenizers.train_sentencepiece([*CORPUS.sources, *CORPUS.targets], 400)
-
-
-def noisy(model, scale=0.2):
-    generator = np.random.default_rng(7)
-    for weight in model.weights:
-        if "seed" not in weight.path:
-            weight.assign(weight + scale * generator.normal(size=weight.shape))
-    return model
-
-
-def translator_of(tokenizer, num_beams=1, penalty=1.0, ids=405, **options):
-    model = noisy(kt.translation(ids, size="tiny", num_layers=2, **options))
-    lengths = {"max_source_length": LONGEST, "max_target_length": LONGEST}
-    settings = SearchSettings(num_beams, 1, penalty, **lengths, scoring="huggingface")
-    return Translator(model, tokenizer, settings=settings)
-
-
-@pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize(
-    "options",
+    ("num_beams", "options"),
     [
-        {},
-        {"pre_norm": False, "activation": "silu", "positions": {"interleaved": False}},
-        {
-            "target_vocabulary_size": 410,
-            "tie_output": False,
-            "output_bias": True,
-            "activation": "gelu",
-        },
-        {"scale_embedding": False, "use_bias": False, "activation": gelu_tanh},
+        (1, {}),
+        (4, {}),
+        (4, {"pre_norm": False, "activation": "silu", "positions": {"interleaved": False}}),
+        (
+            4,
+            {
+                "target_vocabulary_size": 410,
+                "tie_output": False,
+                "output_bias": True,
+                "activation": "gelu",
+            },
+        ),
+        (4, {"scale_embedding": False, "use_bias": False, "activation": gelu_tanh}),
     ],
-    ids=["pre-norm", "as Marian", "two vocabularies", "without biases"],
+    ids=["greedy", "pre-norm", "as Marian", "two vocabularies", "without biases"],
 )
-def test_translations_are_ours(options, num_beams, tokenizer, tmp_path):
+def test_translations_are_ours(num_beams, options, tokenizer, tmp_path):
     pytest.importorskip("ctranslate2")
     ours = translator_of(tokenizer, num_beams, **options)
     path = convert.write(ours, "ctranslate2", tmp_path / "model")
@@ -160,14 +142,16 @@ def test_a_run_is_translated_and_measured_by_the_engine(tmp_path, capsys, monkey
     files = ["--source", str(tmp_path / "a.en"), "--target", str(tmp_path / "a.de")]
     run = ["--run", str(tmp_path / "run")]
     sizes = ["--size", "tiny", "--vocabulary-size", "330", "--steps", "4", "--warmup-steps", "2"]
-    sizes += ["--max-length", "24", "--tokens-per-batch", "512"]
+    sizes += ["--max-length", "24", "--tokens-per-batch", "512", "--num-layers=1"]
+    sizes += ["--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2"]
     translation([*files, *run, *sizes])
     capsys.readouterr()
     printed = []
     for engine in ("tensorflow", "ctranslate2", "ctranslate2-int8"):
-        translation(["evaluate", *files, *run, "--engine", engine, "--length-penalty", "0"])
+        translation(["evaluate", *files, *run, "--engine", engine, "--num-beams", "1"])
         printed.append(capsys.readouterr().out)
         assert printed[-1].startswith("BLEU: ")
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A dog runs.\n\n")))
-        translation(["translate", *run, "--engine", engine])
-        assert capsys.readouterr().out.count("\n") == 2
+    assert printed[0] == printed[1]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A dog runs.\n\n")))
+    translation(["translate", *run, "--engine", "ctranslate2", "--length-penalty", "0"])
+    assert capsys.readouterr().out.count("\n") == 2

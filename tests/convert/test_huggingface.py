@@ -9,7 +9,7 @@ from keras_transformer.convert import huggingface_translation as module
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.serving import Classifier, Generator, SamplingSettings
 from keras_transformer.tokenizers import WordPieceTokenizer
-from tests.convert.test_ctranslate2 import CORPUS, noisy, tokenizer, translator_of  # noqa: F401
+from tests.convert.drawn import CORPUS, noisy, translator_of
 from tests.reference import array
 from train.demo.corpus import demo_corpus
 
@@ -21,17 +21,16 @@ pytestmark = [
 TEXTS = [text[:9].strip() for text in demo_corpus(16, seed=3).sources]
 
 
-@pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize(
-    "options",
+    ("num_beams", "options"),
     [
-        {},
-        {"pre_norm": False, "activation": "silu", "output_bias": True},
-        {"pre_norm": False, "target_vocabulary_size": 400, "scale_embedding": False},
+        (4, {}),
+        (1, {"pre_norm": False, "activation": "silu", "output_bias": True}),
+        (4, {"pre_norm": False, "target_vocabulary_size": 400, "scale_embedding": False}),
     ],
     ids=["Pegasus", "Marian", "Marian of two vocabularies"],
 )
-def test_translations_and_ids_are_ours(options, num_beams, tokenizer, tmp_path):  # noqa: F811
+def test_translations_and_ids_are_ours(num_beams, options, tokenizer, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     ours = translator_of(tokenizer, num_beams, ids=400, **options)
     path = convert.write(ours, "huggingface", tmp_path / "model")
@@ -126,7 +125,7 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
         assert again.labels == ("bad", "fair", "good")
 
 
-def test_models_that_they_lack_are_refused_and_nothing_is_left(tokenizer, tmp_path, monkeypatch):  # noqa: F811
+def test_models_that_they_lack_are_refused_and_nothing_is_left(tokenizer, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     for options, message in (
         ({"target_vocabulary_size": 405}, r"A Pegasus \(pre-norm\) shares one vocabulary"),
