@@ -17,6 +17,7 @@ from keras_transformer.training.checkpoints import (
     average_checkpoints,
 )
 
+from . import interrupted
 from .conftest import (
     IDS,
     LABELS,
@@ -33,20 +34,15 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_to_bit_identical_weights(tmp_path):
+def test_a_killed_training_goes_on_to_bit_identical_weights(tmp_path, capsys):
     """Killed at step 9 of 15, in the middle of an epoch and after the checkpoint of step 8."""
-
-    def run(name, *die_at):
-        command = [sys.executable, "-m", "tests.training.interrupted", tmp_path / name]
-        command += [tmp_path / f"{name}.npz", *die_at]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-
-    whole = run("whole")
-    assert whole.returncode == 0, whole.stderr[-3000:]
-    assert run("killed", "9").returncode == -signal.SIGKILL, "it was killed"
-    again = run("killed")
-    assert again.returncode == 0, again.stderr[-3000:]
-    assert "restored step 8" in again.stdout, "from the last checkpoint, not from the start"
+    command = [sys.executable, "-m", "tests.training.interrupted"]
+    command += [tmp_path / "killed", tmp_path / "killed.npz", "9"]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    for name in ("whole", "killed"):
+        interrupted.main(tmp_path / name, tmp_path / f"{name}.npz")
+    assert "restored step 8" in capsys.readouterr().out, "from the last checkpoint, not the start"
     expected, values = np.load(tmp_path / "whole.npz"), np.load(tmp_path / "killed.npz")
     assert len(expected.files) == 3 + 7 + 3, "weights, Adam's state, moving averages"
     for name in expected.files:
