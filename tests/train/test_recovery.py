@@ -99,13 +99,13 @@ def test_a_broken_run_of_few_shapes_ends_with_the_weights_of_a_whole_one(tmp_pat
     assert_same_model(tmp_path / "broken", weights_of(tmp_path / "whole"), "bit for bit")
 
 
-@pytest.mark.parametrize("name", ["a[b]c", "* ?\\ \n'\"%{}[]"])
-def test_a_run_and_its_parents_may_have_any_name(expected, tmp_path, name):
-    run = tmp_path / name / name
+def test_a_run_and_its_parents_may_have_any_name(expected, tmp_path):
+    names = "a[b]c", "* ?\\ \n'\"%{}[]"
+    run = tmp_path.joinpath(*names, *names)
     with pytest.raises(KeyboardInterrupt):
         train_small(run, break_at=4)
     train_small(run)
-    assert_same_model(run, expected, name)
+    assert_same_model(run, expected, "bit for bit")
 
 
 FILES = {
