@@ -31,17 +31,23 @@ def served(tmp_path_factory):
     return of
 
 
+@pytest.fixture(scope="module")
+def generator(served):
+    """A process that answers from the generator."""
+    with Server(served("generator")[0]) as server:
+        yield server
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_requests_are_answered_or_refused_and_change_no_other_row(served, kind):
     counts, _ = attack(*served(kind), count=200, seed=7, most_rows=50)
     assert counts["answers"] > 150 and counts["errors"] > 5 and counts["rows asked alone"] > 80
 
 
-def test_a_line_that_is_not_a_request_does_not_stop_the_session(served):
-    with Server(served("generator")[0]) as server:
-        for line in NOT_REQUESTS:
-            assert server.ask(line)["error"], line
-        assert server.ask({"inputs": {"prompt": []}})["outputs"]["length"] == []
+def test_a_line_that_is_not_a_request_does_not_stop_the_session(generator):
+    for line in NOT_REQUESTS:
+        assert generator.ask(line)["error"], line
+    assert generator.ask({"inputs": {"prompt": []}})["outputs"]["length"] == []
 
 
 def generate(server, **inputs):
@@ -65,11 +71,10 @@ def generate(server, **inputs):
         ({"top_k": [1, 2]}, "same number of rows"),
     ],
 )
-def test_an_input_that_does_not_fit_is_named(served, inputs, message):
-    with Server(served("generator")[0]) as server:
-        error = generate(server, **inputs)["error"]
-        assert message in error and len(error) < 2000
-        assert "outputs" in generate(server)
+def test_an_input_that_does_not_fit_is_named(generator, inputs, message):
+    error = generate(generator, **inputs)["error"]
+    assert message in error and len(error) < 2000
+    assert "outputs" in generate(generator)
 
 
 def test_a_refused_request_leaves_nothing_in_memory(served):
@@ -86,12 +91,11 @@ def test_a_refused_request_leaves_nothing_in_memory(served):
     assert memory[-1] - memory[2] < 10, "MiB"
 
 
-def test_meaningless_temperatures_count_as_the_nearest_valid_one(served):
+def test_meaningless_temperatures_count_as_the_nearest_valid_one(generator):
     """Minus infinity over infinity is no number: a forbidden token could be drawn."""
-    with Server(served("generator")[0]) as server:
-        for odd, usual in ((np.nan, 1e-4), (-1.0, 1e-4), (-np.inf, 1e-4), (np.inf, 1e30)):
-            answers = [generate(server, temperature=[value]) for value in (odd, usual)]
-            assert answers[0] == answers[1], odd
+    for odd, usual in ((np.nan, 1e-4), (-1.0, 1e-4), (-np.inf, 1e-4), (np.inf, 1e30)):
+        answers = [generate(generator, temperature=[value]) for value in (odd, usual)]
+        assert answers[0] == answers[1], odd
 
 
 def test_a_changed_row_would_be_noticed():
