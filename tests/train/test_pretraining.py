@@ -97,7 +97,7 @@ def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, tmp_path, caps
     lines = [f"{text}\t{'short' if len(text.split('.')) < 6 else 'long'}" for text in texts]
     (tmp_path / "lengths.tsv").write_text("\n".join(lines) + "\n")
     flags = ["--pretrained", str(folder / "tuned"), "--tsv", str(tmp_path / "lengths.tsv"), *TUNING]
-    classification.main([*flags, "--run", str(tmp_path / "again")])
+    classification.main([*flags, "--steps=5", "--run", str(tmp_path / "again")])
     assert "of 20 texts" in capsys.readouterr().out
     tuned, again = (
         Run(path, ClassificationConfig).model().get_layer("token_embedding").get_weights()[0]
@@ -106,6 +106,7 @@ def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, tmp_path, caps
     assert 0 < np.abs(tuned - again).mean() < np.abs(tuned).mean(), "it went on from there"
     # A classifier that is no BERT is not taken for one.
     own = ["--tsv", str(tmp_path / "lengths.tsv"), "--steps=1", "--vocabulary-size=20"]
+    own += ["--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8", "--num-heads=2"]
     classification.main([*own, "--run", str(tmp_path / "plain")])
     flags = ["--pretrained", str(tmp_path / "plain"), "--tsv", str(tmp_path / "lengths.tsv")]
     with pytest.raises(SystemExit):
