@@ -136,10 +136,10 @@ def test_texts_have_their_labels_and_a_folder_is_fine_tuned(head, tmp_path, caps
     (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
     flags = ["--tsv", str(tmp_path / "train.tsv"), "--max-length", "32", "--steps", "4"]
     flags += ["--warmup-steps", "1", "--tokens-per-batch", "512", "--pooling", "first"]
-    for source, run in (("masked", "tuned"), ("run", "again")):
-        classification([*flags, "--pretrained", str(tmp_path / source),
-                        "--run", str(tmp_path / run)])  # fmt: skip
-        tuned = Classifier.load(tmp_path / run)
+    for source in ("masked", "run") if head == "DistilBert" else ("masked",):
+        run = tmp_path / f"tuned {source}"
+        classification([*flags, "--pretrained", str(tmp_path / source), "--run", str(run)])
+        tuned = Classifier.load(run)
         assert set(tuned(texts)) <= {"long", "short"}
         activation = tuned.model.get_layer("pooler").activation.__name__
         assert activation == ("relu" if head == "DistilBert" else "tanh")
