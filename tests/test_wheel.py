@@ -23,7 +23,7 @@ import keras_transformer as kt
 assert kt.__file__.startswith({place!r}), kt.__file__
 tokenizer = kt.tokenizers.train_sentencepiece(["a dog runs", "ein Hund läuft"], 280)
 ids = [kt.data.tokenize([text], tokenizer) for text in ("a dog runs", "ein Hund läuft")]
-model = kt.translation(tokenizer.vocabulary_size, size="tiny", num_layers=1)
+model = kt.translation(tokenizer.vocabulary_size, size="tiny", **{small!r})
 model.compile(kt.Adam(0.001), kt.TokenCrossentropy())
 model.fit(kt.data.TokenBatches(*ids).dataset(), steps_per_epoch=1, verbose=0)
 model.save("model.keras")
@@ -34,7 +34,6 @@ assert len(translator(["a dog runs"])) == len(translator.n_best(["a dog runs"]))
 assert translator.score(["a dog runs"], ["ein Hund läuft"]) < 0
 assert "a dog runs" in translator.attention("a dog runs").page()
 
-kt.serving.Translator.load("runs/mine").export("saved_models", "mine")
 for page, content in {blocks!r}:
     exec(compile(content, page, "exec"), globals())
 print("All of it ran.")
@@ -94,7 +93,7 @@ def test_the_library_works_from_its_wheel_alone(tmp_path):
     # No path of the repository: neither as the folder it runs in nor from an editable install.
     environment = {**os.environ, "PYTHONPATH": str(place), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", USE.format(place=str(place), blocks=blocks())],
+        [sys.executable, "-c", USE.format(place=str(place), blocks=blocks(), small=SMALL)],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -103,5 +102,5 @@ def test_the_library_works_from_its_wheel_alone(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "All of it ran."
     served = {path.parent.name for path in (tmp_path / "saved_models").glob("*/1")}
-    assert served == {"mine", "imdb", "shakespeare"}
+    assert served == {"imdb", "shakespeare"}
     assert (tmp_path / "attention.png").exists() and (tmp_path / "attention.html").exists()
