@@ -58,7 +58,7 @@ def documents():
 def classified():
     texts, labels = drawn(LENGTHS), np.eye(3)[RANDOM.integers(0, 3, 500)]
     batches = [
-        LabelledBatches(texts[:count], labels[:count], list("abc"), 700, shapes=3)
+        LabelledBatches(texts[:count], labels[:count], list("abc"), 700, shapes=2)
         for count in (500, 200)
     ]
     loss = keras.losses.CategoricalCrossentropy(True, reduction="mean_with_sample_weight")
@@ -80,7 +80,7 @@ def pretrained():
 
 
 KINDS = {
-    "translation": lambda: translated(shapes=3),
+    "translation": lambda: translated(shapes=2),
     "packed translation": lambda: translated(packed=True),
     "documents": documents,
     "classification": classified,
