@@ -204,6 +204,7 @@ def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
     assert len({row["parameters"] for row in engines}) == 1, "all train a model of one size"
     for row in engines:
         assert 3 < row["result"] < 6, f"the loss is near log(50): {row}"
+    assert training["engines"][0]["seconds"] and decoding["engines"][0]["seconds"], "of ours"
     for row in decoding["engines"]:
         if row["seconds"]:
             assert row["result"] == [50], "every engine decodes exactly 50 tokens"
@@ -243,7 +244,9 @@ def test_compiled_steps_learn_as_plain_ones_do():
     """What a GPU runs, on the CPU: XLA and, where PyTorch is installed, torch.compile."""
     candidates = benchmark.training_candidates(SIZES["toy"], "bfloat16", threads=1)[:3]
     fused = [c._replace(workload=c.workload._replace(compiled=True)) for c in candidates]
-    for row in measure(fused, repeats=1, steps=2):
+    rows = measure(fused, repeats=1, steps=2)
+    assert rows[0]["seconds"], "of ours"
+    for row in rows:
         assert not (row["unavailable"] or "").startswith("failed"), row
         if row["seconds"]:
             assert 3 < row["result"] < 6, f"the loss is near log(50): {row}"
