@@ -12,7 +12,10 @@ from train.demo.corpus import demo_corpus
 collect_ignore = ["convert/record_opennmt.py"]  # a script for an environment of its own
 
 # Files of minutes, begun first: two processes take one file after the other.
-LONG = ("layers/test_backends.py", "train/test_workers.py", "training/test_on_jax.py")
+LONG = (
+    "layers/test_backends.py", "train/test_on_jax.py", "train/test_workers.py",
+    "training/test_replicas.py", "training/test_on_jax.py",
+)  # fmt: skip
 
 # Marks of tests that run only when `-m` names the mark: they need other libraries, or very long.
 ASKED_FOR = ("oracle", "soak")
