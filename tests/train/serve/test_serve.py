@@ -5,10 +5,7 @@ import base64
 import concurrent.futures
 import contextlib
 import json
-import pathlib
 import shutil
-import subprocess
-import sys
 import threading
 import urllib.request
 
@@ -18,6 +15,7 @@ from keras_transformer.serving import Translator, export
 from tests.serving.conftest import SENTENCES
 from tests.serving.exporting import Echo
 from tests.serving.hostile import HostileRequests, is_equal, signatures_of
+from train.serve.__main__ import main
 
 from .browser import BROWSER, browser, until
 from .client import Client, ask_for_ever, serving, wait_for
@@ -324,19 +322,15 @@ def test_metrics_are_those_of_prometheus(server, client):
     assert 'model="tiny"' in found() and "ray_serve" in found()
 
 
-def test_a_folder_without_models_and_a_taken_port_are_refused(server, folder, tmp_path):
+def test_a_folder_without_models_and_a_taken_port_are_refused(server, folder, tmp_path, capsys):
     taken = str(server[0])
     for flags, message in [
         ([str(tmp_path)], "holds no model"),
         ([str(folder), "--port", taken], "Address already in use"),
         ([str(folder), "--metrics-port", taken], "Address already in use"),
     ]:
-        done = subprocess.run(
-            [sys.executable, "-m", "train.serve", *flags],
-            capture_output=True,
-            text=True,
-            cwd=pathlib.Path(__file__).parents[3],
-        )
-        assert done.returncode == 2
-        assert done.stderr.startswith("error: ") and message in done.stderr
-        assert done.stderr.count("\n") == 1
+        with pytest.raises(SystemExit) as caught:
+            main(flags)
+        said = capsys.readouterr().err
+        assert caught.value.code == 2
+        assert said.startswith("error: ") and message in said and said.count("\n") == 1
