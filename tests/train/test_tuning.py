@@ -11,7 +11,7 @@ import pytest
 
 from keras_transformer import convert
 from keras_transformer.convert import Converted
-from keras_transformer.serving import Generator, RunFolder, Translator
+from keras_transformer.serving import RunFolder, Translator
 from tests.convert.folders import FAMILIES
 from tests.reference import array
 from train import convert as command
@@ -109,10 +109,10 @@ def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files
     few = ["--source", str(files / "few_a"), "--target", str(files / "few_b")]
     translation.main(["evaluate", "--run", str(run), *few])
     assert "BLEU: " in capsys.readouterr().out
-    export = ["export", "--run", str(run), "--name", "tuned", "--directory", str(tmp_path / "out")]
-    translation.main(export)
-    assert "Published" in capsys.readouterr().out
     if name == "m2m100":
+        out = ["--name", "tuned", "--directory", str(tmp_path / "out")]
+        translation.main(["export", "--run", str(run), *out])
+        assert "Published" in capsys.readouterr().out
         assert (settings["source_language"], settings["target_language"]) == ("en", "de")
         assert not tuned.model.get_layer("output_bias").trainable
 
@@ -144,13 +144,14 @@ def test_a_gpt2_is_tuned_from_a_folder_or_a_run(name, is_run, files, tmp_path, c
     flags = ["--text", str(files / "a"), "--hold-out=0.2", *SHORT, "--batch-size=4"]
     flags += ["--pretrained", str(pretrained), "--run", str(run), "--evaluate-every=4"]
     language_model.main([*flags, "--steps=8"])
-    weights = RunFolder(run).model().get_weights()
     said = capsys.readouterr().out
-    stopped_at(run, 4)
-    language_model.main([*flags, "--steps=8"])
-    assert "Resuming from step 4 of 8." in capsys.readouterr().out
-    for one, other in zip(weights, RunFolder(run).model().get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    if is_run:
+        weights = RunFolder(run).model().get_weights()
+        stopped_at(run, 4)
+        language_model.main([*flags, "--steps=8"])
+        assert "Resuming from step 4 of 8." in capsys.readouterr().out
+        for one, other in zip(weights, RunFolder(run).model().get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
     settings = json.loads((run / "config.json").read_text())
     assert (settings["model"], settings["tokens"], settings["context"]) == ("gpt2", "pieces", 32)
     found = losses(run)
@@ -158,11 +159,12 @@ def test_a_gpt2_is_tuned_from_a_folder_or_a_run(name, is_run, files, tmp_path, c
     assert "nats a token" in said
     language_model.main(["evaluate", "--run", str(run), "--text", str(files / "a")])
     language_model.main(["sample", "--run", str(run), "--prompt", "The", "--length=5"])
-    export = ["export", "--run", str(run), "--name", "tuned", "--directory", str(tmp_path / "out")]
-    language_model.main(export)
     said = capsys.readouterr().out
-    assert "nats a token" in said and "The" in said and "Published" in said
-    assert len(Generator.load(run)(["The", "It is"], max_tokens=4)) == 2
+    assert "nats a token" in said and "The" in said
+    if not is_run:
+        out = ["--name", "tuned", "--directory", str(tmp_path / "out")]
+        language_model.main(["export", "--run", str(run), *out])
+        assert "Published" in capsys.readouterr().out
 
 
 def test_the_nats_of_a_converted_gpt2_are_those_of_its_logits(files, tmp_path, capsys):
@@ -206,6 +208,7 @@ def test_a_run_of_our_own_is_tuned(model, files, tmp_path, capsys):
 
 def test_a_run_of_our_own_translation_is_tuned(files, tmp_path, monkeypatch, capsys):
     first = [*pair_flags(files), *TUNING, "--vocabulary-size=400", "--size=tiny", "--num-layers=1"]
+    first += ["--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2"]
     translation.main([*first, "--steps=4", "--num-beams=2", "--run", str(tmp_path / "first")])
     flags = [*pair_flags(files), *TUNING, "--pretrained", str(tmp_path / "first"), "--steps=2"]
     translation.main([*flags, "--run", str(tmp_path / "run")])
