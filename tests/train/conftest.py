@@ -14,6 +14,14 @@ SETTINGS = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="session", autouse=True)
+def small_pictures():
+    """Most of the time of drawing a run's attention is that of its tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.pictures.LONGEST", 5)
+        yield
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """Flags for a training and a validation text, letters spelled backwards, one file packed."""
