@@ -15,44 +15,21 @@ from keras_transformer.models.functions import layer_names
 
 def translation_folder(text_model, draft):
     """Writes the tokenizers, and returns the config and the arrays of a translation model."""
-    model, module = text_model.model, text_model.module
-    encoder, names = model.get_layer("encoder"), layer_names(model)
-    shared, dim = "source_embedding" not in names, model.get_layer("target_embedding").hidden_dim
-    positions = model.get_layer("positions")
-    paper = (positions.max_wavelength, positions.first_position) == (10000, 0)
-    if not paper or "source_without_end" in names:
-        raise ConversionError(
-            "Hugging Face's Marian and Pegasus have the paper's positions and see the end token."
-        )
-    if "output_projection" in names or (encoder.pre_norm and not shared):
-        raise ConversionError(
-            "A Pegasus (pre-norm) shares one vocabulary, and Marian and Pegasus tie the output "
-            "projection to it. Received: a model that does not."
-        )
-    check_blocks(encoder, 1e-5)
-    arrays = arrays_of(_translation_rows(model, positions.interleaved))
-    sizes = [module.source_tokenizer, module.target_tokenizer]
-    tables = [first_table(model), model.get_layer("target_embedding")]
-    vocabularies = [_vocabulary(*pair) for pair in zip(sizes, tables, strict=True)]
-    if "final_logits_bias" not in arrays:
-        arrays["final_logits_bias"] = np.zeros((1, tables[1].vocabulary_size), "float32")
-    module.source_tokenizer.save(draft / "source.spm")
-    module.target_tokenizer.save(draft / "target.spm")
-    for name, vocabulary in zip(
-        ("vocab.json", "target_vocab.json")[: 2 - shared], vocabularies, strict=False
-    ):
-        write_json(draft / name, vocabulary)
-    longest = max(module.settings.max_source_length, module.settings.max_target_length) + 1
-    write_json(draft / "tokenizer_config.json", {
-        "tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared,
-        "source_lang": "", "target_lang": "", "model_max_length": longest,
-        "pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>",
-    })  # fmt: skip
+    model, settings = text_model.model, text_model.module.settings
+    shared = "source_embedding" not in layer_names(model)
+    _check(model, shared)
+    encoder, tables = model.get_layer("encoder"), [first_table(model)]
+    tables.append(model.get_layer("target_embedding"))
+    longest = max(settings.max_source_length, settings.max_target_length) + 1
+    _save_tokenizers(text_model.module, tables, shared, longest, draft)
     ids = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2, "bos_token_id": 2}
     write_json(draft / "generation_config.json", ids | {
         "forced_eos_token_id": 3, "bad_words_ids": [[0], [2]], "max_length": longest,
-        "num_beams": module.settings.num_beams, "length_penalty": module.settings.length_penalty,
+        "num_beams": settings.num_beams, "length_penalty": settings.length_penalty,
     })  # fmt: skip
+    arrays = arrays_of(_translation_rows(model, model.get_layer("positions").interleaved))
+    if "final_logits_bias" not in arrays:
+        arrays["final_logits_bias"] = np.zeros((1, tables[1].vocabulary_size), "float32")
     kind, name = "marian", "MarianMTModel"
     if encoder.pre_norm:
         kind, name = "pegasus", "PegasusForConditionalGeneration"
@@ -68,7 +45,7 @@ def translation_folder(text_model, draft):
         "decoder_vocab_size": tables[1].vocabulary_size,
         "share_encoder_decoder_embeddings": shared,
         "tie_word_embeddings": True,
-        "d_model": dim,
+        "d_model": tables[1].hidden_dim,
         **{f"{s}_{name}": size for s in ("encoder", "decoder") for name, size in of_sides.items()},
         "dropout": encoder.dropout,
         "activation_function": activation_name(encoder),
@@ -77,6 +54,46 @@ def translation_folder(text_model, draft):
         "is_encoder_decoder": True,
         **ids,
     }, arrays  # fmt: skip
+
+
+def _check(model, shared):
+    """Raises ConversionError if neither Marian nor Pegasus is such a model."""
+    encoder, positions, names = (
+        model.get_layer("encoder"), model.get_layer("positions"), layer_names(model)
+    )  # fmt: skip
+    sees_end = "source_without_end" not in names
+    given = positions.max_wavelength, positions.first_position
+    if given != (10000, 0) or not sees_end:
+        raise ConversionError(
+            "Hugging Face's Marian and Pegasus have the paper's positions and see the end token. "
+            f"Received: max_wavelength={given[0]}, first_position={given[1]}, and an encoder that "
+            f"{'sees' if sees_end else 'does not see'} it."
+        )
+    has_projection = "output_projection" in names
+    if has_projection or (encoder.pre_norm and not shared):
+        raise ConversionError(
+            "A Pegasus (pre-norm) shares one vocabulary, and Marian and Pegasus tie the output "
+            f"projection to it. Received: pre_norm={encoder.pre_norm}, "
+            f"{'one vocabulary' if shared else 'two vocabularies'}, "
+            f"tie_output={not has_projection}."
+        )
+    check_blocks(encoder, 1e-5)
+
+
+def _save_tokenizers(module, tables, shared, longest, draft):
+    """Writes both tokenizers and the pieces of the tables as Marian's tokenizer reads them."""
+    tokenizers = [module.source_tokenizer, module.target_tokenizer]
+    vocabularies = [_vocabulary(*pair) for pair in zip(tokenizers, tables, strict=True)]
+    for name, tokenizer in zip(("source.spm", "target.spm"), tokenizers, strict=True):
+        tokenizer.save(draft / name)
+    write_json(draft / "vocab.json", vocabularies[0])
+    if not shared:
+        write_json(draft / "target_vocab.json", vocabularies[1])
+    write_json(draft / "tokenizer_config.json", {
+        "tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared,
+        "source_lang": "", "target_lang": "", "model_max_length": longest,
+        "pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>",
+    })  # fmt: skip
 
 
 def _translation_rows(model, interleaved):
