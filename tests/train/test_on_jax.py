@@ -1,6 +1,7 @@
 """Runs that are trained on JAX: stopped and gone on with, then used under TensorFlow."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import shutil
@@ -32,8 +33,10 @@ XL = ["--context=16", "--model=transformer_xl", "--batch-size=6"]
 
 
 def on_jax(module, *arguments, **environment):
+    """Runs a module, or "-c" and code, with its arguments."""
+    of_python = [module] if module == "-c" else ["-m", module]
     return subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)],
+        [sys.executable, *of_python, *map(str, arguments)],
         cwd=ROOT,
         env={
             **os.environ,
@@ -155,25 +158,35 @@ def test_every_command_gives_the_numbers_of_tensorflow(trainer, flags, devices, 
     assert one[-1] == pytest.approx(two[-1], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["evaluate", "--run=none", "--source=none", "--target=none"],
-            "`evaluate` needs TensorFlow, even for a run trained on JAX: set "
-            "KERAS_BACKEND=tensorflow. Received: jax.",
-        ),
-        (["--run=none", "--bleu-every=1"], "--bleu-every needs TensorFlow, because it decodes."),
-        (["--run=none", "--dtype=mixed_float16"], "--dtype must be float32 or mixed_bfloat16."),
-        (["--run=none", "--strategy=multiworker"], "--strategy multiworker needs TensorFlow."),
-        (["--run=none", *TWO, "--model-parallel=3"], "--model-parallel 3, 2 devices."),
-    ],
-)
-def test_what_jax_cannot_do_is_said_in_one_line(arguments, message):
-    done = on_jax("train.translation", *arguments)
-    assert done.returncode == 2
-    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert message in error
+REFUSED = [
+    (
+        ["evaluate", "--run=none", "--source=none", "--target=none"],
+        "`evaluate` needs TensorFlow, even for a run trained on JAX: set "
+        "KERAS_BACKEND=tensorflow. Received: jax.",
+    ),
+    (["--run=none", "--bleu-every=1"], "--bleu-every needs TensorFlow, because it decodes."),
+    (["--run=none", "--dtype=mixed_float16"], "--dtype must be float32 or mixed_bfloat16."),
+    (["--run=none", "--strategy=multiworker"], "--strategy multiworker needs TensorFlow."),
+    (["--run=none", *TWO, "--model-parallel=3"], "--model-parallel 3, 2 devices."),
+]
+CALL_EACH = """
+import json, sys
+from train import translation
+
+for arguments in json.loads(sys.argv[1]):
+    try:
+        translation.main(arguments)
+    except SystemExit as stopped:
+        print(f"code {stopped.code}", file=sys.stderr)
+"""
+
+
+def test_what_jax_cannot_do_is_said_in_one_line():
+    done = on_jax("-c", CALL_EACH, json.dumps([arguments for arguments, _ in REFUSED]))
+    lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "code "))]
+    assert len(lines) == 2 * len(REFUSED)
+    for (_, message), error, code in zip(REFUSED, lines[::2], lines[1::2], strict=True):
+        assert message in error and code == "code 2"
 
 
 def test_layouts_are_refused_on_tensorflow(capsys):
