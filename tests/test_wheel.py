@@ -34,6 +34,7 @@ assert len(translator(["a dog runs"])) == len(translator.n_best(["a dog runs"]))
 assert translator.score(["a dog runs"], ["ein Hund läuft"]) < 0
 assert "a dog runs" in translator.attention("a dog runs").page()
 
+kt.serving.Translator.load("runs/mine").export("saved_models", "mine")
 for page, content in {blocks!r}:
     exec(compile(content, page, "exec"), globals())
 print("All of it ran.")
@@ -102,5 +103,5 @@ def test_the_library_works_from_its_wheel_alone(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "All of it ran."
     served = {path.parent.name for path in (tmp_path / "saved_models").glob("*/1")}
-    assert served == {"imdb", "shakespeare"}
+    assert served == {"mine", "imdb", "shakespeare"}
     assert (tmp_path / "attention.png").exists() and (tmp_path / "attention.html").exists()
