@@ -160,6 +160,7 @@ def gradient_reaches_all(model, inputs, labels, loss):
 
 
 @needs_tensorflow
+@pytest.mark.slow
 def test_one_fit_step_reaches_every_weight():
     labels = np.where(REAL, TOKENS % 4 + 1, 0)
     gradient_reaches_all(bert_pretraining(backbone_of()), ALL_INPUTS, LABELS, PretrainingLoss())

@@ -186,6 +186,7 @@ def test_a_memory_is_projected_by_the_tuned_kernel_too():
     np.testing.assert_allclose(array(found), array(expected), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("remat", "jit_compile"), [(True, False), (False, True)])
 def test_recomputed_and_compiled_steps_train_lora_to_the_same_numbers(remat, jit_compile):
     trained = []

@@ -10,6 +10,7 @@ import pytest
 import keras_transformer as kt
 from train import classification, language_model, translation
 
+pytestmark = pytest.mark.slow
 SMALL = [
     "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2",
     "--warmup-steps=5", "--average=1",

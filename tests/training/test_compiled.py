@@ -15,7 +15,7 @@ from keras_transformer.training import PretrainingLoss, TokenAccuracy, TokenCros
 from . import memories
 from .conftest import IDS, LABELS, compiled, needs_tensorflow, pair_of_models, rows
 
-pytestmark = needs_tensorflow
+pytestmark = [needs_tensorflow, pytest.mark.slow]
 INPUTS = {"source_ids": IDS[:, ::-1], "target_ids": IDS}
 
 
