@@ -158,9 +158,17 @@ def epochs_from(start_step, steps_per_epoch, plan_of, batch_of) -> tf.data.Datas
 
 def batched(rows: tf.data.Dataset, batch) -> tf.data.Dataset:
     """Maps the rows of batches to the batches, prefetched, and divided among replicas."""
+    batches = rows.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return ahead(batches)
+
+
+def ahead(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Batches that are prefetched and divided among replicas."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    batches = rows.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    # An endless iterator that is dropped waits for the thread that tunes it, which sleeps twice as
+    # long each time: the end of `fit` took up to as long as all its steps.
+    options.autotune.enabled = False
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 

@@ -5,6 +5,7 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.data.length_plan import ahead
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import PAD_ID
 
@@ -86,7 +87,7 @@ class TextWindows(_LongText):
             rows = tf.gather(ids, starts[:, None] + tf.range(self._length + 1))
             return rows[:, :-1], rows[:, 1:]
 
-        return _ahead(tf.data.Dataset.counter(start_step).map(batch))
+        return ahead(tf.data.Dataset.counter(start_step).map(batch))
 
 
 class TextSegments(_LongText):
@@ -144,7 +145,7 @@ class TextSegments(_LongText):
             rows = tf.gather(ids, starts[:, None] + tf.range(self._length + 1, dtype=tf.int64))
             return rows[:, :-1], rows[:, 1:]
 
-        return _ahead(tf.data.Dataset.counter(start_step).map(batch))
+        return ahead(tf.data.Dataset.counter(start_step).map(batch))
 
 
 def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.Dataset:
@@ -190,10 +191,4 @@ def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.D
         empty = np.full((missing, length), pad_id, np.int32)
         inputs = np.concatenate([inputs, np.maximum(empty, 0)])
         labels = np.concatenate([labels, empty])
-    return _ahead(tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(batch_size))
-
-
-def _ahead(batches):
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
+    return ahead(tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(batch_size))

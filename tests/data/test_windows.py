@@ -3,7 +3,13 @@ import itertools
 import numpy as np
 import pytest
 
-from keras_transformer.data import TextSegments, TextWindows, sliding_windows
+from keras_transformer.data import (
+    LabelledBatches,
+    TextSegments,
+    TextWindows,
+    TokenBatches,
+    sliding_windows,
+)
 
 TEXT = np.arange(100, 141)  # 41 tokens, each of them once
 
@@ -33,6 +39,13 @@ def test_data_are_a_pure_function_of_seed_and_step():
     np.testing.assert_array_equal(first[2:], later)
     assert not np.array_equal(first[0], first[1])
     assert not np.array_equal(first[0], next(iter(windows(4, 0)))[0])
+
+
+def test_no_thread_tunes_endless_data_for_whose_end_fit_would_wait():
+    pairs = TokenBatches([[5, 6]] * 9, [[7]] * 9, 64, 8)
+    labelled = LabelledBatches([[5, 6]] * 9, [0, 1, 0] * 3, ["a", "b"], 64)
+    for batches in (pairs, labelled, TextWindows(TEXT, 7, 5), TextSegments(TEXT, 7, 2)):
+        assert batches.dataset().options().autotune.enabled is False
 
 
 def test_saved_windows_are_the_same(tmp_path):
