@@ -43,7 +43,7 @@ def test_data_are_a_pure_function_of_seed_and_step():
 
 def test_no_thread_tunes_endless_data_for_whose_end_fit_would_wait():
     pairs = TokenBatches([[5, 6]] * 9, [[7]] * 9, 64, 8)
-    labelled = LabelledBatches([[5, 6]] * 9, [0, 1, 0] * 3, ["a", "b"], 64)
+    labelled = LabelledBatches([[5, 6]] * 9, np.eye(2)[[0, 1, 0] * 3], ["a", "b"], 64)
     for batches in (pairs, labelled, TextWindows(TEXT, 7, 5), TextSegments(TEXT, 7, 2)):
         assert batches.dataset().options().autotune.enabled is False
 
