@@ -8,7 +8,7 @@ import json
 import keras
 import numpy as np
 
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tables import ConversionError, require
 from keras_transformer.layers.embedding import SinusoidalEncoding
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models.functions import layer_names
@@ -39,10 +39,9 @@ def write(text_model, draft, dtype="float32"):
     """
     if dtype not in DTYPES:
         raise ConversionError(f"dtype must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
-    try:
-        from ctranslate2 import specs
-    except ImportError:
-        raise ConversionError("This format needs ctranslate2. Install it.") from None
+    require("ctranslate2")
+    from ctranslate2 import specs
+
     model = text_model.model
     names = set(layer_names(model))
     if {"target_embedding", "encoder", "decoder"} <= names:

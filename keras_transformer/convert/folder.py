@@ -115,5 +115,4 @@ def _torch_arrays(file):
         tensors = torch.load(file, map_location="cpu", weights_only=True)
         return {name: tensor.float().numpy() for name, tensor in tensors.items()}
     except Exception as error:  # of a damaged file it raises many kinds
-        line = lines_of(error)[0]
-        raise ConversionError(f"{file} is damaged or missing: {line}") from None
+        raise ConversionError(f"{file} is damaged or missing: {lines_of(error)[0]}") from None

@@ -58,9 +58,8 @@ def translation_folder(text_model, draft):
 
 def _check(model, shared):
     """Raises ConversionError if neither Marian nor Pegasus is such a model."""
-    encoder, positions, names = (
-        model.get_layer("encoder"), model.get_layer("positions"), layer_names(model)
-    )  # fmt: skip
+    encoder, positions = model.get_layer("encoder"), model.get_layer("positions")
+    names = layer_names(model)
     sees_end = "source_without_end" not in names
     given = positions.max_wavelength, positions.first_position
     if given != (10000, 0) or not sees_end:

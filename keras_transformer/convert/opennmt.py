@@ -7,7 +7,7 @@ from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.marian import Ids, run_settings
 from keras_transformer.convert.opennmt_settings import OpenNMTSettings
 from keras_transformer.convert.sentencepiece import our_order
-from keras_transformer.convert.tables import ConversionError, Row, assign
+from keras_transformer.convert.tables import ConversionError, Row, assign, lines_of
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.models.functions import layer_names
 
@@ -192,8 +192,7 @@ def _arrays(path):
             if name.endswith(_VALUE)
         }
     except Exception as error:  # TensorFlow raises many kinds for a damaged file
-        line = str(error).split("\n")[0]
-        raise ConversionError(f"{file} cannot be read: {line}") from None
+        raise ConversionError(f"{file} cannot be read: {lines_of(error)[0]}") from None
     if _SOURCE not in arrays or "encoder/layers/0/ffn/layer/inner/bias" not in arrays:
         raise ConversionError(
             f"{file} must hold a Transformer of OpenNMT-tf 2 with one source. "

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.compiled import compiled_attention_weights, unseen_zero
+from keras_transformer.layers.dropout import dropped
 from keras_transformer.layers.internals import draw_seed, is_compiled, keep_mask_of
 from keras_transformer.ops.attention import attention_weights
 
@@ -40,8 +41,7 @@ def attention_by_length(queries, keys, values, mask=None, rate=0.0, seed_generat
     def whole():
         weights = compiled_attention_weights(queries, keys, mask)
         if rate:
-            kept = keep_mask_of(seed, ops.shape(weights), rate)
-            weights = ops.where(kept, weights * (1 / (1 - rate)), 0)
+            weights = dropped(weights, keep_mask_of(seed, ops.shape(weights), rate), rate)
         return ops.matmul(weights, values)
 
     def in_chunks():
@@ -134,9 +134,8 @@ def _contexts(weights_of, queries, keys, values):
     """The contexts of all chunks of queries, (chunks, batch, heads, rows, dim)."""
 
     def body(chunk, contexts):
-        weights, factors = weights_of(chunk, queries[chunk], keys)
-        dropped = weights if factors is None else weights * factors
-        return chunk + 1, contexts.write(chunk, tf.matmul(dropped, values))
+        weights = _scaled(*weights_of(chunk, queries[chunk], keys))
+        return chunk + 1, contexts.write(chunk, tf.matmul(weights, values))
 
     contexts = tf.TensorArray(values.dtype, ops.shape(queries)[0], element_shape=queries.shape[1:])
     return _over_chunks(body, queries, contexts)[0].stack()
@@ -148,11 +147,9 @@ def _gradients(weights_of, queries, keys, values, upstream, means):
     def body(chunk, of_queries, of_keys, of_values):
         some, up = queries[chunk], upstream[chunk]
         weights, factors = weights_of(chunk, some, keys)
-        dropped = weights if factors is None else weights * factors
-        of_values += tf.cast(tf.matmul(dropped, up, transpose_a=True), tf.float32)
-        of_weights = tf.matmul(up, values, transpose_b=True)
-        if factors is not None:
-            of_weights *= factors
+        of_chunk = tf.matmul(_scaled(weights, factors), up, transpose_a=True)
+        of_values += tf.cast(of_chunk, tf.float32)
+        of_weights = _scaled(tf.matmul(up, values, transpose_b=True), factors)
         of_weights, weights = (tf.cast(t, tf.float32) for t in (of_weights, weights))
         of_scores = weights * (of_weights - means[chunk]) * some.shape[-1] ** -0.5
         of_scores = tf.cast(of_scores, some.dtype)
@@ -168,6 +165,11 @@ def _gradients(weights_of, queries, keys, values, upstream, means):
     zeros = [tf.ensure_shape(each, keys.shape) for each in zeros]
     of_queries, of_keys, of_values = _over_chunks(body, upstream, of_queries, *zeros)
     return of_queries.stack(), of_keys, of_values
+
+
+def _scaled(weights, factors):
+    """Weights times the factors of dropout, if there is any."""
+    return weights if factors is None else weights * factors
 
 
 def _over_chunks(body, of_chunks, *start):

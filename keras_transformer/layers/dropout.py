@@ -6,6 +6,11 @@ from keras import ops
 from keras_transformer.layers.internals import keep_mask
 
 
+def dropped(inputs, kept, rate):
+    """Inputs of which some are 0, and those that are kept scaled by 1 / (1 - rate)."""
+    return ops.where(kept, inputs * (1 / (1 - rate)), 0)
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class ReproducibleDropout(keras.layers.Dropout):
     """Keras's dropout with a fixed generator: a seed drops the same units everywhere.
@@ -44,4 +49,4 @@ class ReproducibleDropout(keras.layers.Dropout):
         given = self.noise_shape or sizes
         shape = tuple(b if a is None else a for a, b in zip(given, sizes, strict=True))
         kept = keep_mask(shape, self.rate, self.seed_generator)
-        return ops.where(kept, inputs * (1 / (1 - self.rate)), 0)
+        return dropped(inputs, kept, self.rate)

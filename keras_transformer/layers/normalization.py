@@ -30,8 +30,9 @@ class LayerNormalization(keras.layers.LayerNormalization):
     """
 
     def call(self, inputs):
-        is_plain = self.scale and self.center and not getattr(self, "rms_scaling", False)
-        is_plain = is_plain and self.axis in ([-1], [len(inputs.shape) - 1])
+        is_last_axis = self.axis in ([-1], [len(inputs.shape) - 1])
+        keeps_mean = getattr(self, "rms_scaling", False)
+        is_plain = self.scale and self.center and is_last_axis and not keeps_mean
         if not (is_plain and has_own_gradients(inputs, self.gamma)):
             return super().call(inputs)
         gamma, beta = (ops.cast(each, "float32") for each in (self.gamma, self.beta))

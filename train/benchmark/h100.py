@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 
+from train.benchmark import training
 from train.benchmark.engines import SIZES, Workload, size_on
 from train.command import Parser, one_line_errors
 
@@ -30,35 +31,12 @@ COLUMNS = (
 )
 
 
-def ours(workload):
-    from train.benchmark import training
-
-    return training.ours(workload, attention_dropout=0.0)
-
-
-def ours_with_attention_dropout(workload):
-    from train.benchmark import training
-
-    return training.ours(workload)
-
-
-def ours_with_remat(workload):
-    from train.benchmark import training
-
-    return training.ours(workload, attention_dropout=0.0, remat=True)
-
-
-def kerashub(workload):
-    from train.benchmark import training
-
-    return training.kerashub(workload)
-
-
+# For each step, the function of `training` that makes its model, and its settings.
 STEPS = {
-    "ours": ours,
-    "ours, with dropout of attention weights": ours_with_attention_dropout,
-    "ours, with --remat": ours_with_remat,
-    "KerasHub's layers, with dropout of attention weights": kerashub,
+    "ours": ("ours", {"attention_dropout": 0.0}),
+    "ours, with dropout of attention weights": ("ours", {}),
+    "ours, with --remat": ("ours", {"attention_dropout": 0.0, "remat": True}),
+    "KerasHub's layers, with dropout of attention weights": ("kerashub", {}),
 }
 
 
@@ -135,7 +113,9 @@ def main(arguments=None):
             name, size, path = options.program
             size = size_on("gpu", size)
             workload = Workload(size, "bfloat16", size.batch_size, 1, compiled=True)
-            program = step_program(STEPS[name](workload)[1], size.batch_size, size.length)
+            function, settings = STEPS[name]
+            _, model = getattr(training, function)(workload, **settings)
+            program = step_program(model, size.batch_size, size.length)
             pathlib.Path(path).write_bytes(program)
         elif options.compiler is None:
             parser.error("--compiler is required: the Python of an environment with jax[cuda12]")

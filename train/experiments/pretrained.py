@@ -13,6 +13,7 @@ from train.training_config import DROPOUTS
 
 # What has a "dtype" without being a layer of a model.
 _NO_LAYERS = ("InputLayer", "__keras_tensor__")
+_MISSING = (None, "")  # settings that are not given; 0 is given
 
 
 def read_pretrained(path):
@@ -78,7 +79,7 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
     if not config.pretrained:
         return config
     given = {name: getattr(config, name) for name in names}
-    missing = [name for name, value in given.items() if value in (None, "")]
+    missing = [name for name, value in given.items() if value in _MISSING]
     if before is not None:
         theirs = dataclasses.asdict(before)
     elif pretrained is not None:
@@ -91,9 +92,8 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
                 f"{flag_of(name)} must be {theirs[name]}, as of --pretrained. "
                 f"Received: {given[name]}."
             )
-    known = {name: theirs.get(name) for name in missing}
-    known = {name: value for name, value in known.items() if value not in (None, "")}
-    return dataclasses.replace(config, **known)
+    known = {name for name in missing if theirs.get(name) not in _MISSING}
+    return dataclasses.replace(config, **{name: theirs[name] for name in known})
 
 
 def for_training(model, config, **changes):
