@@ -3,7 +3,6 @@
 import ast
 import pathlib
 import re
-import statistics
 import sys
 import types
 
@@ -108,17 +107,6 @@ def test_no_two_classes_of_the_library_have_one_name():
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert not {name: paths for name, paths in found.items() if len(paths) > 1}
-
-
-def test_files_are_short():
-    """At most 350 lines, in the median of the library and its commands at most 130."""
-    tracked = [*files("keras_transformer", "train", "tests"), *(ROOT / "docs").rglob("*.md")]
-    tracked += [*ROOT.glob("*.*"), *PACKAGE.rglob("*.html"), *PACKAGE.rglob("*.md")]
-    tracked = [path for path in tracked if path.is_file() and path.suffix != ".lock"]
-    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in tracked}
-    assert not {str(path): length for path, length in lengths.items() if length > 350}
-    own = files("keras_transformer", "train")
-    assert statistics.median(lengths[path] for path in own) <= 130
 
 
 def test_the_library_inspects_no_signatures():
