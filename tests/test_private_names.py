@@ -92,7 +92,7 @@ def test_no_other_file_uses_a_private_name_of_keras_or_tensorflow(folder):
     found = sorted(offences(sources, COMMON[folder]))
     assert not found, (
         "Move these behind a function of the room's internals.py, with a docstring that says what "
-        "it relies on, and add a canary to tests/training/test_canaries.py:\n" + "\n".join(found)
+        "it relies on, and add a canary to tests/test_internals.py:\n" + "\n".join(found)
     )
 
 
