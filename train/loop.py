@@ -22,7 +22,7 @@ from keras_transformer.training.distribution import (
 )
 from train.devices import exit_when_a_worker_is_lost, make_deterministic
 from train.gpus import warn_of_idle_gpus
-from train.progress import EpochLog, StopWithoutProgress
+from train.progress import EpochLog, StopWithoutProgress, opened_log, progress
 from train.recovery import data_of, finished_model, locked
 from train.run import Run
 from train.training_config import CHOSEN_AT_START
@@ -40,9 +40,9 @@ def train_on_devices(experiment_class, config, options):
     before = run.config() if run.config_file.exists() else None
     config = with_plan(experiment_class.completed(config, before), run, strategy)
     run.holds(config)  # checked before a long text is read
-    experiment = experiment_class(config)
-    with exit_when_a_worker_is_lost(strategy):
-        train_run(run, experiment, strategy)
+    with exit_when_a_worker_is_lost(strategy), opened_log(options.log_file) as log:
+        experiment = experiment_class(config)
+        train_run(run, experiment, strategy, log)
         if on_jax:
             print("To evaluate and use the run, repeat the command with KERAS_BACKEND=tensorflow.")
         elif this_worker(strategy).index == 0:
@@ -128,7 +128,7 @@ def warn_of_padding(config, batches):
         )  # fmt: skip
 
 
-def train_run(run, experiment, strategy=None):
+def train_run(run, experiment, strategy=None, log=None):
     """Trains a run to its end, from its last checkpoint if it has one.
 
     With several workers, all read the text and the run's folder, and only the chief writes.
@@ -137,6 +137,7 @@ def train_run(run, experiment, strategy=None):
         run: a `Run`; its folder is created after everything it needs has been checked.
         experiment: an `Experiment`.
         strategy: from `keras_transformer.training.choose_strategy`; None for one device.
+        log: a text file that gets the progress, too, in plain lines; None for none.
 
     Returns:
         The model, with the mean of the weights in its newest checkpoints.
@@ -156,13 +157,13 @@ def train_run(run, experiment, strategy=None):
             model = finished_model(run, experiment, is_chief)
             check_workers_agree(strategy, int(model is not None), f"what {run.path} holds")
         if model is None:
-            model = _train(run, experiment, strategy, exists, lock)
+            model = _train(run, experiment, strategy, exists, lock, log)
         if is_chief:
             experiment.finish(run)
     return model
 
 
-def _train(run, experiment, strategy, exists, lock):
+def _train(run, experiment, strategy, exists, lock, log):
     """Begins a run or resumes it; returns the model once it is saved."""
     config, is_chief = experiment.config, this_worker(strategy).index == 0
     keras.utils.set_random_seed(config.seed)
@@ -191,6 +192,7 @@ def _train(run, experiment, strategy, exists, lock):
         callbacks += [*experiment.callbacks(run, tokenizer), EpochLog(run.history_file)]
         if config.tensorboard:
             callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
+        callbacks += progress(config.steps, batches.steps_per_epoch, log)
     _fit(model, config, batches, validation, [*callbacks, checkpoints])
     from_all_workers(strategy, 0)  # the chief has saved the last checkpoint
     averaged = average_checkpoints(run.checkpoints, model, config.average)
@@ -247,7 +249,7 @@ def _fit(model, config, batches, validation, callbacks):
             steps_per_epoch=steps,
             validation_data=validation,
             callbacks=[*callbacks, SaveOnTerminate(checkpoints)],
-            verbose=int(is_chief),
+            verbose=0,  # `progress` is among the callbacks
             shuffle=False,  # the batches are already shuffled
         )
         step += steps * epochs

@@ -24,6 +24,9 @@ class TrainOptions:
     model_parallel: int = setting(
         1, "on JAX: number of devices that share each large weight, for large models", ge=1
     )
+    log_file: str = setting(
+        "", "also append the progress to this file, one plain line every 100 steps and each epoch"
+    )
 
 
 # The docstrings below are what --help shows.

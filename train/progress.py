@@ -1,14 +1,107 @@
-"""The log of a run's epochs, and early stopping; both survive a restart."""
+"""What training shows while it runs, the log of its epochs, and early stopping."""
 
+import contextlib
 import csv
 import io
 import logging
 import pathlib
+import sys
+import time
 
 import keras
 import numpy as np
 
 from keras_transformer.files import whole
+
+LINE_EVERY = 100  # steps
+
+
+class ProgressBar(keras.callbacks.ProgbarLogger):
+    """Keras's progress bar, which counts the epochs of the whole run.
+
+    A run that was interrupted calls `fit` several times, and Keras counts those of each.
+
+    Args:
+        epochs: number of epochs of the run.
+    """
+
+    async_safe = True
+
+    def __init__(self, epochs):
+        super().__init__()
+        self._epochs = epochs
+
+    def set_params(self, params):
+        super().set_params({**params, "verbose": 1, "epochs": self._epochs})
+
+
+class ProgressLines(keras.callbacks.Callback):
+    """Writes one plain line every hundred steps and one after each epoch, for a log.
+
+    Args:
+        steps: number of steps of the run.
+        per_epoch: number of steps of an epoch.
+        files: text files to write to.
+    """
+
+    async_safe = True
+
+    def __init__(self, steps, per_epoch, files):
+        super().__init__()
+        self._steps, self._per_epoch, self._files = steps, per_epoch, files
+
+    def on_epoch_begin(self, epoch, logs=None):
+        # An interrupted epoch is not begun again.
+        self._before, self._batch = int(self.model.optimizer.iterations.numpy()), -1
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._batch = batch
+        step = self._before + batch + 1
+        if step % LINE_EVERY == 0:
+            self._write(f"step {step:,} of {self._steps:,}", logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        step, seconds = self._before + self._batch + 1, time.perf_counter() - self._start
+        epochs = -(-self._steps // self._per_epoch)
+        place = f"epoch {epoch + 1:,} of {epochs:,}, step {step:,} of {self._steps:,}"
+        self._write(f"{place}, {seconds:,.0f} s", logs)
+
+    def _write(self, place, logs):
+        numbers = ", ".join(f"{name} {_in_short(value)}" for name, value in logs.items())
+        for file in self._files:
+            print(f"{place}: {numbers}", file=file, flush=True)
+
+
+def _in_short(number):
+    """Four digits, or all before the point: 0.01234, 1.234, 12,345."""
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
+@contextlib.contextmanager
+def opened_log(path):
+    """Yields a file to append lines to; None if the path is empty."""
+    if not path:
+        yield None
+        return
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        yield file
+
+
+def progress(steps, per_epoch, log):
+    """The callbacks that show how far a run is: a bar on a terminal, lines everywhere else.
+
+    Args:
+        steps: number of steps of the run.
+        per_epoch: number of steps of an epoch.
+        log: a text file that gets the lines, too; None for none.
+    """
+    if sys.stdout.isatty():
+        callbacks, files = [ProgressBar(-(-steps // per_epoch))], [log]
+    else:
+        callbacks, files = [], [sys.stdout, log]
+    return [*callbacks, ProgressLines(steps, per_epoch, [file for file in files if file])]
 
 
 class EpochLog(keras.callbacks.Callback):

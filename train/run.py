@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import tempfile
 import zlib
@@ -134,8 +135,7 @@ class Run(RunFolder):
         return checksums
 
     def history(self):
-        """The logs of all epochs so far: a dictionary from name to a list of numbers."""
+        """The logs of all epochs so far, {name: list of numbers}; NaN for what was not measured."""
         rows = [row for _, row in sorted(read_epochs(self.history_file).items())]
-        # Leaves out logs that some epochs do not have.
-        names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []
-        return {name: [row[name] for row in rows] for name in names}
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name, math.nan) for row in rows] for name in names}

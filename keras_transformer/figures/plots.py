@@ -14,6 +14,7 @@ from keras_transformer.figures.canvas import (
 )
 
 UNITS = {"loss": "nats per token"}
+PANELS_IN_A_ROW = 3
 
 
 def positional_encoding(encoding, title="Positional encoding"):
@@ -112,9 +113,10 @@ def schedule(steps, learning_rates, title="Learning-rate schedule"):
 def learning_curves(history, title="Learning curves"):
     """Draws loss and metrics over epochs, training and validation together.
 
-    Each metric has a panel; `val_loss` is drawn in the panel of `loss`. A validation curve with
-    fewer points was measured every few epochs (`validation_freq` of `fit`) and is drawn at those
-    epochs. NaN leaves a gap in a line.
+    Each metric has a panel, three to a row; `val_loss` is drawn in the panel of `loss`. A
+    validation curve with fewer points was measured every few epochs (`validation_freq` of `fit`)
+    and is drawn at those epochs. NaN stands for an epoch without a measurement, which the line
+    skips. Perplexity has a logarithmic axis.
 
     Args:
         history: {metric: value after each epoch}, such as `model.fit(...).history`; names that
@@ -136,21 +138,29 @@ def learning_curves(history, title="Learning curves"):
     metrics = list(dict.fromkeys(name.removeprefix("val_") for name in history))
     if not metrics:
         raise ValueError("history must hold at least one metric, e.g. 'loss'. Received: none.")
-    figure = new_figure((1.2 + 4.4 * len(metrics), 3.8), title)
-    grid = figure.subplots(1, len(metrics), squeeze=False)
-    for axes, metric in zip(grid.flat, metrics, strict=True):
+    columns = min(len(metrics), PANELS_IN_A_ROW)
+    rows = -(-len(metrics) // columns)
+    figure = new_figure((1.2 + 3.6 * columns, 0.8 + 3.0 * rows), title)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat[len(metrics) :]:
+        axes.remove()
+    for axes, metric in zip(grid.flat, metrics, strict=False):
         curves = {"training": history.get(metric), "validation": history.get(f"val_{metric}")}
         curves = {label: values for label, values in curves.items() if values is not None}
         num_epochs = max(len(values) for values in curves.values())
         for label, values in curves.items():
             epochs = _epochs_of(metric, label, len(values), len(next(iter(curves.values()))))
+            measured = np.isfinite(values)
             color = LINE_COLORS[label == "validation"]
             # A line through a single epoch would be invisible without a marker.
             marker = "o" if num_epochs <= 30 else None
-            axes.plot(epochs, values, label=label, color=color, marker=marker, markersize=3.5)
+            points = epochs[measured], np.asarray(values)[measured]
+            axes.plot(*points, label=label, color=color, marker=marker, markersize=3.5)
         words = metric.replace("_", " ")
         unit = f", {UNITS[metric]}" if metric in UNITS else ""
         style_lines(axes, "epoch", words + unit, legend=True)
+        if metric == "perplexity":
+            axes.set_yscale("log")
         axes.xaxis.get_major_locator().set_params(integer=True)
     return figure
 

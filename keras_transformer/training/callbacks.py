@@ -106,7 +106,8 @@ def check_finite(variables, what):
 class TokensPerSecond(keras.callbacks.Callback):
     """Logs the training speed of each epoch, in real target tokens per second.
 
-    With a loss that counts rows, such as a classifier's, logs examples per second instead.
+    During an epoch the speed is measured once a second, for the first time after a second. With a
+    loss that counts rows, such as a classifier's, logs examples per second instead.
     """
 
     async_safe = True
@@ -118,7 +119,7 @@ class TokensPerSecond(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._start = self._measured = time.perf_counter()
-        self._rate, self._is_training = 0, True
+        self._rate, self._is_training = None, True
 
     def on_train_batch_end(self, batch, logs=None):
         if keras.backend.backend() == "jax":
@@ -127,7 +128,8 @@ class TokensPerSecond(keras.callbacks.Callback):
         now = time.perf_counter()
         if now - self._measured >= 1 and not has_workers(self.model.distribute_strategy):
             self._measure(now)
-        logs[self._name] = self._rate
+        if self._rate is not None:
+            logs[self._name] = self._rate
 
     def on_test_begin(self, logs=None):
         self._measure(time.perf_counter())  # before validation counts its own tokens
@@ -153,11 +155,11 @@ class BestScore(keras.callbacks.Callback):
         score: a function from the model to a number; higher is better.
         path: file for the best model, ending in `.keras`; None saves nothing.
         every: number of epochs between two measurements, at least 1.
-        name: name of the score in the logs.
+        name: name of the score in the logs of the epochs in which it is measured.
 
     Attributes:
         best: the highest score so far.
-        saved_state: the highest score and the latest, a list kept with each checkpoint.
+        saved_state: the highest score, a list kept with each checkpoint.
 
     Raises:
         ValueError: if `every` is below 1.
@@ -171,20 +173,20 @@ class BestScore(keras.callbacks.Callback):
         self.path = None if path is None else pathlib.Path(path)
         self.every = every
         self.name = name
-        self.saved_state = [-math.inf, math.nan]
+        self.saved_state = [-math.inf]
 
     @property
     def best(self):
         return self.saved_state[0]
 
     def on_epoch_end(self, epoch, logs=None):
-        if (epoch + 1) % self.every == 0:
-            score = float(self.score(self.model))
-            if score > self.best and self.path is not None:
+        if (epoch + 1) % self.every:
+            return
+        logs[self.name] = score = float(self.score(self.model))
+        if score > self.best:
+            if self.path is not None:
                 save_whole(self.model, self.path)
-            self.saved_state[:] = [score if score > self.best else self.best, score]
-        # Logged every epoch: the first one decides the columns of a CSV file.
-        logs[self.name] = self.saved_state[1]
+            self.saved_state[:] = [score]
 
 
 def save_whole(model, path):

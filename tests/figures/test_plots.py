@@ -211,9 +211,21 @@ def test_a_metric_of_the_validation_alone_has_its_panel():
     assert [line.get_label() for line in axes[1].lines] == ["validation"]
 
 
-def test_a_loss_that_is_not_finite_leaves_a_gap():
+def test_an_epoch_without_a_measurement_is_left_out():
     figure = figures.learning_curves({"loss": [2.0, float("nan"), 1.0]})
-    assert png(figure), "a run that failed still shows its curve"
+    [line] = figure.axes[0].lines
+    assert line.get_xdata().tolist() == [1, 3] and line.get_ydata().tolist() == [2.0, 1.0]
+    assert png(figure)
+
+
+def test_panels_are_three_to_a_row_and_perplexity_is_logarithmic():
+    names = ["loss", "perplexity", "accuracy", "rate"]
+    figure = figures.learning_curves({name: [3.0, 2.0] for name in names})
+    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear", "linear"]
+    width, height = figure.get_size_inches()
+    assert 0.5 < height / width < 1, "a page, not a strip"
+    tops = [round(axes.get_position().y1, 2) for axes in figure.axes]
+    assert tops[0] == tops[1] == tops[2] > tops[3]
 
 
 def test_curves_without_points_are_refused():

@@ -91,7 +91,7 @@ def test_no_step_waits_for_the_logs_of_the_one_before_if_all_callbacks_allow_it(
     assert late.order == begins * 2
     assert waited.order[:4] == ["begin 0", "end 0", "begin 1", "end 1"]
     for one, other in zip(waited.logs, late.logs, strict=True):
-        assert one.pop("tokens_per_second") >= 0 and other.pop("tokens_per_second") >= 0
+        assert one.pop("tokens_per_second", 1) > 0 and other.pop("tokens_per_second", 1) > 0
         assert one == other, "every step has its own logs"
     names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in "01"]
     assert names == [["step-6.npz"]] * 2
@@ -136,7 +136,7 @@ def test_best_score_saves_the_model_that_had_the_highest(tmp_path):
 
     best = BestScore(score, tmp_path / "best.keras", every=2, name="val_bleu")
     history = model.fit(IDS, LABELS, epochs=6, callbacks=[best], verbose=0).history
-    np.testing.assert_array_equal(history["val_bleu"], [np.nan, 1, 1, 3, 3, 2])
+    assert history["val_bleu"] == [1.0, 3.0, 2.0], "what was measured, and nothing else"
     assert [path.name for path in tmp_path.iterdir()] == ["best.keras"], "no drafts are left"
     saved = keras.models.load_model(tmp_path / "best.keras")
     assert_weights_equal(saved, seen[1], atol=0, what="the model of the second score")
