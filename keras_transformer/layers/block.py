@@ -6,6 +6,7 @@ from keras import ops
 from keras_transformer.layers.attention import MultiHeadAttention, ShowsAttention
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.inputs import ChecksInputs
 from keras_transformer.layers.normalization import LayerNormalization
 from keras_transformer.layers.projection import TakesLoRA
 from keras_transformer.layers.sparse_attention import SparseAttention
@@ -78,7 +79,7 @@ class Residual(keras.layers.Layer):
         }
 
 
-class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
+class TransformerLayer(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.Layer):
     """What all blocks and stacks have in common: their arguments, config and parts.
 
     A subclass makes its parts in `create_parts`, called at the end of `__init__`.

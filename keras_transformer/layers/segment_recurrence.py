@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.layers.inputs import check_per_token, check_vectors
 from keras_transformer.ops.masks import padding_mask
 
 
@@ -106,6 +107,8 @@ class SegmentRecurrence(keras.layers.Wrapper):
         Returns:
             The pair of outputs, (batch, length, dim), and the memory, longer by `length`.
         """
+        check_vectors(inputs=inputs)
+        check_per_token("token_ids", token_ids, inputs)
         no_tokens = ops.zeros_like(token_ids[:, :0], dtype="bool")
         memories, is_remembered = (None, no_tokens) if memory is None else memory
         is_real = ops.concatenate([is_remembered, padding_mask(token_ids)], axis=1)
