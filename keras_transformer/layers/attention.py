@@ -101,7 +101,7 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
         self.supports_masking = True
 
     def build(self, query_shape, value_shape=None):
-        self.build_for(query=query_shape, value=value_shape)
+        self._build_for(query=query_shape, value=value_shape)
         hidden_dim = query_shape[-1]
         if self.key_dim is None and hidden_dim % self.num_heads:
             raise ValueError(
@@ -142,7 +142,7 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
         """
         if value is None and not self._self_attention:
             value = query
-        self.check_inputs(query=query, value=value)
+        self._check_inputs(query=query, value=value)
         padding_mask = implicit_mask(query if value is None else value, padding_mask)
         if value is None:
             queries, keys, values = self._project_heads(query, self.query_key_value, 3)

@@ -71,7 +71,7 @@ class CalledWithSource:
 
     def implicit_masks(self, inputs, source, padding_mask, source_padding_mask, source_mask):
         """The padding masks of inputs and source, after checks of the arguments of a call."""
-        self.check_inputs(inputs=inputs, source=source)
+        self._check_inputs(inputs=inputs, source=source)
         if source is not None:
             name = "source_padding_mask"
             source_padding_mask = implicit_mask(source, source_padding_mask, name)
@@ -140,7 +140,7 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
         self.around_feed_forward = self.residual("around_feed_forward")
 
     def build(self, inputs_shape, source_shape=None):
-        self.build_for(inputs=inputs_shape, source=source_shape)
+        self._build_for(inputs=inputs_shape, source=source_shape)
         parts = [self.self_attention, self.feed_forward]
         parts += [self.around_self_attention, self.around_feed_forward]
         if source_shape is not None:
@@ -148,6 +148,7 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
             self.around_cross_attention = self.residual("around_cross_attention")
             self.cross_attention.build(inputs_shape, source_shape)
             parts.append(self.around_cross_attention)
+        self.restore_frozen()
         for part in parts:
             part.build(inputs_shape)
 
@@ -264,7 +265,7 @@ class Decoder(CalledWithSource, TransformerStack):
     block_class = DecoderBlock
 
     def build(self, inputs_shape, source_shape=None):
-        self.build_for(inputs=inputs_shape, source=source_shape)
+        self._build_for(inputs=inputs_shape, source=source_shape)
         self.build_blocks([inputs_shape, source_shape])
 
     def attend(

@@ -61,7 +61,7 @@ class EncoderBlock(TransformerLayer):
         self.around_feed_forward = self.residual("around_feed_forward")
 
     def build(self, input_shape):
-        self.build_for(inputs=input_shape)
+        self._build_for(inputs=input_shape)
         for part in (
             self.self_attention,
             self.feed_forward,
@@ -78,7 +78,7 @@ class EncoderBlock(TransformerLayer):
         self, inputs, padding_mask=None, attention_mask=None, training=None, with_scores=True
     ):
         """The pair of what `call` and what `attention_scores` return."""
-        self.check_inputs(inputs=inputs)
+        self._check_inputs(inputs=inputs)
         padding_mask = implicit_mask(inputs, padding_mask)
 
         def forward(inputs):
@@ -123,7 +123,7 @@ class Encoder(TransformerStack):
     block_class = EncoderBlock
 
     def build(self, inputs_shape):
-        self.build_for(inputs=inputs_shape)
+        self._build_for(inputs=inputs_shape)
         self.build_blocks([inputs_shape])
 
     def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
@@ -134,7 +134,7 @@ class Encoder(TransformerStack):
         self, inputs, padding_mask=None, attention_mask=None, training=None, with_scores=True
     ):
         """The pair of what `call` and what `attention_scores` return."""
-        self.check_inputs(inputs=inputs)
+        self._check_inputs(inputs=inputs)
         padding_mask = implicit_mask(inputs, padding_mask)
         outputs, scores = inputs, []
         for block in self.blocks:

@@ -62,6 +62,8 @@ class FeedForward(TakesLoRA, keras.layers.Layer):
         self.dropout = dropout
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        if isinstance(self.activation, keras.layers.Layer) and not self.trainable:
+            self.activation.trainable = False
         self._dropout = InnerDropout(dropout, dtype=self.dtype_policy)
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
         self.supports_masking = True

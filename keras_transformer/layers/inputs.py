@@ -9,13 +9,13 @@ class ChecksInputs:
 
     _widths = None
 
-    def build_for(self, **shapes):
+    def _build_for(self, **shapes):
         """Keeps the widths of the inputs, by name; None for an input that there is not."""
         check_vectors(**shapes)
         given = {name: shape for name, shape in shapes.items() if shape is not None}
         self._widths = {name: shape[-1] for name, shape in given.items()}
 
-    def check_inputs(self, **inputs):
+    def _check_inputs(self, **inputs):
         """Raises ValueError for vectors of another shape, and for inputs it was built without."""
         check_vectors(**inputs)
         for name, vectors in inputs.items():

@@ -70,7 +70,7 @@ class RelativeAttention(MultiHeadAttention):
         hidden_dim = query_shape[-1]
         check_even(hidden_dim)
         super().build(query_shape)
-        self.build_for(query=query_shape, memory=query_shape)
+        self._build_for(query=query_shape, memory=query_shape)
         inner = self.output_projection[0].shape[1]
         self.distance_projection = add_projection(
             self, "distance", hidden_dim, inner, self.kernel_initializer, use_bias=False
@@ -93,7 +93,7 @@ class RelativeAttention(MultiHeadAttention):
 
     def attend(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""
-        self.check_inputs(query=query, memory=memory)
+        self._check_inputs(query=query, memory=memory)
         padding_mask = memory_padding_mask(query, memory, padding_mask)
         if memory is None:
             queries, keys, values = self._project_heads(query, self.query_key_value, 3)

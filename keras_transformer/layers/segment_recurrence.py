@@ -3,12 +3,13 @@
 import keras
 from keras import ops
 
+from keras_transformer.layers.freezing import KeepsFrozen
 from keras_transformer.layers.inputs import check_per_token, check_vectors
 from keras_transformer.ops.masks import padding_mask
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SegmentRecurrence(keras.layers.Wrapper):
+class SegmentRecurrence(KeepsFrozen, keras.layers.Wrapper):
     """Gives a stack, in training, a memory of the previous segments.
 
     Row i of each training batch must continue where row i of the previous batch ended, so give
@@ -59,6 +60,8 @@ class SegmentRecurrence(keras.layers.Wrapper):
                 "batch_size must be at least 1 row and memory_length at least 0 tokens. "
                 f"Received: batch_size={batch_size}, memory_length={memory_length}."
             )
+        if not self.trainable:
+            layer.trainable = False
         self.batch_size = batch_size
         self.memory_length = memory_length
         self.start_id = start_id

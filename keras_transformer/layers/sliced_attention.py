@@ -63,7 +63,7 @@ class SlicedAttention(ShowsAttention, ChecksInputs, NotQuantized, keras.layers.L
         self.supports_masking = True
 
     def build(self, input_shape):
-        self.build_for(inputs=input_shape)
+        self._build_for(inputs=input_shape)
         hidden_dim = input_shape[-1]
         if hidden_dim % self.num_heads:
             raise ValueError(
@@ -84,7 +84,7 @@ class SlicedAttention(ShowsAttention, ChecksInputs, NotQuantized, keras.layers.L
 
     def attend(self, inputs, padding_mask=None, attention_mask=None):
         """The pair of what `call` and what `attention_scores` return."""
-        self.check_inputs(inputs=inputs)
+        self._check_inputs(inputs=inputs)
         mask = combine_masks(
             implicit_mask(inputs, padding_mask), check_attention_mask(attention_mask)
         )

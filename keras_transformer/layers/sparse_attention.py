@@ -143,7 +143,7 @@ class SparseAttention(MultiHeadAttention):
         if with_scores:
             mask = self.pattern_mask(ops.shape(query)[1])
             return super().attend(query, None, padding_mask, mask, training)
-        self.check_inputs(query=query)
+        self._check_inputs(query=query)
         dropouts = iter(self._dropouts)
         context = self._pattern_attention(
             *self._project_heads(query, self.query_key_value, 3),
