@@ -47,6 +47,13 @@ def layers_of_layers_are_found():
     assert {"hidden", "inner"} <= set(names)
 
 
+@canary("layers.parts_of")
+def the_parts_of_a_layer_come_after_what_they_are_in():
+    inner = keras.Sequential([keras.layers.Dense(2, name="b"), keras.layers.Dropout(0.5)], name="a")
+    wrapper = keras.layers.TimeDistributed(inner)
+    assert [path for path, _ in of_layers.parts_of(wrapper)] == ["a", "a/b"]
+
+
 @canary("training.added_losses")
 def the_penalty_of_a_layer_is_found_once():
     model = model_of_two_layers()

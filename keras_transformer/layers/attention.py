@@ -6,12 +6,14 @@ from keras import ops
 from keras_transformer.layers.chunked_attention import attention_by_length, may_suit_chunks
 from keras_transformer.layers.compiled import compiled_attention_weights, has_own_gradients
 from keras_transformer.layers.fused_attention import fused_attention, suits_cudnn
-from keras_transformer.layers.internals import carry_mask, mask_of
+from keras_transformer.layers.inputs import ChecksInputs, implicit_mask
+from keras_transformer.layers.internals import carry_mask
 from keras_transformer.layers.projection import TakesLoRA, add_projection
 from keras_transformer.layers.quantization import InnerDropout
 from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
 from keras_transformer.ops.caches import append
 from keras_transformer.ops.masks import check_attention_mask, combine_masks
+from keras_transformer.ops.projection import known_rows
 
 
 class ShowsAttention:
@@ -35,7 +37,7 @@ class ShowsAttention:
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
+class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.Layer):
     """Lets every target position gather from all source positions, with several heads.
 
     Call it with one tensor for self-attention, with two for attention from the first
@@ -65,8 +67,9 @@ class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
         Same shape as `query`.
 
     Raises:
-        ValueError: if `num_heads` or `key_dim` is below 1, or `key_dim` is None and the
-            width of the query cannot be divided by `num_heads`.
+        ValueError: if `num_heads` or `key_dim` is below 1; if `key_dim` is None and the width of
+            the query cannot be divided by `num_heads`; for inputs or masks of another rank or
+            width, or a value in a later call only.
 
     Examples:
         >>> layer = MultiHeadAttention(num_heads=2)
@@ -98,6 +101,7 @@ class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, query_shape, value_shape=None):
+        self._build_for(query=query_shape, value=value_shape)
         hidden_dim = query_shape[-1]
         if self.key_dim is None and hidden_dim % self.num_heads:
             raise ValueError(
@@ -136,12 +140,15 @@ class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
 
         Scores may be None without `with_scores`: not every attention has them at hand.
         """
+        if value is None and not self._self_attention:
+            value = query
+        self._check_inputs(query=query, value=value)
         padding_mask = implicit_mask(query if value is None else value, padding_mask)
-        if value is None and self._self_attention:
+        if value is None:
             queries, keys, values = self._project_heads(query, self.query_key_value, 3)
         else:
             queries = split_heads(self.query(query), self.num_heads)
-            keys, values = self.keys_values(query if value is None else value)
+            keys, values = self.keys_values(value)
         mask = combine_masks(padding_mask, check_attention_mask(attention_mask))
         heads = queries, keys, values
         return self.attend_heads(*heads, mask, training, with_scores=with_scores)
@@ -225,7 +232,7 @@ class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
         """`count` projections side by side, each (batch, heads, length, key_dim)."""
         projected = projection(inputs)
         dim = projected.shape[-1] // (count * self.num_heads)
-        shape = (-1, ops.shape(inputs)[1], count, self.num_heads, dim)
+        shape = (known_rows(inputs), ops.shape(inputs)[1], count, self.num_heads, dim)
         # One transpose for all; its outermost axis is taken apart without a copy.
         return ops.unstack(ops.transpose(ops.reshape(projected, shape), (2, 0, 3, 1, 4)), count)
 
@@ -248,11 +255,6 @@ class MultiHeadAttention(ShowsAttention, TakesLoRA, keras.layers.Layer):
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
-
-
-def implicit_mask(inputs, padding_mask):
-    """The given padding mask, or else the one that Keras carries with the inputs."""
-    return mask_of(inputs) if padding_mask is None else padding_mask
 
 
 def scores_of(layer, *inputs, **masks):

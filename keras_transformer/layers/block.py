@@ -6,6 +6,8 @@ from keras import ops
 from keras_transformer.layers.attention import MultiHeadAttention, ShowsAttention
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.feed_forward import FeedForward
+from keras_transformer.layers.freezing import KeepsFrozen
+from keras_transformer.layers.inputs import ChecksInputs
 from keras_transformer.layers.normalization import LayerNormalization
 from keras_transformer.layers.projection import TakesLoRA
 from keras_transformer.layers.sparse_attention import SparseAttention
@@ -14,7 +16,7 @@ LAYER_NORM_EPSILON = 1e-5
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Residual(keras.layers.Layer):
+class Residual(KeepsFrozen, keras.layers.Layer):
     """Adds the outputs of a sub-layer to its inputs.
 
     Pre-norm: x + dropout(sublayer(norm(x))). Post-norm: norm(x + dropout(sublayer(x))).
@@ -78,7 +80,7 @@ class Residual(keras.layers.Layer):
         }
 
 
-class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
+class TransformerLayer(ShowsAttention, ChecksInputs, KeepsFrozen, TakesLoRA, keras.layers.Layer):
     """What all blocks and stacks have in common: their arguments, config and parts.
 
     A subclass makes its parts in `create_parts`, called at the end of `__init__`.
@@ -153,6 +155,7 @@ class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
             key_dim=self.key_dim,
             dropout=self.attention_dropout,
             kernel_initializer=self.kernel_initializer,
+            trainable=self.trainable,
             dtype=self.dtype_policy,
             name=name,
             **others,
@@ -172,6 +175,7 @@ class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
             use_bias=self.use_bias is not False,
             kernel_initializer=self.kernel_initializer,
             lora=self.lora,
+            trainable=self.trainable,
             dtype=self.dtype_policy,
             name="feed_forward",
         )
@@ -181,7 +185,7 @@ class TransformerLayer(ShowsAttention, TakesLoRA, keras.layers.Layer):
             self.dropout,
             self.pre_norm,
             self.norm_epsilon,
-            trainable=self.lora is None,
+            trainable=self.trainable and self.lora is None,
             dtype=self.dtype_policy,
             name=name,
         )
@@ -266,7 +270,8 @@ class TransformerStack(TransformerLayer):
         if num_layers < 1:
             raise ValueError(f"num_layers must be at least 1. Received: num_layers={num_layers}.")
         self.num_layers = num_layers
-        arguments = {**self.block_config(), "lora": self.lora, "dtype": self.dtype_policy}
+        arguments = {**self.block_config(), "lora": self.lora, "trainable": self.trainable}
+        arguments["dtype"] = self.dtype_policy
         # A tuple: TensorFlow's checkpoints do not look into the lists of a Keras layer.
         self.blocks = tuple(
             self.block_class(**arguments, name=f"block_{index}") for index in range(num_layers)
@@ -276,7 +281,7 @@ class TransformerStack(TransformerLayer):
             self.norm = LayerNormalization(
                 epsilon=norm_epsilon,
                 dtype=self.dtype_policy,
-                trainable=self.lora is None,
+                trainable=self.trainable and self.lora is None,
                 name="norm",
             )
 
@@ -286,6 +291,7 @@ class TransformerStack(TransformerLayer):
             block.build(*shapes)
         if self.norm is not None:
             self.norm.build(shapes[0])
+        self.restore_frozen()
 
     def finish(self, outputs):
         """The outputs of the stack, from those of the last block."""

@@ -9,6 +9,7 @@ import keras
 
 from keras_transformer.layers.internals import again, is_compiled, may_be_computed_again
 from keras_transformer.ops.attention import masked_softmax
+from keras_transformer.ops.projection import known_rows
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -119,7 +120,8 @@ def projected(inputs, kernel, bias=None):
 
     given = (kernel,) if bias is None else (kernel, bias)
     outputs = forward(inputs, *map(tf.convert_to_tensor, given))
-    return tf.reshape(outputs, [-1, *keras.ops.shape(inputs)[1:-1], kernel.shape[0]])
+    sizes = keras.ops.shape(inputs)[1:-1]
+    return tf.reshape(outputs, [known_rows(inputs), *sizes, kernel.shape[0]])
 
 
 def compiled_attention_weights(queries, keys, mask=None):

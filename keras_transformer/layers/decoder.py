@@ -8,8 +8,9 @@ language model.
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import implicit_mask, scores_of
+from keras_transformer.layers.attention import scores_of
 from keras_transformer.layers.block import TransformerLayer, TransformerStack
+from keras_transformer.layers.inputs import implicit_mask
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 
 
@@ -68,6 +69,30 @@ class CalledWithSource:
     def compute_output_shape(self, inputs_shape, source_shape=None):
         return inputs_shape
 
+    def implicit_masks(self, inputs, source, padding_mask, source_padding_mask, source_mask):
+        """The padding masks of inputs and source, after checks of the arguments of a call."""
+        self._check_inputs(inputs=inputs, source=source)
+        if source is not None:
+            name = "source_padding_mask"
+            source_padding_mask = implicit_mask(source, source_padding_mask, name)
+        elif self.has_source:
+            raise ValueError(
+                "The layer was built with a source, which it must have in every call. Without one "
+                "it would attend to its own future. Give one, or make another layer. "
+                f"Received: source=None for {self.name}."
+            )
+        elif source_padding_mask is not None or source_mask is not None:
+            raise ValueError(
+                "Masks of a source need one. Give it, or leave out source_padding_mask and "
+                f"source_attention_mask. Received: source=None for {self.name}."
+            )
+        return implicit_mask(inputs, padding_mask), source_padding_mask
+
+    @property
+    def has_source(self):
+        """Whether the layer was built with a source."""
+        return "source" in (self._widths or {})
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class DecoderBlock(CalledWithSource, TransformerLayer):
@@ -98,7 +123,8 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
 
     Raises:
         ValueError: if the width of the inputs cannot be divided by `num_heads`, or there are
-            both an `attention_pattern` and an `attention_mask`.
+            both an `attention_pattern` and an `attention_mask`; if there is a source in some
+            calls only; for inputs or masks of another rank or width.
 
     Examples:
         >>> block = DecoderBlock(num_heads=2, intermediate_dim=7)
@@ -114,6 +140,7 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
         self.around_feed_forward = self.residual("around_feed_forward")
 
     def build(self, inputs_shape, source_shape=None):
+        self._build_for(inputs=inputs_shape, source=source_shape)
         parts = [self.self_attention, self.feed_forward]
         parts += [self.around_self_attention, self.around_feed_forward]
         if source_shape is not None:
@@ -121,6 +148,7 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
             self.around_cross_attention = self.residual("around_cross_attention")
             self.cross_attention.build(inputs_shape, source_shape)
             parts.append(self.around_cross_attention)
+        self.restore_frozen()
         for part in parts:
             part.build(inputs_shape)
 
@@ -136,9 +164,9 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
         with_scores=True,
     ):
         """The pair of what `call` and what `attention_scores` return."""
-        padding_mask = implicit_mask(inputs, padding_mask)
-        if source is not None:
-            source_padding_mask = implicit_mask(source, source_padding_mask)
+        padding_mask, source_padding_mask = self.implicit_masks(
+            inputs, source, padding_mask, source_padding_mask, source_attention_mask
+        )
         # A pattern is causal by itself, which also saves the time and memory of a mask.
         if self.attention_pattern is None:
             attention_mask = combine_masks(
@@ -237,6 +265,7 @@ class Decoder(CalledWithSource, TransformerStack):
     block_class = DecoderBlock
 
     def build(self, inputs_shape, source_shape=None):
+        self._build_for(inputs=inputs_shape, source=source_shape)
         self.build_blocks([inputs_shape, source_shape])
 
     def attend(
@@ -251,9 +280,9 @@ class Decoder(CalledWithSource, TransformerStack):
         with_scores=True,
     ):
         """The pair of what `call` and what `attention_scores` return."""
-        padding_mask = implicit_mask(inputs, padding_mask)
-        if source is not None:
-            source_padding_mask = implicit_mask(source, source_padding_mask)
+        padding_mask, source_padding_mask = self.implicit_masks(
+            inputs, source, padding_mask, source_padding_mask, source_attention_mask
+        )
         outputs, scores = inputs, []
         for block in self.blocks:
             outputs, weights = block.attend(

@@ -5,6 +5,7 @@ import math
 import keras
 from keras import ops
 
+from keras_transformer.layers.inputs import check_ids, check_per_token, check_vectors
 from keras_transformer.layers.internals import keep_mask
 from keras_transformer.layers.quantization import NotQuantized
 from keras_transformer.ops.masks import padding_mask
@@ -57,6 +58,7 @@ class TokenDropout(keras.layers.Layer):
             self.seed_generator = keras.random.SeedGenerator()
 
     def call(self, inputs, training=False):
+        check_ids("inputs", inputs)
         if not (training and self.rate):
             return inputs
         kept = keep_mask(ops.shape(inputs), self.rate, self.seed_generator)
@@ -144,6 +146,7 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
         if reverse:
             inputs = ops.cast(inputs, self.compute_dtype)
             return ops.cast(project(inputs, self.embeddings), "float32")
+        check_ids("inputs", inputs)
         # A Sequential model passes ids as floats, which are exact up to 2^24.
         vectors = ops.take(self.embeddings, ops.cast(inputs, "int32"), axis=0)
         vectors = ops.cast(vectors, self.compute_dtype)
@@ -221,9 +224,11 @@ class SinusoidalEncoding(keras.layers.Layer):
         check_even(input_shape[-1])
 
     def call(self, inputs, start=0, segments=None):
+        check_vectors(inputs=inputs)
         length, dim = ops.shape(inputs)[1], inputs.shape[-1]
         pattern = self._pattern(length, dim, start, inputs.dtype)
         if segments is not None:
+            check_per_token("segments", segments, inputs)
             pattern = ops.take(pattern, segment_positions(segments), axis=0)
         return inputs + pattern
 
@@ -296,6 +301,7 @@ class PositionEmbedding(NotQuantized, keras.layers.Layer):
         )
 
     def call(self, inputs, start=0, segments=None):
+        check_vectors(inputs=inputs)
         known = inputs.shape[1]
         end = None if known is None or not isinstance(start, int) else start + known
         if end is not None and end > self.max_sequence_length:
@@ -305,6 +311,7 @@ class PositionEmbedding(NotQuantized, keras.layers.Layer):
                 f"max_sequence_length={self.max_sequence_length}."
             )
         if segments is not None:
+            check_per_token("segments", segments, inputs)
             return inputs + self._rows(start + segment_positions(segments))
         return inputs + self._rows(start + ops.arange(ops.shape(inputs)[1]))
 

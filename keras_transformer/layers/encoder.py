@@ -2,8 +2,8 @@
 
 import keras
 
-from keras_transformer.layers.attention import implicit_mask
 from keras_transformer.layers.block import TransformerLayer, TransformerStack
+from keras_transformer.layers.inputs import implicit_mask
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -61,6 +61,7 @@ class EncoderBlock(TransformerLayer):
         self.around_feed_forward = self.residual("around_feed_forward")
 
     def build(self, input_shape):
+        self._build_for(inputs=input_shape)
         for part in (
             self.self_attention,
             self.feed_forward,
@@ -77,6 +78,7 @@ class EncoderBlock(TransformerLayer):
         self, inputs, padding_mask=None, attention_mask=None, training=None, with_scores=True
     ):
         """The pair of what `call` and what `attention_scores` return."""
+        self._check_inputs(inputs=inputs)
         padding_mask = implicit_mask(inputs, padding_mask)
 
         def forward(inputs):
@@ -121,6 +123,7 @@ class Encoder(TransformerStack):
     block_class = EncoderBlock
 
     def build(self, inputs_shape):
+        self._build_for(inputs=inputs_shape)
         self.build_blocks([inputs_shape])
 
     def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
@@ -131,6 +134,7 @@ class Encoder(TransformerStack):
         self, inputs, padding_mask=None, attention_mask=None, training=None, with_scores=True
     ):
         """The pair of what `call` and what `attention_scores` return."""
+        self._check_inputs(inputs=inputs)
         padding_mask = implicit_mask(inputs, padding_mask)
         outputs, scores = inputs, []
         for block in self.blocks:

@@ -62,11 +62,15 @@ class FeedForward(TakesLoRA, keras.layers.Layer):
         self.dropout = dropout
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        if isinstance(self.activation, keras.layers.Layer) and not self.trainable:
+            self.activation.trainable = False
         self._dropout = InnerDropout(dropout, dtype=self.dtype_policy)
+        self.input_spec = keras.layers.InputSpec(min_ndim=2)
         self.supports_masking = True
 
     def build(self, input_shape):
         dim, inside = input_shape[-1], self.intermediate_dim
+        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: dim})
         weights = {"initializer": self.kernel_initializer, "use_bias": self.use_bias}
         self.widen = add_projection(self, "widen", dim, inside, **weights)
         self.narrow = add_projection(self, "narrow", inside, dim, **weights)

@@ -37,6 +37,19 @@ def carry_mask(source, tensor):
     set_keras_mask(tensor, mask_of(source))
 
 
+def parts_of(layer):
+    """Pairs of path and layer for all layers within a layer, a part after what it is in.
+
+    Paths join the names of layers. Dropout, which has nothing to train, is left out.
+
+    Relies on `Layer._flatten_layers`.
+    """
+    for part in layer._flatten_layers(include_self=False, recursive=False):
+        if not isinstance(part, keras.layers.Dropout):
+            yield part.name, part
+            yield from ((f"{part.name}/{path}", inner) for path, inner in parts_of(part))
+
+
 def keep_mask(shape, rate, seed_generator):
     """A boolean tensor that is False with probability `rate`, and otherwise True.
 

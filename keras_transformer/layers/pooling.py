@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import implicit_mask
+from keras_transformer.layers.inputs import check_vectors, implicit_mask
 
 POOLINGS = ("mean", "max", "first")
 
@@ -27,7 +27,7 @@ class SequencePooling(keras.layers.Layer):
         (batch, dim).
 
     Raises:
-        ValueError: if `pooling` is another.
+        ValueError: if `pooling` is another, or inputs or mask have another rank.
 
     Examples:
         >>> vectors = keras.ops.array([[[1.0], [3.0], [7.0]]])
@@ -44,6 +44,7 @@ class SequencePooling(keras.layers.Layer):
         self.supports_masking = True
 
     def call(self, inputs, padding_mask=None):
+        check_vectors(inputs=inputs)
         padding_mask = implicit_mask(inputs, padding_mask)
         if padding_mask is None:
             padding_mask = ops.ones(ops.shape(inputs)[:2], "bool")
@@ -56,7 +57,7 @@ class SequencePooling(keras.layers.Layer):
             count = ops.sum(ops.cast(real, "float32"), axis=1)
             pooled = ops.sum(ops.where(real, vectors, 0.0), axis=1) / ops.maximum(count, 1.0)
         else:
-            pooled = ops.max(ops.where(real, vectors, -1e30), axis=1)
+            pooled = ops.max(ops.where(real, vectors, -1e30), axis=1, initial=-1e30)
             pooled = ops.where(ops.any(real, axis=1), pooled, 0.0)
         return ops.cast(pooled, inputs.dtype)
 

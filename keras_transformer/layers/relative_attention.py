@@ -5,7 +5,8 @@ import math
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import MultiHeadAttention, implicit_mask, scores_of
+from keras_transformer.layers.attention import MultiHeadAttention, scores_of
+from keras_transformer.layers.inputs import check_per_token, implicit_mask
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import relative_shift, split_heads
 from keras_transformer.ops.caches import append
@@ -69,6 +70,7 @@ class RelativeAttention(MultiHeadAttention):
         hidden_dim = query_shape[-1]
         check_even(hidden_dim)
         super().build(query_shape)
+        self._build_for(query=query_shape, memory=query_shape)
         inner = self.output_projection[0].shape[1]
         self.distance_projection = add_projection(
             self, "distance", hidden_dim, inner, self.kernel_initializer, use_bias=False
@@ -91,6 +93,7 @@ class RelativeAttention(MultiHeadAttention):
 
     def attend(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""
+        self._check_inputs(query=query, memory=memory)
         padding_mask = memory_padding_mask(query, memory, padding_mask)
         if memory is None:
             queries, keys, values = self._project_heads(query, self.query_key_value, 3)
@@ -198,7 +201,12 @@ class RelativeAttention(MultiHeadAttention):
 
 def memory_padding_mask(inputs, memory, padding_mask):
     """The given padding mask, or else the implicit one of the inputs after an unmasked memory."""
-    mask = implicit_mask(inputs, padding_mask)
-    if padding_mask is not None or mask is None or memory is None:
-        return mask
+    if memory is None:
+        return implicit_mask(inputs, padding_mask)
+    if padding_mask is not None:
+        check_per_token("padding_mask", padding_mask, memory, inputs)
+        return padding_mask
+    mask = implicit_mask(inputs, None)
+    if mask is None:
+        return None
     return ops.concatenate([ops.ones(ops.shape(memory)[:2], "bool"), mask], axis=1)

@@ -3,11 +3,13 @@
 import keras
 from keras import ops
 
+from keras_transformer.layers.freezing import KeepsFrozen
+from keras_transformer.layers.inputs import check_per_token, check_vectors
 from keras_transformer.ops.masks import padding_mask
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SegmentRecurrence(keras.layers.Wrapper):
+class SegmentRecurrence(KeepsFrozen, keras.layers.Wrapper):
     """Gives a stack, in training, a memory of the previous segments.
 
     Row i of each training batch must continue where row i of the previous batch ended, so give
@@ -58,6 +60,8 @@ class SegmentRecurrence(keras.layers.Wrapper):
                 "batch_size must be at least 1 row and memory_length at least 0 tokens. "
                 f"Received: batch_size={batch_size}, memory_length={memory_length}."
             )
+        if not self.trainable:
+            layer.trainable = False
         self.batch_size = batch_size
         self.memory_length = memory_length
         self.start_id = start_id
@@ -106,6 +110,8 @@ class SegmentRecurrence(keras.layers.Wrapper):
         Returns:
             The pair of outputs, (batch, length, dim), and the memory, longer by `length`.
         """
+        check_vectors(inputs=inputs)
+        check_per_token("token_ids", token_ids, inputs)
         no_tokens = ops.zeros_like(token_ids[:, :0], dtype="bool")
         memories, is_remembered = (None, no_tokens) if memory is None else memory
         is_real = ops.concatenate([is_remembered, padding_mask(token_ids)], axis=1)

@@ -3,7 +3,8 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import ShowsAttention, implicit_mask
+from keras_transformer.layers.attention import ShowsAttention
+from keras_transformer.layers.inputs import ChecksInputs, implicit_mask
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.layers.quantization import NotQuantized
 from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
@@ -11,7 +12,7 @@ from keras_transformer.ops.masks import check_attention_mask, combine_masks
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SlicedAttention(ShowsAttention, NotQuantized, keras.layers.Layer):
+class SlicedAttention(ShowsAttention, ChecksInputs, NotQuantized, keras.layers.Layer):
     """Cuts every vector into slices and attends with each slice by itself, a head a slice.
 
     Of d numbers and h heads, what a head sees and what its queries, keys and values cost:
@@ -62,6 +63,7 @@ class SlicedAttention(ShowsAttention, NotQuantized, keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, input_shape):
+        self._build_for(inputs=input_shape)
         hidden_dim = input_shape[-1]
         if hidden_dim % self.num_heads:
             raise ValueError(
@@ -82,6 +84,7 @@ class SlicedAttention(ShowsAttention, NotQuantized, keras.layers.Layer):
 
     def attend(self, inputs, padding_mask=None, attention_mask=None):
         """The pair of what `call` and what `attention_scores` return."""
+        self._check_inputs(inputs=inputs)
         mask = combine_masks(
             implicit_mask(inputs, padding_mask), check_attention_mask(attention_mask)
         )

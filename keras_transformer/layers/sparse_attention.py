@@ -5,8 +5,9 @@ import functools
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import MultiHeadAttention, implicit_mask
+from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.dropout import ReproducibleDropout
+from keras_transformer.layers.inputs import implicit_mask
 from keras_transformer.ops.attention import merge_heads
 from keras_transformer.ops.masks import (
     causal_mask,
@@ -142,6 +143,7 @@ class SparseAttention(MultiHeadAttention):
         if with_scores:
             mask = self.pattern_mask(ops.shape(query)[1])
             return super().attend(query, None, padding_mask, mask, training)
+        self._check_inputs(query=query)
         dropouts = iter(self._dropouts)
         context = self._pattern_attention(
             *self._project_heads(query, self.query_key_value, 3),

@@ -50,6 +50,7 @@ class TransformerXLBlock(TransformerLayer):
         self.around_feed_forward = self.residual("around_feed_forward")
 
     def build(self, inputs_shape, memory_shape=None):
+        self._build_for(inputs=inputs_shape, memory=inputs_shape)
         for part in (
             self.self_attention,
             self.feed_forward,
@@ -68,6 +69,7 @@ class TransformerXLBlock(TransformerLayer):
 
     def attend(self, inputs, memory=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""
+        self._check_inputs(inputs=inputs, memory=memory)
         padding_mask = memory_padding_mask(inputs, memory, padding_mask)
 
         def forward(inputs, memory=None):
@@ -136,6 +138,7 @@ class TransformerXL(TransformerStack):
     block_class = TransformerXLBlock
 
     def build(self, inputs_shape, memories_shape=None):
+        self._build_for(inputs=inputs_shape, memory=inputs_shape)
         self.build_blocks([inputs_shape])
 
     def call(self, inputs, memories=None, padding_mask=None, attention_mask=None, training=None):
@@ -149,6 +152,13 @@ class TransformerXL(TransformerStack):
     def attend(self, inputs, memories=None, padding_mask=None, attention_mask=None, training=None):
         """The pair of what `call` and what `attention_scores` return."""
         memories = [None] * self.num_layers if memories is None else memories
+        if len(memories) != self.num_layers:
+            raise ValueError(
+                "memories must be a list with one tensor for each block. "
+                f"Received: {len(memories)} memories for {self.num_layers} blocks."
+            )
+        for memory in memories:
+            self._check_inputs(inputs=inputs, memory=memory)
         padding_mask = memory_padding_mask(inputs, memories[0], padding_mask)
         outputs, longer, scores = inputs, [], []
         for block, memory in zip(self.blocks, memories, strict=True):

@@ -108,6 +108,7 @@ def projections(model):
 def _rebuilt(model, lora, train=None):
     """A model of the same config with this `lora`; unless None, only `train` is not frozen."""
     config = model.get_config()
+    config["trainable"] = True
     _set_lora(config["layers"], lora, train)
     return type(model).from_config(config)
 
@@ -122,13 +123,15 @@ def _set_lora(config, lora, train):
         return max([_set_lora(part, lora, train) for part in parts], default=False)
     layer_class = keras.saving.get_registered_object(config.get("registered_name"))
     if isinstance(layer_class, type) and issubclass(layer_class, TakesLoRA):
-        settings["lora"] = lora
+        settings.update(lora=lora, trainable=True)
+        settings.pop("frozen", None)
         return True
     if train is not None and settings.get("name") in train:
         return False
     takes = _set_lora(settings, lora, train)
-    if not takes and "trainable" in settings:
-        settings["trainable"] = train is None
+    settings.pop("frozen", None)
+    if "trainable" in settings:
+        settings["trainable"] = takes or train is None
     return takes
 
 

@@ -5,12 +5,14 @@ import math
 import keras
 from keras import ops
 
+from keras_transformer.ops.projection import known_rows
+
 
 def split_heads(inputs, num_heads):
     """(batch, length, heads * dim) -> (batch, heads, length, dim)."""
     dim = inputs.shape[-1] // num_heads
     # Batch is the unknown axis: with it, a batch of zero rows still has a shape.
-    heads = ops.reshape(inputs, (-1, ops.shape(inputs)[1], num_heads, dim))
+    heads = ops.reshape(inputs, (known_rows(inputs), ops.shape(inputs)[1], num_heads, dim))
     return ops.transpose(heads, (0, 2, 1, 3))
 
 
@@ -18,7 +20,8 @@ def merge_heads(inputs):
     """(batch, heads, length, dim) -> (batch, length, heads * dim)."""
     num_heads, dim = inputs.shape[1], inputs.shape[3]
     length = ops.shape(inputs)[2]
-    return ops.reshape(ops.transpose(inputs, (0, 2, 1, 3)), (-1, length, num_heads * dim))
+    shape = (known_rows(inputs), length, num_heads * dim)
+    return ops.reshape(ops.transpose(inputs, (0, 2, 1, 3)), shape)
 
 
 def attention_weights(queries, keys, mask=None, bias=None):
@@ -143,5 +146,6 @@ def relative_shift(scores):
     """
     _, num_heads, target, source = ops.shape(scores)
     padded = ops.pad(scores, ((0, 0), (0, 0), (0, 0), (1, 0)))
-    rows = ops.reshape(padded, (-1, num_heads, source + 1, target))
-    return ops.reshape(rows[:, :, 1:], (-1, num_heads, target, source))
+    batch = known_rows(scores)
+    rows = ops.reshape(padded, (batch, num_heads, source + 1, target))
+    return ops.reshape(rows[:, :, 1:], (batch, num_heads, target, source))

@@ -218,12 +218,7 @@ def combine_masks(*masks):
 
 
 def _as_attention_mask(mask):
-    dtype = getattr(mask.dtype, "name", str(mask.dtype)).replace("torch.", "")
-    if dtype != "bool":
-        raise ValueError(
-            "A mask must be boolean, True where attention is allowed. Turn zeros and ones "
-            f"into booleans with keras.ops.cast(mask, 'bool'). Received: dtype {dtype}."
-        )
+    check_boolean(mask)
     rank = len(mask.shape)
     if rank == 2:
         return ops.expand_dims(mask, 1)  # (batch, 1, source)
@@ -233,6 +228,16 @@ def _as_attention_mask(mask):
         "A mask must have the shape (batch, source) or (batch, target, source). "
         f"Received: shape {tuple(mask.shape)}."
     )
+
+
+def check_boolean(mask):
+    """Raises ValueError unless a mask is boolean."""
+    dtype = getattr(mask.dtype, "name", str(mask.dtype)).replace("torch.", "")
+    if dtype != "bool":
+        raise ValueError(
+            "A mask must be boolean, True where attention is allowed. Turn zeros and ones "
+            f"into booleans with keras.ops.cast(mask, 'bool'). Received: dtype {dtype}."
+        )
 
 
 def check_attention_mask(mask):

@@ -25,4 +25,12 @@ def project(inputs, kernel, bias=None):
     outputs = ops.matmul(rows, ops.transpose(ops.cast(kernel, inputs.dtype)))
     if bias is not None:
         outputs = outputs + ops.cast(bias, inputs.dtype)
-    return ops.reshape(outputs, (-1, *ops.shape(inputs)[1:-1], kernel.shape[0]))
+    return ops.reshape(outputs, (known_rows(inputs), *ops.shape(inputs)[1:-1], kernel.shape[0]))
+
+
+def known_rows(inputs):
+    """The number of rows for a reshape: -1 where it is not known.
+
+    Where it is, a length of 0 keeps its rows. ONNX can have one unknown axis only.
+    """
+    return -1 if inputs.shape[0] is None else inputs.shape[0]

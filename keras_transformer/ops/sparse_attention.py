@@ -18,6 +18,7 @@ from keras_transformer.ops.masks import (
     combine_masks,
     local_mask,
 )
+from keras_transformer.ops.projection import known_rows
 
 FORBIDDEN = -1e30  # finite, so that it minus itself is a number
 
@@ -155,9 +156,9 @@ def _cut(queries, keys, values, padding_mask, size):
     missing = num_blocks * size - length
 
     def cut(inputs):
-        _, heads, _, dim = inputs.shape
+        heads, dim = inputs.shape[1], inputs.shape[3]
         filled = ops.pad(inputs, [[0, 0], [0, 0], [0, missing], [0, 0]])
-        return ops.reshape(filled, (-1, heads, num_blocks, size, dim))
+        return ops.reshape(filled, (known_rows(inputs), heads, num_blocks, size, dim))
 
     queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
     return _Blocks(cut(queries), cut(keys), cut(values), cut(real))
@@ -205,14 +206,14 @@ def _summaries(blocks, summary_size, causal, dropout):
 
     def in_a_row(inputs):  # (batch, heads, 1, positions, dim): one product for all blocks
         _, heads, _, positions, dim = inputs.shape
-        return ops.reshape(inputs, (-1, heads, 1, num_blocks * positions, dim))
+        return ops.reshape(inputs, (known_rows(inputs), heads, 1, num_blocks * positions, dim))
 
     mask = _far_blocks(num_blocks, 0, causal)
     mask = ops.repeat(ops.repeat(mask, size, axis=1), summary_size, axis=2)
     keys, values, real = (in_a_row(x[:, :, :, -summary_size:]) for x in blocks[1:])
     sums = _sums(in_a_row(blocks.queries), keys, values, mask, real, dropout)
-    heads = blocks.queries.shape[1]
-    return _Sums(*(ops.reshape(x, (-1, heads, num_blocks, size, x.shape[-1])) for x in sums))
+    shape = (known_rows(blocks.queries), blocks.queries.shape[1], num_blocks, size)
+    return _Sums(*(ops.reshape(x, (*shape, x.shape[-1])) for x in sums))
 
 
 def _far_blocks(num_blocks, distance, causal):
@@ -229,7 +230,7 @@ def _sums(queries, keys, values, mask, real, dropout):
     allowed = ops.logical_and(mask, ops.swapaxes(real, -1, -2))
     scores = ops.where(allowed, ops.cast(scores, "float32"), FORBIDDEN)
     # Half of it, so that where nothing is allowed all powers are 0 and none is 1.
-    highest = ops.maximum(ops.max(scores, axis=-1, keepdims=True), FORBIDDEN / 2)
+    highest = ops.max(scores, axis=-1, keepdims=True, initial=FORBIDDEN / 2)
     highest = ops.stop_gradient(highest)  # it cancels out
     powers = ops.exp(scores - highest)
     total = ops.sum(powers, axis=-1, keepdims=True)
@@ -252,5 +253,6 @@ def _joined(parts, length):
     context = context / ops.where(total == 0.0, 1.0, total)
     _, heads, _, size, dim = context.shape
     num_blocks = ops.shape(context)[2]
-    context = ops.reshape(context, (-1, heads, num_blocks * size, dim))[:, :, :length]
+    shape = (known_rows(context), heads, num_blocks * size, dim)
+    context = ops.reshape(context, shape)[:, :, :length]
     return ops.cast(context, parts[0].context.dtype)

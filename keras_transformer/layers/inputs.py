@@ -1,0 +1,83 @@
+"""What a layer may be called with: the shapes of vectors and masks, and what it was built for."""
+
+from keras_transformer.layers.internals import mask_of
+from keras_transformer.ops.masks import check_boolean
+
+
+class ChecksInputs:
+    """A mixin for layers whose weights fit the inputs that they were built for, and no others."""
+
+    _widths = None
+
+    def _build_for(self, **shapes):
+        """Keeps the widths of the inputs, by name; None for an input that there is not."""
+        check_vectors(**shapes)
+        given = {name: shape for name, shape in shapes.items() if shape is not None}
+        self._widths = {name: shape[-1] for name, shape in given.items()}
+
+    def _check_inputs(self, **inputs):
+        """Raises ValueError for vectors of another shape, and for inputs it was built without."""
+        check_vectors(**inputs)
+        for name, vectors in inputs.items():
+            if vectors is None or self._widths is None:
+                continue
+            if name not in self._widths:
+                raise ValueError(
+                    f"The layer was built without {name}, and has no weights for it. Give it in "
+                    f"every call from the first on, or make another layer. Received: {name} of "
+                    f"shape {tuple(vectors.shape)} for {self.name}."
+                )
+            if vectors.shape[-1] != self._widths[name]:
+                raise ValueError(
+                    f"{name} must be as wide as when the layer was built: {self._widths[name]} "
+                    f"numbers a token. Received: {name} of shape {tuple(vectors.shape)} for "
+                    f"{self.name}."
+                )
+
+
+def check_vectors(**inputs):
+    """Raises ValueError unless each input, a tensor, its shape or None, has three axes."""
+    for name, given in inputs.items():
+        shape = tuple(getattr(given, "shape", given) or ())
+        if given is not None and len(shape) != 3:
+            raise ValueError(
+                f"{name} must be vectors of the shape (batch, length, dim). Join axes, or add one, "
+                f"with keras.ops.reshape. Received: {name} of shape {shape}."
+            )
+
+
+def check_ids(name, ids):
+    """Raises ValueError unless token ids have two axes."""
+    if len(ids.shape) != 2:
+        raise ValueError(
+            f"{name} must be integers of the shape (batch, length). Add an axis to a single row "
+            f"with ids[None]. Received: {name} of shape {tuple(ids.shape)}."
+        )
+
+
+def check_per_token(name, values, *inputs):
+    """Raises ValueError unless there is one value for each vector of all inputs, side by side.
+
+    Args:
+        name: of the values, such as `padding_mask`.
+        values: (batch, length).
+        *inputs: vectors, (batch, ..., dim); lengths that are not known yet may be any.
+    """
+    lengths = [vectors.shape[1] for vectors in inputs]
+    length = None if None in lengths else sum(lengths)
+    shape = tuple(values.shape)
+    if len(shape) != 2 or (None not in (length, shape[1]) and shape[1] != length):
+        expected = "length" if length is None else length
+        raise ValueError(
+            f"{name} must have the shape (batch, {expected}), one value for each token. "
+            f"Received: {name} of shape {shape}."
+        )
+
+
+def implicit_mask(inputs, padding_mask, name="padding_mask"):
+    """The given padding mask, or else the one that Keras carries with the inputs."""
+    if padding_mask is None:
+        return mask_of(inputs)
+    check_per_token(name, padding_mask, inputs)
+    check_boolean(padding_mask)
+    return padding_mask
