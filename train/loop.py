@@ -37,7 +37,7 @@ def train_on_devices(experiment_class, config, options):
     if options.deterministic:
         make_deterministic()
     strategy = (_on_jax if on_jax else _on_tensorflow)(config, options)
-    before = run.config() if run.config_file.exists() else None
+    before = run.config() if run.exists() else None
     config = with_plan(experiment_class.completed(config, before), run, strategy)
     run.holds(config)  # checked before a long text is read
     experiment = experiment_class(config)
@@ -86,7 +86,7 @@ def _on_jax(config, options):
 
 def with_plan(config, run, strategy):
     """The settings, with `CHOSEN_AT_START` taken from the run or chosen for the devices."""
-    if run.config_file.exists():
+    if run.exists():
         before = run.config()
         chosen = {name: getattr(before, name) for name in CHOSEN_AT_START}
     else:

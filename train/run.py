@@ -6,7 +6,14 @@ import pathlib
 import tempfile
 import zlib
 
-from keras_transformer.files import NotWritten, save_arrays, whole
+from keras_transformer.files import (
+    NotWritten,
+    check_writable,
+    complete,
+    is_free,
+    save_arrays,
+    whole,
+)
 from keras_transformer.serving import RunFolder
 from train.progress import read_epochs
 from train.training_config import MAY_CHANGE, in_words
@@ -28,6 +35,11 @@ class Run(RunFolder):
         self.checkpoints = self.path / "checkpoints"
         self.best_model_file = self.path / "best.keras"
         self.history_file = self.path / "history.csv"
+
+    def exists(self):
+        """Whether the folder holds a run."""
+        complete(self.path)
+        return self.config_file.exists()
 
     def config(self):
         """The settings of this run.
@@ -51,12 +63,14 @@ class Run(RunFolder):
 
         Raises:
             ValueError: if it holds a run with other settings, or something else.
+            NotWritten: if it cannot be created.
         """
-        if not self.config_file.exists():
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if not self.exists():
+            if not is_free(self.path):
                 raise ValueError(
                     f"{self.path} exists but is not a run folder. Choose another --run."
                 )
+            check_writable(self.path)
             return False
         finished = self.model_file.exists()
         refused = {
