@@ -40,6 +40,8 @@ def main(arguments=None):
     given = {name for name in (*TO_RUN, *TO_FORMAT) if getattr(flags, name) is not None}
     if given not in (set(TO_RUN), set(TO_FORMAT)):
         parser.error("give either --from and --run, or --run, --to and --output")
+    if flags.dtype is not None and flags.to is None:
+        parser.error("--dtype needs --to: --from keeps the dtype of the weights")
     with one_line_errors("Stopped. Nothing was written."):
         with without_start_up_notes():
             from keras_transformer import convert

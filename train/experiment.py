@@ -1,5 +1,6 @@
 """An experiment defines data, model and evaluation; `train_run` trains any of them."""
 
+import logging
 import sys
 
 import keras
@@ -7,6 +8,8 @@ import numpy as np
 
 from keras_transformer.training import Adam, InverseSqrtWarmup
 from train.training_config import SIZE
+
+LOG = logging.getLogger(__name__)
 
 
 class Experiment:
@@ -153,6 +156,17 @@ def optimizer_of(config):
     optimizer = Adam(rate, beta_2=config.beta_2, weight_decay=config.weight_decay or None)
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return optimizer
+
+
+def log_dropped(dropped, count, what):
+    """Logs in one line how much of a training text is left out, if anything.
+
+    Args:
+        dropped: how many, of `count`.
+        what: they are, in words.
+    """
+    if dropped:
+        LOG.warning("Dropped %s of %s training examples: %s.", f"{dropped:,}", f"{count:,}", what)
 
 
 def plan_in_words(batches):

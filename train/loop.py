@@ -25,8 +25,10 @@ from train.gpus import warn_of_idle_gpus
 from train.progress import EpochLog, StopWithoutProgress
 from train.recovery import data_of, finished_model, locked
 from train.run import Run
+from train.settings import flag_of
 from train.training_config import CHOSEN_AT_START
 
+LOG = logging.getLogger(__name__)
 MUCH_PADDING = 1 / 3  # of the batches
 
 
@@ -38,7 +40,10 @@ def train_on_devices(experiment_class, config, options):
         make_deterministic()
     strategy = (_on_jax if on_jax else _on_tensorflow)(config, options)
     before = run.config() if run.exists() else None
-    config = with_plan(experiment_class.completed(config, before), run, strategy)
+    given = config
+    config = with_plan(experiment_class.completed(given, before), run, strategy)
+    if this_worker(strategy).index == 0:
+        warn_of_no_effect(config, given)
     run.holds(config)  # checked before a long text is read
     experiment = experiment_class(config)
     with exit_when_a_worker_is_lost(strategy):
@@ -97,6 +102,13 @@ def with_plan(config, run, strategy):
     return dataclasses.replace(config, **{**chosen, **config.given(CHOSEN_AT_START)})
 
 
+def warn_of_no_effect(config, given):
+    """Warns of each given setting that has no effect, now that the config is complete."""
+    for name, words in config.without_effect().items():
+        if getattr(given, name) == getattr(config, name):
+            LOG.warning("%s has no effect: it needs %s.", flag_of(name), words)
+
+
 def is_packed(config):
     """Whether rows hold several texts, which only some experiments support."""
     return getattr(config, "packed", False)
@@ -121,7 +133,7 @@ def check_rows(config, batches, strategy):
 def warn_of_padding(config, batches):
     """Warns if few shapes make much of the batches padding."""
     if config.shapes and getattr(batches, "padding", 0) > MUCH_PADDING:
-        logging.getLogger(__name__).warning(
+        LOG.warning(
             "%.0f %% of the batches is padding with at most %d shape%s. Allow more --shapes, or "
             "leave out the longest rows with a lower --max-length.",
             100 * batches.padding, config.shapes, "" if config.shapes == 1 else "s",

@@ -159,6 +159,32 @@ class TrainingConfig:
                 f"Received: {self.warmup_steps}."
             )
 
+    def has_validation(self):
+        """Whether the settings name a validation text."""
+        raise NotImplementedError
+
+    def needs(self):
+        """The settings that only have an effect together with others.
+
+        Returns:
+            A dictionary from the name of a setting to the pair of whether it has an effect, and
+            what it needs, in words.
+        """
+        few = bool(self.shapes) or getattr(self, "packed", False)
+        return {
+            "patience": (self.has_validation(), "a validation text"),
+            "row_multiple": (few, "--shapes or --packed"),
+        }
+
+    def without_effect(self):
+        """The given settings that have no effect: a dictionary from name to what it needs."""
+        usual = type(self)()
+        return {
+            name: words
+            for name, (has_effect, words) in self.needs().items()
+            if not has_effect and getattr(self, name) != getattr(usual, name)
+        }
+
     def dimensions(self):
         """The arguments of the model's function that differ from the row of its size."""
         chosen = {"size": self.size, "pre_norm": self.pre_norm, "dtype": self.dtype}
