@@ -8,6 +8,7 @@ the new one, never a part.
 import contextlib
 import errno
 import io
+import json
 import os
 import pathlib
 import re
@@ -204,6 +205,21 @@ def load_arrays(path):
         OSError: if the file is missing or unreadable.
     """
     return dict(read_arrays(path))
+
+
+def read_json(path):
+    """Reads a JSON file.
+
+    Raises:
+        DamagedFile: if it is not JSON, or nested too deep to be read.
+        OSError: if the file is missing or unreadable.
+    """
+    try:
+        return json.loads(pathlib.Path(path).read_bytes())
+    except ValueError as error:
+        raise DamagedFile(f"{path} is damaged: {error}.") from None
+    except RecursionError:
+        raise DamagedFile(f"{path} is damaged: its content is nested too deep.") from None
 
 
 def check_archive(path):

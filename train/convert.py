@@ -16,6 +16,8 @@ import zlib
 from train.command import Parser, one_line_errors, without_start_up_notes
 
 FORMATS = ("ctranslate2", "huggingface", "keras_hub", "litert", "onnx", "openvino")
+# A setting that only one kind of run has.
+SIGNS = {"num_beams": "translation", "masking_rate": "pretraining", "pooling": "classification"}
 TO_RUN, TO_FORMAT = ("source", "run"), ("run", "to", "output")
 
 
@@ -57,6 +59,11 @@ def main(arguments=None):
             print(f"Wrote {path}.")
 
 
+def command_of(name):
+    """The `Command` of train.<name>."""
+    return importlib.import_module(f"train.{name}").main.__self__
+
+
 def save_run(converted, path):
     """Saves a converted model as a run, whole or not at all.
 
@@ -66,12 +73,12 @@ def save_run(converted, path):
     from keras_transformer.files import save_arrays, whole
     from train.run import Run
 
-    command = importlib.import_module(f"train.{converted.command}").main.__self__
+    command = command_of(converted.command)
     config = command.config_class(**converted.config)
     with whole(path) as draft:
         draft.mkdir()
         run = Run(draft, command.config_class)
-        run.save_config(config)
+        run.save_config(config, converted.target_tokenizer is not None)
         tokenizers = {run.tokenizer_file: converted.tokenizer}
         if converted.target_tokenizer is not None:
             tokenizers[run.target_tokenizer_file] = converted.target_tokenizer
@@ -90,9 +97,13 @@ def text_model_of(run):
     Models trained in half precision compute in float32, as they do in the other libraries.
     """
     from keras_transformer import convert, serving
+    from train.run import Run
 
     folder = serving.RunFolder(run)
     settings = folder.settings()
+    if "labels" not in settings:  # as in classifiers of version 0.1
+        kind = next((SIGNS[name] for name in SIGNS if name in settings), "language_model")
+        Run(run, command_of(kind).config_class).config()  # raises for what cannot be
     dtype = None if settings.get("dtype", "float32") == "float32" else "float32"
     if "num_beams" in settings:
         return serving.Translator.load(run, dtype=dtype)

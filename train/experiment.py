@@ -21,17 +21,19 @@ class Experiment:
         config: its settings, a subclass of `TrainingConfig`.
         texts: the pair of training and validation text, the latter empty or None if there is
             none; None reads those that the config names.
+        run: the `Run` if it has begun: with a checkpoint it replaces --pretrained.
 
     Raises:
         ValueError: if settings or texts are invalid.
     """
 
-    def __init__(self, config, texts=None):
+    def __init__(self, config, texts=None, run=None):
         self.config = config
         check_model_settings(config, self.sizes())
         self.train_text, self.valid_text = self.read_texts() if texts is None else texts
 
     target_tokenizer = None  # of a model whose two sides have one each
+    pretrained = None  # what --pretrained holds, as `convert.Converted`
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
@@ -114,6 +116,13 @@ class Experiment:
             accumulation_steps=self.config.accumulation_steps,
             **self.objective(batches),
         )
+
+    @staticmethod
+    def check_run(path, config_class):
+        """Raises ValueError unless a folder holds a run of this command with valid settings."""
+        from train.run import Run
+
+        Run(path, config_class).config()
 
     @classmethod
     def train(cls, config, options):

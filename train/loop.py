@@ -41,11 +41,13 @@ def train_on_devices(experiment_class, config, options):
     strategy = (_on_jax if on_jax else _on_tensorflow)(config, options)
     before = run.config() if run.exists() else None
     given = config
-    config = with_plan(experiment_class.completed(given, before), run, strategy)
+    if before is not None:
+        config = experiment_class.completed(config, before)
+    config = with_plan(config, run, strategy)
+    exists = run.holds(config)  # checked before a long text is read
+    experiment = experiment_class(config, run=run if exists else None)
     if this_worker(strategy).index == 0:
-        warn_of_no_effect(config, given)
-    run.holds(config)  # checked before a long text is read
-    experiment = experiment_class(config)
+        warn_of_no_effect(experiment.config, given)
     with exit_when_a_worker_is_lost(strategy):
         train_run(run, experiment, strategy)
         if on_jax:
@@ -191,7 +193,8 @@ def _train(run, experiment, strategy, exists, lock):
         if exists:
             run.record(config)
         else:
-            run.create(config, tokenizer, batches, experiment.target_tokenizer)
+            pretrained = experiment.pretrained and experiment.pretrained.model
+            run.create(config, tokenizer, batches, experiment.target_tokenizer, pretrained)
         _introduce(experiment, model, batches, strategy)
     from_all_workers(strategy, 0)  # the chief has created the folder
     if not exists:

@@ -27,9 +27,9 @@ LOST_MIDDLE = "read without their middle"
 class Classification(Experiment):
     """Learns `LabelledText`, and is measured by accuracy."""
 
-    def __init__(self, config, texts=None):
-        super().__init__(config, texts)
-        self.pretrained_tokenizer, self.pretrained_model = pretrained_of(config)
+    def __init__(self, config, texts=None, run=None):
+        self.pretrained = pretrained_of(config, run)
+        super().__init__(config, texts, run)
 
     def sizes(self):
         return SIZES
@@ -62,8 +62,8 @@ class Classification(Experiment):
         return text, None
 
     def make_tokenizer(self):
-        if self.pretrained_tokenizer is not None:
-            return self.pretrained_tokenizer
+        if self.pretrained is not None:
+            return self.pretrained.tokenizer
         config = self.config
         return train_sentencepiece(self.train_text.texts, config.vocabulary_size, config.tokens)
 
@@ -87,8 +87,8 @@ class Classification(Experiment):
 
     def build(self, tokenizer, batches):
         config, num_labels = self.config, len(batches.names)
-        if self.pretrained_model is not None:
-            return fine_tuned_classifier(config, self.pretrained_model, num_labels)
+        if self.pretrained is not None:
+            return fine_tuned_classifier(config, self.pretrained.model, num_labels)
         return classifier(
             tokenizer.vocabulary_size,
             num_labels,

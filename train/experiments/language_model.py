@@ -38,9 +38,10 @@ WHAT_IS_PRETRAINED = "a finished run of train.language_model, or a folder of GPT
 class LanguageModel(Experiment):
     """Learns to continue a text, bytes, and is measured in nats per token."""
 
-    def __init__(self, config, texts=None):
-        self.pretrained, self.first_id = pretrained_of(config, "embedding", WHAT_IS_PRETRAINED), 0
-        super().__init__(self.completed(config, pretrained=self.pretrained), texts)
+    def __init__(self, config, texts=None, run=None):
+        self.pretrained = pretrained_of(config, "embedding", WHAT_IS_PRETRAINED, run)
+        self.first_id = 0
+        super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
         if self.pretrained is not None:
             self.first_id = first_id_of(self.pretrained.model, self.pretrained.tokenizer)
             check_packed(self.config, self.pretrained)

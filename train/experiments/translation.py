@@ -37,9 +37,9 @@ WHAT_IS_PRETRAINED = (
 class Translation(Experiment):
     """Learns `ParallelText`, and is measured by BLEU."""
 
-    def __init__(self, config, texts=None):
-        self.pretrained = pretrained_of(config, "target_embedding", WHAT_IS_PRETRAINED)
-        super().__init__(self.completed(config, pretrained=self.pretrained), texts)
+    def __init__(self, config, texts=None, run=None):
+        self.pretrained = pretrained_of(config, "target_embedding", WHAT_IS_PRETRAINED, run)
+        super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
         if self.pretrained is not None:
             check_packed(self.config, self.pretrained)
             self.target_tokenizer = self.pretrained.target_tokenizer
