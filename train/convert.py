@@ -101,9 +101,8 @@ def text_model_of(run):
 
     folder = serving.RunFolder(run)
     settings = folder.settings()
-    if "labels" not in settings:  # as in classifiers of version 0.1
-        kind = next((SIGNS[name] for name in SIGNS if name in settings), "language_model")
-        Run(run, command_of(kind).config_class).config()  # raises for what cannot be
+    kind = next((SIGNS[name] for name in SIGNS if name in settings), "language_model")
+    Run(run, command_of(kind).config_class).check_settings()
     dtype = None if settings.get("dtype", "float32") == "float32" else "float32"
     if "num_beams" in settings:
         return serving.Translator.load(run, dtype=dtype)

@@ -122,7 +122,7 @@ class Experiment:
         """Raises ValueError unless a folder holds a run of this command with valid settings."""
         from train.run import Run
 
-        Run(path, config_class).config()
+        Run(path, config_class).check_settings()
 
     @classmethod
     def train(cls, config, options):

@@ -40,6 +40,7 @@ class RunFolder:
 
     Attributes:
         is_edited: whether config.json, once it is read, is not as the run has written it.
+        is_old: whether version 0.2 or an earlier one has written it.
 
     Examples:
         >>> RunFolder("no such folder").settings()
@@ -56,7 +57,7 @@ class RunFolder:
         self.checksums_file = self.path / "checksums.npz"
         self.labels_file = self.path / "labels.json"
         self.model_file = self.path / "model.keras"
-        self.is_edited = False
+        self.is_edited = self.is_old = False
 
     def check(self):
         """Raises ValueError if the folder does not hold a run."""
@@ -77,10 +78,9 @@ class RunFolder:
             raise DamagedFile(f"{error} {advice}") from None
         if not isinstance(content, dict):
             raise DamagedFile(f"{self.config_file} is damaged: it holds no settings. {advice}")
-        # Runs of earlier versions have neither of the two keys.
-        is_new = bool({"checksum", "target_tokenizer"} & content.keys())
+        self.is_old = not {"checksum", "target_tokenizer"} & content.keys()
         checksum = content.pop("checksum", None)
-        self.is_edited = is_new and checksum != checksum_of(content)
+        self.is_edited = not self.is_old and checksum != checksum_of(content)
         if self.is_edited:
             _warn_of_edit(str(self.config_file), checksum_of(content))
         return content
