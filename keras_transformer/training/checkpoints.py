@@ -193,7 +193,8 @@ class Checkpoints(keras.callbacks.Callback):
 
     def _warn_of_noise(self, path, saved_on):
         """Warns if the noise that dropout has drawn so far is that of another backend."""
-        drawn = any(int(state.numpy()[1]) for state in self._seeds.variables)
+        states = [v for name, v in self._variables.items() if name.startswith("seeds/")]
+        drawn = any(int(state.numpy()[1]) for state in states)  # of seed and counter
         now = keras.backend.backend()
         is_chief = this_worker(self._strategy).index == 0
         if drawn and is_chief and saved_on is not None and str(saved_on) != now:
