@@ -28,6 +28,13 @@ class TrainOptions:
         "", "also append the progress to this file, one plain line every 100 steps and each epoch"
     )
 
+    def __post_init__(self):
+        if self.strategy == "one" and (self.virtual_devices or 1) > 1:
+            raise ValueError(
+                "--virtual-devices needs another --strategy: one trains on the first device only. "
+                f"Received: --virtual-devices {self.virtual_devices}, --strategy one."
+            )
+
 
 # The docstrings below are what --help shows.
 @settings
