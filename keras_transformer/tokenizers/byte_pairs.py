@@ -114,6 +114,11 @@ class BytePairTokenizer(tf.Module):
         """Number of ids."""
         return len(self._pieces) + self.first_id
 
+    @property
+    def longest_token(self) -> int:
+        """The most bytes of a text that one token stands for."""
+        return max(map(len, self._texts))
+
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
         texts = as_texts(texts)

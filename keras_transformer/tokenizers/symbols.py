@@ -46,6 +46,11 @@ class SymbolTokenizer(tf.Module):
         """Number of ids: control ids and symbols."""
         return _FIRST_ID + (256 if self.characters is None else len(self.characters))
 
+    @property
+    def longest_token(self) -> int:
+        """The most bytes of a text that one token stands for."""
+        return 1 if self.characters is None else 4
+
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
         texts = as_texts(texts)

@@ -80,6 +80,9 @@ def check_port(host, port):
 
 def run(folder, options):
     """Serves until SIGINT or SIGTERM."""
+    if "RAY_ADDRESS" not in os.environ:
+        # Ray reads this when it is imported: it keeps a cluster of one machine on 127.0.0.1.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     try:
         import ray
         from ray import serve
