@@ -7,6 +7,7 @@ the new one, never a part.
 
 import contextlib
 import io
+import json
 import math
 import os
 import pathlib
@@ -141,6 +142,19 @@ def load_arrays(path):
         OSError: if the file is missing or unreadable.
     """
     return dict(read_arrays(path))
+
+
+def read_json(path):
+    """Reads a JSON file.
+
+    Raises:
+        ValueError: if its content is not JSON, or nested too deeply for Python.
+        OSError: if the file is missing or unreadable.
+    """
+    try:
+        return json.loads(pathlib.Path(path).read_text("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def check_archive(path):

@@ -51,7 +51,8 @@ class OpenNMTSettings:
         if words[:3] != CONTROL_WORDS or len(set(words)) != len(words) or len(words) != rows - 1:
             raise ConversionError(
                 f"{file} must hold {rows - 1} distinct words for the {rows} rows of {table}, "
-                f"{', '.join(CONTROL_WORDS)} first. Received: {len(words)}, {words[:3]} first."
+                f"{', '.join(CONTROL_WORDS)} first. Received: {len(words)}, "
+                f"{words[:3]!r:.200} first."
             )
         return words
 

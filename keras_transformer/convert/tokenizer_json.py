@@ -1,12 +1,12 @@
 """Reads `tokenizer.json` of Hugging Face's `tokenizers` as one of our tokenizers."""
 
 import base64
-import json
 
 import numpy as np
 
 from keras_transformer.convert.sentencepiece import in_our_order, our_order
 from keras_transformer.convert.tables import ConversionError
+from keras_transformer.files import read_json
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, UNKNOWN_ID
 from keras_transformer.tokenizers.sentencepiece_format import Model, ModelType, PieceType
@@ -35,10 +35,12 @@ def read_tokenizer_json(path):
         ConversionError: if the file needs something else.
     """
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = read_json(path)
         kind = content["model"]["type"]
     except (ValueError, TypeError, KeyError) as error:
-        raise ConversionError(f"{path} must be a tokenizer.json. Received: {error!r}") from None
+        raise ConversionError(
+            f"{path} must be a tokenizer.json. Received: {error!r:.300}"
+        ) from None
     readers = {"BPE": _byte_pairs, "Unigram": _unigram, "WordPiece": _word_pieces}
     if kind not in readers:
         raise ConversionError(
@@ -213,5 +215,5 @@ def _require(settings, allowed, path):
     for name, value in allowed.items():
         if settings.get(name) not in (value, None):
             raise ConversionError(
-                f"{path}: {name} must be {value!r}. Received: {settings[name]!r}."
+                f"{path}: {name} must be {value!r}. Received: {settings[name]!r:.100}."
             )

@@ -62,16 +62,24 @@ def cut(texts, before, after):
 
     Examples:
         >>> cut(tf.constant(["a dög runs", "a dog"]), 4, 2)[0].numpy().tolist()
-        [b'a d...ns', b'a dog']
+        [b'a dns', b'a dog']
     """
     texts = tf.convert_to_tensor(texts, tf.string)
     lengths = tf.strings.length(texts)  # bytes
     is_cut = lengths > before + after
-    end = tf.where(is_cut, _boundary(texts, tf.minimum(lengths, before)), lengths)
-    start = tf.where(is_cut, _boundary(texts, tf.maximum(lengths - after, 0)), lengths)
-    first = tf.strings.substr(texts, tf.zeros_like(end), end)
-    parts = [first, tf.strings.substr(texts, start, lengths - start)]
-    return tf.strings.join(parts), is_cut
+
+    def shortened():
+        parts = []
+        if before:
+            end = tf.where(is_cut, _boundary(texts, tf.minimum(lengths, before)), lengths)
+            parts.append(tf.strings.substr(texts, tf.zeros_like(end), end))
+        if after:
+            start = _boundary(texts, tf.maximum(lengths - after, 0))
+            start = tf.where(is_cut, start, lengths if before else 0)
+            parts.append(tf.strings.substr(texts, start, lengths - start))
+        return tf.strings.join(parts)
+
+    return tf.cond(tf.reduce_any(is_cut), shortened, lambda: texts), is_cut
 
 
 def _boundary(texts, places):

@@ -6,7 +6,7 @@ import zlib
 
 import keras
 
-from keras_transformer.files import DamagedFile, check_archive, read_arrays
+from keras_transformer.files import DamagedFile, check_archive, read_arrays, read_json
 from keras_transformer.serving.precision import with_dtype
 from keras_transformer.tokenizers import load_tokenizer
 
@@ -52,7 +52,7 @@ class RunFolder:
         """
         self.check()
         try:
-            return dict(json.loads(self.config_file.read_text()))
+            return dict(read_json(self.config_file))
         except (ValueError, TypeError) as error:
             raise DamagedFile(
                 f"{self.config_file} is damaged: restore it, or choose another run. "
@@ -63,7 +63,7 @@ class RunFolder:
         """The checksums of tokenizer and tokens, by name; empty if the file is unreadable."""
         try:
             return {name: int(number) for name, number in read_arrays(self.checksums_file)}
-        except (DamagedFile, FileNotFoundError):
+        except (ValueError, TypeError, FileNotFoundError):  # also if they are no numbers
             return {}
 
     def tokenizer(self):
@@ -117,7 +117,15 @@ class RunFolder:
             check_archive(self.model_file)
         except DamagedFile as error:
             raise DamagedFile(f"{error} {AGAIN}") from None
-        model = keras.saving.load_model(self.model_file, compile=False)
+        try:
+            model = keras.saving.load_model(self.model_file, compile=False)
+        except MemoryError:
+            raise
+        except Exception as error:  # Keras and h5py raise many types for forged content
+            line = " ".join(str(error).split())
+            raise DamagedFile(
+                f"{self.model_file} cannot be loaded: {line:.300}. {AGAIN}"
+            ) from error
         return model if dtype is None else with_dtype(model, dtype)
 
     def labels(self):
@@ -137,7 +145,7 @@ class RunFolder:
                 f"{self.path} holds no finished run of a classifier: there is no {path.name}."
             )
         try:
-            content = json.loads(path.read_text())
+            content = read_json(path)
             checksum = content.pop("checksum", None)
             if checksum not in (None, zlib.crc32(json.dumps(content).encode())):
                 raise ValueError("its checksum does not match")

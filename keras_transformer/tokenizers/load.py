@@ -33,4 +33,4 @@ def load_tokenizer(path):
     except OSError:
         raise
     except Exception as error:  # a damaged file makes them raise many kinds
-        raise DamagedFile(f"{path} is damaged, or holds no tokenizer: {error}") from error
+        raise DamagedFile(f"{path} is damaged, or holds no tokenizer: {error!s:.300}") from error

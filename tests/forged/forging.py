@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 NUMBERS = [0, 1, -1, 2**7, 2**15, 2**31 - 1, 2**31, -(2**31), 2**32 - 1, 2**62, 2**63, 2**64 - 1]
 VALUES = [
     None, True, False, 0, -1, 1, 0.5, -0.0, 1e308, float("nan"), float("inf"), 2**31, 2**63,
-    -(2**63), 10**400, "", "8", "\x00", "\ud800", "../../etc", "a" * 5000, [], [[]], {}, [None], ["a"],
-    [0] * 7, {"a": 1}, [{}], [["a", 1]], {"type": "Sequence"}, {"content": 3}, "BPE", "float32", "Replace",
+    -(2**63), 10**400, "", "8", "\x00", "\ud800", "../../etc", "a" * 5000, [], [[]], {},
+    [None], ["a"], [0] * 7, {"a": 1}, [{}], [["a", 1]], {"type": "Sequence"}, {"content": 3}, "BPE",
+    "float32", "Replace",
 ]  # fmt: skip
 BYTES = [
     b"\x00", b"\xff", b"\x80" * 10, b"\xff" * 10, b"{", b"[" * 3000, b'{"a":' * 3000, b"\n", b"'O'",
