@@ -61,6 +61,11 @@ def _checkpoint(folder):
     save_arrays(folder / "step.npz", {**arrays, "notes/step": np.int64(5)}.items())
 
 
+def _read_checkpoint(folder):
+    if problem := checkpoint_files.problem_with(folder / "step.npz", {}, ()):
+        raise ValueError(problem)  # a trainer looks for an older one
+
+
 def _archive(folder):
     import keras
 
@@ -244,9 +249,7 @@ SYMBOLS = _tokenizer(_save(lambda: SymbolTokenizer("abc dog")))
 # Our own parsers: 10,000 files each.
 PARSERS = {
     "arrays": Reader(_arrays, lambda folder: load_arrays(folder / "arrays.npz")),
-    "checkpoint": Reader(
-        _checkpoint, lambda folder: checkpoint_files.problem_with(folder / "step.npz", {})
-    ),
+    "checkpoint": Reader(_checkpoint, _read_checkpoint),
     "archive": Reader(_archive, lambda folder: check_archive(folder / "model.keras")),
     "run": Reader(_run, _read_run),
     "batches": Reader(_batches, _read_batches),

@@ -83,6 +83,8 @@ def run(folder, options):
     if "RAY_ADDRESS" not in os.environ:
         # Ray reads this when it is imported: it keeps a cluster of one machine on 127.0.0.1.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        # So long two agents of Ray look for its store of state if this process was killed.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
     try:
         import ray
         from ray import serve

@@ -6,11 +6,13 @@ import pathlib
 import time
 
 import numpy as np
+import ray
 import tensorflow as tf
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from ray import serve
 from ray.serve import metrics
+from ray.serve._private import replica
 from starlette.exceptions import HTTPException
 
 from train.serve.looking import Runs
@@ -117,6 +119,19 @@ def rows_of(requests):
     )
 
 
+def keep_local():
+    """Has this replica listen on 127.0.0.1, if that is where all of Ray listens.
+
+    Its port for other deployments, which Ray opens after `__init__`, has no setting. The test of
+    ports guards the names.
+    """
+    if ray.util.get_node_ip_address() == "127.0.0.1":
+        add_port = replica.add_port_to_grpc_server
+        replica.add_port_to_grpc_server = lambda server, address: add_port(
+            server, address.replace("[::]", "127.0.0.1")
+        )
+
+
 @serve.deployment(max_ongoing_requests=1000)
 @serve.ingress(app)
 class Server:
@@ -132,6 +147,7 @@ class Server:
     """
 
     def __init__(self, folder, num_versions, poll_seconds, max_batch_rows, batch_seconds, runs):
+        keep_local()
         self.max_batch_rows = max_batch_rows
         self._run_batch.set_max_batch_size(max_batch_rows)
         self._run_batch.set_batch_wait_timeout_s(batch_seconds)
