@@ -157,6 +157,11 @@ def read_json(path):
         raise ValueError("it is nested too deeply") from None
 
 
+def in_one_line(error):
+    """The message of a parser, which may hold lines of the file or all of it; else its type."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def check_archive(path):
     """Raises `DamagedFile` if a zip file, such as `model.keras`, is damaged."""
     for _ in _entries(path):
@@ -190,7 +195,7 @@ def _damage_of(path):
     except MemoryError:
         raise
     except Exception as error:
-        raise DamagedFile(f"{path} is damaged: {error or type(error).__name__}.") from error
+        raise DamagedFile(f"{path} is damaged: {in_one_line(error)}.") from error
 
 
 def _array_of(content):

@@ -11,7 +11,7 @@ import numpy as np
 from keras_transformer.convert.sentencepiece import in_our_order, read_model
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.convert.tokenizer_json import byte_pairs, merges_of, read_tokenizer_json
-from keras_transformer.files import read_json
+from keras_transformer.files import in_one_line, read_json
 from keras_transformer.tokenizers.sentencepiece_format import PieceType
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
@@ -66,8 +66,7 @@ def load_tokenizer_of(path):
     except ConversionError:
         raise
     except Exception as error:  # tensorflow-text raises RuntimeError
-        line = " ".join(str(error).split())
-        message = f"{path} has a tokenizer that is not supported: {line:.300}"
+        message = f"{path} has a tokenizer that is not supported: {in_one_line(error)}"
         raise ConversionError(message) from None
 
 

@@ -6,7 +6,7 @@ import zlib
 
 import keras
 
-from keras_transformer.files import DamagedFile, check_archive, read_arrays, read_json
+from keras_transformer.files import DamagedFile, check_archive, in_one_line, read_arrays, read_json
 from keras_transformer.serving.precision import with_dtype
 from keras_transformer.tokenizers import load_tokenizer
 
@@ -122,10 +122,8 @@ class RunFolder:
         except MemoryError:
             raise
         except Exception as error:  # Keras and h5py raise many types for forged content
-            line = " ".join(str(error).split())
-            raise DamagedFile(
-                f"{self.model_file} cannot be loaded: {line:.300}. {AGAIN}"
-            ) from error
+            line = in_one_line(error)
+            raise DamagedFile(f"{self.model_file} cannot be loaded: {line}. {AGAIN}") from error
         return model if dtype is None else with_dtype(model, dtype)
 
     def labels(self):
