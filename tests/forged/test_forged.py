@@ -102,6 +102,13 @@ def test_a_forged_file_is_read_or_refused_in_one_line(name, tmp_path):
     assert not wrong and outcomes["refused"] > 9, wrong
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SentencePiece", "model.keras", "SavedModel"])
+def test_a_forged_file_does_not_end_a_process_that_reads_it_with_foreign_code(name, tmp_path):
+    outcomes, wrong = check(name, tmp_path, 30)
+    assert not wrong and outcomes["refused"] > 3, wrong
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", READERS)
