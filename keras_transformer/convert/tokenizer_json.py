@@ -6,7 +6,7 @@ import numpy as np
 
 from keras_transformer.convert.sentencepiece import in_our_order, our_order
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.files import read_json
+from keras_transformer.files import in_one_line, read_json
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, UNKNOWN_ID
 from keras_transformer.tokenizers.sentencepiece_format import Model, ModelType, PieceType
@@ -44,7 +44,7 @@ def read_tokenizer_json(path):
     readers = {"BPE": _byte_pairs, "Unigram": _unigram, "WordPiece": _word_pieces}
     if kind not in readers:
         raise ConversionError(
-            f"{path}: the model must be {', '.join(readers)}. Received: type={kind!r}."
+            f"{path}: the model must be {', '.join(readers)}. Received: type={kind!r:.100}."
         )
     return readers[kind](content, _added(content), path)
 
@@ -206,7 +206,7 @@ def _steps(content, name, allowed, path, needed=None):
     if not steps.keys() <= set(allowed) or (needed and needed not in steps):
         raise ConversionError(
             f"{path}: the {name} must be {' or '.join(allowed) or 'missing'}; nothing else is "
-            f"supported. Received: {' and '.join(steps) or 'none'}."
+            f"supported. Received: {in_one_line(' and '.join(steps) or 'none')}."
         )
     return steps
 
