@@ -85,7 +85,7 @@ def _read(path):
     if files:
         raise ConversionError(
             f"{path / files[0]} is supported for {', '.join(CLASSES[files[0]])}. "
-            f"Received: a tokenizer_class of {settings['tokenizer_class']}."
+            f"Received: a tokenizer_class of {settings['tokenizer_class']!s:.100}."
         )
     if (path / "vocab.txt").is_file():
         given = (path / SETTINGS).is_file()  # otherwise capitals decide

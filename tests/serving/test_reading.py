@@ -9,6 +9,7 @@ import sentencepiece
 import tensorflow as tf
 
 from keras_transformer.serving import reading
+from keras_transformer.serving.publishing import c_api
 from keras_transformer.serving.reading import (
     bytes_of,
     cut,
@@ -165,3 +166,13 @@ def test_a_long_text_of_few_tokens_is_truncated_all_the_same():
         text=tf.constant(["dog"]), target_prefix=tf.constant([spaces]), max_length=[0]
     )
     assert answer["truncated"].numpy().tolist() == [True]
+
+
+@pytest.mark.slow
+def test_an_export_cuts_a_text_as_the_module_does(translator, exported):
+    text = "A dog runs in the park. " * 50_000
+    expected = translator.endpoints["serving_default"](text=tf.constant([text, "A dog"]))
+    [answer] = c_api.ask(exported, [{"inputs": {"text": [text, "A dog"]}}])
+    assert answer["outputs"]["truncated"] == [True, False]
+    found = [translation.encode() for translation in answer["outputs"]["translation"]]
+    assert found == expected["translation"].numpy().tolist()
