@@ -57,6 +57,7 @@ setup(
             *DATASETS,
             HUB,
             "jax>=0.7,<0.11",
+            "hypothesis>=6.170,<7",
             "pytest>=8,<10",
             "pytest-timeout>=2.3,<3",
             "pytest-xdist>=3.6,<4",

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import io
 import json
+import math
 import os
 import pathlib
 import re
@@ -188,7 +189,9 @@ def read_arrays(path):
         OSError: if the file is missing or unreadable.
     """
     for name, content in _entries(path):
-        yield name.removesuffix(".npy"), _array_of(content)
+        with _damage_of(path):
+            array = _array_of(content)
+        yield name.removesuffix(".npy"), array
 
 
 def load_arrays(path):
@@ -211,15 +214,18 @@ def read_json(path):
     """Reads a JSON file.
 
     Raises:
-        DamagedFile: if it is not JSON, or nested too deep to be read.
+        ValueError: if its content is not JSON, or nested too deeply for Python.
         OSError: if the file is missing or unreadable.
     """
     try:
-        return json.loads(pathlib.Path(path).read_bytes())
-    except ValueError as error:
-        raise DamagedFile(f"{path} is damaged: {error}.") from None
+        return json.loads(pathlib.Path(path).read_text("utf-8"))
     except RecursionError:
-        raise DamagedFile(f"{path} is damaged: its content is nested too deep.") from None
+        raise ValueError("it is nested too deeply") from None
+
+
+def in_one_line(error):
+    """The message of a parser, which may hold lines of the file or all of it; else its type."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def check_archive(path):
@@ -230,27 +236,52 @@ def check_archive(path):
 
 def _entries(path):
     """Yields name and content of each entry of a zip file after checking its checksum."""
-    with open(path, "rb") as file:  # outside the `try`: a missing file is not damaged
-        try:
-            with zipfile.ZipFile(file) as archive:
-                file.seek(-_LAST_RECORD, os.SEEK_END)
-                count = int.from_bytes(file.read()[10:12], "little")
-                # A wrong length in the table of contents hides the entries after it.
-                if count != min(len(archive.infolist()), 0xFFFF):
-                    raise zipfile.BadZipFile(f"not all of its {count} entries can be found")
-                for entry in archive.infolist():
-                    yield entry.filename, archive.read(entry)
-        except MemoryError:
-            raise
-        except Exception as error:  # zipfile raises many types for a damaged file
-            raise DamagedFile(f"{path} is damaged: {error or type(error).__name__}.") from error
+    with open(path, "rb") as file:  # outside `_damage_of`: a missing file is not damaged
+        with _damage_of(path):
+            archive = zipfile.ZipFile(file)
+            file.seek(-_LAST_RECORD, os.SEEK_END)
+            count = int.from_bytes(file.read()[10:12], "little")
+            # A wrong length in the table of contents hides the entries after it.
+            if count != min(len(archive.infolist()), 0xFFFF):
+                raise zipfile.BadZipFile(f"not all of its {count} entries can be found")
+        for entry in archive.infolist():
+            with _damage_of(path):
+                # Neither we nor Keras compress, and few bytes could fill the memory.
+                if entry.compress_type != zipfile.ZIP_STORED:
+                    raise zipfile.BadZipFile(f"{entry.filename!r:.100} is compressed")
+                content = archive.read(entry)
+            yield entry.filename, content
+
+
+@contextlib.contextmanager
+def _damage_of(path):
+    """Turns whatever a parser raises into `DamagedFile`: NumPy and zipfile raise many types."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise DamagedFile(f"{path} is damaged: {in_one_line(error)}.") from error
 
 
 def _array_of(content):
-    """The array in bytes of NumPy's npy format, a read-only view."""
+    """The array in bytes of NumPy's npy format, a read-only view of numbers or text.
+
+    Python would follow the bytes of any other kind, an object, as an address in memory.
+    """
     header = io.BytesIO(content)
-    np.lib.format.read_magic(header)
-    shape, in_columns, dtype = np.lib.format.read_array_header_1_0(header)
+    if (version := np.lib.format.read_magic(header)) != (1, 0):
+        raise ValueError(f"version {version} of the npy format")
+    try:
+        shape, in_columns, dtype = np.lib.format.read_array_header_1_0(header)
+    except MemoryError:  # Python's parser: the header nests too deeply
+        raise ValueError("its header cannot be parsed") from None
+    if dtype.kind not in "biufcSUV" or dtype.names or dtype.subdtype or not dtype.itemsize:
+        raise ValueError(f"arrays of type {dtype} are never written")
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"an array of shape {shape}")
+    if math.prod(shape) * dtype.itemsize != len(content) - header.tell():
+        raise ValueError(f"the bytes of an array are not those of its shape {shape}")
     order = "F" if in_columns else "C"
     return np.ndarray(shape, dtype, buffer=content, offset=header.tell(), order=order)
 

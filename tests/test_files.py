@@ -4,6 +4,7 @@ import random
 import signal
 import subprocess
 import sys
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -288,3 +289,70 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     line = f"NotWritten {path} could not be written: File too large."
     assert done.stdout.splitlines() == [line] * 4
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def header_of(**values):
+    return repr({"descr": "<i4", "fortran_order": False, "shape": (2,), **values}).encode()
+
+
+FORGED = {
+    "objects": header_of(descr="|O", shape=(1,)),
+    "objects in a structure": header_of(descr=[("a", "<i4"), ("b", "|O")]),
+    "objects by their old name": header_of(descr="i4,O"),
+    "objects in a row": header_of(descr=("|O", (2,))),
+    "times": header_of(descr="<M8[s]"),
+    "structures": header_of(descr=[("a", "<i4")]),
+    "rows": header_of(descr=("<i4", (2,)), shape=(1,)),
+    "nothing, endlessly": header_of(descr="|V0", shape=(2**62,)),
+    "negative sizes": header_of(shape=(-1, 2)),
+    "one negative size": header_of(shape=(-2,)),
+    "sizes that are truths": header_of(shape=(True, 2)),
+    "too few bytes": header_of(shape=(3,)),
+    "too many bytes": header_of(shape=(1,)),
+    "more than there is memory": header_of(shape=(2**40,)),
+    "more than there is of addresses": header_of(shape=(0, 2**62, 2**62)),
+    "no type": header_of(descr=3),
+    "an unknown type": header_of(descr="<q9"),
+    "a type in parts": header_of(descr=[("a",)]),
+    "a deep type": header_of(descr=("<i4", (2**31, 2**31))),
+    "no shape": b"{'descr': '<i4'}",
+    "no dictionary": b"3",
+    "no Python": b"\0",
+    "brackets": b"(" * 5000,
+    "signs": b"-" * 9000 + b"1",
+    "a call": b"__import__('os')._exit(3)",
+}
+LOAD = """
+import sys
+import zipfile
+from keras_transformer.files import DamagedFile, load_arrays
+for path in sys.argv[1:]:
+    try:
+        print(load_arrays(path))
+    except DamagedFile as error:
+        print("DamagedFile" if str(error).startswith(f"{path} is damaged: ") else error)
+"""
+
+
+def test_a_forged_header_is_damage(tmp_path):
+    """In a process of its own, which an address in a file would kill."""
+    paths = []
+    for number, header in enumerate(FORGED.values()):
+        content = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + b"AAAABBBB"
+        paths.append(tmp_path / f"{number}.npz")
+        with zipfile.ZipFile(paths[-1], "w") as archive:
+            archive.writestr("ids.npy", content)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, *paths], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    answers = dict(zip(FORGED, done.stdout.splitlines(), strict=True))
+    assert answers == dict.fromkeys(FORGED, "DamagedFile")
+
+
+def test_a_compressed_archive_is_refused_before_it_fills_the_memory(tmp_path):
+    path = tmp_path / "model.keras"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros.npy", bytes(2**20))
+    with pytest.raises(DamagedFile, match=r"model.keras is damaged: 'zeros.npy' is compressed\."):
+        check_archive(path)

@@ -1,10 +1,10 @@
 """A folder of a released model: config.json, weights and tokenizer files. Nothing is downloaded."""
 
-import json
 import pathlib
 
 from keras_transformer.convert.settings import Settings
 from keras_transformer.convert.tables import ConversionError, lines_of
+from keras_transformer.files import read_json
 
 SAFETENSORS_INDEX, TORCH_FILE = "model.safetensors.index.json", "pytorch_model.bin"
 TORCH_INDEX = "pytorch_model.bin.index.json"
@@ -62,7 +62,7 @@ config.json. Nothing is downloaded: give the path of a released model.
         """
         path = self.file(name)
         try:
-            return dict(json.loads(path.read_text("utf-8")))
+            return dict(read_json(path))
         except (ValueError, TypeError) as error:
             raise ConversionError(f"{path} must hold a JSON object. Received: {error}") from None
 

@@ -1,10 +1,12 @@
 """The YAML file of an OpenNMT-tf run, and the vocabularies and tokenizers that it names."""
 
+import contextlib
 import pathlib
 
 from keras_transformer.convert import settings
 from keras_transformer.convert.sentencepiece import read_model, rearranged
 from keras_transformer.convert.tables import ConversionError
+from keras_transformer.files import in_one_line
 from keras_transformer.serving.settings import SearchSettings
 
 CONTROL_WORDS = ["<blank>", "<s>", "</s>"]
@@ -51,7 +53,8 @@ class OpenNMTSettings:
         if words[:3] != CONTROL_WORDS or len(set(words)) != len(words) or len(words) != rows - 1:
             raise ConversionError(
                 f"{file} must hold {rows - 1} distinct words for the {rows} rows of {table}, "
-                f"{', '.join(CONTROL_WORDS)} first. Received: {len(words)}, {words[:3]} first."
+                f"{', '.join(CONTROL_WORDS)} first. Received: {len(words)}, "
+                f"{words[:3]!r:.200} first."
             )
         return words
 
@@ -124,9 +127,12 @@ class OpenNMTSettings:
             self.file.parent / pathlib.Path(name).name,
         ]
         for place in places:
-            if place.is_file():
-                return place
-        raise ConversionError(f"{self.file} names {name}, which is missing. Put it next to it.")
+            with contextlib.suppress(OSError):  # of a name that is too long for a file
+                if place.is_file():
+                    return place
+        raise ConversionError(
+            f"{self.file} names {in_one_line(name)}, which is missing. Put it next to it."
+        )
 
 
 def _data_of(file):
@@ -145,6 +151,6 @@ def _yaml(file):
         raise ConversionError(f"Reading {file} needs PyYAML. Install it.") from None
     try:
         return yaml.safe_load(file.read_text("utf-8"))
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         line = " ".join(str(error).split())
         raise ConversionError(f"{file} must hold YAML. Received: {line}") from None

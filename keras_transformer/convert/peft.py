@@ -11,7 +11,7 @@ import keras
 from keras_transformer.convert import bert, gpt2, marian
 from keras_transformer.convert.tables import ConversionError, arrays_of, assign, same
 from keras_transformer.convert.writing import check
-from keras_transformer.files import check_free, whole
+from keras_transformer.files import check_free, read_json, whole
 from keras_transformer.models.lora import add_lora, lora_of, projections
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -193,7 +193,7 @@ def _files(path):
 
     path = pathlib.Path(path)
     try:
-        config = dict(json.loads((path / CONFIG).read_text("utf-8")))
+        config = dict(read_json(path / CONFIG))
         arrays = load_file(path / WEIGHTS)
     except FileNotFoundError:
         raise ConversionError(f"{path} must hold {CONFIG} and {WEIGHTS}.") from None

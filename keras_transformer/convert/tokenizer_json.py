@@ -1,12 +1,12 @@
 """Reads `tokenizer.json` of Hugging Face's `tokenizers` as one of our tokenizers."""
 
 import base64
-import json
 
 import numpy as np
 
 from keras_transformer.convert.sentencepiece import in_our_order, our_order
 from keras_transformer.convert.tables import ConversionError
+from keras_transformer.files import in_one_line, read_json
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, UNKNOWN_ID
 from keras_transformer.tokenizers.sentencepiece_format import Model, ModelType, PieceType
@@ -35,14 +35,16 @@ def read_tokenizer_json(path):
         ConversionError: if the file needs something else.
     """
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = read_json(path)
         kind = content["model"]["type"]
     except (ValueError, TypeError, KeyError) as error:
-        raise ConversionError(f"{path} must be a tokenizer.json. Received: {error!r}") from None
+        raise ConversionError(
+            f"{path} must be a tokenizer.json. Received: {error!r:.300}"
+        ) from None
     readers = {"BPE": _byte_pairs, "Unigram": _unigram, "WordPiece": _word_pieces}
     if kind not in readers:
         raise ConversionError(
-            f"{path}: the model must be {', '.join(readers)}. Received: type={kind!r}."
+            f"{path}: the model must be {', '.join(readers)}. Received: type={kind!r:.100}."
         )
     return readers[kind](content, _added(content), path)
 
@@ -204,7 +206,7 @@ def _steps(content, name, allowed, path, needed=None):
     if not steps.keys() <= set(allowed) or (needed and needed not in steps):
         raise ConversionError(
             f"{path}: the {name} must be {' or '.join(allowed) or 'missing'}; nothing else is "
-            f"supported. Received: {' and '.join(steps) or 'none'}."
+            f"supported. Received: {in_one_line(' and '.join(steps) or 'none')}."
         )
     return steps
 
@@ -213,5 +215,5 @@ def _require(settings, allowed, path):
     for name, value in allowed.items():
         if settings.get(name) not in (value, None):
             raise ConversionError(
-                f"{path}: {name} must be {value!r}. Received: {settings[name]!r}."
+                f"{path}: {name} must be {value!r}. Received: {settings[name]!r:.100}."
             )

@@ -4,7 +4,6 @@ Our models pad with id 0, start with id 2 and end with id 3, so ids come in a di
 unknown, start and end first, then the others in the same order as before.
 """
 
-import json
 import pathlib
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from keras_transformer.convert.sentencepiece import in_our_order, read_model
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.convert.tokenizer_json import byte_pairs, merges_of, read_tokenizer_json
+from keras_transformer.files import in_one_line, read_json
 from keras_transformer.tokenizers.sentencepiece_format import PieceType
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
@@ -65,8 +65,9 @@ def load_tokenizer_of(path):
         return _read(pathlib.Path(path))
     except ConversionError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConversionError(f"{path} has a tokenizer that is not supported: {error}") from None
+    except Exception as error:  # tensorflow-text raises RuntimeError
+        message = f"{path} has a tokenizer that is not supported: {in_one_line(error)}"
+        raise ConversionError(message) from None
 
 
 def _read(path):
@@ -84,7 +85,7 @@ def _read(path):
     if files:
         raise ConversionError(
             f"{path / files[0]} is supported for {', '.join(CLASSES[files[0]])}. "
-            f"Received: a tokenizer_class of {settings['tokenizer_class']}."
+            f"Received: a tokenizer_class of {settings['tokenizer_class']!s:.100}."
         )
     if (path / "vocab.txt").is_file():
         given = (path / SETTINGS).is_file()  # otherwise capitals decide
@@ -149,6 +150,6 @@ def _json(path):
     if not path.is_file():
         return {}
     try:
-        return dict(json.loads(path.read_text("utf-8")))
+        return dict(read_json(path))
     except (ValueError, TypeError) as error:
         raise ConversionError(f"{path} must hold a JSON object. Received: {error}") from None

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.data.labelled_batches import check_max_length, cut_middle, fill_up
+from keras_transformer.serving.reading import read_both_ends
 from keras_transformer.serving.signatures import (
     IDS,
     NUMBER,
@@ -89,8 +90,8 @@ class ClassifierModule(ServedModule):
         Returns:
             token_ids, (batch, length), padded with 0; length and truncated, (batch,).
         """
-        ids = self.tokenizer.tokenize(text)
-        is_truncated = ids.row_lengths() > self.max_length
+        ids, is_cut = read_both_ends(self.tokenizer, text, self.max_length)
+        is_truncated = is_cut | (ids.row_lengths() > self.max_length)
         ids = cut_middle(ids, self.max_length)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         return {"token_ids": fill_up(ids), "length": lengths, "truncated": is_truncated}

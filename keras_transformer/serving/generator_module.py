@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.models.functions import GeneratorFunctions
+from keras_transformer.serving.reading import read_beginning, read_end
 from keras_transformer.serving.settings import SamplingSettings
 from keras_transformer.serving.signatures import (
     IDS,
@@ -160,7 +161,7 @@ class GeneratorModule(ServedModule):
         check_rows(prompt, max_tokens, temperature, top_k, top_p, seed)
         context = self.settings.context
         new = tf.clip_by_value(max_tokens, 1, context - 1)
-        ids = self._prompt_ids(prompt)
+        ids, is_cut = self._prompt_ids(prompt)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         kept = tf.minimum(lengths, context - new)
         newest = tf.ragged.range(lengths - kept, lengths)
@@ -173,7 +174,7 @@ class GeneratorModule(ServedModule):
         return {
             "continuation": self.tokenizer.detokenize(tf.where(is_new, written, PAD_ID)),
             "length": new,
-            "truncated": lengths > kept,
+            "truncated": is_cut | (lengths > kept),
         }
 
     def score(self, text):
@@ -187,9 +188,9 @@ class GeneratorModule(ServedModule):
             truncated, (batch,), whether the text is longer than context + 1 tokens and the rest
             was not read.
         """
-        ids = self.tokenizer.tokenize(text)
-        lengths = tf.cast(ids.row_lengths(), tf.int32)
         longest = self.settings.context + 1
+        ids, is_cut = read_beginning(self.tokenizer, text, longest)
+        lengths = tf.cast(ids.row_lengths(), tf.int32)
         ids = ids[:, :longest].to_tensor(PAD_ID)
         ids = tf.pad(ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(ids)[1])]])
         logits = tf.cast(self.functions.logits(ids[:, :-1]), tf.float32)
@@ -199,7 +200,7 @@ class GeneratorModule(ServedModule):
         return {
             "nats": tf.reduce_sum(nats * inside, axis=1),
             "length": counted,
-            "truncated": lengths > longest,
+            "truncated": is_cut | (lengths > longest),
         }
 
     def tokenize(self, text):
@@ -282,12 +283,15 @@ class GeneratorModule(ServedModule):
         )
 
     def _prompt_ids(self, prompt):
-        """The tokens of each prompt, ragged; those of `empty_prompt` where there are none."""
-        ids = self.tokenizer.tokenize(prompt)
+        """The last tokens of each prompt, ragged, and whether it was cut.
+
+        Where there is no token, those of `empty_prompt`.
+        """
+        ids, is_cut = read_end(self.tokenizer, prompt, self.settings.context - 1)
         is_empty = tf.cast(tf.equal(ids.row_lengths(), 0), tf.int32)
         replacement = tf.constant(self.empty_prompt_ids, ids.dtype)
         replacements = tf.RaggedTensor.from_row_lengths(
             tf.tile(replacement, [tf.reduce_sum(is_empty)]),
             tf.cast(is_empty * len(self.empty_prompt_ids), tf.int64),
         )
-        return tf.concat([replacements, ids], axis=1)
+        return tf.concat([replacements, ids], axis=1), is_cut

@@ -8,7 +8,7 @@ import zlib
 
 import keras
 
-from keras_transformer.files import DamagedFile, check_archive, read_arrays, read_json
+from keras_transformer.files import DamagedFile, check_archive, in_one_line, read_arrays, read_json
 from keras_transformer.serving.precision import with_dtype
 from keras_transformer.tokenizers import load_tokenizer
 
@@ -74,8 +74,8 @@ class RunFolder:
         advice = "Restore it, or choose another run."
         try:
             content = read_json(self.config_file)
-        except DamagedFile as error:
-            raise DamagedFile(f"{error} {advice}") from None
+        except ValueError as error:
+            raise DamagedFile(f"{self.config_file} is damaged: {error}. {advice}") from None
         if not isinstance(content, dict):
             raise DamagedFile(f"{self.config_file} is damaged: it holds no settings. {advice}")
         self.is_old = not {"checksum", "target_tokenizer"} & content.keys()
@@ -89,7 +89,7 @@ class RunFolder:
         """The checksums of tokenizer and tokens, by name; empty if the file is unreadable."""
         try:
             return {name: int(number) for name, number in read_arrays(self.checksums_file)}
-        except (DamagedFile, FileNotFoundError):
+        except (ValueError, TypeError, FileNotFoundError):  # also if they are no numbers
             return {}
 
     def tokenizer(self):
@@ -160,11 +160,11 @@ class RunFolder:
             model = keras.saving.load_model(self.model_file, compile=False)
         except MemoryError:
             raise
-        except Exception as error:  # Keras raises many types for what it cannot deserialise
-            reason = str(error).rpartition("Exception encountered: ")[2] or type(error).__name__
-            reason = " ".join(reason.split())[:200].rstrip(".")
+        except Exception as error:  # Keras and h5py raise many types for what they cannot load
+            reason = in_one_line(str(error).rpartition("Exception encountered: ")[2] or error)
             raise DamagedFile(
-                f"{self.model_file} holds no model that can be loaded: {reason}. {AGAIN}"
+                f"{self.model_file} holds no model that can be loaded: {reason.rstrip('.')}. "
+                f"{AGAIN}"
             ) from None
         return model if dtype is None else with_dtype(model, dtype)
 
@@ -186,9 +186,6 @@ class RunFolder:
             )
         try:
             content = read_json(path)
-        except DamagedFile as error:
-            raise DamagedFile(f"{error} {AGAIN}") from None
-        try:
             checksum = content.pop("checksum", None)
             if checksum not in (None, checksum_of(content)):
                 raise ValueError("its checksum does not match")

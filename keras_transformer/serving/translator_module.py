@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_transformer.decoding.search import beam_search
 from keras_transformer.models.functions import TranslatorFunctions
+from keras_transformer.serving.reading import read_beginning
 from keras_transformer.serving.settings import SearchSettings
 from keras_transformer.serving.signatures import (
     IDS,
@@ -119,9 +120,9 @@ class TranslatorModule(ServedModule):
         """
         check_rows(text, target_prefix, max_length)
         source_ids, is_source_truncated, is_empty = self._source(text)
-        prefix = self.target_tokenizer.tokenize(target_prefix)
         longest = self.settings.max_target_length
-        is_prefix_truncated = prefix.row_lengths() > longest - 1
+        prefix, is_prefix_cut = read_beginning(self.target_tokenizer, target_prefix, longest - 1)
+        is_prefix_truncated = is_prefix_cut | (prefix.row_lengths() > longest - 1)
         prefix = prefix[:, : longest - 1]
         shortest = tf.cast(prefix.row_lengths(), tf.int32) + 1
         limits = self._limits(source_ids, is_empty)
@@ -213,11 +214,12 @@ class TranslatorModule(ServedModule):
 
     def _source(self, text):
         """Source ids with the end token, whether each text was truncated, whether it is empty."""
-        ids, room = self.source_tokenizer.tokenize(text), self.settings.max_source_length - 1
+        room = self.settings.max_source_length - 1
+        ids, is_cut = read_beginning(self.source_tokenizer, text, room)
         lengths = ids.row_lengths()
         ends = tf.fill([ids.nrows(), 1], END_ID)
         ids = tf.concat([ids[:, :room], ends], axis=1).to_tensor(PAD_ID)
-        return ids, lengths > room, lengths == int(self.has_source_language)
+        return ids, is_cut | (lengths > room), lengths == int(self.has_source_language)
 
     def _limits(self, source_ids, is_empty):
         """The length limit of each translation: about twice its source, or Hugging Face's."""

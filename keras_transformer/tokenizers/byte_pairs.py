@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from keras_transformer.files import whole
+from keras_transformer.files import read_json, whole
 from keras_transformer.tokenizers import sentencepiece_format
 from keras_transformer.tokenizers.internals import lasting_tokenizer
 from keras_transformer.tokenizers.sentencepiece import (
@@ -85,6 +85,12 @@ class BytePairTokenizer(tf.Module):
         super().__init__(name="tokenizer")
         if first_id not in (0, len(CONTROL_PIECES)):
             raise ValueError(f"first_id must be 0 or 4. Received: first_id={first_id}.")
+        is_dictionary = isinstance(vocabulary, dict)
+        if not is_dictionary or not all(type(number) is int for number in vocabulary.values()):
+            raise ValueError(
+                "A vocabulary must be a dictionary from pieces to their ids, as in vocab.json. "
+                f"Received: {vocabulary!r:.80}."
+            )
         if sorted(vocabulary.values()) != list(range(len(vocabulary))):
             raise ValueError(
                 "The ids of a vocabulary must be 0, 1, 2 and so on. "
@@ -113,6 +119,11 @@ class BytePairTokenizer(tf.Module):
     def vocabulary_size(self) -> int:
         """Number of ids."""
         return len(self._pieces) + self.first_id
+
+    @property
+    def longest_token(self) -> int:
+        """The most bytes of a text that one token stands for."""
+        return max(map(len, self._texts))
 
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
@@ -164,15 +175,14 @@ class BytePairTokenizer(tf.Module):
     @classmethod
     def load(cls, path) -> "BytePairTokenizer":
         """Reads what `save` wrote."""
-        return cls(**json.loads(pathlib.Path(path).read_text("utf-8")))
+        return cls(**read_json(path))
 
     @classmethod
     def from_files(cls, vocabulary_path, merges_path, first_id=0) -> "BytePairTokenizer":
         """Reads GPT-2's `vocab.json` and `merges.txt` as they were released."""
         lines = pathlib.Path(merges_path).read_text("utf-8").split("\n")
         merges = [line for line in lines if line and not line.startswith("#version")]
-        vocabulary = json.loads(pathlib.Path(vocabulary_path).read_text("utf-8"))
-        return cls(vocabulary, merges, first_id)
+        return cls(read_json(vocabulary_path), merges, first_id)
 
 
 def _split_words(texts, has_end):

@@ -1,6 +1,6 @@
 """Loads a tokenizer of any kind."""
 
-from keras_transformer.files import DamagedFile
+from keras_transformer.files import DamagedFile, in_one_line
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
 from keras_transformer.tokenizers.symbols import SymbolTokenizer
@@ -33,4 +33,5 @@ def load_tokenizer(path):
     except OSError:
         raise
     except Exception as error:  # a damaged file makes them raise many kinds
-        raise DamagedFile(f"{path} is damaged, or holds no tokenizer: {error}") from error
+        message = f"{path} is damaged, or holds no tokenizer: {in_one_line(error)}"
+        raise DamagedFile(message) from error

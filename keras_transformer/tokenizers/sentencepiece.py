@@ -88,6 +88,15 @@ class SentencePieceTokenizer(tf.Module):
         return len(self._pieces)
 
     @functools.cached_property
+    def longest_token(self) -> int:
+        """The most bytes of a text that one token stands for, dropped characters not counted.
+
+        Unknown characters without a gap are one token, too.
+        """
+        # A character of four bytes may be normalised to a letter of one.
+        return 4 * max(len(piece.encode()) for piece in self._pieces)
+
+    @functools.cached_property
     def languages(self) -> dict[str, int]:
         """The ids of language tokens, such as "en" of M2M100 or "eng_Latn" of NLLB.
 

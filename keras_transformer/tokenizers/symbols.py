@@ -1,11 +1,10 @@
 """Lossless vocabularies: every character, or every byte, of a text is a token."""
 
 import json
-import pathlib
 
 import tensorflow as tf
 
-from keras_transformer.files import whole
+from keras_transformer.files import read_json, whole
 from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, END_ID, UNKNOWN_ID, as_texts
 
 _FIRST_ID = END_ID + 1
@@ -45,6 +44,11 @@ class SymbolTokenizer(tf.Module):
     def vocabulary_size(self) -> int:
         """Number of ids: control ids and symbols."""
         return _FIRST_ID + (256 if self.characters is None else len(self.characters))
+
+    @property
+    def longest_token(self) -> int:
+        """The most bytes of a text that one token stands for."""
+        return 1 if self.characters is None else 4
 
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
@@ -96,7 +100,7 @@ class SymbolTokenizer(tf.Module):
     @classmethod
     def load(cls, path) -> "SymbolTokenizer":
         """Reads what `save` wrote."""
-        return cls(json.loads(pathlib.Path(path).read_text("utf-8"))["characters"])
+        return cls(read_json(path)["characters"])
 
     def _code_points(self):
         return tf.constant([ord(character) for character in self.characters])

@@ -100,6 +100,14 @@ class WordPieceTokenizer(tf.Module):
         """The ids of [PAD], [UNK], [CLS], [SEP] and [MASK]."""
         return [self._pieces.index(piece) for piece in _SPECIAL_PIECES]
 
+    @property
+    def longest_token(self) -> int:
+        """The most bytes of a text that one token stands for, spaces and accents not counted.
+
+        An unknown word of more than 100 characters is one token, too.
+        """
+        return 4 * _LONGEST_WORD
+
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without [CLS] or [SEP]."""
         return self.tokenize_words(split_words(texts, self.lowercase)).merge_dims(1, 2)

@@ -13,6 +13,7 @@ import os
 import pathlib
 import signal
 import socket
+import subprocess
 import sys
 
 from train.command import Parser, one_line_errors, without_start_up_notes
@@ -78,8 +79,34 @@ def check_port(host, port):
             raise ValueError(f"Cannot listen on {host}:{port}: {error.strerror}.") from None
 
 
+REAPER = """
+import os, sys
+sys.stdin.read()
+for process in sys.argv[1:]:
+    try:
+        os.kill(int(process), 9)
+    except OSError:  # it has ended
+        pass
+"""
+
+
+def start_reaper():
+    """Starts a process that kills Ray's when this one ends without having killed the reaper.
+
+    If this process is killed, Ray ends its processes with it, but for two agents.
+    """
+    import psutil  # Ray has it
+
+    processes = [str(child.pid) for child in psutil.Process().children(recursive=True)]
+    command = [sys.executable, "-S", "-c", REAPER, *processes]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
 def run(folder, options):
     """Serves until SIGINT or SIGTERM."""
+    if "RAY_ADDRESS" not in os.environ:
+        # Ray reads this when it is imported: it keeps a cluster of one machine on 127.0.0.1.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     try:
         import ray
         from ray import serve
@@ -99,6 +126,7 @@ def run(folder, options):
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray.init(log_to_driver=False, logging_level="warning", **own)
     signal.signal(signal.SIGTERM, stop)  # after Ray has set its own handler
+    reaper = start_reaper() if own else None
     try:
         quiet = {"log_level": "WARNING", "enable_access_log": False}
         serve.start(
@@ -124,6 +152,8 @@ def run(folder, options):
         print(f"Serving {folder} on http://{options.host}:{options.port}/", flush=True)
         signal.pause()
     finally:
+        if reaper:
+            reaper.kill()
         serve.shutdown()
         ray.shutdown()
 

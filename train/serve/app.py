@@ -6,11 +6,13 @@ import pathlib
 import time
 
 import numpy as np
+import ray
 import tensorflow as tf
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from ray import serve
 from ray.serve import metrics
+from ray.serve._private import replica
 from starlette.exceptions import HTTPException
 
 from train.serve.looking import Runs
@@ -18,7 +20,10 @@ from train.serve.requests import ROWS, read_request, write_answer
 from train.serve.versions import Models
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the histogram
-LONGEST_BODY = 64 * 2**20  # bytes
+LONGEST_BODY = 64 * 2**20  # bytes; the state of a search on the client's side is large
+MOST_ROWS = 1024  # of a request
+MOST_TEXT = 4 * 2**20  # bytes of a request that may be tokenised, which takes 140 times as many
+LONGEST_READ = 2**20  # bytes of a text; models cut longer ones, but for the signature `tokenize`
 PAGE = pathlib.Path(__file__).with_name("page.html")
 
 app = FastAPI(openapi_url=None)
@@ -68,6 +73,23 @@ async def body_of(request):
     return bytes(body)
 
 
+async def read(request, model):
+    """What `read_request` returns, unless it would take too much memory to answer."""
+    name, inputs, form = read_request(await body_of(request), model.signatures)
+    if rows_of([(inputs,)]) > MOST_ROWS:
+        raise HTTPException(413, f"A request has at most {MOST_ROWS} rows.")
+    is_cut = "truncated" in model.signatures[name]["outputs"]
+    longest = LONGEST_READ if is_cut else LONGEST_BODY
+    texts = [array.ravel() for array in inputs.values() if array.dtype == object]
+    if sum(min(len(text), longest) for array in texts for text in array) > MOST_TEXT:
+        raise HTTPException(
+            413,
+            f"The texts of a request have at most {MOST_TEXT} bytes together. Of a text that will "
+            f"be truncated, {LONGEST_READ} count. Send fewer texts at once.",
+        )
+    return name, inputs, form
+
+
 async def events_of(first, others):
     """Server-sent events, each with the row of an answer as JSON."""
     yield event_of(first)
@@ -97,6 +119,19 @@ def rows_of(requests):
     )
 
 
+def keep_local():
+    """Has this replica listen on 127.0.0.1, if that is where all of Ray listens.
+
+    Its port for other deployments, which Ray opens after `__init__`, has no setting. The test of
+    ports guards the names.
+    """
+    if ray.util.get_node_ip_address() == "127.0.0.1":
+        add_port = replica.add_port_to_grpc_server
+        replica.add_port_to_grpc_server = lambda server, address: add_port(
+            server, address.replace("[::]", "127.0.0.1")
+        )
+
+
 @serve.deployment(max_ongoing_requests=1000)
 @serve.ingress(app)
 class Server:
@@ -112,6 +147,7 @@ class Server:
     """
 
     def __init__(self, folder, num_versions, poll_seconds, max_batch_rows, batch_seconds, runs):
+        keep_local()
         self.max_batch_rows = max_batch_rows
         self._run_batch.set_max_batch_size(max_batch_rows)
         self._run_batch.set_batch_wait_timeout_s(batch_seconds)
@@ -154,7 +190,7 @@ class Server:
     async def stream(self, name: str, request: Request):
         """Answers one row for `generate` with events, each with the continuation so far."""
         model = self.models.find(name)
-        signature, inputs, _ = read_request(await body_of(request), model.signatures)
+        signature, inputs, _ = await read(request, model)
         if "max_tokens" not in inputs or len(inputs["max_tokens"]) != 1:
             raise ValueError("Expected one row for the signature generate of a language model.")
         outputs = self._continuations(model, signature, inputs)
@@ -198,7 +234,7 @@ class Server:
 
     async def _predict(self, model, request):
         begin = time.perf_counter()
-        name, inputs, form = read_request(await body_of(request), model.signatures)
+        name, inputs, form = await read(request, model)
         outputs = await self._run(model, name, inputs)
         tags = {"model": model.name, "version": str(model.version), "signature": name}
         self.seconds.observe(time.perf_counter() - begin, tags)

@@ -7,7 +7,8 @@ from keras_transformer.serving import Translator
 from train.convert import text_model_of
 from train.serve.requests import read_json
 
-LONGEST = 1000  # characters: the weights grow with the square of the tokens
+LONGEST = 1000  # characters, each of which may be several tokens
+MOST_TOKENS = 256  # the weights, and so the page, grow with their square
 
 
 class Runs:
@@ -51,4 +52,12 @@ class Runs:
             model = self._models[name][1]
         both = isinstance(model, Translator)
         texts = [texts[key] for key in ("text", "target")[: 1 + both] if key in texts]
+        tokenizers = (model.tokenizer, getattr(model.module, "target_tokenizer", None))
+        for text, tokenizer in zip(texts, tokenizers, strict=False):
+            count = len(tokenizer.tokenize([text])[0])
+            if min(count, getattr(model.module, "max_length", count)) > MOST_TOKENS:
+                raise ValueError(
+                    f"Attention is shown of texts of at most {MOST_TOKENS} tokens. "
+                    f"Received: {count} tokens."
+                )
         return model.attention(*texts).page()

@@ -106,20 +106,57 @@ def measure(port, name, texts, expected, first, may_end):
     return times, wrong
 
 
-def replica_memory(pid):
-    """Resident MiB of the replicas that a process started, through Ray's processes."""
-    found, parents = 0.0, {}
+def descendants(pid):
+    """A process and all that it started, through others."""
+    parents = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             status = (folder / "status").read_text()
             parents[int(folder.name)] = int(status.split("PPid:")[1].split()[0])
+    found = []
     for child in parents:
         above = child
         while above in parents and above != pid:
             above = parents[above]
+        found += [child] * (above == pid)
+    return found
+
+
+def listening(pid):
+    """The addresses, in hexadecimal, on which a process and all that it started listen."""
+    sockets = set()
+    for child in descendants(pid):
+        for handle in pathlib.Path(f"/proc/{child}/fd").glob("*"):
+            with contextlib.suppress(OSError):  # it has been closed
+                sockets.add(os.readlink(handle))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            (
+                _,
+                local,
+                _,
+                state,
+                *_,
+            ) = line.split()
+            if state == "0A" and f"socket:[{line.split()[9]}]" in sockets:
+                found.append(local.split(":")[0])
+    return found
+
+
+def is_alive(pid):
+    with contextlib.suppress(OSError):
+        return "State:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
+    return False
+
+
+def replica_memory(pid):
+    """Resident MiB of the replicas that a process started, through Ray's processes."""
+    found = 0.0
+    for child in descendants(pid):
         with contextlib.suppress(OSError):
             line = pathlib.Path(f"/proc/{child}/cmdline").read_text()
-            if above == pid and line.startswith("ray::ServeReplica"):
+            if line.startswith("ray::ServeReplica"):
                 status = pathlib.Path(f"/proc/{child}/status").read_text()
                 found += int(status.split("VmRSS:")[1].split()[0]) / 1024
     assert found

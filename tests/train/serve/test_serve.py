@@ -7,6 +7,7 @@ import contextlib
 import json
 import shutil
 import threading
+import time
 import urllib.request
 
 import pytest
@@ -18,7 +19,16 @@ from tests.serving.hostile import HostileRequests, is_equal, signatures_of
 from train.serve.__main__ import main
 
 from .browser import BROWSER, browser, until
-from .client import Client, ask_for_ever, serving, wait_for
+from .client import (
+    Client,
+    ask_for_ever,
+    descendants,
+    is_alive,
+    listening,
+    replica_memory,
+    serving,
+    wait_for,
+)
 from .conftest import KINDS, TEXTS
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
@@ -253,6 +263,7 @@ def test_the_attention_is_that_of_the_run(client, runs):
     for name, wrong, code in [
         ("none", body, 404), ("..", body, 404), ("tiny", "[" * 99999, 400),
         ("tiny", [], 400), ("tiny", {"text": 7}, 400), ("tiny", {"text": "a" * 9999}, 400),
+        ("tiny", {"text": "🦜" * 999}, 400), ("tiny", {"text": "a", "target": "🦜" * 99}, 400),
         ("tiny", {"text": "\ud800"}, 400), ("tiny", {"text": "a", "more": "b"}, 400),
     ]:  # fmt: skip
         status, answer = client.send("POST", f"/v1/models/{name}:attention", wrong)
@@ -320,6 +331,46 @@ def test_metrics_are_those_of_prometheus(server, client):
 
     wait_for(lambda: "ray_keras_transformer_request_seconds_count{" in found(), 30)
     assert 'model="tiny"' in found() and "ray_serve" in found()
+
+
+def test_every_port_is_on_the_loopback_interface(server):
+    v4, v6 = "0100007F", "0000000000000000FFFF00000100007F"  # 127.0.0.1
+    found = listening(server[2].pid)
+    assert len(found) > 9 and set(found) <= {v4, v6}
+
+
+def test_all_processes_end_after_the_first_was_killed(folder):
+    with serving(folder) as (_, _, process):
+        started = descendants(process.pid)
+        process.kill()
+        process.wait()
+        assert len(started) > 5
+        wait_for(lambda: not any(map(is_alive, started)), 60)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_text_of_20_mb_is_truncated_without_taking_memory(server, client, name):
+    expected = client.predict(name, {"instances": ["A dog runs. " * 9]})[1]["predictions"]
+    before, begin = replica_memory(server[2].pid), time.monotonic()
+    status, answer = client.predict(name, {"instances": ["A dog runs. " * 1_700_000]})
+    assert status == 200 and answer["predictions"] == expected
+    assert answer["predictions"][0]["truncated"] is True
+    assert time.monotonic() - begin < 5
+    assert replica_memory(server[2].pid) - before < 400  # MiB
+
+
+@pytest.mark.parametrize(
+    "name, body, message",
+    [
+        ("tiny", {"inputs": [""] * 1025}, "A request has at most 1024 rows"),
+        ("tiny", {"inputs": ["a" * 2**20] * 5}, "have at most 4194304 bytes together"),
+        ("mood", {"inputs": [{"b64": "YWFh" * 2**19}] * 5}, "have at most 4194304 bytes together"),
+        ("writer", {"signature_name": "tokenize", "inputs": ["a" * 4194305]}, "at most 4194304"),
+    ],
+)  # fmt: skip
+def test_a_request_that_would_take_too_much_memory_is_refused(client, name, body, message):
+    status, answer = client.predict(name, body)
+    assert status == 413 and message in answer["error"]
 
 
 def test_a_folder_without_models_and_a_taken_port_are_refused(server, folder, tmp_path, capsys):
