@@ -146,15 +146,21 @@ def _bare(name):
 
 def _tokenizer(folder, size):
     """The byte pairs of a folder for a table of `size` rows."""
-    from keras_transformer.convert.tokenizer_json import byte_level, merges_of
+    from keras_transformer.convert.tokenizer_json import byte_level, check_added, merges_of
+    from keras_transformer.convert.tokenizers import check_byte_level, tokenizer_settings
 
+    settings = tokenizer_settings(folder)
+    check_byte_level(folder, settings)
+    settings.warn_of_unread()
     name = "vocab.json" if folder.has("vocab.json") else "tokenizer.json"
     file = folder.file(name)
 
     def found():
         if name == "vocab.json":
             return folder.json(name), merges_of(folder.file("merges.txt"))
-        return byte_level(folder.json(name), file)
+        content = folder.json(name)
+        check_added(content.get("added_tokens") or [], file)
+        return byte_level(content, file)
 
     return byte_pairs_of(file, found, size)
 

@@ -19,6 +19,7 @@ from keras_transformer.convert.tables import (
     norm_rows,
     projection_rows,
 )
+from keras_transformer.convert.tokenizers import tokenizer_settings
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.models.functions import layer_names
 from keras_transformer.serving.settings import SearchSettings
@@ -156,6 +157,10 @@ def read(folder: ModelFolder):
     )
     check_positions(model, weights)
     assign(rows(model, source_ids, target_ids), weights.without(POSITIONS), "Marian")
+    cutter = tokenizer_settings(folder)
+    cutter.without_effect(("source_lang", "target_lang"))
+    cutter.usual(separate_vocabs=not shared)
+    cutter.warn_of_unread()
     tokenizers = [
         sentencepiece_tokenizer(folder.file(file), _pieces(vocabulary, ids))
         for file, vocabulary, ids in (

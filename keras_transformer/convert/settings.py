@@ -153,6 +153,13 @@ number, at least 1. Received: '3'.
             self._refuse(name, "a text", value)
         return value
 
+    def items(self, name):
+        """The values of a list or of an object, none if it is missing."""
+        value = self.given(name)
+        if value is not None and not isinstance(value, (list, dict)):
+            self._refuse(name, "a list or a JSON object", value)
+        return list(value.values() if isinstance(value, dict) else value or [])
+
     def part(self, name):
         """The settings of an object inside of this one."""
         if not isinstance(self._given(name, None), dict):

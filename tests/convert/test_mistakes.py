@@ -168,7 +168,9 @@ def byte_pair_file(path, more):
     return {
         "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
-        "added_tokens": [{"content": f"new{i}", "id": len(vocabulary) + i} for i in range(more)],
+        "added_tokens": [
+            {"content": f"new{i}", "id": len(vocabulary) + i, "special": True} for i in range(more)
+        ],
     }
 
 
