@@ -116,11 +116,13 @@ def tokenizer_settings(folder):
     special += [token for key in SPECIAL_LISTS for token in settings.items(key)]
     special = {_content(token) for token in special if isinstance(token, (str, dict))}
     added = settings.items("added_tokens_decoder")
-    if not all(
-        isinstance(token, dict) and isinstance(token.get("content"), str) for token in added
-    ):
-        raise ConversionError(f"{settings.file}: added_tokens_decoder must hold tokens.")
-    known = special | {token["content"] for token in added}
+    contents = [token.get("content") if isinstance(token, dict) else None for token in added]
+    if not all(isinstance(content, str) for content in contents):
+        raise ConversionError(
+            f"{settings.file}: added_tokens_decoder must hold objects with a content. "
+            f"Received: {added!r:.80}."
+        )
+    known = special.union(contents)
     if folder.has(ADDED):
         added += [{"content": name} for name in folder.json(ADDED) if name not in known]
     check_added([token for token in added if token["content"] not in special], folder.path)

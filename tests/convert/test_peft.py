@@ -72,7 +72,7 @@ def test_mistakes_are_told(tmp_path):
     with pytest.raises(ConversionError, match=r"must have the shape \(2, 8\).*\(2, 6\)"):
         read_peft(wide, lora, "gpt2")
     changed(lora, use_dora=True)
-    with pytest.raises(ConversionError, match="use_dora is not supported"):
+    with pytest.raises(ConversionError, match=r"use_dora must be False or None.*Received: True"):
         read_peft(model, lora, "gpt2")
     changed(lora, peft_type="IA3")
     with pytest.raises(ConversionError, match=r"must be of type LORA\. Received: 'IA3'"):
