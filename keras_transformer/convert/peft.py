@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -40,13 +41,13 @@ NEUTRAL = {
         (None,),
     ),
 }  # fmt: skip
-# What chose the layers and trained them; the arrays say which layers have matrices.
+# What only training, or other values than those above, make use of.
 WITHOUT_EFFECT = (
-    "auto_mapping base_model_name_or_path corda_config eva_config exclude_modules fan_in_fan_out "
-    "inference_mode layers_pattern layers_to_transform lora_ga_config loftq_config megatron_core "
-    "modules_to_save peft_version qalora_group_size revision target_modules task_type "
+    "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode "
+    "lora_ga_config loftq_config megatron_core peft_version qalora_group_size revision "
     "velora_config".split()
 )
+HEADS = {"SEQ_CLS": ["classifier", "score"], "TOKEN_CLS": ["classifier", "score"]}
 
 
 class Naming(NamedTuple):
@@ -213,11 +214,48 @@ def _files(path):
         settings.one_of(name, *values)
     settings.without_effect(WITHOUT_EFFECT)
     settings.usual(lora_dropout=0.0, ensure_weight_tying=False)
+    weights = safetensors_of(folder.path / WEIGHTS)
+    _check_modules(settings, weights)
     rank, alpha = settings.count("r"), settings.number("lora_alpha", None)
     if settings.flag("use_rslora", False):
         alpha *= math.sqrt(rank)
     settings.warn_of_unread()
-    return (rank, alpha), safetensors_of(folder.path / WEIGHTS)
+    return (rank, alpha), weights
+
+
+def _check_modules(settings, weights):
+    """Raises ConversionError if the file holds arrays that PEFT, by the settings, would not use."""
+    targets, excluded = settings.given("target_modules"), settings.given("exclude_modules")
+    layers, saved = settings.given("layers_to_transform"), settings.items("modules_to_save")
+    saved += HEADS.get(settings.given("task_type") or "", [])
+    settings.one_of("layers_pattern", None, [])
+    for name in weights:
+        module, is_lora = name.removeprefix(START).rpartition(".")[0], name.endswith((DOWN, UP))
+        if is_lora:
+            module = module.rpartition(".")[0]
+            used = _names(targets, module, settings) and not _names(excluded, module, settings)
+            number = re.match(r".*\.[^.]*\.(\d+)\.", module)
+            if layers is not None and layers != []:
+                listed = layers if isinstance(layers, list) else [layers]
+                used = used and number is not None and int(number[1]) in listed
+        else:
+            used = any(module.endswith(str(ending)) for ending in saved)
+        if not used:
+            raise ConversionError(
+                f"{settings.file}: {'target_modules' if is_lora else 'modules_to_save'} must name "
+                f"each layer of which {WEIGHTS} holds arrays. Received: none for {name}."
+            )
+
+
+def _names(names, module, settings):
+    """Whether a list of ends of names, or a regular expression, names a module for PEFT."""
+    if isinstance(names, str):
+        try:
+            return names == "all-linear" or re.fullmatch(names, module) is not None
+        except re.error as error:
+            raise ConversionError(f"{settings.file}: {names!r:.80} is wrong: {error}") from None
+    names = names if isinstance(names, list) else []
+    return any(f".{module}".endswith(f".{name}") for name in names)
 
 
 def _placed(model, naming):
