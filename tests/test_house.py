@@ -19,7 +19,7 @@ NUMPY = {"models"}  # for numbers that are known when a model is built
 
 def arrows():
     """{room: the rooms that it may import}, itself among them, as the map has them."""
-    direct = {"files": set(), "ops": set()}
+    direct = {"files": set(), "arguments": set()}
     for left, right in re.findall(r"^(\S.*?) +-> (.*)$", MAP, re.MULTILINE):
         targets = {name.removesuffix(".py") for name in re.findall(r"(\w+(?:\.py)?)/?", right)}
         for room in re.findall(r"(\w+)/", left):
