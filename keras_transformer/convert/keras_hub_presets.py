@@ -18,6 +18,7 @@ from keras_transformer.convert.tables import ConversionError, Row, assign
 from keras_transformer.convert.tokenizer_json import merges_of
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models import bert_models, gpt2_model
+from keras_transformer.serving.settings import SamplingSettings
 
 BACKBONE_WEIGHTS, HEAD_WEIGHTS = "model.weights.h5", "task.weights.h5"
 VOCABULARY, MERGES, WORD_PIECES = (
@@ -166,7 +167,8 @@ def _read_gpt2(folder, config, with_tokenizer):
         vocabulary_size=size, max_sequence_length=context, norm_epsilon=GPT2_EPSILON, **dimensions
     )
     assign(rows(model), _arrays(folder), "KerasHub's GPT-2")
-    return gpt2.converted(model, tokenizer, context, dimensions)
+    sampling = SamplingSettings(context=context, max_tokens=context // 2)
+    return gpt2.converted(model, tokenizer, sampling, dimensions)
 
 
 def _dimensions(config):

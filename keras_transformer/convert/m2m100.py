@@ -6,6 +6,7 @@ import numpy as np
 
 from keras_transformer.convert import marian
 from keras_transformer.convert.folder import ModelFolder
+from keras_transformer.convert.generation import in_language, run_settings, search_settings
 from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.sentencepiece import with_languages
 from keras_transformer.convert.settings import Settings, pieces_of
@@ -50,8 +51,8 @@ def read(folder: ModelFolder):
     no_bias = {"final_logits_bias": np.zeros((1, config.count("vocab_size")), "float32")}
     rows = marian.rows(model, ids, ids, with_final_norms=True)
     assign(rows, marian.shared_arrays(folder) | no_bias, "M2M100")
-    settings = marian.search_settings(folder, 1024)
-    run = marian.run_settings(settings, tokenizer.vocabulary_size) | dimensions
+    settings, language = in_language(folder, search_settings(folder, ids, 1024), tokenizer)
+    run = run_settings(settings, tokenizer.vocabulary_size) | dimensions
     given = Settings(folder.json(SETTINGS) if folder.has(SETTINGS) else {}, folder.path / SETTINGS)
     if given.flag("legacy_behaviour", False):
         raise ConversionError(
@@ -59,6 +60,7 @@ def read(folder: ModelFolder):
             "which puts it after the text, is not supported. Received: legacy_behaviour=True."
         )
     languages = {name: given.text(theirs, "") for name, theirs in LANGUAGE_SETTINGS.items()}
+    languages |= language
     return Converted("translation", model, tokenizer, settings=settings, config=run | languages)
 
 

@@ -102,7 +102,7 @@ def sample(
         )
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules)
     shape = (tf.shape(rules.limits)[0], num_samples)
-    last_resort = end_id if rules.token_rules.depend_on_sequence else None
+    last_resort = end_id if rules.token_rules.change_scores else None
 
     def is_unfinished(_, samples, __):
         return tf.reduce_any(tf.logical_not(samples.has_ended))
@@ -150,9 +150,9 @@ def mask_forbidden(logits, forbidden_ids, last_resort=None):
                 "forbidden_ids must leave a token to draw. Received: "
                 f"all {size} ids of the vocabulary."
             )
-        bias = np.zeros(size, np.float32)
-        bias[list(forbidden_ids)] = -np.inf
-        logits += bias
+        ids = tf.constant([[token_id] for token_id in forbidden_ids])
+        updates = tf.fill((len(forbidden_ids),), -np.inf)
+        logits += tf.tensor_scatter_nd_update(tf.zeros(size), ids, updates)
     if last_resort is None:
         return logits
     has_one = tf.reduce_any(tf.math.is_finite(logits), axis=2, keepdims=True)

@@ -13,7 +13,7 @@ from keras_transformer.decoding.beams import (
     extend,
     start_beams,
 )
-from keras_transformer.decoding.token_rules import TokenRules
+from keras_transformer.decoding.token_rules import NO_RULES, TokenRules
 
 PAD_ID = 0
 SCORINGS = ("gnmt", "huggingface", "huggingface_early_stopping", "huggingface_never")
@@ -203,14 +203,13 @@ class Rules(NamedTuple):
 
 def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, token_rules=None):
     """Checks the arguments that searches and sampling share, and returns them as `Rules`."""
-    token_rules = TokenRules() if token_rules is None else token_rules
+    token_rules = token_rules or NO_RULES
     if not tf.is_tensor(start_id):
         check_integer("start_id", start_id, 0)
         start_id = int(start_id)
     if forbidden_ids is None:
         forbidden_ids = (PAD_ID,) if tf.is_tensor(start_id) else (PAD_ID, start_id)
     check_integer("end_id", end_id, 1, reason=" 0 is padding.")
-    forbidden_ids = (*forbidden_ids, *token_rules.forbidden_ids(end_id))
     for index, token_id in enumerate(forbidden_ids):
         check_integer(f"forbidden_ids[{index}]", token_id, 0)
     limits = tf.maximum(_integers("limits", limits, ("batch",)), 0)
@@ -232,9 +231,10 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, t
     missing = steps - tf.shape(prefix)[1]
     prefix = tf.transpose(tf.pad(prefix, [[0, 0], [0, missing]], constant_values=PAD_ID))
     forced_ids = tf.where(prefix != PAD_ID, prefix, -1)  # (steps, batch)
-    if token_rules.forces_end:  # if both force a token, the limit wins
-        is_last = tf.range(steps)[:, None] + 1 >= limits
-        forced_ids = tf.where(is_last, int(end_id), forced_ids)
+    # If both force a token, the limit wins.
+    is_last = tf.range(steps)[:, None] + 1 >= limits
+    forces_end = is_last if token_rules.forces_end else is_last & (limits <= 1)
+    forced_ids = tf.where(forces_end, int(end_id), forced_ids)
     return Rules(
         limits=limits,
         forced_ids=forced_ids[:, :, None],
@@ -270,12 +270,12 @@ def call_step(step, token_ids, parents, position, cache, rules):
 
 
 def constrained_log_probs(logits, sequences, position, rules):
-    """The log-probabilities under the rules that depend on the sequence; None without any.
+    """The log-probabilities under the rules; None if no rule changes them.
 
     With several beams the penalty of repetitions changes log-probabilities, with one beam logits,
     as in Hugging Face's beam search and greedy search.
     """
-    if not rules.token_rules.depend_on_sequence:
+    if not rules.token_rules.change_scores:
         return None
     total = tf.reduce_logsumexp(logits, axis=2, keepdims=True)
     if logits.shape[1] == 1:
@@ -284,8 +284,8 @@ def constrained_log_probs(logits, sequences, position, rules):
 
 
 def apply_rules(scores, sequences, position, rules):
-    """The scores under the rules that depend on the sequence."""
-    if not rules.token_rules.depend_on_sequence:
+    """The scores under the rules, unchanged if there are none."""
+    if not rules.token_rules.change_scores:
         return scores
     return rules.token_rules.apply(
         scores, sequences, position + 1, position, rules.first_free, rules.end_id

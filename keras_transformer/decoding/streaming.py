@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.beams import unchanged_parents
 from keras_transformer.decoding.sampling import mask_forbidden, token_sampler
-from keras_transformer.decoding.token_rules import TokenRules
+from keras_transformer.decoding.token_rules import NO_RULES
 
 
 def stream(
@@ -64,19 +64,20 @@ def stream(
     if not prompt:
         raise ValueError("The prompt must have at least one token. Received: none.")
     draw = token_sampler(seed, temperature, top_k, top_p)
-    rules = TokenRules() if token_rules is None else token_rules
-    forbidden_ids = (*forbidden_ids, *rules.forbidden_ids(end_id))
+    rules = token_rules or NO_RULES
     first_free = tf.constant([len(prompt) - 1])
-    last_resort = end_id if rules.depend_on_sequence else None
+    last_resort = end_id if rules.change_scores else None
 
     @tf.function(reduce_retracing=True, jit_compile=jit_compile)
     def advance(token_id, position, text_position, cache, sequence):
         logits, cache = step(token_id[None, None], unchanged_parents(1, 1), position, cache)
         logits = tf.cast(logits, tf.float32)
-        if rules.depend_on_sequence:
+        if rules.change_scores:
             seen = position + 1
             logits = rules.apply(logits, sequence, seen, text_position, first_free, end_id)
-        return draw(mask_forbidden(logits, forbidden_ids, last_resort), text_position)[0, 0], cache
+        return draw(mask_forbidden(logits, tuple(forbidden_ids), last_resort), text_position)[
+            0, 0
+        ], cache
 
     written, past, cache = 0, prompt[-context:], start_cache()
     read = 0  # tokens of `past` in the cache

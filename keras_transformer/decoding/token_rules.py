@@ -35,7 +35,7 @@ class TokenRules:
         begin_suppress_tokens: ids that are never chosen for the first free token.
         forced_bos_token_id: the first token, unless a prefix gives another one; None for any.
         forces_end: whether the last token within the limit is the end token; otherwise a sequence
-            may be cut off there.
+            may be cut off there, unless the limit is 1.
         start_counts_as: the id that the start token counts as; None for its own.
 
     Raises:
@@ -84,11 +84,6 @@ class TokenRules:
         values = {field.name: getattr(self, field.name) for field in fields}
         return {f.name: values[f.name] for f in fields if values[f.name] != f.default}
 
-    def forbidden_ids(self, end_id):
-        """The ids that no sequence has, whatever came before."""
-        alone = {word[0] for word in self.bad_words_ids if len(word) == 1} - {end_id}
-        return tuple(sorted(alone | set(self.suppress_tokens)))
-
     def largest_id(self):
         """The largest id of any rule; 0 if there is none."""
         one = (self.forced_bos_token_id, self.start_counts_as)
@@ -96,15 +91,10 @@ class TokenRules:
         return max([0, *(i for i in one if i is not None), *(i for ids in several for i in ids)])
 
     @property
-    def depend_on_sequence(self):
-        """Whether there are rules besides `forbidden_ids` and forced tokens."""
-        return self.repetition_penalty != 1 or bool(
-            self.no_repeat_ngram_size
-            or self.min_length
-            or self.min_new_tokens
-            or self.begin_suppress_tokens
-            or self._longer_words()
-        )
+    def change_scores(self):
+        """Whether there are rules besides forced tokens."""
+        names = {"forced_bos_token_id", "forces_end", "start_counts_as"}
+        return not self.given().keys() <= names
 
     def apply(self, scores, sequences, seen, position, first_free, end_id):
         """The scores of the next token: minus infinity where a rule forbids it.
@@ -131,7 +121,11 @@ class TokenRules:
             scores = tf.where(occurred, changed, scores)
         free = (position - first_free)[:, None, None]  # (batch, 1, 1), chosen tokens so far
         is_short = (position + 1 < self.min_length) | (free < self.min_new_tokens)
-        forbidden = [([end_id], is_short)] if self.min_length or self.min_new_tokens else []
+        alone = {word[0] for word in self.bad_words_ids if len(word) == 1} - {end_id}
+        never = sorted(alone | set(self.suppress_tokens))
+        forbidden = [(never, True)] if never else []
+        if self.min_length or self.min_new_tokens:
+            forbidden.append(([end_id], is_short))
         if self.begin_suppress_tokens:
             forbidden.append((self.begin_suppress_tokens, tf.equal(free, 0)))
         if self.no_repeat_ngram_size:
@@ -199,3 +193,6 @@ def _ids(name, values, least=0):
     for index, value in enumerate(values):
         check_integer(f"{name}[{index}]", value, 0)
     return tuple(map(int, values))
+
+
+NO_RULES = TokenRules()

@@ -238,11 +238,11 @@ def test_a_stream_obeys_the_rules_that_sampling_obeys():
 def test_a_hypothesis_may_be_cut_off_where_no_end_is_forced(prefix_table, ids_of):
     table = table_of(prefix_table, 17)
     table.logits[:, :, END] = table.log_probs[:, :, END] = -30.0
-    options = {"limits": [4, 2, 1], "token_rules": TokenRules(forces_end=False), **IDS}
+    options = {"limits": [4, 2, 3], "token_rules": TokenRules(forces_end=False), **IDS}
     found = beam_search(table.step, table.cache(3), num_beams=3, **options)
     sampled = sample(table.step, table.cache(1), seed=(1, 2), **options)
     for hypotheses in (found, sampled):
-        for row, length in enumerate([4, 2, 1]):
+        for row, length in enumerate([4, 2, 3]):
             assert {len(ids) for ids in ids_of(hypotheses, row)} == {length}
         assert END not in hypotheses.token_ids.numpy()
 
@@ -294,7 +294,7 @@ def test_bad_rules_are_refused(rules, message):
 def test_ids_beyond_the_vocabulary_are_refused(prefix_table):
     table = table_of(prefix_table, 1)
     rules = TokenRules(bad_words_ids=[[4, 7]])
-    with pytest.raises(ValueError, match="below the vocabulary size 7.*bad_words_ids=.*4, 7"):
+    with pytest.raises(ValueError, match=r"below the vocabulary size 7.*bad_words_ids=.*4, 7"):
         beam_search(
             table.step, table.cache(1), num_beams=1, limits=[3] * 3, token_rules=rules, **IDS
         )
