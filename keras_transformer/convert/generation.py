@@ -105,14 +105,15 @@ def search_settings(folder, ids, positions):
     _check(settings, ASKS_FOR_NOTHING | OF_TRANSLATIONS)
     end = int(ids.theirs[END_ID])
     _check(settings, {"eos_token_id": (end, [end]), "forced_eos_token_id": (end, [end])})
+    ours = ids.ours.tolist()
+    ours[end] = END_ID  # where the start token is a second one, it is not what this id stands for
     forces_end = settings.has("forced_eos_token_id")
-    rules = _token_rules(settings, ids.ours.tolist(), forces_end=forces_end)
+    rules = _token_rules(settings, ours, forces_end=forces_end)
     if rules.min_new_tokens:  # after the start alone, not after a language
         length = rules.min_new_tokens + 1
         rules = dataclasses.replace(rules, min_length=length, min_new_tokens=0)
     if rules.change_scores and ids.start_is_there_twice:
-        start = int(ids.ours[ids.theirs[START_ID]])
-        rules = dataclasses.replace(rules, start_counts_as=start)
+        rules = dataclasses.replace(rules, start_counts_as=ours[ids.theirs[START_ID]])
     forced = {rules.forced_bos_token_id, END_ID if rules.forces_end else None}
     if clash := forced & set(rules.suppress_tokens):
         raise ConversionError(

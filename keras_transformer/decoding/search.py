@@ -204,7 +204,9 @@ class Rules(NamedTuple):
 def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, token_rules=None):
     """Checks the arguments that searches and sampling share, and returns them as `Rules`."""
     token_rules = token_rules or NO_RULES
-    if not tf.is_tensor(start_id):
+    if tf.is_tensor(start_id):
+        start_id = _integers("start_id", start_id, ("batch",))
+    else:
         check_integer("start_id", start_id, 0)
         start_id = int(start_id)
     if forbidden_ids is None:
