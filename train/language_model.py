@@ -35,6 +35,7 @@ SIZES = {
     "transformer_xl": ("small", "enwik8", "wikitext103", "wikitext103_large"),
 }
 USUAL_MODEL = {"tokens": "characters", "model": "transformer", "size": "small", "context": 256}
+USUAL_SAMPLING = {"sampling": "{}"}
 ALL_SIZES = "; ".join(f"{', '.join(sizes)} with --model {model}" for model, sizes in SIZES.items())
 
 
@@ -83,6 +84,11 @@ class LanguageModelConfig(TrainingConfig):
     )
     stride: int | None = setting(
         None, "tokens that the window moves in evaluation; default: half of --context", ge=1
+    )
+    sampling: str | None = setting(
+        None,
+        'how the run samples, as JSON, e.g. {"temperature": 0.7, "token_rules": '
+        '{"no_repeat_ngram_size": 3}}; default: temperature 0.8, or as --pretrained',
     )
     schedule: Literal["cosine", "inverse_sqrt"] = setting(
         "cosine", "learning rate after the warm-up; cosine decays to a tenth of the peak"
@@ -159,12 +165,26 @@ class SampleOptions(DecodingOptions):
 
     prompt: str = setting("\n", "text to continue; default: a line break")
     length: int = setting(500, "tokens to write", ge=0)
-    temperature: float = setting(
-        0.8, "below 1 favours likely tokens; the minimum always chooses the likeliest", ge=0.0001
+    temperature: float | None = setting(
+        None,
+        "below 1 favours likely tokens, near 0 always takes the likeliest; default: the run's, "
+        "0.8 unless it is a converted model",
+        gt=0,
     )
-    top_k: int | None = setting(None, "draw among this many of the most likely tokens", ge=1)
+    top_k: int | None = setting(
+        None, "draw among this many of the most likely tokens; default: the run's", ge=1
+    )
     top_p: float | None = setting(
-        None, "draw among the most likely tokens that hold this probability", gt=0, le=1
+        None,
+        "draw among the most likely tokens that hold this probability; default: the run's",
+        gt=0,
+        le=1,
+    )
+    no_repeat_ngram_size: int | None = setting(
+        None, "never write the same N tokens in a row twice; 0 allows it; default: the run's", ge=0
+    )
+    repetition_penalty: float | None = setting(
+        None, "above 1 makes tokens that have occurred less likely; default: the run's", gt=0
     )
     seed: int = setting(0, "the same seed draws the same text", ge=0, le=LARGEST_SEED)
 

@@ -29,7 +29,7 @@ CHOSEN_AT_START = {"shapes": 0, "row_multiple": 1}
 MAY_CHANGE = {
     **dict.fromkeys(
         ("peak_rate", "warmup_steps", "schedule", "weight_decay", "clip_norm")
-        + ("average", "patience", "num_beams", "length_penalty", "scoring")
+        + ("average", "patience", "num_beams", "length_penalty", "scoring", "token_rules")
         + ("tensorboard", "bleu_every"),
         lambda before, now: True,
     ),

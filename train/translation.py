@@ -31,7 +31,7 @@ from train.training_config import (
     fill_in,
 )
 
-USUAL_SEARCH = {"num_beams": 5, "length_penalty": 1.0, "scoring": "gnmt"}
+USUAL_SEARCH = {"num_beams": 5, "length_penalty": 1.0, "scoring": "gnmt", "token_rules": "{}"}
 
 
 @settings
@@ -79,10 +79,17 @@ class TranslationConfig(TrainingConfig):
     length_penalty: float | None = setting(
         None, "exponent of the length penalty; default: 1, or that of --pretrained", ge=0
     )
-    scoring: Literal["gnmt", "huggingface", "huggingface_early_stopping"] | None = setting(
+    scoring: (
+        Literal["gnmt", "huggingface", "huggingface_early_stopping", "huggingface_never"] | None
+    ) = setting(
         None,
         "rules of the beam search; huggingface, for models converted from there; default: gnmt, or "
         "those of --pretrained",
+    )
+    token_rules: str | None = setting(
+        None,
+        'which tokens the search may choose, as JSON, e.g. {"no_repeat_ngram_size": 3}; default: '
+        "any, or those of --pretrained",
     )
 
     def __post_init__(self):
@@ -119,6 +126,17 @@ class SearchOptions(RunOptions):
     length_penalty: float | None = setting(
         None, "exponent of the length penalty; default: the run's", ge=0
     )
+    no_repeat_ngram_size: int | None = setting(
+        None,
+        "never translate to the same N tokens in a row twice; 0 allows it; default: the run's",
+        ge=0,
+    )
+    min_length: int | None = setting(
+        None, "fewest tokens of a translation, end token included; default: the run's", ge=0
+    )
+    repetition_penalty: float | None = setting(
+        None, "above 1 makes tokens that have occurred less likely; default: the run's", gt=0
+    )
     source_language: str = setting(
         "", "with a multilingual model: language of the texts, e.g. en; default: the run's"
     )
@@ -130,7 +148,9 @@ class EngineOptions(SearchOptions, DecodingOptions):
     """Translates with a trained run."""
 
     engine: Literal["tensorflow", "ctranslate2", "ctranslate2-int8"] = setting(
-        "tensorflow", "engine; ctranslate2 must be installed; int8 is faster and less precise"
+        "tensorflow",
+        "engine; ctranslate2 must be installed, ends its search in its own way and divides scores "
+        "by n ** exponent, so some translations differ; int8 is faster and less precise",
     )
 
 

@@ -3,17 +3,19 @@
 Source: https://opennmt.net/CTranslate2, through its own model specifications.
 """
 
+import collections
 import json
 
 import keras
 import numpy as np
 
+from keras_transformer.convert.generation import power_penalty
 from keras_transformer.convert.tables import ConversionError, require
 from keras_transformer.layers.embedding import SinusoidalEncoding
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models.functions import layer_names
 from keras_transformer.ops.positions import sinusoidal_positions
-from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, START_ID
+from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
 LIBRARIES = ("ctranslate2",)
 DTYPES = ("float32", "int8", "int16", "bfloat16", "float16")
@@ -83,9 +85,12 @@ def example(text_model, dtype="float32"):
 
 
 class CTranslate2Engine:
-    """Translates with CTranslate2, using the search settings of a `serving.Translator`.
+    """Translates with CTranslate2, as closely to a `serving.Translator` as it can search.
 
-    The length penalty is CTranslate2's, n ** length_penalty.
+    Its scores are divided by n ** exponent. With scoring="gnmt" the exponent is the one with which
+    this grows as ((5 + n) / 6) ** length_penalty does at the length of the source, and texts of
+    equal limits are translated together. A translation that reaches its limit is scored without an
+    end. `differences` tells what else the engine does in its own way.
 
     Args:
         folder: a folder made by `write`.
@@ -100,33 +105,67 @@ class CTranslate2Engine:
         self._source, self._target = translator.tokenizer, translator.module.target_tokenizer
         self.settings = translator.module.settings
 
+    def differences(self):
+        """What the engine does otherwise than the settings say, in words; "" for nothing."""
+        settings, rules = self.settings, self.settings.token_rules
+        found = []
+        if settings.num_beams > 1:
+            found.append("its own end of the search")
+            if settings.scoring == "gnmt" and settings.length_penalty:
+                found.append("a length penalty n ** exponent close to the run's")
+        if not rules.forces_end:
+            found.append("translations that are always complete")
+        if rules.begin_suppress_tokens:
+            found.append("no begin_suppress_tokens")
+        return ", ".join(found)
+
     def answer(self, texts):
         """The translations, a list of strings, and whether each text was truncated."""
-        room = self.settings.max_source_length - 1
-        rows = _pieces(self._source, texts)
-        first = _pieces(self._target, [""])[0]  # a language, or nothing
-        found = self._engine.translate_batch(
-            [row[:room] for row in rows],
-            target_prefix=[first] * len(rows) if first else None,
-            beam_size=self.settings.num_beams,
-            length_penalty=self.settings.length_penalty,
-            max_decoding_length=self.settings.max_target_length - 1,
-            min_decoding_length=0,
-            suppress_sequences=[[CONTROL_PIECES[0]], [CONTROL_PIECES[2]]],
-            max_batch_size=2048,
-            batch_type="tokens",
-        )
-        ids = {piece: i for i, piece in enumerate(_all_pieces(self._target))}
-        written = [[ids.get(piece, 0) for piece in result.hypotheses[0]] for result in found]
         import tensorflow as tf
 
-        empty = len(_pieces(self._source, [""])[0])
+        room, empty = self.settings.max_source_length - 1, len(_pieces(self._source, [""])[0])
+        rows = _pieces(self._source, texts)
+        groups = collections.defaultdict(list)
+        for index, row in enumerate(rows):
+            if len(row) > empty:
+                groups[self._search_of(min(len(row), room) + 1)].append(index)
+        ids = {piece: i for i, piece in enumerate(_all_pieces(self._target))}
+        written = [[] for _ in rows]
+        for search, indices in groups.items():
+            found = self._translate([rows[index][:room] for index in indices], dict(search))
+            for index, pieces in zip(indices, found, strict=True):
+                written[index] = [ids.get(piece, 0) for piece in pieces]
         joined = self._target.detokenize(tf.ragged.constant(written, tf.int32, ragged_rank=1))
-        translations = [
-            text.decode() if len(row) > empty else ""
-            for text, row in zip(joined.numpy(), rows, strict=True)
-        ]
-        return translations, [len(row) > room for row in rows]
+        return [text.decode() for text in joined.numpy()], [len(row) > room for row in rows]
+
+    def _search_of(self, length):
+        """The options of the search for sources of a length in tokens, end token included."""
+        settings, limit = self.settings, self.settings.max_target_length
+        if settings.scoring == "gnmt":
+            limit = min(max(2 * length + 8, settings.token_rules.min_length), limit)
+        penalty = power_penalty(settings, length)
+        return ("max_decoding_length", limit - 1), ("length_penalty", penalty)
+
+    def _translate(self, rows, search):
+        """The pieces of the best translation of each row."""
+        rules, pieces = self.settings.token_rules, _all_pieces(self._target)
+        first = _pieces(self._target, [""])[0]  # a language, or nothing
+        if rules.forced_bos_token_id is not None:
+            first = first or [pieces[rules.forced_bos_token_id]]
+        never = [[PAD_ID], [START_ID], *rules.bad_words_ids, *([i] for i in rules.suppress_tokens)]
+        found = self._engine.translate_batch(
+            rows,
+            target_prefix=[first] * len(rows) if first else None,
+            beam_size=self.settings.num_beams,
+            no_repeat_ngram_size=rules.no_repeat_ngram_size,
+            repetition_penalty=rules.repetition_penalty,
+            min_decoding_length=max(0, rules.min_length - 1),
+            suppress_sequences=[[pieces[i] for i in word] for word in never if word != (END_ID,)],
+            max_batch_size=2048,
+            batch_type="tokens",
+            **search,
+        )
+        return [result.hypotheses[0] for result in found]
 
 
 def translation_spec(model, source_pieces, target_pieces, max_length):

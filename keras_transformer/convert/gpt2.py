@@ -1,6 +1,7 @@
 """GPT-2 with Hugging Face's names, or from a KerasHub backbone."""
 
 from keras_transformer.convert.folder import ModelFolder
+from keras_transformer.convert.generation import run_sampling, sampling_settings
 from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.settings import pieces_of
 from keras_transformer.convert.tables import (
@@ -137,7 +138,8 @@ def read(folder: ModelFolder):
         **dimensions,
     )
     assign(rows(model), weights, "GPT-2")
-    return converted(model, tokenizer, context, dimensions)
+    sampling = sampling_settings(folder, size, context, tokenizer.end_of_text_id)
+    return converted(model, tokenizer, sampling, dimensions)
 
 
 def _bare(name):
@@ -189,10 +191,8 @@ def byte_pairs_of(file, found, size):
         raise ConversionError(f"{file} is a tokenizer that ours cannot be: {error}") from None
 
 
-def converted(model, tokenizer, context, dimensions):
+def converted(model, tokenizer, settings, dimensions):
     """A language model and the settings of a run with it."""
-    from keras_transformer.serving.settings import SamplingSettings
-
-    settings = SamplingSettings(context=context, max_tokens=context // 2)
-    run = {"model": "gpt2", "size": "124M", "tokens": "pieces", "context": context}
+    run = {"model": "gpt2", "size": "124M", "tokens": "pieces", "context": settings.context}
+    run["sampling"] = run_sampling(settings)
     return Converted("language_model", model, tokenizer, settings=settings, config=run | dimensions)

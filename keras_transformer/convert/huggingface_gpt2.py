@@ -1,6 +1,7 @@
 """Our language models as GPT-2 of Hugging Face's library."""
 
 from keras_transformer.convert import gpt2
+from keras_transformer.convert.generation import GENERATION, written_sampling
 from keras_transformer.convert.huggingface_parts import activation_name, check_blocks, write_json
 from keras_transformer.convert.tables import ConversionError, arrays_of
 from keras_transformer.layers.embedding import PositionEmbedding
@@ -29,7 +30,8 @@ def gpt2_folder(text_model, draft):
     tokenizer.save_files(draft / "vocab.json", draft / "merges.txt")
     end = 3 if end is None else end
     ids = {"bos_token_id": end, "eos_token_id": end}
-    write_json(draft / "generation_config.json", ids)
+    sampling = written_sampling(text_model.module.settings, max(first, 0), end)
+    write_json(draft / GENERATION, ids | sampling)
     name = tokenizer.pieces([end + max(first, 0)])[0]
     write_json(draft / "tokenizer_config.json", {
         "tokenizer_class": "GPT2Tokenizer", "model_max_length": positions.max_sequence_length,

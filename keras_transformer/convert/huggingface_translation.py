@@ -3,6 +3,7 @@
 import numpy as np
 
 from keras_transformer.convert import marian
+from keras_transformer.convert.generation import GENERATION, written_search
 from keras_transformer.convert.huggingface_parts import (
     activation_name,
     check_blocks,
@@ -23,10 +24,7 @@ def translation_folder(text_model, draft):
     longest = max(settings.max_source_length, settings.max_target_length) + 1
     _save_tokenizers(text_model.module, tables, shared, longest, draft)
     ids = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2, "bos_token_id": 2}
-    write_json(draft / "generation_config.json", ids | {
-        "forced_eos_token_id": 3, "bad_words_ids": [[0], [2]], "max_length": longest,
-        "num_beams": settings.num_beams, "length_penalty": settings.length_penalty,
-    })  # fmt: skip
+    write_json(draft / GENERATION, ids | written_search(settings))
     arrays = arrays_of(_translation_rows(model, model.get_layer("positions").interleaved))
     if "final_logits_bias" not in arrays:
         arrays["final_logits_bias"] = np.zeros((1, tables[1].vocabulary_size), "float32")

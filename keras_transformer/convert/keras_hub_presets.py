@@ -19,6 +19,7 @@ from keras_transformer.convert.tokenizer_json import merges_of
 from keras_transformer.convert.weights import Weights
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models import bert_models, gpt2_model
+from keras_transformer.serving.settings import SamplingSettings
 
 BACKBONE_WEIGHTS, HEAD_WEIGHTS = "model.weights.h5", "task.weights.h5"
 VOCABULARY, MERGES, WORD_PIECES = (
@@ -178,7 +179,8 @@ def _read_gpt2(folder, config, with_tokenizer):
     )
     assign(rows(model), weights, "KerasHub's GPT-2")
     config.warn_of_unread()
-    return gpt2.converted(model, tokenizer, context, dimensions)
+    sampling = SamplingSettings(context=context, max_tokens=context // 2)
+    return gpt2.converted(model, tokenizer, sampling, dimensions)
 
 
 def _check(weights, family, stack, size, longest, dimensions):

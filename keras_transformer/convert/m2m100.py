@@ -6,6 +6,7 @@ import numpy as np
 
 from keras_transformer.convert import bert, marian
 from keras_transformer.convert.folder import ModelFolder
+from keras_transformer.convert.generation import in_language, run_settings, search_settings
 from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.sentencepiece import with_languages
 from keras_transformer.convert.settings import Settings, pieces_of
@@ -65,8 +66,8 @@ def read(folder: ModelFolder):
     rows = marian.rows(model, ids, ids, with_final_norms=True)
     marian.check_positions(model, weights)
     assign(rows, weights.without(marian.POSITIONS).joined(Weights.of(no_bias)), "M2M100")
-    settings = marian.search_settings(folder, 1024)
-    run = marian.run_settings(settings, tokenizer.vocabulary_size) | dimensions
+    settings, language = in_language(folder, search_settings(folder, ids, 1024), tokenizer)
+    run = run_settings(settings, tokenizer.vocabulary_size) | dimensions
     given = Settings(folder.json(SETTINGS) if folder.has(SETTINGS) else {}, folder.path / SETTINGS)
     if given.flag("legacy_behaviour", False):
         raise ConversionError(
@@ -74,6 +75,7 @@ def read(folder: ModelFolder):
             "which puts it after the text, is not supported. Received: legacy_behaviour=True."
         )
     languages = {name: given.text(theirs, "") for name, theirs in LANGUAGE_SETTINGS.items()}
+    languages |= language
     return Converted("translation", model, tokenizer, settings=settings, config=run | languages)
 
 

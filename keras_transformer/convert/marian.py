@@ -7,9 +7,10 @@ import numpy as np
 
 from keras_transformer.convert import bert
 from keras_transformer.convert.folder import ModelFolder
+from keras_transformer.convert.generation import run_settings, search_settings
 from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.sentencepiece import our_order, sentencepiece_tokenizer
-from keras_transformer.convert.settings import Settings, pieces_of
+from keras_transformer.convert.settings import pieces_of
 from keras_transformer.convert.tables import (
     ConversionError,
     Row,
@@ -22,10 +23,8 @@ from keras_transformer.convert.tables import (
 from keras_transformer.convert.tokenizers import tokenizer_settings
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.models.functions import layer_names
-from keras_transformer.serving.settings import SearchSettings
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
-GENERATION = "generation_config.json"
 NEVER = -100.0  # the bias of an id that is never chosen; label smoothing would show a lower one
 ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}
 ONE_TABLE = (
@@ -168,7 +167,7 @@ def read(folder: ModelFolder):
             ("target.spm", target, target_ids),
         )
     ]
-    search = search_settings(folder, 512)
+    search = search_settings(folder, target_ids, 512)
     run = run_settings(search, len(source_ids.theirs)) | dimensions
     return Converted("translation", model, *tokenizers, settings=search, config=run)
 
@@ -205,34 +204,6 @@ def dimensions_of(folder, pre_norm, activation):
         "dropout": settings.share("dropout", 0.1),
         "pre_norm": pre_norm,
         "activation": ACTIVATIONS[activation],
-    }
-
-
-def search_settings(folder, positions):
-    """The `SearchSettings` of a folder; `positions` is how many its family usually has."""
-    settings, file = folder.settings, folder.settings.file
-    given = settings.values
-    if folder.has(GENERATION):
-        given, file = {**given, **folder.json(GENERATION)}, folder.path / GENERATION
-    generation = Settings(given, file)
-    early = generation.flag("early_stopping", False)
-    return SearchSettings(
-        num_beams=generation.count("num_beams", 1),
-        length_penalty=generation.number("length_penalty", 1.0),
-        max_source_length=settings.count("max_position_embeddings", positions, least=2),
-        max_target_length=generation.count("max_length", positions, least=3) - 1,  # without start
-        scoring="huggingface_early_stopping" if early else "huggingface",
-    )
-
-
-def run_settings(settings, vocabulary_size):
-    """The settings of a search that a run keeps."""
-    return {
-        "vocabulary_size": vocabulary_size,
-        "num_beams": settings.num_beams,
-        "length_penalty": settings.length_penalty,
-        "scoring": settings.scoring,
-        "max_length": settings.max_target_length,
     }
 
 

@@ -3,8 +3,9 @@
 import ast
 import pathlib
 
+from keras_transformer.convert.generation import run_settings
 from keras_transformer.convert.loading import Converted
-from keras_transformer.convert.marian import Ids, run_settings
+from keras_transformer.convert.marian import Ids
 from keras_transformer.convert.opennmt_settings import OpenNMTSettings
 from keras_transformer.convert.sentencepiece import our_order
 from keras_transformer.convert.settings import Settings

@@ -19,5 +19,14 @@ from keras_transformer.decoding.beams import NO_HYPOTHESIS_SCORE, Hypotheses
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search, greedy_search
 from keras_transformer.decoding.streaming import stream
+from keras_transformer.decoding.token_rules import TokenRules
 
-__all__ = ["NO_HYPOTHESIS_SCORE", "Hypotheses", "beam_search", "greedy_search", "sample", "stream"]
+__all__ = [
+    "NO_HYPOTHESIS_SCORE",
+    "Hypotheses",
+    "TokenRules",
+    "beam_search",
+    "greedy_search",
+    "sample",
+    "stream",
+]

@@ -71,8 +71,12 @@ def start_beams(limits, num_beams, n_best, start_id, capacity=None):
 
 
 def start_ids(shape, start_id, capacity=None):
-    """Sequences of the start token alone, (*shape, 1), or with room, (*shape, 1 + capacity)."""
-    ids = tf.fill((*shape, 1), start_id)
+    """Sequences of the start token alone, (*shape, 1), or with room, (*shape, 1 + capacity).
+
+    The start token is an integer, or one per row.
+    """
+    ids = tf.reshape(start_id, (-1, 1, 1)) if tf.is_tensor(start_id) else start_id
+    ids = tf.broadcast_to(ids, (*shape, 1))
     return ids if capacity is None else tf.pad(ids, [[0, 0], [0, 0], [0, capacity]])
 
 
@@ -88,7 +92,7 @@ def unchanged_parents(batch_size, num_beams):
     return tf.tile(tf.range(num_beams)[None], (batch_size, 1))
 
 
-def extend(beams, candidates, end_id, penalty, column=None, best_may_end=False):
+def extend(beams, candidates, end_id, penalty, column=None, best_may_end=False, is_last=None):
     """Splits the candidates into finished sequences, which never change again, and live ones.
 
     Args:
@@ -98,6 +102,8 @@ def extend(beams, candidates, end_id, penalty, column=None, best_may_end=False):
         penalty: length penalty of the extended sequences, float32 scalar.
         column: of the token, if the ids have room for it; None if they grow.
         best_may_end: whether only the best candidates, as many as beams, may finish.
+        is_last: whether a row has reached its limit, so that sequences finish without an end
+            token, (batch, 1); None if the limit forces one.
 
     Returns:
         The state after the token.
@@ -107,6 +113,8 @@ def extend(beams, candidates, end_id, penalty, column=None, best_may_end=False):
     sequences = tf.gather(beams.live_ids, candidates.beams, batch_dims=1)
     sequences = append_ids(sequences, candidates.token_ids, column)  # (batch, candidates, t + 2)
     is_end = tf.equal(candidates.token_ids, end_id)
+    if is_last is not None:
+        is_end |= is_last
     finishes = is_end
     if best_may_end:
         best = tf.math.top_k(candidates.log_probs, num_beams).indices
@@ -132,7 +140,9 @@ def extend(beams, candidates, end_id, penalty, column=None, best_may_end=False):
     )
 
 
-def best_candidates(logits, live_log_probs, forced_ids, forbidden_ids, forced_are_free=False):
+def best_candidates(
+    logits, live_log_probs, forced_ids, forbidden_ids, forced_are_free=False, free=None
+):
     """The most probable extensions of the live sequences of each row.
 
     There are twice as many candidates as beams, so that live sequences remain even if the best
@@ -148,6 +158,8 @@ def best_candidates(logits, live_log_probs, forced_ids, forbidden_ids, forced_ar
         forced_ids: the only token that a row may take, (batch, 1); -1 leaves the row free.
         forbidden_ids: ids that a free row never takes, a tuple of Python integers.
         forced_are_free: whether forced tokens leave the log-probability as it is.
+        free: log-probabilities to choose from where the choice is free, of the same shape as the
+            logits; None for those of the logits.
 
     Returns:
         `Candidates`.
@@ -158,7 +170,12 @@ def best_candidates(logits, live_log_probs, forced_ids, forbidden_ids, forced_ar
     offsets = live_log_probs[:, :, None] - _log_sum_exp(blocks, maxima)  # (batch, beams, 1)
 
     count = num_beams * 2 if num_beams > 1 and vocabulary_size > 1 else num_beams
-    free_log_probs, indices = _top_indices(blocks, maxima, offsets, forbidden_ids, count)
+    if free is None:
+        choice = blocks, maxima, offsets
+    else:
+        free = _in_blocks(free)
+        choice = free, tf.reduce_max(free, axis=3), live_log_probs[:, :, None]
+    free_log_probs, indices = _top_indices(*choice, forbidden_ids, count)
     given = live_log_probs[:, :, None] if forced_are_free else None
     forced_log_probs, forced_indices = _forced(logits, offsets, forced_ids, blocks, count, given)
     is_forced = forced_ids >= 0

@@ -1,18 +1,18 @@
 """Samples sequences from a step function."""
 
 import functools
-import numbers
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.decoding.beams import append_ids, start_ids, unchanged_parents
 from keras_transformer.decoding.draws import fold_in, uniform
 from keras_transformer.decoding.search import (
     PAD_ID,
+    apply_rules,
     call_step,
-    check_at_least,
     read_hypotheses,
     read_rules,
     run_loop,
@@ -42,6 +42,7 @@ def sample(
     forbidden_ids=None,
     prefix=None,
     capacity=None,
+    token_rules=None,
 ):
     """Samples each token from the model's distribution, with temperature, top-k and top-p.
 
@@ -62,7 +63,7 @@ def sample(
         step: as for `beam_search`, with samples instead of beams.
         cache: as for `beam_search`.
         limits: as for `beam_search`.
-        start_id: as for `beam_search`.
+        start_id: as for `beam_search`; or integers (batch,), e.g. the first token of a prompt.
         end_id: as for `beam_search`.
         seed: two integers, or an int32 or int64 tensor of shape (2,) or (batch, 2).
         num_samples: independent sequences per row, at least 1.
@@ -75,10 +76,11 @@ def sample(
         forbidden_ids: as for `beam_search`.
         prefix: as for `beam_search`.
         capacity: as for `beam_search`; with one, `seed` needs a pair per row.
+        token_rules: as for `beam_search`; they change logits before the temperature does.
 
     Returns:
         `Hypotheses`, not ranked. The score is the sum of the model's log-probabilities, without
-        temperature, top_k and top_p.
+        temperature, top_k, top_p and token_rules.
 
     Raises:
         ValueError: if an argument is out of range, or every token is forbidden.
@@ -91,15 +93,16 @@ def sample(
         >>> drawn.token_ids.numpy().tolist()
         [[[3, 4, 5]]]
     """
-    check_at_least("num_samples", num_samples, 1)
+    check_integer("num_samples", num_samples, 1)
     draw = token_sampler(seed, temperature, top_k, top_p)
     if capacity is not None and not isinstance(draw, functools.partial):
         raise ValueError(
             "With a capacity, seed must have the shape (batch, 2): from one seed for all rows "
             f"TensorFlow draws different numbers under XLA. Received: shape {np.shape(seed)}."
         )
-    rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity)
+    rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules)
     shape = (tf.shape(rules.limits)[0], num_samples)
+    last_resort = end_id if rules.token_rules.change_scores else None
 
     def is_unfinished(_, samples, __):
         return tf.reduce_any(tf.logical_not(samples.has_ended))
@@ -107,10 +110,15 @@ def sample(
     def advance(position, samples, cache):
         newest = tf.gather(samples.token_ids, position, axis=2)
         logits, cache = call_step(step, newest, unchanged_parents(*shape), position, cache, rules)
-        drawn = draw(mask_forbidden(logits, rules.forbidden_ids), position)
+        allowed = apply_rules(logits, samples.token_ids, position, rules)
+        drawn = draw(mask_forbidden(allowed, rules.forbidden_ids, last_resort), position)
         forced = tf.gather(rules.forced_ids, position)  # (batch, 1)
         drawn, column = tf.where(forced < 0, drawn, forced), None if rules.grows else position + 1
-        return position + 1, _append(samples, drawn, logits, rules, column), cache
+        samples = _append(samples, drawn, logits, rules, column)
+        if not rules.token_rules.forces_end:
+            is_last = (position + 1 >= rules.limits)[:, None]
+            samples = samples._replace(has_ended=samples.has_ended | is_last)
+        return position + 1, samples, cache
 
     samples = Samples(
         token_ids=start_ids(shape, rules.start_id, capacity),
@@ -133,18 +141,23 @@ def _append(samples, token_ids, logits, rules, column):
     )
 
 
-def mask_forbidden(logits, forbidden_ids):
-    """The logits with minus infinity for the forbidden tokens."""
-    if not forbidden_ids:
+def mask_forbidden(logits, forbidden_ids, last_resort=None):
+    """The logits with minus infinity for forbidden tokens, except for an id if none is left."""
+    if forbidden_ids:
+        size = logits.shape[2]
+        if len(set(forbidden_ids)) == size:
+            raise ValueError(
+                "forbidden_ids must leave a token to draw. Received: "
+                f"all {size} ids of the vocabulary."
+            )
+        ids = tf.constant([[token_id] for token_id in forbidden_ids])
+        updates = tf.fill((len(forbidden_ids),), -np.inf)
+        logits += tf.tensor_scatter_nd_update(tf.zeros(size), ids, updates)
+    if last_resort is None:
         return logits
-    size = logits.shape[2]
-    if len(set(forbidden_ids)) == size:
-        raise ValueError(
-            f"forbidden_ids must leave a token to draw. Received: all {size} ids of the vocabulary."
-        )
-    ids = tf.constant([[token_id] for token_id in forbidden_ids])
-    bias = tf.tensor_scatter_nd_update(tf.zeros(size), ids, tf.fill((len(forbidden_ids),), -np.inf))
-    return logits + bias
+    has_one = tf.reduce_any(tf.math.is_finite(logits), axis=2, keepdims=True)
+    is_last_resort = tf.equal(tf.range(logits.shape[2]), last_resort)
+    return tf.where(has_one | ~is_last_resort, logits, 0.0)
 
 
 def token_sampler(seed, temperature=1.0, top_k=None, top_p=None):
@@ -167,10 +180,10 @@ def token_sampler(seed, temperature=1.0, top_k=None, top_p=None):
     if any(tf.is_tensor(value) for value in (temperature, top_k, top_p)) or seed.shape.rank == 2:
         return functools.partial(_draw_by_row, seed, temperature, top_k, top_p)
     if top_k is not None:
-        check_at_least("top_k", top_k, 1)
-    _check_positive("temperature", temperature, np.inf)
+        check_integer("top_k", top_k, 1)
+    check_number("temperature", temperature, above=0)
     if top_p is not None:
-        _check_positive("top_p", top_p, 1.0)
+        check_number("top_p", top_p, above=0, most=1)
 
     def draw(logits, position):
         step_seed = tf.random.experimental.stateless_fold_in(seed, position)
@@ -222,12 +235,6 @@ def _is_within(probabilities, top_p):
 def _by_row(value, default, dtype):
     """A scalar or (batch,) values as (batch or 1, 1, 1)."""
     return tf.reshape(tf.cast(default if value is None else value, dtype), (-1, 1, 1))
-
-
-def _check_positive(name, value, maximum):
-    if not isinstance(value, numbers.Real) or not 0 < value <= maximum or value == np.inf:
-        limit = "a finite number" if maximum == np.inf else f"a number of at most {maximum}"
-        raise ValueError(f"{name} must be {limit} above 0. Received: {name}={value!r}.")
 
 
 def _read_seed(seed):

@@ -1,11 +1,11 @@
 """Greedy search and beam search over a step function."""
 
-import numbers
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.decoding.beams import (
     NO_HYPOTHESIS_SCORE,
     Hypotheses,
@@ -13,9 +13,10 @@ from keras_transformer.decoding.beams import (
     extend,
     start_beams,
 )
+from keras_transformer.decoding.token_rules import NO_RULES, TokenRules
 
 PAD_ID = 0
-SCORINGS = ("gnmt", "huggingface", "huggingface_early_stopping")
+SCORINGS = ("gnmt", "huggingface", "huggingface_early_stopping", "huggingface_never")
 
 
 def beam_search(
@@ -32,6 +33,7 @@ def beam_search(
     n_best=None,
     capacity=None,
     scoring="gnmt",
+    token_rules=None,
 ):
     """Keeps the `num_beams` most probable sequences at each step and ranks the finished ones.
 
@@ -66,7 +68,9 @@ def beam_search(
             sequence finishes only if its end is among the `num_beams` best extensions, and a row
             ends once its best live sequence, scored as if it ended here, is below `num_beams`
             finished ones; or "huggingface_early_stopping", the same except that a row ends once
-            `num_beams` sequences have finished.
+            `num_beams` sequences have finished; or "huggingface_never", the same as "huggingface"
+            except that the live sequence is scored as if it ended at the limit.
+        token_rules: `TokenRules`; None for no further rules.
 
     Returns:
         `Hypotheses`, best first; with a capacity, they have that many columns.
@@ -83,9 +87,9 @@ def beam_search(
         ([[[2, 3, 4]]], '-0.56')
     """
     n_best = num_beams if n_best is None else n_best
-    _check_search(num_beams, n_best, length_penalty, scoring)
+    check_search(num_beams, n_best, length_penalty, scoring)
     as_hugging_face = scoring != "gnmt"
-    rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity)
+    rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules)
     penalties = _length_penalties(rules, length_penalty, as_hugging_face)
     limit_penalties = tf.gather(penalties, rules.limits)[:, None]  # (batch, 1)
 
@@ -102,14 +106,19 @@ def beam_search(
         logits, cache = call_step(step, newest, beams.parents, position, cache, rules)
         forced_ids = tf.gather(rules.forced_ids, position)
         candidates = best_candidates(
-            logits, beams.live_log_probs, forced_ids, rules.forbidden_ids, as_hugging_face
-        )
+            logits, beams.live_log_probs, forced_ids, rules.forbidden_ids, as_hugging_face,
+            constrained_log_probs(logits, beams.live_ids, position, rules),
+        )  # fmt: skip
         position += 1
         column = None if capacity is None else position
         penalty = tf.gather(penalties, position)
-        beams = extend(beams, candidates, rules.end_id, penalty, column, as_hugging_face)
+        is_last = None
+        if not rules.token_rules.forces_end:
+            is_last = (position >= rules.limits)[:, None]
+        beams = extend(beams, candidates, rules.end_id, penalty, column, as_hugging_face, is_last)
         if as_hugging_face:
-            goes_on = can_improve(beams, penalty)
+            never = scoring == "huggingface_never"
+            goes_on = can_improve(beams, limit_penalties if never else penalty)
             if scoring == "huggingface_early_stopping":
                 goes_on &= tf.math.is_inf(beams.finished_scores[:, -1:])
             live = tf.where(goes_on, beams.live_log_probs, -np.inf)
@@ -134,6 +143,7 @@ def greedy_search(
     length_penalty=0.6,
     prefix=None,
     capacity=None,
+    token_rules=None,
 ):
     """Chooses the most probable token at each step: a beam search with one beam.
 
@@ -147,6 +157,7 @@ def greedy_search(
         length_penalty: as for `beam_search`; affects only the score.
         prefix: as for `beam_search`.
         capacity: as for `beam_search`.
+        token_rules: as for `beam_search`.
 
     Returns:
         `Hypotheses`, one per row.
@@ -172,6 +183,7 @@ def greedy_search(
         length_penalty=length_penalty,
         prefix=prefix,
         capacity=capacity,
+        token_rules=token_rules,
     )
 
 
@@ -180,43 +192,61 @@ class Rules(NamedTuple):
 
     limits: tf.Tensor  # (batch,) int32, at least 0
     forced_ids: tf.Tensor  # (steps, batch, 1) int32, -1 where the choice is free
+    first_free: tf.Tensor  # (batch,) int32, position of the first token that is not forced
     steps: tf.Tensor  # the longest limit, or the capacity
     grows: bool  # whether there is no capacity
-    start_id: int
+    start_id: int | tf.Tensor
     end_id: int
     forbidden_ids: tuple
+    token_rules: TokenRules
 
 
-def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None):
+def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, token_rules=None):
     """Checks the arguments that searches and sampling share, and returns them as `Rules`."""
-    forbidden_ids = (PAD_ID, start_id) if forbidden_ids is None else tuple(forbidden_ids)
-    check_at_least("start_id", start_id, 0)
-    check_at_least("end_id", end_id, 1, " 0 is padding.")
-    for token_id in forbidden_ids:
-        check_at_least("each of forbidden_ids", token_id, 0)
+    token_rules = token_rules or NO_RULES
+    if tf.is_tensor(start_id):
+        start_id = _integers("start_id", start_id, ("batch",))
+    else:
+        check_integer("start_id", start_id, 0)
+        start_id = int(start_id)
+    if forbidden_ids is None:
+        forbidden_ids = (PAD_ID,) if tf.is_tensor(start_id) else (PAD_ID, start_id)
+    check_integer("end_id", end_id, 1, reason=" 0 is padding.")
+    for index, token_id in enumerate(forbidden_ids):
+        check_integer(f"forbidden_ids[{index}]", token_id, 0)
     limits = tf.maximum(_integers("limits", limits, ("batch",)), 0)
     if capacity is None:
         steps = tf.reduce_max(tf.concat([limits, [0]], axis=0))  # 0 if there are no rows
     else:
         steps, limits = capacity, tf.minimum(limits, capacity)
 
-    positions = tf.range(steps)[:, None]
-    forced_ids = tf.where(positions + 1 >= limits, int(end_id), -1)  # (steps, batch)
-    if prefix is not None:
-        prefix = _integers("prefix", prefix, ("batch", "prefix"))[:, :steps]
-        missing = steps - tf.shape(prefix)[1]
-        prefix = tf.transpose(tf.pad(prefix, [[0, 0], [0, missing]], constant_values=PAD_ID))
-        # If both force a token, the limit wins.
-        from_prefix = tf.where(prefix != PAD_ID, prefix, -1)
-        forced_ids = tf.where(forced_ids < 0, from_prefix, forced_ids)
+    if prefix is None:
+        prefix = tf.zeros((tf.shape(limits)[0], 0), tf.int32)
+    prefix = _integers("prefix", prefix, ("batch", "prefix"))
+    first_id = token_rules.forced_bos_token_id
+    if first_id is not None:
+        prefix = tf.pad(prefix, [[0, 0], [0, tf.cast(tf.equal(tf.shape(prefix)[1], 0), tf.int32)]])
+        first = tf.where(prefix[:, :1] != PAD_ID, prefix[:, :1], first_id)
+        prefix = tf.concat([first, prefix[:, 1:]], axis=1)
+    first_free = tf.math.count_nonzero(prefix, axis=1, dtype=tf.int32)
+    prefix = prefix[:, :steps]
+    missing = steps - tf.shape(prefix)[1]
+    prefix = tf.transpose(tf.pad(prefix, [[0, 0], [0, missing]], constant_values=PAD_ID))
+    forced_ids = tf.where(prefix != PAD_ID, prefix, -1)  # (steps, batch)
+    # If both force a token, the limit wins.
+    is_last = tf.range(steps)[:, None] + 1 >= limits
+    forces_end = is_last if token_rules.forces_end else is_last & (limits <= 1)
+    forced_ids = tf.where(forces_end, int(end_id), forced_ids)
     return Rules(
         limits=limits,
         forced_ids=forced_ids[:, :, None],
+        first_free=first_free,
         steps=steps,
         grows=capacity is None,
-        start_id=int(start_id),
+        start_id=start_id,
         end_id=int(end_id),
         forbidden_ids=tuple(map(int, forbidden_ids)),
+        token_rules=token_rules,
     )
 
 
@@ -229,16 +259,39 @@ def call_step(step, token_ids, parents, position, cache, rules):
             f"step must return logits of shape (batch, {expected}, vocabulary) with a static "
             f"vocabulary. Received: logits of shape {logits.shape}."
         )
-    largest = max(rules.start_id, rules.end_id, *rules.forbidden_ids, 0)
-    if largest >= size:
+    start_id = 0 if tf.is_tensor(rules.start_id) else rules.start_id
+    if max(start_id, rules.end_id, *rules.forbidden_ids, rules.token_rules.largest_id()) >= size:
         raise ValueError(
-            f"start_id, end_id and forbidden_ids must be below the vocabulary size {size}. "
-            f"Received: start_id={rules.start_id}, end_id={rules.end_id}, "
-            f"forbidden_ids={rules.forbidden_ids}."
+            "start_id, end_id, forbidden_ids and the ids of token_rules must be below the "
+            f"vocabulary size {size}. Received: start_id={start_id}, end_id={rules.end_id}, "
+            f"forbidden_ids={rules.forbidden_ids}, token_rules={rules.token_rules}."
         )
     logits.set_shape((None, expected, size))
     # bfloat16 has 8 significant bits: a sum of log-probabilities needs more.
     return tf.cast(logits, tf.float32), cache
+
+
+def constrained_log_probs(logits, sequences, position, rules):
+    """The log-probabilities under the rules; None if no rule changes them.
+
+    With several beams the penalty of repetitions changes log-probabilities, with one beam logits,
+    as in Hugging Face's beam search and greedy search.
+    """
+    if not rules.token_rules.change_scores:
+        return None
+    total = tf.reduce_logsumexp(logits, axis=2, keepdims=True)
+    if logits.shape[1] == 1:
+        return apply_rules(logits, sequences, position, rules) - total
+    return apply_rules(logits - total, sequences, position, rules)
+
+
+def apply_rules(scores, sequences, position, rules):
+    """The scores under the rules, unchanged if there are none."""
+    if not rules.token_rules.change_scores:
+        return scores
+    return rules.token_rules.apply(
+        scores, sequences, position + 1, position, rules.first_free, rules.end_id
+    )
 
 
 def run_loop(condition, advance, state, cache):
@@ -258,9 +311,11 @@ def run_loop(condition, advance, state, cache):
 
 def read_hypotheses(token_ids, scores, rules):
     """The sequences without their start tokens, trimmed if they grew."""
-    token_ids = token_ids[:, :, 1:]
-    counts = tf.range(1, tf.shape(token_ids)[2] + 1)
-    lengths = tf.reduce_sum(tf.where(tf.equal(token_ids, rules.end_id), counts, 0), axis=2)
+    exists = tf.math.is_finite(scores)
+    token_ids = tf.where(exists[:, :, None], token_ids[:, :, 1:], PAD_ID)
+    columns = tf.range(1, tf.shape(token_ids)[2] + 1)
+    # Without forbidden_ids, 0 may be a token like any other before the last one.
+    lengths = tf.reduce_max(tf.where(token_ids != PAD_ID, columns, 0), axis=2)
     scores = tf.where(lengths > 0, scores, NO_HYPOTHESIS_SCORE)
     found = Hypotheses(token_ids, scores, lengths)
     return trim(found) if rules.grows else found
@@ -273,28 +328,16 @@ def trim(hypotheses):
     return hypotheses._replace(token_ids=hypotheses.token_ids[:, :, :longest])
 
 
-def check_at_least(name, value, least, reason=""):
-    """Raises a ValueError unless the value is an integer of at least `least`."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
-        raise ValueError(
-            f"{name} must be an integer of at least {least}.{reason} Received: {value!r}."
-        )
-
-
-def _check_search(num_beams, n_best, length_penalty, scoring):
-    check_at_least("num_beams", num_beams, 1)
-    check_at_least("n_best", n_best, 1)
+def check_search(num_beams, n_best, length_penalty, scoring, n_best_name="n_best"):
+    """Raises a ValueError unless these are settings of a beam search."""
+    check_integer("num_beams", num_beams, 1)
+    check_integer(n_best_name, n_best, 1)
     if n_best > num_beams:
         raise ValueError(
-            "n_best must be at most num_beams, the number of sequences the search follows. "
-            f"Received: n_best={n_best}, num_beams={num_beams}."
+            f"{n_best_name} must be at most num_beams, the number of sequences the search "
+            f"follows. Received: {n_best_name}={n_best}, num_beams={num_beams}."
         )
-    if not isinstance(length_penalty, numbers.Real) or not length_penalty >= 0:
-        raise ValueError(
-            "length_penalty must be a number of at least 0, or the search could stop before the "
-            "best sequence ends. Choose e.g. 0.6. "
-            f"Received: length_penalty={length_penalty!r}."
-        )
+    check_number("length_penalty", length_penalty, least=0, reason=" Choose e.g. 0.6.")
     if scoring not in SCORINGS:
         raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}. Received: {scoring!r}.")
 

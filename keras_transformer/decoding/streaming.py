@@ -2,9 +2,10 @@
 
 import tensorflow as tf
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.beams import unchanged_parents
 from keras_transformer.decoding.sampling import mask_forbidden, token_sampler
-from keras_transformer.decoding.search import check_at_least
+from keras_transformer.decoding.token_rules import NO_RULES
 
 
 def stream(
@@ -20,6 +21,8 @@ def stream(
     top_p=None,
     forbidden_ids=(),
     jit_compile=False,
+    token_rules=None,
+    end_id=None,
 ):
     """Continues a prompt and yields each token as soon as it is sampled.
 
@@ -39,6 +42,8 @@ def stream(
         forbidden_ids: ids that are never sampled.
         jit_compile: whether XLA compiles the step, once, for a cache that has room for the
             whole context from the start; `seed` must then have the shape (1, 2).
+        token_rules: as for `sample`; they see the tokens that the model reads.
+        end_id: the token that ends a text, for `token_rules`; required with those.
 
     Yields:
         Integer ids.
@@ -53,25 +58,36 @@ def stream(
         >>> list(stream(step, tuple, [3], num_tokens=4, context=5, seed=(1, 2)))
         [4, 5, 6, 7]
     """
-    check_at_least("num_tokens", num_tokens, 0)
-    check_at_least("context", context, 2)
+    check_integer("num_tokens", num_tokens, 0)
+    check_integer("context", context, 2)
     prompt = [int(token_id) for token_id in prompt]
     if not prompt:
         raise ValueError("The prompt must have at least one token. Received: none.")
     draw = token_sampler(seed, temperature, top_k, top_p)
+    rules = token_rules or NO_RULES
+    first_free = tf.constant([len(prompt) - 1])
+    last_resort = end_id if rules.change_scores else None
 
     @tf.function(reduce_retracing=True, jit_compile=jit_compile)
-    def advance(token_id, position, text_position, cache):
+    def advance(token_id, position, text_position, cache, sequence):
         logits, cache = step(token_id[None, None], unchanged_parents(1, 1), position, cache)
         logits = tf.cast(logits, tf.float32)
-        return draw(mask_forbidden(logits, tuple(forbidden_ids)), text_position)[0, 0], cache
+        if rules.change_scores:
+            seen = position + 1
+            logits = rules.apply(logits, sequence, seen, text_position, first_free, end_id)
+        return draw(mask_forbidden(logits, tuple(forbidden_ids), last_resort), text_position)[
+            0, 0
+        ], cache
 
     written, past, cache = 0, prompt[-context:], start_cache()
     read = 0  # tokens of `past` in the cache
     while written < num_tokens:
         for token_id in past[read:]:
             text_position = tf.constant(len(prompt) + written - len(past) + read)
-            drawn, cache = advance(tf.constant(token_id), tf.constant(read), text_position, cache)
+            sequence = tf.constant([[past + [0] * (context - len(past))]])
+            drawn, cache = advance(
+                tf.constant(token_id), tf.constant(read), text_position, cache, sequence
+            )
             read += 1
         newest = int(drawn)
         yield newest

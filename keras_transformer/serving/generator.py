@@ -1,13 +1,12 @@
 """Continues texts with a trained language model, from Python."""
 
 import itertools
-import numbers
 
 import tensorflow as tf
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.compiling import is_static
 from keras_transformer.decoding.sampling import token_sampler
-from keras_transformer.decoding.search import check_at_least
 from keras_transformer.decoding.streaming import stream
 from keras_transformer.figures.attention import Attention, names_of
 from keras_transformer.models import decoder_only, xl_model
@@ -18,7 +17,7 @@ from keras_transformer.serving.generator_module import (
     after_control_ids,
 )
 from keras_transformer.serving.run_folder import RunFolder
-from keras_transformer.serving.settings import SamplingSettings
+from keras_transformer.serving.settings import SamplingSettings, read_object, token_rules_of
 from keras_transformer.serving.text_model import (
     TextModel,
     check_string,
@@ -73,29 +72,36 @@ class Generator(TextModel):
         super().__init__(model, tokenizer, GeneratorModule(*given), compiled)
 
     @classmethod
-    def load(cls, run, dtype=None, cache="auto"):
+    def load(cls, run, dtype=None, cache="auto", token_rules=None):
         """Loads a finished run of `python -m train.language_model`.
 
         Args:
             run: path of the run folder.
             dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
             cache: as for `Generator`.
+            token_rules: rules that replace the run's, a dictionary with the names of
+                `decoding.TokenRules`, e.g. {"no_repeat_ngram_size": 3}.
 
         Returns:
             A `Generator` with the context of the run, including the memory of a Transformer-XL.
 
         Raises:
-            ValueError: if the folder does not hold a finished run of this kind, or a file is
-                damaged.
+            ValueError: if the folder does not hold a finished run of this kind, a file is
+                damaged, or an argument is out of range.
         """
         folder = RunFolder(run)
-        context = folder.settings().get("context")
+        config = folder.settings()
+        context = config.get("context")
         model = folder.model(dtype)
         if xl_model.is_transformer_xl(model):
             context += model.get_layer("recurrence").memory_length
         else:
             decoder_only.functions(model)  # raises for a run of another kind
-        settings = SamplingSettings(context=context, max_tokens=context // 2)
+        sampling = {"max_tokens": context // 2} | read_object("sampling", config.get("sampling"))
+        rules = token_rules_of(sampling.pop("token_rules", {}))
+        settings = SamplingSettings(
+            context=context, **sampling, token_rules=token_rules_of(token_rules or {}, rules)
+        )
         return cls(model, folder.tokenizer(), settings, cache)
 
     def __call__(self, prompts, max_tokens=None, temperature=None, top_k=None, top_p=None, seed=0):
@@ -108,9 +114,10 @@ class Generator(TextModel):
                 to `settings.max_tokens`.
             temperature: above 0; below 1 sharpens the distribution; defaults to
                 `settings.temperature`.
-            top_k: number of most likely tokens to sample from, at least 1; None for all.
-            top_p: probability mass of the most likely tokens to sample from, in (0, 1]; None
-                for 1.
+            top_k: number of most likely tokens to sample from, at least 1, and as many as the
+                vocabulary has for all; defaults to `settings.top_k`.
+            top_p: probability mass of the most likely tokens to sample from, in (0, 1]; defaults
+                to `settings.top_p`.
             seed: an integer; prompt i is continued with seed + i. The same seed samples the same
                 text.
 
@@ -123,10 +130,9 @@ class Generator(TextModel):
         prompts = list_of_strings(prompts, "prompts")
         settings, count = self.module.settings, len(prompts)
         max_tokens = settings.max_tokens if max_tokens is None else max_tokens
-        temperature = settings.temperature if temperature is None else temperature
+        temperature, top_k, top_p = self._sampling(temperature, top_k, top_p)
         _check_seed(seed, count)
-        token_sampler((seed, 0), temperature, top_k, top_p)  # checks them
-        check_at_least("max_tokens", max_tokens, 1)
+        check_integer("max_tokens", max_tokens, 1)
         if max_tokens >= settings.context:
             raise ValueError(
                 f"max_tokens must be below the context of {settings.context} tokens, which "
@@ -139,7 +145,7 @@ class Generator(TextModel):
             max_tokens=[max_tokens] * count,
             temperature=[temperature] * count,
             top_k=[top_k or 0] * count,
-            top_p=[1.0 if top_p is None else top_p] * count,
+            top_p=[top_p] * count,
             seed=range(seed, seed + count),
         )
         limit = settings.context - max_tokens
@@ -165,10 +171,9 @@ class Generator(TextModel):
         """
         check_string(prompt, "prompt")
         settings, functions = self.module.settings, self.module.functions
-        temperature = settings.temperature if temperature is None else temperature
+        temperature, top_k, top_p = self._sampling(temperature, top_k, top_p)
         _check_seed(seed)
-        token_sampler((seed, 0), temperature, top_k, top_p)  # checks them before the first token
-        check_at_least("max_tokens", max_tokens, 0)
+        check_integer("max_tokens", max_tokens, 0)
         is_compiled = self.compiled_module is not None
         length = [settings.context] if is_compiled else []
         ids = stream(
@@ -183,6 +188,8 @@ class Generator(TextModel):
             top_p=top_p,
             forbidden_ids=self.module.forbidden_ids,
             jit_compile=is_compiled,
+            token_rules=settings.token_rules,
+            end_id=END_ID,
         )
         return self._pieces(itertools.takewhile(lambda token_id: token_id != END_ID, ids))
 
@@ -228,6 +235,15 @@ class Generator(TextModel):
         tokens = {"decoder": names_of(self.tokenizer, ids)}
         return Attention.of_first_example(scores, tokens, tokens, title=text)
 
+    def _sampling(self, temperature, top_k, top_p):
+        """Temperature, top_k and top_p, checked; None stands for those of the settings."""
+        settings = self.module.settings
+        temperature = settings.temperature if temperature is None else temperature
+        top_k = settings.top_k if top_k is None else top_k
+        top_p = settings.top_p if top_p is None else top_p
+        token_sampler((0, 0), temperature, top_k, top_p)
+        return temperature, top_k, top_p
+
     def _pieces(self, ids):
         """The text that each token adds, held back until the bytes of a character are complete."""
 
@@ -265,6 +281,4 @@ def _check_positions(positions, context):
 
 
 def _check_seed(seed, count=1):
-    is_integer = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
-    if not is_integer or not -(2**31) <= seed <= 2**31 - max(count, 1):
-        raise ValueError(f"seed must be an integer of 32 bits. Received: seed={seed!r}.")
+    check_integer("seed", seed, -(2**31), 2**31 - max(count, 1))

@@ -135,8 +135,8 @@ class GeneratorModule(ServedModule):
             prompt,
             max_tokens=rows * self.settings.max_tokens,
             temperature=tf.cast(rows, tf.float32) * self.settings.temperature,
-            top_k=rows * 0,
-            top_p=tf.cast(rows, tf.float32),
+            top_k=rows * (self.settings.top_k or 0),
+            top_p=tf.cast(rows, tf.float32) * self.settings.top_p,
             seed=rows * 0,
         )
 
@@ -266,12 +266,10 @@ class GeneratorModule(ServedModule):
         first, rest = ids[:, 0], ids[:, 1:]
         length = [] if capacity is None else [capacity]
         return sample(
-            lambda token_ids, parents, position, cache: self.functions.step(
-                tf.where(position == 0, first[:, None], token_ids), parents, position, cache
-            ),
+            self.functions.step,
             self.functions.start_cache(tf.shape(first)[0], 1, *length),
             limits=limits,
-            start_id=START_ID,
+            start_id=first,
             end_id=END_ID,
             seed=seeds,
             temperature=temperature,
@@ -280,6 +278,7 @@ class GeneratorModule(ServedModule):
             forbidden_ids=self.forbidden_ids,
             prefix=rest,
             capacity=capacity,
+            token_rules=self.settings.token_rules,
         )
 
     def _prompt_ids(self, prompt):

@@ -1,9 +1,11 @@
 """Settings of served translators and language models."""
 
 import dataclasses
-import numbers
+import json
 
-from keras_transformer.decoding.search import SCORINGS, check_at_least
+from keras_transformer.arguments import check_integer, check_number
+from keras_transformer.decoding.search import check_search
+from keras_transformer.decoding.token_rules import NO_RULES, TokenRules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +20,10 @@ class SearchSettings:
         max_source_length: source limit in tokens, end token included, at least 2; longer sources
             are truncated.
         max_target_length: translation limit in tokens, end token included, at least 2.
-        scoring: "gnmt", "huggingface" or "huggingface_early_stopping", as in
-            `decoding.beam_search`; with the latter two a translation may be up to
+        scoring: "gnmt", "huggingface", "huggingface_early_stopping" or "huggingface_never", as in
+            `decoding.beam_search`; with the last three a translation may be up to
             `max_target_length` long, not only about twice its source.
+        token_rules: which tokens the search may choose, `decoding.TokenRules`.
 
     Raises:
         ValueError: if a setting is out of range.
@@ -36,31 +39,18 @@ class SearchSettings:
     max_source_length: int = 256
     max_target_length: int = 256
     scoring: str = "gnmt"
+    token_rules: TokenRules = NO_RULES
 
     def __post_init__(self):
-        check_at_least("num_beams", self.num_beams, 1)
+        check_integer("num_beams", self.num_beams, 1)
         if self.num_best is None:
             object.__setattr__(self, "num_best", min(4, self.num_beams))  # a frozen dataclass
-        if not 1 <= self.num_best <= self.num_beams:
-            raise ValueError(
-                "num_best must be at least 1 and at most num_beams. Received: "
-                f"num_best={self.num_best}, num_beams={self.num_beams}."
-            )
-        if not isinstance(self.length_penalty, numbers.Real) or not self.length_penalty >= 0:
-            raise ValueError(
-                "length_penalty must be a number of at least 0, e.g. 0.6. Received: "
-                f"length_penalty={self.length_penalty!r}."
-            )
-        if self.scoring not in SCORINGS:
-            raise ValueError(
-                f"scoring must be one of {', '.join(SCORINGS)}. Received: {self.scoring!r}."
-            )
-        if self.max_source_length < 2 or self.max_target_length < 2:
-            raise ValueError(
-                "Lengths must leave room for one token and the end token, at least 2. Received: "
-                f"max_source_length={self.max_source_length}, "
-                f"max_target_length={self.max_target_length}."
-            )
+        given = self.num_beams, self.num_best, self.length_penalty, self.scoring
+        check_search(*given, n_best_name="num_best")
+        reason = " There must be room for one token and the end token."
+        for name in ("max_source_length", "max_target_length"):
+            check_integer(name, getattr(self, name), 2, reason=reason)
+        _check_token_rules(self.token_rules)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,21 +60,76 @@ class SamplingSettings:
     Args:
         context: limit of prompt and continuation together, in tokens, at least 2.
         max_tokens: length of the continuations of `serving_default`, in tokens, below `context`.
-        temperature: of `serving_default`; near 0 chooses the most likely token.
+        temperature: of `serving_default`, above 0; near 0 chooses the most likely token.
         empty_prompt: text that replaces an empty prompt, at least one token.
+        top_k: of `serving_default`, number of most likely tokens to sample from, at least 1; None
+            for all.
+        top_p: of `serving_default`, probability mass of the most likely tokens to sample from, in
+            (0, 1].
+        token_rules: which tokens may be sampled, `decoding.TokenRules`; those of the prompt count.
 
     Raises:
-        ValueError: if `max_tokens` or `context` is out of range.
+        ValueError: if a setting is out of range.
     """
 
     context: int = 256
     max_tokens: int = 128
     temperature: float = 0.8
     empty_prompt: str = "\n"
+    top_k: int | None = None
+    top_p: float = 1.0
+    token_rules: TokenRules = NO_RULES
 
     def __post_init__(self):
-        if not 1 <= self.max_tokens < self.context:
-            raise ValueError(
-                "max_tokens must be at least 1 and below context, which includes the prompt. "
-                f"Received: max_tokens={self.max_tokens}, context={self.context}."
-            )
+        check_integer("context", self.context, 2)
+        reason = f" It must be below context, {self.context}, which includes the prompt."
+        check_integer("max_tokens", self.max_tokens, 1, self.context - 1, reason)
+        check_number("temperature", self.temperature, above=0)
+        if self.top_k is not None:
+            check_integer("top_k", self.top_k, 1)
+        check_number("top_p", self.top_p, above=0, most=1)
+        _check_token_rules(self.token_rules)
+
+
+def read_token_rules(text):
+    """`TokenRules` from JSON, as config.json of a run holds them.
+
+    Args:
+        text: a JSON object whose names are those of `TokenRules`; "" or None for no rules.
+
+    Raises:
+        ValueError: if it is not such an object, or a rule is out of range.
+    """
+    return token_rules_of(read_object("token_rules", text))
+
+
+def token_rules_of(values, usual=None):
+    """`TokenRules` from a dictionary, over usual ones.
+
+    Raises:
+        ValueError: if there is no such rule, or one is out of range.
+    """
+    names = [field.name for field in dataclasses.fields(TokenRules)]
+    if unknown := sorted(set(values) - set(names)):
+        raise ValueError(f"token_rules must be among {', '.join(names)}. Received: {unknown}.")
+    return dataclasses.replace(usual or NO_RULES, **values)
+
+
+def read_object(name, text):
+    """The JSON object in a text, a dictionary; empty for "" or None.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, TypeError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} must be a JSON object. Received: {text!r:.80}.")
+    return found
+
+
+def _check_token_rules(token_rules):
+    if not isinstance(token_rules, TokenRules):
+        raise ValueError(f"token_rules must be TokenRules. Received: {token_rules!r:.80}.")

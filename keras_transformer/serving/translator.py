@@ -5,16 +5,16 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.decoding import NO_HYPOTHESIS_SCORE
 from keras_transformer.decoding.compiling import is_static
-from keras_transformer.decoding.search import check_at_least
 from keras_transformer.figures.attention import Attention, names_of
 from keras_transformer.models import encoder_decoder
 from keras_transformer.models.functions import TranslatorFunctions
 from keras_transformer.serving.compiled import CompiledTranslatorModule
 from keras_transformer.serving.languages import check_language, in_languages
 from keras_transformer.serving.run_folder import RunFolder
-from keras_transformer.serving.settings import SearchSettings
+from keras_transformer.serving.settings import SearchSettings, read_token_rules, token_rules_of
 from keras_transformer.serving.text_model import (
     TextModel,
     batches,
@@ -32,8 +32,9 @@ class Hypothesis(NamedTuple):
 
     Attributes:
         text: the translation.
-        score: its log-probability in nats, divided by the length penalty
-            ((5 + num_tokens) / 6) ** length_penalty.
+        score: its log-probability in nats, divided by the length penalty: by
+            ((5 + num_tokens) / 6) ** length_penalty with the scoring "gnmt", otherwise by
+            num_tokens ** length_penalty.
         num_tokens: its length in tokens, end token included.
     """
 
@@ -84,7 +85,7 @@ class Translator(TextModel):
     @classmethod
     def load(
         cls, run, num_beams=None, length_penalty=None, dtype=None, cache="auto",
-        source_language=None, target_language=None,
+        source_language=None, target_language=None, token_rules=None,
     ):  # fmt: skip
         """Loads a finished run of `python -m train.translation`.
 
@@ -97,6 +98,8 @@ class Translator(TextModel):
             source_language: for a multilingual model, the language to translate from, e.g. "en";
                 defaults to the run's.
             target_language: likewise the language to translate to.
+            token_rules: rules that replace the run's, a dictionary with the names of
+                `decoding.TokenRules`, e.g. {"no_repeat_ngram_size": 3}.
 
         Returns:
             A `Translator`.
@@ -116,6 +119,9 @@ class Translator(TextModel):
             max_source_length=config["max_length"],
             max_target_length=config["max_length"],
             scoring=config.get("scoring", "gnmt"),
+            token_rules=token_rules_of(
+                token_rules or {}, read_token_rules(config.get("token_rules"))
+            ),
         )
         tokenizers = in_languages(
             folder.tokenizer(), folder.target_tokenizer(), config, source_language, target_language
@@ -158,7 +164,7 @@ class Translator(TextModel):
         """
         texts = list_of_strings(texts)
         prefixes = [""] * len(texts) if prefixes is None else list_of_strings(prefixes, "prefixes")
-        check_at_least("max_length", max_length, 0)
+        check_integer("max_length", max_length, 0)
         if len(prefixes) != len(texts):
             raise ValueError(
                 "prefixes must hold a string for each text. Received: "

@@ -87,9 +87,9 @@ class TranslatorModule(ServedModule):
 
         Returns:
             translation, (batch,) strings, empty for an empty text; score, (batch,), its
-            log-probability in nats, divided by ((5 + length) / 6) ** length_penalty; length,
-            (batch,), in tokens with the end token; truncated, (batch,), whether the text lost its
-            end.
+            log-probability in nats, divided by ((5 + length) / 6) ** length_penalty, or by
+            length ** length_penalty unless the scoring is "gnmt"; length, (batch,), in tokens with
+            the end token; truncated, (batch,), whether the text lost its end.
         """
         source_ids, truncated, is_empty = self._source(text)
         limits, prefix = self._limits(source_ids, is_empty), None
@@ -226,7 +226,8 @@ class TranslatorModule(ServedModule):
         longest = self.settings.max_target_length
         if self.settings.scoring != "gnmt":
             return tf.where(is_empty, 1, longest)
-        limits = tf.minimum(2 * _lengths(source_ids) + 8, longest)
+        limits = tf.maximum(2 * _lengths(source_ids) + 8, self.settings.token_rules.min_length)
+        limits = tf.minimum(limits, longest)
         return tf.where(is_empty, 1, limits)
 
     def _search(self, source_ids, limits, num_best, prefix=None, capacity=None):
@@ -244,6 +245,7 @@ class TranslatorModule(ServedModule):
             n_best=num_best,
             capacity=capacity,
             scoring=self.settings.scoring,
+            token_rules=self.settings.token_rules,
         )
 
 

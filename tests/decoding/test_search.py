@@ -269,18 +269,20 @@ def test_half_precision_logits_are_summed_in_float32(prefix_table):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"num_beams": 0}, "num_beams must be an integer of at least 1. Received: 0"),
-        ({"num_beams": 2.0}, "num_beams must be an integer of at least 1. Received: 2.0"),
+        ({"num_beams": 0}, "num_beams must be an integer of at least 1. Received: num_beams=0"),
+        ({"num_beams": 2.0}, "num_beams must be an integer of at least 1. Received: num_beams=2.0"),
         ({"n_best": 4}, "n_best must be at most num_beams.*Received: n_best=4, num_beams=3"),
         ({"length_penalty": -0.5}, "length_penalty must be.*Received: length_penalty=-0.5"),
         ({"length_penalty": float("nan")}, "length_penalty must be.*nan"),
-        ({"end_id": 0}, "end_id must be an integer of at least 1.*Received: 0"),
+        ({"length_penalty": float("inf")}, "length_penalty must be a finite number.*inf"),
+        ({"num_beams": 2**31}, "num_beams must be an integer from 1 to 2147483647.*2147483648"),
+        ({"end_id": 0}, "end_id must be an integer of at least 1.*Received: end_id=0"),
         ({"limits": [1.5, 2.5]}, r"limits must be integers of shape \(batch,\).*float32"),
         ({"limits": 5}, r"limits must be integers of shape \(batch,\).*shape \(\)"),
         ({"prefix": [4, 4]}, r"prefix must be integers of shape \(batch, prefix\)"),
         ({"end_id": 8}, "must be below the vocabulary size 5.*Received.*end_id=8"),
         ({"scoring": "mine"}, "scoring must be one of gnmt, huggingface, .*Received: 'mine'"),
-        ({"forbidden_ids": (0, -1)}, "each of forbidden_ids must be.*Received: -1"),
+        ({"forbidden_ids": (0, -1)}, r"forbidden_ids\[1\] must be.*Received.*=-1"),
     ],
 )
 def test_bad_arguments_are_refused(prefix_table, options, message):

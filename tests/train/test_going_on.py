@@ -45,6 +45,7 @@ SAFE = {
     "num_beams": 3,
     "length_penalty": 0.5,
     "scoring": "huggingface",
+    "token_rules": '{"min_length": 3}',
     "tensorboard": True,
     "steps": 8001,
     "checkpoint_every": 250,

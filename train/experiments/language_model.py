@@ -21,7 +21,7 @@ from keras_transformer.tokenizers import SymbolTokenizer, train_byte_pairs
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from train.experiment import Experiment, log_dropped, plan_in_words, publish
 from train.experiments.pretrained import check_packed, completed, for_training, pretrained_of
-from train.language_model import USUAL_MODEL, LanguageModelConfig
+from train.language_model import USUAL_MODEL, USUAL_SAMPLING, LanguageModelConfig
 from train.pictures import beginning, save_pictures
 from train.run import Run
 from train.training_config import fill_in
@@ -32,6 +32,7 @@ SIZES = {
     "transformer_xl": xl_model.SIZES,
 }
 
+RULES = ("no_repeat_ngram_size", "repetition_penalty")  # which have flags
 WHAT_IS_PRETRAINED = "a finished run of train.language_model, or a folder of GPT-2"
 
 
@@ -50,9 +51,9 @@ class LanguageModel(Experiment):
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
         fixed = ("model", "tokens", "size")
-        names = (*fixed, "context", "memory_length")
+        names = (*fixed, "context", "memory_length", "sampling")
         config = completed(config, names, fixed, before, pretrained)
-        fill_in(config, USUAL_MODEL)
+        fill_in(config, USUAL_MODEL | USUAL_SAMPLING)
         return dataclasses.replace(config)  # which checks them together
 
     def _check_context(self):
@@ -175,7 +176,9 @@ class LanguageModel(Experiment):
 
     @staticmethod
     def sample(options):
-        generator = Generator.load(options.run, cache=options.cache)
+        given = {name: getattr(options, name) for name in RULES}
+        rules = {name: value for name, value in given.items() if value is not None}
+        generator = Generator.load(options.run, cache=options.cache, token_rules=rules)
         pieces = generator.stream(
             options.prompt,
             options.length,

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 import tempfile
 
 import numpy as np
@@ -19,6 +20,7 @@ from keras_transformer.data import (
 )
 from keras_transformer.models.encoder_decoder import SIZES, translation
 from keras_transformer.serving import SearchSettings, Translator, in_languages
+from keras_transformer.serving.settings import read_token_rules
 from keras_transformer.tokenizers import train_sentencepiece
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from keras_transformer.training.callbacks import BestScore
@@ -29,6 +31,7 @@ from train.pictures import save_pictures
 from train.training_config import fill_in
 from train.translation import USUAL_SEARCH
 
+RULES = ("no_repeat_ngram_size", "min_length", "repetition_penalty")  # which have flags
 WHAT_IS_PRETRAINED = (
     "a finished run of train.translation, or a folder of Marian, M2M100, NLLB or OpenNMT-tf"
 )
@@ -50,6 +53,7 @@ class Translation(Experiment):
         names = (*USUAL_SEARCH, "source_language", "target_language")
         config = completed(config, names, (), before, pretrained)
         fill_in(config, USUAL_SEARCH)
+        read_token_rules(config.token_rules)  # raises for wrong ones
         return config
 
     def sizes(self):
@@ -152,6 +156,7 @@ class Translation(Experiment):
             max_source_length=config.max_length,
             max_target_length=config.max_length,
             scoring=config.scoring,
+            token_rules=read_token_rules(config.token_rules),
         )
 
         @functools.cache  # compiled searches stay compiled from one epoch to another
@@ -243,13 +248,18 @@ def _engine(options):
     dtype = "int8" if options.engine.endswith("int8") else "float32"
     with tempfile.TemporaryDirectory() as folder:
         path = convert.write(translator, "ctranslate2", f"{folder}/model", dtype=dtype)
-        yield convert.CTranslate2Engine(path, translator).answer, settings
+        engine = convert.CTranslate2Engine(path, translator)
+        if differences := engine.differences():
+            print(f"CTranslate2 searches with {differences}.", file=sys.stderr)
+        yield engine.answer, settings
 
 
 def _loaded(options, dtype=None, cache="auto"):
     languages = options.source_language, options.target_language
     search = options.num_beams, options.length_penalty
-    return Translator.load(options.run, *search, dtype, cache, *languages)
+    given = {name: getattr(options, name) for name in RULES}
+    rules = {name: value for name, value in given.items() if value is not None}
+    return Translator.load(options.run, *search, dtype, cache, *languages, rules)
 
 
 def _check_pair(source, target, flags):

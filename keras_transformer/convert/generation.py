@@ -1,0 +1,345 @@
+"""How Hugging Face's models search and sample: generation_config.json, or an older config.json.
+
+Every setting is honoured, or has the one value that asks for nothing, or changes no result, or is
+refused. The names of all others are in a warning.
+"""
+
+import dataclasses
+import json
+import warnings
+
+from keras_transformer.convert.settings import Settings
+from keras_transformer.convert.tables import ConversionError
+from keras_transformer.decoding import TokenRules
+from keras_transformer.serving.settings import SamplingSettings, SearchSettings
+from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+
+GENERATION, WORDS = "generation_config.json", "bad_words_ids"
+EARLY_STOPPING = {
+    False: "huggingface",
+    True: "huggingface_early_stopping",
+    "never": "huggingface_never",
+}
+RULES = (
+    "bad_words_ids", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
+    "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty",
+    "suppress_tokens",
+)  # fmt: skip
+# What may be besides null where our searches have no such thing: what asks for nothing.
+ASKS_FOR_NOTHING = {
+    "constraints": (),
+    "diversity_penalty": (0,),
+    "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "exponential_decay_length_penalty": (),
+    "force_words_ids": (),
+    "guidance_scale": (1,),
+    "max_time": (),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0,),
+    "renormalize_logits": (False,),
+    "sequence_bias": (),
+    "stop_strings": (),
+    "token_healing": (False,),
+    "watermarking_config": (),
+}
+OF_SAMPLES = {
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "min_p": (0,),
+    "top_h": (),
+    "typical_p": (1,),
+}
+OF_TRANSLATIONS = {"do_sample": (False,)}
+OF_LANGUAGE_MODELS = {
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "num_beams": (1,),
+}
+HONOURED = (
+    *RULES, "do_sample", "early_stopping", "eos_token_id", "length_penalty", "max_length",
+    "max_new_tokens", "num_beams", "temperature", "top_k", "top_p",
+)  # fmt: skip
+# Ids that the weights and tokenizers decide; how to compute, and what to return besides.
+CHANGES_NO_RESULT = (
+    "_from_model_config", "assistant_confidence_threshold", "assistant_early_exit",
+    "assistant_ensemble_weight", "assistant_lookbehind", "bos_token_id", "cache_config",
+    "cache_implementation", "compile_config", "continuous_batching_config",
+    "decoder_start_token_id", "disable_compile", "is_assistant", "low_memory", "max_cache_len",
+    "max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_logits",
+    "output_scores", "pad_token_id", "prefill_chunk_size", "prompt_lookup_num_tokens",
+    "remove_invalid_values", "return_dict_in_generate", "speculation_type", "target_lookbehind",
+    "transformers_version", "use_cache", "use_mtp",
+)  # fmt: skip
+KNOWN = {*HONOURED, *ASKS_FOR_NOTHING, *OF_SAMPLES, *CHANGES_NO_RESULT}
+
+
+def read_settings(folder):
+    """The `Settings` of a folder's search.
+
+    As in `transformers`, config.json counts only where there is no generation_config.json.
+    """
+    if not folder.has(GENERATION):
+        return folder.settings
+    settings = Settings(folder.json(GENERATION), folder.path / GENERATION)
+    if unknown := sorted(settings.values.keys() - KNOWN):
+        warnings.warn(
+            f"{settings.file} has settings that are not known here and not read: "
+            f"{', '.join(unknown)}.",
+            stacklevel=2,
+        )
+    return settings
+
+
+def search_settings(folder, ids, positions):
+    """The `SearchSettings` of a translation model's folder.
+
+    Args:
+        folder: a `ModelFolder`.
+        ids: the `Ids` of the target vocabulary.
+        positions: how many its family usually has.
+    """
+    settings = read_settings(folder)
+    _check(settings, ASKS_FOR_NOTHING | OF_TRANSLATIONS)
+    end = int(ids.theirs[END_ID])
+    _check(settings, {"eos_token_id": (end, [end]), "forced_eos_token_id": (end, [end])})
+    ours = ids.ours.tolist()
+    ours[end] = END_ID  # where the start token is a second one, it is not what this id stands for
+    forces_end = settings.has("forced_eos_token_id")
+    rules = _token_rules(settings, ours, forces_end=forces_end)
+    if rules.min_new_tokens:  # after the start alone, not after a language
+        length = rules.min_new_tokens + 1
+        rules = dataclasses.replace(rules, min_length=length, min_new_tokens=0)
+    if rules.change_scores and ids.start_is_there_twice:
+        rules = dataclasses.replace(rules, start_counts_as=ours[ids.theirs[START_ID]])
+    forced = {rules.forced_bos_token_id, END_ID if rules.forces_end else None}
+    if clash := forced & set(rules.suppress_tokens):
+        raise ConversionError(
+            f"{settings.file}: suppress_tokens must hold no id that another setting forces. "
+            f"Received: {ids.theirs[sorted(clash)].tolist()}."
+        )
+    early = settings.one_of("early_stopping", *EARLY_STOPPING, None)
+    longest = settings.count("max_length", positions, least=3) - 1  # without the start
+    return SearchSettings(
+        num_beams=settings.count("num_beams", 1),
+        length_penalty=settings.number("length_penalty", 1.0),
+        max_source_length=folder.settings.count("max_position_embeddings", positions, least=2),
+        max_target_length=settings.count("max_new_tokens", longest, least=2),
+        scoring=EARLY_STOPPING[early or False],
+        token_rules=rules,
+    )
+
+
+def in_language(folder, settings, tokenizer):
+    """Makes a first token that the settings force the language to translate to.
+
+    Args:
+        folder: a `ModelFolder`, for messages.
+        settings: `SearchSettings`.
+        tokenizer: a `SentencePieceTokenizer` with `languages`.
+
+    Returns:
+        The settings without that token, and {"target_language": name}, or {} if none is forced.
+    """
+    rules, name = settings.token_rules, "forced_bos_token_id"
+    if rules.forced_bos_token_id is None:
+        return settings, {}
+    languages = {index: language for language, index in tokenizer.languages.items()}
+    if rules.forced_bos_token_id not in languages:
+        value = read_settings(folder).values[name]
+        _refuse(read_settings(folder), name, "the id of a language", value)
+    language = languages[rules.forced_bos_token_id]
+    rules = dataclasses.replace(rules, forced_bos_token_id=None)
+    return dataclasses.replace(settings, token_rules=rules), {"target_language": language}
+
+
+def sampling_settings(folder, size, context, end):
+    """The `SamplingSettings` of a language model's folder.
+
+    Args:
+        folder: a `ModelFolder`.
+        size: the number of its ids; ours come after four control ids.
+        context: its longest context in tokens.
+        end: their id that ends a text; None if none does.
+    """
+    settings = read_settings(folder)
+    samples = settings.flag("do_sample", False)
+    _check(settings, ASKS_FOR_NOTHING | OF_LANGUAGE_MODELS | (OF_SAMPLES if samples else {}))
+    if settings.has("max_length") and not settings.has("max_new_tokens"):
+        warnings.warn(
+            f"{settings.file}: max_length counts the prompt and is not read; give max_new_tokens, "
+            "or max_tokens where you continue texts.",
+            stacklevel=2,
+        )
+    ours = list(range(4, 4 + size))
+    if end is not None:
+        ours[end] = END_ID
+    found = {"max_tokens": settings.count("max_new_tokens", max(1, context // 2))}
+    if samples:
+        found["temperature"] = settings.number("temperature", 1.0)
+        found["top_k"] = settings.count("top_k", 50, least=0) or None
+        found["top_p"] = settings.number("top_p", 1.0)
+    elif settings.has("do_sample"):
+        found["top_k"] = 1
+    rules = _token_rules(settings, ours)
+    try:
+        return SamplingSettings(context=context, **found, token_rules=rules)
+    except ValueError as error:
+        raise ConversionError(f"{settings.file}: {error}") from None
+
+
+def run_settings(settings, vocabulary_size):
+    """The settings of a search that a run keeps."""
+    return {
+        "vocabulary_size": vocabulary_size,
+        "num_beams": settings.num_beams,
+        "length_penalty": settings.length_penalty,
+        "scoring": settings.scoring,
+        "max_length": settings.max_target_length,
+        "token_rules": json.dumps(settings.token_rules.given()),
+    }
+
+
+def run_sampling(settings):
+    """The settings of sampling that a run keeps, as JSON: those that differ from the usual ones."""
+    usual = SamplingSettings(context=settings.context, max_tokens=max(1, settings.context // 2))
+    names = ("max_tokens", "temperature", "top_k", "top_p")
+    values = {name: getattr(settings, name) for name in names}
+    changed = {name: values[name] for name in names if values[name] != getattr(usual, name)}
+    if rules := settings.token_rules.given():
+        changed["token_rules"] = rules
+    return json.dumps(changed)
+
+
+def written_search(settings):
+    """`SearchSettings` as Hugging Face's, for a model with our ids.
+
+    Their length penalty is n ** length_penalty, and they have no limit of 2 n + 8 tokens.
+
+    Raises:
+        ConversionError: if the start token counts as the end token, which ours is not.
+    """
+    rules = settings.token_rules
+    if rules.start_counts_as == END_ID:
+        raise ConversionError(
+            "In a written folder the start token is a token of its own, so it cannot count as the "
+            "end token for token_rules. Received: start_counts_as=3."
+        )
+    early = {scoring: early for early, scoring in EARLY_STOPPING.items()}
+    words = [[PAD_ID], [START_ID], *rules.bad_words_ids]
+    return _written_rules(rules) | {
+        "bad_words_ids": words,
+        "forced_eos_token_id": END_ID if rules.forces_end else None,
+        "max_length": settings.max_target_length + 1,  # with the start
+        "num_beams": settings.num_beams,
+        "length_penalty": power_penalty(settings),
+        "early_stopping": early.get(settings.scoring, False),
+    }
+
+
+def written_sampling(settings, first_id, end):
+    """`SamplingSettings` as Hugging Face's.
+
+    Args:
+        settings: of a generator.
+        first_id: how many control ids the tokenizer has and the model lacks.
+        end: their id that ends a text.
+    """
+    theirs = {END_ID: end} if first_id else {}
+    rules = _written_rules(settings.token_rules, lambda i: theirs.get(i, i - first_id))
+    return rules | {
+        "do_sample": True,
+        "max_new_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "top_k": settings.top_k or 0,
+        "top_p": settings.top_p,
+    }
+
+
+def power_penalty(settings, length=20):
+    """The exponent for scores that are divided by n ** exponent instead of our penalty.
+
+    With scoring="gnmt", ((5 + n) / 6) ** length_penalty grows with n as this power does where
+    translations have about `length` tokens.
+    """
+    if settings.scoring != "gnmt":
+        return settings.length_penalty
+    return settings.length_penalty * length / (5 + length)
+
+
+def _written_rules(rules, theirs=int):
+    """`TokenRules` with their ids, without what only a search has."""
+    found = rules.given()
+    for name in ("forces_end", "start_counts_as"):
+        found.pop(name, None)
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        if name in found:
+            found[name] = [theirs(each) for each in found[name]]
+    if WORDS in found:
+        found[WORDS] = [[theirs(each) for each in word] for word in found[WORDS]]
+    return found
+
+
+def _check(settings, supported):
+    """Raises ConversionError for values that are neither null nor supported."""
+    for name, allowed in supported.items():
+        value = settings.values.get(name)
+        is_same = (value == one and isinstance(value, bool) == isinstance(one, bool)
+                   for one in (None, *allowed))  # fmt: skip
+        if not any(is_same):
+            needed = " or ".join(json.dumps(one) for one in (None, *allowed))
+            raise ConversionError(
+                f"{settings.file}: {name} must be {needed}; nothing else is supported. "
+                f"Received: {value!r:.80}."
+            )
+
+
+def _token_rules(settings, ours, **changes):
+    """`TokenRules` with our ids for theirs, and with changes."""
+
+    def list_of(name, value):
+        if not isinstance(value, list):
+            _refuse(settings, name, "a list of ids" if name != WORDS else "a list of such", value)
+        return value
+
+    def id_of(name, value):
+        is_id = isinstance(value, int) and not isinstance(value, bool)
+        if not is_id or not 0 <= value < len(ours):
+            _refuse(settings, name, f"ids below {len(ours)}", value)
+        return ours[value]
+
+    def ids_of(name, value):
+        return [id_of(name, each) for each in list_of(name, value or [])]
+
+    values = settings.values
+    words = [ids_of(WORDS, word) for word in list_of(WORDS, values.get(WORDS) or [])]
+    usual = ([PAD_ID], [START_ID], [END_ID])  # the first two never occur, and the last one may
+    first = values.get("forced_bos_token_id")
+    rules = {
+        "no_repeat_ngram_size": settings.count("no_repeat_ngram_size", 0, least=0),
+        "repetition_penalty": settings.number("repetition_penalty", 1.0),
+        "min_length": settings.count("min_length", 0, least=0),
+        "min_new_tokens": settings.count("min_new_tokens", 0, least=0),
+        "bad_words_ids": [word for word in words if word not in usual],
+        "suppress_tokens": [
+            each
+            for each in ids_of("suppress_tokens", values.get("suppress_tokens"))
+            if each not in (PAD_ID, START_ID)
+        ],
+        "begin_suppress_tokens": ids_of(
+            "begin_suppress_tokens", values.get("begin_suppress_tokens")
+        ),
+        "forced_bos_token_id": None if first is None else id_of("forced_bos_token_id", first),
+    }
+    if rules["min_new_tokens"]:
+        rules["min_length"] = 0
+    try:
+        return TokenRules(**rules, **changes)
+    except ValueError as error:
+        raise ConversionError(f"{settings.file}: {error}") from None
+
+
+def _refuse(settings, name, allowed, value):
+    raise ConversionError(f"{settings.file}: {name} must hold {allowed}. Received: {value!r:.80}.")

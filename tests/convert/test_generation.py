@@ -1,0 +1,215 @@
+"""Generation settings beside `transformers.generate`, drawn over models of random weights."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_transformer as kt
+from keras_transformer.convert import ModelFolder, assign, generation, load_gpt2, marian
+from keras_transformer.convert.sentencepiece import our_order
+from keras_transformer.decoding import beam_search, sample
+from keras_transformer.models import decoder_only, encoder_decoder
+from keras_transformer.serving.generator_module import after_control_ids
+
+ORACLE = [pytest.mark.oracle, pytest.mark.slow]
+# A soak: KERAS_TRANSFORMER_SOAK_DRAWS=100 draws as many settings for each family.
+DRAWS = int(os.environ.get("KERAS_TRANSFORMER_SOAK_DRAWS", 4))
+SIZE, ROWS, LONGEST = 61, 6, 24
+PAD, END, LANGUAGE = {"marian": 60, "m2m100": 1}, {"marian": 0, "m2m100": 2, "gpt2": 60}, 41
+SIDES = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in {"layers": 1, "attention_heads": 2, "ffn_dim": 22}.items()
+}
+
+
+def write_folder(path, settings, config=None):
+    """A folder of nothing but settings."""
+    (path / "config.json").write_text(json.dumps(config or {"max_position_embeddings": 64}))
+    (path / "generation_config.json").write_text(json.dumps(settings))
+    return ModelFolder(path)
+
+
+def shaken(model, ends):
+    """Weights that are sure of their tokens, repeat them, and end at different lengths."""
+    import torch
+
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                middle = float("norm" in name or "ln_" in name) * float("weight" in name)
+                parameter.copy_(middle + 0.4 * torch.randn_like(parameter))
+        ends(model)
+    return model.eval(), {name: array.numpy() for name, array in model.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def models():
+    """{family: (their model, our functions, the ids of ours)}"""
+    transformers = pytest.importorskip("transformers")
+    found, sizes = {}, {"num_layers": 1, "hidden_dim": 16, "num_heads": 2}
+    shared = {"vocab_size": SIZE, "d_model": 16, **SIDES}
+    theirs = transformers.MarianMTModel(
+        transformers.MarianConfig(
+            **shared, pad_token_id=60, eos_token_id=0, decoder_start_token_id=60,
+            activation_function="swish", scale_embedding=True,
+        )
+    )  # fmt: skip
+
+    def bias_of_end(model):
+        model.final_logits_bias[0, 0] += 4
+
+    theirs, arrays = shaken(theirs, bias_of_end)
+    ids = marian.Ids(our_order(SIZE, 60, 1, 60, 0))
+    ours = kt.translation(
+        len(ids.theirs), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
+        positions={"interleaved": False}, intermediate_dim=22, activation="silu", pre_norm=False,
+        **sizes,
+    )  # fmt: skip
+    assign(marian.rows(ours, ids, ids), arrays, "Marian")
+    found["marian"] = theirs, encoder_decoder.functions(ours), ids
+
+    theirs = transformers.M2M100ForConditionalGeneration(
+        transformers.M2M100Config(**shared, decoder_start_token_id=2)
+    )
+
+    def louder_end(model):
+        model.model.shared.weight[2] *= 1.5
+
+    theirs, arrays = shaken(theirs, louder_end)
+    ids = marian.Ids([1, 3, 2, 2, 0, *range(4, SIZE)])
+    ours = kt.translation(
+        len(ids.theirs), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
+        positions={"interleaved": False, "max_wavelength": 10000 ** (8 / 7), "first_position": 2},
+        intermediate_dim=22, activation="relu", pre_norm=True, **sizes,
+    )  # fmt: skip
+    arrays["final_logits_bias"] = np.zeros((1, SIZE), "float32")
+    assign(marian.rows(ours, ids, ids, with_final_norms=True), arrays, "M2M100")
+    found["m2m100"] = theirs, encoder_decoder.functions(ours), ids
+
+    config = transformers.GPT2Config(
+        vocab_size=SIZE, n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=60,
+        eos_token_id=60,
+    )  # fmt: skip
+
+    def likely_end(model):
+        model.transformer.wte.weight[60] *= 1.5
+
+    theirs, arrays = shaken(transformers.GPT2LMHeadModel(config), likely_end)
+    ours = kt.gpt2(vocabulary_size=SIZE, max_sequence_length=32, intermediate_dim=64, **sizes)
+    functions = after_control_ids(decoder_only.functions(load_gpt2(ours, arrays)), 60)
+    found["gpt2"] = theirs, functions, None
+    return found
+
+
+def drawn_settings(family, seed):
+    """Up to three settings, and the ids that every folder of a family has."""
+    draw = np.random.default_rng(seed)
+    a, b, c = draw.integers(4, 40, 3).tolist()
+    end = END[family]
+    all_of_them = {
+        "no_repeat_ngram_size": int(draw.integers(1, 4)),
+        "repetition_penalty": float(draw.choice([0.8, 1.3, 2.5])),
+        "min_length": int(draw.choice([5, 25])),
+        "min_new_tokens": 7,
+        "bad_words_ids": [[a], [b, c], [c, c], [a, b, c], [end]],
+        "suppress_tokens": [b, *range(20, 30)],
+        "begin_suppress_tokens": [a, *range(30, 40), end],
+        "max_new_tokens": 6,
+        "length_penalty": float(draw.choice([0.0, 0.5, 2.0])),
+        "early_stopping": [True, "never"][draw.integers(2)],
+        "num_beams": int(draw.integers(1, 6)),
+        "forced_bos_token_id": a,
+        "no_forced_end": 10,
+    }
+    if family == "gpt2":
+        for name in ("length_penalty", "early_stopping", "num_beams", "forced_bos_token_id"):
+            del all_of_them[name]
+    chosen = draw.choice(sorted(all_of_them), draw.integers(1, 4), replace=False).tolist()
+    settings = {name: all_of_them[name] for name in chosen}
+    if family == "gpt2":
+        settings.pop("no_forced_end", None)
+        return {"do_sample": False, "max_new_tokens": 20, "eos_token_id": end} | settings
+    ids = {"eos_token_id": end, "pad_token_id": PAD[family]}
+    ids["decoder_start_token_id"] = PAD["marian"] if family == "marian" else end
+    if "no_forced_end" in settings:
+        settings["max_length"] = settings.pop("no_forced_end")
+    else:
+        settings["forced_eos_token_id"] = end
+    if family == "m2m100":
+        settings["forced_bos_token_id"] = LANGUAGE
+    settings["bad_words_ids"] = [[PAD[family]], *settings.get("bad_words_ids", [])]
+    return {"num_beams": 4, "max_length": LONGEST} | ids | settings
+
+
+@pytest.mark.oracle
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Unfeasible length constraints")
+@pytest.mark.parametrize("seed", range(DRAWS))
+@pytest.mark.parametrize("family", ["marian", "m2m100"])
+def test_searches_are_those_of_hugging_face(family, seed, models, tmp_path):
+    import torch
+    import transformers
+
+    theirs, functions, ids = models[family]
+    given = drawn_settings(family, seed)
+    settings = generation.search_settings(write_folder(tmp_path, given), ids, 64)
+    rules, prefix = settings.token_rules, None
+    if family == "m2m100":  # as its reader does, which makes it a language
+        prefix = [[rules.forced_bos_token_id]] * ROWS
+    source = np.random.default_rng(seed).integers(4, 57, (ROWS, 9))
+    encoded = functions.encode(source.astype("int32"))
+    found = beam_search(
+        lambda *state: functions.step(encoded, *state),
+        functions.start_cache(encoded, settings.num_beams),
+        num_beams=settings.num_beams, limits=[settings.max_target_length] * ROWS, start_id=2,
+        end_id=3, n_best=1, length_penalty=settings.length_penalty, scoring=settings.scoring,
+        token_rules=rules, prefix=prefix,
+    )  # fmt: skip
+    answer = theirs.generate(
+        torch.tensor(ids.theirs[source]), generation_config=transformers.GenerationConfig(**given),
+        return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    for ours, row in zip(found.token_ids.numpy()[:, 0], answer.sequences.numpy(), strict=True):
+        row = row[1:].tolist()
+        while row and row[-1] == PAD[family]:
+            row.pop()
+        assert ids.theirs[ours[ours != 0]].tolist() == row, given
+    if settings.num_beams > 1:
+        scores = answer.sequences_scores.numpy()
+        np.testing.assert_allclose(found.scores[:, 0], scores, atol=1e-4, err_msg=str(given))
+
+
+@pytest.mark.oracle
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(DRAWS))
+def test_continuations_are_those_of_hugging_face(seed, models, tmp_path):
+    import torch
+    import transformers
+
+    theirs, functions, _ = models["gpt2"]
+    given = drawn_settings("gpt2", seed)
+    settings = generation.sampling_settings(write_folder(tmp_path, given), SIZE, 32, 60)
+    draw = np.random.default_rng(seed)
+    prompts = [draw.integers(0, 57, length).tolist() for length in (3, 5, 4, 2)]
+    ours = np.array([[i + 4 for i in one] + [0] * (5 - len(one)) for one in prompts])
+    lengths = np.array([len(one) for one in prompts])
+    found = sample(
+        functions.step, functions.start_cache(len(prompts), 1), start_id=tf.constant(ours[:, 0]),
+        prefix=ours[:, 1:], limits=lengths + settings.max_tokens, end_id=3,
+        seed=[[1, 2]] * len(prompts), temperature=settings.temperature, top_k=settings.top_k,
+        forbidden_ids=(0, 1, 2), token_rules=settings.token_rules,
+    )  # fmt: skip
+    for prompt, row in zip(prompts, found.token_ids.numpy()[:, 0], strict=True):
+        answer = theirs.generate(
+            torch.tensor([prompt]),
+            generation_config=transformers.GenerationConfig(**given, pad_token_id=60),
+        )[0].tolist()
+        expected = answer[len(prompt) :]
+        written = row[len(prompt) - 1 :][: settings.max_tokens]
+        written = [60 if i == 3 else i - 4 for i in written.tolist() if i]
+        assert written == expected, given
