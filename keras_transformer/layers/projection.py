@@ -38,6 +38,7 @@ class LoRA:
         object.__setattr__(self, "targets", tuple(self.targets))
         check_integer("rank", self.rank)
         check_number("alpha", self.alpha, above=0)
+        object.__setattr__(self, "alpha", float(self.alpha))
         unknown = [name for name in self.targets if name not in TARGETS]
         if unknown or not self.targets:
             raise ValueError(
