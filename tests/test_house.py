@@ -138,3 +138,21 @@ def test_a_missing_library_skips_no_test_in_ci(monkeypatch, reason, outcome):
     monkeypatch.setenv("KERAS_TRANSFORMER_COMPLETE", "1")
     assert report() == outcome
     assert "export KERAS_TRANSFORMER_COMPLETE=1" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_what_a_context_changes_is_undone_after_an_error():
+    """A `yield` is in a `try` or a `with`, unless nothing of Python's is to be undone."""
+    nothing_to_undo = {"skips", "_engine", "_ids_checked"}  # graph operations; no state
+    count = 0
+    for path in files("keras_transformer", "train"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            decorators = map(ast.unparse, getattr(node, "decorator_list", ()))
+            if "contextlib.contextmanager" not in decorators or node.name in nothing_to_undo:
+                continue
+            guards = [each for each in ast.walk(node) if isinstance(each, ast.Try | ast.With)]
+            guarded = {id(inner) for guard in guards for inner in ast.walk(guard)}
+            yields = [each for each in ast.walk(node) if isinstance(each, ast.Yield)]
+            last = max(yields, key=lambda each: each.lineno)
+            assert id(last) in guarded, f"{path}: {node.name}"
+            count += 1
+    assert count > 5

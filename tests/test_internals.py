@@ -47,6 +47,23 @@ def layers_of_layers_are_found():
     assert {"hidden", "inner"} <= set(names)
 
 
+@canary("layers.looked_up")
+def an_id_outside_of_a_table_is_no_row_of_it():
+    table, ids = np.ones((3, 2), "float32"), np.array([2, -1, 3])
+    compiled = tf.function(of_layers.looked_up, jit_compile=True)
+    np.testing.assert_array_equal(compiled(table, ids), [[1, 1], [np.nan] * 2, [np.nan] * 2])
+    for wrong in (-1, 3):
+        with tf.device("CPU"), pytest.raises(tf.errors.InvalidArgumentError, match=str(wrong)):
+            tf.gather(table, wrong)
+
+
+@canary("training.calls_of")
+def the_calls_in_a_model_are_found():
+    calls = internals.calls_of(model_of_two_layers())
+    assert {layer.name for layer, _, _ in calls} >= {"hidden"}
+    assert all(len(inputs) == 1 for _, _, inputs in calls)
+
+
 @canary("layers.parts_of")
 def the_parts_of_a_layer_come_after_what_they_are_in():
     inner = keras.Sequential([keras.layers.Dense(2, name="b"), keras.layers.Dropout(0.5)], name="a")
@@ -123,7 +140,7 @@ def metrics_of_compile_are_one_metric_that_can_be_forgotten():
 def the_layer_and_the_arguments_that_made_an_output_are_known():
     inputs = keras.Input((None, 3))
     layer = keras.layers.Dropout(0.1)
-    found, arguments, first = internals.last_call(layer(inputs, training=False))
+    found, arguments, [first] = internals.last_call(layer(inputs, training=False))
     assert found is layer and arguments["training"] is False and first is inputs
 
 

@@ -151,7 +151,8 @@ class StopWithoutProgress(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.saved_state[epoch:] = [logs["val_loss"]]
-        self.model.stop_training = self.is_due(epoch + 1)
+        if self.is_due(epoch + 1):  # others may have stopped it for another reason
+            self.model.stop_training = True
 
     def is_due(self, epochs):
         """Whether training ends after this many epochs."""

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_integer, check_probability
 from keras_transformer.layers.chunked_attention import attention_by_length, may_suit_chunks
 from keras_transformer.layers.compiled import compiled_attention_weights, has_own_gradients
 from keras_transformer.layers.fused_attention import fused_attention, suits_cudnn
@@ -87,11 +88,10 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if num_heads < 1 or (key_dim is not None and key_dim < 1):
-            raise ValueError(
-                "num_heads and key_dim must be at least 1. "
-                f"Received: num_heads={num_heads}, key_dim={key_dim}."
-            )
+        check_integer("num_heads", num_heads)
+        if key_dim is not None:
+            check_integer("key_dim", key_dim)
+        check_probability("dropout", dropout)
         self.num_heads = num_heads
         self.key_dim = key_dim
         self.dropout = dropout

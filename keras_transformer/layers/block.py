@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_integer, check_number, check_probability
 from keras_transformer.layers.attention import MultiHeadAttention, ShowsAttention
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.feed_forward import FeedForward
@@ -44,6 +45,8 @@ class Residual(KeepsFrozen, keras.layers.Layer):
 
     def __init__(self, dropout=0.0, pre_norm=True, norm_epsilon=LAYER_NORM_EPSILON, **kwargs):
         super().__init__(**kwargs)
+        check_probability("dropout", dropout)
+        check_number("norm_epsilon", norm_epsilon, least=0)
         self.dropout = dropout
         self.pre_norm = pre_norm
         self.norm_epsilon = norm_epsilon
@@ -124,6 +127,14 @@ class TransformerLayer(ShowsAttention, ChecksInputs, KeepsFrozen, TakesLoRA, ker
         **kwargs,
     ):
         super().__init__(**kwargs)
+        check_integer("num_heads", num_heads)
+        check_integer("intermediate_dim", intermediate_dim)
+        check_probability("dropout", dropout)
+        check_probability("attention_dropout", attention_dropout)
+        check_probability("activation_dropout", activation_dropout)
+        check_number("norm_epsilon", norm_epsilon, least=0)
+        if key_dim is not None:
+            check_integer("key_dim", key_dim)
         self.num_heads = num_heads
         self.intermediate_dim = intermediate_dim
         self.dropout = dropout
@@ -267,8 +278,7 @@ class TransformerStack(TransformerLayer):
             kernel_initializer=kernel_initializer,
             **kwargs,
         )
-        if num_layers < 1:
-            raise ValueError(f"num_layers must be at least 1. Received: num_layers={num_layers}.")
+        check_integer("num_layers", num_layers)
         self.num_layers = num_layers
         arguments = {**self.block_config(), "lora": self.lora, "trainable": self.trainable}
         arguments["dtype"] = self.dtype_policy

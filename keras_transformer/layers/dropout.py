@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_number
 from keras_transformer.layers.internals import keep_mask
 
 
@@ -39,6 +40,10 @@ class ReproducibleDropout(keras.layers.Dropout):
         >>> ReproducibleDropout(0.5)(keras.ops.ones((1, 3))).numpy().tolist()  # at rest
         [[1.0, 1.0, 1.0]]
     """
+
+    def __init__(self, rate, noise_shape=None, seed=None, **kwargs):
+        check_number("rate", rate, least=0, most=1)
+        super().__init__(rate, noise_shape, seed, **kwargs)
 
     def call(self, inputs, training=False):
         if not (training and self.rate):

@@ -5,8 +5,14 @@ import math
 import keras
 from keras import ops
 
+from keras_transformer.arguments import (
+    LARGEST_INTEGER,
+    check_integer,
+    check_number,
+    check_probability,
+)
 from keras_transformer.layers.inputs import check_ids, check_per_token, check_vectors
-from keras_transformer.layers.internals import keep_mask
+from keras_transformer.layers.internals import keep_mask, looked_up
 from keras_transformer.layers.quantization import NotQuantized
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
@@ -50,12 +56,14 @@ class TokenDropout(keras.layers.Layer):
 
     def __init__(self, rate, pad_id=0, **kwargs):
         super().__init__(autocast=False, **kwargs)
-        if not 0 <= rate < 1:
-            raise ValueError(f"rate must be in [0, 1). Received: rate={rate}.")
+        check_probability("rate", rate)
+        check_integer("pad_id", pad_id, least=-LARGEST_INTEGER)
         self.rate = rate
         self.pad_id = pad_id
         if rate:
             self.seed_generator = keras.random.SeedGenerator()
+
+    keeps_ids = True  # those of its inputs, among them padding
 
     def call(self, inputs, training=False):
         check_ids("inputs", inputs)
@@ -112,11 +120,12 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
     def __init__(self, vocabulary_size, hidden_dim, scale=True, pad_id=0, stddev=None, **kwargs):
         # Without autocast: ids that arrive as floats would lose digits in bfloat16.
         super().__init__(autocast=False, **kwargs)
-        if vocabulary_size < 1 or hidden_dim < 1:
-            raise ValueError(
-                "vocabulary_size and hidden_dim must be at least 1. Received: "
-                f"vocabulary_size={vocabulary_size}, hidden_dim={hidden_dim}."
-            )
+        check_integer("vocabulary_size", vocabulary_size)
+        check_integer("hidden_dim", hidden_dim)
+        if pad_id is not None:
+            check_integer("pad_id", pad_id, least=-LARGEST_INTEGER)
+        if stddev is not None:
+            check_number("stddev", stddev, least=0)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
         self.scale = scale
@@ -138,6 +147,11 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
         )
 
     @property
+    def num_ids(self):
+        """Ids are below it; the library's `Model` looks for others in the data."""
+        return self.vocabulary_size
+
+    @property
     def projection_table(self):
         """What `reverse` multiplies by, transposed: (vocabulary_size, hidden_dim)."""
         return self.embeddings
@@ -148,7 +162,7 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
             return ops.cast(project(inputs, self.embeddings), "float32")
         check_ids("inputs", inputs)
         # A Sequential model passes ids as floats, which are exact up to 2^24.
-        vectors = ops.take(self.embeddings, ops.cast(inputs, "int32"), axis=0)
+        vectors = looked_up(self.embeddings, ops.cast(inputs, "int32"))
         vectors = ops.cast(vectors, self.compute_dtype)
         return vectors * math.sqrt(self.hidden_dim) if self.scale else vectors
 
@@ -213,8 +227,8 @@ class SinusoidalEncoding(keras.layers.Layer):
 
     def __init__(self, max_wavelength=10000, interleaved=True, first_position=0, **kwargs):
         super().__init__(**kwargs)
-        if max_wavelength <= 0:
-            raise ValueError(f"max_wavelength must be positive. Received: {max_wavelength}.")
+        check_number("max_wavelength", max_wavelength, above=0)
+        check_integer("first_position", first_position, 0)
         self.max_wavelength = max_wavelength
         self.interleaved = interleaved
         self.first_position = first_position
@@ -286,10 +300,7 @@ class PositionEmbedding(NotQuantized, keras.layers.Layer):
 
     def __init__(self, max_sequence_length, **kwargs):
         super().__init__(**kwargs)
-        if max_sequence_length < 1:
-            raise ValueError(
-                f"max_sequence_length must be at least 1 token. Received: {max_sequence_length}."
-            )
+        check_integer("max_sequence_length", max_sequence_length)
         self.max_sequence_length = max_sequence_length
         self.supports_masking = True
 
@@ -320,7 +331,12 @@ class PositionEmbedding(NotQuantized, keras.layers.Layer):
         return inputs + self._rows(position)
 
     def _rows(self, positions):
-        return ops.cast(ops.take(self.embeddings, positions, axis=0), self.compute_dtype)
+        return ops.cast(looked_up(self.embeddings, positions), self.compute_dtype)
+
+    @property
+    def num_positions(self):
+        """Rows are no longer; the library's `Model` looks for others in the data."""
+        return self.max_sequence_length
 
     def compute_output_shape(self, input_shape):
         return input_shape

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_integer, check_probability
 from keras_transformer.layers.compiled import feed_forward, has_own_gradients
 from keras_transformer.layers.projection import TakesLoRA, add_projection
 from keras_transformer.layers.quantization import InnerDropout
@@ -55,8 +56,8 @@ class FeedForward(TakesLoRA, keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if intermediate_dim < 1:
-            raise ValueError(f"intermediate_dim must be at least 1. Received: {intermediate_dim}.")
+        check_integer("intermediate_dim", intermediate_dim)
+        check_probability("dropout", dropout)
         self.intermediate_dim = intermediate_dim
         self.activation = keras.activations.get(activation)
         self.dropout = dropout

@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_integer
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class IgnoredToken(keras.layers.Layer):
@@ -25,8 +27,12 @@ class IgnoredToken(keras.layers.Layer):
 
     def __init__(self, token_id, pad_id=0, **kwargs):
         super().__init__(autocast=False, **kwargs)
+        check_integer("token_id", token_id, 0)
+        check_integer("pad_id", pad_id, 0)
         self.token_id = token_id
         self.pad_id = pad_id
+
+    keeps_ids = True  # those of its inputs, among them padding
 
     def call(self, inputs):
         return ops.where(ops.equal(inputs, self.token_id), self.pad_id, inputs)

@@ -94,6 +94,36 @@ def keep_mask_of(seed, shape, rate):
     return words >= tf.constant(limit, tf.uint16)
 
 
+def looked_up(table, ids):
+    """The rows of a table at some ids; NaN, or an error, for ids that it does not have.
+
+    Keras takes negative ids for places from the end. Without XLA, TensorFlow raises for ids outside
+    on CPUs and gives zeros on GPUs; with XLA it gives the first or last row.
+
+    Relies on `tf.gather` raising on CPUs.
+
+    Args:
+        table: (count, dim).
+        ids: integers of any shape.
+
+    Returns:
+        The shape of `ids` with a last axis of `dim`.
+    """
+    table = keras.ops.convert_to_tensor(table)
+    if keras.backend.backend() == "tensorflow":
+        rows = tf.gather(table, ids)
+        if not (is_compiled() or _has_gpu()):
+            return rows
+    else:
+        rows = keras.ops.take(table, ids, axis=0)
+    is_inside = keras.ops.logical_and(ids >= 0, ids < table.shape[0])
+    return keras.ops.where(keras.ops.expand_dims(is_inside, -1), rows, float("nan"))
+
+
+def _has_gpu():
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
 def is_compiled():
     """Whether TensorFlow is tracing a function that XLA will compile, as far as can be known.
 

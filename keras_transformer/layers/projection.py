@@ -4,6 +4,7 @@ import dataclasses
 
 from keras import initializers, ops
 
+from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.layers.compiled import has_own_gradients, projected
 from keras_transformer.ops.projection import project
 
@@ -25,7 +26,7 @@ class LoRA:
 
     Args:
         rank: width between the two matrices, at least 1.
-        alpha: their product is scaled by `alpha / rank`.
+        alpha: their product is scaled by `alpha / rank`; positive.
         targets: names of projections, from `TARGETS`.
     """
 
@@ -35,8 +36,9 @@ class LoRA:
 
     def __post_init__(self):
         object.__setattr__(self, "targets", tuple(self.targets))
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1. Received: {self.rank}.")
+        check_integer("rank", self.rank)
+        check_number("alpha", self.alpha, above=0)
+        object.__setattr__(self, "alpha", float(self.alpha))
         unknown = [name for name in self.targets if name not in TARGETS]
         if unknown or not self.targets:
             raise ValueError(

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.layers.freezing import KeepsFrozen
 from keras_transformer.layers.inputs import check_per_token, check_vectors
 from keras_transformer.ops.masks import padding_mask
@@ -55,11 +56,10 @@ class SegmentRecurrence(KeepsFrozen, keras.layers.Wrapper):
 
     def __init__(self, layer, batch_size, memory_length, start_id=None, **kwargs):
         super().__init__(layer, **{**kwargs, "dtype": layer.dtype_policy})
-        if batch_size < 1 or memory_length < 0:
-            raise ValueError(
-                "batch_size must be at least 1 row and memory_length at least 0 tokens. "
-                f"Received: batch_size={batch_size}, memory_length={memory_length}."
-            )
+        check_integer("batch_size", batch_size)
+        check_integer("memory_length", memory_length, 0)
+        if start_id is not None:
+            check_integer("start_id", start_id, 0)
         if not self.trainable:
             layer.trainable = False
         self.batch_size = batch_size

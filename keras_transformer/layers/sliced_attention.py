@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.layers.attention import ShowsAttention
 from keras_transformer.layers.inputs import ChecksInputs, implicit_mask
 from keras_transformer.layers.projection import add_projection
@@ -56,8 +57,7 @@ class SlicedAttention(ShowsAttention, ChecksInputs, NotQuantized, keras.layers.L
 
     def __init__(self, num_heads, use_projections=True, **kwargs):
         super().__init__(**kwargs)
-        if num_heads < 1:
-            raise ValueError(f"num_heads must be at least 1. Received: num_heads={num_heads}.")
+        check_integer("num_heads", num_heads)
         self.num_heads = num_heads
         self.use_projections = use_projections
         self.supports_masking = True

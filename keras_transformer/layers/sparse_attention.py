@@ -5,13 +5,13 @@ import functools
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.inputs import implicit_mask
 from keras_transformer.ops.attention import merge_heads
 from keras_transformer.ops.masks import (
     causal_mask,
-    check_at_least_one,
     check_summary_size,
     combine_masks,
     fixed_mask,
@@ -99,7 +99,8 @@ class SparseAttention(MultiHeadAttention):
             raise ValueError(
                 f"pattern must be 'strided', 'fixed' or 'local'. Received: pattern={pattern!r}."
             )
-        check_at_least_one(block_size=block_size)
+        check_integer("block_size", block_size)
+        check_integer("summary_size", summary_size)
         self._pattern_mask, self._pattern_attention = (
             functools.partial(f, **sizes) for f in functions
         )

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import (
     SMALL_STDDEV,
@@ -318,5 +319,6 @@ def _norm(name, epsilon, dtype):
 
 
 def _logits(num_labels, name):
+    check_integer("num_labels", num_labels)
     # In float32 under every dtype policy, like the logits of all models here.
     return keras.layers.Dense(num_labels, dtype="float32", name=name)

@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenDropout, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
@@ -70,6 +71,7 @@ def classifier(
     """
     if size not in SIZES:
         raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
+    check_integer("num_labels", num_labels)
     block = {**SIZES[size], **dimensions}
     hidden_dim, dropout = block.pop("hidden_dim"), block["dropout"]
     dtype = block.get("dtype")

@@ -1,5 +1,6 @@
 """GPT-2 in its four sizes: the causal language model with learned positions."""
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models.decoder_only import language_model
 
@@ -55,6 +56,7 @@ def gpt2(
     if size not in SIZES:
         raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
     block = {**SIZES[size], "dropout": 0.1, "attention_dropout": 0.1, **dimensions}
+    check_integer("hidden_dim", block["hidden_dim"])
     return language_model(
         vocabulary_size,
         max_sequence_length,

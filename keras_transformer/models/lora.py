@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.layers.projection import LoRA, Projection, TakesLoRA
 from keras_transformer.training.internals import all_layers
 
@@ -43,7 +44,8 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
         >>> len(model.trainable_weights), len(tuned.trainable_weights)
         (17, 6)
     """
-    lora = LoRA(rank, 2.0 * rank if alpha is None else float(alpha), targets)
+    check_integer("rank", rank)
+    lora = LoRA(rank, 2.0 * rank if alpha is None else alpha, targets)
     if lora_of(model) is not None:
         raise ValueError("The model already has LoRA. Call merge_lora first.")
     names = [layer.name for layer in model.layers]

@@ -5,6 +5,7 @@ import functools
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.segment_recurrence import SegmentRecurrence
@@ -150,6 +151,7 @@ def newest(memory, length):
     Returns:
         A memory for `read`.
     """
+    check_integer("length", length, 0)
     memories, is_remembered = memory
     start = max(is_remembered.shape[1] - length, 0)
     return [vectors[:, start:] for vectors in memories], is_remembered[:, start:]
@@ -181,11 +183,8 @@ def score(model, token_ids, segment_length, memory_length):
         >>> count
         5
     """
-    if segment_length < 1 or memory_length < 0:
-        raise ValueError(
-            "segment_length must be at least 1 token and memory_length at least 0. "
-            f"Received: segment_length={segment_length}, memory_length={memory_length}."
-        )
+    check_integer("segment_length", segment_length)
+    check_integer("memory_length", memory_length, 0)
     token_ids = ops.convert_to_tensor(token_ids, dtype="int32")
     total, count, memory = 0.0, 0, None
     for start in range(0, token_ids.shape[1] - 1, segment_length):

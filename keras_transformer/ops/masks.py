@@ -6,6 +6,7 @@ Every function returns a boolean tensor that broadcasts to (batch, target, sourc
 
 from keras import ops
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.ops.caches import append
 
 
@@ -93,8 +94,7 @@ def local_mask(target_length, source_length=None, radius=1, start=0):
         >>> local_mask(3, radius=1).numpy().tolist()
         [[[True, True, False], [True, True, True], [False, True, True]]]
     """
-    if radius < 0:
-        raise ValueError(f"radius must be at least 0 tokens. Received: radius={radius}.")
+    check_integer("radius", radius, 0)
     return ops.abs(_distance(target_length, source_length, start)) <= radius
 
 
@@ -122,7 +122,7 @@ def strided_mask(target_length, source_length=None, *, stride, start=0):
         >>> strided_mask(1, 7, stride=3, start=6).numpy().tolist()
         [[[True, False, False, True, True, True, True]]]
     """
-    check_at_least_one(stride=stride)
+    check_integer("stride", stride)
     distance = ops.abs(_distance(target_length, source_length, start))
     return ops.logical_or(distance <= stride, distance % stride == 0)
 
@@ -251,16 +251,10 @@ def check_attention_mask(mask):
     )
 
 
-def check_at_least_one(**sizes):
-    """Refuses sizes, in tokens, that are below 1; each is called by its name."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1 token. Received: {name}={size}.")
-
-
 def check_summary_size(block_size, summary_size):
     """Refuses blocks that are not longer than nothing, or not as long as their summary."""
-    check_at_least_one(block_size=block_size, summary_size=summary_size)
+    check_integer("block_size", block_size)
+    check_integer("summary_size", summary_size)
     if summary_size > block_size:
         raise ValueError(
             "summary_size must be at most block_size: the summary is the end of a block. "

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.ops.masks import (
     causal_mask,
-    check_at_least_one,
     check_summary_size,
     combine_masks,
     local_mask,
@@ -50,7 +50,7 @@ def local_attention(queries, keys, values, radius, causal=False, padding_mask=No
         >>> tuple(local_attention(heads, heads, heads, radius=4).shape)
         (2, 3, 11, 5)
     """
-    check_at_least_one(radius=radius)
+    check_integer("radius", radius)
     blocks = _cut(queries, keys, values, padding_mask, radius)
     return _joined([_window(blocks, causal, dropout)], ops.shape(queries)[2])
 
@@ -78,7 +78,7 @@ def strided_attention(queries, keys, values, stride, causal=False, padding_mask=
         >>> tuple(strided_attention(heads, heads, heads, stride=4).shape)
         (2, 3, 11, 5)
     """
-    check_at_least_one(stride=stride)
+    check_integer("stride", stride)
     blocks = _cut(queries, keys, values, padding_mask, stride)
     parts = [_window(blocks, causal, dropout), _columns(blocks, causal, dropout)]
     return _joined(parts, ops.shape(queries)[2])

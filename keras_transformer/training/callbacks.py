@@ -7,6 +7,7 @@ import time
 import keras
 import tensorflow as tf
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.files import whole
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.losses import TokenCrossentropy
@@ -167,8 +168,7 @@ class BestScore(keras.callbacks.Callback):
 
     def __init__(self, score, path=None, every=1, name="val_score"):
         super().__init__()
-        if every < 1:
-            raise ValueError(f"every must be at least 1 epoch. Received: every={every}.")
+        check_integer("every", every)
         self.score = score
         self.path = None if path is None else pathlib.Path(path)
         self.every = every

@@ -14,6 +14,7 @@ import signal
 import keras
 import numpy as np
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.training import checkpoint_files as files
 from keras_transformer.training.callbacks import check_finite
 from keras_transformer.training.distribution import (
@@ -64,10 +65,8 @@ class Checkpoints(keras.callbacks.Callback):
 
     def __init__(self, directory, model, every=1000, keep=1):
         super().__init__()
-        if every < 1 or keep < 1:
-            raise ValueError(
-                f"every and keep must be at least 1. Received: every={every}, keep={keep}."
-            )
+        check_integer("every", every)
+        check_integer("keep", keep)
         if not model.compiled or not model.optimizer.built:
             raise ValueError("Compile the model before you make its Checkpoints.")
         if has_workers(model.distribute_strategy) and carried_variables(model):

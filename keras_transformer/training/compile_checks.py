@@ -4,6 +4,7 @@ import logging
 
 import keras
 
+from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.training.internals import all_layers
 from keras_transformer.training.losses import TokenCrossentropy
 
@@ -23,14 +24,23 @@ REFUSED_OPTIMIZER_SETTINGS = {
 OF_WHOLE_BATCHES = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
 
 
-def check_optimizer(optimizer):
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+def check_optimizer(optimizer, scales_itself=True):
+    """Raises for settings of an optimizer that `compile` has.
+
+    Args:
+        optimizer: of Keras.
+        scales_itself: whether the step scales losses of models in float16, not the optimizer.
+    """
+    if not scales_itself:
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            return  # it clips what `clip_norm` would see too large
+    elif isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "The exact train step itself scales the loss of models in float16; an optimizer would "
             "look at one replica only. Pass the inner optimizer to compile. "
             "Received: a LossScaleOptimizer."
         )
-    if getattr(optimizer, "loss_scale_factor", None) is not None:
+    if scales_itself and getattr(optimizer, "loss_scale_factor", None) is not None:
         raise ValueError(
             "The exact train step itself scales the loss of models in float16. Leave "
             "loss_scale_factor out. "
@@ -51,15 +61,11 @@ def check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights):
             "The exact train step needs one loss for one output, without loss_weights. "
             f"Received: loss_weights={loss_weights}."
         )
-    if clip_norm is not None and clip_norm <= 0:
-        raise ValueError(f"clip_norm must be positive. Received: clip_norm={clip_norm}.")
-    if accumulation_steps < 1:
-        raise ValueError(
-            "accumulation_steps must be at least 1. "
-            f"Received: accumulation_steps={accumulation_steps}."
-        )
-    if ema_momentum is not None and not 0 < ema_momentum < 1:
-        raise ValueError(f"ema_momentum must be in (0, 1). Received: ema_momentum={ema_momentum}.")
+    if clip_norm is not None:
+        check_number("clip_norm", clip_norm, above=0)
+    check_integer("accumulation_steps", accumulation_steps)
+    if ema_momentum is not None:
+        check_number("ema_momentum", ema_momentum, above=0, below=1)
 
 
 def check_strategy(model, steps_per_execution):
@@ -85,6 +91,17 @@ def check_strategy(model, steps_per_execution):
         )
 
 
+def check_methods(model, own_class, names=("compute_loss", "compute_metrics")):
+    """Raises for methods of a user's subclass that the exact step does not call."""
+    for name in names:
+        if overrides(model, own_class, name):
+            raise ValueError(
+                f"The exact train step cannot include a custom {name}. Pass a loss and metrics to "
+                "compile, or train with keras.Model. "
+                f"Received: {type(model).__name__}, which overrides {name}."
+            )
+
+
 def check_model(model, own_class, accumulation_steps, ema_momentum):
     """Raises for models with methods or layers that the exact step cannot honour.
 
@@ -95,13 +112,9 @@ def check_model(model, own_class, accumulation_steps, ema_momentum):
         ema_momentum: None for no moving average.
     """
     replicas = model.distribute_strategy.num_replicas_in_sync
-    for name in ("compute_loss", "compute_metrics", *(["train_step"] if replicas > 1 else [])):
-        if overrides(model, own_class, name):
-            raise ValueError(
-                f"The exact train step cannot include a custom {name}. Pass a loss and metrics to "
-                "compile, or train with keras.Model. "
-                f"Received: {type(model).__name__}, which overrides {name}."
-            )
+    check_methods(model, own_class)
+    if replicas > 1:
+        check_methods(model, own_class, ["train_step"])
     split = replicas > 1 or accumulation_steps > 1
     if not model.built and (split or ema_momentum is not None):
         raise ValueError(

@@ -72,16 +72,29 @@ def forget_compiled_metrics(model):
 
 
 def last_call(tensor):
-    """The layer that made an output of a functional model, the arguments, and the first input.
+    """The layer that made an output of a functional model, the arguments, and the inputs.
 
     Relies on `_keras_history` of symbolic tensors and `_inbound_nodes` of layers.
 
     Returns:
-        The layer, the dict of the keyword arguments of the call, and the symbolic input.
+        The layer, the dict of the keyword arguments of the call, and the list of symbolic inputs.
     """
     layer, index, _ = tensor._keras_history
     node = layer._inbound_nodes[index]
-    return layer, node.arguments.kwargs, node.input_tensors[0]
+    return layer, node.arguments.kwargs, node.input_tensors
+
+
+def calls_of(model):
+    """The calls of layers in the graph of a functional model, those of models within it last.
+
+    Relies on `_nodes_by_depth` of functional models.
+
+    Returns:
+        List of layer, dict of the keyword arguments, and list of symbolic inputs; empty for
+        models without a graph.
+    """
+    nodes = [node for some in getattr(model, "_nodes_by_depth", {}).values() for node in some]
+    return [(n.operation, n.arguments.kwargs, n.input_tensors) for n in nodes if not n.is_input]
 
 
 def take_summed_gradients(optimizer):

@@ -183,17 +183,19 @@ class JaxTrainStep:
         accumulation_steps=1,
         ema_momentum=None,
     ):
-        checks.check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights=None)
+        optimizer = keras.optimizers.get(optimizer)
+        checks.check_optimizer(optimizer, scales_itself=False)
+        checks.check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights)
+        checks.check_methods(self, JaxTrainStep)
         super().compile(
             optimizer,
             loss,
-            loss_weights,
-            metrics,
-            weighted_metrics,
-            run_eagerly,
-            steps_per_execution,
-            jit_compile,
-            auto_scale_loss,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile,
+            auto_scale_loss=auto_scale_loss,
         )
         if accumulation_steps > 1:
             _check_adds_up(self)

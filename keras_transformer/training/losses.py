@@ -6,6 +6,8 @@ import contextvars
 import keras
 from keras import ops
 
+from keras_transformer.arguments import LARGEST_INTEGER, check_integer, check_probability
+
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
@@ -23,8 +25,10 @@ def without_scatter(wanted=True):
         wanted: whether to change anything.
     """
     before = _SELECTS.set(wanted)
-    yield
-    _SELECTS.reset(before)
+    try:
+        yield
+    finally:
+        _SELECTS.reset(before)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -64,10 +68,8 @@ class TokenCrossentropy(keras.losses.Loss):
 
     def __init__(self, label_smoothing=0.0, pad_id=0, name="loss"):
         super().__init__(name=name)
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(
-                f"label_smoothing must be in [0, 1). Received: label_smoothing={label_smoothing}."
-            )
+        check_probability("label_smoothing", label_smoothing)
+        check_integer("pad_id", pad_id, least=-LARGEST_INTEGER)
         self.label_smoothing = label_smoothing
         self.pad_id = pad_id
 

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.arguments import LARGEST_INTEGER, check_integer
 from keras_transformer.training.losses import token_weights
 
 
@@ -16,6 +17,7 @@ class TokenMetric(keras.metrics.Metric):
 
     def __init__(self, pad_id=0, name=None, dtype=None):
         super().__init__(name=name, dtype=dtype)
+        check_integer("pad_id", pad_id, least=-LARGEST_INTEGER)
         self.pad_id = pad_id
         self.total = self.add_variable((), "zeros", name="total")
         self.tokens = self.add_variable((), "zeros", name="tokens")

@@ -41,6 +41,12 @@ class Model(OwnStep, keras.Model):
     compare rows with each other or are not reduced, several outputs and `add_loss`.
     Custom metrics must be sums over rows: their variables are summed over replicas.
 
+    On TensorFlow, a functional model looks at the data on the host, before each step: an id or a
+    label that is in no table, or a row that is longer than its positions, is a ValueError. XLA and
+    GPUs raise for none of them. In subclassed models, in data that is already distributed and in a
+    `keras.utils.PyDataset`, on JAX, and for tensors that are on a GPU, there are no such checks:
+    with XLA or on a GPU, the vector of such an id is NaN, and so is the loss.
+
     Create it from inputs and outputs, or subclass it with a `call`. Several replicas,
     `accumulation_steps` and `ema_momentum` need a model that is built before `compile`.
 

@@ -1,7 +1,10 @@
 """Adam as one pass over memory."""
 
+import numbers
+
 import keras
 
+from keras_transformer.arguments import check_number, check_probability
 from keras_transformer.training.internals import adam_moments
 
 if keras.backend.backend() == "tensorflow":
@@ -31,6 +34,11 @@ class Adam(keras.optimizers.Adam):
     """
 
     def __init__(self, learning_rate=0.001, beta_1=0.9, beta_2=0.98, epsilon=1e-9, **kwargs):
+        if isinstance(learning_rate, (numbers.Real, str)) or learning_rate is None:
+            check_number("learning_rate", learning_rate, least=0)
+        check_probability("beta_1", beta_1)
+        check_probability("beta_2", beta_2)
+        check_number("epsilon", epsilon, least=0)
         super().__init__(learning_rate, beta_1, beta_2, epsilon, **kwargs)
 
     def update_step(self, gradient, variable, learning_rate):

@@ -230,9 +230,10 @@ def find_projection(model):
     outputs = getattr(model, "outputs", None) or []
     if len(outputs) != 1:
         return None
-    layer, arguments, features = last_call(outputs[0])
+    layer, arguments, inputs = last_call(outputs[0])
     if not hasattr(layer, "projection_table") or not arguments.get("reverse", False):
         return None
+    features = inputs[0]
     if features.dtype not in ("float32", "bfloat16"):
         return None
     return OutputProjection(keras.Model(model.input, features), layer)

@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_integer, check_number
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class InverseSqrtWarmup(keras.optimizers.schedules.LearningRateSchedule):
@@ -34,11 +36,8 @@ class InverseSqrtWarmup(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, peak_rate, warmup_steps=4000):
         super().__init__()
-        if peak_rate <= 0 or warmup_steps < 1:
-            raise ValueError(
-                "peak_rate must be positive and warmup_steps at least 1. "
-                f"Received: peak_rate={peak_rate}, warmup_steps={warmup_steps}."
-            )
+        check_number("peak_rate", peak_rate, above=0)
+        check_integer("warmup_steps", warmup_steps)
         self.peak_rate = peak_rate
         self.warmup_steps = warmup_steps
 
@@ -50,11 +49,8 @@ class InverseSqrtWarmup(keras.optimizers.schedules.LearningRateSchedule):
             >>> round(InverseSqrtWarmup.of_paper(512).peak_rate, 7)
             0.0006988
         """
-        if hidden_dim < 1 or warmup_steps < 1:
-            raise ValueError(
-                "hidden_dim and warmup_steps must be at least 1. "
-                f"Received: hidden_dim={hidden_dim}, warmup_steps={warmup_steps}."
-            )
+        check_integer("hidden_dim", hidden_dim)
+        check_integer("warmup_steps", warmup_steps)
         return cls((hidden_dim * warmup_steps) ** -0.5, warmup_steps)
 
     def __call__(self, step):

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_transformer.training import compile_checks as checks
-from keras_transformer.training import internals
+from keras_transformer.training import id_checks, internals
 from keras_transformer.training.callbacks import LateLogs, can_be_late
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.loss_scale import LossScale, computes_in_float16
@@ -140,8 +140,10 @@ class TrainStep(internals.BuildsFromShapes):
     def _whole_step_not_compiled(self):
         """`Objective` compiles its part; XLA cannot compile operations across devices."""
         jit_compile, self.jit_compile = self.jit_compile, False
-        yield
-        self.jit_compile = jit_compile
+        try:
+            yield
+        finally:
+            self.jit_compile = jit_compile
 
     def swap_averaged_weights(self):
         """Exchanges the weights with their moving average; a second call changes them back."""
@@ -261,28 +263,32 @@ class TrainStep(internals.BuildsFromShapes):
             is_tuple = isinstance(validation_data, (list, tuple))
             first = validation_data[0] if is_tuple else validation_data
             check_data(first, self.distribute_strategy)
+            rest = validation_data[1:2] if is_tuple else ()
+            first = id_checks.check_data(self, self._step.objective.loss, first, *rest)
+            validation_data = validation_data if is_tuple else first
         self._step.dropout_seeds.spread()
         given = keras.tree.flatten(callbacks or [])
         if steps_per_epoch and all(map(can_be_late, given)):
             callbacks = LateLogs(given, verbose, epochs, steps_per_epoch, self)
-        return super().fit(
-            x,
-            y,
-            batch_size=batch_size,
-            epochs=epochs,
-            verbose=verbose,
-            callbacks=callbacks,
-            validation_split=validation_split,
-            validation_data=validation_data,
-            shuffle=shuffle,
-            class_weight=class_weight,
-            sample_weight=sample_weight,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_batch_size=validation_batch_size,
-            validation_freq=validation_freq,
-        )
+        with self._ids_checked(x, y) as x:
+            return super().fit(
+                x,
+                y,
+                batch_size=batch_size,
+                epochs=epochs,
+                verbose=verbose,
+                callbacks=callbacks,
+                validation_split=validation_split,
+                validation_data=validation_data,
+                shuffle=shuffle,
+                class_weight=class_weight,
+                sample_weight=sample_weight,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                validation_steps=validation_steps,
+                validation_batch_size=validation_batch_size,
+                validation_freq=validation_freq,
+            )
 
     def evaluate(
         self,
@@ -298,20 +304,39 @@ class TrainStep(internals.BuildsFromShapes):
     ):
         checks.check_compiled(self, "evaluate")
         check_data(x, self.distribute_strategy)
-        data = (x, y, batch_size, verbose, sample_weight, steps)
-        return super().evaluate(*data, callbacks=callbacks, return_dict=return_dict, **settings)
+        with self._ids_checked(x, y) as x:
+            data = (x, y, batch_size, verbose, sample_weight, steps)
+            return super().evaluate(*data, callbacks=callbacks, return_dict=return_dict, **settings)
+
+    def predict(self, x, batch_size=None, verbose="auto", steps=None, callbacks=None):
+        with self._ids_checked(x) as x:
+            return super().predict(x, batch_size, verbose, steps, callbacks)
+
+    @contextlib.contextmanager
+    def _ids_checked(self, x, y=None):
+        """Yields data for Keras; it raises ValueError for ids that the model has no vector for."""
+        loss = self._step.objective.loss if self.compiled else None
+        try:
+            yield id_checks.check_data(self, loss, x, y)
+        except tf.errors.InvalidArgumentError as error:
+            if (found := id_checks.as_value_error(error)) is None:
+                raise
+            raise found from error
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         checks.check_compiled(self, "train_on_batch")
         checks.check_class_weight(self._step.objective.loss, class_weight)
         checks.check_one_replica(self, "train_on_batch")
+        id_checks.check_data(self, self._step.objective.loss, x, y)
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
         checks.check_compiled(self, "test_on_batch")
         checks.check_one_replica(self, "test_on_batch")
+        id_checks.check_data(self, self._step.objective.loss, x, y)
         return super().test_on_batch(x, y, sample_weight, return_dict)
 
     def predict_on_batch(self, x):
         checks.check_one_replica(self, "predict_on_batch")
+        id_checks.check_data(self, None, x)
         return super().predict_on_batch(x)

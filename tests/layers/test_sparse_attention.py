@@ -237,7 +237,7 @@ def test_arguments_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"'strided', 'fixed' or 'local'. Received: pattern='a'"):
         SparseAttention(2, "a", 3)
     for pattern in PATTERNS:
-        with pytest.raises(ValueError, match=r"at least 1 token. Received: block_size=0"):
+        with pytest.raises(ValueError, match=r"at least 1. Received: block_size=0"):
             SparseAttention(2, pattern, 0)
     with pytest.raises(ValueError, match=r"at most block_size.*block_size=5, summary_size=8"):
         SparseAttention(2, "fixed", 5)

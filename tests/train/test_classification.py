@@ -119,6 +119,9 @@ def test_patience_outlasts_the_process(again):
     stop.on_epoch_end(3, {"val_loss": 2.0})
     assert stop.model.stop_training and stop.is_due(4), "as low as the best is not lower"
     stop.on_epoch_end(3, {"val_loss": 1.5})
+    assert stop.model.stop_training, "whoever stopped it, it stays stopped"
+    stop.model.stop_training = False  # as `fit` does when it begins
+    stop.on_epoch_end(3, {"val_loss": 1.5})
     assert not stop.model.stop_training
 
 

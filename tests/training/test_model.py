@@ -139,3 +139,28 @@ def test_training_without_a_loss_is_refused():
     model.compile("sgd")
     with pytest.raises(ValueError, match=r"need a loss"):
         model.train_step((IDS, LABELS))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss_weights": [2.0]}, "one loss for one output, without loss_weights"),
+        ({"optimizer": {"clipnorm": 1.0}}, "Set clip_norm in compile"),
+        ({"optimizer": {"gradient_accumulation_steps": 2}}, "Set accumulation_steps in compile"),
+        ({"optimizer": {"use_ema": True}}, "Set ema_momentum in compile"),
+        ({"clip_norm": float("nan")}, "clip_norm must be a finite number above 0"),
+        ({"accumulation_steps": 1.5}, "accumulation_steps must be an integer of at least 1"),
+        ({"compute_loss": True}, "cannot include a custom compute_loss"),
+        ({"compute_metrics": True}, "cannot include a custom compute_metrics"),
+    ],
+)
+def test_the_steps_of_tensorflow_and_jax_refuse_the_same(settings, message):
+    if keras.backend.backend() not in ("tensorflow", "jax"):
+        pytest.skip("Keras's own step")
+    optimizer = keras.optimizers.SGD(0.1, **settings.get("optimizer", {}))
+    methods = {name: lambda self, *args, **kwargs: None for name in settings if "compute" in name}
+    inputs = keras.Input((3,))
+    model = type("Mine", (Model,), methods)(inputs, keras.layers.Dense(2)(inputs))
+    others = {name: settings[name] for name in settings.keys() - methods.keys() - {"optimizer"}}
+    with pytest.raises(ValueError, match=message):
+        model.compile(optimizer, "mse", **others)

@@ -1,0 +1,225 @@
+"""Ids and rows that a model has no vector for, found in the data before the step that reads them.
+
+XLA and GPUs do not raise for an id outside of a table. A check inside of the step would make it
+wait for the device, so these look at arrays before they are converted, and at the batches of a
+`tf.data.Dataset` on the host, where the iterator makes them.
+"""
+
+import dataclasses
+import re
+import types
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_transformer.training.internals import calls_of, last_call
+from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
+
+# Layers whose outputs have the rows, and the positions, of all of their inputs.
+ALONG = (keras.layers.Add, keras.layers.Dropout, keras.layers.LayerNormalization)
+
+
+@dataclasses.dataclass(frozen=True)
+class IdLimits:
+    """What the ids of one input, or the labels, must be.
+
+    Args:
+        name: of the input, or "labels".
+        count: number of ids, which are 0 to `count - 1`; None for no limit.
+        also: an id that is allowed besides; None for none.
+        longest: largest number of positions in a row; None for no limit.
+    """
+
+    name: str
+    count: int | None = None
+    also: int | None = None
+    longest: int | None = None
+
+    @property
+    def id_message(self):
+        besides = "" if self.also in (None, *range(self.count)) else f", or {self.also} for padding"
+        return f"{self.name} must be integers from 0 to {self.count - 1}{besides}. Received: "
+
+    @property
+    def length_message(self):
+        return (
+            f"Rows of {self.name} must have at most {self.longest} tokens, one for each position "
+            "that has a vector. Cut them, or raise max_sequence_length. Received: rows of length "
+        )
+
+    def check(self, ids):
+        """Raises ValueError for an array or a tensor of eager mode."""
+        if "GPU" in str(getattr(ids, "device", "")):
+            return  # to look at it would wait for the GPU
+        ids = np.asarray(ids)
+        if self.longest is not None and ids.ndim > 1 and ids.shape[1] > self.longest:
+            raise ValueError(f"{self.length_message}{ids.shape[1]}.")
+        if self.count is not None and ids.dtype.kind in "iuf":
+            outside = (ids < 0) | (ids >= self.count)
+            outside &= True if self.also is None else ids != self.also
+            if outside.any():
+                raise ValueError(f"{self.id_message}{ids[outside][0]}.")
+
+    def assertions(self, ids):
+        """The same for a symbolic tensor, as operations that raise InvalidArgumentError."""
+        if not isinstance(ids, tf.Tensor) or not (ids.dtype.is_integer or ids.dtype.is_floating):
+            return
+        if self.longest is not None and ids.shape.rank not in (None, 1):
+            if ids.shape[1] is not None and ids.shape[1] > self.longest:
+                raise ValueError(f"{self.length_message}{ids.shape[1]}.")
+            length = tf.shape(ids)[1]
+            tf.debugging.Assert(length <= self.longest, [self.length_message, length])
+        if self.count is not None:
+            ids = tf.cast(ids, tf.int64) if ids.dtype.is_integer else ids
+            outside = (ids < 0) | (ids >= self.count)
+            if self.also is not None:
+                outside &= ids != self.also
+            first = tf.boolean_mask(ids, outside)[:1]
+            tf.debugging.Assert(tf.size(first) == 0, [self.id_message, first])
+
+
+def check_data(model, loss, x, y=None):
+    """The data for `fit`, checked; a `tf.data.Dataset` and a generator check each batch.
+
+    Args:
+        model: a functional model; nothing is known of others.
+        loss: its resolved loss, or None.
+        x: what `fit` takes.
+        y: what `fit` takes.
+
+    Returns:
+        `x`, or a dataset or generator in its place.
+
+    Raises:
+        ValueError: for an id or a row that the model has no vector for.
+    """
+    limits = input_limits(model)
+    of_labels = label_limits(model, loss)
+    if not limits and of_labels is None:
+        return x
+    if isinstance(x, tf.data.Dataset):
+        is_tuple = isinstance(x.element_spec, tuple)
+
+        def checked(*batch):
+            _check_batch(batch, limits, of_labels, IdLimits.assertions)
+            return batch if is_tuple else batch[0]
+
+        return x.map(checked)
+    if isinstance(x, types.GeneratorType):
+        return _checked(x, limits, of_labels)
+    if not hasattr(x, "__getitem__") or isinstance(x, keras.utils.PyDataset):
+        return x
+    _check_batch((x, y), limits, of_labels, IdLimits.check)
+    return x
+
+
+def _checked(batches, limits, of_labels):
+    for batch in batches:
+        parts = batch if isinstance(batch, tuple) else (batch,)
+        _check_batch(parts, limits, of_labels, IdLimits.check)
+        yield batch
+
+
+def _check_batch(batch, limits, of_labels, check):
+    x, y = batch[0], batch[1] if len(batch) > 1 else None
+    for path, each in limits.items():
+        _check_part(x, path, each, check)
+    for path, each in (of_labels or {}).items():
+        _check_part(y, path, each, check)
+
+
+def _check_part(data, path, limits, check):
+    """Checks what a path leads to: a name, or a place where the data is a list."""
+    place, name = path
+    if isinstance(data, dict):
+        data = data.get(name)
+    elif isinstance(data, (list, tuple)):
+        data = data[place] if place < len(data) else None
+    if data is not None and hasattr(data, "dtype"):
+        check(limits, data)
+
+
+def input_limits(model):
+    """{(place, name) of an input: its `IdLimits`}, from what the layers that read it declare.
+
+    A layer declares `num_ids`, for which of its inputs it has a vector, or `num_positions`; of
+    Keras's own layers, `Embedding` has `input_dim`.
+    """
+    counts, lengths = {}, {}
+    for layer, arguments, given in calls_of(model):
+        for place, count, longest in _declared(layer, arguments):
+            if count is not None:
+                for source in _sources(given[place], along=False):
+                    counts[source] = min(count, counts.get(source, count))
+            if longest is not None:
+                for source in _sources(given[place], along=True):
+                    lengths[source] = min(longest, lengths.get(source, longest))
+    return {
+        (place, tensor.name): IdLimits(
+            tensor.name, counts.get(id(tensor)), longest=lengths.get(id(tensor))
+        )
+        for place, tensor in enumerate(getattr(model, "inputs", None) or [])
+        if id(tensor) in counts or id(tensor) in lengths
+    }
+
+
+def _declared(layer, arguments):
+    """Triples of the place of an input of a call, its number of ids, and its longest row."""
+    if calls_of(layer):  # a model
+        for (place, _), limits in input_limits(layer).items():
+            yield place, limits.count, limits.longest
+    elif isinstance(layer, keras.layers.Embedding):
+        yield 0, layer.input_dim, None
+    elif hasattr(layer, "num_ids") and not arguments.get("reverse", False):
+        yield 0, layer.num_ids, None
+    elif hasattr(layer, "num_positions") and isinstance(arguments.get("start", 0), int):
+        yield 0, None, layer.num_positions - arguments.get("start", 0)
+
+
+def _sources(tensor, along):
+    """The ids of the inputs that a tensor has its ids from or, `along`, its positions."""
+    layer, _, inputs = last_call(tensor)
+    if isinstance(layer, keras.layers.InputLayer):
+        return {id(tensor)}
+    is_table = hasattr(layer, "num_ids") or isinstance(layer, keras.layers.Embedding)
+    if getattr(layer, "keeps_ids", False) or (along and (is_table or isinstance(layer, ALONG))):
+        return set().union(*(_sources(each, along) for each in inputs))
+    return set()
+
+
+def label_limits(model, loss):
+    """{(place, name): `IdLimits`} of the labels, or None if nothing is known of them."""
+    outputs = getattr(model, "output", None)
+    if isinstance(loss, PretrainingLoss) and isinstance(outputs, dict):
+        count = outputs["masked_tokens"].shape[-1]
+        return {
+            (0, "masked_tokens"): IdLimits("masked_tokens", count),
+            (1, "next_sentence"): IdLimits("next_sentence", 2, -1),
+        }
+    if len(keras.tree.flatten(outputs)) != 1:
+        return None
+    [output] = keras.tree.flatten(outputs)
+    is_sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
+        getattr(loss, "fn", None) is keras.losses.sparse_categorical_crossentropy
+    )
+    if output is None or output.shape[-1] is None:
+        return None
+    names = getattr(model, "output_names", ["labels"])
+    if isinstance(loss, TokenCrossentropy):
+        return {(0, names[0]): IdLimits("labels", output.shape[-1], loss.pad_id)}
+    if is_sparse:
+        also = getattr(loss, "ignore_class", None)
+        return {(0, names[0]): IdLimits("labels", output.shape[-1], also)}
+    return None
+
+
+FOUND = re.compile(
+    r"((?:Rows of )?\w+ must [^\[\]]*Received: [^\[\]]*?)\]? ?\[*(-?\d+(?:[.e+\d]*\d)?)"
+)
+
+
+def as_value_error(error):
+    """The ValueError that an assertion stands for, or None for another error."""
+    match = FOUND.search(str(error))
+    return None if match is None else ValueError(f"{match[1]}{match[2]}.")
