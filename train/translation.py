@@ -133,6 +133,13 @@ class EngineOptions(SearchOptions, DecodingOptions):
         "tensorflow", "engine; ctranslate2 must be installed; int8 is faster and less precise"
     )
 
+    def __post_init__(self):
+        if self.engine != "tensorflow" and self.cache != "auto":
+            raise ValueError(
+                "--cache needs --engine tensorflow: CTranslate2 has a cache of its own. "
+                f"Received: --engine {self.engine}, --cache {self.cache}."
+            )
+
 
 @settings
 class TranslateOptions(EngineOptions):
