@@ -63,8 +63,8 @@ class Command:
         name = arguments[0] if arguments else ""
         if name in self.subcommands:
             with one_line_errors(STOPPED.get(name, "")) as closed:
-                check_open(name, closed)
                 options = self._options(name, arguments[1:])
+                check_open(name, closed)
                 experiment = self._imported(name)
                 experiment.check_run(options.run, self.config_class)
                 getattr(experiment, name)(options)

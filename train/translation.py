@@ -153,6 +153,13 @@ class EngineOptions(SearchOptions, DecodingOptions):
         "by n ** exponent, so some translations differ; int8 is faster and less precise",
     )
 
+    def __post_init__(self):
+        if self.engine != "tensorflow" and self.cache != "auto":
+            raise ValueError(
+                "--cache needs --engine tensorflow: CTranslate2 has a cache of its own. "
+                f"Received: --engine {self.engine}, --cache {self.cache}."
+            )
+
 
 @settings
 class TranslateOptions(EngineOptions):

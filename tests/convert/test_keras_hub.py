@@ -332,7 +332,8 @@ def test_commands_read_tune_and_write_presets(backbone, words, tmp_path, monkeyp
     given = noisy(keras_hub.models.BertTextClassifier(backbone, 3, cutter))
     given.save_to_preset("preset")
     config = ClassificationConfig(pretrained="preset", pooling="first", max_length=24)
-    tokenizer, model = pretrained_of(config)
+    found = pretrained_of(config)
+    tokenizer, model = found.tokenizer, found.model
     tuned = fine_tuned_classifier(config, model, 5)
     assert tuned.output_shape == (None, 5)
     assert ids_of(tokenizer, SHORT) == ids_of(words, SHORT)

@@ -143,7 +143,7 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
             pretrained=str(run.path), from_scratch=from_scratch, pooling="first",
             token_dropout=0.75, dropout=0.25, attention_dropout=0.5, max_length=40,
         )  # fmt: skip
-        _, model = pretrained_of(config)
+        model = pretrained_of(config).model
         model = fine_tuned_classifier(config, model, len(text.names))
         encoder = model.get_layer("encoder")
         assert (encoder.dropout, encoder.attention_dropout) == (0.25, 0.5)

@@ -161,6 +161,7 @@ def test_a_finished_run_of_an_earlier_version_is_used(text, trained, tmp_path, c
     kept = json.loads((run / "config.json").read_text())
     assert kept["attention_dropout"] is None
     kept |= {"attention_dropout": -1.0, "activation_dropout": -1.0, "activation": ""}
+    kept = {name: kept[name] for name in kept if name not in ("checksum", "target_tokenizer")}
     (run / "config.json").write_text(json.dumps(kept))
     flags = [flag.replace("--valid-", "--") for flag in [*text[2:4], *text[6:8]]]
     translation.main(["evaluate", "--run", str(run), *flags])

@@ -234,11 +234,6 @@ def bleu_report(translations, references):
 def _engine(options):
     """Yields a function that translates texts, like `translations_of`, and the search settings."""
     is_ours = options.engine == "tensorflow"
-    if not is_ours and options.cache != "auto":
-        raise ValueError(
-            "--cache needs --engine tensorflow: CTranslate2 has a cache of its own. "
-            f"Received: --engine {options.engine}, --cache {options.cache}."
-        )
     # CTranslate2 runs models trained in half precision in float32.
     translator = _loaded(options, None if is_ours else "float32", options.cache)
     settings = translator.module.settings
