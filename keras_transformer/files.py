@@ -6,6 +6,7 @@ the new one, never a part.
 """
 
 import contextlib
+import errno
 import io
 import json
 import math
@@ -17,6 +18,8 @@ import zipfile
 
 import numpy as np
 
+_DRAFT = re.compile(r"\.draft-\d+-(.+)", re.DOTALL)
+_MOVING = ".whole"  # complete content of a folder on its way into it
 _LAST_RECORD = 22  # bytes of the last record of a zip file, which holds the number of entries
 
 
@@ -38,19 +41,43 @@ class NotWritten(OSError):
 
 
 def check_free(path, advice):
-    """Raises ValueError, with an advice, if a path is taken by anything but an empty folder."""
-    path = pathlib.Path(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    """Checks that a file or folder can be created.
+
+    Args:
+        path: of the file or folder.
+        advice: what to do if it exists, a sentence.
+
+    Raises:
+        ValueError: if there is anything but an empty folder.
+        NotWritten: as of `check_writable`.
+    """
+    if not is_free(path):
         raise ValueError(f"{path} already exists. {advice}")
+    check_writable(path)
+
+
+def check_writable(path):
+    """Raises `NotWritten` if a file or folder could not be created here, without creating it."""
+    path = pathlib.Path(os.path.realpath(path))
+    folder = next(place for place in (path, *path.parents) if place.exists())
+    if not folder.is_dir():
+        raise NotWritten(path, f"{folder} is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise NotWritten(path, f"no permission to write in {folder}")
 
 
 @contextlib.contextmanager
 def whole(path):
     """Yields the path of a draft to write, a file or a folder; at the end it becomes `path`.
 
+    An empty folder may be a mount point or the target of a link, which no other folder can
+    replace. Its draft is therefore inside it, and the content moves up at the end, config.json
+    last: until then the folder is none of ours, and `complete` finishes the move if the process
+    is killed.
+
     Args:
-        path: of the target; parent folders are created. An existing file is replaced, an existing
-            folder only if it is empty.
+        path: of the target; parent folders are created and links followed. An existing file is
+            replaced, an existing folder only filled, if it is empty.
 
     Yields:
         A `pathlib.Path` that does not exist yet.
@@ -58,19 +85,58 @@ def whole(path):
     Raises:
         NotWritten: with the path and the reason, e.g. a full disk.
     """
-    path = pathlib.Path(path)
-    draft = path.with_name(f".draft-{os.getpid()}-{path.name}")
+    target = pathlib.Path(os.path.realpath(path))
+    place = target if target.is_dir() else target.parent
+    draft = place / f".draft-{os.getpid()}-{target.name}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
         yield draft
         _flush_all(draft)
-        draft.replace(path)
-        _flush(path.parent)  # makes the new name durable
+        if place == target:
+            _fill(target, draft)
+        else:
+            draft.replace(target)
+            _flush(place)  # makes the new name durable
     except OSError as error:
         reason = error.reason if isinstance(error, NotWritten) else error.strerror or error
         raise NotWritten(path, reason) from error
     finally:
         _remove(draft)  # it may be what fills the disk
+
+
+def complete(folder):
+    """Finishes what a killed process had begun to move into an empty folder, if anything."""
+    moving = pathlib.Path(folder, _MOVING)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry in sorted(moving.iterdir(), key=lambda entry: entry.name == "config.json"):
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                entry.replace(moving.parent / entry.name)
+        _flush(moving.parent)
+        moving.rmdir()
+
+
+def is_free(path):
+    """Whether there is nothing at a path, or an empty folder; drafts do not count."""
+    complete(path)
+    path = pathlib.Path(path)
+    return not path.exists() or (path.is_dir() and not _content(path))
+
+
+def _fill(folder, draft):
+    """Moves the content of a draft inside an empty folder into it."""
+    if not draft.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    moving = draft.replace(folder / _MOVING)  # fails while another process moves its own
+    if _content(folder) != [_MOVING]:
+        moving.replace(draft)
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+    complete(folder)
+
+
+def _content(folder):
+    """The names in a folder, without drafts and what a new file system has at its root."""
+    names = os.listdir(folder)
+    return [name for name in names if name != "lost+found" and not _DRAFT.fullmatch(name)]
 
 
 def remove_drafts(folder, of=None):
@@ -83,7 +149,7 @@ def remove_drafts(folder, of=None):
         of: name of their target; None for all drafts.
     """
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
-        draft = re.fullmatch(r"\.draft-\d+-(.+)", name, re.DOTALL)
+        draft = _DRAFT.fullmatch(name)
         if draft and of in (None, draft[1]):
             _remove(pathlib.Path(folder, name))
 
@@ -148,13 +214,15 @@ def read_json(path):
     """Reads a JSON file.
 
     Raises:
-        ValueError: if its content is not JSON, or nested too deeply for Python.
+        DamagedFile: if it is not JSON, or nested too deep to be read.
         OSError: if the file is missing or unreadable.
     """
     try:
-        return json.loads(pathlib.Path(path).read_text("utf-8"))
+        return json.loads(pathlib.Path(path).read_bytes())
+    except ValueError as error:
+        raise DamagedFile(f"{path} is damaged: {error}.") from None
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise DamagedFile(f"{path} is damaged: its content is nested too deep.") from None
 
 
 def in_one_line(error):

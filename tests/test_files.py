@@ -15,6 +15,8 @@ from keras_transformer.files import (
     DamagedFile,
     NotWritten,
     check_archive,
+    check_free,
+    is_free,
     load_arrays,
     read_arrays,
     remove_drafts,
@@ -114,6 +116,116 @@ def test_a_folder_appears_with_all_its_content(tmp_path):
     with pytest.raises(NotWritten, match=expected), whole(tmp_path / "folder") as draft:
         draft.mkdir()
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """An empty disk at `tmp_path / "mounted"`, if this process may mount one."""
+    disk = tmp_path / "mounted"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a disk")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def empty_folder(path, kind):
+    if kind == "link":
+        path.with_name("elsewhere").mkdir()
+    if "link" in kind:
+        path.symlink_to("elsewhere")
+    else:
+        path.mkdir(exist_ok=True)
+    if kind == "new disk":
+        (path / "lost+found").mkdir()
+    return path
+
+
+def fill(path):
+    with whole(path) as draft:
+        (draft / "inner").mkdir(parents=True)
+        for name in ("inner/a", "config.json", "z"):
+            (draft / name).write_text(name)
+
+
+def content(path):
+    return {
+        str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()
+    }
+
+
+FILLED = {name: name for name in ("inner/a", "config.json", "z")}
+
+
+@pytest.mark.parametrize("kind", ["plain", "link", "dangling link", "new disk"])
+def test_a_folder_that_is_there_is_filled_whole(kind, tmp_path):
+    path = empty_folder(tmp_path / "folder", kind)
+    before = path.stat().st_ino if path.exists() else None
+    check_free(path, "")
+    fill(path)
+    assert content(path) == FILLED and path.is_symlink() == ("link" in kind)
+    assert before in (None, path.stat().st_ino), "the same folder: it may be a mount point"
+    assert not [name for name in os.listdir(path) if name.startswith(".")]
+    with pytest.raises(ValueError, match=r"folder already exists. Choose another."):
+        check_free(path, "Choose another.")
+
+
+def test_a_mounted_disk_is_filled_whole(mounted):
+    check_free(mounted, "")
+    fill(mounted)
+    assert content(mounted) == FILLED
+
+
+def test_an_empty_folder_that_another_process_has_filled_is_left_alone(tmp_path):
+    path = empty_folder(tmp_path / "folder", "plain")
+    other = multiprocessing.get_context("fork").Process(target=fill, args=(path,))
+    expected = r"folder could not be written: Directory not empty\."
+    with pytest.raises(NotWritten, match=expected), whole(path) as draft:
+        (draft / "inner").mkdir(parents=True)
+        other.start()
+        other.join()
+    assert content(path) == FILLED and sorted(os.listdir(path)) == ["config.json", "inner", "z"]
+
+
+def _fill_and_be_killed(path, moves):
+    replace, count = files.pathlib.Path.replace, iter(range(moves))
+
+    def replace_or_die(*paths):
+        if next(count, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return replace(*paths)
+
+    files.pathlib.Path.replace = replace_or_die
+    fill(path)
+
+
+@pytest.mark.parametrize("moves", range(4))
+def test_a_process_killed_at_any_move_leaves_the_folder_empty_or_to_be_completed(moves, tmp_path):
+    path = empty_folder(tmp_path / "folder", "link")
+    process = multiprocessing.get_context("fork").Process(
+        target=_fill_and_be_killed, args=(path, moves)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not (path / "config.json").exists(), "nothing takes it for whole"
+    assert is_free(path) == (moves == 0)
+    if moves == 0:
+        remove_drafts(path)
+        fill(path)
+    assert content(path) == FILLED and sorted(os.listdir(path)) == ["config.json", "inner", "z"]
+
+
+def test_a_place_that_cannot_be_written_is_named_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("text")
+    for path in (tmp_path / "file/run", tmp_path / "file/deep/run"):
+        with pytest.raises(NotWritten, match=r"run could not be written: .*file is not a folder\."):
+            check_free(path, "")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(NotWritten, match=r"c could not be written: no permission to write in .*"):
+        check_free(tmp_path / "a/b/c", "")
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_everything_is_on_disk_before_the_rename(tmp_path, monkeypatch):

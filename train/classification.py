@@ -71,6 +71,12 @@ class ClassificationConfig(TrainingConfig):
             names = ("size", "activation", "pre_norm", "tokens", "vocabulary_size")
             check_left_to_pretrained(self, names)
 
+    def has_validation(self):
+        return bool(self.valid_folder or self.valid_tsv or self.dataset or self.hold_out)
+
+    def needs(self):
+        return super().needs() | {"data_dir": (bool(self.dataset), "--dataset")}
+
 
 @settings
 class ClassifyOptions(RunOptions):

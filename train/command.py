@@ -24,6 +24,8 @@ EXIT_CODE_MISTAKE = 2
 EXIT_CODE_CTRL_C = 130  # 128 + SIGINT
 EXIT_CODE_NO_READER = 141  # 128 + SIGPIPE
 
+ANSWERING = ("translate", "classify", "sample", "evaluate")  # on standard output
+
 # Messages after Ctrl-C; commands that write line by line print their own.
 STOPPED_TRAINING = "Stopped. The same command resumes from the last checkpoint."
 STOPPED = {
@@ -60,9 +62,12 @@ class Command:
         arguments = sys.argv[1:] if arguments is None else arguments
         name = arguments[0] if arguments else ""
         if name in self.subcommands:
-            with one_line_errors(STOPPED.get(name, "")):
+            with one_line_errors(STOPPED.get(name, "")) as closed:
+                check_open(name, closed)
                 options = self._options(name, arguments[1:])
-                getattr(self._imported(name), name)(options)
+                experiment = self._imported(name)
+                experiment.check_run(options.run, self.config_class)
+                getattr(experiment, name)(options)
         else:
             with one_line_errors(STOPPED_TRAINING):
                 options, config = self._training(arguments)
@@ -131,23 +136,67 @@ def one_line_errors(stopped=""):
 
     Args:
         stopped: message after Ctrl-C; none if empty.
+
+    Yields:
+        The names of the standard streams that the caller has closed, a list.
     """
+    closed = open_closed_streams()
     logging.basicConfig(format="%(message)s")
     try:
-        yield
+        yield closed
         sys.stdout.flush()
     except BrokenPipeError:  # as with `| head -1`: the reader has closed the pipe
-        # Python flushes standard output once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_CODE_NO_READER)
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
+        _say("".join(f"error: {line}\n" for line in str(error).splitlines()))
         sys.exit(EXIT_CODE_MISTAKE)
     except KeyboardInterrupt:
-        if stopped:
-            print(stopped, file=sys.stderr)
+        _say(f"{stopped}\n" if stopped else "")
         sys.exit(EXIT_CODE_CTRL_C)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # Python flushes once more when it ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _say(text):
+    with contextlib.suppress(OSError):  # nobody may be reading
+        sys.stderr.write(text)
+
+
+def open_closed_streams():
+    """Opens the null device for each standard stream that is closed, as by `2>&-`.
+
+    The next file would get its number otherwise, and what is printed would be written into it.
+
+    Returns:
+        The names of these streams, a list.
+    """
+    closed = []
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            os.dup2(null, number)
+            if null != number:
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+            closed.append(name)
+    return closed
+
+
+def check_open(name, closed):
+    """Raises ValueError if a subcommand reads or answers on a stream that is closed."""
+    needed = {"stdin": ("translate", "classify"), "stdout": ANSWERING}
+    for stream in closed:
+        if name in needed.get(stream, ()):
+            raise ValueError(
+                f"`{name}` needs standard {stream[3:]}put. Give it a file or a pipe. "
+                f"Received: a closed {stream}."
+            )
 
 
 @contextlib.contextmanager

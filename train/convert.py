@@ -16,6 +16,8 @@ import zlib
 from train.command import Parser, one_line_errors, without_start_up_notes
 
 FORMATS = ("ctranslate2", "huggingface", "keras_hub", "litert", "onnx", "openvino")
+# A setting that only one kind of run has.
+SIGNS = {"num_beams": "translation", "masking_rate": "pretraining", "pooling": "classification"}
 TO_RUN, TO_FORMAT = ("source", "run"), ("run", "to", "output")
 
 
@@ -40,6 +42,8 @@ def main(arguments=None):
     given = {name for name in (*TO_RUN, *TO_FORMAT) if getattr(flags, name) is not None}
     if given not in (set(TO_RUN), set(TO_FORMAT)):
         parser.error("give either --from and --run, or --run, --to and --output")
+    if flags.dtype is not None and flags.to is None:
+        parser.error("--dtype needs --to: --from keeps the dtype of the weights")
     with one_line_errors("Stopped. Nothing was written."):
         with without_start_up_notes():
             from keras_transformer import convert
@@ -55,6 +59,11 @@ def main(arguments=None):
             print(f"Wrote {path}.")
 
 
+def command_of(name):
+    """The `Command` of train.<name>."""
+    return importlib.import_module(f"train.{name}").main.__self__
+
+
 def save_run(converted, path):
     """Saves a converted model as a run, whole or not at all.
 
@@ -64,12 +73,12 @@ def save_run(converted, path):
     from keras_transformer.files import save_arrays, whole
     from train.run import Run
 
-    command = importlib.import_module(f"train.{converted.command}").main.__self__
+    command = command_of(converted.command)
     config = command.config_class(**converted.config)
     with whole(path) as draft:
         draft.mkdir()
         run = Run(draft, command.config_class)
-        run.save_config(config)
+        run.save_config(config, converted.target_tokenizer is not None)
         tokenizers = {run.tokenizer_file: converted.tokenizer}
         if converted.target_tokenizer is not None:
             tokenizers[run.target_tokenizer_file] = converted.target_tokenizer
@@ -88,9 +97,12 @@ def text_model_of(run):
     Models trained in half precision compute in float32, as they do in the other libraries.
     """
     from keras_transformer import convert, serving
+    from train.run import Run
 
     folder = serving.RunFolder(run)
     settings = folder.settings()
+    kind = next((SIGNS[name] for name in SIGNS if name in settings), "language_model")
+    Run(run, command_of(kind).config_class).check_settings()
     dtype = None if settings.get("dtype", "float32") == "float32" else "float32"
     if "num_beams" in settings:
         return serving.Translator.load(run, dtype=dtype)

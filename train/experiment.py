@@ -1,5 +1,6 @@
 """An experiment defines data, model and evaluation; `train_run` trains any of them."""
 
+import logging
 import sys
 
 import keras
@@ -7,6 +8,8 @@ import numpy as np
 
 from keras_transformer.training import Adam, InverseSqrtWarmup
 from train.training_config import SIZE
+
+LOG = logging.getLogger(__name__)
 
 
 class Experiment:
@@ -18,17 +21,19 @@ class Experiment:
         config: its settings, a subclass of `TrainingConfig`.
         texts: the pair of training and validation text, the latter empty or None if there is
             none; None reads those that the config names.
+        run: the `Run` if it has begun: with a checkpoint it replaces --pretrained.
 
     Raises:
         ValueError: if settings or texts are invalid.
     """
 
-    def __init__(self, config, texts=None):
+    def __init__(self, config, texts=None, run=None):
         self.config = config
         check_model_settings(config, self.sizes())
         self.train_text, self.valid_text = self.read_texts() if texts is None else texts
 
     target_tokenizer = None  # of a model whose two sides have one each
+    pretrained = None  # what --pretrained holds, as `convert.Converted`
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
@@ -112,6 +117,13 @@ class Experiment:
             **self.objective(batches),
         )
 
+    @staticmethod
+    def check_run(path, config_class):
+        """Raises ValueError unless a folder holds a run of this command with valid settings."""
+        from train.run import Run
+
+        Run(path, config_class).check_settings()
+
     @classmethod
     def train(cls, config, options):
         """Trains the run named by `TrainOptions` to its end."""
@@ -153,6 +165,17 @@ def optimizer_of(config):
     optimizer = Adam(rate, beta_2=config.beta_2, weight_decay=config.weight_decay or None)
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return optimizer
+
+
+def log_dropped(dropped, count, what):
+    """Logs in one line how much of a training text is left out, if anything.
+
+    Args:
+        dropped: how many, of `count`.
+        what: they are, in words.
+    """
+    if dropped:
+        LOG.warning("Dropped %s of %s training examples: %s.", f"{dropped:,}", f"{count:,}", what)
 
 
 def plan_in_words(batches):

@@ -14,6 +14,7 @@ Use the trained run (each has its own --help):
 tunes the model of another run, or of a released folder of GPT-2.
 """
 
+import pathlib
 from typing import Literal
 
 from train.command import Command
@@ -123,6 +124,27 @@ class LanguageModelConfig(TrainingConfig):
                 "--accumulation-steps must be 1 with --model transformer_xl, whose memory belongs "
                 f"to a whole batch. Received: {self.accumulation_steps}."
             )
+
+    def has_validation(self):
+        return bool(self.valid_text or self.hold_out)
+
+    def is_dataset(self):
+        """Whether --text is the name of a data set, not that of a file."""
+        return bool(self.text) and "." not in self.text and not pathlib.Path(self.text).exists()
+
+    def needs(self):
+        in_windows = self.model != "transformer_xl" and not self.packed
+        return super().needs() | {
+            "data_dir": (self.is_dataset(), "a TFDS name as --text"),
+            "vocabulary_size": (self.tokens == "pieces", "--tokens pieces"),
+            "evaluate_every": (in_windows, "windows: neither --model transformer_xl nor --packed"),
+            "stride": (
+                self.has_validation() and not self.packed,
+                "a validation text without --packed",
+            ),
+            "shapes": (False, "batches of varying lengths"),
+            "row_multiple": (self.packed, "--packed"),
+        }
 
     def dimensions(self):
         return super().dimensions() | self.given(("memory_length",))

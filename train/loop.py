@@ -25,8 +25,10 @@ from train.gpus import warn_of_idle_gpus
 from train.progress import EpochLog, StopWithoutProgress
 from train.recovery import data_of, finished_model, locked
 from train.run import Run
+from train.settings import flag_of
 from train.training_config import CHOSEN_AT_START
 
+LOG = logging.getLogger(__name__)
 MUCH_PADDING = 1 / 3  # of the batches
 
 
@@ -37,10 +39,15 @@ def train_on_devices(experiment_class, config, options):
     if options.deterministic:
         make_deterministic()
     strategy = (_on_jax if on_jax else _on_tensorflow)(config, options)
-    before = run.config() if run.config_file.exists() else None
-    config = with_plan(experiment_class.completed(config, before), run, strategy)
-    run.holds(config)  # checked before a long text is read
-    experiment = experiment_class(config)
+    before = run.config() if run.exists() else None
+    given = config
+    if before is not None:
+        config = experiment_class.completed(config, before)
+    config = with_plan(config, run, strategy)
+    exists = run.holds(config)  # checked before a long text is read
+    experiment = experiment_class(config, run=run if exists else None)
+    if this_worker(strategy).index == 0:
+        warn_of_no_effect(experiment.config, given)
     with exit_when_a_worker_is_lost(strategy):
         train_run(run, experiment, strategy)
         if on_jax:
@@ -86,7 +93,7 @@ def _on_jax(config, options):
 
 def with_plan(config, run, strategy):
     """The settings, with `CHOSEN_AT_START` taken from the run or chosen for the devices."""
-    if run.config_file.exists():
+    if run.exists():
         before = run.config()
         chosen = {name: getattr(before, name) for name in CHOSEN_AT_START}
     else:
@@ -95,6 +102,13 @@ def with_plan(config, run, strategy):
         few = 0 if is_packed(config) else 16
         chosen = {"shapes": few if compiled else 0, "row_multiple": replicas}
     return dataclasses.replace(config, **{**chosen, **config.given(CHOSEN_AT_START)})
+
+
+def warn_of_no_effect(config, given):
+    """Warns of each given setting that has no effect, now that the config is complete."""
+    for name, words in config.without_effect().items():
+        if getattr(given, name) == getattr(config, name):
+            LOG.warning("%s has no effect: it needs %s.", flag_of(name), words)
 
 
 def is_packed(config):
@@ -121,7 +135,7 @@ def check_rows(config, batches, strategy):
 def warn_of_padding(config, batches):
     """Warns if few shapes make much of the batches padding."""
     if config.shapes and getattr(batches, "padding", 0) > MUCH_PADDING:
-        logging.getLogger(__name__).warning(
+        LOG.warning(
             "%.0f %% of the batches is padding with at most %d shape%s. Allow more --shapes, or "
             "leave out the longest rows with a lower --max-length.",
             100 * batches.padding, config.shapes, "" if config.shapes == 1 else "s",
@@ -179,7 +193,8 @@ def _train(run, experiment, strategy, exists, lock):
         if exists:
             run.record(config)
         else:
-            run.create(config, tokenizer, batches, experiment.target_tokenizer)
+            pretrained = experiment.pretrained and experiment.pretrained.model
+            run.create(config, tokenizer, batches, experiment.target_tokenizer, pretrained)
         _introduce(experiment, model, batches, strategy)
     from_all_workers(strategy, 0)  # the chief has created the folder
     if not exists:

@@ -25,6 +25,13 @@ class TrainOptions:
         1, "on JAX: number of devices that share each large weight, for large models", ge=1
     )
 
+    def __post_init__(self):
+        if self.strategy == "one" and (self.virtual_devices or 1) > 1:
+            raise ValueError(
+                "--virtual-devices needs another --strategy: one trains on the first device only. "
+                f"Received: --virtual-devices {self.virtual_devices}, --strategy one."
+            )
+
 
 # The docstrings below are what --help shows.
 @settings

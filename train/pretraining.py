@@ -54,6 +54,12 @@ class PretrainingConfig(TrainingConfig):
                 "another document. Received: 1."
             )
 
+    def has_validation(self):
+        return bool(self.hold_out)
+
+    def needs(self):
+        return super().needs() | {"row_multiple": (False, "batches of varying rows")}
+
 
 def experiment():
     from train.experiments.pretraining import Pretraining

@@ -6,14 +6,31 @@ import pathlib
 import tempfile
 import zlib
 
-from keras_transformer.files import NotWritten, save_arrays, whole
+import keras
+import numpy as np
+
+from keras_transformer.convert import Converted
+from keras_transformer.files import (
+    DamagedFile,
+    NotWritten,
+    check_writable,
+    complete,
+    is_free,
+    load_arrays,
+    save_arrays,
+    whole,
+)
 from keras_transformer.serving import RunFolder
+from keras_transformer.serving.run_folder import checksum_of
+from keras_transformer.training.checkpoint_files import steps_in
 from train.progress import read_epochs
 from train.training_config import MAY_CHANGE, in_words
 
 
 class Run(RunFolder):
     """A `RunFolder` with the files for training: tokens.npz, checkpoints/, history.csv, a lock.
+
+    pretrained.npz is the architecture of the model of --pretrained, without its weights.
 
     Args:
         path: path of the folder.
@@ -27,7 +44,13 @@ class Run(RunFolder):
         self.lock_file = self.path / "lock"
         self.checkpoints = self.path / "checkpoints"
         self.best_model_file = self.path / "best.keras"
+        self.pretrained_file = self.path / "pretrained.npz"
         self.history_file = self.path / "history.csv"
+
+    def exists(self):
+        """Whether the folder holds a run."""
+        complete(self.path)
+        return self.config_file.exists()
 
     def config(self):
         """The settings of this run.
@@ -36,13 +59,23 @@ class Run(RunFolder):
             ValueError: if the folder holds no run, a run of another command, or a damaged one.
         """
         kept = self.settings()
+        kept.pop("target_tokenizer", None)
         try:
-            return self.config_class.restored(kept)
+            return self.config_class.restored(kept, self.is_old, self.is_edited)
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
                 f"{self.config_file} belongs to another command or version, or is damaged. {reason}"
             ) from None
+
+    def check_settings(self):
+        """Raises ValueError unless the folder holds a run of this command with valid settings.
+
+        Runs of earlier versions may have settings that are no longer there.
+        """
+        self.settings()
+        if not self.is_old:
+            self.config()
 
     def holds(self, config):
         """Whether the folder already holds this run.
@@ -51,12 +84,14 @@ class Run(RunFolder):
 
         Raises:
             ValueError: if it holds a run with other settings, or something else.
+            NotWritten: if it cannot be created.
         """
-        if not self.config_file.exists():
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if not self.exists():
+            if not is_free(self.path):
                 raise ValueError(
                     f"{self.path} exists but is not a run folder. Choose another --run."
                 )
+            check_writable(self.path)
             return False
         finished = self.model_file.exists()
         refused = {
@@ -77,11 +112,18 @@ class Run(RunFolder):
     def record(self, config):
         """Saves the settings with which a run resumes, and prints the changes in one line."""
         if changes := config.changes_from(self.config()):
-            self.save_config(config)
+            self.save_config(config, self.has_two_tokenizers())
             print(f"Resuming with other settings: {in_words(changes)}.")
 
-    def create(self, config, tokenizer, batches, target_tokenizer=None):
+    def create(self, config, tokenizer, batches, target_tokenizer=None, pretrained=None):
         """Makes the folder with settings, tokenizers and tokens, whole or not at all.
+
+        Args:
+            config: the settings.
+            tokenizer: of the source, or of all texts.
+            batches: of the training text.
+            target_tokenizer: that of the targets if they have their own.
+            pretrained: the model of --pretrained, if there is one.
 
         Raises:
             ValueError: if another process was faster.
@@ -90,8 +132,11 @@ class Run(RunFolder):
             with whole(self.path) as draft:
                 draft.mkdir()
                 folder = Run(draft, self.config_class)
-                folder.save_config(config)
+                folder.save_config(config, target_tokenizer is not None)
                 folder.save_data(tokenizer, batches, target_tokenizer)
+                if pretrained is not None:
+                    content = pretrained.to_json().encode()
+                    save_arrays(folder.pretrained_file, [("json", np.frombuffer(content, "u1"))])
         except NotWritten:
             if not self.config_file.exists():
                 raise
@@ -99,10 +144,28 @@ class Run(RunFolder):
                 f"Another process has just begun a run in {self.path}. Choose another --run."
             ) from None
 
-    def save_config(self, config):
+    def pretrained(self):
+        """What a run with a checkpoint needs of its --pretrained, as `convert.Converted`.
+
+        The checkpoint has the weights, the run all else. Returns None without a checkpoint, in
+        runs of earlier versions, and if a file is damaged.
+        """
+        if not self.exists() or not (steps_in(self.checkpoints) or self.model_file.exists()):
+            return None
+        try:
+            content = load_arrays(self.pretrained_file)["json"].tobytes()
+            tokenizers = self.tokenizer(), self.target_tokenizer()
+        except (DamagedFile, FileNotFoundError):
+            return None
+        model = keras.models.model_from_json(content)
+        return Converted("", model, *tokenizers, config=self.settings())
+
+    def save_config(self, config, has_two_tokenizers=False):
         """Writes the settings as JSON, whole or not at all."""
+        content = {**dataclasses.asdict(config), "target_tokenizer": has_two_tokenizers}
+        content["checksum"] = checksum_of(content)
         with whole(self.config_file) as draft:
-            draft.write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+            draft.write_text(json.dumps(content, indent=1) + "\n")
 
     def save_data(self, tokenizer, batches, target_tokenizer=None):
         """Writes tokenizers and tokens, and the checksums by which they are known again."""
@@ -116,7 +179,7 @@ class Run(RunFolder):
     def save_labels(self, names, multi_label):
         """Writes the names of the labels of a classifier, in the order of its logits."""
         labels = {"names": list(names), "multi_label": multi_label}
-        labels["checksum"] = zlib.crc32(json.dumps(labels).encode())
+        labels["checksum"] = checksum_of(labels)
         with whole(self.labels_file) as draft:
             draft.write_text(json.dumps(labels) + "\n")
 

@@ -45,6 +45,9 @@ def settings(cls):
 
     @functools.wraps(init)
     def init_in_plain_words(self, *args, **values):
+        for name, value in values.items():  # pydantic takes True for 1
+            if isinstance(value, bool) and _kind(fields_of(cls).get(name)) in (int, float):
+                values[name] = str(value)
         try:
             init(self, *args, **values)
         except pydantic.ValidationError as error:
@@ -112,7 +115,9 @@ def given_flags(options, cls):
 
 
 def _kind(field):
-    """The type of a field, without the None that many may be."""
+    """The type of a field, without the None that many may be; None if there is no field."""
+    if field is None:
+        return None
     if typing.get_origin(field.annotation) in (typing.Union, types.UnionType):
         return next(t for t in typing.get_args(field.annotation) if t is not types.NoneType)
     return field.annotation

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from train.settings import flag_of, setting, settings
+from train.settings import fields_of, flag_of, setting, settings
 
 SIZE = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
@@ -159,6 +159,32 @@ class TrainingConfig:
                 f"Received: {self.warmup_steps}."
             )
 
+    def has_validation(self):
+        """Whether the settings name a validation text."""
+        raise NotImplementedError
+
+    def needs(self):
+        """The settings that only have an effect together with others.
+
+        Returns:
+            A dictionary from the name of a setting to the pair of whether it has an effect, and
+            what it needs, in words.
+        """
+        few = bool(self.shapes) or getattr(self, "packed", False)
+        return {
+            "patience": (self.has_validation(), "a validation text"),
+            "row_multiple": (few, "--shapes or --packed"),
+        }
+
+    def without_effect(self):
+        """The given settings that have no effect: a dictionary from name to what it needs."""
+        usual = type(self)()
+        return {
+            name: words
+            for name, (has_effect, words) in self.needs().items()
+            if not has_effect and getattr(self, name) != getattr(usual, name)
+        }
+
     def dimensions(self):
         """The arguments of the model's function that differ from the row of its size."""
         chosen = {"size": self.size, "pre_norm": self.pre_norm, "dtype": self.dtype}
@@ -184,15 +210,23 @@ class TrainingConfig:
         return {name: (before[name], now[name]) for name in now if before[name] != now[name]}
 
     @classmethod
-    def restored(cls, kept):
+    def restored(cls, kept, is_old=False, is_edited=False):
         """The settings in config.json, written by this version or an earlier one.
 
         Args:
             kept: its dictionary.
+            is_old: whether it may be of version 0.2 or earlier, which wrote other values for
+                settings taken from --size.
+            is_edited: whether somebody has edited it, and may have deleted a setting.
 
         Raises:
-            ValueError: if a setting is unknown or outside its limits.
+            ValueError: if a setting is unknown, outside its limits or deleted.
         """
+        missing = fields_of(cls).keys() - kept.keys()
+        if is_edited and missing:
+            raise ValueError(f"Settings are missing: {', '.join(map(flag_of, sorted(missing)))}.")
         kept = {**CHOSEN_AT_START, **kept}
+        if not is_old:
+            return cls(**kept)
         unset = {name for name, value in LEFT_TO_SIZE.items() if kept.get(name) == value}
         return cls(**{name: None if name in unset else value for name, value in kept.items()})

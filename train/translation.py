@@ -98,6 +98,15 @@ class TranslationConfig(TrainingConfig):
                 f"a batch. Received: {self.tokens_per_batch} and {self.max_length}."
             )
 
+    def has_validation(self):
+        return bool(self.valid_source or self.valid_target or self.valid_tsv or self.dataset)
+
+    def needs(self):
+        return super().needs() | {
+            "data_dir": (bool(self.dataset), "--dataset"),
+            "bleu_every": (self.has_validation(), "a validation text"),
+        }
+
     def plan(self):
         return super().plan() | {"packed": self.packed}
 

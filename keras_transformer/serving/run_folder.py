@@ -1,16 +1,31 @@
 """Reads the results of training from a run folder: settings, tokenizer, labels, model."""
 
+import functools
 import json
+import logging
 import pathlib
 import zlib
 
 import keras
 
-from keras_transformer.files import DamagedFile, check_archive, in_one_line, read_arrays, read_json
+from keras_transformer.files import DamagedFile, check_archive, read_arrays, read_json
 from keras_transformer.serving.precision import with_dtype
 from keras_transformer.tokenizers import load_tokenizer
 
 AGAIN = "Run its training command again to recreate the file."
+
+
+LOG = logging.getLogger(__name__)
+
+
+def checksum_of(content):
+    """A number that differs as soon as anything in a JSON object does."""
+    return zlib.crc32(json.dumps(content).encode())
+
+
+@functools.cache  # once for each edit
+def _warn_of_edit(path, _):
+    LOG.warning("%s was edited by hand. Its settings are used as they are there.", path)
 
 
 class RunFolder:
@@ -22,6 +37,10 @@ class RunFolder:
 
     Args:
         path: path of the folder.
+
+    Attributes:
+        is_edited: whether config.json, once it is read, is not as the run has written it.
+        is_old: whether version 0.2 or an earlier one has written it.
 
     Examples:
         >>> RunFolder("no such folder").settings()
@@ -38,6 +57,7 @@ class RunFolder:
         self.checksums_file = self.path / "checksums.npz"
         self.labels_file = self.path / "labels.json"
         self.model_file = self.path / "model.keras"
+        self.is_edited = self.is_old = False
 
     def check(self):
         """Raises ValueError if the folder does not hold a run."""
@@ -51,13 +71,19 @@ class RunFolder:
             ValueError: if the folder does not hold a run, or the file is damaged.
         """
         self.check()
+        advice = "Restore it, or choose another run."
         try:
-            return dict(read_json(self.config_file))
-        except (ValueError, TypeError) as error:
-            raise DamagedFile(
-                f"{self.config_file} is damaged: restore it, or choose another run. "
-                f"Received: {error}"
-            ) from None
+            content = read_json(self.config_file)
+        except DamagedFile as error:
+            raise DamagedFile(f"{error} {advice}") from None
+        if not isinstance(content, dict):
+            raise DamagedFile(f"{self.config_file} is damaged: it holds no settings. {advice}")
+        self.is_old = not {"checksum", "target_tokenizer"} & content.keys()
+        checksum = content.pop("checksum", None)
+        self.is_edited = not self.is_old and checksum != checksum_of(content)
+        if self.is_edited:
+            _warn_of_edit(str(self.config_file), checksum_of(content))
+        return content
 
     def checksums(self):
         """The checksums of tokenizer and tokens, by name; empty if the file is unreadable."""
@@ -82,9 +108,22 @@ class RunFolder:
         Raises:
             ValueError: as for `tokenizer`.
         """
-        self.check()
-        has_one = "target_tokenizer" not in self.checksums()
-        return None if has_one else self._tokenizer(self.target_tokenizer_file)
+        return self._tokenizer(self.target_tokenizer_file) if self.has_two_tokenizers() else None
+
+    def has_two_tokenizers(self):
+        """Whether source and target have a tokenizer each.
+
+        Raises:
+            ValueError: if config.json does not say so, but there is a second one.
+        """
+        found = "target_tokenizer" in self.checksums() or self.target_tokenizer_file.exists()
+        said = self.settings().get("target_tokenizer", found)
+        if not isinstance(said, bool) or said < found:
+            raise DamagedFile(
+                f"target_tokenizer in {self.config_file} must be {str(found).lower()}, as the "
+                f"files of the run say. Received: {json.dumps(said):.80}."
+            )
+        return said
 
     def _tokenizer(self, file):
         if not file.exists():
@@ -121,9 +160,12 @@ class RunFolder:
             model = keras.saving.load_model(self.model_file, compile=False)
         except MemoryError:
             raise
-        except Exception as error:  # Keras and h5py raise many types for forged content
-            line = in_one_line(error)
-            raise DamagedFile(f"{self.model_file} cannot be loaded: {line}. {AGAIN}") from error
+        except Exception as error:  # Keras raises many types for what it cannot deserialise
+            reason = str(error).rpartition("Exception encountered: ")[2] or type(error).__name__
+            reason = " ".join(reason.split())[:200].rstrip(".")
+            raise DamagedFile(
+                f"{self.model_file} holds no model that can be loaded: {reason}. {AGAIN}"
+            ) from None
         return model if dtype is None else with_dtype(model, dtype)
 
     def labels(self):
@@ -144,8 +186,11 @@ class RunFolder:
             )
         try:
             content = read_json(path)
+        except DamagedFile as error:
+            raise DamagedFile(f"{error} {AGAIN}") from None
+        try:
             checksum = content.pop("checksum", None)
-            if checksum not in (None, zlib.crc32(json.dumps(content).encode())):
+            if checksum not in (None, checksum_of(content)):
                 raise ValueError("its checksum does not match")
             # Runs of version 0.1 have "several" instead.
             key = "multi_label" if "multi_label" in content else "several"

@@ -102,6 +102,9 @@ class Checkpoints(keras.callbacks.Callback):
     def restore(self):
         """Restores the newest usable checkpoint; warns about damaged ones and sets them aside.
 
+        One of another backend is restored too: without dropout, training goes on with the same
+        numbers but for rounding; with it, a warning says that the noise is another.
+
         Returns:
             The number of optimizer steps already taken; 0 if there is no checkpoint.
 
@@ -124,6 +127,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.notes.clear()
         self.notes.update(notes)
         self._newest = step
+        self._warn_of_noise(path, self.notes.pop("backend", None))
         self._seeds.restored()
         self._check_workers_agree()
         if problems and this_worker(self._strategy).index == 0:
@@ -149,7 +153,8 @@ class Checkpoints(keras.callbacks.Callback):
             if step != self._newest:
                 self._check_is_newest(step)
                 path = files.path_of(self._directory, step)
-                files.write(path, self._variables, self.notes)
+                notes = {**self.notes, "backend": keras.backend.backend()}
+                files.write(path, self._variables, notes)
             # Even if this step is already saved: the process may have been killed right here.
             for old in self._out_of_date(step):
                 files.path_of(self._directory, old).unlink()
@@ -185,6 +190,18 @@ class Checkpoints(keras.callbacks.Callback):
         if this_worker(self._strategy).count > 1:
             what = f"the checksum of weights and optimizer at step {self._step()}"
             check_workers_agree(self._strategy, checksum(self._shared), what)
+
+    def _warn_of_noise(self, path, saved_on):
+        """Warns if the noise that dropout has drawn so far is that of another backend."""
+        states = [v for name, v in self._variables.items() if name.startswith("seeds/")]
+        drawn = any(int(state.numpy()[1]) for state in states)  # of seed and counter
+        now = keras.backend.backend()
+        is_chief = this_worker(self._strategy).index == 0
+        if drawn and is_chief and saved_on is not None and str(saved_on) != now:
+            logging.getLogger(__name__).warning(
+                "%s was saved on %s. On %s, dropout draws other noise from here on.",
+                path, saved_on, now,
+            )  # fmt: skip
 
     def _check_is_empty(self, problems):
         """Raises rather than start at step 0 in a folder that holds checkpoints."""

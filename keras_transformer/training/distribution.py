@@ -195,7 +195,7 @@ def cluster():
             return [], 0
         this = resolver.task_type
         is_valid = this in ("chief", "worker") and resolver.task_id in range(len(jobs[this]))
-    except (ValueError, AttributeError, KeyError, TypeError):
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         is_valid = False
     if not is_valid:
         raise ValueError(

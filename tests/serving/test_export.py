@@ -1,4 +1,6 @@
+import importlib
 import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -75,6 +77,29 @@ def test_bfloat16_weights_take_half_the_room(exported, half_translator, tmp_path
     data = "variables/variables.data-00000-of-00001"
     sizes = [os.path.getsize(os.path.join(folder, data)) for folder in (path, exported)]
     assert sizes[0] < 0.6 * sizes[1]
+
+
+@pytest.mark.parametrize("kind", ["mounted disk", "link to an empty folder"])
+def test_the_folder_of_a_model_may_be_a(kind, tokenizer, tmp_path, monkeypatch):
+    module = importlib.import_module("keras_transformer.serving.publishing.export")
+    monkeypatch.setattr(module, "validate", lambda *_: None)
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    if kind == "mounted disk":
+        mount = ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", folder]
+        if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("needs the right to mount a disk")
+    else:
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    try:
+        for version in ("1", "2"):
+            path = export(table_translator(tokenizer), tmp_path / "models", "tiny", SENTENCES[:1])
+            assert path == str(folder / version)
+        assert sorted(os.listdir(folder)) == ["1", "2"], "no draft is left"
+    finally:
+        if kind == "mounted disk":
+            subprocess.run(["umount", folder], check=True)
 
 
 def test_versions_count_up_and_are_never_replaced(tmp_path):

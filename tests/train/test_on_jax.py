@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 
@@ -116,6 +117,42 @@ def test_a_run_begun_on_one_backend_ends_on_the_other(text, tmp_path, saved_on):
     done = on_jax("tests.train.dying", *flags, **dies, KERAS_BACKEND=other)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"Resuming from step 7 of {STEPS}." in done.stdout
+    line = (
+        f"step-7.npz was saved on {saved_on}. On {other}, dropout draws other noise from here on."
+    )
+    assert done.stderr.count(line) == 1
+
+
+WITH_SGD = """
+import sys
+import keras, train.experiment
+
+train.experiment.optimizer_of = lambda config: keras.optimizers.SGD(0.1)
+from train import translation
+
+translation.main(sys.argv[1:])
+"""
+
+
+def test_steps_on_another_backend_are_those_of_one_but_for_rounding(text, tmp_path, monkeypatch):
+    """SGD adds the gradients up; Adam divides them by their size, and with it their rounding."""
+    monkeypatch.setattr("train.experiment.optimizer_of", lambda _: keras.optimizers.SGD(0.1))
+    flags = [*text, *SETTINGS, "--dropout=0", "--shapes=16", "--average=1"]
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    translation.main([*flags, "--steps=10", "--run", str(theirs)])
+    translation.main([*flags, "--steps=3", "--run", str(ours)])
+    start = RunFolder(ours).model().get_weights()
+    (ours / "model.keras").unlink()  # as if stopped just before its end
+    done = on_jax("-c", WITH_SGD, *flags, "--steps=7", "--run", ours)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Resuming from step 3 of 7." in done.stdout and "other noise" not in done.stderr
+    (ours / "model.keras").unlink()
+    translation.main([*flags, "--steps=10", "--run", str(ours)])
+    models = (RunFolder(run).model().get_weights() for run in (ours, theirs))
+    for one, other, first in zip(*models, start, strict=True):
+        if one.dtype.kind == "f":
+            np.testing.assert_allclose(one, other, atol=1e-5)
+            assert np.abs(one - first).max() > 1e-4, "it has learned"
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,28 @@ def small_disk(tmp_path):
     subprocess.run(["umount", disk], check=True)
 
 
+def test_a_run_may_be_a_mounted_disk(expected, small_disk):
+    with pytest.raises(KeyboardInterrupt):
+        train_small(small_disk, break_at=4)
+    train_small(small_disk)
+    assert_same_model(small_disk, expected, "as in a folder that it makes")
+
+
+def test_a_run_may_be_a_link_to_an_empty_folder(expected, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to("disk")
+    train_small(tmp_path / "run")
+    assert_same_model(tmp_path / "disk", expected, "as in a folder that it makes")
+
+
+def test_a_run_that_cannot_be_made_is_named_before_the_text_is_read(tmp_path, capsys):
+    (tmp_path / "file").write_text("text")
+    flags = ["--tsv=nowhere.tsv", "--run", str(tmp_path / "file" / "run")]
+    with pytest.raises(SystemExit):
+        translation.main(flags)
+    assert "file is not a folder." in capsys.readouterr().err
+
+
 class FillDisk(keras.callbacks.Callback):
     """Leaves no room from a step on, at the moment that is named."""
 

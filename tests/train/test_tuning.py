@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -14,8 +15,8 @@ from keras_transformer.convert import Converted
 from keras_transformer.serving import RunFolder, Translator
 from tests.convert.folders import FAMILIES
 from tests.reference import array
+from train import classification, language_model, translation
 from train import convert as command
-from train import language_model, translation
 from train.demo.corpus import demo_corpus
 from train.experiments.pretrained import completed
 from train.language_model import LanguageModelConfig
@@ -217,6 +218,39 @@ def test_a_run_of_our_own_translation_is_tuned(files, tmp_path, monkeypatch, cap
     capsys.readouterr()
     translation.main(["translate", "--run", str(tmp_path / "run")])
     assert capsys.readouterr().out.count("\n") == 2
+
+
+TUNED = {
+    "marian of two vocabularies": (translation, ["--source={a}", "--target={b}"]),
+    "gpt2": (language_model, ["--text={a}", "--batch-size=4"]),
+    "bert": (classification, ["--tsv={tsv}", "--max-length=16", "--tokens-per-batch=64"]),
+}
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_a_stopped_tuning_resumes_without_its_pretrained(name, files, tmp_path, capsys):
+    (trainer, flags), pretrained = TUNED[name], family_of(name, tmp_path)
+    if name == "bert":
+        rows = [f"{'A dog' if i % 2 else 'It is'} {i}\t{'ab'[i % 2]}" for i in range(20)]
+        (tmp_path / "tsv").write_text("\n".join(rows) + "\n")
+    else:
+        flags = [*flags, "--max-length=60"] if trainer is translation else flags
+    places = {"a": files / "a", "b": files / "b", "tsv": tmp_path / "tsv"}
+    flags = [*(flag.format(**places) for flag in flags), *SHORT, "--steps=8"]
+    flags += ["--pretrained", str(pretrained), "--run", str(tmp_path / "run")]
+    trainer.main(flags)
+    expected = RunFolder(tmp_path / "run").model().get_weights()
+    stopped_at(tmp_path / "run", 4)
+    shutil.rmtree(pretrained)
+    capsys.readouterr()
+    trainer.main(flags)
+    assert "Resuming from step 4 of 8." in capsys.readouterr().out
+    for one, other in zip(expected, RunFolder(tmp_path / "run").model().get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    trainer.main(flags)
+    assert "is already trained: nothing to do." in capsys.readouterr().out
+    stopped_at(tmp_path / "run", 0)
+    assert "theirs holds no run" in refused(trainer.main, flags, capsys), "no weights to begin with"
 
 
 def refused(main, flags, capsys):

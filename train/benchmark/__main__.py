@@ -1,3 +1,7 @@
-from train.benchmark.comparison import main
+import sys
 
-main()
+from train.benchmark.comparison import main
+from train.command import one_line_errors
+
+with one_line_errors():
+    sys.exit(main())

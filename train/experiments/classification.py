@@ -6,6 +6,7 @@ import tensorflow as tf
 from keras_transformer.data import LabelledBatches, pack_segments, tokenize
 from keras_transformer.data.labelled_text import (
     hold_out,
+    labelled,
     labelled_files,
     read_labelled_dataset,
     read_labelled_folder,
@@ -14,10 +15,11 @@ from keras_transformer.data.labelled_text import (
 from keras_transformer.models.encoder_only import SIZES, classifier
 from keras_transformer.serving import Classifier, RunFolder
 from keras_transformer.tokenizers import train_sentencepiece
-from train.experiment import Experiment, plan_in_words, publish
+from train.experiment import Experiment, log_dropped, plan_in_words, publish
 from train.experiments.fine_tuning import fine_tuned_classifier, pretrained_of
 from train.lines import answer_lines, report_cut_texts
 from train.pictures import beginning, save_pictures
+from train.settings import flag_of
 
 LOST_MIDDLE = "read without their middle"
 
@@ -25,9 +27,9 @@ LOST_MIDDLE = "read without their middle"
 class Classification(Experiment):
     """Learns `LabelledText`, and is measured by accuracy."""
 
-    def __init__(self, config, texts=None):
-        super().__init__(config, texts)
-        self.pretrained_tokenizer, self.pretrained_model = pretrained_of(config)
+    def __init__(self, config, texts=None, run=None):
+        self.pretrained = pretrained_of(config, run)
+        super().__init__(config, texts, run)
 
     def sizes(self):
         return SIZES
@@ -36,25 +38,32 @@ class Classification(Experiment):
         config = self.config
         if sum(map(bool, (config.folder, config.tsv, config.dataset))) != 1:
             raise ValueError("Give training texts: one of --folder, --tsv and --dataset.")
-        has_valid = bool(config.valid_folder or config.valid_tsv)
-        if config.hold_out and has_valid:
-            raise ValueError("Give one kind of validation texts: --hold-out, or a second text.")
+        valid = [
+            name for name in ("valid_folder", "valid_tsv", "hold_out") if getattr(config, name)
+        ]
+        if len(valid) > 1:
+            raise ValueError(
+                "Give one kind of validation texts: --valid-folder, --valid-tsv or --hold-out. "
+                f"Received: {' and '.join(map(flag_of, valid))}."
+            )
         if config.dataset:
             where = config.data_dir or None
             text = read_labelled_dataset(config.dataset, "train", data_dir=where)
         else:
             text = read_folder_or_tsv(config.folder, config.tsv)
         if config.hold_out:
-            return hold_out(text, config.hold_out, config.seed)
-        if has_valid:
+            text, held_out = hold_out(text, config.hold_out, config.seed)
+            return without_empty(text), held_out
+        text = without_empty(text)
+        if valid:
             return text, read_folder_or_tsv(config.valid_folder, config.valid_tsv, text.names)
         if config.dataset:
             return text, read_labelled_dataset(config.dataset, "test", text.names, where)
         return text, None
 
     def make_tokenizer(self):
-        if self.pretrained_tokenizer is not None:
-            return self.pretrained_tokenizer
+        if self.pretrained is not None:
+            return self.pretrained.tokenizer
         config = self.config
         return train_sentencepiece(self.train_text.texts, config.vocabulary_size, config.tokens)
 
@@ -78,8 +87,8 @@ class Classification(Experiment):
 
     def build(self, tokenizer, batches):
         config, num_labels = self.config, len(batches.names)
-        if self.pretrained_model is not None:
-            return fine_tuned_classifier(config, self.pretrained_model, num_labels)
+        if self.pretrained is not None:
+            return fine_tuned_classifier(config, self.pretrained.model, num_labels)
         return classifier(
             tokenizer.vocabulary_size,
             num_labels,
@@ -171,6 +180,13 @@ class Classification(Experiment):
             return {name: tf.pad(part, missing) for name, part in packed.items()}
 
         return with_special_tokens, config.max_length - 2  # [CLS] and [SEP]
+
+
+def without_empty(text):
+    """The texts that are not empty, of which a model would only learn how often a label occurs."""
+    kept = [i for i, each in enumerate(text.texts) if each.strip()]
+    log_dropped(len(text.texts) - len(kept), len(text.texts), "empty texts")
+    return labelled([text.texts[i] for i in kept], [text.labels[i] for i in kept], text.names)
 
 
 def accuracy_report(model, text):

@@ -5,16 +5,20 @@ from train.experiments.pretrained import read_pretrained
 from train.training_config import DROPOUTS
 
 
-def pretrained_of(config):
-    """The tokenizer and the model that a config fine-tunes; a pair of None without --pretrained.
+def pretrained_of(config, run=None):
+    """What a config fine-tunes, as `convert.Converted`; None without --pretrained.
+
+    Args:
+        config: of a classification.
+        run: the `Run` if it has begun.
 
     Raises:
         ValueError: if the run holds no finished BERT, or one that cannot read so many tokens.
     """
     if not config.pretrained:
-        return None, None
-    pretrained = read_pretrained(config.pretrained)
-    tokenizer, model = pretrained.tokenizer, pretrained.model
+        return None
+    pretrained = (run and run.pretrained()) or read_pretrained(config.pretrained)
+    model = pretrained.model
     if not is_bert(model):
         raise ValueError(
             "--pretrained must be a train.pretraining run, a run that was fine-tuned from one, or "
@@ -26,7 +30,7 @@ def pretrained_of(config):
             f"--max-length must be 3 to {positions} tokens, which the model of --pretrained can "
             f"read. Received: {config.max_length}."
         )
-    return tokenizer, model
+    return pretrained
 
 
 def fine_tuned_classifier(config, model, num_labels):

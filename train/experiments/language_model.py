@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 import re
 
 import tensorflow as tf
@@ -20,7 +19,7 @@ from keras_transformer.serving import Generator
 from keras_transformer.serving.generator import first_id_of
 from keras_transformer.tokenizers import SymbolTokenizer, train_byte_pairs
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
-from train.experiment import Experiment, plan_in_words, publish
+from train.experiment import Experiment, log_dropped, plan_in_words, publish
 from train.experiments.pretrained import check_packed, completed, for_training, pretrained_of
 from train.language_model import USUAL_MODEL, LanguageModelConfig
 from train.pictures import beginning, save_pictures
@@ -39,9 +38,10 @@ WHAT_IS_PRETRAINED = "a finished run of train.language_model, or a folder of GPT
 class LanguageModel(Experiment):
     """Learns to continue a text, bytes, and is measured in nats per token."""
 
-    def __init__(self, config, texts=None):
-        self.pretrained, self.first_id = pretrained_of(config, "embedding", WHAT_IS_PRETRAINED), 0
-        super().__init__(self.completed(config, pretrained=self.pretrained), texts)
+    def __init__(self, config, texts=None, run=None):
+        self.pretrained = pretrained_of(config, "embedding", WHAT_IS_PRETRAINED, run)
+        self.first_id = 0
+        super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
         if self.pretrained is not None:
             self.first_id = first_id_of(self.pretrained.model, self.pretrained.tokenizer)
             check_packed(self.config, self.pretrained)
@@ -77,15 +77,20 @@ class LanguageModel(Experiment):
                 "Give one validation text: --valid-text or --hold-out. "
                 f"Received: {config.valid_text!r} and {config.hold_out}."
             )
-        if pathlib.Path(config.text).exists() or "." in config.text:
-            text = corpora.read_file(config.text)
-        else:
+        if config.is_dataset():
             text = corpora.read_text_dataset(config.text, "train", config.data_dir or None)
+        else:
+            text = corpora.read_file(config.text)
         if config.valid_text:
             return text, corpora.read_file(config.valid_text)
         cut = len(text) - int(len(text) * config.hold_out)
         while cut < len(text) and text[cut] & 0xC0 == 0x80:  # inside a character of UTF-8
             cut += 1
+        if config.hold_out and cut == len(text):
+            raise ValueError(
+                "--hold-out must hold out at least one character. "
+                f"Received: --hold-out {config.hold_out} of a text of {len(text)} bytes."
+            )
         return text[:cut], text[cut:]
 
     def make_tokenizer(self):
@@ -108,7 +113,10 @@ class LanguageModel(Experiment):
     def make_batches(self, tokenizer):
         batches, sizes = self._batches()
         if self.config.packed:
-            return batches(document_ids(tokenizer, self.train_text), *sizes)
+            documents = documents_of(self.train_text)
+            kept = [document for document in documents if document.strip()]
+            log_dropped(len(documents) - len(kept), len(documents), "empty documents")
+            return batches(tokenize(kept, tokenizer), *sizes)
         return batches(token_ids(tokenizer, self.train_text) - self.first_id, *sizes)
 
     def load_batches(self, path, tokenizer):
@@ -214,10 +222,14 @@ def token_ids(tokenizer, text):
 
 
 def document_ids(tokenizer, text):
-    """The ids of each document, including the empty lines after it."""
+    return tokenize(documents_of(text), tokenizer)
+
+
+def documents_of(text):
+    """The documents of a text, bytes, each with the empty lines after it."""
     ends = [match.end() for match in re.finditer(rb"(?:\r?\n){2,}", text)]
     cuts = zip([0, *ends], [*ends, len(text)], strict=True)
-    return tokenize([text[start:end] for start, end in cuts if start < end], tokenizer)
+    return [text[start:end] for start, end in cuts if start < end]
 
 
 def rows_of_a_replica(batch_size):
@@ -256,6 +268,8 @@ def evaluated(config, options):
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if "stride" in given and config.model == "transformer_xl":
         raise ValueError("transformer_xl reads segments with a memory; it has no --stride.")
+    if "stride" in given and config.packed:
+        raise ValueError("A run trained with --packed reads whole documents; it has no --stride.")
     if config.model == "gpt2" and given.get("context", 0) > config.context:
         raise ValueError(
             f"--context must be at most {config.context}, the number of positions of this gpt2. "
@@ -287,7 +301,9 @@ def report(config, generator, text):
         nats, how = total / count, f"segments of {config.context}, memory {memory_length}"
     elif config.packed:
         documents = PackedDocuments(
-            document_ids(generator.tokenizer, text), config.context, max(1, 8192 // config.context)
+            document_ids(generator.tokenizer, text),
+            config.context,
+            max(1, 8192 // config.context),
         )
         model.compile("adam", TokenCrossentropy())
         nats, count = model.evaluate(documents.epoch(), verbose=0), documents.num_labels

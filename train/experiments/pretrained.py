@@ -41,20 +41,21 @@ def _settings_of_run(path):
     return None if {"model_type", "class_name"} & settings.keys() else settings
 
 
-def pretrained_of(config, layer, what):
+def pretrained_of(config, layer, what, run=None):
     """What the --pretrained of a config holds; None without it.
 
     Args:
         config: of a command.
         layer: name of a layer that the model must have.
         what: the kinds of models that have it, for the message.
+        run: the `Run` if it has begun.
 
     Raises:
         ValueError: as of `read_pretrained`, or if the model is of another kind.
     """
     if not config.pretrained:
         return None
-    found = read_pretrained(config.pretrained)
+    found = (run and run.pretrained()) or read_pretrained(config.pretrained)
     if layer not in layer_names(found.model) or len(found.model.output_shape) != 3:
         raise ValueError(
             f"--pretrained must be {what}. Received: {config.pretrained}, whose model has the "
@@ -118,11 +119,18 @@ def for_training(model, config, **changes):
 
 def check_packed(config, pretrained):
     """Raises ValueError if rows are to hold several texts that this model would mix."""
-    if config.packed and not pretrained.config.get("packed"):
+    if config.packed and not _tells_texts_apart(pretrained.model):
         raise ValueError(
             "--packed needs a --pretrained that was trained with --packed. "
             f"Received: {config.pretrained}."
         )
+
+
+def _tells_texts_apart(model):
+    """Whether a mask keeps the texts of a row apart, which each block of the decoder reads."""
+    [decoder] = (layer for layer in model.get_config()["layers"] if layer["name"] == "decoder")
+    calls = decoder["inbound_nodes"]
+    return any(call["kwargs"].get("attention_mask") is not None for call in calls)
 
 
 def _set(config, changes):

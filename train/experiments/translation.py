@@ -4,7 +4,9 @@ import contextlib
 import functools
 import tempfile
 
+import numpy as np
 import sacrebleu
+import tensorflow as tf
 
 from keras_transformer import convert
 from keras_transformer.data import (
@@ -20,7 +22,7 @@ from keras_transformer.serving import SearchSettings, Translator, in_languages
 from keras_transformer.tokenizers import train_sentencepiece
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from keras_transformer.training.callbacks import BestScore
-from train.experiment import Experiment, plan_in_words, publish
+from train.experiment import Experiment, log_dropped, plan_in_words, publish
 from train.experiments.pretrained import check_packed, completed, for_training, pretrained_of
 from train.lines import answer_lines, report_cut_texts
 from train.pictures import save_pictures
@@ -35,9 +37,9 @@ WHAT_IS_PRETRAINED = (
 class Translation(Experiment):
     """Learns `ParallelText`, and is measured by BLEU."""
 
-    def __init__(self, config, texts=None):
-        self.pretrained = pretrained_of(config, "target_embedding", WHAT_IS_PRETRAINED)
-        super().__init__(self.completed(config, pretrained=self.pretrained), texts)
+    def __init__(self, config, texts=None, run=None):
+        self.pretrained = pretrained_of(config, "target_embedding", WHAT_IS_PRETRAINED, run)
+        super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
         if self.pretrained is not None:
             check_packed(self.config, self.pretrained)
             self.target_tokenizer = self.pretrained.target_tokenizer
@@ -67,28 +69,37 @@ class Translation(Experiment):
                 "--source-language and --target-language need a --dataset, or a --pretrained "
                 "model of many languages."
             )
+        _check_pair(config.source, config.target, "--source and --target")
+        valid = config.valid_source, config.valid_target
+        _check_pair(*valid, "--valid-source and --valid-target")
+        if config.valid_tsv and any(valid):
+            raise ValueError(
+                "Give one validation text: --valid-source and --valid-target, or --valid-tsv. "
+                f"Received: {config.valid_source!r} and {config.valid_tsv!r}."
+            )
+        train_text = self._read("train", config.source, config.target, config.tsv)
         valid_text = None
-        if config.tsv:
-            train_text = read_tsv(config.tsv)
-            valid_text = read_tsv(config.valid_tsv) if config.valid_tsv else None
-        elif config.dataset:
-            where = {
-                "source": config.source_language or None,
-                "target": config.target_language or None,
-                "data_dir": config.data_dir or None,
-            }
-            train_text = corpora.read_dataset(config.dataset, "train", **where)
-            valid_text = corpora.read_dataset(config.dataset, "validation", **where)
-        else:
-            train_text = _read_pair(config.source, config.target, "--source and --target")
-            if config.valid_source or config.valid_target:
-                flags = "--valid-source and --valid-target"
-                valid_text = _read_pair(config.valid_source, config.valid_target, flags)
+        if config.has_validation():
+            valid_text = self._read("validation", *valid, config.valid_tsv)
         if config.distinct_sources:
             train_text = _first_translations(train_text)
         if config.max_pairs:
             train_text = ParallelText(*(side[: config.max_pairs] for side in train_text))
         return train_text, valid_text
+
+    def _read(self, split, source, target, tsv):
+        """The text of two files, of one, or else of a split of the data set."""
+        if source:
+            return read_files(source, target)
+        if tsv:
+            return read_tsv(tsv)
+        config = self.config
+        where = {
+            "source": config.source_language or None,
+            "target": config.target_language or None,
+            "data_dir": config.data_dir or None,
+        }
+        return corpora.read_dataset(config.dataset, split, **where)
 
     def make_tokenizer(self):
         if self.pretrained is not None:
@@ -97,7 +108,13 @@ class Translation(Experiment):
         return train_sentencepiece(sentences, self.config.vocabulary_size)
 
     def make_batches(self, tokenizer):
-        return self._batches(self.train_text, tokenizer)
+        sides = self._token_ids(self.train_text, tokenizer)
+        # An empty text may have tokens that name its language.
+        empty = self._token_ids(ParallelText([""], [""]), tokenizer)
+        pairs = zip(sides, empty, strict=True)
+        kept = np.all([ids.row_lengths() > text.row_lengths() for ids, text in pairs], axis=0)
+        log_dropped(int((~kept).sum()), len(kept), "pairs with an empty side")
+        return self._batches(*(tf.ragged.boolean_mask(ids, kept) for ids in sides))
 
     def load_batches(self, path, tokenizer):
         return TokenBatches.load(path, *self._limits(), **self.config.plan())
@@ -105,7 +122,7 @@ class Translation(Experiment):
     def validation(self, tokenizer):
         if self.valid_text is None:
             return None
-        return self._batches(self.valid_text, tokenizer).epoch()
+        return self._batches(*self._token_ids(self.valid_text, tokenizer)).epoch()
 
     def build(self, tokenizer, batches):
         if self.pretrained is not None:
@@ -173,10 +190,13 @@ class Translation(Experiment):
     def export(options):
         publish(_loaded(options, options.dtype), options)
 
-    def _batches(self, text, tokenizer):
+    def _token_ids(self, text, tokenizer):
+        """The ids of both sides."""
         source, target = self._tokenizers(tokenizer)
-        sides = tokenize(text.sources, source), tokenize(text.targets, target or source)
-        return TokenBatches(*sides, *self._limits(), **self.config.plan())
+        return tokenize(text.sources, source), tokenize(text.targets, target or source)
+
+    def _batches(self, source_ids, target_ids):
+        return TokenBatches(source_ids, target_ids, *self._limits(), **self.config.plan())
 
     def _tokenizers(self, tokenizer):
         """Those of source and target, with their languages; the latter None if it is the same."""
@@ -209,6 +229,11 @@ def bleu_report(translations, references):
 def _engine(options):
     """Yields a function that translates texts, like `translations_of`, and the search settings."""
     is_ours = options.engine == "tensorflow"
+    if not is_ours and options.cache != "auto":
+        raise ValueError(
+            "--cache needs --engine tensorflow: CTranslate2 has a cache of its own. "
+            f"Received: --engine {options.engine}, --cache {options.cache}."
+        )
     # CTranslate2 runs models trained in half precision in float32.
     translator = _loaded(options, None if is_ours else "float32", options.cache)
     settings = translator.module.settings
@@ -227,10 +252,9 @@ def _loaded(options, dtype=None, cache="auto"):
     return Translator.load(options.run, *search, dtype, cache, *languages)
 
 
-def _read_pair(source, target, flags):
-    if not source or not target:
+def _check_pair(source, target, flags):
+    if bool(source) != bool(target):
         raise ValueError(f"Give both {flags}. Received: {source!r} and {target!r}.")
-    return read_files(source, target)
 
 
 def _first_translations(text):

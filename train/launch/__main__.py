@@ -37,6 +37,13 @@ class LaunchOptions:
     )
     launcher: Literal["local", "ray"] = setting("local", "what starts the workers")
 
+    def __post_init__(self):
+        if self.launcher == "ray" and self.start_timeout != 300:
+            raise ValueError(
+                "--start-timeout needs --launcher local: Ray waits for its own. "
+                f"Received: --start-timeout {self.start_timeout:g}, --launcher ray."
+            )
+
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments

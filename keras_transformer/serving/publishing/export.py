@@ -71,8 +71,11 @@ def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeou
     if isinstance(examples, (str, bytes)) or not examples:
         raise ValueError(f"examples must be a list of at least one text. Received: {examples!r}.")
     os.makedirs(directory, exist_ok=True)
+    target = os.path.realpath(os.path.join(directory, name))
+    # A rename stays within a file system.
+    place = target if os.path.ismount(target) else os.path.dirname(target)
     try:
-        with draft_folder(directory, name) as folder:
+        with draft_folder(place, name) as folder:
             draft = os.path.join(folder, name, "1")
             options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
             tf.saved_model.save(module, draft, dict(module.endpoints), options)
@@ -80,7 +83,8 @@ def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeou
             write_warm_up(draft, name, module.warm_up_requests(texts))
             write_batching(draft)
             validate(draft, module, texts, timeout)
-            return _publish(draft, os.path.join(directory, name))
+            version = os.path.basename(_publish(draft, target))
+            return os.path.join(directory, name, version)
     except RuntimeError as error:
         raise RuntimeError(f"{name} was not published. {error}") from error
 

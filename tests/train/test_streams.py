@@ -1,0 +1,86 @@
+"""Standard streams that are closed, full or left by their reader: one line, never a traceback."""
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from train import language_model, translation
+
+from .conftest import SETTINGS
+
+ENVIRONMENT = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+CLOSED = ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")
+COMMANDS = (
+    "train.translation", "train.classification", "train.language_model", "train.pretraining",
+    "train.convert", "train.launch", "train", "train.serve", "train.translation translate",
+    "train.classification classify", "train.language_model sample",
+)  # fmt: skip
+
+
+def run_in_shell(command, redirection, **options):
+    """Runs `python -m <command>` by a shell that redirects its streams."""
+    line = f"{sys.executable} -m {command} {redirection}"
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        capture_output=True, text=True, env=ENVIRONMENT, timeout=300, **options,
+    )  # fmt: skip
+
+
+def test_help_and_mistakes_end_quietly():
+    others = ("| head -1", "2>&1 | head -1", "> /dev/full")
+    ways = itertools.product(COMMANDS, ("--help", "--no-such-flag=1"), (*CLOSED, *others))
+    for command, flag, redirection in random.Random(3).sample(list(ways), 22):
+        done = run_in_shell(f"{command} {flag}", redirection)
+        for word in ("Traceback", "Exception ignored", "Error"):
+            assert word not in done.stderr, (command, flag, redirection, done.stderr)
+        assert done.returncode == (0 if flag == "--help" else 2), (command, flag, redirection)
+
+
+@pytest.fixture(scope="module")
+def runs(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    flags = [*text[:2], *text[4:6], *SETTINGS, "--steps=1", "--run", str(folder / "translation")]
+    translation.main(flags)
+    (folder / "text.txt").write_text("the cat sat on the mat.\n" * 30)
+    flags = ["--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8", "--num-heads=1"]
+    flags += ["--context=16", "--batch-size=4", "--steps=1", "--text", str(folder / "text.txt")]
+    language_model.main([*flags, "--run", str(folder / "language_model")])
+    return folder
+
+
+NEEDS = "error: `{}` needs standard {}. Give it a file or a pipe. Received: a closed {}.\n"
+FULL = "error: [Errno 28] No space left on device\n"
+ANSWERS = [
+    ("translation translate", "<&-", 2, NEEDS.format("translate", "input", "stdin")),
+    ("translation translate", "< /dev/null >&-", 2, NEEDS.format("translate", "output", "stdout")),
+    ("translation translate", "< /dev/null 2>&-", 0, ""),
+    ("translation translate", "<<< abc > /dev/full", 2, FULL),
+    ("language_model sample", ">&-", 2, NEEDS.format("sample", "output", "stdout")),
+    ("language_model sample", "<&-", 0, ""),
+    ("language_model sample --length=0", "> /dev/full", 2,
+     FULL),
+    ("translation translate --num-beams=0", "2>&1 >&- | head -0", 2, ""),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "redirection", "code", "message"), ANSWERS)
+def test_a_stream_that_an_answer_needs_is_named(runs, command, redirection, code, message):
+    run = runs / command.split()[0]
+    done = run_in_shell(f"train.{command} --run {run}", redirection)
+    assert (done.returncode, done.stderr) == (code, message)
+
+
+@pytest.mark.slow
+def test_a_training_needs_no_stream_and_writes_its_files_whole(text, tmp_path):
+    flags = [*text, *SETTINGS, "--steps=4", "--run", str(tmp_path / "run")]
+    done = run_in_shell(f"train.translation {' '.join(flags)}", CLOSED[-1])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"model.keras", "attention.html", "history.csv"} <= files
+    flags = ["--source", text[3], "--target", text[7], "--run", str(tmp_path / "run")]
+    translation.main(["evaluate", *flags])
