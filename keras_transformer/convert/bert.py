@@ -11,6 +11,8 @@ from keras_transformer.convert.tables import (
     ConversionError,
     Row,
     assign,
+    check_shape,
+    first_of,
     norm_rows,
     projection_rows,
 )
@@ -29,6 +31,11 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": "relu",
 }
+# Settings of released folders that the blocks never had, or that only other heads have.
+_UNUSED = (
+    "classifier_dropout directionality pooler_fc_size pooler_num_attention_heads "
+    "pooler_num_fc_layers pooler_size_per_head pooler_type tie_word_embeddings".split()
+)
 # The name of each head in config.json, and the function that adds it to a backbone.
 HEADS = {
     "BertModel": None,
@@ -44,10 +51,14 @@ MAY_BE_NEW = {"pooler.dense": "pooler", "cls.seq_relationship": "head for the ne
 def rows(model):
     """The table of BERT and of the heads that a model has, whose Dense kernels are transposed."""
     names = layer_names(model)
-    for name, layer in (
-        ("word", "token_embedding"), ("position", "positions"), ("token_type", "segment_embedding")
-    ):  # fmt: skip
-        yield Row(model.get_layer(layer).embeddings, (f"embeddings.{name}_embeddings.weight",))
+    tied = ("cls.predictions.decoder.weight",) if "masked_token_norm" in names else ()
+    for name, layer, twins in (
+        ("word", "token_embedding", tied),
+        ("position", "positions", ()),
+        ("token_type", "segment_embedding", ()),
+    ):
+        table, theirs = model.get_layer(layer).embeddings, f"embeddings.{name}_embeddings.weight"
+        yield Row(table, (theirs,), twins=twins)
     yield from norm_rows(model.get_layer("embedding_norm"), "embeddings.LayerNorm")
     for index, block in enumerate(model.get_layer("encoder").blocks):
         name, attention, feed_forward = (
@@ -74,21 +85,25 @@ def rows(model):
     if "masked_token_norm" in names:
         norm = model.get_layer("masked_token_norm")
         yield from norm_rows(norm, "cls.predictions.transform.LayerNorm")
-        yield Row(model.get_layer("masked_token_bias").bias, ("cls.predictions.bias",))
+        bias, twins = model.get_layer("masked_token_bias").bias, ("cls.predictions.decoder.bias",)
+        yield Row(bias, ("cls.predictions.bias",), twins=twins)
 
 
 def read(folder: ModelFolder):
     """Reads a folder of BERT: the backbone with the head that its config.json names."""
     settings = folder.settings
     head = head_of(folder, HEADS)
+    settings.without_effect(_UNUSED)
     settings.one_of("position_embedding_type", "absolute", None)
-    settings.one_of("is_decoder", False)
+    settings.one_of("is_encoder_decoder", False)
     settings.one_of("type_vocab_size", 2)
     settings.one_of("pad_token_id", 0)
     activation = settings.one_of("hidden_act", *ACTIVATIONS)
     size, longest = settings.count("vocab_size"), settings.count("max_position_embeddings", least=3)
-    tokenizer = word_pieces(folder, size)
     dimensions = dimensions_of(settings)
+    weights = folder.arrays().renamed(_modern)
+    check(weights, "BERT", size, longest, dimensions)
+    tokenizer = word_pieces(folder, size)
     backbone = bert(
         size,
         max_sequence_length=longest,
@@ -97,16 +112,15 @@ def read(folder: ModelFolder):
         **dimensions,
     )
     dropout = settings.share("classifier_dropout", dimensions["dropout"])
-    model, labels = with_head(folder, backbone, head, dropout, ACTIVATIONS[activation])
-    arrays = {_modern(key): array for key, array in folder.arrays().items()}
-    assign_with_new(folder, rows(model), arrays, MAY_BE_NEW, "BERT")
+    model, labels = with_head(folder, weights, backbone, head, dropout, ACTIVATIONS[activation])
+    assign_with_new(folder, rows(model), weights, MAY_BE_NEW, "BERT")
     return converted(model, tokenizer, labels, longest, dimensions)
 
 
 def head_of(folder, heads):
     """What adds the head that config.json names, of {name: function}; without one the first."""
     [usual, *_] = heads
-    names = folder.settings.values.get("architectures") or [usual]
+    names = folder.settings.given("architectures") or [usual]
     if not isinstance(names, list) or names[0] not in [*heads]:
         raise ConversionError(
             f"{folder.settings.file}: architectures must be a list of one of {', '.join(heads)}. "
@@ -126,11 +140,32 @@ def dimensions_of(settings):
     }
 
 
-def with_head(folder, backbone, head, dropout, activation):
+def check(weights, family, size, longest, dimensions, names=()):
+    """Compares the dimensions with the arrays of BERT or a relative, before a model is built.
+
+    Args:
+        weights: `Weights` of the folder.
+        family: name of the family, for messages.
+        size: rows of the table of tokens.
+        longest: rows of that of positions.
+        dimensions: as from `dimensions_of`.
+        names: {part of a name: what the family calls it}.
+    """
+    hidden, last = dimensions["hidden_dim"], f"encoder.layer.{dimensions['num_layers'] - 1}"
+    shapes = {
+        f"{last}.intermediate.dense.weight": (dimensions["intermediate_dim"], hidden),
+        "embeddings.word_embeddings.weight": (size, hidden),
+        "embeddings.position_embeddings.weight": (longest, hidden),
+    }
+    weights.check({renamed(name, dict(names)): shapes[name] for name in shapes}, family)
+
+
+def with_head(folder, weights, backbone, head, dropout, activation):
     """A backbone with a head, and the names of its labels.
 
     Args:
         folder: whose config.json names the labels.
+        weights: its `Weights`.
         backbone: of `bert`.
         head: one of the functions of `HEADS`.
         dropout: of a head for labels.
@@ -141,7 +176,7 @@ def with_head(folder, backbone, head, dropout, activation):
     if head is bert_pretraining:
         folder.settings.one_of("tie_word_embeddings", True)
         return head(backbone, activation=activation), ()
-    labels = _labels(folder)
+    labels = _labels(folder, weights)
     return head(backbone, len(labels), dropout=dropout), labels
 
 
@@ -222,10 +257,12 @@ def _modern(name):
     )
 
 
-def _labels(folder):
+def _labels(folder, weights):
+    head = first_of(("classifier.weight", "classifier.out_proj.weight"), weights, folder.path)
+    count = weights.shape(head)[0]
     settings, kind = folder.settings, "single_label_classification"
     settings.one_of("problem_type", kind, None)
-    named = settings.values.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    named = settings.given("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
     known = named if isinstance(named, dict) else {}
     labels = [known.get(str(index)) for index in range(len(known))]
     if len(labels) < 2 or not all(isinstance(label, str) for label in labels):
@@ -233,4 +270,5 @@ def _labels(folder):
             f"{settings.file}: id2label must name at least two labels, those of 0, 1 and so on. "
             f"Received: {named!r:.80}."
         )
+    check_shape(head, (len(labels), *weights.shape(head)[1:]), weights.shape(head))
     return tuple(labels)

@@ -11,6 +11,7 @@ from keras_transformer.convert.tables import (
     norm_rows,
     projection_rows,
 )
+from keras_transformer.convert.weights import Weights
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models.gpt2_model import gpt2
 
@@ -20,12 +21,19 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "relu": "relu",
 }
+ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
+# Of other heads, of its attention in half precision, and of older versions.
+_UNUSED = (
+    "n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout "
+    "summary_proj_to_labels summary_type summary_use_proj"
+)
 FIRST_ID = 4  # of the tokenizer: `serving` puts the control ids before GPT-2's ids
 
 
 def rows(model):
     """The table of GPT-2: its kernels are (input, output), ours (output, input)."""
-    yield Row(model.get_layer("embedding").embeddings, ("wte.weight",))
+    table = model.get_layer("embedding").embeddings
+    yield Row(table, ("wte.weight",), twins=("lm_head.weight",))
     yield Row(model.get_layer("positions").embeddings, ("wpe.weight",))
     decoder = model.get_layer("decoder")
     for index, block in enumerate(decoder.blocks):
@@ -49,13 +57,15 @@ def load_gpt2(model, arrays):
         model: a model of `gpt2` of the same size as the weights.
         arrays: {name: array} with Hugging Face's names, e.g. from
             `safetensors.numpy.load_file("model.safetensors")`. Names may start with
-            "transformer."; attention masks, the tied head and other extra arrays are ignored.
+            "transformer.". Attention masks are ignored, the tied head must be equal to the
+            table, and a warning names other extra arrays.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: if an array is missing or has the wrong shape.
+        ConversionError: a ValueError, if an array is missing, is there twice, has the wrong shape,
+            or is neither finite nor of floating-point numbers.
 
     Examples:
         >>> from keras_transformer.models.gpt2_model import gpt2
@@ -65,8 +75,8 @@ def load_gpt2(model, arrays):
         keras_transformer.convert.tables.ConversionError: The weights of GPT-2 must include \
 wte.weight. Received: 0 arrays.
     """
-    arrays = {name.removeprefix("transformer."): array for name, array in arrays.items()}
-    assign(rows(model), arrays, "GPT-2")
+    arrays = arrays if isinstance(arrays, Weights) else Weights.of(arrays)
+    assign(rows(model), arrays.renamed(_bare), "GPT-2")
     return model
 
 
@@ -87,6 +97,14 @@ def arrays_of_keras_hub_gpt2(backbone):
 def read(folder: ModelFolder):
     """Reads a folder of GPT-2: weights, byte pairs and the longest context."""
     config = folder.settings
+    names = config.given("architectures") or [ARCHITECTURES[0]]
+    if not isinstance(names, list) or names[0] not in ARCHITECTURES:
+        raise ConversionError(
+            f"{config.file}: architectures must be a list of one of {', '.join(ARCHITECTURES)}. "
+            f"Received: {names!r:.80}."
+        )
+    config.without_effect(_UNUSED.split())
+    config.one_of("is_encoder_decoder", False)
     config.one_of("scale_attn_weights", True)
     config.one_of("scale_attn_by_inverse_layer_idx", False)
     config.one_of("tie_word_embeddings", True)
@@ -99,6 +117,17 @@ def read(folder: ModelFolder):
         "dropout": config.share("resid_pdrop", 0.1),
         "attention_dropout": config.share("attn_pdrop", 0.1),
     }
+    config.usual(embd_pdrop=dimensions["dropout"])
+    weights, hidden_dim = folder.arrays().renamed(_bare), dimensions["hidden_dim"]
+    shapes = {
+        f"h.{dimensions['num_layers'] - 1}.mlp.c_fc.weight": (
+            hidden_dim,
+            dimensions["intermediate_dim"],
+        ),
+        "wte.weight": (size, hidden_dim),
+        "wpe.weight": (context, hidden_dim),
+    }
+    weights.check(shapes, "GPT-2")
     tokenizer = _tokenizer(folder, size)
     model = gpt2(
         vocabulary_size=size,
@@ -107,21 +136,31 @@ def read(folder: ModelFolder):
         norm_epsilon=config.number("layer_norm_epsilon", 1e-5),
         **dimensions,
     )
-    load_gpt2(model, folder.arrays())
+    assign(rows(model), weights, "GPT-2")
     return converted(model, tokenizer, context, dimensions)
+
+
+def _bare(name):
+    return name.removeprefix("transformer.")
 
 
 def _tokenizer(folder, size):
     """The byte pairs of a folder for a table of `size` rows."""
-    from keras_transformer.convert.tokenizer_json import byte_level, merges_of
+    from keras_transformer.convert.tokenizer_json import byte_level, check_added, merges_of
+    from keras_transformer.convert.tokenizers import check_byte_level, tokenizer_settings
 
+    settings = tokenizer_settings(folder)
+    check_byte_level(folder, settings)
+    settings.warn_of_unread()
     name = "vocab.json" if folder.has("vocab.json") else "tokenizer.json"
     file = folder.file(name)
 
     def found():
         if name == "vocab.json":
             return folder.json(name), merges_of(folder.file("merges.txt"))
-        return byte_level(folder.json(name), file)
+        content = folder.json(name)
+        check_added(content.get("added_tokens") or [], file)
+        return byte_level(content, file)
 
     return byte_pairs_of(file, found, size)
 

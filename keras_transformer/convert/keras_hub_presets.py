@@ -14,8 +14,9 @@ import numpy as np
 from keras_transformer.convert import bert, gpt2
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.settings import Settings, pieces_of
-from keras_transformer.convert.tables import ConversionError, Row, assign
+from keras_transformer.convert.tables import ConversionError, Row, assign, check_dtype
 from keras_transformer.convert.tokenizer_json import merges_of
+from keras_transformer.convert.weights import Weights
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models import bert_models, gpt2_model
 
@@ -25,6 +26,8 @@ VOCABULARY, MERGES, WORD_PIECES = (
 )
 BERT_EPSILON, GPT2_EPSILON, HEAD_EPSILON = 1e-12, 1e-5, 1e-5
 
+# What says of an object of Keras nothing about its numbers.
+_OBJECT = ("module", "registered_name", "build_config", "name", "trainable", "dtype")
 # What KerasHub calls the layers that the tables of `bert` and `gpt2` name, by the last parts of
 # these names: within a block, and elsewhere.
 _ATTENTION, _HEAD = "_self_attention_layer/", f"{HEAD_WEIGHTS}/layers/"
@@ -114,11 +117,14 @@ def read(folder: ModelFolder, with_tokenizer=True):
             f"Received: {kind}."
         )
     config = folder.settings.part("config")
+    for settings in (folder.settings, config):
+        settings.without_effect(_OBJECT)
     if kind == "GPT2Backbone":
         return _read_gpt2(folder, config, with_tokenizer)
     config.one_of("num_segments", 2)
     dimensions, longest = _dimensions(config), config.count("max_sequence_length", least=3)
-    size = config.count("vocabulary_size")
+    size, weights = config.count("vocabulary_size"), _arrays(folder)
+    _check(weights, "KerasHub's BERT", "encoder", size, longest, dimensions)
     tokenizer = _word_pieces(folder, size) if with_tokenizer else None
     model = bert_models.bert(
         size,
@@ -127,12 +133,13 @@ def read(folder: ModelFolder, with_tokenizer=True):
         norm_epsilon=BERT_EPSILON,
         **dimensions,
     )
-    model, labels = _with_head(model, folder)
-    assign(rows(model), _arrays(folder), "KerasHub's BERT")
+    model, labels = _with_head(model, folder, weights)
+    assign(rows(model), weights, "KerasHub's BERT")
+    config.warn_of_unread()
     return bert.converted(model, tokenizer, labels, longest, dimensions)
 
 
-def _with_head(model, folder):
+def _with_head(model, folder, weights):
     """The model with the head of a BertTextClassifier or BertMaskedLM, and its labels."""
     if not folder.has("task.json"):
         return model, ()
@@ -140,6 +147,9 @@ def _with_head(model, folder):
     kind, config = task.text("class_name"), task.part("config")
     if kind == "BertTextClassifier":
         labels, dropout = config.count("num_classes", least=2), config.share("dropout", 0.1)
+        name = f"{_HEAD}dense/vars/0"
+        hidden_dim = model.get_layer("token_embedding").hidden_dim
+        weights.check({name: (hidden_dim, labels)}, "KerasHub's BERT")
         config.one_of("activation", "linear", "softmax", None)
         model = bert_models.bert_classifier(model, labels, dropout=dropout)
         return model, tuple(map(str, range(labels)))
@@ -155,7 +165,8 @@ def _with_head(model, folder):
 
 def _read_gpt2(folder, config, with_tokenizer):
     size, context = config.count("vocabulary_size"), config.count("max_sequence_length", least=2)
-    dimensions, tokenizer = _dimensions(config), None
+    dimensions, tokenizer, weights = _dimensions(config), None, _arrays(folder)
+    _check(weights, "KerasHub's GPT-2", "decoder", size, context, dimensions)
     if with_tokenizer:
         _check_tokenizer(folder, add_prefix_space=False)
         file, merges = folder.file(VOCABULARY), folder.file(MERGES)
@@ -165,8 +176,22 @@ def _read_gpt2(folder, config, with_tokenizer):
     model = gpt2_model.gpt2(
         vocabulary_size=size, max_sequence_length=context, norm_epsilon=GPT2_EPSILON, **dimensions
     )
-    assign(rows(model), _arrays(folder), "KerasHub's GPT-2")
+    assign(rows(model), weights, "KerasHub's GPT-2")
+    config.warn_of_unread()
     return gpt2.converted(model, tokenizer, context, dimensions)
+
+
+def _check(weights, family, stack, size, longest, dimensions):
+    """Compares the dimensions with the arrays, before a model is built."""
+    hidden_dim, last = dimensions["hidden_dim"], dimensions["num_layers"] - 1
+    block = f"layers/transformer_{stack}{f'_{last}' if last else ''}"
+    inner = f"{block}/_feedforward_intermediate_dense/vars/0"
+    shapes = {
+        inner: (hidden_dim, dimensions["intermediate_dim"]),
+        "layers/reversible_embedding/vars/0": (size, hidden_dim),
+        "layers/position_embedding/vars/0": (longest, hidden_dim),
+    }
+    weights.check({f"{BACKBONE_WEIGHTS}/{name}": shapes[name] for name in shapes}, family)
 
 
 def _dimensions(config):
@@ -183,12 +208,12 @@ def _word_pieces(folder, size):
 
     config = _check_tokenizer(folder, split=True, suffix_indicator="##", oov_token="[UNK]")
     lowercase, file = config.flag("lowercase", False), folder.file(WORD_PIECES)
+    strips = config.flag("strip_accents", False)
     try:
         tokenizer = WordPieceTokenizer.load(file, lowercase)
     except ValueError as error:
         raise ConversionError(f"{file} is a tokenizer that ours cannot be: {error}") from None
     pieces_of(file, tokenizer.vocabulary_size, size)
-    strips = config.flag("strip_accents", False)
     if strips is not lowercase:
         logging.getLogger(__name__).warning(
             "%s: the tokenizer has strip_accents=%s, ours %s accents.",
@@ -202,11 +227,14 @@ def _check_tokenizer(folder, **allowed):
     config = Settings(folder.json("tokenizer.json"), file).part("config")
     for name, value in allowed.items():
         config.one_of(name, value)
+    config.without_effect([*_OBJECT, "config_file", "lowercase", "strip_accents"])
+    config.usual(special_tokens_in_strings=False)
+    config.warn_of_unread()
     return config
 
 
 def _arrays(folder):
-    """The arrays of both weight files, by file and place in it."""
+    """The `Weights` of both weight files, by file and place in it."""
     arrays = {}
     for name in (BACKBONE_WEIGHTS, HEAD_WEIGHTS):
         if name == HEAD_WEIGHTS and not folder.has(name):
@@ -215,12 +243,17 @@ def _arrays(folder):
 
         def collect(place, entry, name=name, path=path):
             if isinstance(entry, h5py.Dataset):
-                dtype = ml_dtypes.bfloat16 if entry.attrs.get("dtype") == "bfloat16" else None
-                if entry.dtype.kind == "i" and not place.startswith("optimizer"):
+                if place.startswith("optimizer/") or "/seed_generator/" in place:
+                    return
+                # Numbers elsewhere, or fewer than the shape says: compressed or never written.
+                stored = entry.id.get_storage_size()
+                if entry.is_virtual or entry.external or stored < entry.nbytes:
                     raise ConversionError(
-                        f"{path} must hold weights that are not quantised. Received: {place} in "
-                        f"{entry.dtype}."
+                        f"{path} must hold its arrays whole and uncompressed, as Keras writes "
+                        f"them. Received: {place}, {stored} of {entry.nbytes} bytes."
                     )
+                dtype = ml_dtypes.bfloat16 if entry.attrs.get("dtype") == "bfloat16" else None
+                check_dtype(f"{path}: {place}", (np.dtype(dtype) if dtype else entry.dtype).name)
                 # Older versions of Keras have other names for these.
                 place = place.replace("_layer_checkpoint_dependencies", "layers")
                 place = re.sub("/_(query|key|value|output)_dense/", r"/\1_dense/", place)
@@ -231,7 +264,7 @@ def _arrays(folder):
                 weights.visititems(collect)
         except OSError as error:
             raise ConversionError(f"{path} is damaged: {error}") from None
-    return arrays
+    return Weights.of(arrays)
 
 
 def read_keras_hub(model, tokenizer=None):

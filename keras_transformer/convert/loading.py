@@ -5,6 +5,7 @@ import importlib
 from typing import Any
 
 from keras_transformer.convert.folder import ModelFolder
+from keras_transformer.convert.settings import HARMLESS
 from keras_transformer.convert.tables import ConversionError
 
 # The module that reads each `model_type` in config.json; it has `read(folder) -> Converted`.
@@ -16,6 +17,14 @@ FAMILIES = {
     "m2m_100": "m2m100",
     "marian": "marian",
     "roberta": "roberta",
+}
+# Settings of every family that would change its numbers at any other value.
+NEUTRAL = {
+    "quantization_config": (None,),
+    "pruned_heads": ({}, None),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "tie_encoder_decoder": (False,),
 }
 
 
@@ -62,7 +71,7 @@ def read(path):
     if opennmt.is_run(path):
         return opennmt.read(path)
     folder = ModelFolder(path)
-    family = folder.settings.values.get("model_type")
+    family = folder.settings.given("model_type")
     is_preset = family is None and folder.settings.has("class_name")
     if family not in [*FAMILIES] and not is_preset:
         raise ConversionError(
@@ -70,8 +79,13 @@ def read(path):
             f"KerasHub. Received: model_type={family!r:.80}."
         )
     name = "keras_hub_presets" if is_preset else FAMILIES[family]
+    folder.settings.without_effect(HARMLESS)
     try:
-        return importlib.import_module(f"keras_transformer.convert.{name}").read(folder)
+        for setting, neutral in NEUTRAL.items():
+            folder.settings.one_of(setting, *neutral)
+        found = importlib.import_module(f"keras_transformer.convert.{name}").read(folder)
+        folder.settings.warn_of_unread()
+        return found
     except ConversionError as error:
         # Those of weights and tokenizers do not know the folder.
         message = str(error) if str(path) in str(error) else f"{path}: {error}"

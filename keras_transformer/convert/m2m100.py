@@ -4,24 +4,39 @@ import re
 
 import numpy as np
 
-from keras_transformer.convert import marian
+from keras_transformer.convert import bert, marian
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.sentencepiece import with_languages
 from keras_transformer.convert.settings import Settings, pieces_of
 from keras_transformer.convert.tables import ConversionError, assign
 from keras_transformer.convert.tokenizers import SETTINGS, load_tokenizer_of
+from keras_transformer.convert.weights import Weights
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
 LANGUAGE = re.compile(r"__\w+__|[a-z]{3}_[A-Z][a-z]{3}")  # __en__ of M2M100, eng_Latn of NLLB
+# What older versions wrote into config.json, and their library no longer reads.
+_OLDER = {
+    "add_bias_logits": False,
+    "add_final_layer_norm": True,
+    "classif_dropout": 0.0,
+    "classifier_dropout": 0.0,
+    "normalize_before": True,
+    "normalize_embedding": False,
+    "static_position_embeddings": True,
+}
 LANGUAGE_SETTINGS = {"source_language": "src_lang", "target_language": "tgt_lang"}
 
 
 def read(folder: ModelFolder):
     """Reads a folder of M2M100 or NLLB: weights, vocabulary and the settings of its search."""
     config = folder.settings
+    config.usual(**_OLDER)
+    bert.head_of(folder, {"M2M100ForConditionalGeneration": None})
     config.one_of("tie_word_embeddings", True)
+    dimensions, weights = marian.dimensions_of(folder, True, "relu"), folder.arrays()
+    marian.check(folder, weights, "M2M100", True, dimensions)
     tokenizer, theirs = load_tokenizer_of(folder.path)
     ids = _ids(folder, theirs)
     tokenizer = with_languages(tokenizer, LANGUAGE)
@@ -30,7 +45,6 @@ def read(folder: ModelFolder):
             f"{folder.path} must hold a tokenizer with languages, such as __en__ or eng_Latn. "
             "Received: none."
         )
-    dimensions = marian.dimensions_of(folder, pre_norm=True)
     half = dimensions["hidden_dim"] // 2
     model = translation(
         len(ids.theirs),
@@ -42,14 +56,15 @@ def read(folder: ModelFolder):
             "first_position": config.count("pad_token_id", least=0) + 1,
         },
         norm_epsilon=1e-5,
-        attention_dropout=config.share("attention_dropout", 0.0),
+        **marian.dropouts_of(config),
         **dimensions,
     )
     # Only to exclude the start token, which duplicates the end token.
     model.get_layer("output_bias").trainable = False
     no_bias = {"final_logits_bias": np.zeros((1, config.count("vocab_size")), "float32")}
     rows = marian.rows(model, ids, ids, with_final_norms=True)
-    assign(rows, marian.shared_arrays(folder) | no_bias, "M2M100")
+    marian.check_positions(model, weights)
+    assign(rows, weights.without(marian.POSITIONS).joined(Weights.of(no_bias)), "M2M100")
     settings = marian.search_settings(folder, 1024)
     run = marian.run_settings(settings, tokenizer.vocabulary_size) | dimensions
     given = Settings(folder.json(SETTINGS) if folder.has(SETTINGS) else {}, folder.path / SETTINGS)

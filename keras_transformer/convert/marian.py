@@ -1,7 +1,11 @@
 """MarianMT models, such as OPUS-MT, in Hugging Face's format."""
 
+import re
+
+import keras
 import numpy as np
 
+from keras_transformer.convert import bert
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.sentencepiece import our_order, sentencepiece_tokenizer
@@ -10,9 +14,12 @@ from keras_transformer.convert.tables import (
     ConversionError,
     Row,
     assign,
+    first_of,
+    in_float32,
     norm_rows,
     projection_rows,
 )
+from keras_transformer.convert.tokenizers import tokenizer_settings
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.models.functions import layer_names
 from keras_transformer.serving.settings import SearchSettings
@@ -21,6 +28,25 @@ from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 GENERATION = "generation_config.json"
 NEVER = -100.0  # the bias of an id that is never chosen; label smoothing would show a lower one
 ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}
+ONE_TABLE = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+)
+SOURCE, TARGET, OUTPUT = ONE_TABLE[1:2], ONE_TABLE[2:], ("lm_head.weight",)
+POSITIONS = re.compile(r"\.embed_positions\.weights?$")  # which older folders store
+POSITION_TOLERANCE = 2e-3  # they may be in half precision
+# What older versions wrote into config.json, and their library no longer reads.
+_OLDER = {
+    "add_bias_logits": False,
+    "add_final_layer_norm": False,
+    "classif_dropout": 0.0,
+    "classifier_dropout": 0.0,
+    "force_bos_token_to_be_generated": False,
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "static_position_embeddings": True,
+}
 _ATTENTION = (("q_proj", "k_proj", "v_proj"), "out_proj")
 
 
@@ -61,21 +87,17 @@ class Ids:
 def rows(model, source_ids, target_ids, with_final_norms=False):
     """The table of a translation model; Pegasus and M2M100 have norms after the last block."""
     names = layer_names(model)
-    shared = "source_embedding" not in names
-    for side, name, ids in (
-        ("source", "model.encoder.embed_tokens.weight", source_ids),
-        ("target", "model.decoder.embed_tokens.weight", target_ids),
-    ):
-        if shared and side == "source":
-            continue
+    tied = () if "output_projection" in names else OUTPUT
+    tables = [("target", target_ids, (*ONE_TABLE, *tied))]
+    if "source_embedding" in names:
+        tables = [("source", source_ids, SOURCE), ("target", target_ids, (*TARGET, *tied))]
+    for side, ids, (name, *twins) in tables:
         table = model.get_layer(f"{side}_embedding").embeddings
-        name = "model.shared.weight" if shared else name
-        yield Row(table, (name,), to_ours=ids.rows, to_theirs=ids.rows_back)
+        mapping = {"to_ours": ids.rows, "to_theirs": ids.rows_back}
+        yield Row(table, (name,), twins=tuple(twins), **mapping)
     if "output_projection" in names:
         table = model.get_layer("output_projection").embeddings
-        yield Row(
-            table, ("lm_head.weight",), to_ours=target_ids.rows, to_theirs=target_ids.rows_back
-        )
+        yield Row(table, OUTPUT, to_ours=target_ids.rows, to_theirs=target_ids.rows_back)
     if "output_bias" in names:
         bias = model.get_layer("output_bias").bias
         yield Row(bias, ("final_logits_bias",), to_ours=target_ids.bias,
@@ -114,22 +136,31 @@ def _rows_of_block(block, name, has_source):
 def read(folder: ModelFolder):
     """Reads a folder of MarianMT: weights, vocabularies and the settings of its search."""
     settings = folder.settings
+    settings.usual(**_OLDER)
+    bert.head_of(folder, {"MarianMTModel": None})
     shared = settings.one_of("share_encoder_decoder_embeddings", True, False)
     tied = settings.one_of("tie_word_embeddings", True, False)
+    dimensions, weights = dimensions_of(folder, False, "gelu"), folder.arrays()
+    check(folder, weights, "Marian", shared, dimensions)
     source, target = vocabularies(folder, shared)
     source_ids, target_ids = (_ids(folder, vocabulary) for vocabulary in (source, target))
-    dimensions = dimensions_of(folder, pre_norm=False)
     model = translation(
         len(source_ids.theirs),
-        None if shared else len(target_ids.theirs),
+        None if shared and _is_one_table(weights, tied) else len(target_ids.theirs),
         tie_output=tied,
         output_bias=True,
         scale_embedding=settings.flag("scale_embedding", False),
         positions={"interleaved": False},
         norm_epsilon=1e-5,
+        **dropouts_of(settings),
         **dimensions,
     )
-    assign(rows(model, source_ids, target_ids), shared_arrays(folder), "Marian")
+    check_positions(model, weights)
+    assign(rows(model, source_ids, target_ids), weights.without(POSITIONS), "Marian")
+    cutter = tokenizer_settings(folder)
+    cutter.without_effect(("source_lang", "target_lang"))
+    cutter.usual(separate_vocabs=not shared)
+    cutter.warn_of_unread()
     tokenizers = [
         sentencepiece_tokenizer(folder.file(file), _pieces(vocabulary, ids))
         for file, vocabulary, ids in (
@@ -142,9 +173,17 @@ def read(folder: ModelFolder):
     return Converted("translation", model, *tokenizers, settings=search, config=run)
 
 
-def dimensions_of(folder, pre_norm):
-    """The dimensions of both sides, which must be equal, as arguments of `translation`."""
+def dimensions_of(folder, pre_norm, activation):
+    """The dimensions of both sides, which must be equal, as arguments of `translation`.
+
+    Args:
+        pre_norm: whether the family normalises before its sub-layers.
+        activation: name of the activation of a folder that gives none.
+    """
     settings = folder.settings
+    settings.one_of("is_encoder_decoder", True)
+    settings.usual(encoder_layerdrop=0.0, decoder_layerdrop=0.0)
+    settings.usual(num_hidden_layers=settings.given("encoder_layers"))
     for name in ("layers", "attention_heads", "ffn_dim"):
         sides = [settings.count(f"{side}_{name}") for side in ("encoder", "decoder")]
         if sides[0] != sides[1]:
@@ -157,7 +196,8 @@ def dimensions_of(folder, pre_norm):
             f"{settings.file}: d_model must be even, for sines and cosines. "
             f"Received: {settings.count('d_model')}."
         )
-    activation = settings.one_of("activation_function", *ACTIVATIONS)
+    # A dictionary keeps the first place of a name that comes twice.
+    activation = settings.one_of("activation_function", *{activation: "", **ACTIVATIONS})
     return {
         "num_layers": settings.count("encoder_layers"),
         "intermediate_dim": settings.count("encoder_ffn_dim"),
@@ -233,10 +273,46 @@ def _pieces(vocabulary, ids):
     return [pieces[index] for index in ids.theirs]
 
 
-def shared_arrays(folder):
-    """The weights; a table that encoder and decoder share has one of several names."""
-    arrays = folder.arrays()
-    names = ("model.shared.weight", "model.encoder.embed_tokens.weight",
-             "model.decoder.embed_tokens.weight", "lm_head.weight")  # fmt: skip
-    there = [name for name in names if name in arrays]
-    return {**dict.fromkeys(names, arrays[there[0]]), **arrays} if there else arrays
+def dropouts_of(settings):
+    """The dropouts inside of a block, as arguments of `translation`."""
+    names = ("attention_dropout", "activation_dropout")
+    return {name: settings.share(name, 0.0) for name in names}
+
+
+def check(folder, weights, family, shared, dimensions):
+    """Compares the dimensions with the arrays, before a model is built."""
+    hidden_dim, settings = dimensions["hidden_dim"], folder.settings
+    last = f"model.decoder.layers.{dimensions['num_layers'] - 1}.fc1.weight"
+    shapes = {last: (dimensions["intermediate_dim"], hidden_dim)}
+    tables = [(ONE_TABLE + OUTPUT, "vocab_size")]
+    if shared:
+        settings.without_effect(["decoder_vocab_size"])
+    else:
+        tables = [(SOURCE, "vocab_size"), (TARGET + OUTPUT, "decoder_vocab_size")]
+    for names, size in tables:
+        rows_there = weights.shape(first_of(names, weights, family))[0]
+        shapes[names] = (settings.count(size, rows_there), hidden_dim)
+    weights.check(shapes, family)
+
+
+def _is_one_table(weights, tied):
+    """Whether what a folder shares is one table: if it is not tied, both sides may have their own.
+
+    Then Hugging Face's library uses each of them, and the shared one for nothing.
+    """
+    sides = [name for name in SOURCE + TARGET if name in weights]
+    return tied or len(sides) < 2 or np.array_equal(*(weights[name] for name in sides))
+
+
+def check_positions(model, weights):
+    """Raises ConversionError if a folder stores positions that are not the model's sines."""
+    layer = model.get_layer("positions")
+    for name in weights.matching(POSITIONS):
+        stored = in_float32(name, weights[name])[layer.first_position :]
+        ours = keras.ops.convert_to_numpy(layer(np.zeros((1, *stored.shape), "float32")))[0]
+        difference = np.abs(stored - ours).max(initial=0.0)
+        if difference > POSITION_TOLERANCE:
+            raise ConversionError(
+                f"{name} must be the sines and cosines of the paper. Received: a largest "
+                f"difference of {difference:.1e}."
+            )

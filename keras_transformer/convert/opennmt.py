@@ -7,6 +7,7 @@ from keras_transformer.convert.loading import Converted
 from keras_transformer.convert.marian import Ids, run_settings
 from keras_transformer.convert.opennmt_settings import OpenNMTSettings
 from keras_transformer.convert.sentencepiece import our_order
+from keras_transformer.convert.settings import Settings
 from keras_transformer.convert.tables import ConversionError, Row, assign, lines_of
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.models.functions import layer_names
@@ -25,6 +26,12 @@ MODELS = {
 }
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
 SINES = "SinusoidalPositionEncoder"
+# What model_description.py may give; the checkpoint says most of it again.
+_READ = (
+    "dropout embedding_size ffn_activation ffn_inner_dim mha_bias name num_heads num_layers "
+    "num_units output_layer_bias position_encoder_class pre_norm share_embeddings source_inputter "
+    "target_inputter".split()
+)
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SOURCE, _TARGET = (f"examples_inputter/{side}_inputter/embedding" for side in
                     ("features", "labels"))  # fmt: skip
@@ -178,7 +185,8 @@ def _arrays(path):
     import tensorflow as tf
 
     file = tf.train.latest_checkpoint(path)
-    if file is None:  # the file `checkpoint` names another folder, or is missing
+    # The file `checkpoint` may name another folder, or be missing.
+    if file is None or pathlib.Path(file).resolve().parent != path.resolve():
         files = {int(f.stem.split("-")[-1]): f for f in path.glob("ckpt-*.index")}
         file = str(files[max(files)].with_suffix("")) if files else None
     if file is None or not pathlib.Path(file).name.startswith("ckpt-"):
@@ -189,7 +197,7 @@ def _arrays(path):
         arrays = {
             name.removeprefix("model/").removesuffix(_VALUE): reader.get_tensor(name)
             for name in names
-            if name.endswith(_VALUE)
+            if name.endswith(_VALUE) and "/.OPTIMIZER_SLOT/" not in name
         }
     except Exception as error:  # TensorFlow raises many kinds for a damaged file
         raise ConversionError(f"{file} cannot be read: {lines_of(error)[0]}") from None
@@ -241,6 +249,9 @@ def _description(path):
             f"Received: {', '.join(kinds) or None}."
         )
     given = {node.arg: node.value for node in nodes if isinstance(node, ast.keyword)}
+    settings = Settings({name: ast.unparse(node) for name, node in given.items()}, file)
+    settings.without_effect(_READ)
+    settings.warn_of_unread()
     values = {"dropout": "0.1", "ffn_activation": "relu", "position_encoder_class": SINES}
     heads, ends = MODELS[kinds[0]]
     values |= {"num_heads": str(heads)} | {name: ast.unparse(node) for name, node in given.items()}

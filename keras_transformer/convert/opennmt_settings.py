@@ -11,6 +11,14 @@ from keras_transformer.serving.settings import SearchSettings
 
 CONTROL_WORDS = ["<blank>", "<s>", "</s>"]
 FILLER = "averyunlikelytoken"  # begins the words that pad a vocabulary to a round size
+SEARCH = ["beam_width", "length_penalty", "maximum_decoding_length"]
+TRAINING = (
+    "average_loss_in_time batch_size contrastive_learning decay_params decay_step_duration "
+    "decay_type freeze_layers gradients_accum guided_alignment_type guided_alignment_weight "
+    "label_smoothing learning_rate loss_scale max_margin_eta mixed_precision optimizer "
+    "optimizer_params regularization scheduled_sampling_k scheduled_sampling_read_probability "
+    "scheduled_sampling_type start_decay_steps".split()
+)
 MAX_SOURCE_LENGTH = 512  # in tokens; OpenNMT-tf has no limit
 
 
@@ -69,6 +77,8 @@ class OpenNMTSettings:
 
     def search(self):
         params = settings.Settings(self._config.get("params") or {}, self.file)
+        params.without_effect(SEARCH + TRAINING)
+        params.warn_of_unread()
         return SearchSettings(
             num_beams=params.count("beam_width", 4),
             length_penalty=float(params.number("length_penalty", 0)),

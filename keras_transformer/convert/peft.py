@@ -3,33 +3,51 @@
 import json
 import math
 import pathlib
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
 
 from keras_transformer.convert import bert, gpt2, marian
-from keras_transformer.convert.tables import ConversionError, arrays_of, assign, same
+from keras_transformer.convert.folder import Folder, safetensors_of
+from keras_transformer.convert.settings import Settings
+from keras_transformer.convert.tables import (
+    ConversionError,
+    arrays_of,
+    assign,
+    check_shape,
+    in_float32,
+    same,
+)
 from keras_transformer.convert.writing import check
-from keras_transformer.files import check_free, read_json, whole
+from keras_transformer.files import check_free, whole
 from keras_transformer.models.lora import add_lora, lora_of, projections
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 START = "base_model.model."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-# Settings that change the meaning of the matrices, or add others.
-UNSUPPORTED = (
-    "use_dora",
-    "lora_bias",
-    "rank_pattern",
-    "alpha_pattern",
-    "layer_replication",
-    "trainable_token_indices",
-    "target_parameters",
-    "alora_invocation_tokens",
-    "use_qalora",
-    "use_bdlora",
+# Settings that change the meaning of the matrices, the base, or what is added, with the values at
+# which PEFT adds what we add. Other values of `init_lora_weights`, such as "pissa" and "olora",
+# change the base too.
+NEUTRAL = {
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+    "bias": ("none",),
+    **dict.fromkeys(("use_dora", "lora_bias", "use_qalora", "use_bdlora"), (False, None)),
+    **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
+    **dict.fromkeys(
+        ("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication",
+         "megatron_config", "monteclora_config", "target_parameters", "trainable_token_indices"),
+        (None,),
+    ),
+}  # fmt: skip
+# What only training, or other values than those above, make use of.
+WITHOUT_EFFECT = (
+    "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode "
+    "lora_ga_config loftq_config megatron_core peft_version qalora_group_size revision "
+    "velora_config".split()
 )
+HEADS = {"SEQ_CLS": ["classifier", "score"], "TOKEN_CLS": ["classifier", "score"]}
 
 
 class Naming(NamedTuple):
@@ -76,8 +94,11 @@ def read_peft(model, path, family):
         ConversionError: if a file is missing or damaged, is not LoRA or a kind of LoRA that is not
             supported, or names a layer or has a shape that does not exist in the model.
     """
-    naming, config, arrays = _naming(family), *_files(path)
-    arrays = {name.removeprefix(START).removeprefix(naming.prefix): a for name, a in arrays.items()}
+    naming, (rank, alpha), arrays = _naming(family), *_files(path)
+    arrays = arrays.renamed(lambda name: name.removeprefix(START).removeprefix(naming.prefix))
+    for name in arrays:
+        if name.endswith(DOWN):
+            check_shape(name, (rank, *arrays.shape(name)[1:]), arrays.shape(name))
     modules = [name.removesuffix(DOWN) for name in arrays if name.endswith(DOWN)]
     targets = {
         target: None
@@ -89,26 +110,20 @@ def read_peft(model, path, family):
         raise ConversionError(f"{path} tunes {len(modules)} layers, but none of this model.")
     further = [row for row in naming.rows(model) if row.names[0] in arrays]
     train = {row.variable.path.split("/")[0]: None for row in further}
-    rank, alpha = config["r"], config["lora_alpha"]
-    alpha = alpha * math.sqrt(rank) if config.get("use_rslora") else alpha
     tuned = add_lora(model, rank, alpha, tuple(targets), tuple(train))
 
     values, known = [], set()
     for module, adapter in _adapters(tuned, naming):
         for name, variable in ((module + DOWN, adapter.down), (module + UP, adapter.up)):
             known.add(name)
-            if name in arrays and arrays[name].shape != tuple(variable.shape):
-                raise ConversionError(
-                    f"{name} must have the shape {tuple(variable.shape)} in this model. "
-                    f"Received: {arrays[name].shape}."
-                )
             if name in arrays:
-                values.append((variable, arrays[name]))
+                check_shape(name, variable.shape, arrays.shape(name))
+                values.append((variable, in_float32(name, arrays[name])))
     rows = [row for row in naming.rows(tuned) if row.names[0] in arrays]
     known |= {name for row in rows for name in row.names}
     if unknown := sorted(set(arrays) - known):
         raise ConversionError(f"{path} tunes a layer that this model does not have: {unknown[0]}.")
-    assign(rows, arrays, family)
+    assign(rows, {name: arrays[name] for row in rows for name in row.names}, family)
     for variable, value in values:
         variable.assign(value)
     return tuned
@@ -187,26 +202,60 @@ def _naming(family):
 
 
 def _files(path):
-    """The settings and arrays of a folder."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    """The rank, the alpha for a scale of alpha / rank, and the `Weights` of a folder."""
+    folder = Folder(path)
+    if not folder.has(CONFIG) or not folder.has(WEIGHTS):
+        raise ConversionError(f"{path} must hold {CONFIG} and {WEIGHTS}.")
+    settings = Settings(folder.json(CONFIG), folder.path / CONFIG)
+    kind = settings.given("peft_type")
+    if kind != "LORA":
+        raise ConversionError(f"{settings.file} must be of type LORA. Received: {kind!r:.80}.")
+    for name, values in NEUTRAL.items():
+        settings.one_of(name, *values)
+    settings.without_effect(WITHOUT_EFFECT)
+    settings.usual(lora_dropout=0.0, ensure_weight_tying=False)
+    weights = safetensors_of(folder.path / WEIGHTS)
+    _check_modules(settings, weights)
+    rank, alpha = settings.count("r"), settings.number("lora_alpha", None)
+    if settings.flag("use_rslora", False):
+        alpha *= math.sqrt(rank)
+    settings.warn_of_unread()
+    return (rank, alpha), weights
 
-    path = pathlib.Path(path)
-    try:
-        config = dict(read_json(path / CONFIG))
-        arrays = load_file(path / WEIGHTS)
-    except FileNotFoundError:
-        raise ConversionError(f"{path} must hold {CONFIG} and {WEIGHTS}.") from None
-    except (ValueError, TypeError, KeyError, OSError, SafetensorError) as error:
-        raise ConversionError(f"{path} has a damaged file: {error}") from None
-    if config.get("peft_type") != "LORA" or not {"r", "lora_alpha"} <= config.keys():
-        received = config.get("peft_type")
-        raise ConversionError(f"{path / CONFIG} must be of type LORA. Received: {received!r}.")
-    given = [name for name in UNSUPPORTED if config.get(name)]
-    given += ["bias"] if config.get("bias", "none") != "none" else []
-    if given:
-        raise ConversionError(f"{path / CONFIG}: {given[0]} is not supported.")
-    return config, arrays
+
+def _check_modules(settings, weights):
+    """Raises ConversionError if the file holds arrays that PEFT, by the settings, would not use."""
+    targets, excluded = settings.given("target_modules"), settings.given("exclude_modules")
+    layers, saved = settings.given("layers_to_transform"), settings.items("modules_to_save")
+    saved += HEADS.get(settings.given("task_type") or "", [])
+    settings.one_of("layers_pattern", None, [])
+    for name in weights:
+        module, is_lora = name.removeprefix(START).rpartition(".")[0], name.endswith((DOWN, UP))
+        if is_lora:
+            module = module.rpartition(".")[0]
+            used = _names(targets, module, settings) and not _names(excluded, module, settings)
+            number = re.match(r".*\.[^.]*\.(\d+)\.", module)
+            if layers is not None and layers != []:
+                listed = layers if isinstance(layers, list) else [layers]
+                used = used and number is not None and int(number[1]) in listed
+        else:
+            used = any(module.endswith(str(ending)) for ending in saved)
+        if not used:
+            raise ConversionError(
+                f"{settings.file}: {'target_modules' if is_lora else 'modules_to_save'} must name "
+                f"each layer of which {WEIGHTS} holds arrays. Received: none for {name}."
+            )
+
+
+def _names(names, module, settings):
+    """Whether a list of ends of names, or a regular expression, names a module for PEFT."""
+    if isinstance(names, str):
+        try:
+            return names == "all-linear" or re.fullmatch(names, module) is not None
+        except re.error as error:
+            raise ConversionError(f"{settings.file}: {names!r:.80} is wrong: {error}") from None
+    names = names if isinstance(names, list) else []
+    return any(f".{module}".endswith(f".{name}") for name in names)
 
 
 def _placed(model, naming):

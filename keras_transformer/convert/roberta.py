@@ -29,6 +29,7 @@ _HEADS = {
     "cls.predictions.transform.dense": "lm_head.dense",
     "cls.predictions.transform.LayerNorm": "lm_head.layer_norm",
     "cls.predictions.bias": "lm_head.bias",
+    "cls.predictions.decoder": "lm_head.decoder",
 }
 # The head for labels of texts is a pooler and the projection to the labels.
 _CLASSIFIER = {"classifier": "classifier.out_proj", "pooler.dense": "classifier.dense"}
@@ -54,9 +55,11 @@ def rows(model, ids, is_classifier):
         "embeddings.token_type_embeddings.weight": (lambda a: a.repeat(2, 0), lambda a: a[:1]),
     }
     for row in bert.rows(model):
-        renamed = tuple(bert.renamed(name, names) for name in row.names)
+        renamed, twins = (
+            tuple(bert.renamed(name, names) for name in each) for each in (row.names, row.twins)
+        )
         to_ours, to_theirs = mappings.get(row.names[0], (row.to_ours, row.to_theirs))
-        yield row._replace(names=renamed, to_ours=to_ours, to_theirs=to_theirs)
+        yield row._replace(names=renamed, twins=twins, to_ours=to_ours, to_theirs=to_theirs)
 
 
 def read(folder: ModelFolder):
@@ -64,25 +67,25 @@ def read(folder: ModelFolder):
     settings = folder.settings
     head = bert.head_of(folder, HEADS)
     settings.one_of("position_embedding_type", "absolute", None)
-    settings.one_of("is_decoder", False)
+    settings.without_effect(["classifier_dropout", "tie_word_embeddings"])
+    settings.one_of("is_encoder_decoder", False)
     settings.one_of("type_vocab_size", 1)
     settings.one_of("pad_token_id", 1)
     activation = bert.ACTIVATIONS[settings.one_of("hidden_act", *bert.ACTIVATIONS)]
     size = settings.count("vocab_size")
     longest = settings.count("max_position_embeddings", least=5) - FIRST_POSITION
-    tokenizer, ids = _byte_pairs(folder, size)
     dimensions = bert.dimensions_of(settings)
     epsilon = settings.number("layer_norm_eps", 1e-12)
+    weights = folder.arrays().renamed(lambda name: name.removeprefix("roberta."))
+    bert.check(weights, "RoBERTa", size, longest + FIRST_POSITION, dimensions)
+    tokenizer, ids = _byte_pairs(folder, size)
     backbone = bert_backbone(
         size, max_sequence_length=longest, activation=activation, norm_epsilon=epsilon, **dimensions
     )
     dropout = settings.share("classifier_dropout", dimensions["dropout"])
-    model, labels = bert.with_head(folder, backbone, head, dropout, "gelu")
-    if head is bert_pretraining:
-        model.get_layer("masked_token_norm").epsilon = epsilon
-    arrays = {key.removeprefix("roberta."): array for key, array in folder.arrays().items()}
+    model, labels = bert.with_head(folder, weights, backbone, head, dropout, "gelu")
     table = rows(model, ids, head is bert_classifier)
-    bert.assign_with_new(folder, table, arrays, MAY_BE_NEW, "RoBERTa")
+    bert.assign_with_new(folder, table, weights, MAY_BE_NEW, "RoBERTa")
     return bert.converted(model, tokenizer, labels, longest, dimensions)
 
 

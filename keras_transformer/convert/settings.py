@@ -1,9 +1,59 @@
 """The settings of a JSON file, each checked as it is read."""
 
+import json
+import logging
 import math
 import numbers
 
 from keras_transformer.convert.tables import ConversionError
+
+MAX_JSON_BYTES = 2**28  # ten times the largest tokenizer.json that we know
+# What config.json and generation_config.json say of the search, which reads them elsewhere.
+GENERATION_KEYS = frozenset(
+    "assistant_confidence_threshold assistant_early_exit assistant_lookbehind bad_words_ids "
+    "begin_suppress_tokens bos_token_id cache_config cache_implementation constraints "
+    "decoder_start_token_id disable_compile diversity_penalty do_sample dola_layers early_stopping "
+    "encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id epsilon_cutoff "
+    "eta_cutoff exponential_decay_length_penalty force_words_ids forced_bos_token_id "
+    "forced_decoder_ids forced_eos_token_id generation_kwargs guidance_scale is_assistant "
+    "length_penalty low_memory max_length max_matching_ngram_size max_new_tokens max_time "
+    "min_length min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens "
+    "num_assistant_tokens_schedule num_beam_groups num_beams num_return_sequences output_logits "
+    "output_scores pad_token_id penalty_alpha prefill_chunk_size prompt_lookup_num_tokens "
+    "remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate "
+    "return_legacy_cache sequence_bias stop_strings suppress_tokens target_lookbehind temperature "
+    "token_healing top_k top_p typical_p use_cache watermarking_config".split()
+)
+# Settings of Hugging Face's models, of any family, that change none of their numbers.
+HARMLESS = GENERATION_KEYS | frozenset(
+    "_attn_implementation _attn_implementation_autoset _name_or_path _num_labels architectures "
+    "attn_implementation chunk_size_feed_forward cls_token_id dtype finetuning_task "
+    "gradient_checkpointing id2label initializer_factor initializer_range init_std label2id "
+    "mask_token_id model_type name_or_path num_labels output_attentions output_hidden_states "
+    "output_past problem_type return_dict sep_token_id task_specific_params tf_legacy_loss "
+    "torch_dtype torchscript transformers_version unk_token_id use_bfloat16 use_return_dict".split()
+)
+
+
+def json_object(path):
+    """The content of a JSON file, a dictionary.
+
+    Raises:
+        ConversionError: if it is not JSON, too large, or nested too deeply.
+    """
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"more than {MAX_JSON_BYTES} bytes")
+        content = json.loads(path.read_text("utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"{content!r:.80}")
+    except RecursionError:
+        raise ConversionError(
+            f"{path} must hold a JSON object. Received: one that is nested too deeply."
+        ) from None
+    except (ValueError, OSError) as error:
+        raise ConversionError(f"{path} must hold a JSON object. Received: {error}") from None
+    return content
 
 
 class Settings:
@@ -28,13 +78,43 @@ number, at least 1. Received: '3'.
         if not isinstance(values, dict):
             raise ConversionError(f"{file} must hold a JSON object. Received: {values!r:.80}.")
         self.values, self.file = values, file
+        self._known, self._usual = set(), {}
+
+    def without_effect(self, names):
+        """Takes settings as known which change nothing that we compute."""
+        self._known.update(names)
+
+    def usual(self, **values):
+        """Takes settings as known as long as they have these values."""
+        self._usual.update(values)
+
+    def warn_of_unread(self):
+        """Logs one warning that names the settings that nobody has read; null is no setting."""
+        unread = [
+            name
+            for name, value in self.values.items()
+            if value is not None
+            and name not in self._known
+            and not (name in self._usual and self._usual[name] == value)
+        ]
+        if unread:
+            logging.getLogger(__name__).warning(
+                "%s has settings that are not supported and have no effect here: %s.",
+                self.file, ", ".join(f"{name}={self.values[name]!r:.80}" for name in unread),
+            )  # fmt: skip
+
+    def given(self, name):
+        """A setting as it is, unchecked; None if it is missing."""
+        self._known.add(name)
+        return self.values.get(name)
 
     def has(self, name):
         return self.values.get(name) is not None
 
     def one_of(self, name, *allowed):
         """A setting of which only some values are supported; a missing one has the first."""
-        value = self.values.get(name, allowed[0])
+        value = self.given(name)
+        value = value if name in self.values else allowed[0]
         # 1 and 1.0 are no True.
         if not any(value == one and type(value) is type(one) for one in allowed):
             supported = " or ".join(map(repr, allowed))
@@ -73,6 +153,13 @@ number, at least 1. Received: '3'.
             self._refuse(name, "a text", value)
         return value
 
+    def items(self, name):
+        """The values of a list or of an object, none if it is missing."""
+        value = self.given(name)
+        if value is not None and not isinstance(value, (list, dict)):
+            self._refuse(name, "a list or a JSON object", value)
+        return list(value.values() if isinstance(value, dict) else value or [])
+
     def part(self, name):
         """The settings of an object inside of this one."""
         if not isinstance(self._given(name, None), dict):
@@ -92,7 +179,7 @@ number, at least 1. Received: '3'.
         return {"hidden_dim": width, "num_heads": count}
 
     def _given(self, name, default):
-        value = self.values.get(name)
+        value = self.given(name)
         if value is None and default is not None:
             return default
         if name not in self.values:

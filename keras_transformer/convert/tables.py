@@ -4,11 +4,18 @@ The same table reads a checkpoint and writes one.
 """
 
 import importlib.util
+import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+# What checkpoints hold besides weights: positions and masks of GPT-2, BERT and their relatives.
+BUFFERS = re.compile(r"(^|\.)(position_ids|attn\.(masked_)?bias)$")
+NUM_NAMED = 20  # of the arrays that a warning is about
 
 
 class ConversionError(ValueError):
@@ -43,6 +50,8 @@ class Row(NamedTuple):
         to_theirs: the inverse.
         missing: the number that fills an array that a checkpoint lacks; None if the checkpoint
             must have the array.
+        twins: further names under which a checkpoint may hold the array of a row with one name.
+            The first of all that is there is read; any other must be equal.
     """
 
     variable: Any
@@ -51,6 +60,7 @@ class Row(NamedTuple):
     to_ours: Callable = same
     to_theirs: Callable = same
     missing: float | None = None
+    twins: tuple[str, ...] = ()
 
 
 def projection_rows(projection, names, **options):
@@ -78,36 +88,101 @@ def assign(rows: Iterable[Row], arrays: Mapping[str, Any], family: str):
 
     Args:
         rows: the table of a model.
-        arrays: {name: array} of the checkpoint; arrays that are not in the table are ignored.
+        arrays: {name: array} of the checkpoint. A warning names those that are not in the table,
+            except positions and masks.
         family: name of the family, for messages.
 
     Raises:
-        ConversionError: if an array is missing or has the wrong shape.
+        ConversionError: if an array is missing, has the wrong shape, has numbers that are not
+            finite in float32 or of another dtype than `FLOATS`, or differs from its twin.
     """
-    values = []
+    values, known = [], set()
     for row in rows:
+        known.update(row.names, row.twins)
         shape = tuple(row.variable.shape)
         if row.missing is not None and row.names[0] not in arrays:
             values.append((row.variable, np.full(shape, row.missing, "float32")))
             continue
         parts = []
-        for name in row.names:
-            if name not in arrays:
-                raise ConversionError(
-                    f"The weights of {family} must include {name}. Received: {len(arrays)} arrays."
-                )
-            part = np.asarray(arrays[name], "float32")
-            parts.append(part.T if row.transpose else part)
         theirs = _shape_of_parts(row, shape)
-        for name, part in zip(row.names, parts, strict=True):
-            if part.shape != theirs:
-                wanted, received = (s[::-1] if row.transpose else s for s in (theirs, part.shape))
-                raise ConversionError(
-                    f"{name} must have the shape {wanted} in this model. Received: {received}."
-                )
+        for name in row.names:
+            part = _array(name, row.twins, arrays, family)
+            check_shape(name, theirs[::-1] if row.transpose else theirs, part.shape)
+            parts.append(part.T if row.transpose else part)
         values.append((row.variable, row.to_ours(np.concatenate(parts))))
     for variable, value in values:
         variable.assign(value)
+    left = [name for name in arrays if name not in known and not BUFFERS.search(name)]
+    if left:
+        others = f" and {len(left) - NUM_NAMED} others" if len(left) > NUM_NAMED else ""
+        logging.getLogger(__name__).warning(
+            "This model of %s has no place for these arrays, which were not read: %s%s.",
+            family, ", ".join(left[:NUM_NAMED]), others,
+        )  # fmt: skip
+
+
+def first_of(names, arrays, family):
+    """The first of some names that a checkpoint has.
+
+    Raises:
+        ConversionError: if it has none of them.
+    """
+    for name in names:
+        if name in arrays:
+            return name
+    raise ConversionError(
+        f"The weights of {family} must include {names[0]}. Received: {len(arrays)} arrays."
+    )
+
+
+def check_shape(name, wanted, received):
+    """Raises ConversionError if an array has another shape than a model needs."""
+    if tuple(received) != tuple(wanted):
+        raise ConversionError(
+            f"{name} must have the shape {tuple(wanted)} in this model. "
+            f"Received: {tuple(received)}."
+        )
+
+
+def check_dtype(name, dtype):
+    """Raises ConversionError if an array has another dtype than weights have."""
+    if dtype not in FLOATS:
+        raise ConversionError(
+            f"{name} must be in {' or '.join(FLOATS)}; quantised weights are not supported. Save "
+            f"the model without quantisation. Received: {dtype}."
+        )
+
+
+def in_float32(name, array):
+    """An array of weights in float32.
+
+    Raises:
+        ConversionError: if its dtype is none of `FLOATS`, or a number is not finite.
+    """
+    array = np.asarray(array)
+    check_dtype(name, array.dtype.name)
+    with np.errstate(over="ignore"):
+        array = array.astype("float32")
+    if not np.isfinite(array).all():
+        raise ConversionError(
+            f"{name} must have finite numbers within the range of float32. Received: "
+            f"{np.count_nonzero(~np.isfinite(array))} of {array.size} that are not."
+        )
+    return array
+
+
+def _array(name, twins, arrays, family):
+    """An array in float32, once it is equal to all of its twins that are there."""
+    there = [other for other in (name, *twins) if other in arrays]
+    name = first_of((name, *twins), arrays, family)
+    array = in_float32(name, arrays[name])
+    for twin in there[1:]:
+        if not np.array_equal(array, in_float32(twin, arrays[twin])):
+            raise ConversionError(
+                f"{twin} must be equal to {name}, because this model of {family} has one array for "
+                "both. Received: different numbers."
+            )
+    return array
 
 
 def arrays_of(rows: Iterable[Row]):

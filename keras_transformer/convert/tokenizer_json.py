@@ -5,16 +5,25 @@ import base64
 import numpy as np
 
 from keras_transformer.convert.sentencepiece import in_our_order, our_order
+from keras_transformer.convert.settings import Settings, json_object
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.files import in_one_line, read_json
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, UNKNOWN_ID
 from keras_transformer.tokenizers.sentencepiece_format import Model, ModelType, PieceType
 from keras_transformer.tokenizers.word_pieces import PAD, UNKNOWN, WordPieceTokenizer
 
 SPACE = "\u2581"  # as it stands in pieces
+_PARTS = "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder"
 _BYTE_LEVEL = {"add_prefix_space": False, "use_regex": True}
 _BERT = {"clean_text": True, "handle_chinese_chars": True}
+_PAIRS = {"ignore_merges": False, "dropout": None}
+_NO_MARKS = dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"), "")
+# What a Replace may do, with spaces: a text, or a regular expression.
+_REPLACED = (
+    ({"String": " "}, SPACE),
+    ({"Regex": " {2,}"}, SPACE),
+    ({"Regex": " {2,}"}, " "),
+)
 _WORD_PIECE = {
     "continuing_subword_prefix": "##",
     "max_input_chars_per_word": 100,
@@ -34,19 +43,29 @@ def read_tokenizer_json(path):
     Raises:
         ConversionError: if the file needs something else.
     """
-    try:
-        content = read_json(path)
-        kind = content["model"]["type"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConversionError(
-            f"{path} must be a tokenizer.json. Received: {error!r:.300}"
-        ) from None
+    settings = Settings(json_object(path), path)
+    kind, content = settings.part("model").text("type"), settings.values
+    settings.without_effect(_PARTS.split())
+    settings.warn_of_unread()
+    check_added(content.get("added_tokens") or [], path)
     readers = {"BPE": _byte_pairs, "Unigram": _unigram, "WordPiece": _word_pieces}
     if kind not in readers:
         raise ConversionError(
-            f"{path}: the model must be {', '.join(readers)}. Received: type={kind!r:.100}."
+            f"{path}: the model must be {', '.join(readers)}. Received: type={kind!r}."
         )
     return readers[kind](content, _added(content), path)
+
+
+def check_added(tokens, path):
+    """Raises ConversionError if an added token, {"content": text}, is not "special".
+
+    Special ones are text for ours, where they occur in a text, which the guide says.
+    """
+    if plain := [token["content"] for token in tokens if token.get("special") is not True]:
+        raise ConversionError(
+            f"{path} must not add tokens to its vocabulary unless they are special: ours finds "
+            f"none in a text. Received: {', '.join(map(repr, plain[:5]))}."
+        )
 
 
 def byte_pairs(vocabulary, merges):
@@ -91,15 +110,18 @@ def byte_level(content, path):
         )
     _steps(content, "normalizer", [], path)
     steps = _steps(content, "pre_tokenizer", ["ByteLevel"], path, needed="ByteLevel")
-    _require(steps["ByteLevel"], _BYTE_LEVEL, path)
-    return _vocabulary_and_merges(content, path)
+    _require(steps["ByteLevel"], _BYTE_LEVEL, path, "trim_offsets")
+    _require(content["model"], _PAIRS | _NO_MARKS, path, *_MODEL, "unk_token", "fuse_unk")
+    return _vocabulary_and_merges(content)
 
 
-def _vocabulary_and_merges(content, path):
+def _vocabulary_and_merges(content):
     model = content["model"]
-    _require(model, {"ignore_merges": False, "dropout": None}, path)
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     return model["vocab"] | _added(content), merges
+
+
+_MODEL = ("vocab", "merges", "byte_fallback")
 
 
 def _added(content):
@@ -108,7 +130,11 @@ def _added(content):
 
 def _sentencepiece_byte_pairs(content, added, path):
     """Byte pairs as a SentencePiece model, in which a merged piece is scored by its rank."""
-    vocabulary, merges = _vocabulary_and_merges(content, path)
+    model, vocabulary_and_merges = content["model"], _vocabulary_and_merges(content)
+    # SentencePiece makes one unknown piece of several in a row.
+    fused = {} if model.get("byte_fallback") else {"fuse_unk": True}
+    _require(model, _PAIRS | _NO_MARKS | fused, path, *_MODEL, "unk_token", "fuse_unk")
+    vocabulary, merges = vocabulary_and_merges
     ranks = {}
     for rank, (left, right) in enumerate(pair.split(" ") for pair in merges):
         ranks.setdefault(left + right, rank)
@@ -120,6 +146,7 @@ def _sentencepiece_byte_pairs(content, added, path):
 
 
 def _unigram(content, added, path):
+    _require(content["model"], {}, path, "vocab", "unk_id", "byte_fallback")
     scored = [tuple(pair) for pair in content["model"]["vocab"]]
     known = {name for name, _ in scored}
     scored += [(name, 0.0) for name in sorted(added, key=added.get) if name not in known]
@@ -132,12 +159,17 @@ def _unigram(content, added, path):
 
 def _model(content, kind, scored, unknown, added, path):
     """A SentencePiece model of (piece, score); added tokens are never found in a text."""
-    before = _steps(content, "normalizer", ["Precompiled", "Prepend", "Replace", "Strip"], path)
+    before = _steps(content, "normalizer", ["Precompiled", "Strip", "Prepend", "Replace"], path)
     after = _steps(content, "pre_tokenizer", ["WhitespaceSplit", "Metaspace"], path)
+    _require(before.get("Precompiled", {}), {}, path, "precompiled_charsmap")
+    _require(before.get("Strip", {}), {"strip_right": True}, path, "strip_left")
     _require(before.get("Prepend", {}), {"prepend": SPACE}, path)
-    _require(after.get("Metaspace", {}), {"replacement": SPACE}, path)
-    spaces = before.get("Replace", {"content": SPACE})
-    if spaces["content"] not in (SPACE, " "):
+    metaspace = after.get("Metaspace", {"prepend_scheme": "never"})
+    same = dict.fromkeys(("replacement", "str_rep"), SPACE)
+    _require(metaspace, same, path, "prepend_scheme", "add_prefix_space", "split")
+    spaces = before.get("Replace", {})
+    _require(spaces, {}, path, "pattern", "content")
+    if spaces and (spaces["pattern"], spaces["content"]) not in _REPLACED:
         raise ConversionError(f"{path}: only spaces may be replaced. Received: {spaces}.")
     charsmap = before.get("Precompiled", {}).get("precompiled_charsmap") or ""
     if "WhitespaceSplit" in after and not charsmap:
@@ -159,12 +191,14 @@ def _model(content, kind, scored, unknown, added, path):
         model.pieces.add(piece=name, score=score, type=type_)
     model.trainer_spec.model_type = kind
     model.trainer_spec.byte_fallback = fallback
-    metaspace = after.get("Metaspace", {"prepend_scheme": "never"})
-    begins = metaspace.get("prepend_scheme", "always") != "never"
+    older = "always" if metaspace.get("add_prefix_space", True) else "never"
+    begins = metaspace.get("prepend_scheme") or older
+    if begins not in ("always", "first", "never"):
+        raise ConversionError(f"{path}: prepend_scheme is unknown. Received: {begins!r:.80}.")
     spec = model.normalizer_spec
     spec.name = "nmt_nfkc" if charsmap else "identity"
     spec.precompiled_charsmap = base64.b64decode(charsmap)
-    spec.add_dummy_prefix = "Prepend" in before or begins
+    spec.add_dummy_prefix = "Prepend" in before or begins != "never"
     # A regular expression: " {2,}" becomes one space, as in SentencePiece.
     spec.remove_extra_whitespaces = "WhitespaceSplit" in after or "Regex" in spaces.get(
         "pattern", {}
@@ -178,8 +212,8 @@ def _word_pieces(content, added, path):
     steps = _steps(content, "normalizer", ["BertNormalizer"], path, needed="BertNormalizer")
     normalizer = steps["BertNormalizer"]
     lowercase = normalizer["lowercase"]
-    _require(normalizer, _BERT | {"strip_accents": lowercase}, path)
-    _require(content["model"], _WORD_PIECE, path)
+    _require(normalizer, _BERT | {"strip_accents": lowercase}, path, "lowercase")
+    _require(content["model"], _WORD_PIECE, path, "vocab")
     vocabulary = content["model"]["vocab"] | added
     names = _names(vocabulary)
     theirs = our_order(len(names), *([vocabulary[PAD]] if PAD in vocabulary else []))
@@ -203,17 +237,31 @@ def _steps(content, name, allowed, path, needed=None):
     if step and step["type"] == "Sequence":
         parts = step["normalizers" if name == "normalizer" else "pretokenizers"]
     steps = {part["type"]: part for part in parts}
-    if not steps.keys() <= set(allowed) or (needed and needed not in steps):
+    in_order = [name for name in allowed if name in steps]
+    if [part["type"] for part in parts] != in_order or (needed and needed not in steps):
         raise ConversionError(
-            f"{path}: the {name} must be {' or '.join(allowed) or 'missing'}; nothing else is "
-            f"supported. Received: {in_one_line(' and '.join(steps) or 'none')}."
+            f"{path}: the {name} must be {' or '.join(allowed) or 'missing'}, each once and in "
+            "this order; nothing else is supported. Received: "
+            f"{' and '.join(part['type'] for part in parts) or 'none'}."
         )
     return steps
 
 
-def _require(settings, allowed, path):
-    for name, value in allowed.items():
-        if settings.get(name) not in (value, None):
+def _require(settings, allowed, path, *others):
+    """Raises ConversionError if a model or a step has other settings than ours has.
+
+    Args:
+        settings: the settings, a dictionary.
+        allowed: {name: value} of those with one value; null counts as that value.
+        path: path of the file, for errors.
+        *others: names of those that are read, or have no effect here.
+    """
+    for name, value in settings.items():
+        if value is None or (name in ("type", *others) and name not in allowed):
+            continue
+        if name not in allowed:
+            raise ConversionError(f"{path}: {name} is not supported. Received: {value!r:.80}.")
+        if value != allowed[name] or type(value) is not type(allowed[name]):
             raise ConversionError(
-                f"{path}: {name} must be {value!r}. Received: {settings[name]!r:.100}."
+                f"{path}: {name} must be {allowed[name]!r}. Received: {value!r:.80}."
             )

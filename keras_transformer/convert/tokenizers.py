@@ -4,25 +4,54 @@ Our models pad with id 0, start with id 2 and end with id 3, so ids come in a di
 unknown, start and end first, then the others in the same order as before.
 """
 
-import pathlib
-
 import numpy as np
 
+from keras_transformer.convert.folder import Folder
 from keras_transformer.convert.sentencepiece import in_our_order, read_model
+from keras_transformer.convert.settings import Settings
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.convert.tokenizer_json import byte_pairs, merges_of, read_tokenizer_json
-from keras_transformer.files import in_one_line, read_json
+from keras_transformer.convert.tokenizer_json import (
+    byte_pairs,
+    check_added,
+    merges_of,
+    read_tokenizer_json,
+)
+from keras_transformer.files import in_one_line
 from keras_transformer.tokenizers.sentencepiece_format import PieceType
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
+WORD_PIECES, MERGES, ADDED = "vocab.txt", "merges.txt", "added_tokens.json"
 T5_FILE, LLAMA_FILE, FAIRSEQ_FILE = "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"
-TOKENIZER_JSON, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_JSON, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.json", "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 # Classes whose ids follow the file's layout; other classes number the same pieces differently.
 CLASSES = {
     T5_FILE: ("T5", "MT5"),
     LLAMA_FILE: ("Llama", "CodeLlama", "Gemma"),
     FAIRSEQ_FILE: ("XLMRoberta", "MBart", "Nllb", "M2M100"),
+    WORD_PIECES: ("Bert", "DistilBert"),
+    MERGES: ("GPT2", "Roberta"),
+}
+SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
+# Settings that name special tokens, files and versions, or count tokens and pad them, which serving
+# does by its own settings.
+WITHOUT_EFFECT = (
+    "added_tokens_decoder additional_special_tokens backend bos_token chat_template cls_token "
+    "eos_token errors extra_special_tokens init_inputs is_local legacy local_files_only mask_token "
+    "max_len max_length merges_file model_input_names model_max_length name_or_path pad_token "
+    "pad_token_type_id pad_to_multiple_of padding padding_side processor_class sep_token "
+    "special_tokens_map_file stride tokenizer_class tokenizer_file transformers_version "
+    "trim_offsets truncation truncation_side truncation_strategy unk_token use_fast vocab_file "
+    "use_default_system_prompt".split()
+)
+# Those with an effect, at the values at which our tokenizers do the same.
+USUAL = {
+    "add_bos_token": False,
+    "add_eos_token": False,
+    "add_prefix_space": False,
+    "clean_up_tokenization_spaces": False,
+    "sp_model_kwargs": {},
+    "spaces_between_special_tokens": True,
 }
 # Of mBART-25, in the order of their ids.
 MBART_LANGUAGES = (
@@ -62,47 +91,112 @@ def load_tokenizer_of(path):
             tokenizers do not support.
     """
     try:
-        return _read(pathlib.Path(path))
+        return _read(Folder(path))
     except ConversionError:
         raise
-    except Exception as error:  # tensorflow-text raises RuntimeError
+    except Exception as error:  # of a forged file: RuntimeError of tensorflow-text, and more
         message = f"{path} has a tokenizer that is not supported: {in_one_line(error)}"
         raise ConversionError(message) from None
 
 
-def _read(path):
-    settings = _json(path / SPECIAL_TOKENS) | _json(path / SETTINGS)
+def tokenizer_settings(folder):
+    """The `Settings` of tokenizer_config.json, with those of special_tokens_map.json.
+
+    Args:
+        folder: a `Folder`.
+
+    Raises:
+        ConversionError: if a file is no JSON object, or the folder adds tokens to its vocabulary
+            that are not special: those are found in texts before anything else, ours are not.
+    """
+    both = (folder.json(name) if folder.has(name) else {} for name in (SPECIAL_TOKENS, SETTINGS))
+    tokens, values = both
+    settings = Settings(tokens | values, folder.path / SETTINGS)
+    settings.without_effect(WITHOUT_EFFECT)
+    settings.usual(**USUAL)
+    special = [token for key, token in settings.values.items() if key.endswith("_token")]
+    special += [token for key in SPECIAL_LISTS for token in settings.items(key)]
+    special = {_content(token) for token in special if isinstance(token, (str, dict))}
+    added = settings.items("added_tokens_decoder")
+    contents = [token.get("content") if isinstance(token, dict) else None for token in added]
+    if not all(isinstance(content, str) for content in contents):
+        raise ConversionError(
+            f"{settings.file}: added_tokens_decoder must hold objects with a content. "
+            f"Received: {added!r:.80}."
+        )
+    known = special.union(contents)
+    if folder.has(ADDED):
+        added += [{"content": name} for name in folder.json(ADDED) if name not in known]
+    check_added([token for token in added if token["content"] not in special], folder.path)
+    return settings
+
+
+def _read(folder):
+    settings, path = tokenizer_settings(folder), folder.path
     arrangements = {T5_FILE: _t5_pieces, LLAMA_FILE: _as_they_are, FAIRSEQ_FILE: _fairseq_pieces}
-    files = [name for name in arrangements if (path / name).is_file()]
-    if "M2M100" in settings.get("tokenizer_class", "") or (path / "vocab.json").is_file():
-        vocabulary = _json(path / "vocab.json")  # it gives M2M100's pieces their ids
+    files = [name for name in arrangements if folder.has(name)]
+    vocabulary = folder.json(VOCABULARY) if folder.has(VOCABULARY) else {}
+    if "M2M100" in settings.text("tokenizer_class", "") or vocabulary:
+        # It gives M2M100's pieces their ids.
         arrangements[FAIRSEQ_FILE] = lambda _, settings: _m2m100_pieces(vocabulary, settings)
     known = [name for name in files if _is_of_its_class(name, settings)]
     if known:
-        return _of_pieces(path / known[0], settings, arrangements[known[0]])
-    if (path / TOKENIZER_JSON).is_file():
-        return read_tokenizer_json(path / TOKENIZER_JSON)
-    if files:
+        found = _of_pieces(path / known[0], settings, arrangements[known[0]])
+    elif folder.has(TOKENIZER_JSON):
+        found = read_tokenizer_json(folder.file(TOKENIZER_JSON))
+        if isinstance(found[0], WordPieceTokenizer):
+            _check_words(settings, found[0].lowercase)
+    elif files:
+        _refuse_class(path / files[0], settings)
+    elif folder.has(WORD_PIECES):
+        # Without the settings capitals decide.
+        lowercase = settings.flag("do_lower_case", True) if folder.has(SETTINGS) else None
+        tokenizer = WordPieceTokenizer.load(folder.file(WORD_PIECES), lowercase)
+        _check_words(settings, tokenizer.lowercase)
+        if not _is_of_its_class(WORD_PIECES, settings):
+            _refuse_class(path / WORD_PIECES, settings)
+        found = tokenizer, np.arange(tokenizer.vocabulary_size)
+    elif vocabulary and folder.has(MERGES):
+        check_byte_level(folder, settings)
+        found = byte_pairs(vocabulary, merges_of(folder.file(MERGES)))
+    else:
         raise ConversionError(
-            f"{path / files[0]} is supported for {', '.join(CLASSES[files[0]])}. "
-            f"Received: a tokenizer_class of {settings['tokenizer_class']!s:.100}."
+            f"{path} must hold {T5_FILE}, {LLAMA_FILE}, {FAIRSEQ_FILE}, {TOKENIZER_JSON}, "
+            f"{WORD_PIECES}, or {VOCABULARY} and {MERGES}."
         )
-    if (path / "vocab.txt").is_file():
-        given = (path / SETTINGS).is_file()  # otherwise capitals decide
-        lowercase = settings.get("do_lower_case", True) if given else None
-        tokenizer = WordPieceTokenizer.load(path / "vocab.txt", lowercase)
-        return tokenizer, np.arange(tokenizer.vocabulary_size)
-    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-        return byte_pairs(_json(path / "vocab.json"), merges_of(path / "merges.txt"))
+    settings.without_effect(("src_lang", "tgt_lang", "num_madeup_words", "legacy_behaviour"))
+    settings.warn_of_unread()
+    return found
+
+
+def check_byte_level(folder, settings):
+    """Raises ConversionError if vocab.json and merges.txt are not used as GPT-2 does."""
+    settings.one_of("add_prefix_space", False, None)
+    if not _is_of_its_class(MERGES, settings):
+        _refuse_class(folder.path / MERGES, settings)
+
+
+def _check_words(settings, lowercase):
+    """Raises ConversionError if words are split or changed in another way than BERT's."""
+    settings.one_of("do_lower_case", lowercase, None)
+    settings.one_of("strip_accents", None, lowercase)
+    settings.one_of("tokenize_chinese_chars", True, None)
+    settings.one_of("do_basic_tokenize", True, None)
+    settings.one_of("never_split", None, [])
+    settings.without_effect(("add_bos_token", "add_eos_token", "clean_up_tokenization_spaces"))
+
+
+def _refuse_class(file, settings):
     raise ConversionError(
-        f"{path} must hold {T5_FILE}, {LLAMA_FILE}, {FAIRSEQ_FILE}, {TOKENIZER_JSON}, vocab.txt, "
-        "or vocab.json and merges.txt."
+        f"{file} is supported for {', '.join(CLASSES[file.name])}. "
+        f"Received: a tokenizer_class of {settings.text('tokenizer_class')}."
     )
 
 
 def _is_of_its_class(file, settings):
-    name = settings.get("tokenizer_class")
-    return name is None or name.removesuffix("Fast").removesuffix("Tokenizer") in CLASSES[file]
+    name = settings.text("tokenizer_class", "")
+    name = name.removesuffix("Fast").removesuffix("Tokenizer")
+    return name in ("", "PreTrained", *CLASSES[file])
 
 
 def _of_pieces(file, settings, arrange):
@@ -113,7 +207,7 @@ def _of_pieces(file, settings, arrange):
         raise ConversionError(f"{file} must have an unknown piece. Received: none.")
     names = arrange([piece.piece for piece in model.pieces], settings)
     given = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    control = [_content(settings.get(name) or usual) for name, usual in given.items()]
+    control = [_content(settings.given(name) or usual) for name, usual in given.items()]
     return in_our_order(model, names, unknown, control)
 
 
@@ -122,15 +216,15 @@ def _as_they_are(names, settings):
 
 
 def _t5_pieces(names, settings):
-    extra = settings.get("extra_ids", 100)
+    extra = settings.count("extra_ids", 100, least=0)
     return [*names, *(f"<extra_id_{index}>" for index in reversed(range(extra)))]
 
 
 def _fairseq_pieces(names, settings):
     """<s>, <pad>, </s>, <unk>, the pieces from the fourth on, languages, <mask>."""
-    languages = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
-    if not isinstance(languages, list) or not languages:
-        languages = MBART_LANGUAGES if "MBart" in settings.get("tokenizer_class", "") else []
+    languages = settings.items(SPECIAL_LISTS[0]) or settings.items(SPECIAL_LISTS[1])
+    if not languages:
+        languages = MBART_LANGUAGES if "MBart" in settings.text("tokenizer_class", "") else []
     languages = [_content(language) for language in languages]
     return ["<s>", "<pad>", "</s>", "<unk>", *names[3:], *languages, "<mask>"]
 
@@ -138,18 +232,9 @@ def _fairseq_pieces(names, settings):
 def _m2m100_pieces(vocabulary, settings):
     if not vocabulary:
         raise ConversionError("A tokenizer of M2M100 must have vocab.json. Received: none.")
-    languages = M2M100_LANGUAGES[settings.get("language_codes", "m2m100")]
+    languages = M2M100_LANGUAGES[settings.one_of("language_codes", *M2M100_LANGUAGES)]
     return [*sorted(vocabulary, key=vocabulary.get), *(f"__{name}__" for name in languages)]
 
 
 def _content(token):
-    return token["content"] if isinstance(token, dict) else token
-
-
-def _json(path):
-    if not path.is_file():
-        return {}
-    try:
-        return dict(read_json(path))
-    except (ValueError, TypeError) as error:
-        raise ConversionError(f"{path} must hold a JSON object. Received: {error}") from None
+    return token.get("content") if isinstance(token, dict) else token

@@ -127,7 +127,8 @@ def bert_pretraining(
 ):
     """Adds the two pretraining heads to a backbone: masked tokens and next sentence.
 
-    Only the masked positions are projected to the vocabulary.
+    Only the masked positions are projected to the vocabulary. The head's norm has the
+    `norm_epsilon` of the backbone.
 
     Source: Devlin et al. 2018, section 3.1 (https://arxiv.org/abs/1810.04805).
 
@@ -161,7 +162,8 @@ def bert_pretraining(
     vectors = keras.layers.Dense(  # (batch, masked, hidden_dim)
         token_embedding.hidden_dim, activation, dtype=dtype, name="masked_token_dense"
     )(vectors)
-    vectors = _norm("masked_token_norm", _BLOCK["norm_epsilon"], dtype)(vectors)
+    epsilon = backbone.get_layer("embedding_norm").epsilon
+    vectors = _norm("masked_token_norm", epsilon, dtype)(vectors)
     logits = token_embedding(vectors, reverse=True)
     bias = VocabularyBias(dtype=dtype, name="masked_token_bias")
     model = Model(

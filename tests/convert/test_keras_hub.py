@@ -268,7 +268,7 @@ def test_other_presets_are_refused_in_one_line(backbone, gpt2, words, pairs, tmp
         ("bert", "config.json", in_config(num_layers=4), "must include model.weights.h5/layers/"),
         ("bert", "config.json", lambda content: content["config"].pop("num_heads"), "num_heads"),
         ("bert", "config.json", in_config(num_heads=6), r"\(30, 6, 5\).*Received: \(30, 5, 6\)"),
-        ("gpt2", "config.json", in_config(vocabulary_size=90), "must have at most 90 pieces"),
+        ("gpt2", "config.json", in_config(vocabulary_size=90), r"must have the shape \(90, 30\)"),
         ("bert", weights, without_query, place),
         ("bert", weights, None, "must hold model.weights.h5"),
         ("bert", weights, lambda path: path.write_bytes(b"HDF"), "is damaged"),
@@ -300,7 +300,7 @@ def test_runs_in_half_precision_are_written_from_float32(tmp_path):
 def test_quantised_and_other_models_are_refused(words):
     quantised = keras_hub.models.BertBackbone(**{**SIZES, "num_layers": 1}, vocabulary_size=203)
     quantised.quantize("int8")
-    with pytest.raises(convert.ConversionError, match=r"not quantised\. Received: .* in int8"):
+    with pytest.raises(convert.ConversionError, match=r"quantised weights.* Received: int8"):
         convert.read_keras_hub(quantised, words)
     with pytest.raises(convert.ConversionError, match=r"one of KerasHub's\. Received: <Model"):
         convert.read_keras_hub(kt.gpt2(vocabulary_size=7, num_layers=1, hidden_dim=4, num_heads=2))

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -214,7 +215,7 @@ def test_the_sentencepiece_model_of_nllb_has_its_ids_one_higher(tmp_path):
     [
         ("config.json", {"decoder_layers": 3}, r"equally many layers. Received: \[2, 3\]"),
         ("config.json", {"pad_token_id": 0}, "pad_token_id must be 1, as in the tokenizer"),
-        ("config.json", {"vocab_size": 100}, "the vocabulary must have at most 100 pieces"),
+        ("config.json", {"vocab_size": 100}, r"shared.weight must have the shape \(100, 32\)"),
         ("config.json", {"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
         (
             "tokenizer_config.json",
@@ -224,9 +225,7 @@ def test_the_sentencepiece_model_of_nllb_has_its_ids_one_higher(tmp_path):
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(folder, tmp_path, file, change, message):
-    for each in folder[0].iterdir():
-        (tmp_path / each.name).symlink_to(each)
-    (tmp_path / file).unlink()
+    shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
     content = json.loads((folder[0] / file).read_text())
     (tmp_path / file).write_text(json.dumps(content | change))
     with pytest.raises(convert.ConversionError, match=message):
@@ -234,9 +233,7 @@ def test_settings_that_do_not_fit_are_one_line(folder, tmp_path, file, change, m
 
 
 def test_languages_are_asked_for(folder, tmp_path):
-    for each in folder[0].iterdir():
-        (tmp_path / each.name).symlink_to(each)
-    (tmp_path / "tokenizer_config.json").unlink()
+    shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
     content = json.loads((folder[0] / "tokenizer_config.json").read_text())
     del content["src_lang"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -201,20 +202,36 @@ def test_training_goes_on(converted):
     assert losses[-1] < losses[0]
 
 
+def test_tables_that_are_not_tied_are_each_read(folder, tmp_path):
+    """With one vocabulary as well: source, target and output then have a table each."""
+    import torch
+    import transformers
+
+    shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
+    config = transformers.MarianConfig.from_pretrained(folder[0])
+    config.tie_word_embeddings = False
+    torch.manual_seed(7)
+    model = transformers.MarianMTModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(SPREAD * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    test_logits_are_those_of_hugging_face((tmp_path, model), convert.read(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"encoder_layers": 3}, r"equally many layers. Received: \[3, 2\]"),
-        ({"activation_function": "mish"}, "activation_function must be 'swish' or .*'mish'"),
+        ({"activation_function": "mish"}, "activation_function must be 'gelu' or .*'mish'"),
         ({"d_model": 64}, r"must have the shape .*64.* Received: .*32"),
         ({"eos_token_id": None}, "eos_token_id must be a whole number.*Received: None"),
         ({"pad_token_id": 10**6}, "pad_token_id, .* must be below .*Received: 1000000"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(folder, tmp_path, change, message):
-    for file in folder[0].iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    (tmp_path / "config.json").unlink()
+    shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
     config = json.loads((folder[0] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(convert.ConversionError, match=message):

@@ -72,11 +72,12 @@ def test_mistakes_are_told(tmp_path):
     with pytest.raises(ConversionError, match=r"must have the shape \(2, 8\).*\(2, 6\)"):
         read_peft(wide, lora, "gpt2")
     changed(lora, use_dora=True)
-    with pytest.raises(ConversionError, match="use_dora is not supported"):
+    with pytest.raises(ConversionError, match=r"use_dora must be False or None.*Received: True"):
         read_peft(model, lora, "gpt2")
     changed(lora, peft_type="IA3")
     with pytest.raises(ConversionError, match=r"must be of type LORA\. Received: 'IA3'"):
         read_peft(model, lora, "gpt2")
+    changed(lora, peft_type="LORA", use_dora=False)
     (lora / "adapter_model.safetensors").write_bytes(b"1")
     with pytest.raises(ConversionError, match="damaged"):
         read_peft(model, lora, "gpt2")
@@ -266,3 +267,73 @@ def test_peft_s_bert_and_its_head_go_in_and_out(tmp_path, heads):
     assert np.abs(expected - of_theirs(theirs)).max() > 0.1
     np.testing.assert_allclose(of_ours(read), expected, atol=1e-5)
     np.testing.assert_allclose(of_theirs(again), expected, atol=1e-5)
+
+
+INITIAL = [True, False, None, "gaussian", "orthogonal", "eva", "pissa", "pissa_niter_4", "olora",
+           "OLoRA", "corda", "loftq", "lora_ga", "mica", "other", 3]  # fmt: skip
+MODULES = [None, [], ["c_attn"], ["attn.c_attn"], ["c_attn", "c_fc"], "all-linear", ".*c_attn", 3,
+           ".*(c_attn|c_fc)", "c_attn"]  # fmt: skip
+VALUES = {
+    "init_lora_weights": INITIAL,
+    "target_modules": MODULES,
+    "exclude_modules": MODULES,
+    "modules_to_save": [None, [], ["ln_f"], ["wte"], ["h.0.ln_1"]],
+    "layers_to_transform": [None, [], 0, [0], [0, 1], [3], "0"],
+    "layers_pattern": [None, [], "h", ["h"], "other"],
+    "rank_pattern": [{}, None, {"c_fc": 5}],
+    "alpha_pattern": [{}, None, {"c_fc": 9}],
+    "bias": ["none", "all", "lora_only"],
+    "task_type": [None, "CAUSAL_LM", "SEQ_CLS", "TOKEN_CLS"],
+    "lora_alpha": [5, 7.5, 0, -2, "5", None],
+    "r": [2, 3, 0, 10**9, None],
+    "made_up": [1, None],
+}
+
+
+@of_peft
+@pytest.mark.oracle
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_changed_setting_of_peft_changes_both_or_is_named(theirs, ours, tmp_path, caplog):
+    import peft
+    import torch
+
+    config = peft.LoraConfig(
+        r=2, lora_alpha=5, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True,
+        modules_to_save=["ln_f"],
+    )  # fmt: skip
+    tuned = peft.get_peft_model(copy.deepcopy(theirs), config)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.4 * torch.randn_like(parameter))
+    tuned.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    plain = {"made_up": None, **json.loads(file.read_text())}
+    keys = sorted({*plain, *VALUES} - {"peft_type"})
+    counts = {"refused": 0, "named": 0, "equal": 0, "refused by them": 0}
+    for key in keys:
+        others = [3, True, "other", {"c_fc": 1}, ["c_fc"]]
+        for value in VALUES.get(key, [not plain[key]] if plain[key] in (True, False) else others):
+            file.write_text(json.dumps({**plain, key: value}))
+            caplog.clear()
+            try:
+                found = array(read_peft(ours, tmp_path, "gpt2")(IDS))
+            except ConversionError as error:
+                assert "\n" not in str(error) and (key in str(error) or key in VALUES)
+                counts["refused"] += 1
+                continue
+            if f"{key}=" in caplog.text:
+                counts["named"] += 1
+                continue
+            try:
+                model = peft.PeftModel.from_pretrained(copy.deepcopy(theirs), tmp_path)
+                expected = logits_of(model.eval())
+            except Exception:  # of many kinds
+                counts["refused by them"] += 1
+                print(f"they refuse {key}={value!r}")
+                continue
+            np.testing.assert_allclose(found, expected, atol=2e-5, err_msg=f"{key}={value!r}")
+            counts["equal"] += 1
+    print(f"{len(keys)} settings: {counts}")
+    assert min(counts["refused"], counts["equal"]) > 20
