@@ -256,7 +256,9 @@ def check(folder, weights, family, shared, dimensions):
     last = f"model.decoder.layers.{dimensions['num_layers'] - 1}.fc1.weight"
     shapes = {last: (dimensions["intermediate_dim"], hidden_dim)}
     tables = [(ONE_TABLE + OUTPUT, "vocab_size")]
-    if not shared:
+    if shared:
+        settings.without_effect(["decoder_vocab_size"])
+    else:
         tables = [(SOURCE, "vocab_size"), (TARGET + OUTPUT, "decoder_vocab_size")]
     for names, size in tables:
         rows_there = weights.shape(first_of(names, weights, family))[0]

@@ -52,7 +52,7 @@ def read_tokenizer_json(path):
     readers = {"BPE": _byte_pairs, "Unigram": _unigram, "WordPiece": _word_pieces}
     if kind not in readers:
         raise ConversionError(
-            f"{path}: the model must be {', '.join(readers)}. Received: type={kind!r:.100}."
+            f"{path}: the model must be {', '.join(readers)}. Received: type={kind!r}."
         )
     return readers[kind](content, _added(content), path)
 

@@ -94,7 +94,7 @@ def load_tokenizer_of(path):
         return _read(Folder(path))
     except ConversionError:
         raise
-    except Exception as error:  # tensorflow-text raises RuntimeError
+    except Exception as error:  # of a forged file: RuntimeError of tensorflow-text, and more
         message = f"{path} has a tokenizer that is not supported: {in_one_line(error)}"
         raise ConversionError(message) from None
 

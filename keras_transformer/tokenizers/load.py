@@ -30,7 +30,7 @@ def load_tokenizer(path):
         kind = SymbolTokenizer if b"characters" in beginning else BytePairTokenizer
     try:
         return kind.load(path)
-    except OSError:
+    except (OSError, DamagedFile):
         raise
     except Exception as error:  # a damaged file makes them raise many kinds
         message = f"{path} is damaged, or holds no tokenizer: {in_one_line(error)}"

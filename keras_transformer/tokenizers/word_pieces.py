@@ -16,7 +16,7 @@ import sentencepiece
 import tensorflow as tf
 import tensorflow_text
 
-from keras_transformer.files import whole
+from keras_transformer.files import in_one_line, whole
 from keras_transformer.tokenizers.sentencepiece import as_texts, check_texts
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
@@ -63,8 +63,8 @@ class WordPieceTokenizer(tf.Module):
             [SEP] and [MASK].
 
     Raises:
-        ValueError: if a piece occurs twice, a special piece is missing, or [PAD] is not the
-            first piece, because the models here pad with id 0.
+        ValueError: if a piece occurs twice, is empty or longer than 256 bytes, a special piece is
+            missing, or [PAD] is not the first piece, because the models here pad with id 0.
 
     Examples:
         >>> special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -83,12 +83,18 @@ class WordPieceTokenizer(tf.Module):
         special_ids = [pieces.index(piece) for piece in _SPECIAL_PIECES]
         self.pad_id, self.unknown_id, self.class_id, self.separator_id, self.mask_id = special_ids
         self._pieces = tuple(pieces)
-        self._cut_word = tensorflow_text.FastWordpieceTokenizer(
-            pieces,
-            token_out_type=tf.int32,
-            max_bytes_per_word=4 * _LONGEST_WORD,  # of UTF-8
-            no_pretokenization=True,
-        )
+        try:
+            self._cut_word = tensorflow_text.FastWordpieceTokenizer(
+                pieces,
+                token_out_type=tf.int32,
+                max_bytes_per_word=4 * _LONGEST_WORD,  # of UTF-8
+                no_pretokenization=True,
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                "tensorflow-text refuses the pieces, e.g. one that is empty or longer than 256 "
+                f"bytes. Received: {in_one_line(error)}"
+            ) from None
 
     @property
     def vocabulary_size(self) -> int:

@@ -202,6 +202,24 @@ def test_training_goes_on(converted):
     assert losses[-1] < losses[0]
 
 
+def test_tables_that_are_not_tied_are_each_read(folder, tmp_path):
+    """With one vocabulary as well: source, target and output then have a table each."""
+    import torch
+    import transformers
+
+    shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
+    config = transformers.MarianConfig.from_pretrained(folder[0])
+    config.tie_word_embeddings = False
+    torch.manual_seed(7)
+    model = transformers.MarianMTModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(SPREAD * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    test_logits_are_those_of_hugging_face((tmp_path, model), convert.read(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

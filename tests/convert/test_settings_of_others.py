@@ -37,8 +37,6 @@ def a_pretraining(path):
 SMALL = {name: make for name, make in FAMILIES.items() if "preset" not in name}
 SMALL = {**SMALL, "pretraining of bert": a_pretraining}
 SMALL.pop("opennmt")
-# Their ids at some of ours.
-IDS = {"roberta": {0: 1, 1: 3, 2: 0, 3: 2}, "m2m100": {0: 1, 1: 3, 2: 2, 3: 2, 4: 0}}
 
 
 def noisy(path):
@@ -52,7 +50,7 @@ def noisy(path):
 
 
 def their_logits(path, name):
-    """Those of Hugging Face's library, in the order of our ids; None if it does not read this."""
+    """Those of Hugging Face's library; None if it does not read the folder."""
     import torch
     import transformers
 
@@ -64,25 +62,22 @@ def their_logits(path, name):
         )
         if report["missing_keys"] or report["mismatched_keys"]:
             return None
-        given = inputs(name)
+        # Ours of M2M100 has one row more, a second end.
+        given, first = inputs(name), int(name == "m2m100")
         if "segment_ids" in given and "distil" not in name and name != "roberta":
-            given["token_type_ids"] = given["segment_ids"]
+            given["token_type_ids"] = given["segment_ids"].astype("int64")
         given = {
             {"source_ids": "input_ids", "token_ids": "input_ids",
-             "target_ids": "decoder_input_ids"}.get(key, key): torch.tensor(value).long()
-            for key, value in given.items() if key not in ("segment_ids", "masked_positions")
+             "target_ids": "decoder_input_ids"}.get(key, key): torch.tensor(value - first)
+            for key, value in given.items()
+            if key not in ("segment_ids", "masked_positions")
         }  # fmt: skip
         with torch.no_grad():
             found = model.eval()(**given, return_dict=True)
     except Exception:  # it has many kinds
         return None
     found = found.prediction_logits if "prediction_logits" in found else found.logits
-    found = found.numpy()
-    if name in IDS and name != "roberta":
-        of = np.arange(found.shape[-1])
-        of[list(IDS[name])[:4]] = list(IDS[name].values())[:4]
-        return found[..., np.array([5, *of[6:]])]
-    return found
+    return found.numpy()[..., 4 * first :]
 
 
 def inputs(name):
@@ -101,9 +96,7 @@ def our_logits(model, name):
     given = inputs(name)
     found = model(given["token_ids"] if name == "gpt2" else given, training=False)
     found = array(found["masked_tokens"] if "pretraining" in name else found)
-    if name == "m2m100":  # ours has one row more, of the start
-        return found[..., np.array([6, *range(7, found.shape[-1])])]
-    return found
+    return found[..., 5 * (name == "m2m100") :]
 
 
 def candidates(name, value):

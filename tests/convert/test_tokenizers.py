@@ -10,6 +10,7 @@ import pytest
 
 from keras_transformer.convert import ConversionError, load_tokenizer_of
 from keras_transformer.convert.sentencepiece import read_model
+from keras_transformer.convert.tokenizer_json import SPACE
 from keras_transformer.convert.tokenizers import FAIRSEQ_FILE, LLAMA_FILE, T5_FILE
 from keras_transformer.tokenizers.word_pieces import PAD, UNKNOWN, WordPieceTokenizer
 from tests.convert.foreign_tokenizers import (
@@ -285,3 +286,106 @@ def _json_of(family, model, layout):
 def _added(name, index):
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"content": name, "id": index, "special": True, **flags}
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("where", ["added_tokens.json", "tokenizer_config.json", "tokenizer.json"])
+@pytest.mark.parametrize("kind", ["word pieces", "byte pairs"])
+def test_added_tokens_are_refused_unless_they_are_special(kind, where, special, tmp_path):
+    """Theirs finds them in a text before it splits it; ours would take "covid-19" apart."""
+    tokenizers = pytest.importorskip("tokenizers")
+    if kind == "word pieces":
+        size = len(SPECIAL) + 1
+        listed = {piece: index for index, piece in enumerate([*SPECIAL, "covid"])}
+        model = {"type": "WordPiece", "vocab": listed, "unk_token": UNKNOWN}
+        parts = {"normalizer": {"type": "BertNormalizer", "lowercase": True},
+                 "pre_tokenizer": {"type": "BertPreTokenizer"}}  # fmt: skip
+        (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in listed))
+    else:
+        letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        size, listed = 256, {name: index for index, name in enumerate(letters)}
+        model = {"type": "BPE", "vocab": listed, "merges": []}
+        parts = {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}
+        write_json(tmp_path / "vocab.json", **listed)
+        (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    token = {"content": "covid-19", "special": special}
+    if where == "added_tokens.json":
+        write_json(tmp_path / where, **{"covid-19": size})
+        names = ["covid-19"] if special else []
+        write_json(tmp_path / "special_tokens_map.json", additional_special_tokens=names)
+    elif where == "tokenizer_config.json":
+        write_json(tmp_path / where, added_tokens_decoder={str(size): token})
+    else:
+        added = [token | {"id": size}]
+        write_json(tmp_path / where, model=model, added_tokens=added, **parts)
+    if special:
+        tokenizer, _ = load_tokenizer_of(tmp_path)
+        assert len(tokenizer.tokenize(["covid-19"]).to_list()[0]) > 1
+        return
+    message = "must not add tokens to its vocabulary unless they are special.*Received: 'covid-19'"
+    with pytest.raises(ConversionError, match=message):
+        load_tokenizer_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"strip_accents": False}, "strip_accents must be None or True"),
+        ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars must be True"),
+        ({"do_basic_tokenize": False}, "do_basic_tokenize must be True"),
+        ({"never_split": ["covid-19"]}, "never_split must be None"),
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "tokenizer_class of BertJapaneseTokenizer"),
+        ({"added_tokens_decoder": {"5": "x"}}, "must hold objects with a content"),
+        ({"additional_special_tokens": 3}, "must be a list or a JSON object"),
+        ({"tokenizer_class": 3}, "tokenizer_class must be a text"),
+    ],
+)
+def test_settings_of_word_pieces_that_ours_have_not_are_refused(settings, said, tmp_path):
+    WordPieceTokenizer([*SPECIAL, "a", "##b"]).save(tmp_path / "vocab.txt")
+    write_json(tmp_path / "tokenizer_config.json", **settings)
+    with pytest.raises(ConversionError, match=said):
+        load_tokenizer_of(tmp_path)
+
+
+def test_other_settings_of_a_tokenizer_are_named(tmp_path, caplog):
+    WordPieceTokenizer([*SPECIAL, "a", "##b"]).save(tmp_path / "vocab.txt")
+    usual = {"model_max_length": 512, "cls_token": "[CLS]", "padding_side": "right"}
+    write_json(tmp_path / "tokenizer_config.json", **usual)
+    load_tokenizer_of(tmp_path)
+    assert caplog.text == ""
+    write_json(tmp_path / "tokenizer_config.json", **usual, word_shape="x", auto_map={"a": "b"})
+    load_tokenizer_of(tmp_path)
+    assert "no effect here: word_shape='x', auto_map={'a': 'b'}." in caplog.text
+
+
+STEPS = {
+    "two of a kind": [{"type": "Prepend", "prepend": SPACE}] * 2,
+    "another order": [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+                      {"type": "Prepend", "prepend": SPACE}],
+    "another text": [{"type": "Replace", "pattern": {"String": "a"}, "content": SPACE}],
+    "another setting": [{"type": "Prepend", "prepend": SPACE, "twice": True}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_steps_of_a_normalizer_that_ours_have_not_are_refused(kind, tmp_path):
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, "<0x41>": 3, "a": 4}
+    content = {
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True},
+        "normalizer": {"type": "Sequence", "normalizers": STEPS[kind]},
+    }
+    write_json(tmp_path / "tokenizer.json", **content)
+    with pytest.raises(ConversionError, match="in this order|only spaces|twice is not supported"):
+        load_tokenizer_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"continuing_subword_prefix": "##"}, {"end_of_word_suffix": "</w>"}, {"new": 1},
+                {"ignore_merges": 0}, {"dropout": 0.1}]
+)  # fmt: skip
+def test_settings_of_byte_pairs_that_ours_have_not_are_refused(setting, tmp_path):
+    model = {"type": "BPE", "vocab": {}, "merges": []} | setting
+    parts = {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}
+    write_json(tmp_path / "tokenizer.json", model=model, **parts)
+    with pytest.raises(ConversionError, match=f"{[*setting][0]} (must be|is not supported)"):
+        load_tokenizer_of(tmp_path)

@@ -257,7 +257,7 @@ PARSERS = {
         lambda folder: train_sentencepiece(TEXTS, 280).save(folder / "a.model"),
         lambda folder: read_model(folder / "a.model"),
     ),
-    "weights": Reader(_weights, lambda folder: ModelFolder(folder).arrays()),
+    "weights": Reader(_weights, lambda folder: dict(ModelFolder(folder).arrays())),
     "settings of OpenNMT": Reader(_opennmt_settings, _read_opennmt, "[dw]*"),
     "symbols": Reader(*SYMBOLS),
     "byte pairs": Reader(*BYTE_PAIRS, is_foreign=True),

@@ -210,3 +210,10 @@ def test_vocabularies_that_the_models_cannot_use_are_refused():
         WordPieceTokenizer(["a", *SPECIAL])
     with pytest.raises(ValueError, match=r"occur once. Received: \['a'\]"):
         WordPieceTokenizer([*SPECIAL, "a", "b", "a"])
+
+
+@pytest.mark.parametrize("piece", ["a" * 257, "##", ""])
+def test_pieces_that_tensorflow_text_refuses_are_a_value_error(piece):
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    with pytest.raises(ValueError, match=r"empty or longer than 256 bytes\. Received: "):
+        WordPieceTokenizer([*special, piece])
