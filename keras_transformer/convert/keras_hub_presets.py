@@ -262,7 +262,9 @@ def _arrays(folder):
         try:
             with h5py.File(path) as weights:
                 weights.visititems(collect)
-        except OSError as error:
+        except ConversionError:
+            raise
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
             raise ConversionError(f"{path} is damaged: {error}") from None
     return Weights.of(arrays)
 

@@ -245,7 +245,8 @@ def vocabularies(folder, shared):
     for file, size in sides:
         vocabulary = folder.json(file)
         count = len(vocabulary)
-        if sorted(map(str, vocabulary.values())) != sorted(map(str, range(count))):
+        are_numbers = all(type(index) is int for index in vocabulary.values())
+        if not are_numbers or sorted(vocabulary.values()) != list(range(count)):
             raise ConversionError(
                 f"{folder.path / file}: the ids must be 0, 1, 2 and so on. "
                 f"Received: {count} pieces with other ids."

@@ -234,7 +234,7 @@ def _description(path):
         raise ConversionError(f"{path} must hold {DESCRIPTION}, which OpenNMT-tf writes.")
     try:
         nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConversionError(f"{file} must be Python. Received: {error}") from None
     names = {
         getattr(node, field)

@@ -155,6 +155,6 @@ def _yaml(file):
         raise ConversionError(f"Reading {file} needs PyYAML. Install it.") from None
     try:
         return yaml.safe_load(file.read_text("utf-8"))
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         line = " ".join(str(error).split())
         raise ConversionError(f"{file} must hold YAML. Received: {line}") from None
