@@ -291,7 +291,7 @@ def check(folder, weights, family, shared, dimensions):
     else:
         tables = [(SOURCE, "vocab_size"), (TARGET + OUTPUT, "decoder_vocab_size")]
     for names, size in tables:
-        rows_there = weights.shape(first_of(names, weights, family))[0]
+        rows_there = weights.rows(first_of(names, weights, family))
         shapes[names] = (settings.count(size, rows_there), hidden_dim)
     weights.check(shapes, family)
 

@@ -67,6 +67,10 @@ class Weights(Mapping):
     def shape(self, name):
         return self._entries[name].shape
 
+    def rows(self, name):
+        """The first dimension of an array, 0 if it has none."""
+        return next(iter(self.shape(name)), 0)
+
     def joined(self, other):
         """These arrays and others.
 
