@@ -35,7 +35,7 @@ class Weights(Mapping):
     Examples:
         >>> import numpy as np
         >>> weights = Weights.of({"bert.a": np.zeros((2, 3))}).renamed(lambda name: name[5:])
-        >>> weights.shape("a"), weights["a"].sum()
+        >>> weights.shape("a"), float(weights["a"].sum())
         ((2, 3), 0.0)
     """
 
