@@ -10,7 +10,13 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
-from keras_transformer.serving import Classifier, Generator, SearchSettings, Translator
+from keras_transformer.serving import (
+    Classifier,
+    Generator,
+    SamplingSettings,
+    SearchSettings,
+    Translator,
+)
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.serving.text_model import TEXTS_PER_BATCH
 
