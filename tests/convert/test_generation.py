@@ -275,8 +275,14 @@ def test_older_folders_keep_their_settings_in_config_json(tmp_path):
         ({"bad_words_ids": [5]}, "bad_words_ids must hold .*Received: 5"),
         ({"bad_words_ids": [[61]]}, "bad_words_ids must hold ids below 61. Received: 61"),
         ({"suppress_tokens": [-1]}, "suppress_tokens must hold ids below 61. Received: -1"),
-        ({"suppress_tokens": [5], "forced_bos_token_id": 5}, "that another setting forces.*5"),
-        ({"suppress_tokens": [3], "forced_eos_token_id": 3}, "that another setting forces.*3"),
+        (
+            {"suppress_tokens": [5], "forced_bos_token_id": 5},
+            "suppress_tokens .* that another setting forces.*5",
+        ),
+        (
+            {"suppress_tokens": [3], "forced_eos_token_id": 3},
+            "suppress_tokens .* that another setting forces.*3",
+        ),
         ({"forced_bos_token_id": "a"}, "forced_bos_token_id must hold ids below 61.*'a'"),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be a finite number above 0"),
         ({"repetition_penalty": -1.0}, "repetition_penalty must be a number, at least 0"),
