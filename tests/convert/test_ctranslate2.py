@@ -58,13 +58,14 @@ def test_translations_are_ours(num_beams, options, tokenizer, tmp_path):
 def test_a_trained_model_translates_by_both_engines_alike(tmp_path):
     pytest.importorskip("ctranslate2")
     keras.utils.set_random_seed(1)
-    train, valid = demo_corpus(2000), demo_corpus(150, seed=9)
+    train, valid = demo_corpus(3000), demo_corpus(150, seed=9)
     tokenizer = kt.tokenizers.train_sentencepiece([*train.sources, *train.targets], 400)
     sides = (tokenize(side, tokenizer) for side in train)
-    batches = TokenBatches(*sides, 2048, 48, 1)
-    model = kt.translation(400, size="tiny", num_layers=1, hidden_dim=48, num_heads=4)
+    batches = TokenBatches(*sides, 2048, 64, 1)
+    sizes = {"hidden_dim": 64, "intermediate_dim": 128, "num_heads": 4}
+    model = kt.translation(400, size="tiny", num_layers=1, **sizes)
     model.compile(kt.Adam(2e-3), kt.TokenCrossentropy(0.1), clip_norm=1.0)
-    model.fit(batches.dataset(0), steps_per_epoch=60, epochs=1, verbose=0)
+    model.fit(batches.dataset(0), steps_per_epoch=300, epochs=1, verbose=0)
     texts, rules = list(valid.sources), TokenRules(3, min_length=4, suppress_tokens=[9])
     for settings, least in (
         (SearchSettings(1, token_rules=rules), 1.0),
