@@ -34,8 +34,10 @@ SIZES = {
     "gpt2": ("124M", "355M", "774M", "1558M"),
     "transformer_xl": ("small", "enwik8", "wikitext103", "wikitext103_large"),
 }
-USUAL_MODEL = {"tokens": "characters", "model": "transformer", "size": "small", "context": 256}
-USUAL_SAMPLING = {"sampling": "{}"}
+USUAL_MODEL = {
+    "tokens": "characters", "model": "transformer", "size": "small", "context": 256,
+    "sampling": "{}",
+}  # fmt: skip
 ALL_SIZES = "; ".join(f"{', '.join(sizes)} with --model {model}" for model, sizes in SIZES.items())
 
 
@@ -154,6 +156,10 @@ class LanguageModelConfig(TrainingConfig):
 
     def dimensions(self):
         return super().dimensions() | self.given(("memory_length",))
+
+    @classmethod
+    def restored(cls, kept):
+        return super().restored({"sampling": USUAL_MODEL["sampling"], **kept})
 
 
 @settings

@@ -117,6 +117,10 @@ class TranslationConfig(TrainingConfig):
     def plan(self):
         return super().plan() | {"packed": self.packed}
 
+    @classmethod
+    def restored(cls, kept):
+        return super().restored({"token_rules": USUAL_SEARCH["token_rules"], **kept})
+
 
 @settings
 class SearchOptions(RunOptions):

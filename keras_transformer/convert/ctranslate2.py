@@ -18,6 +18,9 @@ from keras_transformer.ops.positions import sinusoidal_positions
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
 LIBRARIES = ("ctranslate2",)
+# Finished hypotheses per beam before the engine stops. Our search stops when none can improve: of
+# 200 texts with 5 beams, 180 had our translation with 1, 189 with 2 and 191 with 3.
+PATIENCE = 2
 DTYPES = ("float32", "int8", "int16", "bfloat16", "float16")
 EXAMPLES = (
     *("A dog runs.", "It is ten past six.", "12,50 €", "x", "no", "She", "two men", "a red car"),
@@ -157,6 +160,7 @@ class CTranslate2Engine:
             rows,
             target_prefix=[first] * len(rows) if first else None,
             beam_size=self.settings.num_beams,
+            patience=1 if self.settings.scoring == "huggingface_early_stopping" else PATIENCE,
             no_repeat_ngram_size=rules.no_repeat_ngram_size,
             repetition_penalty=rules.repetition_penalty,
             min_decoding_length=max(0, rules.min_length - 1),

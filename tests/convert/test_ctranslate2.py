@@ -1,15 +1,19 @@
 """Our models in CTranslate2, beside themselves."""
 
 import json
+import shutil
 
+import keras
 import numpy as np
 import pytest
 
 import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert import ctranslate2 as module
+from keras_transformer.data import TokenBatches, tokenize
+from keras_transformer.decoding import TokenRules
 from keras_transformer.layers.feed_forward import gelu_tanh
-from keras_transformer.serving import Generator
+from keras_transformer.serving import Generator, SearchSettings, Translator
 from tests.convert.drawn import CORPUS, noisy, translator_of
 from train.demo.corpus import demo_corpus
 from train.translation import main as translation
@@ -49,6 +53,36 @@ def test_translations_are_ours(num_beams, options, tokenizer, tmp_path):
     assert all(equal)
     assert is_cut == answer["truncated"].tolist()
     assert (path / "tokenizer.model").exists()
+
+
+def test_a_trained_model_translates_by_both_engines_alike(tmp_path):
+    pytest.importorskip("ctranslate2")
+    keras.utils.set_random_seed(1)
+    train, valid = demo_corpus(3000), demo_corpus(150, seed=9)
+    tokenizer = kt.tokenizers.train_sentencepiece([*train.sources, *train.targets], 400)
+    sides = (tokenize(side, tokenizer) for side in train)
+    batches = TokenBatches(*sides, 2048, 64, 1)
+    sizes = {"hidden_dim": 64, "intermediate_dim": 128, "num_heads": 4}
+    model = kt.translation(400, size="tiny", num_layers=1, **sizes)
+    model.compile(kt.Adam(2e-3), kt.TokenCrossentropy(0.1), clip_norm=1.0)
+    model.fit(batches.dataset(0), steps_per_epoch=300, epochs=1, verbose=0)
+    texts, rules = list(valid.sources), TokenRules(3, min_length=4, suppress_tokens=[9])
+    for settings, least in (
+        (SearchSettings(1, token_rules=rules), 1.0),
+        (SearchSettings(5, length_penalty=1.0), 0.7),
+        (SearchSettings(5, length_penalty=0.6, scoring="huggingface"), 0.7),
+    ):
+        ours = Translator(model, tokenizer, settings=settings)
+        path = convert.write(ours, "ctranslate2", tmp_path / str(least + settings.num_beams))
+        engine = convert.CTranslate2Engine(path, ours)
+        pairs = zip(ours(texts), engine.answer(texts)[0], strict=True)
+        share = np.mean([one == other for one, other in pairs])
+        print(f"{settings.num_beams} beams, {settings.scoring}: {share:.0%} of {len(texts)} equal")
+        assert share >= least
+        assert ("close to the run's" in engine.differences()) == (
+            settings.num_beams > 1 and settings.scoring == "gnmt"
+        )
+        shutil.rmtree(path)
 
 
 @pytest.mark.parametrize("kind", ["sines", "learned", "gpt2"])

@@ -10,11 +10,12 @@ import tensorflow as tf
 import keras_transformer as kt
 from keras_transformer.convert import ModelFolder, assign, generation, load_gpt2, marian
 from keras_transformer.convert.sentencepiece import our_order
-from keras_transformer.decoding import beam_search, sample
+from keras_transformer.convert.tables import ConversionError
+from keras_transformer.decoding import TokenRules, beam_search, sample
 from keras_transformer.models import decoder_only, encoder_decoder
+from keras_transformer.serving import SamplingSettings, SearchSettings
 from keras_transformer.serving.generator_module import after_control_ids
 
-ORACLE = [pytest.mark.oracle, pytest.mark.slow]
 # A soak: KERAS_TRANSFORMER_SOAK_DRAWS=100 draws as many settings for each family.
 DRAWS = int(os.environ.get("KERAS_TRANSFORMER_SOAK_DRAWS", 4))
 SIZE, ROWS, LONGEST = 61, 6, 24
@@ -213,3 +214,145 @@ def test_continuations_are_those_of_hugging_face(seed, models, tmp_path):
         written = row[len(prompt) - 1 :][: settings.max_tokens]
         written = [60 if i == 3 else i - 4 for i in written.tolist() if i]
         assert written == expected, given
+
+
+class SameIds(marian.Ids):
+    """Ids of a folder whose order is ours."""
+
+    def __init__(self):
+        super().__init__(range(SIZE))
+
+
+def settings_of(tmp_path, values, config=None):
+    return generation.search_settings(write_folder(tmp_path, values, config), SameIds(), 64)
+
+
+def test_settings_become_those_of_our_search(tmp_path):
+    found = settings_of(tmp_path, {
+        "num_beams": 3, "max_length": 21, "length_penalty": 0.5, "early_stopping": "never",
+        "no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "min_new_tokens": 5,
+        "bad_words_ids": [[0], [3], [7], [8, 9]], "suppress_tokens": [0, 11],
+        "begin_suppress_tokens": [13], "forced_bos_token_id": 17, "forced_eos_token_id": 3,
+        "eos_token_id": [3], "transformers_version": "5", "num_return_sequences": 2,
+        "do_sample": False, "temperature": 0.3, "num_beam_groups": 1, "diversity_penalty": 0.0,
+    })  # fmt: skip
+    rules = TokenRules(2, 1.3, 6, 0, [[7], [8, 9]], [11], [13], 17)
+    assert found == SearchSettings(3, None, 0.5, 64, 20, "huggingface_never", rules)
+    found = settings_of(tmp_path, {"max_new_tokens": 9, "max_length": 20, "min_length": 4})
+    assert (found.max_target_length, found.token_rules.min_length) == (9, 4)
+    assert not found.token_rules.forces_end
+
+
+def test_older_folders_keep_their_settings_in_config_json(tmp_path):
+    config = {"num_beams": 3, "no_repeat_ngram_size": 2, "forced_eos_token_id": 3, "d_model": 8}
+    folder = write_folder(tmp_path, {}, config)
+    assert generation.search_settings(folder, SameIds(), 64).num_beams == 1, "there is a newer file"
+    (tmp_path / "generation_config.json").unlink()
+    found = generation.search_settings(folder, SameIds(), 64)
+    assert (found.num_beams, found.token_rules) == (3, TokenRules(no_repeat_ngram_size=2))
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"do_sample": True}, "do_sample must be null or false;.*Received: True"),
+        ({"num_beam_groups": 2}, "num_beam_groups must be null or 1;.*Received: 2"),
+        ({"diversity_penalty": 0.5}, "diversity_penalty must be null or 0;.*0.5"),
+        ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size must be null or 0"),
+        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty must be null or 1"),
+        ({"exponential_decay_length_penalty": [5, 1.1]}, "exponential_decay.* must be null;"),
+        ({"sequence_bias": [[[5], -1.0]]}, "sequence_bias must be null; nothing else"),
+        ({"constraints": [1]}, "constraints must be null; nothing else"),
+        ({"force_words_ids": [[5]]}, "force_words_ids must be null; nothing else"),
+        ({"guidance_scale": 1.5}, "guidance_scale must be null or 1"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha must be null or 0"),
+        ({"renormalize_logits": True}, "renormalize_logits must be null or false"),
+        ({"stop_strings": ["."]}, "stop_strings must be null"),
+        ({"watermarking_config": {}}, "watermarking_config must be null"),
+        ({"early_stopping": "soon"}, "early_stopping must be False or True or 'never'"),
+        ({"eos_token_id": [3, 5]}, r"eos_token_id must be null or 3 or \[3\];.*\[3, 5\]"),
+        ({"forced_eos_token_id": 5}, "forced_eos_token_id must be null or 3"),
+        ({"bad_words_ids": [5]}, "bad_words_ids must hold .*Received: 5"),
+        ({"bad_words_ids": [[61]]}, "bad_words_ids must hold ids below 61. Received: 61"),
+        ({"suppress_tokens": [-1]}, "suppress_tokens must hold ids below 61. Received: -1"),
+        (
+            {"suppress_tokens": [5], "forced_bos_token_id": 5},
+            "suppress_tokens .* that another setting forces.*5",
+        ),
+        (
+            {"suppress_tokens": [3], "forced_eos_token_id": 3},
+            "suppress_tokens .* that another setting forces.*3",
+        ),
+        ({"forced_bos_token_id": "a"}, "forced_bos_token_id must hold ids below 61.*'a'"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be a finite number above 0"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty must be a number, at least 0"),
+        ({"min_length": 2.5}, "min_length must be a whole number, at least 0. Received: 2.5"),
+        ({"max_new_tokens": 1}, "max_new_tokens must be a whole number, at least 2"),
+    ],
+)
+def test_what_no_search_of_ours_does_is_refused_by_name(values, message, tmp_path):
+    with pytest.raises(ConversionError, match=rf"generation_config.json: {message}"):
+        settings_of(tmp_path, values)
+
+
+def test_settings_that_nobody_knows_are_named_in_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match="not known here and not read: dreams, sheep"):
+        found = settings_of(tmp_path, {"sheep": 3, "dreams": True, "num_beams": 2})
+    assert found.num_beams == 2
+
+
+def test_every_setting_of_their_library_is_known():
+    transformers = pytest.importorskip("transformers")
+    theirs = set(transformers.GenerationConfig().to_dict())
+    assert theirs - generation.KNOWN == set()
+
+
+def test_sampling_settings_become_ours(tmp_path):
+    def found(**values):
+        return generation.sampling_settings(write_folder(tmp_path, values), SIZE, 32, 60)
+
+    assert found() == SamplingSettings(32, 16)
+    assert found(do_sample=False, temperature=0.3) == SamplingSettings(32, 16, top_k=1)
+    assert found(do_sample=True) == SamplingSettings(32, 16, 1.0, top_k=50)
+    sampled = {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.9}
+    rules = {"no_repeat_ngram_size": 3, "bad_words_ids": [[5, 60]], "min_new_tokens": 2}
+    expected = TokenRules(3, min_new_tokens=2, bad_words_ids=[[9, 3]])
+    ours = SamplingSettings(32, 7, 0.7, top_p=0.9, token_rules=expected)
+    assert found(**sampled, **rules, max_new_tokens=7) == ours
+    written = generation.written_sampling(ours, 4, 60)
+    assert generation.sampling_settings(write_folder(tmp_path, written), SIZE, 32, 60) == ours
+    for values, message in (
+        ({"num_beams": 2}, "num_beams must be null or 1"),
+        ({"do_sample": True, "typical_p": 0.5}, "typical_p must be null or 1"),
+        ({"do_sample": True, "min_p": 0.1}, "min_p must be null or 0"),
+        ({"do_sample": True, "top_p": 1.5}, "top_p must be.*Received: top_p=1.5"),
+        ({"max_new_tokens": 32}, "max_tokens must be an integer from 1 to 31"),
+        ({"forced_bos_token_id": 5}, "forced_bos_token_id must be null"),
+    ):
+        with pytest.raises(ConversionError, match=message):
+            found(**values)
+    assert found(typical_p=0.5, min_p=0.1) == SamplingSettings(32, 16), "without sampling"
+    with pytest.warns(UserWarning, match="max_length counts the prompt and is not read"):
+        found(max_length=20)
+
+
+@pytest.mark.parametrize("scoring", [*generation.EARLY_STOPPING.values()])
+def test_what_is_written_is_read_again(scoring, tmp_path):
+    rules = TokenRules(2, 1.3, 6, 0, [[7], [8, 9]], [11], [13], 17, forces_end=False)
+    settings = SearchSettings(3, None, 0.5, 64, 20, scoring, rules)
+    assert settings_of(tmp_path, generation.written_search(settings)) == settings
+    plain = SearchSettings(3, max_source_length=64, scoring="huggingface")
+    assert settings_of(tmp_path, generation.written_search(plain)) == plain
+    counted = SearchSettings(token_rules=TokenRules(2, start_counts_as=3))
+    with pytest.raises(ConversionError, match="the start token is a token of its own"):
+        generation.written_search(counted)
+
+
+def test_the_power_grows_as_the_penalty_does_at_its_length():
+    settings = SearchSettings(length_penalty=0.8)
+    for length in (3, 11, 47):
+        penalties = ((5 + np.array([length - 0.01, length + 0.01])) / 6) ** 0.8
+        slope = np.diff(np.log(penalties)) / np.diff(np.log([length - 0.01, length + 0.01]))
+        assert abs(generation.power_penalty(settings, length) - slope[0]) < 1e-4
+    settings = SearchSettings(length_penalty=0.8, scoring="huggingface")
+    assert generation.power_penalty(settings) == 0.8

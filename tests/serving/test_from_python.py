@@ -10,7 +10,13 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
-from keras_transformer.serving import Classifier, Generator, SearchSettings, Translator
+from keras_transformer.serving import (
+    Classifier,
+    Generator,
+    SamplingSettings,
+    SearchSettings,
+    Translator,
+)
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.serving.text_model import TEXTS_PER_BATCH
 
@@ -302,6 +308,38 @@ MISTAKES = {
 
 class Larger:
     vocabulary_size = 999
+
+
+BAD = ("3", None, True, float("nan"), float("inf"), -float("inf"), -1, 2**40, 16.5)
+NUMBERS = {  # name: (what takes it, values that are bad for others and not for this one)
+    "num_beams": (lambda t, w, bad: SearchSettings(num_beams=bad), ()),
+    "num_best": (lambda t, w, bad: SearchSettings(num_beams=5, num_best=bad), (None,)),
+    "length_penalty": (lambda t, w, bad: SearchSettings(length_penalty=bad), (2**40, 16.5)),
+    "max_source_length": (lambda t, w, bad: SearchSettings(max_source_length=bad), ()),
+    "max_target_length": (lambda t, w, bad: SearchSettings(max_target_length=bad), ()),
+    "context": (lambda t, w, bad: SamplingSettings(context=bad, max_tokens=1), ()),
+    "max_tokens": (lambda t, w, bad: SamplingSettings(max_tokens=bad), ()),
+    "temperature": (lambda t, w, bad: SamplingSettings(temperature=bad), (2**40, 16.5)),
+    "top_k": (lambda t, w, bad: SamplingSettings(top_k=bad), (None,)),
+    "top_p": (lambda t, w, bad: SamplingSettings(top_p=bad), ()),
+    "max_length": (lambda t, w, bad: t.n_best(["a"], max_length=bad), ()),
+    "max_tokens of a call": (lambda t, w, bad: w(["a"], max_tokens=bad), (None,)),
+    "max_tokens of a stream": (lambda t, w, bad: w.stream("a", bad), ()),
+    "temperature of a call": (lambda t, w, bad: w(["a"], temperature=bad), (None, 2**40, 16.5)),
+    "top_k of a call": (lambda t, w, bad: w(["a"], top_k=bad), (None,)),
+    "top_p of a call": (lambda t, w, bad: w(["a"], top_p=bad), (None,)),
+    "seed": (lambda t, w, bad: w(["a"], seed=bad), (-1,)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_bad_numbers_are_refused_wherever_they_are_given(name, translate, write):
+    take, allowed = NUMBERS[name]
+    for bad in BAD:
+        if any(bad is value or (bad == value and bad is not True) for value in allowed):
+            continue
+        with pytest.raises(ValueError, match=rf"{name.split()[0]} must be .*Received"):
+            take(translate, write, bad)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

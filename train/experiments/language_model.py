@@ -17,11 +17,12 @@ from keras_transformer.data import (
 from keras_transformer.models import decoder_only, gpt2_model, xl_model
 from keras_transformer.serving import Generator
 from keras_transformer.serving.generator import first_id_of
+from keras_transformer.serving.settings import read_object
 from keras_transformer.tokenizers import SymbolTokenizer, train_byte_pairs
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from train.experiment import Experiment, log_dropped, plan_in_words, publish
 from train.experiments.pretrained import check_packed, completed, for_training, pretrained_of
-from train.language_model import USUAL_MODEL, USUAL_SAMPLING, LanguageModelConfig
+from train.language_model import USUAL_MODEL, LanguageModelConfig
 from train.pictures import beginning, save_pictures
 from train.run import Run
 from train.training_config import fill_in
@@ -53,7 +54,8 @@ class LanguageModel(Experiment):
         fixed = ("model", "tokens", "size")
         names = (*fixed, "context", "memory_length", "sampling")
         config = completed(config, names, fixed, before, pretrained)
-        fill_in(config, USUAL_MODEL | USUAL_SAMPLING)
+        fill_in(config, USUAL_MODEL)
+        read_object("sampling", config.sampling)  # raises for a wrong one
         return dataclasses.replace(config)  # which checks them together
 
     def _check_context(self):
