@@ -6,7 +6,7 @@ refused. The names of all others are in a warning.
 
 import dataclasses
 import json
-import warnings
+import logging
 
 from keras_transformer.convert.settings import Settings
 from keras_transformer.convert.tables import ConversionError
@@ -84,12 +84,8 @@ def read_settings(folder):
     if not folder.has(GENERATION):
         return folder.settings
     settings = Settings(folder.json(GENERATION), folder.path / GENERATION)
-    if unknown := sorted(settings.values.keys() - KNOWN):
-        warnings.warn(
-            f"{settings.file} has settings that are not known here and not read: "
-            f"{', '.join(unknown)}.",
-            stacklevel=2,
-        )
+    settings.without_effect(KNOWN)
+    settings.warn_of_unread()
     return settings
 
 
@@ -168,10 +164,10 @@ def sampling_settings(folder, size, context, end):
     samples = settings.flag("do_sample", False)
     _check(settings, ASKS_FOR_NOTHING | OF_LANGUAGE_MODELS | (OF_SAMPLES if samples else {}))
     if settings.has("max_length") and not settings.has("max_new_tokens"):
-        warnings.warn(
-            f"{settings.file}: max_length counts the prompt and is not read; give max_new_tokens, "
-            "or max_tokens where you continue texts.",
-            stacklevel=2,
+        logging.getLogger(__name__).warning(
+            "%s: max_length counts the prompt and is not read; give max_new_tokens, or max_tokens "
+            "where you continue texts.",
+            settings.file,
         )
     ours = list(range(4, 4 + size))
     if end is not None:

@@ -67,6 +67,7 @@ def read(path):
             settings is not supported.
     """
     from keras_transformer.convert import opennmt
+    from keras_transformer.convert.generation import KNOWN
 
     if opennmt.is_run(path):
         return opennmt.read(path)
@@ -79,7 +80,7 @@ def read(path):
             f"KerasHub. Received: model_type={family!r:.80}."
         )
     name = "keras_hub_presets" if is_preset else FAMILIES[family]
-    folder.settings.without_effect(HARMLESS)
+    folder.settings.without_effect(HARMLESS | KNOWN)
     try:
         for setting, neutral in NEUTRAL.items():
             folder.settings.one_of(setting, *neutral)

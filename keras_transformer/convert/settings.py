@@ -8,24 +8,9 @@ from keras_transformer.convert.tables import ConversionError
 from keras_transformer.files import read_json
 
 MAX_JSON_BYTES = 2**28  # ten times the largest tokenizer.json that we know
-# What config.json and generation_config.json say of the search, which reads them elsewhere.
-GENERATION_KEYS = frozenset(
-    "assistant_confidence_threshold assistant_early_exit assistant_lookbehind bad_words_ids "
-    "begin_suppress_tokens bos_token_id cache_config cache_implementation constraints "
-    "decoder_start_token_id disable_compile diversity_penalty do_sample dola_layers early_stopping "
-    "encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id epsilon_cutoff "
-    "eta_cutoff exponential_decay_length_penalty force_words_ids forced_bos_token_id "
-    "forced_decoder_ids forced_eos_token_id generation_kwargs guidance_scale is_assistant "
-    "length_penalty low_memory max_length max_matching_ngram_size max_new_tokens max_time "
-    "min_length min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens "
-    "num_assistant_tokens_schedule num_beam_groups num_beams num_return_sequences output_logits "
-    "output_scores pad_token_id penalty_alpha prefill_chunk_size prompt_lookup_num_tokens "
-    "remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate "
-    "return_legacy_cache sequence_bias stop_strings suppress_tokens target_lookbehind temperature "
-    "token_healing top_k top_p typical_p use_cache watermarking_config".split()
-)
-# Settings of Hugging Face's models, of any family, that change none of their numbers.
-HARMLESS = GENERATION_KEYS | frozenset(
+# Settings of Hugging Face's models, of any family, that change none of their numbers; those of the
+# search are in generation.py.
+HARMLESS = frozenset(
     "_attn_implementation _attn_implementation_autoset _name_or_path _num_labels architectures "
     "attn_implementation chunk_size_feed_forward cls_token_id dtype finetuning_task "
     "gradient_checkpointing id2label initializer_factor initializer_range init_std label2id "

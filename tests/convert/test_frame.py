@@ -207,7 +207,6 @@ def test_what_no_library_can_check_is_written_with_a_warning(tmp_path, monkeypat
     known = {"transformers": object(), "torch": None}  # their PyTorch half is missing
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: known.get(name, find(name)))
     with pytest.warns(UserWarning, match=r"is not checked: torch is not installed\.$"):
-        path = convert.write(
-            convert.Converted("", model, tokenizer), "huggingface", tmp_path / "model"
-        )
+        generator = kt.serving.Generator(model, tokenizer)
+        path = convert.write(generator, "huggingface", tmp_path / "model")
     assert (path / "model.safetensors").exists()
