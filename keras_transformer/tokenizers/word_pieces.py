@@ -63,7 +63,7 @@ class WordPieceTokenizer(tf.Module):
             [SEP] and [MASK].
 
     Raises:
-        ValueError: if a piece occurs twice, is empty or longer than 256 bytes, a special piece is
+        ValueError: if a piece occurs twice or is longer than 256 bytes, a special piece is
             missing, or [PAD] is not the first piece, because the models here pad with id 0.
 
     Examples:
@@ -92,7 +92,7 @@ class WordPieceTokenizer(tf.Module):
             )
         except RuntimeError as error:
             raise ValueError(
-                "tensorflow-text refuses the pieces, e.g. one that is empty or longer than 256 "
+                "tensorflow-text refuses the pieces, e.g. one that is longer than 256 "
                 f"bytes. Received: {in_one_line(error)}"
             ) from None
 

@@ -117,13 +117,13 @@ def _save(make):
     return lambda folder: make().save(folder / "tokenizer.model")
 
 
-def _family(name, files):
+def _family(name, files, inside=""):
     def make(folder):
         from tests.convert.folders import FAMILIES
 
         FAMILIES[name](folder)
 
-    return Reader(make, convert.read, files, True)
+    return Reader(make, lambda folder: convert.read(folder / inside), files, True)
 
 
 def _released_tokenizer(kind):
@@ -285,7 +285,7 @@ MODELS = {
     "a folder of GPT-2": _family("gpt2", "*"),
     "a folder of M2M100": _family("m2m100", "*"),
     "a preset of KerasHub": _family("preset of bert", "**/*"),
-    "a run of OpenNMT-tf": _family("opennmt", "**/*"),
+    "a run of OpenNMT-tf": _family("opennmt", "**/*", "avg"),
 }
 READERS = PARSERS | MODELS
 

@@ -23,4 +23,5 @@ def main():
         )
 
 
-main()
+if __name__ == "__main__":
+    main()

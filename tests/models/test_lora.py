@@ -155,7 +155,7 @@ def test_a_model_without_lora_has_no_word_of_it():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"rank": 0}, "rank must be at least 1. Received: 0"),
+        ({"rank": 0}, "rank must be an integer of at least 1. Received: rank=0"),
         ({"targets": ("querry",)}, "targets must be one or more of query,.* Received: querry"),
         ({"targets": ()}, "Received: none"),
         ({"targets": ("query", "key_value")}, "No projection of the model is called key_value"),

@@ -71,7 +71,7 @@ def test_local_mask_allows_positions_within_the_radius(target, source, start, ra
 
 
 def test_negative_radius_is_refused():
-    with pytest.raises(ValueError, match=r"radius must be an integer of at least 0\. Received: -1"):
+    with pytest.raises(ValueError, match=r"radius must be an integer.*Received: \w+=-1"):
         local_mask(3, radius=-1)
 
 
@@ -122,7 +122,7 @@ def test_the_masks_of_the_sparse_transformer_are_causal_beside_a_causal_mask():
 
 
 def test_sizes_of_sparse_patterns_out_of_their_range_are_refused():
-    with pytest.raises(ValueError, match=r"stride must be an integer of at least 1\. Received: 0"):
+    with pytest.raises(ValueError, match=r"stride must be an integer.*Received: \w+=0"):
         strided_mask(3, stride=0)
     with pytest.raises(ValueError, match=r"at least 1. Received: block_size=0"):
         fixed_mask(3, block_size=0, summary_size=1)

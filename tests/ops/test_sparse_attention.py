@@ -127,9 +127,9 @@ def test_dropped_weights_are_not_made_up_for(pattern):
 
 def test_blocks_of_no_length_are_refused():
     inputs = heads(3)
-    with pytest.raises(ValueError, match=r"radius must be an integer of at least 1\. Received: 0"):
+    with pytest.raises(ValueError, match=r"radius must be an integer.*Received: \w+=0"):
         local_attention(*inputs, radius=0)
-    with pytest.raises(ValueError, match=r"stride must be an integer of at least 1\. Received: 0"):
+    with pytest.raises(ValueError, match=r"stride must be an integer.*Received: \w+=0"):
         strided_attention(*inputs, stride=0)
     with pytest.raises(ValueError, match=r"at most block_size.*block_size=2, summary_size=3"):
         fixed_attention(*inputs, block_size=2, summary_size=3)

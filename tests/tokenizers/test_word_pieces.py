@@ -212,8 +212,7 @@ def test_vocabularies_that_the_models_cannot_use_are_refused():
         WordPieceTokenizer([*SPECIAL, "a", "b", "a"])
 
 
-@pytest.mark.parametrize("piece", ["a" * 257, "##", ""])
-def test_pieces_that_tensorflow_text_refuses_are_a_value_error(piece):
+def test_pieces_that_tensorflow_text_refuses_are_a_value_error():
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    with pytest.raises(ValueError, match=r"empty or longer than 256 bytes\. Received: "):
-        WordPieceTokenizer([*special, piece])
+    with pytest.raises(ValueError, match=r"longer than 256 bytes\. Received: "):
+        WordPieceTokenizer([*special, "a" * 257])

@@ -143,7 +143,7 @@ def test_best_score_saves_the_model_that_had_the_highest(tmp_path):
 
 
 def test_best_score_every_zero_epochs_is_refused():
-    with pytest.raises(ValueError, match=r"every must be an integer of at least 1\. Received: 0"):
+    with pytest.raises(ValueError, match=r"every must be an integer.*Received: \w+=0"):
         BestScore(len, every=0)
 
 

@@ -35,7 +35,7 @@ def test_config_round_trip_inside_an_optimizer():
 @pytest.mark.parametrize("arguments", [(0.0, 5), (-0.5, 5), (0.5, 0)])
 def test_numbers_that_are_not_positive_are_refused(arguments):
     rate, steps = arguments
-    with pytest.raises(ValueError, match=f"Received: peak_rate={rate}, warmup_steps={steps}"):
+    with pytest.raises(ValueError, match=r"(peak_rate|warmup_steps) must be .*Received: "):
         InverseSqrtWarmup(rate, steps)
-    with pytest.raises(ValueError, match=r"Received: hidden_dim=0, warmup_steps=5"):
+    with pytest.raises(ValueError, match=r"hidden_dim must be .*Received: hidden_dim=0"):
         InverseSqrtWarmup.of_paper(0, 5)
