@@ -7,6 +7,7 @@ import pathlib
 import zlib
 
 import keras
+import tensorflow as tf
 
 from keras_transformer.files import DamagedFile, check_archive, in_one_line, read_arrays, read_json
 from keras_transformer.serving.precision import with_dtype
@@ -158,7 +159,7 @@ class RunFolder:
             raise DamagedFile(f"{error} {AGAIN}") from None
         try:
             model = keras.saving.load_model(self.model_file, compile=False)
-        except MemoryError:
+        except (MemoryError, tf.errors.ResourceExhaustedError):
             raise
         except Exception as error:  # Keras and h5py raise many types for what they cannot load
             reason = in_one_line(str(error).rpartition("Exception encountered: ")[2] or error)
