@@ -180,7 +180,7 @@ def test_the_config_survives_json():
 def test_sizes_and_rows_that_do_not_fit_are_refused():
     stack = TransformerXL(2, 3, 5)
     for sizes in (0, 7), (3, -1):
-        with pytest.raises(ValueError, match=r"Received: batch_size=\d, memory_length="):
+        with pytest.raises(ValueError, match=r"(batch_size|memory_length) must be an integer"):
             SegmentRecurrence(stack, *sizes)
     with pytest.raises(ValueError, match=r"as many rows.*Received: 2 rows, batch_size=3"):
         built()(normal(2, 5, DIM), np.ones((2, 5), "int32"), training=True)
