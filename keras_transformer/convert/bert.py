@@ -259,7 +259,7 @@ def _modern(name):
 
 def _labels(folder, weights):
     head = first_of(("classifier.weight", "classifier.out_proj.weight"), weights, folder.path)
-    count = weights.shape(head)[0]
+    count = weights.rows(head)
     settings, kind = folder.settings, "single_label_classification"
     settings.one_of("problem_type", kind, None)
     named = settings.given("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}

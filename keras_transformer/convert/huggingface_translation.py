@@ -48,6 +48,8 @@ def translation_folder(text_model, draft):
         "d_model": tables[1].hidden_dim,
         **{f"{s}_{name}": size for s in ("encoder", "decoder") for name, size in of_sides.items()},
         "dropout": encoder.dropout,
+        "attention_dropout": encoder.attention_dropout,
+        "activation_dropout": encoder.activation_dropout,
         "activation_function": activation_name(encoder),
         "scale_embedding": bool(tables[0].scale),
         "max_position_embeddings": max(longest, 512),  # sines: any number will do

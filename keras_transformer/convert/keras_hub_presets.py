@@ -17,7 +17,6 @@ from keras_transformer.convert.settings import Settings, pieces_of
 from keras_transformer.convert.tables import ConversionError, Row, assign, check_dtype
 from keras_transformer.convert.tokenizer_json import merges_of
 from keras_transformer.convert.weights import Weights
-from keras_transformer.files import in_one_line
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models import bert_models, gpt2_model
 
@@ -265,8 +264,8 @@ def _arrays(folder):
                 weights.visititems(collect)
         except ConversionError:
             raise
-        except Exception as error:  # h5py raises many types for a damaged file
-            raise ConversionError(f"{path} is damaged: {in_one_line(error)}") from None
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise ConversionError(f"{path} is damaged: {error}") from None
     return Weights.of(arrays)
 
 

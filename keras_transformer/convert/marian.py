@@ -245,7 +245,8 @@ def vocabularies(folder, shared):
     for file, size in sides:
         vocabulary = folder.json(file)
         count = len(vocabulary)
-        if sorted(map(str, vocabulary.values())) != sorted(map(str, range(count))):
+        are_numbers = all(type(index) is int for index in vocabulary.values())
+        if not are_numbers or sorted(vocabulary.values()) != list(range(count)):
             raise ConversionError(
                 f"{folder.path / file}: the ids must be 0, 1, 2 and so on. "
                 f"Received: {count} pieces with other ids."
@@ -290,7 +291,7 @@ def check(folder, weights, family, shared, dimensions):
     else:
         tables = [(SOURCE, "vocab_size"), (TARGET + OUTPUT, "decoder_vocab_size")]
     for names, size in tables:
-        rows_there = weights.shape(first_of(names, weights, family))[0]
+        rows_there = weights.rows(first_of(names, weights, family))
         shapes[names] = (settings.count(size, rows_there), hidden_dim)
     weights.check(shapes, family)
 

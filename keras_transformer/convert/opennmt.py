@@ -141,7 +141,12 @@ def read(path):
             f"{path} has one table for both."
         )
     ids = [ids_of(len(side) + 1) for side in words]
-    hidden_dim = arrays[_SOURCE].shape[1]
+    hidden_dim = arrays[_SOURCE].shape[-1]
+    if arrays[_SOURCE].ndim != 2 or hidden_dim < 4 or hidden_dim % 2:
+        raise ConversionError(
+            f"{path}: {_SOURCE} must have one row a word, at least 4 wide and even, for sines and "
+            f"cosines. Received: {arrays[_SOURCE].shape}."
+        )
     dimensions = {
         "num_layers": _num_layers(path, arrays),
         "hidden_dim": hidden_dim,
@@ -151,7 +156,7 @@ def read(path):
         "pre_norm": "encoder/layer_norm/gamma" in arrays,
         "activation": activation,
     }
-    if hidden_dim % num_heads:
+    if num_heads < 1 or hidden_dim % num_heads:
         raise ConversionError(
             f"{path / DESCRIPTION} must give num_heads that divide {hidden_dim}. "
             f"Received: {num_heads}."
@@ -234,7 +239,9 @@ def _description(path):
         raise ConversionError(f"{path} must hold {DESCRIPTION}, which OpenNMT-tf writes.")
     try:
         nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
-    except (SyntaxError, ValueError) as error:
+        keywords = [node for node in nodes if isinstance(node, ast.keyword)]
+        given = {node.arg: ast.unparse(node.value) for node in keywords}
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConversionError(f"{file} must be Python. Received: {error}") from None
     names = {
         getattr(node, field)
@@ -248,13 +255,12 @@ def _description(path):
             f"{file} must describe one of {', '.join(MODELS)}. "
             f"Received: {', '.join(kinds) or None}."
         )
-    given = {node.arg: node.value for node in nodes if isinstance(node, ast.keyword)}
-    settings = Settings({name: ast.unparse(node) for name, node in given.items()}, file)
+    settings = Settings(given, file)
     settings.without_effect(_READ)
     settings.warn_of_unread()
     values = {"dropout": "0.1", "ffn_activation": "relu", "position_encoder_class": SINES}
     heads, ends = MODELS[kinds[0]]
-    values |= {"num_heads": str(heads)} | {name: ast.unparse(node) for name, node in given.items()}
+    values |= {"num_heads": str(heads)} | given
     activation = values["ffn_activation"].split(".")[-1]
     by_place = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) > 2]
     if by_place or not values["num_heads"].isdigit():

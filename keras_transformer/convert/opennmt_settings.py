@@ -69,6 +69,7 @@ class OpenNMTSettings:
     def source_end(self, default):
         """Whether sources end with </s>."""
         controls = self._data.get("source_sequence_controls") or {"end": default}
+        controls = settings.Settings(controls, self.file).values
         if controls.get("start"):
             raise ConversionError(
                 f"{self.file}: source_sequence_controls must not have start; it is not supported."
@@ -108,6 +109,11 @@ class OpenNMTSettings:
         given = self._data.get(f"{side}_tokenization")
         if isinstance(given, str):
             given = _yaml(self._file_named(given))
+        if given and not isinstance(given, dict):
+            raise ConversionError(
+                f"{self.file}: {side}_tokenization must be a mapping or a file with one. "
+                f"Received: {given!r:.80}."
+            )
         if not given:  # texts were tokenised beforehand
             files = sorted(self.file.parent.glob("*.model"))
             if len(files) == 1:
@@ -131,6 +137,8 @@ class OpenNMTSettings:
 
     def _file_named(self, name):
         """The path of a file that the settings name."""
+        if not isinstance(name, str):
+            raise ConversionError(f"{self.file} must name files by texts. Received: {name!r:.80}.")
         places = [
             self.file.parent / name,
             pathlib.Path(name),

@@ -47,6 +47,7 @@ WITHOUT_EFFECT = (
     "lora_ga_config loftq_config megatron_core peft_version qalora_group_size revision "
     "velora_config".split()
 )
+# Heads that PEFT saves for a task without being asked.
 HEADS = {"SEQ_CLS": ["classifier", "score"], "TOKEN_CLS": ["classifier", "score"]}
 
 
@@ -227,7 +228,7 @@ def _check_modules(settings, weights):
     """Raises ConversionError if the file holds arrays that PEFT, by the settings, would not use."""
     targets, excluded = settings.given("target_modules"), settings.given("exclude_modules")
     layers, saved = settings.given("layers_to_transform"), settings.items("modules_to_save")
-    saved += HEADS.get(settings.given("task_type") or "", [])
+    saved += HEADS.get(str(settings.given("task_type")), [])
     settings.one_of("layers_pattern", None, [])
     for name in weights:
         module, is_lora = name.removeprefix(START).rpartition(".")[0], name.endswith((DOWN, UP))

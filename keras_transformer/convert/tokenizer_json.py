@@ -17,6 +17,7 @@ _PARTS = "version truncation padding added_tokens normalizer pre_tokenizer post_
 _BYTE_LEVEL = {"add_prefix_space": False, "use_regex": True}
 _BERT = {"clean_text": True, "handle_chinese_chars": True}
 _PAIRS = {"ignore_merges": False, "dropout": None}
+_READ = ("vocab", "merges", "byte_fallback", "unk_token", "fuse_unk")  # of byte pairs
 _NO_MARKS = dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"), "")
 # What a Replace may do, with spaces: a text, or a regular expression.
 _REPLACED = (
@@ -57,9 +58,10 @@ def read_tokenizer_json(path):
 
 
 def check_added(tokens, path):
-    """Raises ConversionError if an added token, {"content": text}, is not "special".
+    """Raises ConversionError if an added token, {"content": text}, is not special.
 
-    Special ones are text for ours, where they occur in a text, which the guide says.
+    Their tokenizers find it in a text before they split the text. Ours find none: a special token
+    in a text is plain text, as the guide says.
     """
     if plain := [token["content"] for token in tokens if token.get("special") is not True]:
         raise ConversionError(
@@ -111,7 +113,7 @@ def byte_level(content, path):
     _steps(content, "normalizer", [], path)
     steps = _steps(content, "pre_tokenizer", ["ByteLevel"], path, needed="ByteLevel")
     _require(steps["ByteLevel"], _BYTE_LEVEL, path, "trim_offsets")
-    _require(content["model"], _PAIRS | _NO_MARKS, path, *_MODEL, "unk_token", "fuse_unk")
+    _require(content["model"], _PAIRS | _NO_MARKS, path, *_READ)
     return _vocabulary_and_merges(content)
 
 
@@ -121,20 +123,16 @@ def _vocabulary_and_merges(content):
     return model["vocab"] | _added(content), merges
 
 
-_MODEL = ("vocab", "merges", "byte_fallback")
-
-
 def _added(content):
     return {token["content"]: token["id"] for token in content.get("added_tokens") or []}
 
 
 def _sentencepiece_byte_pairs(content, added, path):
     """Byte pairs as a SentencePiece model, in which a merged piece is scored by its rank."""
-    model, vocabulary_and_merges = content["model"], _vocabulary_and_merges(content)
     # SentencePiece makes one unknown piece of several in a row.
-    fused = {} if model.get("byte_fallback") else {"fuse_unk": True}
-    _require(model, _PAIRS | _NO_MARKS | fused, path, *_MODEL, "unk_token", "fuse_unk")
-    vocabulary, merges = vocabulary_and_merges
+    fused = {} if content["model"].get("byte_fallback") else {"fuse_unk": True}
+    _require(content["model"], _PAIRS | _NO_MARKS | fused, path, *_READ)
+    vocabulary, merges = _vocabulary_and_merges(content)
     ranks = {}
     for rank, (left, right) in enumerate(pair.split(" ") for pair in merges):
         ranks.setdefault(left + right, rank)

@@ -35,7 +35,7 @@ class Weights(Mapping):
     Examples:
         >>> import numpy as np
         >>> weights = Weights.of({"bert.a": np.zeros((2, 3))}).renamed(lambda name: name[5:])
-        >>> weights.shape("a"), weights["a"].sum()
+        >>> weights.shape("a"), float(weights["a"].sum())
         ((2, 3), 0.0)
     """
 
@@ -66,6 +66,10 @@ class Weights(Mapping):
 
     def shape(self, name):
         return self._entries[name].shape
+
+    def rows(self, name):
+        """The first dimension of an array, 0 if it has none."""
+        return next(iter(self.shape(name)), 0)
 
     def joined(self, other):
         """These arrays and others.

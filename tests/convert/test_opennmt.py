@@ -3,6 +3,7 @@
 import atexit
 import functools
 import pathlib
+import re
 import shutil
 import tempfile
 
@@ -165,6 +166,11 @@ def drop_words(folder):
         (describe("m = models.TransformerRelative"), "must describe one of .*Received: None"),
         (describe("m = Transformer(num_heads=h)"), "sizes as numbers and by keyword"),
         (describe("m = Transformer(None, None, 6, 512, 8)"), "sizes as numbers and by keyword"),
+        (describe("m = Transformer(num_heads=0)"), "num_heads that divide 8. Received: 0"),
+        (describe(f"m = {'-' * 10**5}1"), "must be Python"),
+        (lambda folder: (folder / "data.yml").write_text("[" * 10**5), "must hold YAML"),
+        (lambda folder: change_settings(folder, "data", source_vocabulary=[3]), "by texts.*: .3"),
+        (lambda folder: change_settings(folder, "data", source_tokenization=[3]), "a mapping or"),
         (describe("m = Transformer(num_heads=3)"), "num_heads that divide 8. Received: 3"),
         (describe("m = Transformer(ffn_activation=tf.nn.elu)"), "one of relu.*Received.*elu"),
         (describe("m = Transformer(position_encoder_class=None)"), "sinusoidal.*None, relu"),
@@ -205,3 +211,13 @@ def test_what_does_not_fit_is_one_line(folder, change, message):
     with pytest.raises(convert.ConversionError, match=message) as error:
         convert.read(folder)
     assert "\n" not in str(error.value)
+
+
+def test_other_settings_are_named(folder, caplog):
+    convert.read(folder)
+    assert "not supported" not in caplog.text
+    change_settings(folder, "params", coverage_penalty=0.2, label_smoothing=0.1)
+    describe("m = Transformer(num_heads=2, maximum_relative_position=5)")(folder)
+    convert.read(folder)
+    for setting in (r"coverage_penalty=0\.2\.", "maximum_relative_position='5'"):
+        assert re.search(rf"no effect here: {setting}", caplog.text)

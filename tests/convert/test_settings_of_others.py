@@ -37,6 +37,8 @@ def a_pretraining(path):
 SMALL = {name: make for name, make in FAMILIES.items() if "preset" not in name}
 SMALL = {**SMALL, "pretraining of bert": a_pretraining}
 SMALL.pop("opennmt")
+# The tokens that have the same ids in ours, which has a start of its own and no <s>.
+COLUMNS = {"m2m100": slice(4, 200)}
 
 
 def noisy(path):
@@ -62,13 +64,12 @@ def their_logits(path, name):
         )
         if report["missing_keys"] or report["mismatched_keys"]:
             return None
-        # Ours of M2M100 has one row more, a second end.
-        given, first = inputs(name), int(name == "m2m100")
+        given = inputs(name)
         if "segment_ids" in given and "distil" not in name and name != "roberta":
             given["token_type_ids"] = given["segment_ids"].astype("int64")
         given = {
             {"source_ids": "input_ids", "token_ids": "input_ids",
-             "target_ids": "decoder_input_ids"}.get(key, key): torch.tensor(value - first)
+             "target_ids": "decoder_input_ids"}.get(key, key): torch.tensor(value)
             for key, value in given.items()
             if key not in ("segment_ids", "masked_positions")
         }  # fmt: skip
@@ -77,7 +78,7 @@ def their_logits(path, name):
     except Exception:  # it has many kinds
         return None
     found = found.prediction_logits if "prediction_logits" in found else found.logits
-    return found.numpy()[..., 4 * first :]
+    return found.numpy()[..., COLUMNS.get(name, slice(None))]
 
 
 def inputs(name):
@@ -96,7 +97,7 @@ def our_logits(model, name):
     given = inputs(name)
     found = model(given["token_ids"] if name == "gpt2" else given, training=False)
     found = array(found["masked_tokens"] if "pretraining" in name else found)
-    return found[..., 5 * (name == "m2m100") :]
+    return found[..., COLUMNS.get(name, slice(None))]
 
 
 def candidates(name, value):

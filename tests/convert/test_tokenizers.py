@@ -375,7 +375,7 @@ def test_steps_of_a_normalizer_that_ours_have_not_are_refused(kind, tmp_path):
         "normalizer": {"type": "Sequence", "normalizers": STEPS[kind]},
     }
     write_json(tmp_path / "tokenizer.json", **content)
-    with pytest.raises(ConversionError, match="in this order|only spaces|twice is not supported"):
+    with pytest.raises(ConversionError, match=r"in this order|only spaces|twice is not supported"):
         load_tokenizer_of(tmp_path)
 
 
@@ -387,5 +387,5 @@ def test_settings_of_byte_pairs_that_ours_have_not_are_refused(setting, tmp_path
     model = {"type": "BPE", "vocab": {}, "merges": []} | setting
     parts = {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}
     write_json(tmp_path / "tokenizer.json", model=model, **parts)
-    with pytest.raises(ConversionError, match=f"{[*setting][0]} (must be|is not supported)"):
+    with pytest.raises(ConversionError, match=f"{next(iter(setting))} (must be|is not supported)"):
         load_tokenizer_of(tmp_path)
