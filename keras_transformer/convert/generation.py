@@ -172,6 +172,7 @@ def sampling_settings(folder, size, context, end):
     ours = list(range(4, 4 + size))
     if end is not None:
         ours[end] = END_ID
+        _check(settings, {"eos_token_id": (end, [end])})
     found = {"max_tokens": settings.count("max_new_tokens", max(1, context // 2))}
     if samples:
         found["temperature"] = settings.number("temperature", 1.0)

@@ -17,6 +17,7 @@ from keras_transformer.convert.settings import Settings, pieces_of
 from keras_transformer.convert.tables import ConversionError, Row, assign, check_dtype
 from keras_transformer.convert.tokenizer_json import merges_of
 from keras_transformer.convert.weights import Weights
+from keras_transformer.files import in_one_line
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models import bert_models, gpt2_model
 from keras_transformer.serving.settings import SamplingSettings
