@@ -32,7 +32,8 @@ def main(arguments=None):
     parser.add_argument("--run", help="folder of the run, created by --from and read by --to")
     parser.add_argument(
         "--to", metavar="FORMAT", choices=FORMATS,
-        help=f"format in which to write the run: {', '.join(FORMATS)}",
+        help=f"format in which to write the run: {', '.join(FORMATS)}; the searches of ctranslate2 "
+        "and huggingface divide scores by a power of the length and may translate otherwise",
     )  # fmt: skip
     parser.add_argument("--output", metavar="FOLDER", help="folder to write to, with --to")
     parser.add_argument(

@@ -1,5 +1,7 @@
 """Our translation models as Marian and Pegasus of Hugging Face's library."""
 
+import logging
+
 import numpy as np
 
 from keras_transformer.convert import marian
@@ -24,7 +26,15 @@ def translation_folder(text_model, draft):
     longest = max(settings.max_source_length, settings.max_target_length) + 1
     _save_tokenizers(text_model.module, tables, shared, longest, draft)
     ids = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2, "bos_token_id": 2}
-    write_json(draft / GENERATION, ids | written_search(settings))
+    search = written_search(settings)
+    write_json(draft / GENERATION, ids | search)
+    if settings.scoring == "gnmt" and settings.num_beams > 1:
+        logging.getLogger(__name__).warning(
+            "Hugging Face's search divides scores by n ** %.3g here, which grows as the run's "
+            "penalty does at 20 tokens, and it has no limit of twice the source: some translations "
+            "will differ.",
+            search["length_penalty"],
+        )
     arrays = arrays_of(_translation_rows(model, model.get_layer("positions").interleaved))
     if "final_logits_bias" not in arrays:
         arrays["final_logits_bias"] = np.zeros((1, tables[1].vocabulary_size), "float32")

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer.convert import ModelFolder, assign, generation, load_gpt2, marian
+from keras_transformer.convert.huggingface_translation import translation_folder
 from keras_transformer.convert.sentencepiece import our_order
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.decoding import TokenRules, beam_search, sample
@@ -356,3 +357,15 @@ def test_the_power_grows_as_the_penalty_does_at_its_length():
         assert abs(generation.power_penalty(settings, length) - slope[0]) < 1e-4
     settings = SearchSettings(length_penalty=0.8, scoring="huggingface")
     assert generation.power_penalty(settings) == 0.8
+
+
+@pytest.mark.parametrize(("scoring", "num_beams"), [("gnmt", 2), ("gnmt", 1), ("huggingface", 2)])
+def test_a_search_that_is_written_as_another_is_said(
+    scoring, num_beams, tokenizer, tmp_path, caplog
+):
+    size = tokenizer.vocabulary_size
+    model = kt.translation(size, num_layers=1, hidden_dim=4, num_heads=2, intermediate_dim=6)
+    settings = SearchSettings(num_beams, length_penalty=1.0, scoring=scoring)
+    translation_folder(kt.serving.Translator(model, tokenizer, settings=settings), tmp_path)
+    is_another = (scoring, num_beams) == ("gnmt", 2)
+    assert ("divides scores by n ** 0.8 here" in caplog.text) == is_another
