@@ -49,7 +49,7 @@ def check_free(path, advice):
 
     Raises:
         ValueError: if there is anything but an empty folder.
-        NotWritten: as of `check_writable`.
+        NotWritten: as for `check_writable`.
     """
     if not is_free(path):
         raise ValueError(f"{path} already exists. {advice}")
@@ -59,7 +59,10 @@ def check_free(path, advice):
 def check_writable(path):
     """Raises `NotWritten` if a file or folder could not be created here, without creating it."""
     path = pathlib.Path(os.path.realpath(path))
-    folder = next(place for place in (path, *path.parents) if place.exists())
+    try:
+        folder = next(place for place in (path, *path.parents) if place.exists())
+    except OSError as error:
+        raise NotWritten(path, error.strerror) from error
     if not folder.is_dir():
         raise NotWritten(path, f"{folder} is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -179,10 +179,8 @@ def open_closed_streams():
         try:
             os.fstat(number)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # the lowest free number
-            os.dup2(null, number)
-            if null != number:
-                os.close(null)
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(null, True)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
             closed.append(name)
     return closed

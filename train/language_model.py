@@ -45,6 +45,8 @@ ALL_SIZES = "; ".join(f"{', '.join(sizes)} with --model {model}" for model, size
 class LanguageModelConfig(TrainingConfig):
     """One experiment of `python -m train.language_model`."""
 
+    earlier = {"sampling": USUAL_MODEL["sampling"]}
+
     text: str = setting("", "file of text to learn from, may be .gz; or a TFDS name")
     valid_text: str = setting("", "file of text for validation")
     data_dir: str = setting("", "folder where TFDS keeps its data")
@@ -146,20 +148,13 @@ class LanguageModelConfig(TrainingConfig):
             "data_dir": (self.is_dataset(), "a TFDS name as --text"),
             "vocabulary_size": (self.tokens == "pieces", "--tokens pieces"),
             "evaluate_every": (in_windows, "windows: neither --model transformer_xl nor --packed"),
-            "stride": (
-                self.has_validation() and not self.packed,
-                "a validation text without --packed",
-            ),
+            "stride": (in_windows, "windows: neither --model transformer_xl nor --packed"),
             "shapes": (False, "batches of varying lengths"),
             "row_multiple": (self.packed, "--packed"),
         }
 
     def dimensions(self):
         return super().dimensions() | self.given(("memory_length",))
-
-    @classmethod
-    def restored(cls, kept):
-        return super().restored({"sampling": USUAL_MODEL["sampling"], **kept})
 
 
 @settings

@@ -22,7 +22,7 @@ from keras_transformer.training.distribution import (
 )
 from train.devices import exit_when_a_worker_is_lost, make_deterministic
 from train.gpus import warn_of_idle_gpus
-from train.progress import EpochLog, StopWithoutProgress, opened_log, progress
+from train.progress import EpochLog, StopWithoutProgress, check_log, opened_log, progress
 from train.recovery import data_of, finished_model, locked
 from train.run import Run
 from train.settings import flag_of
@@ -45,11 +45,12 @@ def train_on_devices(experiment_class, config, options):
         config = experiment_class.completed(config, before)
     config = with_plan(config, run, strategy)
     exists = run.holds(config)  # checked before a long text is read
-    with exit_when_a_worker_is_lost(strategy), opened_log(options.log_file) as log:
+    check_log(options.log_file)
+    with exit_when_a_worker_is_lost(strategy):
         experiment = experiment_class(config, run=run if exists else None)
         if this_worker(strategy).index == 0:
             warn_of_no_effect(experiment.config, given)
-        train_run(run, experiment, strategy, log)
+        train_run(run, experiment, strategy, options.log_file)
         if on_jax:
             print("To evaluate and use the run, repeat the command with KERAS_BACKEND=tensorflow.")
         elif this_worker(strategy).index == 0:
@@ -142,7 +143,7 @@ def warn_of_padding(config, batches):
         )  # fmt: skip
 
 
-def train_run(run, experiment, strategy=None, log=None):
+def train_run(run, experiment, strategy=None, log_file=""):
     """Trains a run to its end, from its last checkpoint if it has one.
 
     With several workers, all read the text and the run's folder, and only the chief writes.
@@ -151,7 +152,8 @@ def train_run(run, experiment, strategy=None, log=None):
         run: a `Run`; its folder is created after everything it needs has been checked.
         experiment: an `Experiment`.
         strategy: from `keras_transformer.training.choose_strategy`; None for one device.
-        log: a text file that gets the progress, too, in plain lines; None for none.
+        log_file: path of a file to which the progress is appended, too, in plain lines; "" for
+            none. It may lie in the run's folder.
 
     Returns:
         The model, with the mean of the weights in its newest checkpoints.
@@ -171,13 +173,13 @@ def train_run(run, experiment, strategy=None, log=None):
             model = finished_model(run, experiment, is_chief)
             check_workers_agree(strategy, int(model is not None), f"what {run.path} holds")
         if model is None:
-            model = _train(run, experiment, strategy, exists, lock, log)
+            model = _train(run, experiment, strategy, exists, lock, log_file)
         if is_chief:
             experiment.finish(run)
     return model
 
 
-def _train(run, experiment, strategy, exists, lock, log):
+def _train(run, experiment, strategy, exists, lock, log_file):
     """Begins a run or resumes it; returns the model once it is saved."""
     config, is_chief = experiment.config, this_worker(strategy).index == 0
     keras.utils.set_random_seed(config.seed)
@@ -207,6 +209,7 @@ def _train(run, experiment, strategy, exists, lock, log):
         callbacks += [*experiment.callbacks(run, tokenizer), EpochLog(run.history_file)]
         if config.tensorboard:
             callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
+        log = lock.enter_context(opened_log(log_file))
         callbacks += progress(config.steps, batches.steps_per_epoch, log)
     _fit(model, config, batches, validation, [*callbacks, checkpoints])
     from_all_workers(strategy, 0)  # the chief has saved the last checkpoint

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import logging
+import math
 import pathlib
 import sys
 import time
@@ -11,7 +12,7 @@ import time
 import keras
 import numpy as np
 
-from keras_transformer.files import whole
+from keras_transformer.files import check_writable, whole
 
 LINE_EVERY = 100  # steps
 
@@ -33,6 +34,9 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
     def set_params(self, params):
         super().set_params({**params, "verbose": 1, "epochs": self._epochs})
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, measured(logs))
 
 
 class ProgressLines(keras.callbacks.Callback):
@@ -68,14 +72,28 @@ class ProgressLines(keras.callbacks.Callback):
         self._write(f"{place}, {seconds:,.0f} s", logs)
 
     def _write(self, place, logs):
-        numbers = ", ".join(f"{name} {_in_short(value)}" for name, value in logs.items())
+        shown = measured(logs).items()
+        numbers = ", ".join(f"{name} {_in_short(value)}" for name, value in shown)
         for file in self._files:
             print(f"{place}: {numbers}", file=file, flush=True)
+
+
+def measured(logs):
+    """The logs without those that an epoch has not measured, which are NaN."""
+    return {name: value for name, value in logs.items() if not math.isnan(value)}
 
 
 def _in_short(number):
     """Four digits, or all before the point: 0.01234, 1.234, 12,345."""
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
+def check_log(path):
+    """Raises OSError if a file could not be appended to; "" is no file."""
+    if path and pathlib.Path(path).exists():
+        open(path, "a").close()
+    elif path:
+        check_writable(path)
 
 
 @contextlib.contextmanager
@@ -120,7 +138,7 @@ class EpochLog(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         rows = {number: row for number, row in read_epochs(self._path).items() if number < epoch}
-        rows[epoch] = logs
+        rows[epoch] = measured(logs)
         names = sorted(set().union(*rows.values()))
         text = io.StringIO()
         writer = csv.DictWriter(text, ["epoch", *names], restval="NA", lineterminator="\n")

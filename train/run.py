@@ -12,7 +12,6 @@ import numpy as np
 
 from keras_transformer.convert import Converted
 from keras_transformer.files import (
-    DamagedFile,
     NotWritten,
     check_writable,
     complete,
@@ -156,9 +155,11 @@ class Run(RunFolder):
         try:
             content = load_arrays(self.pretrained_file)["json"].tobytes()
             tokenizers = self.tokenizer(), self.target_tokenizer()
-        except (DamagedFile, FileNotFoundError):
+            model = keras.models.model_from_json(content)
+        except MemoryError:
+            raise
+        except Exception:  # Keras raises many types for what it cannot deserialise
             return None
-        model = keras.models.model_from_json(content)
         return Converted("", model, *tokenizers, config=self.settings())
 
     def save_config(self, config, has_two_tokenizers=False):

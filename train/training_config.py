@@ -87,6 +87,8 @@ def in_words(changes):
 class TrainingConfig:
     """Settings of all experiments; every field is also a flag of the experiment's command."""
 
+    earlier = {}  # {setting that runs of earlier versions lack: what they do}
+
     num_layers: int | None = setting(None, "blocks in a stack; default: set by --size", ge=1)
     hidden_dim: int | None = setting(
         None, "width of the token vectors; default: set by --size", ge=2, multiple_of=2
@@ -225,7 +227,7 @@ class TrainingConfig:
         missing = fields_of(cls).keys() - kept.keys()
         if is_edited and missing:
             raise ValueError(f"Settings are missing: {', '.join(map(flag_of, sorted(missing)))}.")
-        kept = {**CHOSEN_AT_START, **kept}
+        kept = {**CHOSEN_AT_START, **cls.earlier, **kept}
         if not is_old:
             return cls(**kept)
         unset = {name for name, value in LEFT_TO_SIZE.items() if kept.get(name) == value}

@@ -38,6 +38,8 @@ USUAL_SEARCH = {"num_beams": 5, "length_penalty": 1.0, "scoring": "gnmt", "token
 class TranslationConfig(TrainingConfig):
     """One experiment of `python -m train.translation`."""
 
+    earlier = {"token_rules": USUAL_SEARCH["token_rules"]}
+
     source: str = setting("", "file of source sentences, one per line; may be .gz")
     target: str = setting("", "file of their translations")
     valid_source: str = setting("", "file of source sentences for validation")
@@ -116,10 +118,6 @@ class TranslationConfig(TrainingConfig):
 
     def plan(self):
         return super().plan() | {"packed": self.packed}
-
-    @classmethod
-    def restored(cls, kept):
-        return super().restored({"token_rules": USUAL_SEARCH["token_rules"], **kept})
 
 
 @settings

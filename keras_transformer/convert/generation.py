@@ -25,7 +25,7 @@ RULES = (
     "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty",
     "suppress_tokens",
 )  # fmt: skip
-# What may be besides null where our searches have no such thing: what asks for nothing.
+# Settings that our searches lack, with the values besides null that switch them off.
 ASKS_FOR_NOTHING = {
     "constraints": (),
     "diversity_penalty": (0,),

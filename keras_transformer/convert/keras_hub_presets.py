@@ -28,7 +28,7 @@ VOCABULARY, MERGES, WORD_PIECES = (
 )
 BERT_EPSILON, GPT2_EPSILON, HEAD_EPSILON = 1e-12, 1e-5, 1e-5
 
-# What says of an object of Keras nothing about its numbers.
+# Keys of a serialized Keras object that do not affect its numbers.
 _OBJECT = ("module", "registered_name", "build_config", "name", "trainable", "dtype")
 # What KerasHub calls the layers that the tables of `bert` and `gpt2` name, by the last parts of
 # these names: within a block, and elsewhere.

@@ -124,7 +124,8 @@ def read_peft(model, path, family):
     known |= {name for row in rows for name in row.names}
     if unknown := sorted(set(arrays) - known):
         raise ConversionError(f"{path} tunes a layer that this model does not have: {unknown[0]}.")
-    assign(rows, {name: arrays[name] for row in rows for name in row.names}, family)
+    names = [name for row in rows for name in row.names if name in arrays]
+    assign(rows, {name: arrays[name] for name in names}, family)
     for variable, value in values:
         variable.assign(value)
     return tuned

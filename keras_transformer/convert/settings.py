@@ -96,7 +96,7 @@ number, at least 1. Received: '3'.
         """A setting of which only some values are supported; a missing one has the first."""
         value = self.given(name)
         value = value if name in self.values else allowed[0]
-        # 1 and 1.0 are no True.
+        # 1 == True in Python, but not here.
         if not any(value == one and type(value) is type(one) for one in allowed):
             supported = " or ".join(map(repr, allowed))
             self._refuse(name, f"{supported}; nothing else is supported", value)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from keras_transformer.convert.tables import (
     BUFFERS,
     ConversionError,
@@ -44,7 +46,11 @@ class Weights(Mapping):
 
     @classmethod
     def of(cls, arrays):
-        """The `Weights` of arrays in memory, {name: array}."""
+        """The `Weights` of arrays in memory, {name: array}; also of tensors and lists."""
+        arrays = {
+            name: array if hasattr(getattr(array, "dtype", None), "name") else np.asarray(array)
+            for name, array in arrays.items()
+        }
         return cls({
             name: Entry(array.shape, array.dtype.name, lambda array=array: array)
             for name, array in arrays.items()

@@ -65,6 +65,8 @@ def stream(
         raise ValueError("The prompt must have at least one token. Received: none.")
     draw = token_sampler(seed, temperature, top_k, top_p)
     rules = token_rules or NO_RULES
+    if rules.change_scores:
+        check_integer("end_id", end_id, 1, reason=" token_rules need it.")
     first_free = tf.constant([len(prompt) - 1])
     last_resort = end_id if rules.change_scores else None
 
@@ -75,16 +77,17 @@ def stream(
         if rules.change_scores:
             seen = position + 1
             logits = rules.apply(logits, sequence, seen, text_position, first_free, end_id)
-        return draw(mask_forbidden(logits, tuple(forbidden_ids), last_resort), text_position)[
-            0, 0
-        ], cache
+        logits = mask_forbidden(logits, tuple(forbidden_ids), last_resort)
+        return draw(logits, text_position)[0, 0], cache
 
+    sequence = tf.zeros((1, 1, 0), tf.int32)  # which only the rules look at
     written, past, cache = 0, prompt[-context:], start_cache()
     read = 0  # tokens of `past` in the cache
     while written < num_tokens:
         for token_id in past[read:]:
             text_position = tf.constant(len(prompt) + written - len(past) + read)
-            sequence = tf.constant([[past + [0] * (context - len(past))]])
+            if rules.change_scores:
+                sequence = tf.constant([[past + [0] * (context - len(past))]])
             drawn, cache = advance(
                 tf.constant(token_id), tf.constant(read), text_position, cache, sequence
             )

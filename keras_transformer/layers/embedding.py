@@ -123,7 +123,7 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
         check_integer("vocabulary_size", vocabulary_size)
         check_integer("hidden_dim", hidden_dim)
         if pad_id is not None:
-            check_integer("pad_id", pad_id, least=-LARGEST_INTEGER)
+            check_integer("pad_id", pad_id, 0, vocabulary_size - 1)
         if stddev is not None:
             check_number("stddev", stddev, least=0)
         self.vocabulary_size = vocabulary_size

@@ -30,7 +30,7 @@ class ChecksInputs:
             if vectors.shape[-1] != self._widths[name]:
                 raise ValueError(
                     f"{name} must be as wide as when the layer was built: {self._widths[name]} "
-                    f"numbers a token. Received: {name} of shape {tuple(vectors.shape)} for "
+                    f"numbers per token. Received: {name} of shape {tuple(vectors.shape)} for "
                     f"{self.name}."
                 )
 

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.inputs import check_vectors, implicit_mask
+from keras_transformer.ops.projection import highest_at_least
 
 POOLINGS = ("mean", "max", "first")
 
@@ -57,7 +58,7 @@ class SequencePooling(keras.layers.Layer):
             count = ops.sum(ops.cast(real, "float32"), axis=1)
             pooled = ops.sum(ops.where(real, vectors, 0.0), axis=1) / ops.maximum(count, 1.0)
         else:
-            pooled = ops.max(ops.where(real, vectors, -1e30), axis=1, initial=-1e30)
+            pooled = highest_at_least(ops.where(real, vectors, -1e30), -1e30, axis=1)
             pooled = ops.where(ops.any(real, axis=1), pooled, 0.0)
         return ops.cast(pooled, inputs.dtype)
 

@@ -129,6 +129,8 @@ def _set_lora(config, lora, train):
         settings.pop("frozen", None)
         return True
     if train is not None and settings.get("name") in train:
+        settings.pop("frozen", None)
+        settings["trainable"] = True
         return False
     takes = _set_lora(settings, lora, train)
     settings.pop("frozen", None)

@@ -252,7 +252,7 @@ def check_attention_mask(mask):
 
 
 def check_summary_size(block_size, summary_size):
-    """Refuses blocks that are not longer than nothing, or not as long as their summary."""
+    """Raises unless 1 <= summary_size <= block_size, or not as long as their summary."""
     check_integer("block_size", block_size)
     check_integer("summary_size", summary_size)
     if summary_size > block_size:

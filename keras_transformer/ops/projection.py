@@ -1,5 +1,6 @@
 """The product of many vectors and one matrix."""
 
+import keras
 from keras import ops
 
 
@@ -34,3 +35,15 @@ def known_rows(inputs):
     Where it is, a length of 0 keeps its rows. ONNX can have one unknown axis only.
     """
     return -1 if inputs.shape[0] is None else inputs.shape[0]
+
+
+def highest_at_least(inputs, least, axis):
+    """The highest number along an axis, or `least` where all are lower or there is none."""
+    if keras.backend.backend() != "torch":
+        return ops.max(inputs, axis=axis, initial=least)
+    # There, `initial` needs a CPU.
+    if 0 in inputs.shape:
+        shape = list(inputs.shape)
+        del shape[axis]
+        return ops.full(shape, least, dtype=inputs.dtype)
+    return ops.maximum(ops.max(inputs, axis=axis), least)

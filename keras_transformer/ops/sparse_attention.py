@@ -18,7 +18,7 @@ from keras_transformer.ops.masks import (
     combine_masks,
     local_mask,
 )
-from keras_transformer.ops.projection import known_rows
+from keras_transformer.ops.projection import highest_at_least, known_rows
 
 FORBIDDEN = -1e30  # finite, so that it minus itself is a number
 
@@ -230,7 +230,7 @@ def _sums(queries, keys, values, mask, real, dropout):
     allowed = ops.logical_and(mask, ops.swapaxes(real, -1, -2))
     scores = ops.where(allowed, ops.cast(scores, "float32"), FORBIDDEN)
     # Half of it, so that where nothing is allowed all powers are 0 and none is 1.
-    highest = ops.max(scores, axis=-1, keepdims=True, initial=FORBIDDEN / 2)
+    highest = ops.expand_dims(highest_at_least(scores, FORBIDDEN / 2, axis=-1), -1)
     highest = ops.stop_gradient(highest)  # it cancels out
     powers = ops.exp(scores - highest)
     total = ops.sum(powers, axis=-1, keepdims=True)

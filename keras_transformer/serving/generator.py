@@ -17,7 +17,7 @@ from keras_transformer.serving.generator_module import (
     after_control_ids,
 )
 from keras_transformer.serving.run_folder import RunFolder
-from keras_transformer.serving.settings import SamplingSettings, read_object, token_rules_of
+from keras_transformer.serving.settings import SamplingSettings, read_sampling
 from keras_transformer.serving.text_model import (
     TextModel,
     check_string,
@@ -97,11 +97,7 @@ class Generator(TextModel):
             context += model.get_layer("recurrence").memory_length
         else:
             decoder_only.functions(model)  # raises for a run of another kind
-        sampling = {"max_tokens": context // 2} | read_object("sampling", config.get("sampling"))
-        rules = token_rules_of(sampling.pop("token_rules", {}))
-        settings = SamplingSettings(
-            context=context, **sampling, token_rules=token_rules_of(token_rules or {}, rules)
-        )
+        settings = read_sampling(config.get("sampling"), context, token_rules)
         return cls(model, folder.tokenizer(), settings, cache)
 
     def __call__(self, prompts, max_tokens=None, temperature=None, top_k=None, top_p=None, seed=0):

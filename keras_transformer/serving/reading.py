@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 NEVER_CUT = 2**16  # bytes; tokenising them takes some milliseconds
+LARGEST_TEXT = 2**30 - 1  # bytes; twice as many are still an int32
 SPARE_TOKENS = 16  # the last tokens of a cut text may differ from those of the whole text
 
 
@@ -46,7 +47,10 @@ def bytes_of(tokenizer, num_tokens):
     unknown characters. And pieces of an end without a space, such as a single letter thousands of
     times, may be merged from another letter on.
     """
-    return max(NEVER_CUT, tokenizer.longest_token * (2 * num_tokens + SPARE_TOKENS))
+    longest = getattr(tokenizer, "longest_token", None)
+    if longest is None:  # a tokenizer of the user's own
+        return LARGEST_TEXT
+    return max(NEVER_CUT, longest * (2 * num_tokens + SPARE_TOKENS))
 
 
 def cut(texts, before, after):

@@ -110,9 +110,33 @@ def token_rules_of(values, usual=None):
         ValueError: if there is no such rule, or one is out of range.
     """
     names = [field.name for field in dataclasses.fields(TokenRules)]
+    if not isinstance(values, dict):
+        raise ValueError(f"token_rules must be a JSON object. Received: {values!r:.80}.")
     if unknown := sorted(set(values) - set(names)):
         raise ValueError(f"token_rules must be among {', '.join(names)}. Received: {unknown}.")
     return dataclasses.replace(usual or NO_RULES, **values)
+
+
+def read_sampling(text, context, token_rules=None):
+    """The `SamplingSettings` that a run keeps as JSON.
+
+    Args:
+        text: a JSON object, or "" or None for the usual settings.
+        context: limit of prompt and continuation together, in tokens.
+        token_rules: rules that differ from those of the run, a dictionary; None for none.
+
+    Raises:
+        ValueError: if there is no such setting, or one is out of range.
+    """
+    values = {"max_tokens": max(1, context // 2)} | read_object("sampling", text)
+    rules = token_rules_of(values.pop("token_rules", {}))
+    names = ("max_tokens", "temperature", "top_k", "top_p")
+    if unknown := sorted(set(values) - set(names)):
+        raise ValueError(
+            f"sampling must be among {', '.join((*names, 'token_rules'))}. Received: {unknown}."
+        )
+    rules = token_rules_of(token_rules or {}, rules)
+    return SamplingSettings(context=context, **values, token_rules=rules)
 
 
 def read_object(name, text):
@@ -123,7 +147,7 @@ def read_object(name, text):
     """
     try:
         found = json.loads(text or "{}")
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ValueError(f"{name} must be a JSON object. Received: {text!r:.80}.")

@@ -156,7 +156,7 @@ class BestScore(keras.callbacks.Callback):
         score: a function from the model to a number; higher is better.
         path: file for the best model, ending in `.keras`; None saves nothing.
         every: number of epochs between two measurements, at least 1.
-        name: name of the score in the logs of the epochs in which it is measured.
+        name: name of the score in the logs; NaN in epochs in which it is not measured.
 
     Attributes:
         best: the highest score so far.
@@ -181,6 +181,8 @@ class BestScore(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if (epoch + 1) % self.every:
+            # Keras's CSVLogger takes its columns from the first epoch.
+            logs[self.name] = math.nan
             return
         logs[self.name] = score = float(self.score(self.model))
         if score > self.best:

@@ -17,6 +17,7 @@ from keras_transformer.training.internals import calls_of, last_call
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 
 # Layers whose outputs have the rows, and the positions, of all of their inputs.
+ROWS_AT_ONCE = 2**14
 ALONG = (keras.layers.Add, keras.layers.Dropout, keras.layers.LayerNormalization)
 
 
@@ -55,11 +56,15 @@ class IdLimits:
         ids = np.asarray(ids)
         if self.longest is not None and ids.ndim > 1 and ids.shape[1] > self.longest:
             raise ValueError(f"{self.length_message}{ids.shape[1]}.")
-        if self.count is not None and ids.dtype.kind in "iuf":
-            outside = (ids < 0) | (ids >= self.count)
-            outside &= True if self.also is None else ids != self.also
+        if self.count is None or ids.dtype.kind not in "iuf":
+            return
+        ids = np.atleast_1d(ids)
+        for start in range(0, len(ids), ROWS_AT_ONCE):  # an array may be a file on the disk
+            rows = np.asarray(ids[start : start + ROWS_AT_ONCE])
+            outside = ~((rows >= 0) & (rows < self.count))  # NaN is outside
+            outside &= True if self.also is None else rows != self.also
             if outside.any():
-                raise ValueError(f"{self.id_message}{ids[outside][0]}.")
+                raise ValueError(f"{self.id_message}{rows[outside][0]}.")
 
     def assertions(self, ids):
         """The same for a symbolic tensor, as operations that raise InvalidArgumentError."""
@@ -72,7 +77,7 @@ class IdLimits:
             tf.debugging.Assert(length <= self.longest, [self.length_message, length])
         if self.count is not None:
             ids = tf.cast(ids, tf.int64) if ids.dtype.is_integer else ids
-            outside = (ids < 0) | (ids >= self.count)
+            outside = ~((ids >= 0) & (ids < self.count))  # NaN is outside
             if self.also is not None:
                 outside &= ids != self.also
             first = tf.boolean_mask(ids, outside)[:1]
@@ -215,7 +220,7 @@ def label_limits(model, loss):
 
 
 FOUND = re.compile(
-    r"((?:Rows of )?\w+ must [^\[\]]*Received: [^\[\]]*?)\]? ?\[*(-?\d+(?:[.e+\d]*\d)?)"
+    r"((?:Rows of )?[\w./-]+ must [^\[\]]*Received: [^\[\]]*?)\]? ?\[*(-?\d+(?:[.e+\d]*\d)?)"
 )
 
 

@@ -270,7 +270,7 @@ class TrainStep(internals.BuildsFromShapes):
         given = keras.tree.flatten(callbacks or [])
         if steps_per_epoch and all(map(can_be_late, given)):
             callbacks = LateLogs(given, verbose, epochs, steps_per_epoch, self)
-        with self._ids_checked(x, y) as x:
+        with self._ids_checked(x, y, self._step.objective.loss) as x:
             return super().fit(
                 x,
                 y,
@@ -304,7 +304,11 @@ class TrainStep(internals.BuildsFromShapes):
     ):
         checks.check_compiled(self, "evaluate")
         check_data(x, self.distribute_strategy)
-        with self._ids_checked(x, y) as x:
+        # Within `fit`, Keras takes its own iterator of the data that `fit` has checked.
+        is_checked = settings.get("_use_cached_eval_dataset", False)
+        loss = self._step.objective.loss
+        ids_checked = contextlib.nullcontext(x) if is_checked else self._ids_checked(x, y, loss)
+        with ids_checked as x:
             data = (x, y, batch_size, verbose, sample_weight, steps)
             return super().evaluate(*data, callbacks=callbacks, return_dict=return_dict, **settings)
 
@@ -313,9 +317,11 @@ class TrainStep(internals.BuildsFromShapes):
             return super().predict(x, batch_size, verbose, steps, callbacks)
 
     @contextlib.contextmanager
-    def _ids_checked(self, x, y=None):
-        """Yields data for Keras; it raises ValueError for ids that the model has no vector for."""
-        loss = self._step.objective.loss if self.compiled else None
+    def _ids_checked(self, x, y=None, loss=None):
+        """Yields data for Keras; it raises ValueError for ids that the model has no vector for.
+
+        Labels are checked if there is a loss; `predict` reads none.
+        """
         try:
             yield id_checks.check_data(self, loss, x, y)
         except tf.errors.InvalidArgumentError as error:

@@ -104,7 +104,7 @@ def test_weights_in_another_dtype_are_refused_by_name(gpt2, dtype, theirs):
 @pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2"])
 def test_weights_in_eight_bits_of_floating_point_are_refused_by_name(gpt2, kind):
     """NumPy has no such dtype: the header is changed by hand."""
-    name = "transformer.wte.weight"
+    name = "transformer.h.0.attn.c_attn.weight"  # whose shape is not compared before
     content = (gpt2 / FILE).read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
@@ -112,8 +112,7 @@ def test_weights_in_eight_bits_of_floating_point_are_refused_by_name(gpt2, kind)
     header[name]["shape"][1] *= 4
     new = json.dumps(header).encode()
     (gpt2 / FILE).write_bytes(struct.pack("<Q", len(new)) + new + content[8 + length :])
-    save_config(gpt2, config_of(gpt2) | {"n_embd": 48, "n_inner": 48})
-    refused(gpt2, rf"must have the shape|wte\.weight must be in float32.*Received: {kind}")
+    refused(gpt2, rf"c_attn\.weight must be in float32.*Received: {kind}")
 
 
 def test_a_folder_that_says_it_is_quantised_is_refused(gpt2):

@@ -302,6 +302,7 @@ def test_settings_that_nobody_knows_are_named_in_a_warning(tmp_path, caplog):
     assert "not supported and have no effect here: sheep=3, dreams=True." in caplog.text
 
 
+@pytest.mark.oracle
 def test_every_setting_of_their_library_is_known():
     transformers = pytest.importorskip("transformers")
     theirs = set(transformers.GenerationConfig().to_dict())

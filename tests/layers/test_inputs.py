@@ -98,7 +98,7 @@ def test_a_source_is_given_always_or_never(name):
                   {"source_attention_mask": np.ones((2, 5, 3), bool)}):  # fmt: skip
         with pytest.raises(ValueError, match=r"Masks of a source need one.*Received: source=None"):
             without(inputs, **given)
-    with pytest.raises(ValueError, match=r"source must be as wide as .*: 6 numbers a token"):
+    with pytest.raises(ValueError, match=r"source must be as wide as .*: 6 numbers per token"):
         with_source(inputs, normal(2, 3, 8))
     for layer, arguments in ((without, (inputs, source)), (with_source, (inputs,))):
         with pytest.raises(ValueError, match="The layer was built with"):
@@ -114,7 +114,7 @@ def test_attention_to_a_value_is_built_for_one():
             layer(query, given)
     to_another = layers.MultiHeadAttention(2)
     to_another(query, value)
-    with pytest.raises(ValueError, match=r"value must be as wide as .*: 6 numbers a token"):
+    with pytest.raises(ValueError, match=r"value must be as wide as .*: 6 numbers per token"):
         to_another(query)
     to_itself = layers.MultiHeadAttention(2)
     np.testing.assert_array_equal(array(to_itself(query, query)), array(to_itself(query)))

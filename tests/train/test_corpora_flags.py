@@ -138,7 +138,7 @@ NO_EFFECT = [
     (TranslationConfig(tsv="a", row_multiple=3, packed=True), []),
     (LanguageModelConfig(text="a.txt", vocabulary_size=300), ["vocabulary_size"]),
     (LanguageModelConfig(text="a.txt", tokens="pieces", vocabulary_size=300), []),
-    (LanguageModelConfig(text="a.txt", stride=3), ["stride"]),
+    (LanguageModelConfig(text="a.txt", model="transformer_xl", stride=3), ["stride"]),
     (LanguageModelConfig(text="a.txt", hold_out=0.1, packed=True, stride=3), ["stride"]),
     (LanguageModelConfig(text="a.txt", hold_out=0.1, stride=3), []),
     (LanguageModelConfig(text="a.txt", packed=True, evaluate_every=3), ["evaluate_every"]),

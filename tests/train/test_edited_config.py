@@ -123,7 +123,7 @@ def test_labels_nested_too_deep_are_named(content, tmp_path):
     run = Run(tmp_path, ClassificationConfig)
     run.save_config(ClassificationConfig())
     run.labels_file.write_text(content)
-    with pytest.raises(DamagedFile, match=r"labels.json is damaged: .*too deep. Run its training"):
+    with pytest.raises(DamagedFile, match=r"labels.json is damaged: .*too deeply. Run"):
         run.labels()
 
 

@@ -26,7 +26,7 @@ def test_a_log_has_a_plain_line_for_each_epoch_and_every_hundred_steps(
     flags, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr("train.progress.LINE_EVERY", 2)
-    log = tmp_path / "new" / "log.txt"
+    log = tmp_path / "run" / "log.txt"
     translation.main([*flags, "--steps=11", f"--log-file={log}", "--bleu-every=2"])
     shown = capsys.readouterr().out
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", shown), "no control characters"

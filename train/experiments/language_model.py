@@ -17,7 +17,7 @@ from keras_transformer.data import (
 from keras_transformer.models import decoder_only, gpt2_model, xl_model
 from keras_transformer.serving import Generator
 from keras_transformer.serving.generator import first_id_of
-from keras_transformer.serving.settings import read_object
+from keras_transformer.serving.settings import read_sampling
 from keras_transformer.tokenizers import SymbolTokenizer, train_byte_pairs
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 from train.experiment import Experiment, log_dropped, plan_in_words, publish
@@ -55,7 +55,7 @@ class LanguageModel(Experiment):
         names = (*fixed, "context", "memory_length", "sampling")
         config = completed(config, names, fixed, before, pretrained)
         fill_in(config, USUAL_MODEL)
-        read_object("sampling", config.sampling)  # raises for a wrong one
+        read_sampling(config.sampling, config.context)  # raises for a wrong one
         return dataclasses.replace(config)  # which checks them together
 
     def _check_context(self):

@@ -40,7 +40,7 @@ class LaunchOptions:
     def __post_init__(self):
         if self.launcher == "ray" and self.start_timeout != 300:
             raise ValueError(
-                "--start-timeout needs --launcher local: Ray waits for its own. "
+                "--start-timeout needs --launcher local: Ray itself waits for the workers. "
                 f"Received: --start-timeout {self.start_timeout:g}, --launcher ray."
             )
 

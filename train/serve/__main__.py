@@ -126,8 +126,9 @@ def run(folder, options):
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray.init(log_to_driver=False, logging_level="warning", **own)
     signal.signal(signal.SIGTERM, stop)  # after Ray has set its own handler
-    reaper = start_reaper() if own else None
+    reaper = None
     try:
+        reaper = start_reaper() if own else None
         quiet = {"log_level": "WARNING", "enable_access_log": False}
         serve.start(
             proxy_location="EveryNode",

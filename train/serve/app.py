@@ -12,7 +12,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from ray import serve
 from ray.serve import metrics
-from ray.serve._private import replica
 from starlette.exceptions import HTTPException
 
 from train.serve.looking import Runs
@@ -126,6 +125,8 @@ def keep_local():
     ports guards the names.
     """
     if ray.util.get_node_ip_address() == "127.0.0.1":
+        from ray.serve._private import replica
+
         add_port = replica.add_port_to_grpc_server
         replica.add_port_to_grpc_server = lambda server, address: add_port(
             server, address.replace("[::]", "127.0.0.1")
