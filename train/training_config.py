@@ -30,7 +30,7 @@ MAY_CHANGE = {
     **dict.fromkeys(
         ("peak_rate", "warmup_steps", "schedule", "weight_decay", "clip_norm")
         + ("average", "patience", "num_beams", "length_penalty", "scoring", "token_rules")
-        + ("tensorboard", "bleu_every"),
+        + ("sampling", "tensorboard", "bleu_every"),
         lambda before, now: True,
     ),
     "steps": lambda before, now: now > before,

@@ -46,6 +46,7 @@ SAFE = {
     "length_penalty": 0.5,
     "scoring": "huggingface",
     "token_rules": '{"min_length": 3}',
+    "sampling": '{"temperature": 0.5}',
     "tensorboard": True,
     "steps": 8001,
     "checkpoint_every": 250,
@@ -55,7 +56,9 @@ SAFE = {
 
 @pytest.mark.parametrize("name", SAFE)
 def test_a_stopped_run_may_go_on_with_a_safe_change_and_keeps_it(name, tmp_path, capsys):
-    run = folder_of(tmp_path / "run", TranslationConfig(bleu_every=2))
+    is_sampling = name == "sampling"  # which translation has not
+    config = LanguageModelConfig() if is_sampling else TranslationConfig(bleu_every=2)
+    run = folder_of(tmp_path / "run", config)
     now = dataclasses.replace(run.config(), **{name: SAFE[name]})
     assert run.holds(now)
     before = getattr(run.config(), name)
