@@ -3,6 +3,7 @@
 import gzip
 import os
 import pathlib
+import subprocess
 
 import keras
 import pytest
@@ -92,3 +93,15 @@ def data(tmp_path_factory):
     lines = "".join(f"{source}\t{target}\n" for source, target in pairs)
     (folder / "tatoeba" / "eng-fra-5000.tsv").write_text(lines, "utf-8")
     return folder
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """An empty disk of 1.5 MB, if this process may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", disk]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a disk")
+    yield disk
+    subprocess.run(["umount", disk], check=True)

@@ -118,18 +118,6 @@ def test_a_folder_appears_with_all_its_content(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-@pytest.fixture
-def mounted(tmp_path):
-    """An empty disk at `tmp_path / "mounted"`, if this process may mount one."""
-    disk = tmp_path / "mounted"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a disk")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
 def empty_folder(path, kind):
     if kind == "link":
         path.with_name("elsewhere").mkdir()
@@ -171,10 +159,10 @@ def test_a_folder_that_is_there_is_filled_whole(kind, tmp_path):
         check_free(path, "Choose another.")
 
 
-def test_a_mounted_disk_is_filled_whole(mounted):
-    check_free(mounted, "")
-    fill(mounted)
-    assert content(mounted) == FILLED
+def test_a_mounted_disk_is_filled_whole(small_disk):
+    check_free(small_disk, "")
+    fill(small_disk)
+    assert content(small_disk) == FILLED
 
 
 def test_an_empty_folder_that_another_process_has_filled_is_left_alone(tmp_path):

@@ -1,11 +1,9 @@
 """Runs that are damaged, killed, started twice or out of room: they end right, or in one line."""
 
 import dataclasses
-import os
 import pathlib
 import random
 import shutil
-import subprocess
 
 import keras
 import numpy as np
@@ -288,18 +286,6 @@ def test_a_log_of_epochs_has_each_epoch_once_and_leaves_out_what_it_cannot_read(
         0: {"loss": 3.0, "rate": 7.0}, 1: {"loss": 2.5, "rate": 7.0}, 4: {"loss": 0.5, "rate": 8.0}
     }  # fmt: skip
     assert "history.csv is damaged: 3 of its rows cannot be read" in caplog.text
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 1.5 MB, if this process may mount one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", disk]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a disk")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
 
 
 def test_a_run_may_be_a_mounted_disk(expected, small_disk):
