@@ -58,7 +58,7 @@ def refused(path, message):
 
 
 def test_sizes_that_no_array_has_are_refused_before_a_model_is_built(family, monkeypatch):
-    """Layers, positions, pieces and widths by the million or milliard."""
+    """Layers, positions, pieces and widths by the million or billion."""
     name, path = family
     plain = config_of(path)
 
