@@ -219,6 +219,8 @@ def _files(path):
     weights = safetensors_of(folder.path / WEIGHTS)
     _check_modules(settings, weights)
     rank, alpha = settings.count("r"), settings.number("lora_alpha", None)
+    if not alpha:  # the matrices would do nothing
+        raise ConversionError(f"{settings.file}: lora_alpha must be above 0. Received: {alpha!r}.")
     if settings.flag("use_rslora", False):
         alpha *= math.sqrt(rank)
     settings.warn_of_unread()
