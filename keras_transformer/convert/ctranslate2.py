@@ -107,6 +107,8 @@ class CTranslate2Engine:
         self._engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=threads)
         self._source, self._target = translator.tokenizer, translator.module.target_tokenizer
         self.settings = translator.module.settings
+        self._target_pieces = _all_pieces(self._target)
+        self._first = _pieces(self._target, [""])[0]  # a language, or nothing
 
     def differences(self):
         """What the engine does otherwise than the settings say, in words; "" for nothing."""
@@ -132,7 +134,7 @@ class CTranslate2Engine:
         for index, row in enumerate(rows):
             if len(row) > empty:
                 groups[self._search_of(min(len(row), room) + 1)].append(index)
-        ids = {piece: i for i, piece in enumerate(_all_pieces(self._target))}
+        ids = {piece: i for i, piece in enumerate(self._target_pieces)}
         written = [[] for _ in rows]
         for search, indices in groups.items():
             found = self._translate([rows[index][:room] for index in indices], dict(search))
@@ -151,8 +153,7 @@ class CTranslate2Engine:
 
     def _translate(self, rows, search):
         """The pieces of the best translation of each row."""
-        rules, pieces = self.settings.token_rules, _all_pieces(self._target)
-        first = _pieces(self._target, [""])[0]  # a language, or nothing
+        rules, pieces, first = self.settings.token_rules, self._target_pieces, self._first
         if rules.forced_bos_token_id is not None:
             first = first or [pieces[rules.forced_bos_token_id]]
         never = [[PAD_ID], [START_ID], *rules.bad_words_ids, *([i] for i in rules.suppress_tokens)]

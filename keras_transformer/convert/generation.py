@@ -11,7 +11,11 @@ import logging
 from keras_transformer.convert.settings import Settings
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.decoding import TokenRules
-from keras_transformer.serving.settings import SamplingSettings, SearchSettings
+from keras_transformer.serving.settings import (
+    SamplingSettings,
+    SearchSettings,
+    usual_max_tokens,
+)
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
 GENERATION, WORDS = "generation_config.json", "bad_words_ids"
@@ -173,7 +177,7 @@ def sampling_settings(folder, size, context, end):
     if end is not None:
         ours[end] = END_ID
         _check(settings, {"eos_token_id": (end, [end])})
-    found = {"max_tokens": settings.count("max_new_tokens", max(1, context // 2))}
+    found = {"max_tokens": settings.count("max_new_tokens", usual_max_tokens(context))}
     if samples:
         found["temperature"] = settings.number("temperature", 1.0)
         found["top_k"] = settings.count("top_k", 50, least=0) or None
@@ -201,7 +205,9 @@ def run_settings(settings, vocabulary_size):
 
 def run_sampling(settings):
     """The settings of sampling that a run keeps, as JSON: those that differ from the usual ones."""
-    usual = SamplingSettings(context=settings.context, max_tokens=max(1, settings.context // 2))
+    usual = SamplingSettings(
+        context=settings.context, max_tokens=usual_max_tokens(settings.context)
+    )
     names = ("max_tokens", "temperature", "top_k", "top_p")
     values = {name: getattr(settings, name) for name in names}
     changed = {name: values[name] for name in names if values[name] != getattr(usual, name)}

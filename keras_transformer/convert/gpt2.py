@@ -1,5 +1,6 @@
 """GPT-2 with Hugging Face's names, or from a KerasHub backbone."""
 
+from keras_transformer.convert.bert import head_of
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.generation import run_sampling, sampling_settings
 from keras_transformer.convert.loading import Converted
@@ -98,12 +99,7 @@ def arrays_of_keras_hub_gpt2(backbone):
 def read(folder: ModelFolder):
     """Reads a folder of GPT-2: weights, byte pairs and the longest context."""
     config = folder.settings
-    names = config.given("architectures") or [ARCHITECTURES[0]]
-    if not isinstance(names, list) or names[0] not in ARCHITECTURES:
-        raise ConversionError(
-            f"{config.file}: architectures must be a list of one of {', '.join(ARCHITECTURES)}. "
-            f"Received: {names!r:.80}."
-        )
+    head_of(folder, dict.fromkeys(ARCHITECTURES))
     config.without_effect(_UNUSED.split())
     config.one_of("is_encoder_decoder", False)
     config.one_of("scale_attn_weights", True)

@@ -20,7 +20,7 @@ from keras_transformer.convert.weights import Weights
 from keras_transformer.files import in_one_line
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models import bert_models, gpt2_model
-from keras_transformer.serving.settings import SamplingSettings
+from keras_transformer.serving.settings import SamplingSettings, usual_max_tokens
 
 BACKBONE_WEIGHTS, HEAD_WEIGHTS = "model.weights.h5", "task.weights.h5"
 VOCABULARY, MERGES, WORD_PIECES = (
@@ -180,7 +180,7 @@ def _read_gpt2(folder, config, with_tokenizer):
     )
     assign(rows(model), weights, "KerasHub's GPT-2")
     config.warn_of_unread()
-    sampling = SamplingSettings(context=context, max_tokens=context // 2)
+    sampling = SamplingSettings(context=context, max_tokens=usual_max_tokens(context))
     return gpt2.converted(model, tokenizer, sampling, dimensions)
 
 

@@ -117,6 +117,11 @@ def token_rules_of(values, usual=None):
     return dataclasses.replace(usual or NO_RULES, **values)
 
 
+def usual_max_tokens(context):
+    """How long a continuation is where nothing says it: half the context, in tokens."""
+    return max(1, context // 2)
+
+
 def read_sampling(text, context, token_rules=None):
     """The `SamplingSettings` that a run keeps as JSON.
 
@@ -128,7 +133,7 @@ def read_sampling(text, context, token_rules=None):
     Raises:
         ValueError: if there is no such setting, or one is out of range.
     """
-    values = {"max_tokens": max(1, context // 2)} | read_object("sampling", text)
+    values = {"max_tokens": usual_max_tokens(context)} | read_object("sampling", text)
     rules = token_rules_of(values.pop("token_rules", {}))
     names = ("max_tokens", "temperature", "top_k", "top_p")
     if unknown := sorted(set(values) - set(names)):
