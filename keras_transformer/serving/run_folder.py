@@ -72,13 +72,13 @@ class RunFolder:
             ValueError: if the folder does not hold a run, or the file is damaged.
         """
         self.check()
-        advice = "Restore it, or choose another run."
+        advice = "restore it, or choose another run."
         try:
             content = read_json(self.config_file)
         except ValueError as error:
-            raise DamagedFile(f"{self.config_file} is damaged: {error}. {advice}") from None
+            raise DamagedFile(f"{self.config_file} is damaged: {error}; {advice}") from None
         if not isinstance(content, dict):
-            raise DamagedFile(f"{self.config_file} is damaged: it holds no settings. {advice}")
+            raise DamagedFile(f"{self.config_file} is damaged: it holds no settings; {advice}")
         self.is_old = not {"checksum", "target_tokenizer"} & content.keys()
         checksum = content.pop("checksum", None)
         self.is_edited = not self.is_old and checksum != checksum_of(content)
