@@ -113,7 +113,8 @@ NO_OBJECTS = ("[]", '[["steps", 3]]', "3", "null", '"text"', "", "{", "\xff", *N
 def test_a_file_that_holds_no_settings_is_named(number, tmp_path):
     run = Run(tmp_path, TranslationConfig)
     run.config_file.write_text(NO_OBJECTS[number], "latin-1")
-    with pytest.raises(DamagedFile, match=r"config.json is damaged: .*; restore it, or choose") as e:
+    said = r"config.json is damaged: .*; restore it, or choose"
+    with pytest.raises(DamagedFile, match=said) as e:
         run.config()
     assert str(e.value).count("\n") == 0 and len(str(e.value)) < 400
 
