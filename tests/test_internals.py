@@ -97,13 +97,13 @@ def the_axis_of_a_loss_is_known():
     assert internals.loss_axis(keras.losses.MeanSquaredError()) is None
 
 
-@canary("training.mask_of", "layers.mask_of", "layers.carry_mask")
+@canary("training.keras_mask", "layers.mask_of", "layers.carry_mask")
 def a_mask_goes_with_its_tensor():
     embedded = keras.layers.Embedding(3, 2, mask_zero=True)(keras.ops.array([[1, 0]]))
     copied = embedded * 2
     assert of_layers.mask_of(copied) is None
     of_layers.carry_mask(embedded, copied)
-    for mask_of in (internals.mask_of, of_layers.mask_of):
+    for mask_of in (internals.keras_mask, of_layers.mask_of):
         assert mask_of(embedded).numpy().tolist() == [[True, False]]
         assert mask_of(copied).numpy().tolist() == [[True, False]]
 
@@ -171,7 +171,7 @@ def adam_keeps_two_moments():
     np.testing.assert_allclose(second.numpy(), [0.02, 0.02], rtol=1e-5)  # 1 - beta_2
 
 
-@canary("training.BuildsFromShapes")
+@canary("training.SymbolicBuildMixin")
 def metrics_are_built_without_reading_the_data():
     read = []
 

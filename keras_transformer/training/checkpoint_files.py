@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 
+import keras
 import numpy as np
 
 from keras_transformer.files import DamagedFile, read_arrays, save_arrays
@@ -43,7 +44,7 @@ def write(path, variables, notes):
     def arrays():
         yield "format", FORMAT
         for name, variable in variables.items():
-            yield name, variable.numpy()
+            yield name, variable.numpy().astype(_dtype(variable), copy=False)
         for name, note in notes.items():
             yield f"notes/{name}", note
 
@@ -76,7 +77,15 @@ def weights_of(path):
 
 def as_of(array, variable):
     """An array in the dtype of a variable; NumPy's files store bfloat16 as untyped bytes."""
-    return array.view(variable.dtype.as_numpy_dtype) if array.dtype.kind == "V" else array
+    return array.view(_dtype(variable)) if array.dtype.kind == "V" else array
+
+
+def _dtype(variable):
+    """The NumPy dtype in which the value of a Keras or TensorFlow variable is kept."""
+    name = keras.backend.standardize_dtype(variable.dtype)
+    # JAX counts in 32 bits; checkpoints hold 64 bits, as on TensorFlow.
+    is_short = keras.backend.backend() == "jax" and keras.backend.is_int_dtype(name)
+    return np.dtype("int64" if is_short else name)
 
 
 def problem_with(path, variables, kinds=KINDS):
@@ -103,8 +112,8 @@ def problem_with(path, variables, kinds=KINDS):
 
 
 def _type_and_shape(variable):
-    dtype = np.dtype(variable.dtype.as_numpy_dtype)
-    return np.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else dtype, variable.shape.as_list()
+    dtype = _dtype(variable)
+    return np.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else dtype, list(variable.shape)
 
 
 def _difference(there, here, kinds):

@@ -24,8 +24,7 @@ from keras_transformer.training.distribution import (
     has_workers,
     this_worker,
 )
-from keras_transformer.training.replicas import carried_variables
-from keras_transformer.training.stored import stored, synchronize
+from keras_transformer.training.step_state import carried_variables
 
 STEPS_BETWEEN_QUESTIONS = 10  # how often workers ask each other whether one must stop
 
@@ -81,21 +80,21 @@ class Checkpoints(keras.callbacks.Callback):
         self._model, self._optimizer = model, model.optimizer
         self._strategy = model.distribute_strategy
         self._seeds = model._step.dropout_seeds
-        weights, optimizer = stored(model.weights), stored(model.optimizer.variables)
+        weights, optimizer = model.weights, model.optimizer.variables
         average = model._step.average
-        averages = [] if average is None else stored(average.values)
+        averages = [] if average is None else average.values
         loss_scale = model._step.loss_scale
         self._variables = _by_name(
             weights=weights,
             optimizer=optimizer,
-            seeds=stored(self._seeds.variables),
+            seeds=self._seeds.variables,
             averages=averages,
             carried=carried_variables(model),
             loss_scale=[] if loss_scale is None else loss_scale.variables,
         )
         self._skipped = None if loss_scale is None else loss_scale.skipped
         self._shared = [*weights, *optimizer, *averages]
-        self._learned = [*stored(model.trainable_variables), *optimizer, *averages]
+        self._learned = [*model.trainable_variables, *optimizer, *averages]
         self._newest = None  # the step that was restored or saved last
 
     def restore(self):
@@ -144,7 +143,8 @@ class Checkpoints(keras.callbacks.Callback):
             ValueError: if it would overwrite a checkpoint of a different run.
             OSError: if the disk is full.
         """
-        synchronize(self._model)
+        if keras.backend.backend() == "jax":
+            self._model.jax_state_sync()  # the values stay in the loop of `fit`
         step = self._step()
         if step != self._newest:
             check_finite(self._learned, f"The weights are not finite after step {step}")
@@ -188,7 +188,7 @@ class Checkpoints(keras.callbacks.Callback):
     def _check_workers_agree(self):
         if this_worker(self._strategy).count > 1:
             what = f"the checksum of weights and optimizer at step {self._step()}"
-            check_workers_agree(self._strategy, checksum(self._shared), what)
+            check_workers_agree(self._strategy, checksum(v.numpy() for v in self._shared), what)
 
     def _warn_of_noise(self, path, saved_on):
         """Warns if the noise that dropout has drawn so far is that of another backend."""
@@ -289,11 +289,10 @@ def average_checkpoints(directory, model, count):
     Raises:
         ValueError: if no checkpoint can be used, or `count` is below 1.
     """
-    weights = {f"weights/{index}": weight for index, weight in enumerate(model.weights)}
-    variables = dict(zip(weights, stored(model.weights), strict=True))
+    weights = _by_name(weights=model.weights)
     good, problems = [], []
     for step in files.steps_in(directory)[-max(count, 0) :]:
-        problem = files.problem_with(files.path_of(directory, step), variables, ["weights"])
+        problem = files.problem_with(files.path_of(directory, step), weights, ["weights"])
         if problem is None:
             good.append(step)
         else:
@@ -308,7 +307,7 @@ def average_checkpoints(directory, model, count):
     # One weight at a time from all checkpoints, which are in the same order.
     for parts in zip(*(files.weights_of(files.path_of(directory, s)) for s in good), strict=True):
         name = parts[0][0]
-        arrays = [files.as_of(array, variables[name]) for _, array in parts]
+        arrays = [files.as_of(array, weights[name]) for _, array in parts]
         weights[name].assign(_mean(arrays, weights[name].dtype))
     return good
 

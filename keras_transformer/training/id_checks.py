@@ -84,7 +84,7 @@ class IdLimits:
             tf.debugging.Assert(tf.size(first) == 0, [self.id_message, first])
 
 
-def check_data(model, loss, x, y=None):
+def with_checked_ids(model, loss, x, y=None):
     """The data for `fit`, checked; a `tf.data.Dataset` and a generator check each batch.
 
     Args:
@@ -112,14 +112,14 @@ def check_data(model, loss, x, y=None):
 
         return x.map(checked)
     if isinstance(x, types.GeneratorType):
-        return _checked(x, limits, of_labels)
+        return _checked_batches(x, limits, of_labels)
     if not hasattr(x, "__getitem__") or isinstance(x, keras.utils.PyDataset):
         return x
     _check_batch((x, y), limits, of_labels, IdLimits.check)
     return x
 
 
-def _checked(batches, limits, of_labels):
+def _checked_batches(batches, limits, of_labels):
     for batch in batches:
         parts = batch if isinstance(batch, tuple) else (batch,)
         _check_batch(parts, limits, of_labels, IdLimits.check)
@@ -152,13 +152,13 @@ def input_limits(model):
     Keras's own layers, `Embedding` has `input_dim`.
     """
     counts, lengths = {}, {}
-    for layer, arguments, given in calls_of(model):
+    for layer, arguments, call_inputs in calls_of(model):
         for place, count, longest in _declared(layer, arguments):
             if count is not None:
-                for source in _sources(given[place], along=False):
+                for source in _sources(call_inputs[place], along=False):
                     counts[source] = min(count, counts.get(source, count))
             if longest is not None:
-                for source in _sources(given[place], along=True):
+                for source in _sources(call_inputs[place], along=True):
                     lengths[source] = min(longest, lengths.get(source, longest))
     return {
         (place, tensor.name): IdLimits(
@@ -219,12 +219,12 @@ def label_limits(model, loss):
     return None
 
 
-FOUND = re.compile(
+ASSERTION = re.compile(
     r"((?:Rows of )?[\w./-]+ must [^\[\]]*Received: [^\[\]]*?)\]? ?\[*(-?\d+(?:[.e+\d]*\d)?)"
 )
 
 
 def as_value_error(error):
     """The ValueError that an assertion stands for, or None for another error."""
-    match = FOUND.search(str(error))
+    match = ASSERTION.search(str(error))
     return None if match is None else ValueError(f"{match[1]}{match[2]}.")

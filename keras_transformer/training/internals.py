@@ -47,7 +47,7 @@ def loss_axis(loss):
     return getattr(loss, "_fn_kwargs", {}).get("axis")
 
 
-def mask_of(tensor):
+def keras_mask(tensor):
     """The mask that Keras attaches to a tensor, or None.
 
     Relies on the attribute `_keras_mask`.
@@ -123,7 +123,7 @@ def adam_moments(optimizer, variable):
     return optimizer._momentums[index], optimizer._velocities[index]
 
 
-class BuildsFromShapes:
+class SymbolicBuildMixin:
     """A mixin for `keras.Model` that builds Keras's metrics from the shapes of the data.
 
     Keras would read a first batch, which advances a reshuffled dataset to its second order, and

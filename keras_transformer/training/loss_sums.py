@@ -8,11 +8,13 @@ turns those of a whole batch into Keras's number.
 from typing import NamedTuple
 
 import keras
-import tensorflow as tf
 from keras import ops
 
-from keras_transformer.training.internals import loss_axis, mask_of
+from keras_transformer.training.internals import keras_mask, loss_axis
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
 
 OWN_LOSSES = (TokenCrossentropy, PretrainingLoss)
 COMPARES_ROWS = (
@@ -24,12 +26,12 @@ COMPARES_ROWS = (
 class LossSums(NamedTuple):
     """Sums over a part of a batch, scalars; add up those of all parts, field by field."""
 
-    loss: tf.Tensor  # the weighted losses
-    values: tf.Tensor  # number of losses, masked ones included
-    weights: tf.Tensor  # sample weights times mask; the number of losses without either
-    unmasked: tf.Tensor  # number of True in the mask
-    mask_size: tf.Tensor
-    rows: tf.Tensor | float = 0.0  # filled in by the step
+    loss: "tf.Tensor"  # the weighted losses
+    values: "tf.Tensor"  # number of losses, masked ones included
+    weights: "tf.Tensor"  # sample weights times mask; the number of losses without either
+    unmasked: "tf.Tensor"  # number of True in the mask
+    mask_size: "tf.Tensor"
+    rows: "tf.Tensor | float" = 0.0  # filled in by the step
 
     def divisor(self, reduction):
         """The scalar by which Keras divides the summed loss of a batch."""
@@ -131,12 +133,12 @@ def _sums(weighted, counted, mask):
 
 def _values_and_mask(loss, y, y_pred):
     """The losses before any weight or mask, and the mask that Keras would apply, or None."""
-    mask = mask_of(y_pred)
+    mask = keras_mask(y_pred)
     if not isinstance(loss, OWN_LOSSES):  # ours accept integers
         y, y_pred = (ops.convert_to_tensor(part, dtype=loss.dtype) for part in (y, y_pred))
         _check_ranks(loss, y, y_pred)
     values = loss.call(y, y_pred)
-    own_mask = mask_of(values)  # of an `ignore_class`
+    own_mask = keras_mask(values)  # of an `ignore_class`
     if mask is None or own_mask is None:
         mask = own_mask if mask is None else mask
     else:

@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.training import projected_loss as module
-from keras_transformer.training.parts import added
 from keras_transformer.training.projected_loss import ProjectedLoss, projected_loss
+from keras_transformer.training.step_sums import added
 
 from .conftest import needs_tensorflow
 
