@@ -144,11 +144,11 @@ def the_layer_and_the_arguments_that_made_an_output_are_known():
     assert found is layer and arguments["training"] is False and first is inputs
 
 
-@canary("training.take_summed_gradients")
+@canary("training.disable_gradient_reduction")
 def the_optimizer_asks_the_method_that_we_replace():
     asked = []
     optimizer = keras.optimizers.SGD(0.1)
-    internals.take_summed_gradients(optimizer)
+    internals.disable_gradient_reduction(optimizer)
     assert optimizer._all_reduce_sum_gradients is list
     optimizer._all_reduce_sum_gradients = lambda pairs: asked.append(pairs) or list(pairs)
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
@@ -158,7 +158,7 @@ def the_optimizer_asks_the_method_that_we_replace():
     strategy.run(lambda: optimizer.apply_gradients([(tf.ones([]), weight)]))
     assert asked
     with pytest.raises(RuntimeError, match=r"does not know.*Received: Keras"):
-        internals.take_summed_gradients(object())
+        internals.disable_gradient_reduction(object())
 
 
 @canary("training.adam_moments")

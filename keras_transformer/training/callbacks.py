@@ -20,7 +20,7 @@ class LateLogs(keras.callbacks.CallbackList):
     A number can be read from a GPU only when everything queued before it has been computed.
 
     Args:
-        callbacks: list of callbacks, for which `can_be_late` is true.
+        callbacks: list of callbacks, for which `accepts_late_logs` is true.
         verbose: as in `fit`, 0 for no progress bar.
         epochs: as in `fit`.
         steps: number of steps in an epoch.
@@ -50,7 +50,7 @@ class LateLogs(keras.callbacks.CallbackList):
             super().on_train_batch_end(*late)
 
 
-def can_be_late(callback):
+def accepts_late_logs(callback):
     """Whether a callback may get the logs of a step while the next one runs.
 
     As in Keras, a callback allows it with the attribute `async_safe`, or by ignoring steps;

@@ -106,7 +106,7 @@ class CompileMixin:
         )
         check_clipping(self.optimizer, clip_norm)
         if ON_TENSORFLOW:
-            internals.take_summed_gradients(optimizer)
+            internals.disable_gradient_reduction(optimizer)
         if self.built and not self.optimizer.built:
             self.optimizer.build(self.trainable_variables)
 
@@ -285,6 +285,16 @@ def _check_layer(layer, split):
         raise ValueError(
             "On JAX, accumulation_steps must be 1 with activity regularisers, which would see only "
             f"a part of each batch. Received: the layer {layer.name}."
+        )
+
+
+def check_labels(y, loss):
+    if loss is None:
+        raise ValueError("Training and evaluation need a loss. Compile with one.")
+    if y is None:
+        raise ValueError(
+            "Training and evaluation need labels: data of (inputs, labels) or (inputs, labels, "
+            "sample weights). Received: inputs without labels."
         )
 
 

@@ -5,7 +5,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from keras_transformer.training.callbacks import LateLogs, can_be_late
+from keras_transformer.training.callbacks import LateLogs, accepts_late_logs
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.id_checks import as_value_error, with_checked_ids
 from keras_transformer.training.internals import has_unseeded_shuffle
@@ -46,7 +46,7 @@ class FitMixin:
             validation_data = validation_data if is_tuple else first
         self._step.dropout_seeds.spread()
         callback_list = keras.tree.flatten(callbacks or [])
-        if steps_per_epoch and all(map(can_be_late, callback_list)):
+        if steps_per_epoch and all(map(accepts_late_logs, callback_list)):
             callbacks = LateLogs(callback_list, verbose, epochs, steps_per_epoch, self)
         with self._ids_checked(x, y, self._step.loss) as x:
             return super().fit(

@@ -97,7 +97,7 @@ def calls_of(model):
     return [(n.operation, n.arguments.kwargs, n.input_tensors) for n in nodes if not n.is_input]
 
 
-def take_summed_gradients(optimizer):
+def disable_gradient_reduction(optimizer):
     """Stops an optimizer from summing gradients over replicas; the train step has done it.
 
     Relies on `_all_reduce_sum_gradients`, which `apply_gradients` calls under a strategy.

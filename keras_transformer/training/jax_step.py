@@ -10,8 +10,7 @@ import jax
 import keras
 from keras import ops
 
-from keras_transformer.training.compile import CompileMixin
-from keras_transformer.training.loss_sums import reduction_of
+from keras_transformer.training.compile import CompileMixin, check_labels
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 from keras_transformer.training.metrics import loss_tracker
 
@@ -25,6 +24,7 @@ class JaxTrainStep(CompileMixin):
         weights, others, optimizer_state, metrics_state = state
         data = keras.utils.unpack_x_y_sample_weight(data)
         step = self._step
+        check_labels(data[1], step.loss)
         parts = _parts_of(data, step.accumulation_steps)
         counts = [_count(part, step.loss) for part in parts]
         total = ops.maximum(sum(counts), 1e-9)
@@ -39,7 +39,7 @@ class JaxTrainStep(CompileMixin):
             )  # fmt: skip
             part_loss, outputs, others, metrics_state = aux
             metrics_state = self._metrics_after(metrics_state, part, outputs)
-            if len(parts) == 1 or reduction_of(step.loss) == "sum":
+            if len(parts) == 1 or step.loss.reduction == "sum":
                 share = 1.0
             else:
                 share = count / total
@@ -68,6 +68,7 @@ class JaxTrainStep(CompileMixin):
     def test_step(self, state, data):
         weights, others, metrics_state = state
         data = keras.utils.unpack_x_y_sample_weight(data)
+        check_labels(data[1], self._step.loss)
         loss, aux = self.compute_loss_and_updates(weights, others, metrics_state, *data)
         _, outputs, others, metrics_state = aux
         metrics_state = self._metrics_after(metrics_state, data, outputs)
@@ -117,13 +118,10 @@ def _parts_of(data, count):
     This way the rows of a part are on all devices, among which a batch is divided in blocks.
     """
 
-    def every(first, tensor):
-        return None if tensor is None else tensor[first::count]
+    def part(first):
+        return keras.tree.map_structure(lambda t: None if t is None else t[first::count], data)
 
-    return [
-        keras.tree.map_structure(lambda tensor, first=first: every(first, tensor), data)
-        for first in range(min(count, _num_rows(data)))
-    ]
+    return [part(first) for first in range(min(count, _num_rows(data)))]
 
 
 def _count(data, loss):
@@ -131,7 +129,7 @@ def _count(data, loss):
     _, y, sample_weight = data
     if isinstance(loss, TokenCrossentropy):
         return ops.sum(loss.weights(y, sample_weight))
-    if sample_weight is not None and reduction_of(loss) == "mean_with_sample_weight":
+    if sample_weight is not None and loss.reduction == "mean_with_sample_weight":
         return ops.sum(ops.cast(sample_weight, "float32"))
     return float(_num_rows(data))
 

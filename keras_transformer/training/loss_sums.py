@@ -79,11 +79,6 @@ def resolve_loss(loss):
     return loss
 
 
-def reduction_of(loss):
-    """Name of a resolved loss's reduction."""
-    return "mean_with_sample_weight" if isinstance(loss, TokenCrossentropy) else loss.reduction
-
-
 def loss_sums(loss, y, y_pred, sample_weight):
     """The sums of a loss over the rows of this replica.
 
@@ -106,7 +101,7 @@ def loss_sums(loss, y, y_pred, sample_weight):
         return _sums(values * weights, tf.reduce_sum(weights), mask)
     values, mask = _values_and_mask(loss, y, y_pred)
     if not isinstance(loss, OWN_LOSSES):
-        values = _by_row(values, y, y_pred, loss)
+        values = _checked_rows(values, y, y_pred, loss)
     weights = None if sample_weight is None else ops.cast(sample_weight, values.dtype)
     if mask is not None:
         unmasked = ops.cast(mask, values.dtype)
@@ -216,7 +211,7 @@ def _check_ranks(loss, y, y_pred):
         raise ValueError(COMPARES_ROWS.format(f"{loss.name} with axis={axis}"))
 
 
-def _by_row(values, y, y_pred, loss):
+def _checked_rows(values, y, y_pred, loss):
     """Returns the losses after checking that their first axis, and no other, is the rows."""
     received = (
         f"Received: losses of shape {tuple(values.shape)} from {loss.name}, for predictions of "

@@ -11,7 +11,6 @@ from keras_transformer.training.loss_sums import (
     OWN_LOSSES,
     LossSums,
     loss_sums,
-    reduction_of,
     single_output,
 )
 from keras_transformer.training.losses import TokenCrossentropy, token_weights, without_scatter
@@ -109,7 +108,7 @@ class Objective:
 
     def scale(self, sums):
         """The inverse of Keras's divisor of the loss of a whole batch, a scalar."""
-        divisor = sums.loss.divisor(reduction_of(self._loss))
+        divisor = sums.loss.divisor(self._loss.reduction)
         return tf.math.divide_no_nan(tf.ones_like(divisor), divisor)
 
     def penalty_divisor(self, sums):

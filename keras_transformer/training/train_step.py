@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_transformer.training import internals
-from keras_transformer.training.compile import CompileMixin
+from keras_transformer.training.compile import CompileMixin, check_labels
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.fit import FitMixin
 from keras_transformer.training.metrics import loss_tracker
@@ -29,7 +29,7 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         step, objective = self._step, self._step.objective
-        _check_labels(y, step.loss)
+        check_labels(y, step.loss)
 
         # Sum over the parts of the batch, one after the other.
         factor, total = None, None
@@ -79,7 +79,7 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
 
     def test_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        _check_labels(y, self._step.loss)
+        check_labels(y, self._step.loss)
         sums = _over_replicas(self._step.objective.sums(x, y, sample_weight))[0]
         penalty, _ = weight_penalty(self.trainable_weights)
         return self._logs(sums, penalty)
@@ -169,16 +169,6 @@ def _sum_of(*gradients):
     """The sum of dicts of gradients, any of which may lack some positions."""
     places = sorted(set().union(*gradients))
     return {i: tf.add_n([part[i] for part in gradients if i in part]) for i in places}
-
-
-def _check_labels(y, loss):
-    if loss is None:
-        raise ValueError("Training and evaluation need a loss. Compile with one.")
-    if y is None:
-        raise ValueError(
-            "Training and evaluation need labels: data of (inputs, labels) or (inputs, labels, "
-            "sample weights). Received: inputs without labels."
-        )
 
 
 def _check_gradients(gradients):

@@ -82,7 +82,7 @@ def compiled_projected_loss(*given, **options):
     found = module.compiled_projected_loss(*given, **options)
     if found.table_gradient is None:
         return ProjectedLoss(*found[:3])
-    return ProjectedLoss(*found[:2], added(found.table_gradient, found.of_labels))
+    return ProjectedLoss(*found[:2], added(found.table_gradient, found.label_gradient))
 
 
 def under_xla(*given):
