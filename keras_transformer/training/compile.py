@@ -117,8 +117,8 @@ class CompileMixin:
             warn_of_float16_on_cpus()
             loss_scale = LossScale()
         if ON_TENSORFLOW:
-            has_own_call = overrides(self, "call")
-            objective = Objective(self, summed_loss, token_metrics, has_own_call, scales_loss)
+            needs_logits = scales_loss or overrides(self, "call")
+            objective = Objective(self, summed_loss, token_metrics, needs_logits)
         self._step = StepSettings(
             loss=summed_loss,
             clip_norm=clip_norm,

@@ -56,20 +56,20 @@ class Objective:
         model: a compiled model.
         loss: from `resolve_loss`.
         token_metrics: list of metrics, for each of which `is_token_sum` is true.
-        has_own_call: whether the model's `call` may differ from its graph.
-        is_scaled: whether the backward pass will be scaled.
+        needs_logits: whether the model's `call` may differ from its graph, or the backward pass
+            will be scaled, which begins from the logits. Other metrics and activity penalties
+            need them too; otherwise they are computed a part at a time, with the loss.
     """
 
-    def __init__(self, model, loss, token_metrics, has_own_call=False, is_scaled=False):
+    def __init__(self, model, loss, token_metrics, needs_logits=False):
         self.token_metrics = token_metrics
         self._model, self._loss = model, loss
         self._is_compiled = model.jit_compile
         self._divides_penalties = internals.divides_activity_penalties()
         layers = internals.all_layers(model)
         self._has_activity = any(layer.activity_regularizer is not None for layer in layers)
-        needs_logits = has_own_call or self._has_activity  # as other metrics do
-        needs_logits = needs_logits or is_scaled  # from which the backward pass begins
-        needs_logits = needs_logits or internals.compiled_metrics(model) is not None
+        has_metrics = internals.compiled_metrics(model) is not None
+        needs_logits = needs_logits or has_metrics or self._has_activity
         may_project = type(loss) is TokenCrossentropy and not needs_logits
         self.projection = find_projection(model) if may_project else None
         self._projected_loss = compiled_projected_loss if self._is_compiled else projected_loss
