@@ -50,6 +50,10 @@ class IdLimits:
             "that has a vector. Cut them, or raise max_sequence_length. Received: rows of length "
         )
 
+    def _outside(self, ids):
+        outside = ~((ids >= 0) & (ids < self.count))  # NaN is outside
+        return outside if self.padding is None else outside & (ids != self.padding)
+
     def check(self, ids):
         """Raises ValueError for an array or a tensor of eager mode."""
         if "GPU" in str(getattr(ids, "device", "")):
@@ -62,9 +66,7 @@ class IdLimits:
         ids = np.atleast_1d(ids)
         for start in range(0, len(ids), ROWS_AT_ONCE):  # an array may be a file on the disk
             rows = np.asarray(ids[start : start + ROWS_AT_ONCE])
-            outside = ~((rows >= 0) & (rows < self.count))  # NaN is outside
-            outside &= True if self.padding is None else rows != self.padding
-            if outside.any():
+            if (outside := self._outside(rows)).any():
                 raise ValueError(f"{self.id_message}{rows[outside][0]}.")
 
     def check_in_graph(self, ids):
@@ -78,10 +80,7 @@ class IdLimits:
             tf.debugging.Assert(length <= self.longest, [self.length_message, length])
         if self.count is not None:
             ids = tf.cast(ids, tf.int64) if ids.dtype.is_integer else ids
-            outside = ~((ids >= 0) & (ids < self.count))  # NaN is outside
-            if self.padding is not None:
-                outside &= ids != self.padding
-            first = tf.boolean_mask(ids, outside)[:1]
+            first = tf.boolean_mask(ids, self._outside(ids))[:1]
             tf.debugging.Assert(tf.size(first) == 0, [self.id_message, first])
 
 
