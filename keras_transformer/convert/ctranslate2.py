@@ -9,19 +9,32 @@ import json
 import keras
 import numpy as np
 
+from keras_transformer.convert.blocks import activation_of, check_dense
 from keras_transformer.convert.generation import power_penalty
-from keras_transformer.convert.tables import ConversionError, require
+from keras_transformer.convert.graphs import save_beside
+from keras_transformer.convert.tables import ConversionError, layer_at, require
 from keras_transformer.layers.embedding import SinusoidalEncoding
-from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models.functions import layer_names
 from keras_transformer.ops.positions import sinusoidal_positions
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
-LIBRARIES = ("ctranslate2",)
 # Finished hypotheses per beam before the engine stops. Our search stops when none can improve: of
 # 200 texts with 5 beams, 180 had our translation with 1, 189 with 2 and 191 with 3.
 PATIENCE = 2
 DTYPES = ("float32", "int8", "int16", "bfloat16", "float16")
+# Where its specification of a block holds what ours has at each path.
+BLOCK = {
+    "self_attention.query_key_value": "self_attention.linear.0",
+    "self_attention.output_projection": "self_attention.linear.1",
+    "around_self_attention.norm": "self_attention.layer_norm",
+    "cross_attention.query": "attention.linear.0",
+    "cross_attention.key_value": "attention.linear.1",
+    "cross_attention.output_projection": "attention.linear.2",
+    "around_cross_attention.norm": "attention.layer_norm",
+    "feed_forward.widen": "ffn.linear_0",
+    "feed_forward.narrow": "ffn.linear_1",
+    "around_feed_forward.norm": "ffn.layer_norm",
+}
 EXAMPLES = (
     *("A dog runs.", "It is ten past six.", "12,50 €", "x", "no", "She", "two men", "a red car"),
     *("in the park", "we are here", "Why?", "7:30", "the", "open door", "Good", "night"),
@@ -67,10 +80,7 @@ def write(text_model, draft, dtype="float32"):
             f"Received: {model!r}."
         )
     save(spec, draft, dtype)
-    text_model.tokenizer.save(draft / "tokenizer.model")
-    target = getattr(text_model.module, "target_tokenizer", text_model.tokenizer)
-    if target is not text_model.tokenizer:
-        target.save(draft / "target_tokenizer.model")
+    save_beside(text_model, draft)
 
 
 def example(text_model, dtype="float32"):
@@ -187,25 +197,21 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
     """
     from ctranslate2 import specs
 
-    encoder, decoder = model.get_layer("encoder"), model.get_layer("decoder")
-    _check(encoder)
-    _check(decoder)
-    spec = specs.TransformerSpec.from_config(
-        (encoder.num_layers, decoder.num_layers),
-        encoder.num_heads,
-        pre_norm=encoder.pre_norm,
-        activation=_activation(specs, encoder),
+    encoder, decoder, output, bias = (
+        layer_at(model, name) for name in ("encoder", "decoder", "output_projection", "output_bias")
     )
-    names = layer_names(model)
     source, target = _tables(model)
+    check_dense(decoder, "CTranslate2", needs_bias=False)
+    spec = specs.TransformerSpec.from_config(
+        (encoder.num_layers, decoder.num_layers), encoder.num_heads, **_options(encoder)
+    )
     _fill_side(spec.encoder, spec.encoder.embeddings[0], source, model, encoder, max_length)
     _fill_side(spec.decoder, spec.decoder.embeddings, target, model, decoder, max_length)
-    own = "output_projection" if "output_projection" in names else "target_embedding"
-    spec.decoder.projection.weight = _array(model.get_layer(own).embeddings)
-    if "output_bias" in names:
-        spec.decoder.projection.bias = _array(model.get_layer("output_bias").bias)
+    spec.decoder.projection.weight = _array((output or target).embeddings)
+    if bias is not None:
+        spec.decoder.projection.bias = _array(bias.bias)
     spec.config.add_source_bos = False
-    spec.config.add_source_eos = "source_without_end" not in names
+    spec.config.add_source_eos = layer_at(model, "source_without_end") is None
     spec.config.decoder_start_token = target_pieces[START_ID]
     spec.config.layer_norm_epsilon = encoder.norm_epsilon
     spec.register_source_vocabulary(source_pieces)
@@ -222,20 +228,15 @@ def save(spec, folder, dtype="float32"):
 
 def _tables(model):
     """The embeddings of the source and of the target."""
-    target = model.get_layer("target_embedding")
-    shared = "source_embedding" not in layer_names(model)
-    return (target if shared else model.get_layer("source_embedding")), target
+    target = layer_at(model, "target_embedding")
+    return layer_at(model, "source_embedding") or target, target
 
 
 def _language_model(specs, text_model):
     model = text_model.model
-    decoder, table = model.get_layer("decoder"), model.get_layer("embedding")
-    _check(decoder)
+    decoder, table = layer_at(model, "decoder"), layer_at(model, "embedding")
     spec = specs.TransformerDecoderModelSpec.from_config(
-        decoder.num_layers,
-        decoder.num_heads,
-        pre_norm=decoder.pre_norm,
-        activation=_activation(specs, decoder),
+        decoder.num_layers, decoder.num_heads, **_options(decoder)
     )
     context = getattr(text_model.module.settings, "context", 0)
     _fill_side(spec.decoder, spec.decoder.embeddings, table, model, decoder, context)
@@ -253,7 +254,7 @@ def _language_model(specs, text_model):
 def _fill_side(spec, embeddings, table, model, stack, max_length):
     embeddings.weight = _array(table.embeddings)
     spec.scale_embeddings = bool(table.scale)
-    positions = model.get_layer("positions")
+    positions = layer_at(model, "positions")
     if isinstance(positions, SinusoidalEncoding):
         encodings = sinusoidal_positions(
             max_length + 1,
@@ -266,62 +267,40 @@ def _fill_side(spec, embeddings, table, model, stack, max_length):
         encodings = positions.embeddings
     spec.position_encodings.encodings = _array(encodings)
     if stack.norm is not None:
-        _fill_norm(spec.layer_norm, stack.norm)
+        _fill(spec.layer_norm, stack.norm)
     for layer, block in zip(spec.layer, stack.blocks, strict=True):
-        own = block.self_attention
-        _fill_linear(layer.self_attention.linear[0], own.query_key_value)
-        _fill_linear(layer.self_attention.linear[1], own.output_projection)
-        _fill_norm(layer.self_attention.layer_norm, block.around_self_attention.norm)
-        if getattr(block, "cross_attention", None) is not None:
-            cross = block.cross_attention
-            parts = cross.query, cross.key_value, cross.output_projection
-            for linear, projection in zip(layer.attention.linear, parts, strict=True):
-                _fill_linear(linear, projection)
-            _fill_norm(layer.attention.layer_norm, block.around_cross_attention.norm)
-        _fill_linear(layer.ffn.linear_0, block.feed_forward.widen)
-        _fill_linear(layer.ffn.linear_1, block.feed_forward.narrow)
-        _fill_norm(layer.ffn.layer_norm, block.around_feed_forward.norm)
+        for path, place in BLOCK.items():
+            if (ours := layer_at(block, path)) is not None:
+                _fill(_at(layer, place), ours)
 
 
-def _fill_linear(linear, projection):
-    kernel, bias = projection
-    linear.weight = _array(kernel)
-    if bias is not None:
-        linear.bias = _array(bias)
+def _at(spec, place):
+    """The part of a specification at a path such as "attention.linear.0"."""
+    for name in place.split("."):
+        spec = spec[int(name)] if name.isdigit() else getattr(spec, name)
+    return spec
 
 
-def _fill_norm(spec, norm):
-    spec.gamma, spec.beta = _array(norm.gamma), _array(norm.beta)
+def _fill(spec, layer):
+    """Copies a projection or a norm to its specification."""
+    for theirs, ours in (("weight", "kernel"), ("bias", "bias"), ("gamma", "gamma"),
+                         ("beta", "beta")):  # fmt: skip
+        if (variable := getattr(layer, ours, None)) is not None:
+            setattr(spec, theirs, _array(variable))
 
 
 def _array(tensor):
     return np.ascontiguousarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32")))
 
 
-def _activation(specs, stack):
-    kinds = {
-        keras.activations.relu: specs.common_spec.Activation.RELU,
-        keras.activations.silu: specs.common_spec.Activation.SWISH,
-        keras.activations.gelu: specs.common_spec.Activation.GELU,
-        gelu_tanh: specs.common_spec.Activation.GELUTanh,
-    }
-    if stack.activation not in kinds:
-        raise ConversionError(
-            "CTranslate2 supports the activations relu, silu, gelu and gelu_tanh. Received: "
-            f"{keras.activations.serialize(stack.activation)}."
-        )
-    return kinds[stack.activation]
+def _options(stack):
+    """What a specification needs to know of a stack."""
+    from ctranslate2.specs.common_spec import Activation
 
-
-def _check(stack):
-    kernel, _ = stack.blocks[0].self_attention.output_projection
-    if stack.attention_pattern is not None or kernel.shape[0] != kernel.shape[1]:
-        raise ConversionError(
-            "CTranslate2 supports dense attention whose heads together are as wide as the model. "
-            f"Received: attention_pattern={stack.attention_pattern!r}, key_dim={stack.key_dim!r}."
-        )
-    if stack.lora:
-        raise ConversionError("The model has LoRA. Call merge_lora(model) first.")
+    check_dense(stack, "CTranslate2", needs_bias=False)
+    names = Activation.RELU, Activation.SWISH, Activation.GELU, Activation.GELUTanh
+    activation = activation_of(stack, names, "CTranslate2")
+    return {"pre_norm": stack.pre_norm, "activation": activation}
 
 
 def _vocabulary(tokenizer, table):

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 
-from keras_transformer.convert.settings import Settings
+from keras_transformer.convert.folder import Settings
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.decoding import TokenRules
 from keras_transformer.serving.settings import (
@@ -93,32 +93,32 @@ def read_settings(folder):
     return settings
 
 
-def search_settings(folder, ids, positions):
+def search_settings(folder, order, positions):
     """The `SearchSettings` of a translation model's folder.
 
     Args:
         folder: a `ModelFolder`.
-        ids: the `Ids` of the target vocabulary.
+        order: the `VocabularyPermutation` of the target.
         positions: how many its family usually has.
     """
     settings = read_settings(folder)
     _check(settings, ASKS_FOR_NOTHING | OF_TRANSLATIONS)
-    end = int(ids.theirs[END_ID])
+    end = int(order.theirs[END_ID])
     _check(settings, {"eos_token_id": (end, [end]), "forced_eos_token_id": (end, [end])})
-    ours = ids.ours.tolist()
+    ours = order.ours.tolist()
     ours[end] = END_ID  # where the start token is a second one, it is not what this id stands for
     forces_end = settings.has("forced_eos_token_id")
     rules = _token_rules(settings, ours, forces_end=forces_end)
     if rules.min_new_tokens:  # after the start alone, not after a language
         length = rules.min_new_tokens + 1
         rules = dataclasses.replace(rules, min_length=length, min_new_tokens=0)
-    if rules.change_scores and ids.start_is_there_twice:
-        rules = dataclasses.replace(rules, start_counts_as=ours[ids.theirs[START_ID]])
+    if rules.change_scores and order.repeats_start:
+        rules = dataclasses.replace(rules, start_counts_as=ours[order.theirs[START_ID]])
     forced = {rules.forced_bos_token_id, END_ID if rules.forces_end else None}
     if clash := forced & set(rules.suppress_tokens):
         raise ConversionError(
             f"{settings.file}: suppress_tokens must hold no id that another setting forces. "
-            f"Received: {ids.theirs[sorted(clash)].tolist()}."
+            f"Received: {order.theirs[sorted(clash)].tolist()}."
         )
     early = settings.one_of("early_stopping", *EARLY_STOPPING, None)
     longest = settings.count("max_length", positions, least=3) - 1  # without the start

@@ -3,9 +3,7 @@
 import pathlib
 import re
 
-import numpy as np
-
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tables import ConversionError, our_order
 from keras_transformer.tokenizers.sentencepiece import (
     CONTROL_PIECES,
     UNKNOWN_ID,
@@ -114,8 +112,3 @@ def in_our_order(model, names, unknown, control=("<pad>", "<s>", "</s>")):
     pad, start, end = (ids.get(name, -1) for name in control)
     theirs = our_order(len(names), pad, ids[unknown], pad if start < 0 else start, end)
     return rearranged(model, [names[index] for index in theirs]), theirs
-
-
-def our_order(size, *control):
-    """Their id for each of ours: the control ids, then the others in the same order."""
-    return np.array([*control, *(index for index in range(size) if index not in control)])

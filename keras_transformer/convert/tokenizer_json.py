@@ -4,9 +4,9 @@ import base64
 
 import numpy as np
 
-from keras_transformer.convert.sentencepiece import in_our_order, our_order
-from keras_transformer.convert.settings import Settings, json_object
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.folder import Settings, json_object
+from keras_transformer.convert.sentencepiece import in_our_order
+from keras_transformer.convert.tables import ConversionError, our_order
 from keras_transformer.files import in_one_line
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, UNKNOWN_ID

@@ -6,9 +6,8 @@ unknown, start and end first, then the others in the same order as before.
 
 import numpy as np
 
-from keras_transformer.convert.folder import Folder
+from keras_transformer.convert.folder import Folder, Settings
 from keras_transformer.convert.sentencepiece import in_our_order, read_model
-from keras_transformer.convert.settings import Settings
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.convert.tokenizer_json import (
     byte_pairs,
@@ -207,7 +206,7 @@ def _of_pieces(file, settings, arrange):
         raise ConversionError(f"{file} must have an unknown piece. Received: none.")
     names = arrange([piece.piece for piece in model.pieces], settings)
     given = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    control = [_content(settings.given(name) or usual) for name, usual in given.items()]
+    control = [_content(settings.raw(name) or usual) for name, usual in given.items()]
     return in_our_order(model, names, unknown, control)
 
 

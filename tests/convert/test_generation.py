@@ -9,9 +9,7 @@ import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer.convert import ModelFolder, assign, generation, load_gpt2, marian
-from keras_transformer.convert.huggingface_translation import translation_folder
-from keras_transformer.convert.sentencepiece import our_order
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tables import ConversionError, VocabularyPermutation, our_order
 from keras_transformer.decoding import TokenRules, beam_search, sample
 from keras_transformer.models import decoder_only, encoder_decoder
 from keras_transformer.serving import SamplingSettings, SearchSettings
@@ -66,7 +64,7 @@ def models():
         model.final_logits_bias[0, 0] += 4
 
     theirs, arrays = shaken(theirs, bias_of_end)
-    ids = marian.Ids(our_order(SIZE, 60, 1, 60, 0))
+    ids = VocabularyPermutation(our_order(SIZE, 60, 1, 60, 0))
     ours = kt.translation(
         len(ids.theirs), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
         positions={"interleaved": False}, intermediate_dim=22, activation="silu", pre_norm=False,
@@ -83,14 +81,14 @@ def models():
         model.model.shared.weight[2] *= 1.5
 
     theirs, arrays = shaken(theirs, louder_end)
-    ids = marian.Ids([1, 3, 2, 2, 0, *range(4, SIZE)])
+    ids = VocabularyPermutation([1, 3, 2, 2, 0, *range(4, SIZE)])
     ours = kt.translation(
         len(ids.theirs), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
         positions={"interleaved": False, "max_wavelength": 10000 ** (8 / 7), "first_position": 2},
         intermediate_dim=22, activation="relu", pre_norm=True, **sizes,
     )  # fmt: skip
     arrays["final_logits_bias"] = np.zeros((1, SIZE), "float32")
-    assign(marian.rows(ours, ids, ids, with_final_norms=True), arrays, "M2M100")
+    assign(marian.rows(ours, ids, ids), arrays, "M2M100")
     found["m2m100"] = theirs, encoder_decoder.functions(ours), ids
 
     config = transformers.GPT2Config(
@@ -217,15 +215,11 @@ def test_continuations_are_those_of_hugging_face(seed, models, tmp_path):
         assert written == expected, given
 
 
-class SameIds(marian.Ids):
-    """Ids of a folder whose order is ours."""
-
-    def __init__(self):
-        super().__init__(range(SIZE))
+SAME_ORDER = VocabularyPermutation(range(SIZE))
 
 
 def settings_of(tmp_path, values, config=None):
-    return generation.search_settings(write_folder(tmp_path, values, config), SameIds(), 64)
+    return generation.search_settings(write_folder(tmp_path, values, config), SAME_ORDER, 64)
 
 
 def test_settings_become_those_of_our_search(tmp_path):
@@ -247,9 +241,11 @@ def test_settings_become_those_of_our_search(tmp_path):
 def test_older_folders_keep_their_settings_in_config_json(tmp_path):
     config = {"num_beams": 3, "no_repeat_ngram_size": 2, "forced_eos_token_id": 3, "d_model": 8}
     folder = write_folder(tmp_path, {}, config)
-    assert generation.search_settings(folder, SameIds(), 64).num_beams == 1, "there is a newer file"
+    assert generation.search_settings(folder, SAME_ORDER, 64).num_beams == 1, (
+        "there is a newer file"
+    )
     (tmp_path / "generation_config.json").unlink()
-    found = generation.search_settings(folder, SameIds(), 64)
+    found = generation.search_settings(folder, SAME_ORDER, 64)
     assert (found.num_beams, found.token_rules) == (3, TokenRules(no_repeat_ngram_size=2))
 
 
@@ -367,6 +363,6 @@ def test_a_search_that_is_written_as_another_is_said(
     size = tokenizer.vocabulary_size
     model = kt.translation(size, num_layers=1, hidden_dim=4, num_heads=2, intermediate_dim=6)
     settings = SearchSettings(num_beams, length_penalty=1.0, scoring=scoring)
-    translation_folder(kt.serving.Translator(model, tokenizer, settings=settings), tmp_path)
+    marian.hugging_face_folder(kt.serving.Translator(model, tokenizer, settings=settings), tmp_path)
     is_another = (scoring, num_beams) == ("gnmt", 2)
     assert ("divides scores by n ** 0.8 here" in caplog.text) == is_another

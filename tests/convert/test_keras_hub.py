@@ -228,9 +228,10 @@ def test_what_keras_hub_lacks_is_refused_and_nothing_is_left(tmp_path, monkeypat
         assert "\n" not in str(error.value)
     with pytest.raises(convert.ConversionError, match="dtype must be float32"):
         convert.write(generator(), "keras_hub", tmp_path / "preset", dtype="int8")
-    example = module.example
     wrong = {"output.logits": np.zeros((3, 7, 400))}
-    monkeypatch.setattr(module, "example", lambda ours: example(ours) | wrong)
+    writer = convert.writing.WRITERS["keras_hub"]
+    spoiled = writer._replace(example=lambda ours: writer.example(ours) | wrong)
+    monkeypatch.setitem(convert.writing.WRITERS, "keras_hub", spoiled)
     with pytest.raises(convert.ConversionError, match=r"Nothing was written.*logits differs by"):
         convert.write(generator(), "keras_hub", tmp_path / "preset")
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,53 @@
+"""What another library needs of our blocks to hold them."""
+
+import keras
+
+from keras_transformer.convert.tables import ConversionError
+from keras_transformer.layers.feed_forward import gelu_tanh
+
+# Our activations by Hugging Face's names, of which each family has some.
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def check_dense(stack, library="Hugging Face", needs_bias=True):
+    """Raises ConversionError unless a stack has the attention that every library has.
+
+    Args:
+        stack: an `Encoder` or a `Decoder`.
+        library: for the message.
+        needs_bias: whether the projections must have biases.
+    """
+    kernel, bias = stack.blocks[0].self_attention.output_projection
+    square = kernel.shape[0] == kernel.shape[1]
+    lacks_bias = needs_bias and bias is None
+    if stack.attention_pattern is not None or not square or lacks_bias or stack.lora:
+        raise ConversionError(
+            f"{library} needs dense attention{' with biases' * needs_bias}, heads that together "
+            "are as wide as the model, and no unmerged LoRA. Received: "
+            f"attention_pattern={stack.attention_pattern!r}, key_dim={stack.key_dim!r}, "
+            f"use_bias={bias is not None}, lora={stack.lora!r}."
+        )
+
+
+def activation_of(stack, names=("relu", "silu", "gelu", "gelu_new"), library="Hugging Face"):
+    """What a library calls the activation of a stack.
+
+    Args:
+        stack: an `Encoder` or a `Decoder`.
+        names: what it calls relu, silu, gelu and gelu_tanh.
+        library: for the message.
+    """
+    ours = (keras.activations.relu, keras.activations.silu, keras.activations.gelu, gelu_tanh)
+    if stack.activation not in ours:
+        raise ConversionError(
+            f"{library} supports the activations relu, silu, gelu and gelu_tanh. Received: "
+            f"{keras.activations.serialize(stack.activation)}."
+        )
+    return names[ours.index(stack.activation)]
