@@ -8,7 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer.convert.blocks import ACTIVATIONS, activation_of, check_dense
+from keras_transformer.convert.blocks import (
+    ACTIVATIONS,
+    activation_of,
+    check_dense,
+    read_dimensions,
+    written_dimensions,
+)
 from keras_transformer.convert.folder import (
     Converted,
     ModelFolder,
@@ -117,6 +123,8 @@ BERT = Family(
         "cls.predictions.decoder",
     ),
     settings={
+        "vocabulary_size": "vocab_size",
+        "max_sequence_length": "max_position_embeddings",
         "num_layers": "num_hidden_layers",
         "hidden_dim": "hidden_size",
         "num_heads": "num_attention_heads",
@@ -153,6 +161,8 @@ DISTILBERT = Family(
     dense=BERT.dense | {"pooler": "pre_classifier", "masked_token_dense": "vocab_transform"},
     masked_token=("vocab_layer_norm", "vocab_projector.bias", "vocab_projector"),
     settings={
+        "vocabulary_size": "vocab_size",
+        "max_sequence_length": "max_position_embeddings",
         "num_layers": "n_layers",
         "hidden_dim": "dim",
         "num_heads": "n_heads",
@@ -246,13 +256,7 @@ def read(folder: ModelFolder):
     activation = ACTIVATIONS[settings.one_of(names["activation"], *activations)]
     size = settings.count("vocab_size")
     longest = settings.count("max_position_embeddings", least=3 + first) - first
-    dimensions = {
-        "num_layers": settings.count(names["num_layers"]),
-        **settings.heads_of(names["hidden_dim"], names["num_heads"]),
-        "intermediate_dim": settings.count(names["intermediate_dim"]),
-        "dropout": settings.share(names["dropout"], 0.1),
-        "attention_dropout": settings.share(names["attention_dropout"], 0.1),
-    }
+    dimensions = read_dimensions(settings, names)
     epsilon = 1e-12
     if "norm_epsilon" in names:
         epsilon = settings.number(names["norm_epsilon"], epsilon)
@@ -437,17 +441,9 @@ def hugging_face_folder(text_model, draft):
     return {
         "model_type": "bert",
         "architectures": [name],
-        "vocab_size": table.vocabulary_size,
-        "hidden_size": table.hidden_dim,
-        "num_hidden_layers": encoder.num_layers,
-        "num_attention_heads": encoder.num_heads,
-        "intermediate_size": encoder.intermediate_dim,
+        **written_dimensions(model, encoder, table, BERT.settings),
         "hidden_act": activation_of(encoder),
-        "hidden_dropout_prob": encoder.dropout,
-        "attention_probs_dropout_prob": encoder.attention_dropout,
-        "max_position_embeddings": positions.max_sequence_length,
         "type_vocab_size": 2,
-        "layer_norm_eps": encoder.norm_epsilon,
         "pad_token_id": 0,
         "position_embedding_type": "absolute",
         **labels,

@@ -1,8 +1,8 @@
-"""What another library needs of our blocks to hold them."""
+"""The settings of our blocks, as other libraries name them and as far as these hold them."""
 
 import keras
 
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tables import ConversionError, layer_at
 from keras_transformer.layers.feed_forward import gelu_tanh
 
 # Our activations by Hugging Face's names, of which each family has some.
@@ -51,3 +51,35 @@ def activation_of(stack, names=("relu", "silu", "gelu", "gelu_new"), library="Hu
             f"{keras.activations.serialize(stack.activation)}."
         )
     return names[ours.index(stack.activation)]
+
+
+def read_dimensions(settings, names, intermediate_dim=None):
+    """The dimensions in another library's settings, as arguments of our models.
+
+    Args:
+        settings: `Settings`.
+        names: {our name of a setting: theirs}.
+        intermediate_dim: the usual one; None if it must be given.
+    """
+    dropout = settings.share(names["dropout"], 0.1)
+    return {
+        "num_layers": settings.count(names["num_layers"]),
+        **settings.heads_of(names["hidden_dim"], names["num_heads"]),
+        "intermediate_dim": settings.count(names["intermediate_dim"], intermediate_dim),
+        "dropout": dropout,
+        "attention_dropout": settings.share(names["attention_dropout"], 0.1),
+    }
+
+
+def written_dimensions(model, stack, table, names):
+    """The inverse of `read_dimensions`, with all sizes that a model with learned positions has."""
+    ours = {
+        "vocabulary_size": table.vocabulary_size,
+        "hidden_dim": table.hidden_dim,
+        "max_sequence_length": layer_at(model, "positions").max_sequence_length,
+        **{name: getattr(stack, name) for name in (
+            "num_layers", "num_heads", "intermediate_dim", "dropout", "attention_dropout",
+            "norm_epsilon",
+        )},
+    }  # fmt: skip
+    return {names[name]: value for name, value in ours.items() if name in names}

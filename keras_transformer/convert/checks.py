@@ -23,24 +23,24 @@ def part(arrays, start):
     return {name.removeprefix(start): arrays[name] for name in arrays if name.startswith(start)}
 
 
-def compare(name, found, expected, tolerance):
-    difference = abs(found - expected).max() if found.shape == expected.shape else float("inf")
+def compare(name, answer, expected, tolerance):
+    difference = abs(answer - expected).max() if answer.shape == expected.shape else float("inf")
     if not difference <= tolerance:
         sys.exit(f"{name} differs by {difference:.1e}")
 
 
-def compare_answers(found, arrays):
+def compare_answers(answers, arrays):
     """Compares the answers of a library with those that must be, {"output.NAME": array}."""
     for name, expected in part(arrays, "output.").items():
-        compare(name, found[name], expected, TOLERANCE * max(1.0, abs(expected).max() / LARGEST))
+        compare(name, answers[name], expected, TOLERANCE * max(1.0, abs(expected).max() / LARGEST))
 
 
 def compare_ids(tokenize, arrays):
     """Compares the ids of texts, a list of lists."""
     texts, expected = json.loads(str(arrays["texts"]))
-    found = tokenize(texts)
-    if found != expected:
-        sys.exit(f"the ids of {texts} must be {expected}. Received: {found}")
+    ids = tokenize(texts)
+    if ids != expected:
+        sys.exit(f"the ids of {texts} must be {expected}. Received: {ids}")
 
 
 def huggingface(folder, arrays):
@@ -56,8 +56,8 @@ def huggingface(folder, arrays):
     inputs = part(arrays, "input.")
     inputs = {name: torch.tensor(ids.astype("int64")) for name, ids in inputs.items()}
     with torch.no_grad():
-        found = model.eval()(**inputs)
-    compare_answers({name: found[name].numpy() for name in part(arrays, "output.")}, arrays)
+        answers = model.eval()(**inputs)
+    compare_answers({name: answers[name].numpy() for name in part(arrays, "output.")}, arrays)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     compare_ids(lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"], arrays)
 
@@ -72,10 +72,10 @@ def keras_hub(folder, arrays):
         kind = keras_hub.models.CausalLM
     else:
         kind = keras_hub.models.Backbone
-    found = kind.from_preset(str(folder))(part(arrays, "input."))
-    found = found if isinstance(found, dict) else {"logits": found}
+    answers = kind.from_preset(str(folder))(part(arrays, "input."))
+    answers = answers if isinstance(answers, dict) else {"logits": answers}
     convert = keras.ops.convert_to_numpy
-    compare_answers({name: convert(answer) for name, answer in found.items()}, arrays)
+    compare_answers({name: convert(answer) for name, answer in answers.items()}, arrays)
     tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(str(folder))
     compare_ids(lambda texts: [[int(i) for i in row] for row in tokenizer(texts)], arrays)
 
@@ -133,8 +133,8 @@ def peft(folder, arrays):
     for key in arrays:
         kind, _, name = key.partition(":")
         weight = weights[f"{name}.weight"].numpy()
-        found = weight.T if is_conv and kind == "added" else weight
-        compare(name, found, arrays[key], PEFT_TOLERANCE * max(1.0, abs(arrays[key]).max()))
+        weight = weight.T if is_conv and kind == "added" else weight
+        compare(name, weight, arrays[key], PEFT_TOLERANCE * max(1.0, abs(arrays[key]).max()))
 
 
 def onnx(folder, arrays):
@@ -166,8 +166,8 @@ def openvino(folder, arrays):
         model = openvino.Core().compile_model(folder / f"{name}.xml", "CPU", options)
 
         def run(**inputs):
-            found = model(inputs)  # several names may share an output
-            return {name: found[output] for output in model.outputs for name in output.names}
+            answers = model(inputs)  # several names may share an output
+            return {name: answers[output] for output in model.outputs for name in output.names}
 
         return run
 
@@ -185,18 +185,18 @@ def compare_graphs(runner, has_decoder, arrays):
     import numpy as np
 
     tolerance, inputs = arrays["tolerance"], part(arrays, "input.")
-    found = runner("model")(**inputs)
+    answers = runner("model")(**inputs)
     for name, expected in part(arrays, "output.").items():
-        compare(name, found[name], expected, tolerance)
+        compare(name, answers[name], expected, tolerance)
     if not has_decoder:
         return
     decoder, state = runner("decoder"), runner("encoder")(source_ids=inputs["source_ids"])
     for position, tokens in enumerate(inputs["target_ids"].T):
-        found = dict(decoder(**state, token_ids=tokens, position=np.array(position, "int32")))
-        logits = found.pop("logits")[1:]  # without the row of two pairs
+        answers = dict(decoder(**state, token_ids=tokens, position=np.array(position, "int32")))
+        logits = answers.pop("logits")[1:]  # without the row of two pairs
         expected = arrays["output.logits"][1:, position]
         compare(f"step {position}", logits, expected, tolerance)
-        state |= {name.removeprefix("next_"): array for name, array in found.items()}
+        state |= {name.removeprefix("next_"): array for name, array in answers.items()}
 
 
 CHECKS = {

@@ -55,8 +55,6 @@ def write(text_model, draft, dtype="float32"):
     Raises:
         ConversionError: if ctranslate2 is not installed, or cannot hold the model.
     """
-    if dtype not in DTYPES:
-        raise ConversionError(f"dtype must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     require("ctranslate2")
     from ctranslate2 import specs
 
@@ -83,7 +81,7 @@ def write(text_model, draft, dtype="float32"):
     save_beside(text_model, draft)
 
 
-def example(text_model, dtype="float32"):
+def example(text_model):
     """Pieces of texts and their log-probabilities by our model, for the check of a folder."""
     tokenizer = text_model.tokenizer
     if hasattr(text_model, "n_best"):
@@ -94,7 +92,7 @@ def example(text_model, dtype="float32"):
     else:
         texts = [text for text in EXAMPLES if len(_pieces(tokenizer, [text])[0]) > 1]
         pairs, scores = [_pieces(tokenizer, texts)], text_model.score(texts)
-    return {"pieces": np.array(json.dumps(pairs)), "scores": scores, "dtype": np.array(dtype)}
+    return {"pieces": np.array(json.dumps(pairs)), "scores": scores}
 
 
 class CTranslate2Engine:
@@ -123,16 +121,16 @@ class CTranslate2Engine:
     def differences(self):
         """What the engine does otherwise than the settings say, in words; "" for nothing."""
         settings, rules = self.settings, self.settings.token_rules
-        found = []
+        differences = []
         if settings.num_beams > 1:
-            found.append("its own end of the search")
+            differences.append("its own end of the search")
             if settings.scoring == "gnmt" and settings.length_penalty:
-                found.append("a length penalty n ** exponent close to the run's")
+                differences.append("a length penalty n ** exponent close to the run's")
         if not rules.forces_end:
-            found.append("translations that are always complete")
+            differences.append("translations that are always complete")
         if rules.begin_suppress_tokens:
-            found.append("no begin_suppress_tokens")
-        return ", ".join(found)
+            differences.append("no begin_suppress_tokens")
+        return ", ".join(differences)
 
     def answer(self, texts):
         """The translations, a list of strings, and whether each text was truncated."""
@@ -147,8 +145,8 @@ class CTranslate2Engine:
         ids = {piece: i for i, piece in enumerate(self._target_pieces)}
         written = [[] for _ in rows]
         for search, indices in groups.items():
-            found = self._translate([rows[index][:room] for index in indices], dict(search))
-            for index, pieces in zip(indices, found, strict=True):
+            translations = self._translate([rows[index][:room] for index in indices], dict(search))
+            for index, pieces in zip(indices, translations, strict=True):
                 written[index] = [ids.get(piece, 0) for piece in pieces]
         joined = self._target.detokenize(tf.ragged.constant(written, tf.int32, ragged_rank=1))
         return [text.decode() for text in joined.numpy()], [len(row) > room for row in rows]
@@ -167,7 +165,7 @@ class CTranslate2Engine:
         if rules.forced_bos_token_id is not None:
             first = first or [pieces[rules.forced_bos_token_id]]
         never = [[PAD_ID], [START_ID], *rules.bad_words_ids, *([i] for i in rules.suppress_tokens)]
-        found = self._engine.translate_batch(
+        results = self._engine.translate_batch(
             rows,
             target_prefix=[first] * len(rows) if first else None,
             beam_size=self.settings.num_beams,
@@ -180,7 +178,7 @@ class CTranslate2Engine:
             batch_type="tokens",
             **search,
         )
-        return [result.hypotheses[0] for result in found]
+        return [result.hypotheses[0] for result in results]
 
 
 def translation_spec(model, source_pieces, target_pieces, max_length):

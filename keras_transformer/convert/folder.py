@@ -128,10 +128,16 @@ number, at least 1. Received: '3'.
         value = self.raw(name)
         value = value if name in self.values else allowed[0]
         # 1 == True in Python, but not here.
-        if not any(value == one and type(value) is type(one) for one in allowed):
+        is_bool = isinstance(value, bool)
+        if not any(value == one and is_bool == isinstance(one, bool) for one in allowed):
             supported = " or ".join(map(repr, allowed))
             self._refuse(name, f"{supported}; nothing else is supported", value)
         return value
+
+    def null_or(self, allowed):
+        """Checks settings of which only null and some values are supported, {name: values}."""
+        for name, values in allowed.items():
+            self.one_of(name, None, *values)
 
     def count(self, name, default=None, least=1):
         """A whole number; one without a default must be there."""

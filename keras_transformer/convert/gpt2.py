@@ -1,6 +1,12 @@
 """GPT-2 in Hugging Face's format."""
 
-from keras_transformer.convert.blocks import ACTIVATIONS, activation_of, check_dense
+from keras_transformer.convert.blocks import (
+    ACTIVATIONS,
+    activation_of,
+    check_dense,
+    read_dimensions,
+    written_dimensions,
+)
 from keras_transformer.convert.folder import (
     Converted,
     ModelFolder,
@@ -34,6 +40,17 @@ UNUSED = (
     "n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout "
     "summary_proj_to_labels summary_type summary_use_proj"
 )
+SETTINGS = {
+    "vocabulary_size": "vocab_size",
+    "max_sequence_length": "n_positions",
+    "num_layers": "n_layer",
+    "hidden_dim": "n_embd",
+    "num_heads": "n_head",
+    "intermediate_dim": "n_inner",
+    "dropout": "resid_pdrop",
+    "attention_dropout": "attn_pdrop",
+    "norm_epsilon": "layer_norm_epsilon",
+}
 FIRST_ID = 4  # of the tokenizer: `serving` puts the control ids before GPT-2's ids
 NORMS = {"around_self_attention.norm": "ln_1", "around_feed_forward.norm": "ln_2"}
 # Its kernels are (input, output), ours (output, input).
@@ -96,13 +113,7 @@ def read(folder: ModelFolder):
     activations = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu")
     activation = config.one_of("activation_function", *activations)
     size, context = config.count("vocab_size"), config.count("n_positions", least=2)
-    dimensions = {
-        "num_layers": config.count("n_layer"),
-        **config.heads_of("n_embd", "n_head"),
-        "intermediate_dim": config.count("n_inner", 4 * config.count("n_embd")),
-        "dropout": config.share("resid_pdrop", 0.1),
-        "attention_dropout": config.share("attn_pdrop", 0.1),
-    }
+    dimensions = read_dimensions(config, SETTINGS, intermediate_dim=4 * config.count("n_embd"))
     config.usual(embd_pdrop=dimensions["dropout"])
     weights, hidden_dim = folder.arrays().renamed(_without_prefix), dimensions["hidden_dim"]
     last = f"h.{dimensions['num_layers'] - 1}.mlp.c_fc.weight"
@@ -209,17 +220,9 @@ def hugging_face_folder(text_model, draft):
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": table.vocabulary_size,
-        "n_positions": positions.max_sequence_length,
-        "n_embd": table.hidden_dim,
-        "n_layer": decoder.num_layers,
-        "n_head": decoder.num_heads,
-        "n_inner": decoder.intermediate_dim,
+        **written_dimensions(model, decoder, table, SETTINGS),
         "activation_function": activation_of(decoder),
-        "layer_norm_epsilon": decoder.norm_epsilon,
-        "resid_pdrop": decoder.dropout,
         "embd_pdrop": decoder.dropout,
-        "attn_pdrop": decoder.attention_dropout,
         "tie_word_embeddings": True,
         **ids,
     }, {f"{PREFIX}{name}": array for name, array in arrays_of(rows(model)).items()}

@@ -26,22 +26,21 @@ ONNX_OPSET = 15
 TOLERANCE = 1e-4  # of an engine's answers: its rounding differs in a deep model
 
 
-def write_onnx(text_model, draft, dtype="float32"):
+def write_onnx(text_model, draft):
     """Writes `model.onnx`, and for a translation model also `encoder.onnx` and `decoder.onnx`.
 
     Args:
         text_model: a `serving.Translator`, `Generator` or `Classifier`, or a `Converted`.
         draft: path of the folder.
-        dtype: dtype of the weights, "float32".
 
     Raises:
         ConversionError: if tf2onnx is not installed, or ONNX lacks an operation of the model.
     """
     require("tf2onnx")
-    _write_graphs(text_model, draft, dtype, _onnx_file)
+    _write_graphs(text_model, draft, _onnx_file)
 
 
-def write_litert(text_model, draft, dtype="float32"):
+def write_litert(text_model, draft):
     """Writes `model.tflite`, of a translation model also `encoder.tflite` and `decoder.tflite`.
 
     Every operation is built into LiteRT.
@@ -49,15 +48,14 @@ def write_litert(text_model, draft, dtype="float32"):
     Args:
         text_model: as for `write_onnx`.
         draft: path of the folder.
-        dtype: dtype of the weights, "float32".
 
     Raises:
         ConversionError: if LiteRT has no operation for a part of the model.
     """
-    _write_graphs(text_model, draft, dtype, _litert_file)
+    _write_graphs(text_model, draft, _litert_file)
 
 
-def write_openvino(text_model, draft, dtype="float32"):
+def write_openvino(text_model, draft):
     """Writes `model.xml` and `model.bin`, of a translation model also those of encoder and decoder.
 
     OpenVINO computes in lower precision where the processor has it, unless it is told otherwise by
@@ -66,22 +64,19 @@ def write_openvino(text_model, draft, dtype="float32"):
     Args:
         text_model: as for `write_onnx`.
         draft: path of the folder.
-        dtype: dtype of the weights, "float32".
 
     Raises:
         ConversionError: if openvino is not installed, or has no operation for a part of the model.
     """
     require("openvino")
-    _write_graphs(text_model, draft, dtype, _openvino_files)
+    _write_graphs(text_model, draft, _openvino_files)
 
 
-def _write_graphs(text_model, draft, dtype, write_file):
+def _write_graphs(text_model, draft, write_file):
     """Writes `model`, of a translation model also `encoder` and `decoder`, and what stands beside.
 
     `write_file` is called with a tf.function, the model, and a path without suffix.
     """
-    if dtype != "float32":
-        raise ConversionError(f"dtype must be float32 in this format. Received: {dtype!r}.")
     model = float32_model(text_model)
     functions = {"model": forward(model)}
     if is_translation(model):
@@ -285,14 +280,13 @@ def is_translation(model):
     return {"target_embedding", "encoder", "decoder"} <= set(layer_names(model))
 
 
-def example(text_model, dtype="float32"):
+def example(text_model):
     """Inputs with padding and the model's answers, to check a folder with.
 
     The first row of a translation holds two pairs, which only a packed model tells apart.
 
     Args:
         text_model: as for `write_onnx`.
-        dtype: dtype of the weights, "float32".
 
     Returns:
         A dictionary of arrays: "input.NAME" (3, 7) for each input, "output.NAME" for each output,

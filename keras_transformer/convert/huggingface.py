@@ -6,7 +6,6 @@ from keras_transformer.convert.folder import write_json
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.models.functions import layer_names
 
-DTYPES = ("float32",)
 # What their library calls the inputs and outputs of our models.
 INPUTS = {
     "source_ids": "input_ids",
@@ -23,30 +22,28 @@ OUTPUTS = {
 }
 
 
-def write(text_model, draft, dtype="float32"):
+def write(text_model, draft):
     """Writes config.json, model.safetensors and the files of the tokenizer.
 
     Args:
         text_model: a `serving.Translator`, `Generator` or `Classifier`; for the backbone of BERT
             anything with `model` and `tokenizer`, such as `Converted`.
         draft: path of the folder.
-        dtype: dtype of the weights, "float32".
 
     A model of `bert_pretraining` becomes a BertForPreTraining with both of its heads.
 
     Raises:
         ConversionError: if Hugging Face's library has no such model.
     """
-    if dtype not in DTYPES:
-        raise ConversionError(f"dtype must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     from safetensors.numpy import save_file
 
     config, arrays = _family(text_model.model).hugging_face_folder(text_model, draft)
-    write_json(draft / "config.json", {"dtype": dtype, "transformers_version": "4.57.0"} | config)
+    usual = {"dtype": "float32", "transformers_version": "4.57.0"}
+    write_json(draft / "config.json", usual | config)
     save_file(arrays, draft / "model.safetensors", {"format": "pt"})
 
 
-def example(text_model, dtype="float32"):
+def example(text_model):
     """Texts with their ids, and ids with our model's answers, for the check of a folder."""
     inputs = drawn_inputs(text_model.model)
     outputs = answers(text_model.model, inputs)

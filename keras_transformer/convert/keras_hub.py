@@ -14,6 +14,11 @@ import ml_dtypes
 import numpy as np
 
 from keras_transformer.convert import bert, gpt2
+from keras_transformer.convert.blocks import (
+    check_dense,
+    read_dimensions,
+    written_dimensions,
+)
 from keras_transformer.convert.examples import (
     answers,
     drawn_inputs,
@@ -55,6 +60,12 @@ END_OF_TEXT = "<|endoftext|>"  # KerasHub's tokenizer must have it
 
 # Keys of a serialized Keras object that do not affect its numbers.
 _OBJECT = ("module", "registered_name", "build_config", "name", "trainable", "dtype")
+# Of a backbone: it has our names.
+_SETTINGS = {
+    name: name
+    for name in ("vocabulary_size", "num_layers", "num_heads", "hidden_dim", "intermediate_dim",
+                 "dropout", "max_sequence_length")
+}  # fmt: skip
 _ENDINGS = {
     **dict.fromkeys(("kernel", "gamma", "embeddings"), "/vars/0"),
     **dict.fromkeys(("bias", "beta"), "/vars/1"),
@@ -135,33 +146,46 @@ def _layout(row, heads):
 
 def read(folder: ModelFolder, with_tokenizer=True):
     """Reads a preset: a BertBackbone, with the head of its task, or a GPT2Backbone."""
-    kind = folder.settings.text("class_name")
+    kind, config = folder.settings.text("class_name"), folder.settings.part("config")
     if kind not in ("BertBackbone", "GPT2Backbone"):
         raise ConversionError(
             f"{folder.path} must hold a BertBackbone or a GPT2Backbone of KerasHub. "
             f"Received: {kind}."
         )
-    config = folder.settings.part("config")
     for settings in (folder.settings, config):
         settings.without_effect(_OBJECT)
-    if kind == "GPT2Backbone":
-        return _read_gpt2(folder, config, with_tokenizer)
-    config.one_of("num_segments", 2)
-    dimensions, longest = _dimensions(config), config.count("max_sequence_length", least=3)
-    size, weights = config.count("vocabulary_size"), _arrays(folder)
-    _check(weights, "KerasHub's BERT", "encoder", size, longest, dimensions)
-    tokenizer = _word_pieces(folder, size) if with_tokenizer else None
-    model = bert_models.bert(
-        size,
-        max_sequence_length=longest,
-        activation=gelu_tanh,
-        norm_epsilon=BERT_EPSILON,
-        **dimensions,
-    )
-    model, labels = _with_head(model, folder, weights)
-    assign(rows(model), weights, "KerasHub's BERT")
+    is_bert = kind == "BertBackbone"
+    family = f"KerasHub's {'BERT' if is_bert else 'GPT-2'}"
+    dimensions = read_dimensions(config, _SETTINGS | {"attention_dropout": "dropout"})
+    size = config.count("vocabulary_size")
+    longest = config.count("max_sequence_length", least=3 if is_bert else 2)
+    weights, tokenizer, labels = _arrays(folder), None, ()
+    _check_weights(weights, family, "encoder" if is_bert else "decoder", size, longest, dimensions)
+    if with_tokenizer:
+        tokenizer = (_word_pieces if is_bert else _byte_pairs)(folder, size)
+    if is_bert:
+        config.one_of("num_segments", 2)
+        model = bert_models.bert(
+            size,
+            max_sequence_length=longest,
+            activation=gelu_tanh,
+            norm_epsilon=BERT_EPSILON,
+            **dimensions,
+        )
+        model, labels = _with_head(model, folder, weights)
+    else:
+        model = gpt2_model.gpt2(
+            vocabulary_size=size,
+            max_sequence_length=longest,
+            norm_epsilon=GPT2_EPSILON,
+            **dimensions,
+        )
+    assign(rows(model), weights, family)
     config.warn_of_unread()
-    return bert.converted(model, tokenizer, labels, longest, dimensions)
+    if is_bert:
+        return bert.converted(model, tokenizer, labels, longest, dimensions)
+    sampling = SamplingSettings(context=longest, max_tokens=usual_max_tokens(longest))
+    return gpt2.converted(model, tokenizer, sampling, dimensions)
 
 
 def _with_head(model, folder, weights):
@@ -188,26 +212,7 @@ def _with_head(model, folder, weights):
     return model, ()  # e.g. TextEmbedder, which adds nothing
 
 
-def _read_gpt2(folder, config, with_tokenizer):
-    size, context = config.count("vocabulary_size"), config.count("max_sequence_length", least=2)
-    dimensions, tokenizer, weights = _dimensions(config), None, _arrays(folder)
-    _check(weights, "KerasHub's GPT-2", "decoder", size, context, dimensions)
-    if with_tokenizer:
-        _check_tokenizer(folder, add_prefix_space=False)
-        file, merges = folder.file(VOCABULARY), folder.file(MERGES)
-        tokenizer = gpt2.byte_pairs_of(
-            file, lambda: (folder.json(VOCABULARY), merges_of(merges)), size
-        )
-    model = gpt2_model.gpt2(
-        vocabulary_size=size, max_sequence_length=context, norm_epsilon=GPT2_EPSILON, **dimensions
-    )
-    assign(rows(model), weights, "KerasHub's GPT-2")
-    config.warn_of_unread()
-    sampling = SamplingSettings(context=context, max_tokens=usual_max_tokens(context))
-    return gpt2.converted(model, tokenizer, sampling, dimensions)
-
-
-def _check(weights, family, stack, size, longest, dimensions):
+def _check_weights(weights, family, stack, size, longest, dimensions):
     """Compares the dimensions with the arrays, before a model is built."""
     hidden_dim, last = dimensions["hidden_dim"], dimensions["num_layers"] - 1
     inner = f"{_block_name(stack, last)}/_feedforward_intermediate_dense/vars/0"
@@ -217,15 +222,6 @@ def _check(weights, family, stack, size, longest, dimensions):
         "layers/position_embedding/vars/0": (longest, hidden_dim),
     }
     weights.check({f"{BACKBONE_WEIGHTS}/{name}": shapes[name] for name in shapes}, family)
-
-
-def _dimensions(config):
-    dropout = config.share("dropout", 0.1)
-    return {
-        **{name: config.count(name) for name in ("num_layers", "intermediate_dim")},
-        **config.heads_of("hidden_dim", "num_heads"),
-        **{"dropout": dropout, "attention_dropout": dropout},
-    }
 
 
 def _word_pieces(folder, size):
@@ -243,6 +239,12 @@ def _word_pieces(folder, size):
             folder.path, strips, "strips" if lowercase else "keeps",
         )  # fmt: skip
     return tokenizer
+
+
+def _byte_pairs(folder, size):
+    _check_tokenizer(folder, add_prefix_space=False)
+    file, merges = folder.file(VOCABULARY), folder.file(MERGES)
+    return gpt2.byte_pairs_of(file, lambda: (folder.json(VOCABULARY), merges_of(merges)), size)
 
 
 def _check_tokenizer(folder, **allowed):
@@ -317,22 +319,19 @@ def read_keras_hub(model, tokenizer=None):
         return read(folder, with_tokenizer=folder.has("tokenizer.json"))
 
 
-def write(text_model, draft, dtype="float32"):
+def write(text_model, draft):
     """Writes a preset of a BertBackbone, BertTextClassifier or GPT2CausalLM.
 
     Args:
         text_model: a `serving.Generator` or `Classifier`; for the backbone of BERT anything with
             `model` and `tokenizer`, such as `Converted`.
         draft: path of the folder.
-        dtype: dtype of the weights, "float32".
 
     Of a model of `bert_pretraining` only the backbone is written, without the heads.
 
     Raises:
         ConversionError: if KerasHub has no such model.
     """
-    if dtype != "float32":
-        raise ConversionError(f"dtype must be float32. Received: {dtype!r}.")
     model, tokenizer = text_model.model, text_model.tokenizer
     if bert_models.is_bert(model):
         bert.check_word_pieces(text_model)
@@ -383,7 +382,7 @@ def _write_weights(model, draft):
             weights[place] = array
 
 
-def example(text_model, dtype="float32"):
+def example(text_model):
     """Texts with their ids, and ids with our model's answers, for the check of a folder."""
     model = float32_model(text_model)
     if bert_models.is_bert(model) and layer_at(model, "head") is None:
@@ -406,7 +405,7 @@ def _config(model):
         raise ConversionError(
             f"Only bert() and gpt2() can be written for KerasHub. Received: {model!r}."
         )
-    kernel, bias = stack.blocks[0].self_attention.output_projection
+    check_dense(stack, "KerasHub")
     pools = layer_at(model, "pooling") is not None
     labels_tokens = layer_at(model, "head") is not None and len(model.output_shape) == 3
     epsilon = BERT_EPSILON if is_bert else GPT2_EPSILON
@@ -415,9 +414,6 @@ def _config(model):
         ("norm_epsilon", stack.norm_epsilon, epsilon),
         ("pre_norm", stack.pre_norm, not is_bert),
         ("learned positions", isinstance(positions, PositionEmbedding), True),
-        ("use_bias", bias is not None, True),
-        ("attention_pattern", stack.attention_pattern, None),
-        ("key_dim * num_heads == hidden_dim", kernel.shape[0] == kernel.shape[1], True),
         ("pooler of", bert.pooler_of(model) if is_bert else "tanh", "tanh"),
         ("pooling", "mean or max" if pools else "first", "first"),
         ("labels of", "tokens" if labels_tokens else "texts", "texts"),
@@ -428,15 +424,7 @@ def _config(model):
                 f"KerasHub's {'BERT' if is_bert else 'GPT-2'} has {what}: {wanted}. "
                 f"Received: {received}."
             )
-    return {
-        "vocabulary_size": table.vocabulary_size,
-        "num_layers": stack.num_layers,
-        "num_heads": stack.num_heads,
-        "hidden_dim": table.hidden_dim,
-        "intermediate_dim": stack.intermediate_dim,
-        "dropout": stack.dropout,
-        "max_sequence_length": positions.max_sequence_length,
-    }
+    return written_dimensions(model, stack, table, _SETTINGS)
 
 
 def _save_byte_pairs(tokenizer, size, draft):

@@ -23,7 +23,7 @@ from keras_transformer.convert.generation import (
     search_settings,
     written_search,
 )
-from keras_transformer.convert.sentencepiece import sentencepiece_tokenizer
+from keras_transformer.convert.sentencepiece import read_model, rearranged
 from keras_transformer.convert.tables import (
     ConversionError,
     VocabularyPermutation,
@@ -140,8 +140,8 @@ def read(folder: ModelFolder):
     tokenizers = []
     for side, vocabulary, order in zip(("source", "target"), (source, target), orders, strict=True):
         pieces = sorted(vocabulary, key=vocabulary.get)
-        file = folder.file(f"{side}.spm")
-        tokenizers.append(sentencepiece_tokenizer(file, [pieces[i] for i in order.theirs]))
+        model_file = read_model(folder.file(f"{side}.spm"))
+        tokenizers.append(rearranged(model_file, [pieces[i] for i in order.theirs]))
     search = search_settings(folder, orders[1], 512)
     run = run_settings(search, len(orders[0])) | dimensions
     return Converted("translation", model, *tokenizers, settings=search, config=run)

@@ -248,7 +248,7 @@ def _description(path):
     try:
         nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
         keywords = [node for node in nodes if isinstance(node, ast.keyword)]
-        given = {node.arg: ast.unparse(node.value) for node in keywords}
+        arguments = {node.arg: ast.unparse(node.value) for node in keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConversionError(f"{file} must be Python. Received: {error}") from None
     names = {
@@ -263,12 +263,12 @@ def _description(path):
             f"{file} must describe one of {', '.join(MODELS)}. "
             f"Received: {', '.join(kinds) or None}."
         )
-    settings = Settings(given, file)
+    settings = Settings(arguments, file)
     settings.without_effect(_READ)
     settings.warn_of_unread()
     values = {"dropout": "0.1", "ffn_activation": "relu", "position_encoder_class": SINES}
     heads, ends = MODELS[kinds[0]]
-    values |= {"num_heads": str(heads)} | given
+    values |= {"num_heads": str(heads)} | arguments
     activation = values["ffn_activation"].split(".")[-1]
     by_place = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) > 2]
     if by_place or not values["num_heads"].isdigit():
@@ -303,13 +303,13 @@ class OpenNMTSettings:
         path = pathlib.Path(path)
         folders = [path, path.absolute().parent]
         files = (file for folder in folders for file in sorted(folder.glob("*.y*ml")))
-        found = next(((file, config) for file in files if (config := _data_of(file))), None)
-        if found is None:
+        named = next(((file, config) for file in files if (config := _data_of(file))), None)
+        if named is None:
             raise ConversionError(
                 f"{path} must hold the YAML file it was trained with, which names "
                 "source_vocabulary and target_vocabulary under data. Copy it there."
             )
-        self.file, self._config = found
+        self.file, self._config = named
         self._data = self._config["data"]
 
     def words(self, side, arrays, table):
@@ -371,15 +371,15 @@ class OpenNMTSettings:
         return rearranged(model, ["<blank>", "<unk>", "<s>", "</s>", *words[3:]])
 
     def _sentencepiece_file(self, side):
-        given = self._data.get(f"{side}_tokenization")
-        if isinstance(given, str):
-            given = _yaml(self._file_named(given))
-        if given and not isinstance(given, dict):
+        tokenization = self._data.get(f"{side}_tokenization")
+        if isinstance(tokenization, str):
+            tokenization = _yaml(self._file_named(tokenization))
+        if tokenization and not isinstance(tokenization, dict):
             raise ConversionError(
                 f"{self.file}: {side}_tokenization must be a mapping or a file with one. "
-                f"Received: {given!r:.80}."
+                f"Received: {tokenization!r:.80}."
             )
-        if not given:  # texts were tokenised beforehand
+        if not tokenization:  # texts were tokenised beforehand
             files = sorted(self.file.parent.glob("*.model"))
             if len(files) == 1:
                 return files[0]
@@ -387,7 +387,10 @@ class OpenNMTSettings:
                 f"{self.file} must name a SentencePiece model under data: {side}_tokenization, or "
                 f"one file *.model must be next to it. Received: {len(files)} of them."
             )
-        kind, params = given.get("type", "OpenNMTTokenizer"), given.get("params", given)
+        kind, params = (
+            tokenization.get("type", "OpenNMTTokenizer"),
+            tokenization.get("params", tokenization),
+        )
         if kind == "SentencePieceTokenizer" and "model" in params:
             return self._file_named(params["model"])
         plain = {"mode": "none", "spacer_annotate": True}

@@ -15,24 +15,6 @@ LANGUAGE = re.compile(">>.+<<")  # of the target, at the beginning of a source
 _BELOW_ALL = 10.0  # how far a missing character is placed below the lowest score
 
 
-def sentencepiece_tokenizer(path, vocabulary):
-    """Reads a SentencePiece model whose pieces have different ids than in the file.
-
-    Args:
-        path: path of the file.
-        vocabulary: the pieces in the order of the ids, the first four pad, unknown, start, end.
-            Pieces of the file that it lacks become unknown. Pieces that the file lacks are never
-            produced, except single characters and languages such as ">>deu<<".
-
-    Returns:
-        A `SentencePieceTokenizer`.
-
-    Raises:
-        ConversionError: if the file is not a SentencePiece model.
-    """
-    return rearranged(read_model(path), vocabulary)
-
-
 def read_model(path):
     """Reads a SentencePiece model as its fields.
 
@@ -49,7 +31,14 @@ def read_model(path):
 
 
 def rearranged(model, vocabulary):
-    """A `SentencePieceTokenizer` of a model's pieces in another order; changes the model."""
+    """A `SentencePieceTokenizer` whose pieces have other ids than in a model.
+
+    Args:
+        model: the fields of the SentencePiece model; they are changed.
+        vocabulary: the pieces in the order of the ids, the first four pad, unknown, start, end.
+            Pieces of the model that it lacks become unknown. Pieces that the model lacks are never
+            produced, except single characters and languages such as ">>deu<<".
+    """
     known = {piece.piece: (piece.score, piece.type) for piece in model.pieces}
     lowest = min(piece.score for piece in model.pieces) - _BELOW_ALL
     normal = (0.0, PieceType.NORMAL)

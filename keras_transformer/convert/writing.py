@@ -22,19 +22,24 @@ class Format(NamedTuple):
     """How models are written in a format, and how this is checked.
 
     Args:
-        write: `write(text_model, draft, **options)` fills a folder.
-        example: `example(text_model, **options)` returns the arrays, requests and expected answers,
-            that the function of the format in checks.py compares in a process of its own.
+        write: `write(text_model, draft)` fills a folder; if there are several dtypes, it takes
+            the `dtype`, too.
+        example: `example(text_model)` returns the arrays, requests and expected answers, that the
+            function of the format in checks.py compares in a process of its own.
         libraries: what must be installed to check it.
+        dtypes: those that the weights may have.
     """
 
     write: Callable
     example: Callable
     libraries: tuple[str, ...]
+    dtypes: tuple[str, ...] = ("float32",)
 
 
 WRITERS = {
-    "ctranslate2": Format(ctranslate2.write, ctranslate2.example, ("ctranslate2",)),
+    "ctranslate2": Format(
+        ctranslate2.write, ctranslate2.example, ("ctranslate2",), ctranslate2.DTYPES
+    ),
     "huggingface": Format(huggingface.write, huggingface.example, ("transformers", "torch")),
     "keras_hub": Format(keras_hub.write, keras_hub.example, ("keras_hub",)),
     "litert": Format(graphs.write_litert, graphs.example, ("ai_edge_litert",)),
@@ -44,7 +49,7 @@ WRITERS = {
 TIMEOUT = 600  # seconds
 
 
-def write(text_model, format, output, **options):
+def write(text_model, format, output, dtype="float32"):
     """Writes a model in another format, to a folder that appears whole or not at all.
 
     A fresh process loads the draft with the foreign library and compares its answers with ours
@@ -55,27 +60,37 @@ def write(text_model, format, output, **options):
         text_model: a `serving.Translator`, `Generator` or `Classifier`.
         format: a key of `WRITERS`.
         output: path of the new folder, missing or empty.
-        **options: options of the format.
+        dtype: dtype of the weights, "float32"; for CTranslate2 also "int8", "int16", "bfloat16" or
+            "float16".
 
     Returns:
         The path.
 
     Raises:
-        ConversionError: if the format is unknown, cannot hold the model, or the foreign library
-            gives other answers.
+        ConversionError: if the format or its dtype is unknown, it cannot hold the model, or the
+            foreign library gives other answers.
         ValueError: if the folder is not empty.
     """
     if format not in WRITERS:
         raise ConversionError(f"format must be one of {', '.join(WRITERS)}. Received: {format!r}.")
+    writer = WRITERS[format]
+    if dtype not in writer.dtypes:
+        raise ConversionError(
+            f"dtype must be {' or '.join(writer.dtypes)} in this format. Received: {dtype!r}."
+        )
+    options = {"dtype": dtype} if len(writer.dtypes) > 1 else {}
     if lora_of(text_model.model) is not None:
         raise ConversionError("The model has LoRA. Call merge_lora, or write_peft for LoRA alone.")
     output = pathlib.Path(output)
     check_free(output, "Choose another folder, or delete it.")
-    writer = WRITERS[format]
+
+    def example():
+        return writer.example(text_model) | {"dtype": np.array(dtype)}
+
     with whole(output) as draft:
         draft.mkdir()
         writer.write(text_model, draft, **options)
-        check(format, writer.libraries, draft, lambda: writer.example(text_model, **options))
+        check(format, writer.libraries, draft, example)
     return output
 
 
