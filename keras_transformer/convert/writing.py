@@ -73,14 +73,14 @@ def write(text_model, format, output, dtype="float32"):
     """
     if format not in WRITERS:
         raise ConversionError(f"format must be one of {', '.join(WRITERS)}. Received: {format!r}.")
+    if lora_of(text_model.model) is not None:
+        raise ConversionError("The model has LoRA. Call merge_lora, or write_peft for LoRA alone.")
     writer = WRITERS[format]
     if dtype not in writer.dtypes:
         raise ConversionError(
             f"dtype must be {' or '.join(writer.dtypes)} in this format. Received: {dtype!r}."
         )
     options = {"dtype": dtype} if len(writer.dtypes) > 1 else {}
-    if lora_of(text_model.model) is not None:
-        raise ConversionError("The model has LoRA. Call merge_lora, or write_peft for LoRA alone.")
     output = pathlib.Path(output)
     check_free(output, "Choose another folder, or delete it.")
 
