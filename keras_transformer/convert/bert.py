@@ -34,6 +34,8 @@ from keras_transformer.convert.tables import (
 )
 from keras_transformer.convert.tokenizers import load_tokenizer_of
 from keras_transformer.models.bert_models import (
+    BertClassifierModel,
+    BertTokenLabellerModel,
     bert,
     bert_classifier,
     bert_pretraining,
@@ -213,32 +215,27 @@ def rows(model, family=BERT, order=None):
         family: a `Family`.
         order: the `VocabularyPermutation` of the tokens; None if their ids are ours.
     """
-    token, positions, segments, head, bias = (
-        layer_at(model, name)
-        for name in ("token_embedding", "positions", "segment_embedding", "head",
-                     "masked_token_bias")
-    )  # fmt: skip
+    token, bias = model.token_embedding, layer_at(model, "masked_token_bias.bias")
     order = order or VocabularyPermutation(range(token.vocabulary_size))
     norm_name, bias_name, decoder_name = family.masked_token
     tied = [] if bias is None else [f"{decoder_name}.weight"]
     yield order.row(token.embeddings, "embeddings.word_embeddings.weight", *tied)
     first = family.first_position
     yield Row(
-        positions.embeddings,
+        model.positions.embeddings,
         ("embeddings.position_embeddings.weight",),
         to_ours=lambda array: array[first:],
         to_theirs=lambda array: np.pad(array, ((first, 0), (0, 0))),
     )
-    yield Row(segments.embeddings, (TOKEN_TYPES,), **family.segments)
+    yield Row(model.segment_embedding.embeddings, (TOKEN_TYPES,), **family.segments)
     yield from rows_of(model, {"embedding_norm": "embeddings.LayerNorm"})
-    for index, block in enumerate(layer_at(model, "encoder").blocks):
+    for index, block in enumerate(model.encoder.blocks):
         yield from rows_of(block, family.block, f"{family.blocks}.{index}.")
-    is_classifier = head is not None and len(model.output_shape) == 2
-    dense = family.dense | (family.classifier if is_classifier else {})
+    dense = family.dense | (family.classifier if labels_texts(model) else {})
     yield from rows_of(model, dense, transpose=True)
     if bias is not None:
         yield from rows_of(model, {"masked_token_norm": norm_name})
-        yield order.row(bias.bias, bias_name, f"{decoder_name}.bias")
+        yield order.row(bias, bias_name, f"{decoder_name}.bias")
 
 
 def read(folder: ModelFolder):
@@ -350,7 +347,7 @@ def _assign(folder, table, arrays, family):
 
 def converted(model, tokenizer, labels, longest, dimensions):
     """A BERT with the settings of the runs of its command: a classifier's, or of pretraining."""
-    is_classifier = bool(labels) and len(model.output_shape) == 2
+    is_classifier = labels_texts(model)
     run = {"max_length": min(longest, 512), **dimensions}
     if not is_classifier:
         run |= {"positions": longest, "max_length": min(longest, 128)}
@@ -395,22 +392,25 @@ def check_word_pieces(text_model):
         )
 
 
+def labels_texts(model):
+    """Whether a BERT has the head for labels of whole texts."""
+    return isinstance(model, BertClassifierModel) and not isinstance(model, BertTokenLabellerModel)
+
+
 def pooler_of(model):
     """The name of the pooler's activation, which DistilBERT has another of; "tanh" without one."""
-    pooler = layer_at(model, "pooler")
+    pooler = model.pooler
     return "tanh" if pooler is None else keras.activations.serialize(pooler.activation)
 
 
 def hugging_face_folder(text_model, draft):
     """Writes the tokenizer, and returns the config and the arrays of a BERT."""
     model = text_model.model
-    encoder, table, positions, dense, head = (
-        layer_at(model, name)
-        for name in ("encoder", "token_embedding", "positions", "masked_token_dense", "head")
-    )
+    encoder, positions = model.encoder, model.positions
+    dense, head = getattr(model, "masked_token_dense", None), getattr(model, "head", None)
     check_dense(encoder)
     check_word_pieces(text_model)
-    pooler, pools = pooler_of(model), layer_at(model, "pooling") is not None
+    pooler, pools = pooler_of(model), getattr(model, "pooling", None) is not None
     if encoder.pre_norm or pools or pooler != "tanh":
         raise ConversionError(
             "A BERT of Hugging Face is post-norm and classifies by [CLS], with a tanh pooler. "
@@ -423,8 +423,7 @@ def hugging_face_folder(text_model, draft):
         )
     name, labels = "BertModel" if dense is None else "BertForPreTraining", {}
     if head is not None:
-        of_tokens = len(model.output_shape) == 3
-        name = f"BertFor{'Token' if of_tokens else 'Sequence'}Classification"
+        name = f"BertFor{'Sequence' if labels_texts(model) else 'Token'}Classification"
         names = getattr(text_model, "labels", ()) or range(model.output_shape[-1])
         labels = {"id2label": {str(i): str(label) for i, label in enumerate(names)}}
         labels["label2id"] = {label: int(i) for i, label in labels["id2label"].items()}
@@ -441,7 +440,7 @@ def hugging_face_folder(text_model, draft):
     return {
         "model_type": "bert",
         "architectures": [name],
-        **written_dimensions(model, encoder, table, BERT.settings),
+        **written_dimensions(model, encoder, model.token_embedding, BERT.settings),
         "hidden_act": activation_of(encoder),
         "type_vocab_size": 2,
         "pad_token_id": 0,

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_transformer.convert.tables import ConversionError, layer_at
+from keras_transformer.convert.tables import ConversionError
 from keras_transformer.layers.feed_forward import gelu_tanh
 
 # Our activations by Hugging Face's names, of which each family has some.
@@ -76,7 +76,7 @@ def written_dimensions(model, stack, table, names):
     ours = {
         "vocabulary_size": table.vocabulary_size,
         "hidden_dim": table.hidden_dim,
-        "max_sequence_length": layer_at(model, "positions").max_sequence_length,
+        "max_sequence_length": model.positions.max_sequence_length,
         **{name: getattr(stack, name) for name in (
             "num_layers", "num_heads", "intermediate_dim", "dropout", "attention_dropout",
             "norm_epsilon",

@@ -14,7 +14,8 @@ from keras_transformer.convert.generation import power_penalty
 from keras_transformer.convert.graphs import save_beside
 from keras_transformer.convert.tables import ConversionError, layer_at, require
 from keras_transformer.layers.embedding import SinusoidalEncoding
-from keras_transformer.models.functions import layer_names
+from keras_transformer.models.decoder_only import LanguageModel
+from keras_transformer.models.encoder_decoder import TranslationModel
 from keras_transformer.ops.positions import sinusoidal_positions
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
@@ -59,18 +60,16 @@ def write(text_model, draft, dtype="float32"):
     from ctranslate2 import specs
 
     model = text_model.model
-    names = set(layer_names(model))
-    if {"target_embedding", "encoder", "decoder"} <= names:
+    if isinstance(model, TranslationModel):
         module = text_model.module
         settings = module.settings
-        tables = _tables(model)
         spec = translation_spec(
             model,
-            _vocabulary(module.source_tokenizer, tables[0]),
-            _vocabulary(module.target_tokenizer, tables[1]),
+            _vocabulary(module.source_tokenizer, model.source_embedding),
+            _vocabulary(module.target_tokenizer, model.target_embedding),
             max(settings.max_source_length, settings.max_target_length),
         )
-    elif {"embedding", "positions", "decoder"} <= names:
+    elif isinstance(model, LanguageModel):
         spec = _language_model(specs, text_model)
     else:
         raise ConversionError(
@@ -195,21 +194,19 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
     """
     from ctranslate2 import specs
 
-    encoder, decoder, output, bias = (
-        layer_at(model, name) for name in ("encoder", "decoder", "output_projection", "output_bias")
-    )
-    source, target = _tables(model)
+    encoder, decoder = model.encoder, model.decoder
+    source, target = model.source_embedding, model.target_embedding
     check_dense(decoder, "CTranslate2", needs_bias=False)
     spec = specs.TransformerSpec.from_config(
         (encoder.num_layers, decoder.num_layers), encoder.num_heads, **_options(encoder)
     )
     _fill_side(spec.encoder, spec.encoder.embeddings[0], source, model, encoder, max_length)
     _fill_side(spec.decoder, spec.decoder.embeddings, target, model, decoder, max_length)
-    spec.decoder.projection.weight = _array((output or target).embeddings)
-    if bias is not None:
-        spec.decoder.projection.bias = _array(bias.bias)
+    spec.decoder.projection.weight = _array(model.output_projection.embeddings)
+    if model.output_bias is not None:
+        spec.decoder.projection.bias = _array(model.output_bias.bias)
     spec.config.add_source_bos = False
-    spec.config.add_source_eos = layer_at(model, "source_without_end") is None
+    spec.config.add_source_eos = model.source_without_end is None
     spec.config.decoder_start_token = target_pieces[START_ID]
     spec.config.layer_norm_epsilon = encoder.norm_epsilon
     spec.register_source_vocabulary(source_pieces)
@@ -224,15 +221,9 @@ def save(spec, folder, dtype="float32"):
     spec.save(str(folder))
 
 
-def _tables(model):
-    """The embeddings of the source and of the target."""
-    target = layer_at(model, "target_embedding")
-    return layer_at(model, "source_embedding") or target, target
-
-
 def _language_model(specs, text_model):
     model = text_model.model
-    decoder, table = layer_at(model, "decoder"), layer_at(model, "embedding")
+    decoder, table = model.decoder, model.embedding
     spec = specs.TransformerDecoderModelSpec.from_config(
         decoder.num_layers, decoder.num_heads, **_options(decoder)
     )
@@ -252,7 +243,7 @@ def _language_model(specs, text_model):
 def _fill_side(spec, embeddings, table, model, stack, max_length):
     embeddings.weight = _array(table.embeddings)
     spec.scale_embeddings = bool(table.scale)
-    positions = layer_at(model, "positions")
+    positions = model.positions
     if isinstance(positions, SinusoidalEncoding):
         encodings = sinusoidal_positions(
             max_length + 1,

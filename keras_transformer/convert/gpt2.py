@@ -25,7 +25,6 @@ from keras_transformer.convert.tables import (
     Weights,
     arrays_of,
     assign,
-    layer_at,
     rows_of,
 )
 from keras_transformer.convert.tokenizer_json import byte_level, check_added, merges_of
@@ -64,10 +63,9 @@ PROJECTIONS = {
 
 def rows(model):
     """The table of GPT-2."""
-    table = layer_at(model, "embedding").embeddings
-    yield Row(table, ("wte.weight",), twins=("lm_head.weight",))
+    yield Row(model.embedding.embeddings, ("wte.weight",), twins=("lm_head.weight",))
     yield from rows_of(model, {"positions": "wpe", "decoder.norm": "ln_f"})
-    for index, block in enumerate(layer_at(model, "decoder").blocks):
+    for index, block in enumerate(model.decoder.blocks):
         yield from rows_of(block, NORMS | PROJECTIONS, f"h.{index}.", transpose=True)
 
 
@@ -191,9 +189,7 @@ def converted(model, tokenizer, settings, dimensions):
 def hugging_face_folder(text_model, draft):
     """Writes the tokenizer, and returns the config and the arrays of a language model."""
     model = text_model.model
-    decoder, table, positions = (
-        layer_at(model, name) for name in ("decoder", "embedding", "positions")
-    )
+    decoder, table, positions = model.decoder, model.embedding, model.positions
     if not isinstance(positions, PositionEmbedding) or not decoder.pre_norm or table.scale:
         raise ConversionError(
             "Of language models only gpt2() can be written: learned positions, pre-norm, unscaled "

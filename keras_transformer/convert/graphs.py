@@ -19,8 +19,7 @@ import numpy as np
 from keras_transformer.convert.examples import answers, drawn_inputs, float32_model
 from keras_transformer.convert.tables import ConversionError, require
 from keras_transformer.files import in_one_line
-from keras_transformer.models.encoder_decoder import END_ID, START_ID, encode, start_cache, step
-from keras_transformer.models.functions import layer_names
+from keras_transformer.models.encoder_decoder import END_ID, START_ID, TranslationModel
 
 ONNX_OPSET = 15
 TOLERANCE = 1e-4  # of an engine's answers: its rounding differs in a deep model
@@ -79,7 +78,7 @@ def _write_graphs(text_model, draft, write_file):
     """
     model = float32_model(text_model)
     functions = {"model": forward(model)}
-    if is_translation(model):
+    if isinstance(model, TranslationModel):
         functions |= zip(("encoder", "decoder"), encoder_and_decoder(model), strict=True)
     for name, function in functions.items():
         write_file(function, model, draft / name)
@@ -248,8 +247,8 @@ def encoder_and_decoder(model):
 
     @tf.function(input_signature=[source], autograph=False)
     def encoder(source_ids):
-        encoded = encode(model, source_ids)
-        cache = start_cache(model, encoded, 1)
+        encoded = model.encode(source_ids)
+        cache = model.start_cache(encoded, 1)
         nested[:] = encoded, cache
         spec[2:] = [  # axes of size 0 grow
             tf.TensorSpec([size or None for size in tensor.shape], tensor.dtype, name)
@@ -266,7 +265,7 @@ def encoder_and_decoder(model):
     def decoder(token_ids, position, *tensors):
         encoded, cache = keras.tree.pack_sequence_as(structure, tensors)
         tokens = token_ids[:, None]
-        logits, longer = step(model, encoded, tokens, tokens * 0, position, cache)
+        logits, longer = model.step(encoded, tokens, tokens * 0, position, cache)
         return {"logits": logits[:, 0]} | _named(longer, "next_cache")
 
     return encoder, decoder
@@ -274,10 +273,6 @@ def encoder_and_decoder(model):
 
 def _named(structure, name):
     return {f"{name}_{index}": x for index, x in enumerate(keras.tree.flatten(structure))}
-
-
-def is_translation(model):
-    return {"target_embedding", "encoder", "decoder"} <= set(layer_names(model))
 
 
 def example(text_model):

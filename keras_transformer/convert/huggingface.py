@@ -4,7 +4,9 @@ from keras_transformer.convert import bert, gpt2, marian
 from keras_transformer.convert.examples import answers, drawn_inputs, texts_and_ids
 from keras_transformer.convert.folder import write_json
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.models.functions import layer_names
+from keras_transformer.models.bert_models import BertModel
+from keras_transformer.models.decoder_only import LanguageModel
+from keras_transformer.models.encoder_decoder import TranslationModel
 
 # What their library calls the inputs and outputs of our models.
 INPUTS = {
@@ -55,13 +57,11 @@ def example(text_model):
 
 
 def _family(model):
-    names = set(layer_names(model))
-    if {"target_embedding", "encoder", "decoder"} <= names:
-        return marian
-    if "token_embedding" in names:
-        return bert
-    if {"embedding", "positions", "decoder"} <= names:
-        return gpt2
+    for model_class, family in (
+        (TranslationModel, marian), (BertModel, bert), (LanguageModel, gpt2)
+    ):  # fmt: skip
+        if isinstance(model, model_class):
+            return family
     raise ConversionError(
         "Only translation(), bert() with its heads and gpt2() can be written for Hugging Face. "
         f"Received: {model!r}."

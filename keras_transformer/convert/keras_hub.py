@@ -46,6 +46,7 @@ from keras_transformer.files import in_one_line
 from keras_transformer.layers.embedding import PositionEmbedding
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models import bert_models, gpt2_model
+from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.serving.settings import SamplingSettings, usual_max_tokens
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
@@ -102,16 +103,22 @@ def rows(model):
     KerasHub keeps the kernels of queries, keys and values as (input, heads, head width) and that of
     the output as (heads, head width, output), and has no next-sentence head.
     """
-    stack = "encoder" if bert_models.is_bert(model) else "decoder"
-    blocks, heads = layer_at(model, stack).blocks, layer_at(model, stack).num_heads
+    name, stack = _stack(model)
     yield from rows_of(model, _BACKBONE, f"{BACKBONE_WEIGHTS}/layers/", _ENDINGS)
     yield from rows_of(model, _HEAD, f"{HEAD_WEIGHTS}/layers/", _ENDINGS)
-    if (bias := layer_at(model, "masked_token_bias")) is not None:
-        yield Row(bias.bias, (_MASKED_TOKEN_BIAS,))
-    for index, block in enumerate(blocks):
-        prefix = f"{BACKBONE_WEIGHTS}/{_block_name(stack, index)}/"
+    if (bias := layer_at(model, "masked_token_bias.bias")) is not None:
+        yield Row(bias, (_MASKED_TOKEN_BIAS,))
+    for index, block in enumerate(stack.blocks):
+        prefix = f"{BACKBONE_WEIGHTS}/{_block_name(name, index)}/"
         for row in rows_of(block, _BLOCK, prefix, _ENDINGS, transpose=True):
-            yield row._replace(**_layout(row, heads))
+            yield row._replace(**_layout(row, stack.num_heads))
+
+
+def _stack(model):
+    """The name and the layer of a model's blocks."""
+    if isinstance(model, bert_models.BertModel):
+        return "encoder", model.encoder
+    return "decoder", model.decoder
 
 
 def _block_name(stack, index):
@@ -197,14 +204,14 @@ def _with_head(model, folder, weights):
     if kind == "BertTextClassifier":
         labels, dropout = config.count("num_classes", least=2), config.share("dropout", 0.1)
         name = f"{HEAD_WEIGHTS}/layers/dense/vars/0"
-        hidden_dim = layer_at(model, "token_embedding").hidden_dim
+        hidden_dim = model.token_embedding.hidden_dim
         weights.check({name: (hidden_dim, labels)}, "KerasHub's BERT")
         config.one_of("activation", "linear", "softmax", None)
         model = bert_models.bert_classifier(model, labels, dropout=dropout)
         return model, tuple(map(str, range(labels)))
     if kind == "BertMaskedLM":  # its head has the exact GELU and a different epsilon
         model = bert_models.bert_pretraining(model, activation="gelu")
-        layer_at(model, "masked_token_norm").epsilon = HEAD_EPSILON
+        model.masked_token_norm.epsilon = HEAD_EPSILON
         logging.getLogger(__name__).warning(
             "%s has no head for the next sentence: it starts with random weights.", folder.path
         )
@@ -333,16 +340,16 @@ def write(text_model, draft):
         ConversionError: if KerasHub has no such model.
     """
     model, tokenizer = text_model.model, text_model.tokenizer
-    if bert_models.is_bert(model):
+    if isinstance(model, bert_models.BertModel):
         bert.check_word_pieces(text_model)
     config = _config(model)
     (draft / "assets/tokenizer").mkdir(parents=True)
-    if bert_models.is_bert(model):
+    if isinstance(model, bert_models.BertModel):
         tokenizer.save(draft / WORD_PIECES)
         lowercase = tokenizer.lowercase
         cutter = _object("BertTokenizer", lowercase=lowercase, strip_accents=lowercase)
         backbone = _object("BertBackbone", **config, num_segments=2)
-        if layer_at(model, "head") is not None:
+        if isinstance(model, bert_models.BertClassifierModel):
             longest = config["max_sequence_length"]
             if hasattr(text_model, "module"):
                 longest = text_model.module.max_length + NUM_SPECIAL_TOKENS
@@ -352,7 +359,7 @@ def write(text_model, draft):
             write_json(draft / "task.json", _object(
                 "BertTextClassifier", backbone=backbone, preprocessor=feeder,
                 num_classes=model.output_shape[-1], activation="linear",
-                dropout=layer_at(model, "head_dropout").rate,
+                dropout=model.head_dropout.rate,
             ))  # fmt: skip
     else:
         _save_byte_pairs(tokenizer, config["vocabulary_size"], draft)
@@ -371,7 +378,8 @@ def write(text_model, draft):
 
 def _write_weights(model, draft):
     arrays = arrays_of(rows(model))
-    if layer_at(model, "head") is not None:  # a new optimizer, without which loading warns
+    if isinstance(model, bert_models.BertClassifierModel):
+        # A new optimizer, without which loading warns.
         optimizer = f"{HEAD_WEIGHTS}/optimizer/vars"
         arrays |= {f"{optimizer}/0": np.int64(0), f"{optimizer}/1": np.float32(LEARNING_RATE)}
     else:
@@ -385,7 +393,8 @@ def _write_weights(model, draft):
 def example(text_model):
     """Texts with their ids, and ids with our model's answers, for the check of a folder."""
     model = float32_model(text_model)
-    if bert_models.is_bert(model) and layer_at(model, "head") is None:
+    is_bert = isinstance(model, bert_models.BertModel)
+    if is_bert and not isinstance(model, bert_models.BertClassifierModel):
         model = bert_models.bert_backbone(model)
     inputs, names = drawn_inputs(model), {"vectors": "sequence_output", "pooled": "pooled_output"}
     mask = {"padding_mask": np.ones_like(inputs["token_ids"])}
@@ -398,22 +407,22 @@ def example(text_model):
 
 def _config(model):
     """The settings of KerasHub's backbone; raises if none describes ours."""
-    is_bert = bert_models.is_bert(model)
-    paths = ("token_embedding", "encoder") if is_bert else ("embedding", "decoder")
-    table, stack, positions = (layer_at(model, path) for path in (*paths, "positions"))
-    if table is None or stack is None or positions is None:
+    is_bert = isinstance(model, bert_models.BertModel)
+    if not is_bert and not isinstance(model, LanguageModel):
         raise ConversionError(
             f"Only bert() and gpt2() can be written for KerasHub. Received: {model!r}."
         )
+    _, stack = _stack(model)
+    table = model.token_embedding if is_bert else model.embedding
     check_dense(stack, "KerasHub")
-    pools = layer_at(model, "pooling") is not None
-    labels_tokens = layer_at(model, "head") is not None and len(model.output_shape) == 3
+    pools = getattr(model, "pooling", None) is not None
+    labels_tokens = isinstance(model, bert_models.BertTokenLabellerModel)
     epsilon = BERT_EPSILON if is_bert else GPT2_EPSILON
     for what, received, wanted in (
         ("activation", getattr(stack.activation, "__name__", stack.activation), "gelu_tanh"),
         ("norm_epsilon", stack.norm_epsilon, epsilon),
         ("pre_norm", stack.pre_norm, not is_bert),
-        ("learned positions", isinstance(positions, PositionEmbedding), True),
+        ("learned positions", isinstance(model.positions, PositionEmbedding), True),
         ("pooler of", bert.pooler_of(model) if is_bert else "tanh", "tanh"),
         ("pooling", "mean or max" if pools else "first", "first"),
         ("labels of", "tokens" if labels_tokens else "texts", "texts"),

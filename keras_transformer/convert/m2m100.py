@@ -13,7 +13,6 @@ from keras_transformer.convert.tables import (
     VocabularyPermutation,
     Weights,
     assign,
-    layer_at,
 )
 from keras_transformer.convert.tokenizers import SETTINGS, load_tokenizer_of
 from keras_transformer.models.encoder_decoder import translation
@@ -53,7 +52,7 @@ def read(folder: ModelFolder):
         **dimensions,
     )
     # Only to exclude the start token, which duplicates the end token.
-    layer_at(model, "output_bias").trainable = False
+    model.output_bias.trainable = False
     no_bias = {"final_logits_bias": np.zeros((1, config.count("vocab_size")), "float32")}
     marian.check_positions(model, weights)
     weights = weights.without(marian.POSITIONS).joined(Weights.of(no_bias))

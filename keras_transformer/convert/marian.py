@@ -31,7 +31,6 @@ from keras_transformer.convert.tables import (
     assign,
     finite_float32,
     first_of,
-    layer_at,
     our_order,
     rows_of,
 )
@@ -72,21 +71,18 @@ def rows(model, source_order, target_order):
         source_order: the `VocabularyPermutation` of the source.
         target_order: that of the target.
     """
-    source, target, output, bias = (
-        layer_at(model, name)
-        for name in ("source_embedding", "target_embedding", "output_projection", "output_bias")
-    )
-    tied = OUTPUT if output is None else ()
-    if source is None:
+    source, target, output = model.source_embedding, model.target_embedding, model.output_projection
+    tied = OUTPUT if output is target else ()
+    if source is target:
         yield target_order.row(target.embeddings, *ONE_TABLE, *tied)
     else:
         yield source_order.row(source.embeddings, *SOURCE)
         yield target_order.row(target.embeddings, *TARGET, *tied)
-    if output is not None:
+    if output is not target:
         yield target_order.row(output.embeddings, *OUTPUT)
-    if bias is not None:
+    if model.output_bias is not None:
         yield target_order.row(
-            bias.bias,
+            model.output_bias.bias,
             "final_logits_bias",
             to_ours=lambda array: _bias_in_our_order(array, target_order),
             to_theirs=lambda array: array[target_order.ours][None],
@@ -97,8 +93,8 @@ def rows(model, source_order, target_order):
 
 def block_rows(model):
     """The rows of all blocks, which do not depend on the vocabulary."""
-    for side in ("encoder", "decoder"):
-        for index, block in enumerate(layer_at(model, side).blocks):
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for index, block in enumerate(stack.blocks):
             yield from rows_of(block, BLOCK, f"model.{side}.layers.{index}.")
 
 
@@ -217,7 +213,7 @@ def check_weights(folder, weights, family, shared, dimensions):
 
 def check_positions(model, weights):
     """Raises ConversionError if a folder stores positions that are not the model's sines."""
-    layer = layer_at(model, "positions")
+    layer = model.positions
     for name in filter(POSITIONS.search, weights):
         stored = finite_float32(name, weights[name])[layer.first_position :]
         ours = keras.ops.convert_to_numpy(layer(np.zeros((1, *stored.shape), "float32")))[0]
@@ -275,12 +271,11 @@ def _is_one_table(weights, tied):
 def hugging_face_folder(text_model, draft):
     """Writes the tokenizers, and returns the config and the arrays of a translation model."""
     model, settings = text_model.model, text_model.module.settings
-    encoder, target = layer_at(model, "encoder"), layer_at(model, "target_embedding")
-    source = layer_at(model, "source_embedding")
-    shared, tables = source is None, [source or target, target]
-    _check_written(model, encoder, shared)
+    encoder, source, target = model.encoder, model.source_embedding, model.target_embedding
+    shared = source is target
+    _check_written(model, shared)
     longest = max(settings.max_source_length, settings.max_target_length) + 1
-    _save_tokenizers(text_model.module, tables, shared, longest, draft)
+    _save_tokenizers(text_model.module, (source, target), shared, longest, draft)
     ids = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2, "bos_token_id": 2}
     search = written_search(settings)
     write_json(draft / GENERATION, ids | search)
@@ -291,7 +286,7 @@ def hugging_face_folder(text_model, draft):
             "will differ.",
             search["length_penalty"],
         )
-    arrays = arrays_of(_rows_with_sines_first(model, tables))
+    arrays = arrays_of(_rows_with_sines_first(model))
     if "final_logits_bias" not in arrays:
         arrays["final_logits_bias"] = np.zeros((1, target.vocabulary_size), "float32")
     kind, name = "marian", "MarianMTModel"
@@ -305,7 +300,7 @@ def hugging_face_folder(text_model, draft):
     return {
         "model_type": kind,
         "architectures": [name],
-        "vocab_size": tables[0].vocabulary_size,
+        "vocab_size": source.vocabulary_size,
         "decoder_vocab_size": target.vocabulary_size,
         "share_encoder_decoder_embeddings": shared,
         "tie_word_embeddings": True,
@@ -322,10 +317,10 @@ def hugging_face_folder(text_model, draft):
     }, arrays
 
 
-def _check_written(model, encoder, shared):
+def _check_written(model, shared):
     """Raises ConversionError if neither Marian nor Pegasus is such a model."""
-    positions = layer_at(model, "positions")
-    sees_end = layer_at(model, "source_without_end") is None
+    encoder, positions = model.encoder, model.positions
+    sees_end = model.source_without_end is None
     if (positions.max_wavelength, positions.first_position) != (10000, 0) or not sees_end:
         raise ConversionError(
             "Hugging Face's Marian and Pegasus have the paper's positions and see the end token. "
@@ -333,7 +328,7 @@ def _check_written(model, encoder, shared):
             f"first_position={positions.first_position}, and an encoder that "
             f"{'sees' if sees_end else 'does not see'} it."
         )
-    tied = layer_at(model, "output_projection") is None
+    tied = model.output_projection is model.target_embedding
     if not tied or (encoder.pre_norm and not shared):
         raise ConversionError(
             "A Pegasus (pre-norm) shares one vocabulary, and Marian and Pegasus tie the output "
@@ -365,11 +360,12 @@ def _save_tokenizers(module, tables, shared, longest, draft):
     })  # fmt: skip
 
 
-def _rows_with_sines_first(model, tables):
+def _rows_with_sines_first(model):
     """The table of a written model, with the columns of Marian's positions, all sines first."""
+    tables = model.source_embedding, model.target_embedding
     orders = [VocabularyPermutation(range(table.vocabulary_size)) for table in tables]
     columns = np.arange(tables[1].hidden_dim)
-    if layer_at(model, "positions").interleaved:
+    if model.positions.interleaved:
         columns = np.concatenate([columns[::2], columns[1::2]])
     for row in rows(model, *orders):
         yield row._replace(to_theirs=_with_columns(row, columns))

@@ -12,7 +12,6 @@ from keras_transformer.convert.tables import (
     ConversionError,
     VocabularyPermutation,
     assign,
-    layer_at,
     our_order,
     rows_of,
 )
@@ -98,19 +97,16 @@ def rows(model, source_order, target_order):
         source_order: the `VocabularyPermutation` of the source.
         target_order: that of the target.
     """
-    source, target, output, bias = (
-        layer_at(model, name)
-        for name in ("source_embedding", "target_embedding", "output_projection", "output_bias")
-    )
-    if source is not None:
+    source, target, output = model.source_embedding, model.target_embedding, model.output_projection
+    if source is not target:
         yield source_order.row(source.embeddings, _SOURCE)
-    yield target_order.row(target.embeddings, _SOURCE if source is None else _TARGET)
-    if output is not None:
+    yield target_order.row(target.embeddings, _SOURCE if source is target else _TARGET)
+    if output is not target:
         yield target_order.row(output.embeddings, f"{_OUTPUT}/kernel", transpose=True)
-    if bias is not None:
-        yield target_order.row(bias.bias, f"{_OUTPUT}/bias")
-    for side in ("encoder", "decoder"):
-        for index, block in enumerate(layer_at(model, side).blocks):
+    if model.output_bias is not None:
+        yield target_order.row(model.output_bias.bias, f"{_OUTPUT}/bias")
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for index, block in enumerate(stack.blocks):
             prefix = f"{side}/layers/{index}/"
             norm = "input_layer_norm" if block.around_feed_forward.pre_norm else "output_layer_norm"
             norms = {path: f"{name}/{norm}" for path, name in _NORMS.items()}

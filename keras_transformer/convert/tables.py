@@ -209,10 +209,7 @@ def rows_of(owner, names, prefix="", endings=ENDINGS, transpose=False):
 def layer_at(owner, path):
     """The layer at a path such as "encoder.norm", None if there is none."""
     for name in path.split("."):
-        if isinstance(owner, keras.Model):
-            owner = next((layer for layer in owner.layers if layer.name == name), None)
-        else:
-            owner = getattr(owner, name, None)
+        owner = getattr(owner, name, None)
     return owner
 
 
