@@ -9,7 +9,7 @@ import json
 import keras
 import numpy as np
 
-from keras_transformer.convert.blocks import activation_of, check_dense
+from keras_transformer.convert.blocks import activation_of, check_dense, pieces_of_rows
 from keras_transformer.convert.generation import power_penalty
 from keras_transformer.convert.graphs import save_beside
 from keras_transformer.convert.tables import ConversionError, layer_at, require
@@ -45,16 +45,7 @@ EXAMPLES = (
 def write(text_model, draft, dtype="float32"):
     """Writes a model that `ctranslate2.Translator` or `ctranslate2.Generator` can load.
 
-    The folder also gets the tokenizer, "tokenizer.model", and, if the target has a different one,
-    "target_tokenizer.model".
-
-    Args:
-        text_model: a `serving.Translator` or `Generator`.
-        draft: path of the folder.
-        dtype: dtype of the weights: "float32", "int8", "int16", "bfloat16" or "float16".
-
-    Raises:
-        ConversionError: if ctranslate2 is not installed, or cannot hold the model.
+    `text_model` is a `serving.Translator` or `Generator`, whose tokenizers are written, too.
     """
     require("ctranslate2")
     from ctranslate2 import specs
@@ -65,8 +56,8 @@ def write(text_model, draft, dtype="float32"):
         settings = module.settings
         spec = translation_spec(
             model,
-            _vocabulary(module.source_tokenizer, model.source_embedding),
-            _vocabulary(module.target_tokenizer, model.target_embedding),
+            pieces_of_rows(module.source_tokenizer, model.source_embedding),
+            pieces_of_rows(module.target_tokenizer, model.target_embedding),
             max(settings.max_source_length, settings.max_target_length),
         )
     elif isinstance(model, LanguageModel):
@@ -114,7 +105,7 @@ class CTranslate2Engine:
         self._engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=threads)
         self._source, self._target = translator.tokenizer, translator.module.target_tokenizer
         self.settings = translator.module.settings
-        self._target_pieces = _all_pieces(self._target)
+        self._target_pieces = pieces_of_rows(self._target)
         self._first = _pieces(self._target, [""])[0]  # a language, or nothing
 
     def differences(self):
@@ -209,8 +200,8 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
     spec.config.add_source_eos = model.source_without_end is None
     spec.config.decoder_start_token = target_pieces[START_ID]
     spec.config.layer_norm_epsilon = encoder.norm_epsilon
-    spec.register_source_vocabulary(source_pieces)
-    spec.register_target_vocabulary(target_pieces)
+    spec.register_sourcepieces_of_rows(source_pieces)
+    spec.register_targetpieces_of_rows(target_pieces)
     return spec
 
 
@@ -231,12 +222,12 @@ def _language_model(specs, text_model):
     _fill_side(spec.decoder, spec.decoder.embeddings, table, model, decoder, context)
     spec.decoder.projection.weight = _array(table.embeddings)
     spec.config.layer_norm_epsilon = decoder.norm_epsilon
-    pieces = _vocabulary(text_model.tokenizer, table)
+    pieces = pieces_of_rows(text_model.tokenizer, table)
     spec.config.unk_token = pieces[1]
     spec.config.bos_token = pieces[2]
     end = getattr(text_model.tokenizer, "end_of_text_id", None)
     spec.config.eos_token = pieces[3 if end is None else end]
-    spec.register_vocabulary(pieces)
+    spec.registerpieces_of_rows(pieces)
     return spec
 
 
@@ -290,18 +281,6 @@ def _options(stack):
     names = Activation.RELU, Activation.SWISH, Activation.GELU, Activation.GELUTanh
     activation = activation_of(stack, names, "CTranslate2")
     return {"pre_norm": stack.pre_norm, "activation": activation}
-
-
-def _vocabulary(tokenizer, table):
-    """A name for each row of a table, those of the tokenizer first."""
-    pieces = _all_pieces(tokenizer)
-    first = tokenizer.vocabulary_size - table.vocabulary_size  # of a GPT-2 without control ids
-    pieces = pieces[max(0, first) :]
-    return [*pieces, *(f"<unused{i}>" for i in range(len(pieces), table.vocabulary_size))]
-
-
-def _all_pieces(tokenizer):
-    return tokenizer.pieces(range(tokenizer.vocabulary_size))
 
 
 def _pieces(tokenizer, texts):

@@ -389,6 +389,21 @@ def _entry_of(tensor):
     return Entry(tuple(tensor.shape), dtype, lambda: tensor.float().numpy())
 
 
+def pieces_in_order(file, vocabulary):
+    """The pieces of a vocabulary, {piece: id}, in the order of their ids.
+
+    Raises:
+        ConversionError: if the ids are not 0, 1, 2 and so on.
+    """
+    ids = list(vocabulary.values())
+    if not all(type(index) is int for index in ids) or sorted(ids) != list(range(len(ids))):
+        raise ConversionError(
+            f"{file}: the ids must be 0, 1, 2 and so on. Received: {len(ids)} pieces with other "
+            "ids."
+        )
+    return sorted(vocabulary, key=vocabulary.get)
+
+
 def num_padding_rows(file, count, rows):
     """How many rows of a table of embeddings have no piece of the vocabulary.
 

@@ -26,15 +26,7 @@ TOLERANCE = 1e-4  # of an engine's answers: its rounding differs in a deep model
 
 
 def write_onnx(text_model, draft):
-    """Writes `model.onnx`, and for a translation model also `encoder.onnx` and `decoder.onnx`.
-
-    Args:
-        text_model: a `serving.Translator`, `Generator` or `Classifier`, or a `Converted`.
-        draft: path of the folder.
-
-    Raises:
-        ConversionError: if tf2onnx is not installed, or ONNX lacks an operation of the model.
-    """
+    """Writes `model.onnx`, and for a translation model also `encoder.onnx` and `decoder.onnx`."""
     require("tf2onnx")
     _write_graphs(text_model, draft, _onnx_file)
 
@@ -43,13 +35,6 @@ def write_litert(text_model, draft):
     """Writes `model.tflite`, of a translation model also `encoder.tflite` and `decoder.tflite`.
 
     Every operation is built into LiteRT.
-
-    Args:
-        text_model: as for `write_onnx`.
-        draft: path of the folder.
-
-    Raises:
-        ConversionError: if LiteRT has no operation for a part of the model.
     """
     _write_graphs(text_model, draft, _litert_file)
 
@@ -59,13 +44,6 @@ def write_openvino(text_model, draft):
 
     OpenVINO computes in lower precision where the processor has it, unless it is told otherwise by
     `{"INFERENCE_PRECISION_HINT": "f32"}`.
-
-    Args:
-        text_model: as for `write_onnx`.
-        draft: path of the folder.
-
-    Raises:
-        ConversionError: if openvino is not installed, or has no operation for a part of the model.
     """
     require("openvino")
     _write_graphs(text_model, draft, _openvino_files)
@@ -279,9 +257,6 @@ def example(text_model):
     """Inputs with padding and the model's answers, to check a folder with.
 
     The first row of a translation holds two pairs, which only a packed model tells apart.
-
-    Args:
-        text_model: as for `write_onnx`.
 
     Returns:
         A dictionary of arrays: "input.NAME" (3, 7) for each input, "output.NAME" for each output,

@@ -27,15 +27,8 @@ OUTPUTS = {
 def write(text_model, draft):
     """Writes config.json, model.safetensors and the files of the tokenizer.
 
-    Args:
-        text_model: a `serving.Translator`, `Generator` or `Classifier`; for the backbone of BERT
-            anything with `model` and `tokenizer`, such as `Converted`.
-        draft: path of the folder.
-
-    A model of `bert_pretraining` becomes a BertForPreTraining with both of its heads.
-
-    Raises:
-        ConversionError: if Hugging Face's library has no such model.
+    The backbone of BERT may come from anything with `model` and `tokenizer`, such as `Converted`. A
+    model of `bert_pretraining` becomes a BertForPreTraining with both of its heads.
     """
     from safetensors.numpy import save_file
 

@@ -329,15 +329,8 @@ def read_keras_hub(model, tokenizer=None):
 def write(text_model, draft):
     """Writes a preset of a BertBackbone, BertTextClassifier or GPT2CausalLM.
 
-    Args:
-        text_model: a `serving.Generator` or `Classifier`; for the backbone of BERT anything with
-            `model` and `tokenizer`, such as `Converted`.
-        draft: path of the folder.
-
+    The backbone of BERT may come from anything with `model` and `tokenizer`, such as `Converted`.
     Of a model of `bert_pretraining` only the backbone is written, without the heads.
-
-    Raises:
-        ConversionError: if KerasHub has no such model.
     """
     model, tokenizer = text_model.model, text_model.tokenizer
     if isinstance(model, bert_models.BertModel):

@@ -10,11 +10,17 @@ import re
 import keras
 import numpy as np
 
-from keras_transformer.convert.blocks import ACTIVATIONS, activation_of, check_dense
+from keras_transformer.convert.blocks import (
+    ACTIVATIONS,
+    activation_of,
+    check_dense,
+    pieces_of_rows,
+)
 from keras_transformer.convert.folder import (
     Converted,
     ModelFolder,
     num_padding_rows,
+    pieces_in_order,
     write_json,
 )
 from keras_transformer.convert.generation import (
@@ -114,8 +120,8 @@ def read(folder: ModelFolder):
     tied = settings.one_of("tie_word_embeddings", True, False)
     dimensions, weights = dimensions_of(folder, False, "gelu"), folder.arrays()
     check_weights(folder, weights, "Marian", shared, dimensions)
-    source, target = _vocabularies(folder, shared)
-    orders = [_order(folder, vocabulary) for vocabulary in (source, target)]
+    vocabularies = _vocabularies(folder, shared)
+    orders = [_order(folder, pieces) for pieces in vocabularies]
     model = translation(
         len(orders[0]),
         None if shared and _is_one_table(weights, tied) else len(orders[1]),
@@ -133,11 +139,12 @@ def read(folder: ModelFolder):
     of_tokenizer.without_effect(("source_lang", "target_lang"))
     of_tokenizer.usual(separate_vocabs=not shared)
     of_tokenizer.warn_of_unread()
-    tokenizers = []
-    for side, vocabulary, order in zip(("source", "target"), (source, target), orders, strict=True):
-        pieces = sorted(vocabulary, key=vocabulary.get)
-        model_file = read_model(folder.file(f"{side}.spm"))
-        tokenizers.append(rearranged(model_file, [pieces[i] for i in order.theirs]))
+    tokenizers = [
+        rearranged(read_model(folder.file(file)), [pieces[i] for i in order.theirs])
+        for file, pieces, order in zip(
+            ("source.spm", "target.spm"), vocabularies, orders, strict=True
+        )
+    ]
     search = search_settings(folder, orders[1], 512)
     run = run_settings(search, len(orders[0])) | dimensions
     return Converted("translation", model, *tokenizers, settings=search, config=run)
@@ -226,29 +233,23 @@ def check_positions(model, weights):
 
 
 def _vocabularies(folder, shared):
-    """The ids of the pieces of source and target, two dictionaries, as many as the tables have."""
+    """The pieces of source and target in the order of their ids, as many as the tables have."""
     sides = [("vocab.json", "vocab_size")]
     if not shared:
         sides.append(("target_vocab.json", "decoder_vocab_size"))
     vocabularies = []
-    for file, size in sides:
-        vocabulary = folder.json(file)
-        count = len(vocabulary)
-        are_numbers = all(type(index) is int for index in vocabulary.values())
-        if not are_numbers or sorted(vocabulary.values()) != list(range(count)):
-            raise ConversionError(
-                f"{folder.path / file}: the ids must be 0, 1, 2 and so on. "
-                f"Received: {count} pieces with other ids."
-            )
+    for name, size in sides:
+        pieces = pieces_in_order(folder.path / name, folder.json(name))
+        count = len(pieces)
         size = folder.settings.count(size, count)
-        padding = num_padding_rows(folder.path / file, count, size)
-        vocabularies.append(vocabulary | {f"<unused{i}>": count + i for i in range(padding)})
+        padding = num_padding_rows(folder.path / name, count, size)
+        vocabularies.append([*pieces, *(f"<unused{i}>" for i in range(padding))])
     return vocabularies * 2 if shared else vocabularies
 
 
-def _order(folder, vocabulary):
+def _order(folder, pieces):
     """The `VocabularyPermutation` of the pieces of one side."""
-    settings, size = folder.settings, len(vocabulary)
+    settings, size = folder.settings, len(pieces)
     pad, end = (settings.count(name, least=0) for name in ("pad_token_id", "eos_token_id"))
     start = settings.count("decoder_start_token_id", pad, least=0)
     if not {pad, end, start} <= set(range(size)):
@@ -256,7 +257,8 @@ def _order(folder, vocabulary):
             f"{settings.file}: pad_token_id, eos_token_id and decoder_start_token_id must be below "
             f"{size}, the pieces of the vocabulary. Received: {pad}, {end}, {start}."
         )
-    return VocabularyPermutation(our_order(size, pad, vocabulary.get("<unk>", pad), start, end))
+    unknown = pieces.index("<unk>") if "<unk>" in pieces else pad
+    return VocabularyPermutation(our_order(size, pad, unknown, start, end))
 
 
 def _is_one_table(weights, tied):
@@ -349,9 +351,8 @@ def _save_tokenizers(module, tables, shared, longest, draft):
         (module.target_tokenizer, tables[1], "target.spm", "target_vocab.json"),
     ):
         tokenizer.save(draft / model_file)
-        pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
-        pieces += [f"<unused{i}>" for i in range(len(pieces), table.vocabulary_size)]
         if file == "vocab.json" or not shared:
+            pieces = pieces_of_rows(tokenizer, table)
             write_json(draft / file, {piece: index for index, piece in enumerate(pieces)})
     write_json(draft / "tokenizer_config.json", {
         "tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared,

@@ -157,7 +157,7 @@ def _read(folder):
         result = tokenizer, np.arange(tokenizer.vocabulary_size)
     elif vocabulary and folder.has(MERGES):
         check_byte_level(folder, settings)
-        result = byte_pairs(vocabulary, merges_of(folder.file(MERGES)))
+        result = byte_pairs(path / VOCABULARY, vocabulary, merges_of(folder.file(MERGES)))
     else:
         raise ConversionError(
             f"{path} must hold {T5_FILE}, {LLAMA_FILE}, {FAIRSEQ_FILE}, {TOKENIZER_JSON}, "

@@ -22,8 +22,8 @@ class Format(NamedTuple):
     """How models are written in a format, and how this is checked.
 
     Args:
-        write: `write(text_model, draft)` fills a folder; if there are several dtypes, it takes
-            the `dtype`, too.
+        write: `write(text_model, draft)` fills the folder with the path `draft`, or raises
+            `ConversionError`; if there are several dtypes, it takes the `dtype`, too.
         example: `example(text_model)` returns the arrays, requests and expected answers, that the
             function of the format in checks.py compares in a process of its own.
         libraries: what must be installed to check it.
