@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -89,7 +88,6 @@ class Family:
     pooler_activation: str = "tanh"
     first_position: int = 0
     segments: dict = dataclasses.field(default_factory=dict)
-    read_tokenizer: Callable = lambda folder, size: (word_pieces(folder, size), None)
 
 
 BERT = Family(
@@ -163,8 +161,6 @@ DISTILBERT = Family(
     dense=BERT.dense | {"pooler": "pre_classifier", "masked_token_dense": "vocab_transform"},
     masked_token=("vocab_layer_norm", "vocab_projector.bias", "vocab_projector"),
     settings={
-        "vocabulary_size": "vocab_size",
-        "max_sequence_length": "max_position_embeddings",
         "num_layers": "n_layers",
         "hidden_dim": "dim",
         "num_heads": "n_heads",
@@ -202,7 +198,6 @@ ROBERTA = dataclasses.replace(
     first_position=2,
     # Both texts of a pair have the one type.
     segments={"to_ours": lambda array: array.repeat(2, 0), "to_theirs": lambda array: array[:1]},
-    read_tokenizer=lambda folder, size: _byte_pairs(folder, size),
 )
 FAMILIES = {"bert": BERT, "distilbert": DISTILBERT, "roberta": ROBERTA}
 
@@ -216,7 +211,8 @@ def rows(model, family=BERT, order=None):
         order: the `VocabularyPermutation` of the tokens; None if their ids are ours.
     """
     token, bias = model.token_embedding, layer_at(model, "masked_token_bias.bias")
-    order = order or VocabularyPermutation(range(token.vocabulary_size))
+    if order is None:
+        order = VocabularyPermutation(range(token.vocabulary_size))
     norm_name, bias_name, decoder_name = family.masked_token
     tied = [] if bias is None else [f"{decoder_name}.weight"]
     yield order.row(token.embeddings, "embeddings.word_embeddings.weight", *tied)
@@ -259,7 +255,7 @@ def read(folder: ModelFolder):
         epsilon = settings.number(names["norm_epsilon"], epsilon)
     weights = folder.arrays().renamed(lambda name: _modern(name.removeprefix(family.prefix)))
     _check_weights(weights, family, size, longest, dimensions)
-    tokenizer, order = family.read_tokenizer(folder, size)
+    tokenizer, order = (_byte_pairs if family is ROBERTA else _word_pieces)(folder, size)
     backbone = bert(
         size,
         max_sequence_length=longest,
@@ -355,12 +351,8 @@ def converted(model, tokenizer, labels, longest, dimensions):
     return Converted(command, model, tokenizer, labels=labels, config=run)
 
 
-def word_pieces(folder, size):
-    """The `WordPieceTokenizer` of a folder, from tokenizer.json or vocab.txt.
-
-    Args:
-        size: rows of the table, at least one for each piece.
-    """
+def _word_pieces(folder, size):
+    """BERT's tokenizer, and None for the order of the rows of the table, which is ours."""
     tokenizer, theirs = load_tokenizer_of(folder.path)
     if not isinstance(tokenizer, WordPieceTokenizer) or theirs[0] != 0:
         raise ConversionError(
@@ -368,7 +360,7 @@ def word_pieces(folder, size):
             f"{type(tokenizer).__name__} whose first id is {theirs[0]}."
         )
     num_padding_rows(folder.path, tokenizer.vocabulary_size, size)
-    return tokenizer
+    return tokenizer, None
 
 
 def _byte_pairs(folder, size):

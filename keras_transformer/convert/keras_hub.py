@@ -340,29 +340,31 @@ def write(text_model, draft):
     if isinstance(model, bert_models.BertModel):
         tokenizer.save(draft / WORD_PIECES)
         lowercase = tokenizer.lowercase
-        cutter = _object("BertTokenizer", lowercase=lowercase, strip_accents=lowercase)
+        tokenizer_object = _object("BertTokenizer", lowercase=lowercase, strip_accents=lowercase)
         backbone = _object("BertBackbone", **config, num_segments=2)
         if isinstance(model, bert_models.BertClassifierModel):
             longest = config["max_sequence_length"]
             if hasattr(text_model, "module"):
                 longest = text_model.module.max_length + NUM_SPECIAL_TOKENS
-            feeder = _object("BertTextClassifierPreprocessor",
-                             tokenizer=cutter, sequence_length=longest)  # fmt: skip
-            write_json(draft / "preprocessor.json", feeder)
+            preprocessor = _object("BertTextClassifierPreprocessor",
+                             tokenizer=tokenizer_object, sequence_length=longest)  # fmt: skip
+            write_json(draft / "preprocessor.json", preprocessor)
             write_json(draft / "task.json", _object(
-                "BertTextClassifier", backbone=backbone, preprocessor=feeder,
+                "BertTextClassifier", backbone=backbone, preprocessor=preprocessor,
                 num_classes=model.output_shape[-1], activation="linear",
                 dropout=model.head_dropout.rate,
             ))  # fmt: skip
     else:
         _save_byte_pairs(tokenizer, config["vocabulary_size"], draft)
-        cutter = _object("GPT2Tokenizer")
+        tokenizer_object = _object("GPT2Tokenizer")
         backbone = _object("GPT2Backbone", **config)
         longest = config["max_sequence_length"]
-        feeder = _object("GPT2CausalLMPreprocessor", tokenizer=cutter, sequence_length=longest)
-        write_json(draft / "preprocessor.json", feeder)
+        preprocessor = _object(
+            "GPT2CausalLMPreprocessor", tokenizer=tokenizer_object, sequence_length=longest
+        )
+        write_json(draft / "preprocessor.json", preprocessor)
     write_json(draft / "config.json", backbone)
-    write_json(draft / "tokenizer.json", cutter)
+    write_json(draft / "tokenizer.json", tokenizer_object)
     write_json(draft / "metadata.json", {
         "keras_version": keras.version(), "parameter_count": model.count_params(),
     })  # fmt: skip
