@@ -5,7 +5,7 @@ import json
 import keras
 import numpy as np
 
-from keras_transformer.serving.precision import with_dtype
+from keras_transformer.models.copies import with_dtype
 
 TEXTS = ("A dog runs.", "it is ten past 6", "12,50")
 NUM_EXAMPLES, EXAMPLE_LENGTH, FIRST_WORD_ID = 3, 7, 4
