@@ -200,8 +200,8 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
     spec.config.add_source_eos = model.source_without_end is None
     spec.config.decoder_start_token = target_pieces[START_ID]
     spec.config.layer_norm_epsilon = encoder.norm_epsilon
-    spec.register_sourcepieces_of_rows(source_pieces)
-    spec.register_targetpieces_of_rows(target_pieces)
+    spec.register_source_vocabulary(source_pieces)
+    spec.register_target_vocabulary(target_pieces)
     return spec
 
 
@@ -227,7 +227,7 @@ def _language_model(specs, text_model):
     spec.config.bos_token = pieces[2]
     end = getattr(text_model.tokenizer, "end_of_text_id", None)
     spec.config.eos_token = pieces[3 if end is None else end]
-    spec.registerpieces_of_rows(pieces)
+    spec.register_vocabulary(pieces)
     return spec
 
 
