@@ -16,7 +16,6 @@ VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 WITH_MANY = {
     "ops.combine_masks": "any number of masks",
     "convert.ModelFolder.file": "any number of names",
-    "convert.write": "options of the format",
     "training.Model.evaluate": "by which Keras validates",
     **{
         f"models.{name}": "the dimensions of a size"
