@@ -97,15 +97,12 @@ def the_axis_of_a_loss_is_known():
     assert internals.loss_axis(keras.losses.MeanSquaredError()) is None
 
 
-@canary("training.mask_of", "layers.mask_of", "layers.carry_mask")
+@canary("training.mask_of", "layers.mask_of")
 def a_mask_goes_with_its_tensor():
     embedded = keras.layers.Embedding(3, 2, mask_zero=True)(keras.ops.array([[1, 0]]))
-    copied = embedded * 2
-    assert of_layers.mask_of(copied) is None
-    of_layers.carry_mask(embedded, copied)
     for mask_of in (internals.mask_of, of_layers.mask_of):
+        assert mask_of(embedded * 2) is None
         assert mask_of(embedded).numpy().tolist() == [[True, False]]
-        assert mask_of(copied).numpy().tolist() == [[True, False]]
 
 
 @canary("layers.is_compiled")
@@ -209,15 +206,15 @@ def a_worker_has_all_its_cpu_devices():
     assert done.stdout.split() == ["3"], done.stderr[-2000:]
 
 
-@canary("layers.may_be_computed_again", "layers.again")
+@canary("layers.attach_recipe", "layers.recompute")
 def a_layer_is_given_the_tensor_that_another_returned():
     class Asks(keras.layers.Layer):
         def call(self, inputs):
-            return of_layers.again(inputs)
+            return of_layers.recompute(inputs)
 
     class Computes(keras.layers.Layer):
         def call(self, inputs):
-            return of_layers.may_be_computed_again(inputs + 1, lambda: inputs + 2)
+            return of_layers.attach_recipe(inputs + 1, lambda: inputs + 2)
 
     inputs = keras.Input((3,))
     model = keras.Model(inputs, Asks()(Computes()(inputs)))

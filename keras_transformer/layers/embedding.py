@@ -1,4 +1,4 @@
-"""Token ids to vectors and back, and encodings of positions."""
+"""From token ids to vectors and back to logits, and encodings of positions."""
 
 import math
 
@@ -11,9 +11,13 @@ from keras_transformer.arguments import (
     check_number,
     check_probability,
 )
-from keras_transformer.layers.inputs import check_ids, check_per_token, check_vectors
+from keras_transformer.layers.checks import (
+    NotQuantizedMixin,
+    check_ids,
+    check_per_token,
+    check_vectors,
+)
 from keras_transformer.layers.internals import keep_mask, looked_up
-from keras_transformer.layers.quantization import NotQuantized
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 from keras_transformer.ops.projection import project
@@ -81,7 +85,45 @@ class TokenDropout(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TokenEmbedding(NotQuantized, keras.layers.Layer):
+class IgnoredToken(keras.layers.Layer):
+    """Turns one token into padding, so that nothing attends to it.
+
+    Args:
+        token_id: id of the token.
+        pad_id: the id of padding.
+
+    Call arguments:
+        inputs: ids, integers (batch, length).
+
+    Returns:
+        Same shape and dtype.
+
+    Examples:
+        >>> IgnoredToken(3)(keras.ops.array([[7, 5, 3, 0]])).numpy().tolist()
+        [[7, 5, 0, 0]]
+    """
+
+    def __init__(self, token_id, pad_id=0, **kwargs):
+        super().__init__(autocast=False, **kwargs)
+        check_integer("token_id", token_id, 0)
+        check_integer("pad_id", pad_id, 0)
+        self.token_id = token_id
+        self.pad_id = pad_id
+
+    keeps_ids = True  # those of its inputs, among them padding
+
+    def call(self, inputs):
+        return ops.where(ops.equal(inputs, self.token_id), self.pad_id, inputs)
+
+    def compute_output_spec(self, inputs):
+        return keras.KerasTensor(inputs.shape, inputs.dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "token_id": self.token_id, "pad_id": self.pad_id}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenEmbedding(NotQuantizedMixin, keras.layers.Layer):
     """Looks up a vector for each token id; in reverse, scores every token for a vector.
 
     Used both ways, the same table is input embedding and output projection ("tied"). The
@@ -190,6 +232,38 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
+class VocabularyBias(keras.layers.Layer):
+    """Adds a learned bias to the logit of each token, in float32.
+
+    Call arguments:
+        logits: (..., vocabulary).
+
+    Returns:
+        Same shape, float32.
+
+    Examples:
+        >>> tuple(VocabularyBias()(keras.ops.zeros((2, 3, 5))).shape)
+        (2, 3, 5)
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
+
+    def build(self, input_shape):
+        self.bias = self.add_weight(name="bias", shape=input_shape[-1:], initializer="zeros")
+
+    def call(self, logits):
+        return ops.cast(logits, "float32") + ops.cast(self.bias, "float32")
+
+    def compute_output_spec(self, logits):
+        return keras.KerasTensor(logits.shape, dtype="float32")
+
+    def get_config(self):
+        return super().get_config()  # otherwise Keras refuses to serialise a dtype policy
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
 class SinusoidalEncoding(keras.layers.Layer):
     """Adds to each token vector a fixed pattern that encodes its position.
 
@@ -268,7 +342,7 @@ class SinusoidalEncoding(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class PositionEmbedding(NotQuantized, keras.layers.Layer):
+class PositionEmbedding(NotQuantizedMixin, keras.layers.Layer):
     """Adds to each token vector a learned vector for its position.
 
     Use it if the longest sequence is known beforehand, as in BERT and GPT-2. The vectors start

@@ -1,8 +1,8 @@
-"""The only place of the layers that uses what Keras and TensorFlow do not promise.
+"""The only file of the layers that uses what Keras and TensorFlow do not promise.
 
-TensorFlow's own operations are used here, in `compiled.py` and in `chunked_attention.py`, and
-nowhere else in the layers. What is private is imported where it is used: a version of Keras that
-has moved it fails in the canary, which says what to do, and not when the package is imported.
+TensorFlow's own operations are used here, in `compiled.py` and in `memory_efficient_attention.py`,
+and nowhere else in the layers. Private names are imported where they are used: if a version of
+Keras has moved one, its canary fails and says what to do, and the package can still be imported.
 """
 
 import functools
@@ -25,16 +25,6 @@ def mask_of(tensor):
     from keras.src.backend import get_keras_mask
 
     return get_keras_mask(tensor)
-
-
-def carry_mask(source, tensor):
-    """Attaches the mask of one tensor to another, as `Layer.__call__` does.
-
-    Relies on `keras.src.backend.set_keras_mask`.
-    """
-    from keras.src.backend import set_keras_mask
-
-    set_keras_mask(tensor, mask_of(source))
 
 
 def parts_of(layer):
@@ -136,21 +126,21 @@ def is_compiled():
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
-def may_be_computed_again(tensor, recipe):
-    """A tensor that `again` computes by calling `recipe`, instead of keeping it for later.
+def attach_recipe(tensor, recipe):
+    """Returns a tensor that `recompute` computes by calling `recipe`, so that nobody keeps it.
 
     Relies on Keras giving a layer the very tensor that another layer returned.
     """
-    tensor.computed_again = recipe
+    tensor.recipe = recipe
     return tensor
 
 
-def again(tensor, *arguments):
-    """A tensor as it is, or from its recipe, if it has one and Keras has not replaced it.
+def recompute(tensor, *arguments):
+    """Calls the recipe of a tensor; returns the tensor itself if it has none.
 
     Relies on the same.
     """
-    recipe = getattr(tensor, "computed_again", None)
+    recipe = getattr(tensor, "recipe", None)
     return tensor if recipe is None else recipe(*arguments)
 
 

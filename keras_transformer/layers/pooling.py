@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.inputs import check_vectors, implicit_mask
+from keras_transformer.layers.checks import check_vectors, implicit_mask
 from keras_transformer.ops.projection import highest_at_least
 
 POOLINGS = ("mean", "max", "first")

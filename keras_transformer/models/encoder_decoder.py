@@ -7,10 +7,13 @@ from keras import ops
 
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
+from keras_transformer.layers.embedding import (
+    IgnoredToken,
+    SinusoidalEncoding,
+    TokenEmbedding,
+    VocabularyBias,
+)
 from keras_transformer.layers.encoder import Encoder
-from keras_transformer.layers.ignored_token import IgnoredToken
-from keras_transformer.layers.vocabulary_bias import VocabularyBias
 from keras_transformer.models.functions import (
     TranslatorFunctions,
     check_layers,

@@ -3,7 +3,7 @@
 import keras
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.layers.projection import LoRA, Projection, TakesLoRA
+from keras_transformer.layers.projection import LoRA, LoRAMixin, Projection
 from keras_transformer.training.internals import all_layers
 
 
@@ -96,14 +96,14 @@ def merge_lora(model):
 
 def lora_of(model):
     """The `LoRA` of a model, or None."""
-    layers = (layer for layer in all_layers(model) if isinstance(layer, TakesLoRA))
+    layers = (layer for layer in all_layers(model) if isinstance(layer, LoRAMixin))
     return next((layer.lora for layer in layers if layer.lora is not None), None)
 
 
 def projections(model):
     """All projections of a model that may have LoRA, in the order of its layers."""
     for layer in all_layers(model):
-        if isinstance(layer, TakesLoRA):
+        if isinstance(layer, LoRAMixin):
             yield from (part for part in vars(layer).values() if isinstance(part, Projection))
 
 
@@ -124,7 +124,7 @@ def _set_lora(config, lora, train):
     if not isinstance(settings, dict):
         return max([_set_lora(part, lora, train) for part in parts], default=False)
     layer_class = keras.saving.get_registered_object(config.get("registered_name"))
-    if isinstance(layer_class, type) and issubclass(layer_class, TakesLoRA):
+    if isinstance(layer_class, type) and issubclass(layer_class, LoRAMixin):
         settings.update(lora=lora, trainable=True)
         settings.pop("frozen", None)
         return True

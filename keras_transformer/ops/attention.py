@@ -1,4 +1,4 @@
-"""Dot-product and additive attention, the split of a vector into heads, scores by distance."""
+"""Dot-product and additive attention, heads, scores by distance, and the cache of decoding."""
 
 import math
 
@@ -149,3 +149,33 @@ def relative_shift(scores):
     batch = known_rows(scores)
     rows = ops.reshape(padded, (batch, num_heads, source + 1, target))
     return ops.reshape(rows[:, :, 1:], (batch, num_heads, target, source))
+
+
+def append_to_cache(past, newest, start=None, axis=2):
+    """Appends what a step computed to what earlier steps left, in a decoder's cache.
+
+    A tensor of full size has the same shape at every step, so that XLA compiles the step once;
+    only XLA writes into it in place.
+
+    Args:
+        past: of any shape.
+        newest: as `past`, but for the length of `axis`.
+        start: where `newest` goes in a `past` of full size, an integer scalar; None for a
+            `past` that grows.
+        axis: a positive integer.
+
+    Returns:
+        A tensor like `past`, longer by `newest` if that grows.
+
+    Examples:
+        >>> past, newest = keras.ops.zeros((1, 2)), keras.ops.ones((1, 1))
+        >>> append_to_cache(past, newest, axis=1).numpy().tolist()
+        [[0.0, 0.0, 1.0]]
+        >>> append_to_cache(past, newest, start=1, axis=1).numpy().tolist()
+        [[0.0, 1.0]]
+    """
+    if start is None:
+        return ops.concatenate([past, newest], axis=axis)
+    starts = [0] * len(past.shape)
+    starts[axis] = start
+    return ops.slice_update(past, ops.stack(starts), newest)

@@ -7,7 +7,7 @@ Every function returns a boolean tensor that broadcasts to (batch, target, sourc
 from keras import ops
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.ops.caches import append
+from keras_transformer.ops.attention import append_to_cache
 
 
 def padding_mask(token_ids, pad_id=0):
@@ -186,7 +186,7 @@ def beam_mask(mask, parents, start=None):
     past = ops.any(pairs, axis=2)
     newest = beams == beams[:, None]
     newest = ops.broadcast_to(newest, (ops.shape(parents)[0], num_beams, num_beams))
-    return append(past, newest, start)
+    return append_to_cache(past, newest, start)
 
 
 def combine_masks(*masks):
