@@ -1,12 +1,10 @@
 """Batches of texts with labels."""
 
-import zlib
-
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.length_plan import LengthPlan, batched, sizes_of
-from keras_transformer.data.token_ids import checked_ids, ragged
+from keras_transformer.data.batch_plans import LengthPlan, batched, sizes_of
+from keras_transformer.data.token_ids import checked_ids, checksum_of, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import PAD_ID
 
@@ -71,10 +69,8 @@ class LabelledBatches:
         seed: integer that fixes the order of every epoch.
         prepare: function from token ids, (batch, length), to the inputs of the model; None if
             the ids are the inputs.
-        shapes: maximum number of batch shapes, for a step that is compiled once for each; see
-            `LengthPlan`. 0 for the least padding, in any shape.
-        row_multiple: with `shapes`, the rows of each batch are a multiple of it: the number of
-            replicas.
+        shapes: None for the least padding, in any shape; `FewShapes` for a step that is compiled
+            once for each.
 
     Attributes:
         names: names of the labels, in the order of their columns.
@@ -82,8 +78,8 @@ class LabelledBatches:
         num_texts: texts in an epoch.
         num_tokens: tokens in an epoch, without padding.
         steps_per_epoch: batches in an epoch, the same for every epoch.
-        shapes: rows and length of each batch, the length twice, (steps, 3); without `shapes`, -1
-            for sizes that depend on the texts of the batch.
+        shapes: rows and length of each batch, the length twice, (steps, 3); -1 for sizes that
+            depend on the texts of the batch.
         padding: share of padding in the batches of an epoch.
 
     Raises:
@@ -107,8 +103,7 @@ class LabelledBatches:
         max_length=None,
         seed=0,
         prepare=None,
-        shapes=0,
-        row_multiple=1,
+        shapes=None,
     ):
         ids = checked_ids(ids, "ids")
         if max_length is not None:
@@ -136,7 +131,7 @@ class LabelledBatches:
         if not shapes:
             lengths = np.minimum(-(-lengths // _LENGTH_STEP) * _LENGTH_STEP, tokens_per_batch)
         rows = np.arange(len(lengths))
-        plan = LengthPlan(rows, lengths, lengths, tokens_per_batch, seed, shapes, row_multiple)
+        plan = LengthPlan(rows, lengths, lengths, tokens_per_batch, seed, shapes)
         self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
         self._has_weights = bool(shapes)
         self.steps_per_epoch = plan.steps_per_epoch
@@ -169,20 +164,16 @@ class LabelledBatches:
 
     @classmethod
     def load(
-        cls, path, tokens_per_batch=8192, seed=0, prepare=None, shapes=0, row_multiple=1
+        cls, path, tokens_per_batch=8192, seed=0, prepare=None, shapes=None
     ) -> "LabelledBatches":
         """The batches of texts that `save` wrote, without tokenising them again."""
         kept = load_arrays(path)
         ids, names = ragged(kept["ids"], kept["lengths"]), kept["names"].tolist()
-        sizes = (tokens_per_batch, None, seed)
-        return cls(ids, kept["labels"], names, *sizes, prepare, shapes, row_multiple)
+        return cls(ids, kept["labels"], names, tokens_per_batch, None, seed, prepare, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token, label or label name."""
-        total = zlib.crc32("\0".join(self.names).encode())
-        total = zlib.crc32(self._ids.flat_values.numpy(), total)
-        total = zlib.crc32(self._ids.row_splits.numpy(), total)
-        return zlib.crc32(np.ascontiguousarray(self._labels), total)
+        return checksum_of("\0".join(self.names).encode(), self._ids, self._labels)
 
     def _batch(self, rows, shape):
         num_rows, length, _ = sizes_of(shape, self.shapes)

@@ -1,13 +1,10 @@
 """Batches of documents for training a language model, several in a row."""
 
-import zlib
-
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.length_plan import batched, sizes_of
-from keras_transformer.data.packed_plan import PackedPlan
-from keras_transformer.data.token_ids import check_no_ends, checked_ids, ragged
+from keras_transformer.data.batch_plans import PackedPlan, batched, sizes_of
+from keras_transformer.data.token_ids import check_no_ends, checked_ids, checksum_of, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID
 
@@ -99,8 +96,7 @@ class PackedDocuments:
 
     def checksum(self) -> int:
         """A number that changes with any token of a document."""
-        parts = self._ids.flat_values.numpy(), self._ids.row_splits.numpy()
-        return zlib.crc32(parts[1], zlib.crc32(parts[0]))
+        return checksum_of(self._ids)
 
     def _batch(self, documents, shape):
         sides, sizes = (self._read, self._next), sizes_of(shape, self.shapes)

@@ -77,7 +77,7 @@ def translation(
             embedding table between source and target.
         size: a key of `SIZES`: "tiny", "base" or "big".
         tie_output: whether the target embeddings also serve as output projection.
-        packed: whether rows may hold several pairs, as from `TokenBatches(packed=True)`: each
+        packed: whether rows may hold several pairs, as `PackedRows` makes them: each
             source ends with id 3, each target begins with id 2, and no pair attends to another.
             The weights, and the logits of a row with one pair, are the same.
         output_bias: whether the logit of each token has a learned bias.

@@ -15,8 +15,10 @@ import numpy as np
 
 import keras_transformer as kt
 from keras_transformer.data import (
+    FewShapes,
     LabelledBatches,
     PackedDocuments,
+    PackedRows,
     PretrainingBatches,
     TokenBatches,
     tokenize_documents,
@@ -36,12 +38,13 @@ def drawn(lengths):
     return [RANDOM.integers(4, 30, length).tolist() for length in lengths]
 
 
-def translated(**plan):
+def translated(shapes):
     sides = drawn(LENGTHS), drawn(np.maximum(2, LENGTHS + RANDOM.integers(-3, 4, 500)))
     batches = [
-        TokenBatches(*(side[:count] for side in sides), 700, 50, **plan) for count in (500, 200)
+        TokenBatches(*(side[:count] for side in sides), 700, 50, shapes=shapes)
+        for count in (500, 200)
     ]
-    model = kt.translation(30, **SIZES, packed=plan.get("packed", False))
+    model = kt.translation(30, **SIZES, packed=isinstance(shapes, PackedRows))
     return model, batches, {"loss": TokenCrossentropy(), "metrics": [TokenAccuracy()]}
 
 
@@ -58,7 +61,7 @@ def documents():
 def classified():
     texts, labels = drawn(LENGTHS), np.eye(3)[RANDOM.integers(0, 3, 500)]
     batches = [
-        LabelledBatches(texts[:count], labels[:count], list("abc"), 700, shapes=2)
+        LabelledBatches(texts[:count], labels[:count], list("abc"), 700, shapes=FewShapes(2))
         for count in (500, 200)
     ]
     loss = keras.losses.CategoricalCrossentropy(True, reduction="mean_with_sample_weight")
@@ -80,8 +83,8 @@ def pretrained():
 
 
 KINDS = {
-    "translation": lambda: translated(shapes=2),
-    "packed translation": lambda: translated(packed=True),
+    "translation": lambda: translated(FewShapes(2)),
+    "packed translation": lambda: translated(PackedRows()),
     "documents": documents,
     "classification": classified,
     "pretraining": pretrained,
