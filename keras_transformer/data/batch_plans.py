@@ -347,6 +347,26 @@ def _groups_of_equals(lengths):
     return np.cumsum(np.diff(lengths, prepend=lengths[:, :1]).any(axis=0))
 
 
+class PlannedBatchesMixin:
+    """For batches that follow a plan: a class calls `_follow`, and makes one batch in `_batch`."""
+
+    def _follow(self, plan):
+        self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
+        self.steps_per_epoch = plan.steps_per_epoch
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Endless training batches, from step `start_step` on; the class says what they hold.
+
+        Element k is a pure function of the text, the seed and `start_step + k`. Starting late costs
+        nothing: skipped batches are never made.
+        """
+        return batched(self._plan.epochs(start_step), self._batch)
+
+    def epoch(self) -> tf.data.Dataset:
+        """Batches like those of `dataset` that hold each text once, for validation."""
+        return batched(self._plan.in_order(), self._batch)
+
+
 def shuffled(group_of, count, seed, epoch):
     """Positions permuted within each group, and an order of `count` things, for one epoch."""
     seed = tf.stack([tf.constant(seed, tf.int64), epoch])

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.batch_plans import LengthPlan, batched, sizes_of
+from keras_transformer.data.batch_plans import LengthPlan, PlannedBatchesMixin, batched, sizes_of
 from keras_transformer.data.token_ids import checked_ids, checksum_of, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import PAD_ID
@@ -50,8 +50,13 @@ def fill_up(ids: tf.RaggedTensor, shape=(None, None)) -> tf.Tensor:
     return tf.pad(filled, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(filled)[1])]])
 
 
-class LabelledBatches:
+class LabelledBatches(PlannedBatchesMixin):
     """Batches of token ids and labels, for training a classifier.
+
+    Batches are token ids, int32 (batch, length), padded with 0, and labels, float32 (batch,
+    labels), 1 for each label that a text has. With `shapes` also sample weights, float32 (batch,),
+    0 for the empty rows that fill up a batch: compile with a loss whose reduction is
+    "mean_with_sample_weight", and with `weighted_metrics`.
 
     Texts longer than `max_length` tokens lose their middle, see `cut_middle`. As in
     `TokenBatches` texts of similar lengths share a batch, and data order is a pure function
@@ -132,31 +137,19 @@ class LabelledBatches:
             lengths = np.minimum(-(-lengths // _LENGTH_STEP) * _LENGTH_STEP, tokens_per_batch)
         rows = np.arange(len(lengths))
         plan = LengthPlan(rows, lengths, lengths, tokens_per_batch, seed, shapes)
-        self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
+        self._follow(plan)
         self._has_weights = bool(shapes)
-        self.steps_per_epoch = plan.steps_per_epoch
 
     @property
     def multi_label(self) -> bool:
         return bool((self._labels.sum(axis=1) != 1).any())
-
-    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Endless training batches, from step `start_step` on.
-
-        Returns:
-            Elements of token ids, int32 (batch, length), padded with 0, and labels, float32
-            (batch, labels), 1 for each label that a text has. With `shapes` also sample weights,
-            float32 (batch,), 0 for the empty rows that fill up a batch: compile with a loss
-            whose reduction is "mean_with_sample_weight", and with `weighted_metrics`.
-        """
-        return batched(self._plan.epochs(start_step), self._batch)
 
     def epoch(self) -> tf.data.Dataset:
         """Each text once, those of similar lengths together: for validation."""
         return batched(self._plan.epochs().take(self.steps_per_epoch), self._batch)
 
     def save(self, path) -> None:
-        """Writes the tokenised texts to a file of NumPy's format npz, whole or not at all."""
+        """Writes the tokenised texts to a NumPy .npz file, atomically."""
         ids, lengths = self._ids.flat_values.numpy(), self._ids.row_lengths().numpy()
         names = np.array(self.names)
         arrays = {"ids": ids, "lengths": lengths, "labels": self._labels, "names": names}

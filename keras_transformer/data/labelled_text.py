@@ -9,7 +9,7 @@ from keras_transformer.data.corpora import builder_of, columns_of, opened, text_
 
 
 class LabelledText(NamedTuple):
-    """Texts and their labels: `labels[i]` are those of `texts[i]`, each a row of `names`.
+    """Texts and their labels: `labels[i]` are the labels of `texts[i]`, all of them in `names`.
 
     A text may have several labels, or none; `names` is sorted.
     """
@@ -147,7 +147,7 @@ def read_labelled_dataset(name, split: str, names=None, data_dir=None) -> Labell
 
 
 def hold_out(text: LabelledText, count: int, seed: int) -> tuple[LabelledText, LabelledText]:
-    """Sets aside `count` examples, drawn with the seed; returns the others and these.
+    """Sets aside `count` examples drawn with the seed; returns the remaining and the drawn ones.
 
     Raises:
         ValueError: if `count` is not below the number of examples.
@@ -164,6 +164,6 @@ def hold_out(text: LabelledText, count: int, seed: int) -> tuple[LabelledText, L
 
 
 def split_rows(number: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws `count` of the rows 0 to `number` - 1: the others and these, each in order."""
+    """Draws `count` of `number` rows; returns the remaining and the drawn ones, both in order."""
     order = np.random.default_rng(seed).permutation(number)
     return np.sort(order[count:]), np.sort(order[:count])

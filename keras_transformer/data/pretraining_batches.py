@@ -141,7 +141,7 @@ class PretrainingBatches:
         return np.bincount(self._ids.numpy(), minlength=self._tokenizer.vocabulary_size)
 
     def save(self, path) -> None:
-        """Writes the tokenised documents to a file of NumPy's format npz, whole or not at all."""
+        """Writes the tokenised documents to a NumPy .npz file, atomically."""
         arrays = {
             "ids": self._ids.numpy(),
             "starts": self._starts.numpy(),

@@ -14,7 +14,7 @@ from keras_transformer.data.batch_plans import (
     LengthPlan,
     PackedPlan,
     PackedRows,
-    batched,
+    PlannedBatchesMixin,
     sizes_of,
 )
 from keras_transformer.data.token_ids import check_no_ends, checked_ids, checksum_of, ragged
@@ -22,7 +22,7 @@ from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
 
-class TokenBatches:
+class TokenBatches(PlannedBatchesMixin):
     """Batches of token ids for training a translation model.
 
     Keeps the ids in memory, about four bytes per token. Pairs of similar lengths share a batch, so
@@ -31,9 +31,13 @@ class TokenBatches:
     once, in batches of the same shapes; which pairs of equal lengths share a batch, and the order
     of the batches, change from epoch to epoch.
 
-    A source row is its tokens and the end id; the decoder's input is the start id and the tokens;
-    the labels are the tokens and the end id. A pair is dropped and reported if either side with
-    its end is longer than `max_length`.
+    Batches are `({"source_ids": (batch, source), "target_ids": (batch, target)}, labels (batch,
+    target))`, int32, padded with 0. A source row is its tokens and the end id; the decoder's input,
+    `target_ids`, is the start id and the tokens; the labels are the tokens and the end id. A pair
+    is dropped and reported if either side with its end is longer than `max_length`.
+
+    `epoch` holds the pairs in the order of the text; with `shapes`, by length, and some rows of a
+    batch may be only padding.
 
     Args:
         source_ids: tokens of the sentences to translate, without start and end: a ragged tensor,
@@ -116,11 +120,10 @@ class TokenBatches:
             plan = PackedPlan(kept, lengths, max_length, rows, seed, shapes.row_multiple)
         else:
             plan = LengthPlan(kept, *lengths, tokens_per_batch, seed, shapes)
-        self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
-        self.steps_per_epoch = plan.steps_per_epoch
+        self._follow(plan)
 
     def save(self, path) -> None:
-        """Writes the tokenised text to a file of NumPy's format npz, whole or not at all."""
+        """Writes the tokenised text to a NumPy .npz file, atomically."""
         sides = {"source": self._sources, "target": self._targets}
         arrays = {f"{side}_ids": ids.flat_values.numpy() for side, ids in sides.items()}
         arrays |= {f"{side}_lengths": ids.row_lengths().numpy() for side, ids in sides.items()}
@@ -145,26 +148,6 @@ class TokenBatches:
             for side in ("source", "target")
         ]
         return cls(*ids, tokens_per_batch, max_length, seed, shapes)
-
-    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Endless training batches, from step `start_step` on.
-
-        Element k is a pure function of the text, the seed and `start_step + k`.
-        Starting late costs nothing: skipped batches are never made.
-
-        Returns:
-            Elements `({"source_ids": (batch, source), "target_ids": (batch,
-            target)}, labels (batch, target))`, int32, padded with 0. With `shapes` some rows of a
-            batch may be only padding.
-        """
-        return batched(self._plan.epochs(start_step), self._batch)
-
-    def epoch(self) -> tf.data.Dataset:
-        """Each pair once, for validation; without `shapes` in the order of the text.
-
-        The elements are those of `dataset`; batches have the same budget.
-        """
-        return batched(self._plan.in_order(), self._batch)
 
     def checksum(self) -> int:
         """A number that changes with any token of the text."""

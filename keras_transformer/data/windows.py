@@ -17,7 +17,7 @@ class _LongText:
         self.num_tokens = len(self._ids)
 
     def save(self, path) -> None:
-        """Writes the tokens to a file of NumPy's format npz, whole or not at all."""
+        """Writes the tokens to a NumPy .npz file, atomically."""
         save_arrays(path, [("ids", self._ids)])
 
     def checksum(self) -> int:

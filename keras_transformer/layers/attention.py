@@ -76,7 +76,7 @@ class AttentionScoresMixin:
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, keras.layers.Layer):
-    """Lets every target position gather from all source positions, with several heads.
+    """Lets every target position attend to all source positions, with several heads.
 
     Call it with one tensor for self-attention, with two for attention from the first
     to the second. The projections that read the same input are one matrix product.
@@ -90,7 +90,7 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
             times the weights.
         dropout: probability in [0, 1) with which an attention weight is dropped.
         use_bias: whether the four projections add a bias.
-        kernel_initializer: of each projection by itself, Glorot as in the paper.
+        kernel_initializer: draws each projection separately; Glorot as in the paper.
 
     Call arguments:
         query: (batch, target, dim).
@@ -203,8 +203,7 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
             bias: of the scores, broadcasts to the same, or None.
 
         Returns:
-            Weights in [0, 1], (batch, heads, target, source); zeros in a row that may attend to
-            nothing.
+            Weights in [0, 1], (batch, heads, target, source); zeros in a fully masked row.
         """
         if bias is None and has_own_gradients(queries):
             return compiled_attention_weights(queries, keys, mask)

@@ -1,11 +1,11 @@
 """What a layer refuses: vectors and masks of other shapes, other inputs, and `quantize`."""
 
-from keras_transformer.layers.internals import mask_of
+from keras_transformer.layers.internals import keras_mask_of
 from keras_transformer.ops.masks import check_boolean
 
 
 class InputChecksMixin:
-    """For layers whose weights fit the inputs that they were built for, and no others."""
+    """For layers whose weights fit only the inputs that they were built for."""
 
     _widths = None
 
@@ -91,7 +91,7 @@ def check_per_token(name, values, *inputs):
 def implicit_mask(inputs, padding_mask, name="padding_mask"):
     """The padding mask of a call, or else the one that Keras carries with the inputs."""
     if padding_mask is None:
-        return mask_of(inputs)
+        return keras_mask_of(inputs)
     check_per_token(name, padding_mask, inputs)
     check_boolean(padding_mask)
     return padding_mask

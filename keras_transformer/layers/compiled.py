@@ -18,7 +18,8 @@ if keras.backend.backend() == "tensorflow":
 def has_own_gradients(inputs, weight=None):
     """Whether XLA compiles TensorFlow, for dtypes that the functions below are written for.
 
-    They compute in float32, which float64 would lose by, and return gradients for float32 weights.
+    They compute in float32, in which float64 would lose digits, and return gradients for float32
+    weights.
     """
     if not is_compiled() or inputs.dtype == "float64":
         return False
@@ -103,35 +104,36 @@ def projected(inputs, kernel, bias=None):
     dim, dtype = inputs.shape[-1], inputs.dtype
     is_trained = getattr(kernel, "trainable", True)
 
-    def product(rows, kernel, bias):
-        outputs = tf.matmul(tf.reshape(rows, [-1, dim]), tf.cast(kernel, dtype), transpose_b=True)
-        return outputs if bias is None else outputs + tf.cast(bias, dtype)
-
     @tf.custom_gradient
     def forward(rows, kernel, *bias):
         def gradient(upstream):
             same_rows = tf.reshape(recompute(inputs, opaque_zero(upstream)), [-1, dim])
-            kernel_gradient = tf.matmul(
-                upstream, same_rows, transpose_a=True, output_type=tf.float32
-            )
-            bias_gradients = [tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0) for _ in bias]
-            # After all others, so that what they read need not be kept for later. Nobody reads
-            # those of frozen weights, and XLA leaves them out.
-            zeros = (
-                [opaque_zero(each) for each in (kernel_gradient, *bias_gradients)]
-                if is_trained
-                else [0.0]
-            )
-            narrow = tf.cast(kernel + tf.add_n(zeros), dtype)
-            row_gradients = tf.reshape(tf.matmul(upstream, narrow), tf.shape(rows))
-            return row_gradients, kernel_gradient, *bias_gradients
+            gradients = _kernel_and_bias_gradients(upstream, same_rows)[: 1 + len(bias)]
+            kernel_after = _after(gradients, kernel) if is_trained else kernel
+            row_gradients = tf.matmul(upstream, tf.cast(kernel_after, dtype))
+            return tf.reshape(row_gradients, tf.shape(rows)), *gradients
 
-        return product(rows, kernel, *(bias or [None])), gradient
+        outputs = tf.matmul(tf.reshape(rows, [-1, dim]), tf.cast(kernel, dtype), transpose_b=True)
+        return outputs + tf.cast(bias[0], dtype) if bias else outputs, gradient
 
     weights = (kernel,) if bias is None else (kernel, bias)
     outputs = forward(inputs, *map(tf.convert_to_tensor, weights))
     sizes = keras.ops.shape(inputs)[1:-1]
     return tf.reshape(outputs, [known_rows(inputs), *sizes, kernel.shape[0]])
+
+
+def _kernel_and_bias_gradients(upstream, rows):
+    """Those of a projection of rows, in float32."""
+    kernel_gradient = tf.matmul(upstream, rows, transpose_a=True, output_type=tf.float32)
+    return kernel_gradient, tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0)
+
+
+def _after(gradients, kernel):
+    """The kernel, once the gradients are computed: what they read need not be kept for later.
+
+    Not for frozen weights, whose gradients nobody reads, so that XLA leaves them out.
+    """
+    return kernel + tf.add_n([opaque_zero(each) for each in gradients])
 
 
 def compiled_attention_weights(queries, keys, mask=None):
@@ -196,33 +198,14 @@ def feed_forward(inputs, widen, activate, narrow):
                 sums = widened(same_rows, tf.cast(widen_kernel + zero, dtype))
                 tape.watch(sums)
                 activations = activate(sums)
-            narrow_gradient = tf.matmul(
-                upstream, activations, transpose_a=True, output_type=tf.float32
-            )
+            narrow_gradients = _kernel_and_bias_gradients(upstream, activations)
             activation_gradients = tf.matmul(upstream, tf.cast(narrow_kernel + zero, dtype))
             sum_gradients = tape.gradient(activations, sums, activation_gradients)
-            widen_gradient = tf.matmul(
-                sum_gradients, same_rows, transpose_a=True, output_type=tf.float32
-            )
-            bias_gradients = [
-                tf.reduce_sum(tf.cast(each, tf.float32), axis=0)
-                for each in (sum_gradients, upstream)
-            ]
-            # After both, so that what they read need not be kept for later.
-            zeros = (
-                [opaque_zero(each) for each in (widen_gradient, narrow_gradient)]
-                if is_trained
-                else [zero]
-            )
-            row_gradients = tf.matmul(sum_gradients, tf.cast(widen_kernel + tf.add_n(zeros), dtype))
-            row_gradients = tf.reshape(row_gradients, tf.shape(inputs))
-            return (
-                row_gradients,
-                widen_gradient,
-                bias_gradients[0],
-                narrow_gradient,
-                bias_gradients[1],
-            )
+            widen_gradients = _kernel_and_bias_gradients(sum_gradients, same_rows)
+            computed_first = [widen_gradients[0], narrow_gradients[0]] if is_trained else [upstream]
+            kernel = tf.cast(_after(computed_first, widen_kernel), dtype)
+            row_gradients = tf.reshape(tf.matmul(sum_gradients, kernel), tf.shape(inputs))
+            return row_gradients, *widen_gradients, *narrow_gradients
 
         rows = tf.reshape(rows, [-1, dim])
         activations = activate(widened(rows, tf.cast(widen_kernel, dtype)))

@@ -191,7 +191,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
         outputs = residual(inputs, attended)
         if self.cross_attention is not None:
             residual = self.around_cross_attention
-            # Beams take the place of targets, so nothing of the source is repeated.
+            # Beams take the place of target positions, so the source is not repeated for each.
             attended = self.cross_attention.attend_to(
                 residual.before(outputs), *source_keys_values, combine_masks(source_padding_mask)
             )

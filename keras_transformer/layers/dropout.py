@@ -38,7 +38,7 @@ class ReproducibleDropout(keras.layers.Dropout):
         Same shape and dtype as `inputs`; units that are kept are scaled by 1 / (1 - rate).
 
     Examples:
-        >>> ReproducibleDropout(0.5)(keras.ops.ones((1, 3))).numpy().tolist()  # at rest
+        >>> ReproducibleDropout(0.5)(keras.ops.ones((1, 3))).numpy().tolist()  # inference
         [[1.0, 1.0, 1.0]]
     """
 

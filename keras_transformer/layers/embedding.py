@@ -17,11 +17,10 @@ from keras_transformer.layers.checks import (
     check_per_token,
     check_vectors,
 )
-from keras_transformer.layers.internals import keep_mask, looked_up
+from keras_transformer.layers.internals import keep_mask, look_up_rows
 from keras_transformer.ops.masks import padding_mask
-from keras_transformer.ops.positions import check_even, sinusoidal_positions
+from keras_transformer.ops.positions import check_even, segment_positions, sinusoidal_positions
 from keras_transformer.ops.projection import project
-from keras_transformer.ops.segments import segment_positions
 
 # For learned positions, and for all tables of BERT, as in its released code.
 SMALL_STDDEV = 0.02
@@ -29,7 +28,7 @@ SMALL_STDDEV = 0.02
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenDropout(keras.layers.Layer):
-    """Drops tokens in training: each becomes padding, to which nothing attends.
+    """Replaces random tokens with padding in training, so that nothing attends to them.
 
     Unlike dropout of vectors, it does not scale what is kept: a normalisation after it would
     otherwise see other sums in training than in inference. The first token of a row is kept, so
@@ -54,7 +53,7 @@ class TokenDropout(keras.layers.Layer):
 
     Examples:
         >>> ids = keras.ops.array([[3, 5, 7]])
-        >>> TokenDropout(0.5)(ids).numpy().tolist()  # at rest
+        >>> TokenDropout(0.5)(ids).numpy().tolist()  # inference
         [[3, 5, 7]]
     """
 
@@ -67,7 +66,7 @@ class TokenDropout(keras.layers.Layer):
         if rate:
             self.seed_generator = keras.random.SeedGenerator()
 
-    keeps_ids = True  # those of its inputs, among them padding
+    keeps_ids = True  # its outputs are ids of its inputs, or padding
 
     def call(self, inputs, training=False):
         check_ids("inputs", inputs)
@@ -86,7 +85,7 @@ class TokenDropout(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class IgnoredToken(keras.layers.Layer):
-    """Turns one token into padding, so that nothing attends to it.
+    """Replaces one token with padding, so that nothing attends to it.
 
     Args:
         token_id: id of the token.
@@ -110,7 +109,7 @@ class IgnoredToken(keras.layers.Layer):
         self.token_id = token_id
         self.pad_id = pad_id
 
-    keeps_ids = True  # those of its inputs, among them padding
+    keeps_ids = True  # its outputs are ids of its inputs, or padding
 
     def call(self, inputs):
         return ops.where(ops.equal(inputs, self.token_id), self.pad_id, inputs)
@@ -190,7 +189,7 @@ class TokenEmbedding(NotQuantizedMixin, keras.layers.Layer):
 
     @property
     def num_ids(self):
-        """Ids are below it; the library's `Model` looks for others in the data."""
+        """All ids must be below it; the library's `Model` checks that those in the data are."""
         return self.vocabulary_size
 
     @property
@@ -204,7 +203,7 @@ class TokenEmbedding(NotQuantizedMixin, keras.layers.Layer):
             return ops.cast(project(inputs, self.embeddings), "float32")
         check_ids("inputs", inputs)
         # A Sequential model passes ids as floats, which are exact up to 2^24.
-        vectors = looked_up(self.embeddings, ops.cast(inputs, "int32"))
+        vectors = look_up_rows(self.embeddings, ops.cast(inputs, "int32"))
         vectors = ops.cast(vectors, self.compute_dtype)
         return vectors * math.sqrt(self.hidden_dim) if self.scale else vectors
 
@@ -405,11 +404,11 @@ class PositionEmbedding(NotQuantizedMixin, keras.layers.Layer):
         return inputs + self._rows(position)
 
     def _rows(self, positions):
-        return ops.cast(looked_up(self.embeddings, positions), self.compute_dtype)
+        return ops.cast(look_up_rows(self.embeddings, positions), self.compute_dtype)
 
     @property
     def num_positions(self):
-        """Rows are no longer; the library's `Model` looks for others in the data."""
+        """No row may be longer; the library's `Model` checks that those in the data are not."""
         return self.max_sequence_length
 
     def compute_output_shape(self, input_shape):

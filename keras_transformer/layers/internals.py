@@ -16,7 +16,7 @@ if keras.backend.backend() == "tensorflow":
 WORD = 2**16  # possible values of the draw for one unit
 
 
-def mask_of(tensor):
+def keras_mask_of(tensor):
     """The mask that Keras attaches to a tensor, or None.
 
     Relies on `keras.src.backend.get_keras_mask`: the attribute of the tensor is not enough,
@@ -57,7 +57,7 @@ def keep_mask(shape, rate, seed_generator):
     """
     if keras.backend.backend() != "tensorflow":
         return keras.random.uniform(shape, dtype="float32", seed=seed_generator) >= rate
-    return keep_mask_of(draw_seed(seed_generator), shape, rate)
+    return keep_mask_from_seed(draw_seed(seed_generator), shape, rate)
 
 
 def draw_seed(seed_generator):
@@ -65,7 +65,7 @@ def draw_seed(seed_generator):
     return tf.cast(tf.math.floormod(seed_generator.next(), tf.int32.max - 1), tf.int32)
 
 
-def keep_mask_of(seed, shape, rate):
+def keep_mask_from_seed(seed, shape, rate):
     """`keep_mask` on TensorFlow, for a seed of `draw_seed`."""
     *rows, length = shape
     limit = min(round(rate * WORD), WORD - 1)
@@ -84,8 +84,8 @@ def keep_mask_of(seed, shape, rate):
     return words >= tf.constant(limit, tf.uint16)
 
 
-def looked_up(table, ids):
-    """The rows of a table at some ids; NaN, or an error, for ids that it does not have.
+def look_up_rows(table, ids):
+    """The rows of a table for ids; NaN, or an error, for an id that the table lacks.
 
     Keras takes negative ids for places from the end. Without XLA, TensorFlow raises for ids outside
     on CPUs and gives zeros on GPUs; with XLA it gives the first or last row.

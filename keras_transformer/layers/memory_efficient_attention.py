@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_transformer.layers.compiled import compiled_attention_weights, opaque_zero
 from keras_transformer.layers.dropout import drop
-from keras_transformer.layers.internals import draw_seed, is_compiled, keep_mask_of
+from keras_transformer.layers.internals import draw_seed, is_compiled, keep_mask_from_seed
 from keras_transformer.ops.attention import attention_weights
 
 if keras.backend.backend() == "tensorflow":
@@ -69,7 +69,7 @@ def attention_by_length(queries, keys, values, mask=None, rate=0.0, seed_generat
     def at_once():
         weights = compiled_attention_weights(queries, keys, mask)
         if rate:
-            weights = drop(weights, keep_mask_of(seed, ops.shape(weights), rate), rate)
+            weights = drop(weights, keep_mask_from_seed(seed, ops.shape(weights), rate), rate)
         return ops.matmul(weights, values)
 
     def in_chunks():
@@ -154,7 +154,7 @@ def _weights_by_chunk(queries, keys, mask, rate, seed):
         weights = attention_weights(chunk_queries, keys, chunk_mask)
         if not rate:
             return weights, None
-        kept = keep_mask_of(seed + [0, chunk], ops.shape(weights), rate)
+        kept = keep_mask_from_seed(seed + [0, chunk], ops.shape(weights), rate)
         return weights, tf.where(kept, tf.cast(1 / (1 - rate), weights.dtype), 0)
 
     return weights_of
@@ -247,7 +247,7 @@ def _out_of_chunks(tensor, target):
 def suits_cudnn(queries, keys):
     """Whether cuDNN has a kernel for attention between (batch, heads, length, dim).
 
-    It has one on JAX with a GPU, in half precision, for even lengths and head widths that are
+    There is one on JAX with a GPU, in half precision, for even lengths and head widths that are
     multiples of 8 up to 128. With bfloat16 the GPU is assumed to be Ampere or newer.
     """
     if keras.backend.backend() != "jax" or not has_gpu():
@@ -275,7 +275,7 @@ def fused_attention(queries, keys, values, mask=None, implementation="cudnn"):
         implementation: as in `jax.nn.dot_product_attention`.
 
     Returns:
-        (batch, heads, target, dim); zeros for a target that may attend to nothing.
+        (batch, heads, target, dim); zeros for a fully masked target.
     """
     by_position = (jnp.swapaxes(tensor, 1, 2) for tensor in (queries, keys, values))
     if mask is not None:

@@ -168,10 +168,10 @@ class SegmentRecurrence(FrozenPartsMixin, keras.layers.Wrapper):
         return self.layer.weights
 
     def save_own_variables(self, store):
-        """A memory is no weight."""
+        """Saves nothing: the memory is not a weight."""
 
     def load_own_variables(self, store):
-        """A memory is no weight."""
+        """Loads nothing: the memory is not a weight."""
 
     def compute_output_shape(self, inputs_shape, token_ids_shape=None):
         return inputs_shape

@@ -15,7 +15,7 @@ from keras_transformer.ops.masks import check_attention_mask, combine_masks
 class SlicedAttention(
     AttentionScoresMixin, InputChecksMixin, NotQuantizedMixin, keras.layers.Layer
 ):
-    """Cuts every vector into slices and attends with each slice by itself, a head a slice.
+    """Cuts every vector into slices and attends with each slice separately: one head per slice.
 
     Of d numbers and h heads, what a head sees and what its queries, keys and values cost:
 

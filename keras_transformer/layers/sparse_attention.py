@@ -57,7 +57,7 @@ class SparseAttention(MultiHeadAttention):
         value: None; a pattern lies within one sequence.
         padding_mask: boolean (batch, length), True for a real token; the implicit Keras mask
             of `query` if None.
-        attention_mask: None; the pattern stands in its place.
+        attention_mask: None; the pattern replaces it.
         training: whether dropout is applied.
 
     Returns:

@@ -21,7 +21,7 @@ from keras_transformer.models.text_model import (
     size_named,
 )
 from keras_transformer.ops.masks import padding_mask
-from keras_transformer.ops.segments import segment_mask, segments_after, segments_before
+from keras_transformer.ops.positions import segment_mask, segments_after, segments_before
 
 START_ID, END_ID = 2, 3  # of every target, and of every source
 

@@ -30,11 +30,11 @@ def noise(seed, shape, rate, rows):
     """The factors of all chunks of an attention, side by side."""
     import tensorflow as tf
 
-    from keras_transformer.layers.internals import keep_mask_of
+    from keras_transformer.layers.internals import keep_mask_from_seed
 
     batch, heads, target, source = shape
     chunks = [
-        keep_mask_of(seed + [0, chunk], (batch, heads, rows, source), rate)
+        keep_mask_from_seed(seed + [0, chunk], (batch, heads, rows, source), rate)
         for chunk in range(-(-target // rows))
     ]
     return tf.cast(tf.concat(chunks, axis=2)[:, :, :target], "float32") / (1 - rate)
