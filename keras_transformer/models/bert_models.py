@@ -11,10 +11,10 @@ from keras_transformer.layers.embedding import (
     PositionEmbedding,
     TokenDropout,
     TokenEmbedding,
+    VocabularyBias,
 )
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
-from keras_transformer.layers.vocabulary_bias import VocabularyBias
 from keras_transformer.models.text_model import Part, TextModel, size_named
 from keras_transformer.ops.masks import padding_mask
 
