@@ -21,7 +21,6 @@ WITH_MANY = {
         if hasattr(getattr(layers, name), "attend")
     },
     "convert.ModelFolder.file": "any number of names",
-    "convert.write": "options of the format",
     "training.Model.evaluate": "by which Keras validates",
     **{
         f"models.{name}": "the dimensions of a size"

@@ -117,6 +117,7 @@ class BertClassifierModel(BertModel):
     kind = "bert_classifier"
     head = Part("head")
     head_dropout = Part("head_dropout")
+    pooling = Part("pooling")
 
     def logits(self, token_ids, segment_ids):
         """Scores every label, outside training.
