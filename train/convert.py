@@ -9,13 +9,26 @@ Write a trained run in another format; a fresh process checks it with the other 
     python -m train.convert --run runs/mine --to ctranslate2 --output converted/mine
 """
 
-import importlib
 import sys
 import zlib
 
-from train.command import Parser, one_line_errors, without_start_up_notes
+from .classification import ClassificationConfig
+from .command import one_line_errors, without_start_up_notes
+from .language_model import LanguageModelConfig
+from .pretraining import PretrainingConfig
+from .settings import Parser
+from .translation import TranslationConfig
 
 FORMATS = ("ctranslate2", "huggingface", "keras_hub", "litert", "onnx", "openvino")
+CONFIGS = {
+    config_class.command: config_class
+    for config_class in (
+        TranslationConfig,
+        LanguageModelConfig,
+        ClassificationConfig,
+        PretrainingConfig,
+    )
+}
 # A setting that only one kind of run has.
 SIGNS = {"num_beams": "translation", "masking_rate": "pretraining", "pooling": "classification"}
 TO_RUN, TO_FORMAT = ("source", "run"), ("run", "to", "output")
@@ -60,11 +73,6 @@ def main(arguments=None):
             print(f"Wrote {path}.")
 
 
-def command_of(name):
-    """The `Command` of train.<name>."""
-    return importlib.import_module(f"train.{name}").main.__self__
-
-
 def save_run(converted, path):
     """Saves a converted model as a run, whole or not at all.
 
@@ -72,13 +80,13 @@ def save_run(converted, path):
         ValueError: if no command works with such a model.
     """
     from keras_transformer.files import save_arrays, whole
-    from train.run import Run
 
-    command = command_of(converted.command)
-    config = command.config_class(**converted.config)
+    from .run import Run
+
+    config = CONFIGS[converted.command](**converted.config)
     with whole(path) as draft:
         draft.mkdir()
-        run = Run(draft, command.config_class)
+        run = Run(draft, type(config))
         run.save_config(config, converted.target_tokenizer is not None)
         tokenizers = {run.tokenizer_file: converted.tokenizer}
         if converted.target_tokenizer is not None:
@@ -98,12 +106,13 @@ def text_model_of(run):
     Models trained in half precision compute in float32, as they do in the other libraries.
     """
     from keras_transformer import convert, serving
-    from train.run import Run
+
+    from .run import Run
 
     folder = serving.RunFolder(run)
     settings = folder.settings()
     kind = next((SIGNS[name] for name in SIGNS if name in settings), "language_model")
-    Run(run, command_of(kind).config_class).check_settings()
+    Run(run, CONFIGS[kind]).check_settings()
     dtype = None if settings.get("dtype", "float32") == "float32" else "float32"
     if "num_beams" in settings:
         return serving.Translator.load(run, dtype=dtype)

@@ -1,7 +1,6 @@
 """Trains a run to its end, from wherever it was stopped, on one device or many."""
 
 import contextlib
-import dataclasses
 import logging
 
 import keras
@@ -20,13 +19,14 @@ from keras_transformer.training.distribution import (
     split_cpu,
     this_worker,
 )
-from train.devices import exit_when_a_worker_is_lost, make_deterministic
-from train.gpus import warn_of_idle_gpus
-from train.progress import EpochLog, StopWithoutProgress, check_log, opened_log, progress
-from train.recovery import data_of, finished_model, locked
-from train.run import Run
-from train.settings import flag_of
-from train.training_config import CHOSEN_AT_START
+
+from .devices import exit_when_a_worker_is_lost, make_deterministic
+from .gpus import warn_of_idle_gpus
+from .progress import EpochLog, StopWithoutProgress, check_log, opened_log, progress
+from .recovery import data_of, finished_model, locked
+from .run import Run
+from .settings import flag_of
+from .training_config import CHOSEN_AT_START
 
 LOG = logging.getLogger(__name__)
 MUCH_PADDING = 1 / 3  # of the batches
@@ -74,7 +74,7 @@ def _on_tensorflow(config, options):
 
 def _on_jax(config, options):
     """The devices chosen in the options."""
-    from train.jax_devices import choose_devices
+    from .jax_devices import choose_devices
 
     if getattr(config, "bleu_every", 0):
         raise ValueError(
@@ -102,7 +102,7 @@ def with_plan(config, run, strategy):
         replicas = strategy.num_replicas_in_sync
         few = 0 if is_packed(config) else 16
         chosen = {"shapes": few if compiled else 0, "row_multiple": replicas}
-    return dataclasses.replace(config, **{**chosen, **config.given(CHOSEN_AT_START)})
+    return config.replace(**{**chosen, **config.given(CHOSEN_AT_START)})
 
 
 def warn_of_no_effect(config, given):

@@ -1,6 +1,5 @@
 """The folder of a run, as training writes it."""
 
-import dataclasses
 import json
 import math
 import pathlib
@@ -23,8 +22,9 @@ from keras_transformer.files import (
 from keras_transformer.serving import RunFolder
 from keras_transformer.serving.run_folder import checksum_of
 from keras_transformer.training.checkpoint_files import steps_in
-from train.progress import read_epochs
-from train.training_config import MAY_CHANGE, in_words
+
+from .progress import read_epochs
+from .training_config import MAY_CHANGE, in_words
 
 
 class Run(RunFolder):
@@ -164,7 +164,7 @@ class Run(RunFolder):
 
     def save_config(self, config, has_two_tokenizers=False):
         """Writes the settings as JSON, whole or not at all."""
-        content = {**dataclasses.asdict(config), "target_tokenizer": has_two_tokenizers}
+        content = {**config.model_dump(), "target_tokenizer": has_two_tokenizers}
         content["checksum"] = checksum_of(content)
         with whole(self.config_file) as draft:
             draft.write_text(json.dumps(content, indent=1) + "\n")

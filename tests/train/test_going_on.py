@@ -1,6 +1,5 @@
 """What may change when a stopped run goes on, and what may not."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -59,7 +58,7 @@ def test_a_stopped_run_may_go_on_with_a_safe_change_and_keeps_it(name, tmp_path,
     is_sampling = name == "sampling"  # which translation has not
     config = LanguageModelConfig() if is_sampling else TranslationConfig(bleu_every=2)
     run = folder_of(tmp_path / "run", config)
-    now = dataclasses.replace(run.config(), **{name: SAFE[name]})
+    now = run.config().replace(**{name: SAFE[name]})
     assert run.holds(now)
     before = getattr(run.config(), name)
     run.record(now)
@@ -99,7 +98,7 @@ def test_other_changes_are_refused_in_a_line(change, tmp_path):
     before = getattr(run.config(), name)
     with pytest.raises(ValueError, match="was begun with settings that can no longer") as caught:
         # Beside one that might change.
-        run.holds(dataclasses.replace(run.config(), peak_rate=0.5, **change))
+        run.holds(run.config().replace(peak_rate=0.5, **change))
     assert str(caught.value).endswith(f"Received: {flag} was {before} and is {value}.")
 
 
@@ -108,7 +107,7 @@ def test_nothing_of_a_finished_run_changes(tmp_path):
     assert run.holds(run.config())
     expected = "run is already trained: its settings can no longer change.*--peak-rate was 0.001"
     with pytest.raises(ValueError, match=expected):
-        run.holds(dataclasses.replace(run.config(), peak_rate=0.5))
+        run.holds(run.config().replace(peak_rate=0.5))
 
 
 LATER = (*CHOSEN_AT_START, "packed")  # settings that they did not have
@@ -116,7 +115,7 @@ LATER = (*CHOSEN_AT_START, "packed")  # settings that they did not have
 
 def old(config):
     """A config as earlier versions have saved it."""
-    kept = dataclasses.asdict(config)
+    kept = config.model_dump()
     kept = {name: value for name, value in kept.items() if name not in LATER}
     unset = {"activation": "", "memory_length": -1, "stride": 0}
     for name, value in kept.items():
@@ -139,7 +138,7 @@ def test_a_config_of_an_earlier_version_is_read(cls, tmp_path):
 @pytest.mark.parametrize("wrong", [{"no_such": 3}, {"steps": 0}])
 def test_a_config_of_another_command_is_named(wrong, tmp_path):
     run = folder_of(tmp_path / "run", TranslationConfig())
-    run.config_file.write_text(json.dumps(dataclasses.asdict(TranslationConfig()) | wrong))
+    run.config_file.write_text(json.dumps(TranslationConfig().model_dump() | wrong))
     [(name, value)] = wrong.items()
     flag = name if name == "no_such" else f"--{name}"
     with pytest.raises(

@@ -1,15 +1,10 @@
 """The model of --pretrained: of a finished run, or of a folder of another library."""
 
-import dataclasses
+from .deferred import Deferred, keras, kt
+from .settings import flag_of
+from .training_config import DROPOUTS
 
-import keras
-
-from keras_transformer import convert
-from keras_transformer.convert import opennmt
-from keras_transformer.models.functions import layer_names
-from keras_transformer.serving import RunFolder
-from train.settings import flag_of
-from train.training_config import DROPOUTS
+opennmt = Deferred("keras_transformer.convert.opennmt")
 
 # What has a "dtype" without being a layer of a model.
 _NO_LAYERS = ("InputLayer", "__keras_tensor__")
@@ -26,9 +21,9 @@ def read_pretrained(path):
     """
     settings = _settings_of_run(path)
     if settings is None:
-        return convert.read(path)
-    run = RunFolder(path)
-    return convert.Converted(
+        return kt.convert.read(path)
+    run = kt.serving.RunFolder(path)
+    return kt.convert.Converted(
         "", run.model(), run.tokenizer(), run.target_tokenizer(), config=settings
     )
 
@@ -37,7 +32,7 @@ def _settings_of_run(path):
     """The settings of a run of our own; None for a folder of another library."""
     if opennmt.is_run(path):
         return None
-    settings = RunFolder(path).settings()
+    settings = kt.serving.RunFolder(path).settings()
     return None if {"model_type", "class_name"} & settings.keys() else settings
 
 
@@ -56,12 +51,41 @@ def pretrained_of(config, layer, what, run=None):
     if not config.pretrained:
         return None
     found = (run and run.pretrained()) or read_pretrained(config.pretrained)
-    if layer not in layer_names(found.model) or len(found.model.output_shape) != 3:
+    names = kt.models.functions.layer_names(found.model)
+    if layer not in names or len(found.model.output_shape) != 3:
         raise ValueError(
             f"--pretrained must be {what}. Received: {config.pretrained}, whose model has the "
-            f"layers {', '.join(layer_names(found.model))}."
+            f"layers {', '.join(names)}."
         )
     return found
+
+
+def pretrained_bert_of(config, run=None):
+    """What a config fine-tunes, as `convert.Converted`; None without --pretrained.
+
+    Args:
+        config: of a classification.
+        run: the `Run` if it has begun.
+
+    Raises:
+        ValueError: if the run holds no finished BERT, or one that cannot read so many tokens.
+    """
+    if not config.pretrained:
+        return None
+    pretrained = (run and run.pretrained()) or read_pretrained(config.pretrained)
+    model = pretrained.model
+    if not kt.models.bert_models.is_bert(model):
+        raise ValueError(
+            "--pretrained must be a train.pretraining run, a run that was fine-tuned from one, or "
+            f"a folder of BERT. Received: {config.pretrained}, whose model is not a BERT."
+        )
+    positions = model.get_layer("positions").max_sequence_length
+    if not 2 < config.max_length <= positions:
+        raise ValueError(
+            f"--max-length must be 3 to {positions} tokens, which the model of --pretrained can "
+            f"read. Received: {config.max_length}."
+        )
+    return pretrained
 
 
 def completed(config, names, fixed=(), before=None, pretrained=None):
@@ -82,7 +106,7 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
     given = {name: getattr(config, name) for name in names}
     missing = [name for name, value in given.items() if value in _MISSING]
     if before is not None:
-        theirs = dataclasses.asdict(before)
+        theirs = before.model_dump()
     elif pretrained is not None:
         theirs = pretrained.config
     else:
@@ -94,7 +118,7 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
                 f"Received: {given[name]}."
             )
     known = {name for name in missing if theirs.get(name) not in _MISSING}
-    return dataclasses.replace(config, **{name: theirs[name] for name in known})
+    return config.replace(**{name: theirs[name] for name in known})
 
 
 def for_training(model, config, **changes):
@@ -117,7 +141,34 @@ def for_training(model, config, **changes):
     return copy
 
 
-def check_packed(config, pretrained):
+def fine_tuned_classifier(config, model, num_labels):
+    """The backbone of a model with a new head, in the dtype and with the dropout of this config.
+
+    If a pooler is requested and the model has none, it is new.
+    """
+    trained = {layer.name: layer for layer in model.layers}
+    encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
+    sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")
+    given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
+    given |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
+    if "pooler" in trained:
+        given["pooler_activation"] = trained["pooler"].activation
+    backbone = kt.bert(
+        table.vocabulary_size,
+        max_sequence_length=model.get_layer("positions").max_sequence_length,
+        hidden_dim=table.hidden_dim,
+        **given,
+        **config.given(DROPOUTS),
+    )
+    if not config.from_scratch:
+        for layer in backbone.layers:
+            if layer.weights and layer.name in trained:
+                layer.set_weights(trained[layer.name].get_weights())
+    dropout = backbone.get_layer("embedding_dropout").rate
+    return kt.bert_classifier(backbone, num_labels, dropout, config.pooling)
+
+
+def check_packed_model(config, pretrained):
     """Raises ValueError if rows are to hold several texts that this model would mix."""
     if config.packed and not _tells_texts_apart(pretrained.model):
         raise ValueError(
