@@ -43,7 +43,8 @@ def routines(room):
                 yield f"{room}.{name}", thing
             continue
         for method, function in inspect.getmembers(thing, inspect.isroutine):
-            ours = (getattr(function, "__module__", None) or "").startswith("keras_transformer.")
+            of_room = f"keras_transformer.{room}."  # inherited methods belong to their own room
+            ours = (getattr(function, "__module__", None) or "").startswith(of_room)
             if ours and not method.startswith("_"):
                 yield f"{room}.{name}.{method}", function
 

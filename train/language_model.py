@@ -222,7 +222,8 @@ class LanguageModel(Experiment):
     what_is_pretrained = "a finished run of train.language_model, or a folder of GPT-2"
 
     def __init__(self, config, texts=None, run=None):
-        self.pretrained = pretrained_of(config, "embedding", self.what_is_pretrained, run)
+        classes = (kt.models.decoder_only.LanguageModel, kt.models.xl_model.TransformerXLModel)
+        self.pretrained = pretrained_of(config, classes, self.what_is_pretrained, run)
         self.first_id = 0
         super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
         if self.pretrained is not None:
@@ -242,7 +243,7 @@ class LanguageModel(Experiment):
     def _check_context(self):
         config, model = self.config, self.pretrained.model
         if config.model != "transformer_xl":
-            longest = getattr(model.get_layer("positions"), "max_sequence_length", config.context)
+            longest = getattr(model.positions, "max_sequence_length", config.context)
             if config.context > longest:
                 raise ValueError(
                     f"--context must be at most {longest}, the positions that the model of "
@@ -329,7 +330,7 @@ class LanguageModel(Experiment):
             changes = {"batch_size": rows, **config.given(("memory_length",))} if is_xl else {}
             model = for_training(self.pretrained.model, config, **changes)
             if is_xl:
-                kt.models.xl_model.forget(model)
+                model.forget()
             return model
         if is_xl:
             return kt.transformer_xl(vocabulary_size, rows, **config.dimensions())
@@ -487,7 +488,7 @@ def report(config, generator, text):
         )
     if config.model == "transformer_xl":
         memory_length = memory_length_of(config)
-        total, count = kt.models.xl_model.score(model, ids[None], config.context, memory_length)
+        total, count = model.score(ids[None], config.context, memory_length)
         nats, how = total / count, f"segments of {config.context}, memory {memory_length}"
     elif config.packed:
         documents = kt.data.PackedDocuments(

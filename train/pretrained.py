@@ -36,13 +36,13 @@ def _settings_of_run(path):
     return None if {"model_type", "class_name"} & settings.keys() else settings
 
 
-def pretrained_of(config, layer, what, run=None):
+def pretrained_of(config, model_class, what, run=None):
     """What the --pretrained of a config holds; None without it.
 
     Args:
         config: of a command.
-        layer: name of a layer that the model must have.
-        what: the kinds of models that have it, for the message.
+        model_class: the class that the model must have, or a tuple of classes.
+        what: where such models come from, for the message.
         run: the `Run` if it has begun.
 
     Raises:
@@ -51,11 +51,10 @@ def pretrained_of(config, layer, what, run=None):
     if not config.pretrained:
         return None
     found = (run and run.pretrained()) or read_pretrained(config.pretrained)
-    names = kt.models.functions.layer_names(found.model)
-    if layer not in names or len(found.model.output_shape) != 3:
+    if not isinstance(found.model, model_class):
         raise ValueError(
-            f"--pretrained must be {what}. Received: {config.pretrained}, whose model has the "
-            f"layers {', '.join(names)}."
+            f"--pretrained must be {what}. Received: {config.pretrained}, whose model is a "
+            f"{getattr(found.model, 'kind', 'model of another library')}."
         )
     return found
 
@@ -74,12 +73,12 @@ def pretrained_bert_of(config, run=None):
         return None
     pretrained = (run and run.pretrained()) or read_pretrained(config.pretrained)
     model = pretrained.model
-    if not kt.models.bert_models.is_bert(model):
+    if not isinstance(model, kt.models.bert_models.BertModel):
         raise ValueError(
             "--pretrained must be a train.pretraining run, a run that was fine-tuned from one, or "
             f"a folder of BERT. Received: {config.pretrained}, whose model is not a BERT."
         )
-    positions = model.get_layer("positions").max_sequence_length
+    positions = model.positions.max_sequence_length
     if not 2 < config.max_length <= positions:
         raise ValueError(
             f"--max-length must be 3 to {positions} tokens, which the model of --pretrained can "
@@ -147,15 +146,15 @@ def fine_tuned_classifier(config, model, num_labels):
     If a pooler is requested and the model has none, it is new.
     """
     trained = {layer.name: layer for layer in model.layers}
-    encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
+    encoder, table = model.encoder, model.token_embedding
     sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")
     given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
     given |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
-    if "pooler" in trained:
-        given["pooler_activation"] = trained["pooler"].activation
+    if model.pooler is not None:
+        given["pooler_activation"] = model.pooler.activation
     backbone = kt.bert(
         table.vocabulary_size,
-        max_sequence_length=model.get_layer("positions").max_sequence_length,
+        max_sequence_length=model.positions.max_sequence_length,
         hidden_dim=table.hidden_dim,
         **given,
         **config.given(DROPOUTS),
@@ -164,7 +163,7 @@ def fine_tuned_classifier(config, model, num_labels):
         for layer in backbone.layers:
             if layer.weights and layer.name in trained:
                 layer.set_weights(trained[layer.name].get_weights())
-    dropout = backbone.get_layer("embedding_dropout").rate
+    dropout = backbone.embedding_dropout.rate
     return kt.bert_classifier(backbone, num_labels, dropout, config.pooling)
 
 

@@ -140,7 +140,7 @@ class Pretraining(Experiment):
         length = min(self.config.max_length, pictures.LONGEST)
         inputs = kt.data.pack_segments(tokenizer, tokenizer.tokenize([text]), max_length=length)
         tokens = {"encoder": attention.names_of(tokenizer, inputs["token_ids"][0].numpy())}
-        scores = kt.models.bert_models.attention_scores(model, **inputs)
+        scores = model.attention_scores(**inputs)
         title = f"{text[: pictures.LONGEST]}..."
         pictures.save_pictures(
             run, attention.Attention.of_first_example(scores, tokens, tokens, title)

@@ -209,7 +209,9 @@ class Translation(Experiment):
     )
 
     def __init__(self, config, texts=None, run=None):
-        self.pretrained = pretrained_of(config, "target_embedding", self.what_is_pretrained, run)
+        self.pretrained = pretrained_of(
+            config, kt.models.encoder_decoder.TranslationModel, self.what_is_pretrained, run
+        )
         super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
         if self.pretrained is not None:
             check_packed_model(self.config, self.pretrained)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.models.encoder_decoder import END_ID, START_ID, encode, start_cache, step
+from keras_transformer.models.encoder_decoder import END_ID, START_ID
 from keras_transformer.models.functions import layer_names
 
 NUM_EXAMPLES, EXAMPLE_LENGTH, FIRST_WORD_ID = 3, 7, 4
@@ -118,8 +118,8 @@ def encoder_and_decoder(model):
 
     @tf.function(input_signature=[source], autograph=False)
     def encoder(source_ids):
-        encoded = encode(model, source_ids)
-        cache = start_cache(model, encoded, 1)
+        encoded = model.encode(source_ids)
+        cache = model.start_cache(encoded, 1)
         nested[:] = encoded, cache
         spec[2:] = [  # axes of size 0 grow
             tf.TensorSpec([size or None for size in tensor.shape], tensor.dtype, name)
@@ -136,7 +136,7 @@ def encoder_and_decoder(model):
     def decoder(token_ids, position, *tensors):
         encoded, cache = keras.tree.pack_sequence_as(structure, tensors)
         tokens = token_ids[:, None]
-        logits, longer = step(model, encoded, tokens, tokens * 0, position, cache)
+        logits, longer = model.step(encoded, tokens, tokens * 0, position, cache)
         return {"logits": logits[:, 0]} | _named(longer, "next_cache")
 
     return encoder, decoder

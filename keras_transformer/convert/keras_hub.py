@@ -39,11 +39,11 @@ def write(text_model, draft, dtype="float32"):
     if dtype != "float32":
         raise ConversionError(f"dtype must be float32. Received: {dtype!r}.")
     model, tokenizer = text_model.model, text_model.tokenizer
-    if bert_models.is_bert(model):
+    if isinstance(model, bert_models.BertModel):
         bert.check_word_pieces(text_model)
     config = _config(model)
     (draft / "assets/tokenizer").mkdir(parents=True)
-    if bert_models.is_bert(model):
+    if isinstance(model, bert_models.BertModel):
         tokenizer.save(draft / presets.WORD_PIECES)
         lowercase = tokenizer.lowercase
         cutter = _object("BertTokenizer", lowercase=lowercase, strip_accents=lowercase)
@@ -96,7 +96,7 @@ def example(text_model, dtype="float32"):
     size = _config(model)["vocabulary_size"]
     ids = np.random.default_rng(0).integers(1, size, (NUM_EXAMPLES, EXAMPLE_LENGTH), "int32")
     arrays["input.token_ids"], arrays["input.padding_mask"] = ids, np.ones_like(ids)
-    if not bert_models.is_bert(model):
+    if not isinstance(model, bert_models.BertModel):
         outputs = {"logits": model(ids, training=False)}
     else:
         segments = np.repeat(np.arange(EXAMPLE_LENGTH)[None] > 3, NUM_EXAMPLES, 0).astype("int32")
@@ -114,7 +114,7 @@ def example(text_model, dtype="float32"):
 
 def _config(model):
     """The settings of KerasHub's backbone; raises if none describes ours."""
-    is_bert, names = bert_models.is_bert(model), layer_names(model)
+    is_bert, names = isinstance(model, bert_models.BertModel), layer_names(model)
     if not is_bert and not {"embedding", "positions", "decoder"} <= set(names):
         raise ConversionError(
             f"Only bert() and gpt2() can be written for KerasHub. Received: {model!r}."

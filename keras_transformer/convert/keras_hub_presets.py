@@ -63,7 +63,9 @@ def rows(model):
     KerasHub keeps the kernels of queries, keys and values as (input, heads, head width) and that of
     the output as (heads, head width, output), and has no next-sentence head.
     """
-    family, stack = (bert, "encoder") if bert_models.is_bert(model) else (gpt2, "decoder")
+    family, stack = (
+        (bert, "encoder") if isinstance(model, bert_models.BertModel) else (gpt2, "decoder")
+    )
     heads = model.get_layer(stack).num_heads
     for row in family.rows(model):
         if row.names[0].startswith("cls.seq_relationship"):

@@ -18,6 +18,10 @@ _INPUT = keras.Input((1,), name="input")
 _OUTPUT = keras.layers.Identity(name="output")(_INPUT)
 FUNCTIONAL = type(keras.Model(_INPUT, _OUTPUT, name="model"))  # Keras's class of such models
 
+# Functions from the config of a plain functional `Model` to the subclass it has become since it was
+# saved, or None: before version 0.3, all models of this library were saved as plain ones.
+CLASSES_OF_CONFIGS = []
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Model(OwnStep, keras.Model):
@@ -84,6 +88,16 @@ class Model(OwnStep, keras.Model):
             FUNCTIONAL.__init__(self, *args, **kwargs)
         else:
             super().__init__(*args, **kwargs)
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        is_plain = cls.__name__ == Model.__name__ and "output_layers" in config
+        classes = [class_of(config) for class_of in CLASSES_OF_CONFIGS if is_plain]
+        model = super().from_config(config, custom_objects)
+        for model_class in filter(None, classes):
+            inputs, outputs = model.input, model.output
+            model = model_class(inputs, outputs, name=model.name, trainable=model.trainable)
+        return model
 
     def __reduce__(self):  # for pickle, which finds classes by their names
         unpickle, arguments = super().__reduce__()  # a method of a class without a name

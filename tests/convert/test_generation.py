@@ -13,9 +13,8 @@ from keras_transformer.convert.huggingface_translation import translation_folder
 from keras_transformer.convert.sentencepiece import our_order
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.decoding import TokenRules, beam_search, sample
-from keras_transformer.models import decoder_only, encoder_decoder
 from keras_transformer.serving import SamplingSettings, SearchSettings
-from keras_transformer.serving.generator_module import after_control_ids
+from keras_transformer.serving.generator_module import AfterControlIds
 
 # A soak: KERAS_TRANSFORMER_SOAK_DRAWS=100 draws as many settings for each family.
 DRAWS = int(os.environ.get("KERAS_TRANSFORMER_SOAK_DRAWS", 4))
@@ -73,7 +72,7 @@ def models():
         **sizes,
     )  # fmt: skip
     assign(marian.rows(ours, ids, ids), arrays, "Marian")
-    found["marian"] = theirs, encoder_decoder.functions(ours), ids
+    found["marian"] = theirs, ours, ids
 
     theirs = transformers.M2M100ForConditionalGeneration(
         transformers.M2M100Config(**shared, decoder_start_token_id=2)
@@ -91,7 +90,7 @@ def models():
     )  # fmt: skip
     arrays["final_logits_bias"] = np.zeros((1, SIZE), "float32")
     assign(marian.rows(ours, ids, ids, with_final_norms=True), arrays, "M2M100")
-    found["m2m100"] = theirs, encoder_decoder.functions(ours), ids
+    found["m2m100"] = theirs, ours, ids
 
     config = transformers.GPT2Config(
         vocab_size=SIZE, n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=60,
@@ -103,7 +102,7 @@ def models():
 
     theirs, arrays = shaken(transformers.GPT2LMHeadModel(config), likely_end)
     ours = kt.gpt2(vocabulary_size=SIZE, max_sequence_length=32, intermediate_dim=64, **sizes)
-    functions = after_control_ids(decoder_only.functions(load_gpt2(ours, arrays)), 60)
+    functions = AfterControlIds(load_gpt2(ours, arrays), 60)
     found["gpt2"] = theirs, functions, None
     return found
 

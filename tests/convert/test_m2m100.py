@@ -10,7 +10,6 @@ import pytest
 
 from keras_transformer import convert
 from keras_transformer.decoding import beam_search
-from keras_transformer.models import encoder_decoder
 from keras_transformer.serving import Translator
 from tests.convert.drawn import LONGEST, PAIRS, SPREAD, drawn_ids
 from tests.reference import array
@@ -272,7 +271,7 @@ def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty,
 
     of, rows = theirs(folder, converted.model), 24
     source = drawn_ids(rows, 11, len(of), num_beams)
-    functions = encoder_decoder.functions(converted.model)
+    functions = converted.model
     encoded = functions.encode(source)
     language = folder[1].generation_config.forced_bos_token_id
     found = beam_search(

@@ -9,7 +9,6 @@ import pytest
 
 from keras_transformer import convert
 from keras_transformer.decoding import beam_search
-from keras_transformer.models import encoder_decoder
 from keras_transformer.serving import Translator
 from tests.convert.drawn import LONGEST, PAIRS, SPREAD, drawn_ids
 from tests.reference import array
@@ -129,7 +128,7 @@ def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty)
     size = converted.model.get_layer("target_embedding").vocabulary_size
     rows = 24
     source = drawn_ids(rows, 11, size - 8, num_beams)
-    functions = encoder_decoder.functions(converted.model)
+    functions = converted.model
     encoded = functions.encode(source)
     found = beam_search(
         lambda *state: functions.step(encoded, *state),

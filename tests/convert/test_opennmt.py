@@ -76,7 +76,7 @@ def test_texts_and_greedy_translations_are_those_of_opennmt(name):
     source_ids = np.zeros((len(rows), max(map(len, rows))), "int32")
     for row, found in enumerate(rows):
         source_ids[row, : len(found)] = found
-    functions = encoder_decoder.functions(converted.model)
+    functions = converted.model
     encoded = functions.encode(source_ids)
     found = greedy_search(
         lambda *state: functions.step(encoded, *state),

@@ -1,14 +1,11 @@
 """GPT-2 against KerasHub's and Hugging Face's, from the same random weights."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
 
 from keras_transformer.convert import arrays_of_keras_hub_gpt2, load_gpt2
 from keras_transformer.decoding import greedy_search
-from keras_transformer.models.decoder_only import start_cache, step
 from keras_transformer.models.gpt2_model import SIZES, gpt2
 from tests.reference import array
 
@@ -55,8 +52,8 @@ def test_greedy_tokens_are_those_of_keras_hub(backbone, model):
         scores = array(backbone.token_embedding(backbone(inputs), reverse=True))[0, -1]
         text = np.concatenate([text, [[scores.argmax()]]], axis=1)
     found = greedy_search(
-        lambda token_ids, *rest: step(model, token_ids, *rest),
-        start_cache(model, 1),
+        lambda token_ids, *rest: model.step(token_ids, *rest),
+        model.start_cache(1),
         limits=[LENGTH],
         start_id=int(text[0, 0]),
         end_id=VOCABULARY_SIZE - 1,
@@ -88,7 +85,7 @@ def test_logits_and_greedy_tokens_are_those_of_hugging_face(backbone, model):
 
 
 def test_cached_steps_equal_one_pass(model):
-    advance, cache, logits = functools.partial(step, model), start_cache(model, 2), []
+    advance, cache, logits = model.step, model.start_cache(2), []
     for position in range(TOKENS.shape[1]):
         newest = keras.ops.array(TOKENS[:, position : position + 1])
         scores, cache = advance(newest, keras.ops.zeros_like(newest), position, cache)
