@@ -220,7 +220,7 @@ class Classification(Experiment):
 
     @staticmethod
     def classify(options):
-        model = kt.serving.Classifier.load(options.run)
+        model = kt.serving.Classifier.load(options.run, weights=options.weights)
 
         def answer(texts):
             found = model.answer(texts)
@@ -232,7 +232,7 @@ class Classification(Experiment):
 
     @staticmethod
     def evaluate(options):
-        model = kt.serving.Classifier.load(options.run)
+        model = kt.serving.Classifier.load(options.run, weights=options.weights)
         text = read_folder_or_tsv(options.folder, options.tsv, model.labels)
         report, is_cut = accuracy_report(model, text)
         print(report)
@@ -248,7 +248,7 @@ class Classification(Experiment):
 
     @staticmethod
     def export(options):
-        publish(kt.serving.Classifier.load(options.run, options.dtype), options)
+        publish(kt.serving.Classifier.load(options.run, options.dtype, options.weights), options)
 
     def _batches(self, text, tokenizer):
         prepare, longest = self._inputs(tokenizer)

@@ -52,12 +52,19 @@ def main(arguments=None):
     parser.add_argument(
         "--dtype", help="dtype of the weights that --to writes, e.g. int8; default: as trained"
     )
+    parser.add_argument(
+        "--weights", choices=("averaged", "best"),
+        help="weights that --to writes: the mean of the newest checkpoints, or those with the best "
+        "BLEU during training",
+    )  # fmt: skip
     flags = parser.parse_args(arguments)
     given = {name for name in (*TO_RUN, *TO_FORMAT) if getattr(flags, name) is not None}
     if given not in (set(TO_RUN), set(TO_FORMAT)):
         parser.error("give either --from and --run, or --run, --to and --output")
     if flags.dtype is not None and flags.to is None:
         parser.error("--dtype needs --to: --from keeps the dtype of the weights")
+    if flags.weights is not None and flags.to is None:
+        parser.error("--weights needs --to")
     with one_line_errors("Stopped. Nothing was written."):
         with without_start_up_notes():
             from keras_transformer import convert
@@ -69,7 +76,8 @@ def main(arguments=None):
         else:
             check_free(flags.output, "Choose another --output, or delete it.")
             options = {} if flags.dtype is None else {"dtype": flags.dtype}
-            path = convert.write(text_model_of(flags.run), flags.to, flags.output, **options)
+            model = text_model_of(flags.run, flags.weights or "averaged")
+            path = convert.write(model, flags.to, flags.output, **options)
             print(f"Wrote {path}.")
 
 
@@ -100,7 +108,7 @@ def save_run(converted, path):
         converted.model.save(run.model_file)
 
 
-def text_model_of(run):
+def text_model_of(run, weights="averaged"):
     """The `Translator`, `Generator` or `Classifier` of a trained run; `Converted` for BERT.
 
     Models trained in half precision compute in float32, as they do in the other libraries.
@@ -115,12 +123,12 @@ def text_model_of(run):
     Run(run, CONFIGS[kind]).check_settings()
     dtype = None if settings.get("dtype", "float32") == "float32" else "float32"
     if "num_beams" in settings:
-        return serving.Translator.load(run, dtype=dtype)
+        return serving.Translator.load(run, dtype=dtype, weights=weights)
     if "masking_rate" in settings:
-        return convert.Converted("pretraining", folder.model(dtype), folder.tokenizer())
+        return convert.Converted("pretraining", folder.model(dtype, weights), folder.tokenizer())
     if "labels" in settings or folder.labels_file.exists():
-        return serving.Classifier.load(run, dtype=dtype)
-    return serving.Generator.load(run, dtype=dtype)
+        return serving.Classifier.load(run, dtype, weights)
+    return serving.Generator.load(run, dtype, weights=weights)
 
 
 if __name__ == "__main__":

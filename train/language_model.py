@@ -362,7 +362,9 @@ class LanguageModel(Experiment):
     @staticmethod
     def sample(options):
         rules = options.given(RULES)
-        generator = kt.serving.Generator.load(options.run, cache=options.cache, token_rules=rules)
+        generator = kt.serving.Generator.load(
+            options.run, cache=options.cache, token_rules=rules, weights=options.weights
+        )
         pieces = generator.stream(
             options.prompt,
             options.length,
@@ -382,11 +384,14 @@ class LanguageModel(Experiment):
     def evaluate(options):
         config = evaluated(runs.Run(options.run, LanguageModelConfig).config(), options)
         text = kt.data.corpora.read_file(options.text)
-        print(report(config, kt.serving.Generator.load(options.run), text))
+        generator = kt.serving.Generator.load(options.run, weights=options.weights)
+        print(report(config, generator, text))
 
     @staticmethod
     def export(options):
-        publish(kt.serving.Generator.load(options.run, options.dtype), options)
+        publish(
+            kt.serving.Generator.load(options.run, options.dtype, weights=options.weights), options
+        )
 
     def _batches(self):
         """The class of the batches, and the arguments of their sizes."""

@@ -40,6 +40,11 @@ class RunOptions(Settings):
     """Uses a trained run."""
 
     run: str = required("folder of a trained run")
+    weights: Literal["averaged", "best"] = setting(
+        "averaged",
+        "weights to use: the mean of the newest checkpoints; or best, of a translation with "
+        "--bleu-every, those with the best BLEU during training",
+    )
 
 
 class DecodingOptions(RunOptions):

@@ -20,6 +20,7 @@ Use the trained run (each has its own --help):
 
 import contextlib
 import functools
+import json
 import sys
 import tempfile
 from typing import ClassVar, Literal
@@ -180,7 +181,29 @@ class TranslateOptions(EngineOptions):
     """Translates standard input, one sentence per line, to standard output.
 
     {command} --run runs/mine < in.txt > out.txt
+    {command} --run runs/mine --format json --num-best 3 < in.txt > out.jsonl
     """
+
+    format: Literal["text", "json"] = setting(
+        "text",
+        "text: the best translation of each line; json: an object with the best translations, "
+        "their scores and lengths in tokens, and whether the line was truncated",
+    )
+    num_best: int | None = setting(
+        None, "with --format json: translations of each line; default: one for each beam", ge=1
+    )
+
+    def model_post_init(self, context):
+        super().model_post_init(context)
+        if self.num_best is not None and self.format != "json":
+            raise ValueError(
+                f"--num-best needs --format json. Received: --num-best {self.num_best}."
+            )
+        if self.format == "json" and self.engine != "tensorflow":
+            raise ValueError(
+                "--format json needs --engine tensorflow: CTranslate2 gives no scores. "
+                f"Received: --engine {self.engine}."
+            )
 
 
 class EvaluateOptions(EngineOptions):
@@ -350,6 +373,14 @@ class Translation(Experiment):
     @staticmethod
     def translate(options):
         with _engine(options) as (answer, settings):
+            if options.format == "json":
+                num_best = options.num_best or settings.num_beams
+                if num_best > settings.num_beams:
+                    raise ValueError(
+                        "--num-best must be at most --num-beams. "
+                        f"Received: {num_best} and {settings.num_beams}."
+                    )
+                answer = functools.partial(n_best_of, answer.args[0], num_best)
             answer_lines(answer, settings.max_source_length)
 
     @staticmethod
@@ -392,6 +423,18 @@ def translations_of(translator, texts):
     return [text.decode() for text in answer["translation"]], answer["truncated"]
 
 
+def n_best_of(translator, num_best, texts):
+    """JSON of the best translations of each text, and whether each text was truncated."""
+    free = {"target_prefix": [""] * len(texts), "max_length": [0] * len(texts)}
+    answer = translator.answer(texts, "translate_nbest", **free)
+    rows = zip(translator.hypotheses(answer), answer["truncated"].tolist(), strict=True)
+    objects = [
+        {"translations": [each._asdict() for each in best[:num_best]], "truncated": was_cut}
+        for best, was_cut in rows
+    ]
+    return [json.dumps(each, ensure_ascii=False) for each in objects], answer["truncated"]
+
+
 def bleu_report(translations, references):
     """Two lines of BLEU, cased and lower-cased, each with sacreBLEU's signature."""
     lines = []
@@ -424,7 +467,9 @@ def _engine(options):
 def _loaded(options, dtype=None, cache="auto"):
     languages = options.source_language, options.target_language
     search, rules = (options.num_beams, options.length_penalty), options.given(RULES)
-    return kt.serving.Translator.load(options.run, *search, dtype, cache, *languages, rules)
+    return kt.serving.Translator.load(
+        options.run, *search, dtype, cache, *languages, rules, options.weights
+    )
 
 
 def _check_pair(source, target, flags):
