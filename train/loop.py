@@ -14,14 +14,11 @@ from keras_transformer.training.checkpoints import (
 )
 from keras_transformer.training.distribution import (
     check_workers_agree,
-    choose_strategy,
     from_all_workers,
-    split_cpu,
     this_worker,
 )
 
-from .devices import exit_when_a_worker_is_lost, make_deterministic
-from .gpus import warn_of_idle_gpus
+from .devices import choose_devices, exit_when_a_worker_is_lost, make_deterministic
 from .progress import EpochLog, StopWithoutProgress, check_log, opened_log, progress
 from .recovery import data_of, finished_model, locked
 from .run import Run
@@ -38,7 +35,7 @@ def train_on_devices(experiment_class, config, options):
     on_jax = keras.backend.backend() == "jax"
     if options.deterministic:
         make_deterministic()
-    strategy = (_on_jax if on_jax else _on_tensorflow)(config, options)
+    strategy = choose_devices(config, options)
     before = run.config() if run.exists() else None
     given = config
     if before is not None:
@@ -57,39 +54,6 @@ def train_on_devices(experiment_class, config, options):
             # It reads the model again, because one trained on several devices is bound to them.
             experiment.show_result(run)
         from_all_workers(strategy, 0)  # the others stay until the chief is done
-
-
-def _on_tensorflow(config, options):
-    """The strategy chosen in the options."""
-    if options.model_parallel > 1:
-        raise ValueError(
-            "--model-parallel needs JAX: set KERAS_BACKEND=jax. "
-            f"Received: --model-parallel {options.model_parallel}, backend tensorflow."
-        )
-    warn_of_idle_gpus()
-    if options.virtual_devices:
-        split_cpu(options.virtual_devices)  # before any other use of TensorFlow
-    return choose_strategy(options.strategy)
-
-
-def _on_jax(config, options):
-    """The devices chosen in the options."""
-    from .jax_devices import choose_devices
-
-    if getattr(config, "bleu_every", 0):
-        raise ValueError(
-            "--bleu-every needs TensorFlow, because it decodes. Train with --bleu-every 0 on JAX, "
-            "then run `evaluate` with KERAS_BACKEND=tensorflow. "
-            f"Received: --bleu-every {config.bleu_every}, backend jax."
-        )
-    if config.dtype == "mixed_float16":
-        raise ValueError(
-            "On JAX --dtype must be float32 or mixed_bfloat16. "
-            "Received: --dtype mixed_float16, backend jax."
-        )
-    devices = choose_devices(options.strategy, options.virtual_devices, options.model_parallel)
-    warn_of_idle_gpus()  # queries JAX's devices, after which the CPU can no longer be split
-    return devices
 
 
 def with_plan(config, run, strategy):
