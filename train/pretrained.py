@@ -1,13 +1,11 @@
 """The model of --pretrained: of a finished run, or of a folder of another library."""
 
-from .deferred import Deferred, keras, kt
+from .deferred import Deferred, kt
 from .settings import flag_of
 from .training_config import DROPOUTS
 
 opennmt = Deferred("keras_transformer.convert.opennmt")
 
-# What has a "dtype" without being a layer of a model.
-_NO_LAYERS = ("InputLayer", "__keras_tensor__")
 _MISSING = (None, "")  # settings that are not given; 0 is given
 
 
@@ -131,13 +129,7 @@ def for_training(model, config, **changes):
     changes |= {"dtype": config.dtype, "remat": config.remat, **config.given(DROPOUTS)}
     if config.dropout is not None:
         changes["rate"] = config.dropout
-    content = model.get_config()
-    _set(content["layers"], changes)
-    copy = type(model).from_config(content)
-    for old, new in zip(model.weights, copy.weights, strict=True):
-        if old.shape == new.shape or new.trainable:  # a memory may have another number of rows
-            new.assign(keras.ops.convert_to_numpy(old))
-    return copy
+    return kt.models.copies.copy_with(model, **changes)
 
 
 def fine_tuned_classifier(config, model, num_labels):
@@ -181,23 +173,3 @@ def _tells_texts_apart(model):
     [decoder] = (layer for layer in model.get_config()["layers"] if layer["name"] == "decoder")
     calls = decoder["inbound_nodes"]
     return any(call["kwargs"].get("attention_mask") is not None for call in calls)
-
-
-def _set(config, changes):
-    """Changes the settings of all layers in a nest of configs."""
-    if isinstance(config, (list, tuple)):
-        for part in config:
-            _set(part, changes)
-    if not isinstance(config, dict) or config.get("class_name") in _NO_LAYERS:
-        return
-    settings = config.get("config")
-    if isinstance(settings, dict) and _is_layer(config):
-        settings.update({name: changes[name] for name in changes.keys() & settings.keys()})
-    for part in config.values():
-        _set(part, changes)
-
-
-def _is_layer(config):
-    found = keras.saving.get_registered_object(config.get("registered_name"))
-    ours = isinstance(found, type) and issubclass(found, keras.layers.Layer)
-    return ours or config.get("module") == "keras.layers"
