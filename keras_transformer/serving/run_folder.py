@@ -181,8 +181,7 @@ class RunFolder:
         except Exception as error:  # Keras and h5py raise many types for what they cannot load
             reason = in_one_line(str(error).rpartition("Exception encountered: ")[2] or error)
             raise DamagedFile(
-                f"{file} holds no model that can be loaded: {reason.rstrip('.')}. "
-                f"{AGAIN}"
+                f"{file} holds no model that can be loaded: {reason.rstrip('.')}. {AGAIN}"
             ) from None
         return model if dtype is None else with_dtype(model, dtype)
 

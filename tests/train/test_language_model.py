@@ -146,7 +146,7 @@ def test_no_character_is_cut(hold_out, tmp_path):
             ["--model=lstm"],
             "--model must be one of transformer, gpt2, transformer_xl. Received: lstm",
         ),
-        (["--config=multi30k"], "Received: 'multi30k', a TranslationConfig"),
+        (["--config=multi30k"], "Received: 'multi30k', of translation"),
         (["--schedule=linear"], "--schedule must be one of cosine, inverse_sqrt. Received: linear"),
         (["--average=0"], "--average must be a whole number, at least 1. Received: 0"),
     ],
