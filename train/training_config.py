@@ -196,9 +196,11 @@ class TrainingConfig(Settings):
             chosen["activation"] = self.activation
         return {**chosen, "remat": self.remat, **self.given((*SIZE, *DROPOUTS))}
 
-    def plan(self):
-        """The arguments of a class of batches that determine their shapes."""
-        return {"shapes": self.shapes or 0, "row_multiple": self.row_multiple or 1}
+    def batch_shapes(self):
+        """The argument `shapes` of a class of batches."""
+        if getattr(self, "packed", False):
+            return kt.data.PackedRows(self.row_multiple or 1)
+        return kt.data.FewShapes(self.shapes, self.row_multiple or 1) if self.shapes else None
 
     def changes_from(self, earlier):
         """The changes: a dictionary from the name of a setting to the pair of before and now."""

@@ -132,9 +132,6 @@ class TranslationConfig(TrainingConfig):
             "bleu_every": (self.has_validation(), "a validation text"),
         }
 
-    def plan(self):
-        return super().plan() | {"packed": self.packed}
-
 
 class SearchOptions(RunOptions):
     """Decodes with a trained run by beam search."""

@@ -18,6 +18,7 @@ from keras_transformer.serving.compiled import CompiledTranslatorModule
 from keras_transformer.serving.publishing.c_api import ask
 from keras_transformer.tokenizers import train_sentencepiece
 from train import translation
+from train.progress import read_epochs
 from train.run import Run
 from train.translation import TranslationConfig
 
@@ -104,6 +105,12 @@ def test_an_interrupted_run_ends_with_the_same_weights(text, trained, tmp_path):
     models = RunFolder(run).model(), RunFolder(trained).model()
     for one, other in zip(*(model.weights for model in models), strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
+    # An epoch that was interrupted counts as a whole.
+    ours, theirs = (read_epochs(path / "history.csv") for path in (run, trained))
+    assert len(ours) == len(theirs) > 1
+    for epoch, row in ours.items():
+        row.pop("tokens_per_second")
+        assert row == pytest.approx({name: theirs[epoch][name] for name in row}, rel=1e-6)
 
 
 def test_a_finished_run_is_not_trained_again(text, trained, capsys):
