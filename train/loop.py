@@ -1,6 +1,7 @@
 """Trains a run to its end, from wherever it was stopped, on one device or many."""
 
 import contextlib
+import functools
 import logging
 
 import keras
@@ -19,7 +20,15 @@ from keras_transformer.training.distribution import (
 )
 
 from .devices import choose_devices, exit_when_a_worker_is_lost, make_deterministic
-from .progress import EpochLog, StopWithoutProgress, check_log, opened_log, progress
+from .progress import (
+    EpochLog,
+    InterruptedEpoch,
+    StopWithoutProgress,
+    check_log,
+    metric_sums,
+    opened_log,
+    progress,
+)
 from .recovery import data_of, finished_model, locked
 from .run import Run
 from .settings import flag_of
@@ -214,6 +223,8 @@ def _fit(model, config, batches, validation, callbacks):
             name = type(callback).__name__
             callback.saved_state[:] = checkpoints.notes.get(name, callback.saved_state)
             checkpoints.notes[name] = callback.saved_state
+    sums = checkpoints.notes.get("metrics", ())
+    checkpoints.notes["metrics"] = functools.partial(metric_sums, model)
     if step and is_chief:
         print(f"Resuming from step {step} of {config.steps}.")
     per_epoch = batches.steps_per_epoch
@@ -221,6 +232,8 @@ def _fit(model, config, batches, validation, callbacks):
     model.stop_training = any(stop.is_due(step // per_epoch) for stop in stops)
     while step < config.steps and not model.stop_training:
         epoch, done = divmod(step, per_epoch)
+        if done:
+            callbacks = [InterruptedEpoch(sums), *callbacks]
         # An interrupted epoch is finished first; all later ones are whole, except the last.
         epochs = 1 if done else max(1, (config.steps - step) // per_epoch)
         steps = min(per_epoch - done, config.steps - step)

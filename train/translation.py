@@ -311,7 +311,7 @@ class Translation(Experiment):
         return self._batches(*(tf.ragged.boolean_mask(ids, kept) for ids in sides))
 
     def load_batches(self, path, tokenizer):
-        return kt.data.TokenBatches.load(path, *self._limits(), **self.config.plan())
+        return kt.data.TokenBatches.load(path, *self._limits(), self.config.batch_shapes())
 
     def validation(self, tokenizer):
         if self.valid_text is None:
@@ -401,7 +401,9 @@ class Translation(Experiment):
         )
 
     def _batches(self, source_ids, target_ids):
-        return kt.data.TokenBatches(source_ids, target_ids, *self._limits(), **self.config.plan())
+        return kt.data.TokenBatches(
+            source_ids, target_ids, *self._limits(), self.config.batch_shapes()
+        )
 
     def _tokenizers(self, tokenizer):
         """Those of source and target, with their languages; the latter None if it is the same."""
