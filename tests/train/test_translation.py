@@ -146,7 +146,8 @@ def test_translate_writes_what_the_translator_finds_as_json(trained, monkeypatch
     assert [answer["truncated"] for answer in answers] == [False, False, True]
     [expected] = Translator.load(trained, num_beams=3).n_best(["abc"])
     for answer, best in zip(answers[0]["translations"], expected[:2], strict=True):
-        assert answer == pytest.approx(best._asdict(), rel=1e-5)
+        assert answer.pop("score") == pytest.approx(best.score, rel=1e-5)
+        assert answer == {"text": best.text, "num_tokens": best.num_tokens}
     assert answers[1]["translations"][0]["text"] == ""
 
 
