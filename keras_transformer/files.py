@@ -70,7 +70,7 @@ def check_writable(path):
 
 
 @contextlib.contextmanager
-def whole(path):
+def atomic_path(path):
     """Yields the path of a draft to write, a file or a folder; at the end it becomes `path`.
 
     An empty folder may be a mount point or the target of a link, which no other folder can
@@ -168,7 +168,7 @@ def save_arrays(path, arrays):
     Raises:
         NotWritten: if the file cannot be written, e.g. because the disk is full.
     """
-    with whole(path) as draft, zipfile.ZipFile(draft, "w") as archive:
+    with atomic_path(path) as draft, zipfile.ZipFile(draft, "w") as archive:
         for name, array in arrays:
             entry = zipfile.ZipInfo(
                 f"{name}.npy"

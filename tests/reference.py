@@ -104,9 +104,9 @@ def feed_forward(layer, inputs):
 
 def residual(layer, inputs, sublayer):
     """Outputs, and what the sub-layer returns besides its own."""
-    added, extra = sublayer(layer_norm(layer.norm, inputs) if layer.pre_norm else inputs)
+    added, extra = sublayer(layer_norm(layer.norm, inputs) if layer.normalize_first else inputs)
     outputs = inputs + added
-    return (outputs if layer.pre_norm else layer_norm(layer.norm, outputs)), extra
+    return (outputs if layer.normalize_first else layer_norm(layer.norm, outputs)), extra
 
 
 def encoder_block(block, inputs, mask=None):
@@ -144,7 +144,7 @@ def decoder_block(block, inputs, source, mask=None, source_mask=None):
 
 def transformer_xl_block(block, inputs, memory=None, mask=None):
     around = block.around_self_attention
-    if memory is not None and block.pre_norm:
+    if memory is not None and block.normalize_first:
         memory = layer_norm(around.norm, memory)
     outputs, weights = residual(
         around, inputs, lambda x: relative_attention(block.self_attention, x, memory, mask)
@@ -162,7 +162,7 @@ def transformer_xl(layer, inputs, memories=None, mask=None):
         longer.append(outputs if memory is None else np.concatenate([memory, outputs], axis=1))
         outputs, from_block = transformer_xl_block(block, outputs, memory, mask)
         weights.append(from_block)
-    return (layer_norm(layer.norm, outputs) if layer.pre_norm else outputs), longer, weights
+    return (layer_norm(layer.norm, outputs) if layer.normalize_first else outputs), longer, weights
 
 
 def stack(layer, block_function, inputs, *others):
@@ -171,7 +171,7 @@ def stack(layer, block_function, inputs, *others):
     for block in layer.blocks:
         outputs, from_block = block_function(block, outputs, *others)
         weights.append(from_block)
-    return (layer_norm(layer.norm, outputs) if layer.pre_norm else outputs), weights
+    return (layer_norm(layer.norm, outputs) if layer.normalize_first else outputs), weights
 
 
 def positions(length, dim, max_wavelength=10000.0):

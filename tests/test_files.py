@@ -14,6 +14,7 @@ from keras_transformer import files
 from keras_transformer.files import (
     DamagedFile,
     NotWritten,
+    atomic_path,
     check_archive,
     check_free,
     is_free,
@@ -21,7 +22,6 @@ from keras_transformer.files import (
     read_arrays,
     remove_drafts,
     save_arrays,
-    whole,
 )
 
 ARRAYS = {
@@ -95,25 +95,25 @@ def test_a_missing_file_is_not_damaged(tmp_path):
 
 def test_a_failed_write_leaves_the_old_content(tmp_path):
     (tmp_path / "file").write_text("old")
-    with pytest.raises(KeyError), whole(tmp_path / "file") as draft:
+    with pytest.raises(KeyError), atomic_path(tmp_path / "file") as draft:
         draft.write_text("new")
         raise KeyError
     with pytest.raises(NotWritten, match=r"folder could not be written: Is a directory\."):
         (tmp_path / "folder").mkdir()
-        with whole(tmp_path / "folder") as draft:
+        with atomic_path(tmp_path / "folder") as draft:
             draft.write_text("new")
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}, "no drafts"
     assert (tmp_path / "file").read_text() == "old"
 
 
 def test_a_folder_appears_with_all_its_content(tmp_path):
-    with whole(tmp_path / "folder") as draft:
+    with atomic_path(tmp_path / "folder") as draft:
         (draft / "inner").mkdir(parents=True)
         (draft / "inner" / "file").write_text("text")
         assert not (tmp_path / "folder").exists()
     assert (tmp_path / "folder" / "inner" / "file").read_text() == "text"
     expected = r"folder could not be written: Directory not empty\."
-    with pytest.raises(NotWritten, match=expected), whole(tmp_path / "folder") as draft:
+    with pytest.raises(NotWritten, match=expected), atomic_path(tmp_path / "folder") as draft:
         draft.mkdir()
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
@@ -131,7 +131,7 @@ def empty_folder(path, kind):
 
 
 def fill(path):
-    with whole(path) as draft:
+    with atomic_path(path) as draft:
         (draft / "inner").mkdir(parents=True)
         for name in ("inner/a", "config.json", "z"):
             (draft / name).write_text(name)
@@ -169,7 +169,7 @@ def test_an_empty_folder_that_another_process_has_filled_is_left_alone(tmp_path)
     path = empty_folder(tmp_path / "folder", "plain")
     other = multiprocessing.get_context("fork").Process(target=fill, args=(path,))
     expected = r"folder could not be written: Directory not empty\."
-    with pytest.raises(NotWritten, match=expected), whole(path) as draft:
+    with pytest.raises(NotWritten, match=expected), atomic_path(path) as draft:
         (draft / "inner").mkdir(parents=True)
         other.start()
         other.join()
@@ -223,7 +223,7 @@ def test_everything_is_on_disk_before_the_rename(tmp_path, monkeypatch):
     monkeypatch.setattr(
         files.pathlib.Path, "replace", lambda *paths: calls.append("named") or replace(*paths)
     )
-    with whole(tmp_path / "folder") as draft:
+    with atomic_path(tmp_path / "folder") as draft:
         draft.mkdir()
         (draft / "file").write_text("text")
     before = calls[: calls.index("named")]
@@ -232,7 +232,7 @@ def test_everything_is_on_disk_before_the_rename(tmp_path, monkeypatch):
 
 
 def _write_and_be_killed(path):
-    with whole(path) as draft:
+    with atomic_path(path) as draft:
         draft.mkdir()
         (draft / "file").write_text("half")
         os.kill(os.getpid(), signal.SIGKILL)

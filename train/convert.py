@@ -87,12 +87,12 @@ def save_run(converted, path):
     Raises:
         ValueError: if no command works with such a model.
     """
-    from keras_transformer.files import save_arrays, whole
+    from keras_transformer.files import atomic_path, save_arrays
 
     from .run import Run
 
     config = CONFIGS[converted.command](**converted.config)
-    with whole(path) as draft:
+    with atomic_path(path) as draft:
         draft.mkdir()
         run = Run(draft, type(config))
         run.save_config(config, converted.target_tokenizer is not None)

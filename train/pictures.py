@@ -3,7 +3,7 @@
 import functools
 
 from keras_transformer import figures
-from keras_transformer.files import whole
+from keras_transformer.files import atomic_path
 
 LONGEST = 64  # tokens of a text that is shown; a page holds the square of it for each head
 
@@ -33,7 +33,7 @@ def save_pictures(run, attention):
         writers["learning_curves.png"] = _png_writer(figures.learning_curves(history))
     paths = [run.path / name for name in writers]
     for path, write in zip(paths, writers.values(), strict=True):
-        with whole(path) as draft:
+        with atomic_path(path) as draft:
             write(draft)
     return paths
 

@@ -12,7 +12,7 @@ import time
 import keras
 import numpy as np
 
-from keras_transformer.files import check_writable, whole
+from keras_transformer.files import atomic_path, check_writable
 
 LINE_EVERY = 100  # steps
 
@@ -144,7 +144,7 @@ class EpochLog(keras.callbacks.Callback):
         writer = csv.DictWriter(text, ["epoch", *names], restval="NA", lineterminator="\n")
         writer.writeheader()
         writer.writerows({"epoch": number, **row} for number, row in sorted(rows.items()))
-        with whole(self._path) as draft:
+        with atomic_path(self._path) as draft:
             draft.write_text(text.getvalue())
 
 

@@ -12,12 +12,12 @@ import numpy as np
 from keras_transformer.convert import Converted
 from keras_transformer.files import (
     NotWritten,
+    atomic_path,
     check_writable,
     complete,
     is_free,
     load_arrays,
     save_arrays,
-    whole,
 )
 from keras_transformer.serving import RunFolder
 from keras_transformer.serving.run_folder import checksum_of
@@ -142,7 +142,7 @@ class Run(RunFolder):
             ValueError: if another process was faster.
         """
         try:
-            with whole(self.path) as draft:
+            with atomic_path(self.path) as draft:
                 draft.mkdir()
                 folder = Run(draft, self.config_class)
                 folder.save_config(config, target_tokenizer is not None)
@@ -179,7 +179,7 @@ class Run(RunFolder):
         """Writes the settings as JSON, whole or not at all."""
         content = {**config.model_dump(), "target_tokenizer": has_two_tokenizers}
         content["checksum"] = checksum_of(content)
-        with whole(self.config_file) as draft:
+        with atomic_path(self.config_file) as draft:
             draft.write_text(json.dumps(content, indent=1) + "\n")
 
     def save_data(self, tokenizer, batches, target_tokenizer=None):
@@ -195,7 +195,7 @@ class Run(RunFolder):
         """Writes the names of the labels of a classifier, in the order of its logits."""
         labels = {"names": list(names), "multi_label": multi_label}
         labels["checksum"] = checksum_of(labels)
-        with whole(self.labels_file) as draft:
+        with atomic_path(self.labels_file) as draft:
             draft.write_text(json.dumps(labels) + "\n")
 
     @staticmethod

@@ -189,7 +189,7 @@ class TrainingConfig(Settings):
 
     def dimensions(self):
         """The arguments of the model's function that differ from the row of its size."""
-        chosen = {"size": self.size, "pre_norm": self.pre_norm, "dtype": self.dtype}
+        chosen = {"size": self.size, "normalize_first": self.pre_norm, "dtype": self.dtype}
         if self.activation == "gelu_tanh":  # no name of Keras
             chosen["activation"] = kt.layers.feed_forward.gelu_tanh
         elif self.activation is not None:

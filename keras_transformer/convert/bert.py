@@ -411,10 +411,11 @@ def hugging_face_folder(text_model, draft):
     check_dense(encoder)
     check_word_pieces(text_model)
     pooler, pools = pooler_of(model), getattr(model, "pooling", None) is not None
-    if encoder.pre_norm or pools or pooler != "tanh":
+    if encoder.normalize_first or pools or pooler != "tanh":
         raise ConversionError(
             "A BERT of Hugging Face is post-norm and classifies by [CLS], with a tanh pooler. "
-            f"Received: pre_norm={encoder.pre_norm}, pooling={pools}, pooler={pooler}."
+            f"Received: normalize_first={encoder.normalize_first}, pooling={pools}, "
+            f"pooler={pooler}."
         )
     if dense is not None and dense.activation is not encoder.activation:
         raise ConversionError(

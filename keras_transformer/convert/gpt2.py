@@ -171,7 +171,7 @@ def hugging_face_folder(text_model, draft):
     """Writes the tokenizer, and returns the config and the arrays of a language model."""
     model = text_model.model
     decoder, table, positions = model.decoder, model.embedding, model.positions
-    if not isinstance(positions, PositionEmbedding) or not decoder.pre_norm or table.scale:
+    if not isinstance(positions, PositionEmbedding) or not decoder.normalize_first or table.scale:
         raise ConversionError(
             "Of language models only gpt2() can be written: learned positions, pre-norm, unscaled "
             f"embeddings. Received: {model!r}."

@@ -416,7 +416,7 @@ def _config(model):
     for what, received, wanted in (
         ("activation", getattr(stack.activation, "__name__", stack.activation), "gelu_tanh"),
         ("norm_epsilon", stack.norm_epsilon, epsilon),
-        ("pre_norm", stack.pre_norm, not is_bert),
+        ("normalize_first", stack.normalize_first, not is_bert),
         ("learned positions", isinstance(model.positions, PositionEmbedding), True),
         ("pooler of", bert.pooler_of(model) if is_bert else "tanh", "tanh"),
         ("pooling", "mean or max" if pools else "first", "first"),

@@ -94,7 +94,7 @@ def rows(model, source_order, target_order):
             to_theirs=lambda array: array[target_order.ours][None],
         )
     yield from block_rows(model)
-    yield from rows_of(model, FINAL_NORMS)  # which only models with pre_norm have
+    yield from rows_of(model, FINAL_NORMS)  # which only models with normalize_first have
 
 
 def block_rows(model):
@@ -150,11 +150,11 @@ def read(folder: ModelFolder):
     return Converted("translation", model, *tokenizers, settings=search, config=run)
 
 
-def dimensions_of(folder, pre_norm, activation):
+def dimensions_of(folder, normalize_first, activation):
     """The dimensions of both sides, which must be equal, as arguments of `translation`.
 
     Args:
-        pre_norm: whether the family normalises before its sub-layers.
+        normalize_first: whether the family normalises before its sub-layers.
         activation: name of the activation of a folder that gives none.
     """
     settings = folder.settings
@@ -162,11 +162,11 @@ def dimensions_of(folder, pre_norm, activation):
     # What older versions wrote, and their library no longer reads.
     settings.usual(
         add_bias_logits=False,
-        add_final_layer_norm=pre_norm,
+        add_final_layer_norm=normalize_first,
         classif_dropout=0.0,
         classifier_dropout=0.0,
         force_bos_token_to_be_generated=False,
-        normalize_before=pre_norm,
+        normalize_before=normalize_first,
         normalize_embedding=False,
         static_position_embeddings=True,
     )
@@ -191,7 +191,7 @@ def dimensions_of(folder, pre_norm, activation):
         "intermediate_dim": settings.count("encoder_ffn_dim"),
         **settings.heads_of("d_model", "encoder_attention_heads"),
         "dropout": settings.share("dropout", 0.1),
-        "pre_norm": pre_norm,
+        "normalize_first": normalize_first,
         "activation": ACTIVATIONS[settings.one_of("activation_function", *names)],
     }
 
@@ -292,7 +292,7 @@ def hugging_face_folder(text_model, draft):
     if "final_logits_bias" not in arrays:
         arrays["final_logits_bias"] = np.zeros((1, target.vocabulary_size), "float32")
     kind, name = "marian", "MarianMTModel"
-    if encoder.pre_norm:
+    if encoder.normalize_first:
         kind, name = "pegasus", "PegasusForConditionalGeneration"
     of_sides = {
         "layers": encoder.num_layers,
@@ -331,10 +331,10 @@ def _check_written(model, shared):
             f"{'sees' if sees_end else 'does not see'} it."
         )
     tied = model.output_projection is model.target_embedding
-    if not tied or (encoder.pre_norm and not shared):
+    if not tied or (encoder.normalize_first and not shared):
         raise ConversionError(
             "A Pegasus (pre-norm) shares one vocabulary, and Marian and Pegasus tie the output "
-            f"projection to it. Received: pre_norm={encoder.pre_norm}, "
+            f"projection to it. Received: normalize_first={encoder.normalize_first}, "
             f"{'one vocabulary' if shared else 'two vocabularies'}, tie_output={tied}."
         )
     check_dense(encoder)

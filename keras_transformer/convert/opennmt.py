@@ -108,7 +108,11 @@ def rows(model, source_order, target_order):
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         for index, block in enumerate(stack.blocks):
             prefix = f"{side}/layers/{index}/"
-            norm = "input_layer_norm" if block.around_feed_forward.pre_norm else "output_layer_norm"
+            norm = (
+                "input_layer_norm"
+                if block.around_feed_forward.normalize_first
+                else "output_layer_norm"
+            )
             norms = {path: f"{name}/{norm}" for path, name in _NORMS.items()}
             yield from rows_of(block, norms | _FEED_FORWARD, prefix, _ENDINGS, transpose=True)
             for row in rows_of(block, _ATTENTION, prefix, _ENDINGS, transpose=True):
@@ -157,7 +161,7 @@ def read(path):
         "intermediate_dim": arrays["encoder/layers/0/ffn/layer/inner/bias"].shape[0],
         "num_heads": num_heads,
         "dropout": dropout,
-        "pre_norm": "encoder/layer_norm/gamma" in arrays,
+        "normalize_first": "encoder/layer_norm/gamma" in arrays,
         "activation": activation,
     }
     if num_heads < 1 or hidden_dim % num_heads:

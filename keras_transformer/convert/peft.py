@@ -21,7 +21,7 @@ from keras_transformer.convert.tables import (
     same,
 )
 from keras_transformer.convert.writing import check
-from keras_transformer.files import check_free, whole
+from keras_transformer.files import atomic_path, check_free
 from keras_transformer.models.lora import add_lora, lora_of, projections
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -181,7 +181,7 @@ def write_peft(model, path, family):
         "inference_mode": True,
         "base_model_name_or_path": None,
     }
-    with whole(path) as draft:
+    with atomic_path(path) as draft:
         draft.mkdir()
         (draft / CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
         save_file(arrays, draft / WEIGHTS, {"format": "pt"})

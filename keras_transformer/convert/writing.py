@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_transformer.convert import ctranslate2, graphs, huggingface, keras_hub
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.files import check_free, whole
+from keras_transformer.files import atomic_path, check_free
 from keras_transformer.models.lora import lora_of
 
 
@@ -87,7 +87,7 @@ def write(text_model, format, output, dtype="float32"):
     def example():
         return writer.example(text_model) | {"dtype": np.array(dtype)}
 
-    with whole(output) as draft:
+    with atomic_path(output) as draft:
         draft.mkdir()
         writer.write(text_model, draft, **options)
         check(format, writer.libraries, draft, example)

@@ -37,8 +37,8 @@ class AdditiveAttention(MultiHeadAttention):
         (3, 5, 4)
     """
 
-    def build(self, query_shape, value_shape=None):
-        super().build(query_shape, value_shape)
+    def build(self, query_shape, value_shape=None, key_shape=None):
+        super().build(query_shape, value_shape, key_shape)
         key_dim = self.output_projection.kernel.shape[1] // self.num_heads
         initializer = self.kernel_initializer
         # One projection a head to one number: a kernel (heads, key_dim).

@@ -78,8 +78,9 @@ class AttentionScoresMixin:
 class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, keras.layers.Layer):
     """Lets every target position attend to all source positions, with several heads.
 
-    Call it with one tensor for self-attention, with two for attention from the first
-    to the second. The projections that read the same input are one matrix product.
+    Call it with one tensor for self-attention, with two for attention from the first to the
+    second; like Keras's layer, it takes another key third. The projections that read the same
+    input are one matrix product.
 
     Source: Vaswani et al. 2017, section 3.2.2 (https://arxiv.org/abs/1706.03762).
 
@@ -95,8 +96,9 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
     Call arguments:
         query: (batch, target, dim).
         value: (batch, source, source_dim) to attend to; None means `query`.
-        padding_mask: boolean (batch, source), True for a real token. The implicit Keras
-            mask of what is attended to is used if None.
+        key: what the query is compared with, of the shape of `value`; None means `value`.
+        padding_mask: boolean (batch, source), True for a real token; as all masks, by name. The
+            implicit Keras mask of what is attended to is used if None.
         attention_mask: boolean, broadcasts to (batch, target, source); True where
             attention is allowed. Both masks given: what both allow.
         training: whether dropout is applied.
@@ -107,7 +109,7 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
     Raises:
         ValueError: if `num_heads` or `key_dim` is below 1; if `key_dim` is None and the width of
             the query cannot be divided by `num_heads`; for inputs or masks of another rank or
-            width, or a value in a later call only.
+            width, a value in a later call only, or a key that is not like the value.
 
     Examples:
         >>> layer = MultiHeadAttention(num_heads=2)
@@ -137,8 +139,9 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
         self._dropout = InnerDropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
-    def build(self, query_shape, value_shape=None):
-        self._build_for(query=query_shape, value=value_shape)
+    def build(self, query_shape, value_shape=None, key_shape=None):
+        self._build_for(query=query_shape, value=value_shape, key=value_shape)
+        _check_key(value_shape, key_shape)
         hidden_dim = query_shape[-1]
         if self.key_dim is None and hidden_dim % self.num_heads:
             raise ValueError(
@@ -155,22 +158,35 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
             self.key_value = self._projection("key_value", value_shape[-1], inner, 2)
         self.output_projection = self._projection("output", inner, hidden_dim)
 
-    def call(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
+    def call(
+        self,
+        query,
+        value=None,
+        key=None,
+        *,
+        padding_mask=None,
+        attention_mask=None,
+        training=None,
+    ):
         if value is None and not self._self_attention:
             value = query
-        self._check_inputs(query=query, value=value)
+        _check_key(getattr(value, "shape", None), getattr(key, "shape", None))
+        self._check_inputs(query=query, value=value, key=key)
         padding_mask = implicit_mask(query if value is None else value, padding_mask)
         if value is None:
             queries, keys, values = self._project_heads(query, self.query_key_value, 3)
         else:
             queries = split_heads(self.query(query), self.num_heads)
-            keys, values = self.keys_values(value)
+            keys, values = self.keys_values(value, key)
         mask = combine_masks(padding_mask, check_attention_mask(attention_mask))
         return self.attend_heads(queries, keys, values, mask, training)
 
-    def attention_scores(self, query, value=None, padding_mask=None, attention_mask=None):
+    def attention_scores(
+        self, query, value=None, key=None, *, padding_mask=None, attention_mask=None
+    ):
         """The weights of a call with the same arguments, (batch, heads, target, source)."""
-        return self.attend(query, value, padding_mask, attention_mask)[1]
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        return self.attend(query, value, key, **masks)[1]
 
     def attend_heads(self, queries, keys, values, mask=None, training=None, bias=None):
         """Attention over projected heads (batch, heads, length, dim), then the output projection.
@@ -209,9 +225,14 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
             return compiled_attention_weights(queries, keys, mask)
         return attention_weights(queries, keys, mask, bias)
 
-    def keys_values(self, value):
+    def keys_values(self, value, key=None):
         """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""
-        return self._project_heads(value, self.key_value, 2)
+        if key is None or key is value:
+            return self._project_heads(value, self.key_value, 2)
+        inner = self.key_value.kernel.shape[0] // 2
+        [keys] = self._project_heads(key, self.key_value.rows(0, inner), 1)
+        [values] = self._project_heads(value, self.key_value.rows(inner, 2 * inner), 1)
+        return keys, values
 
     def attend_to(self, query, keys, values, mask=None):
         """Like a call, from `query` (batch, target, dim) to what `keys_values` returned."""
@@ -256,7 +277,7 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
     def compute_mask(self, query, previous_mask=None):
         return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask
 
-    def compute_output_shape(self, query_shape, value_shape=None):
+    def compute_output_shape(self, query_shape, value_shape=None, key_shape=None):
         return query_shape
 
     def get_config(self):
@@ -268,3 +289,14 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
+
+
+def _check_key(value_shape, key_shape):
+    if key_shape is None:
+        return
+    shapes = [None if shape is None else tuple(shape) for shape in (value_shape, key_shape)]
+    if value_shape is None or shapes[0][1:] != shapes[1][1:]:
+        raise ValueError(
+            "key must have the shape of value, with which it goes. Received: value of shape {}, "
+            "key of shape {}.".format(*shapes)
+        )

@@ -20,13 +20,14 @@ class TransformerLayer(
 
     def __init__(
         self,
+        *,
         num_heads,
         intermediate_dim,
         dropout=0.0,
         attention_dropout=0.0,
         activation_dropout=0.0,
         activation="relu",
-        pre_norm=True,
+        normalize_first=True,
         attention_pattern=None,
         norm_epsilon=LAYER_NORM_EPSILON,
         remat=False,
@@ -44,7 +45,7 @@ class TransformerLayer(
         self.attention_dropout = attention_dropout
         self.activation_dropout = activation_dropout
         self.activation = keras.activations.get(activation)
-        self.pre_norm = pre_norm
+        self.normalize_first = normalize_first
         self.attention_pattern = attention_pattern
         self.norm_epsilon = norm_epsilon
         self.remat = remat
@@ -65,7 +66,7 @@ class TransformerLayer(
             "attention_dropout": self.attention_dropout,
             "activation_dropout": self.activation_dropout,
             "activation": keras.activations.serialize(self.activation),
-            "pre_norm": self.pre_norm,
+            "normalize_first": self.normalize_first,
             "attention_pattern": self.attention_pattern,
             "norm_epsilon": self.norm_epsilon,
             "remat": self.remat,
@@ -79,6 +80,13 @@ class TransformerLayer(
 
     def get_config(self):
         return {**super().get_config(), **self.block_config()}
+
+    @classmethod
+    def from_config(cls, config):
+        if "pre_norm" in config:  # its name before version 0.3
+            config = {"normalize_first": config["pre_norm"], **config}
+            del config["pre_norm"]
+        return super().from_config(config)
 
 
 class TransformerBlock(TransformerLayer):
@@ -128,7 +136,7 @@ class TransformerBlock(TransformerLayer):
     def create_residual(self, name):
         return Residual(
             self.dropout,
-            self.pre_norm,
+            self.normalize_first,
             self.norm_epsilon,
             trainable=self.trainable and self.lora is None,
             dtype=self.dtype_policy,
@@ -165,13 +173,14 @@ class TransformerStack(TransformerLayer):
     def __init__(
         self,
         num_layers,
+        *,
         num_heads,
         intermediate_dim,
         dropout=0.0,
         attention_dropout=0.0,
         activation_dropout=0.0,
         activation="relu",
-        pre_norm=True,
+        normalize_first=True,
         attention_pattern=None,
         norm_epsilon=LAYER_NORM_EPSILON,
         remat=False,
@@ -181,13 +190,13 @@ class TransformerStack(TransformerLayer):
         **kwargs,
     ):
         super().__init__(
-            num_heads,
-            intermediate_dim,
+            num_heads=num_heads,
+            intermediate_dim=intermediate_dim,
             dropout=dropout,
             attention_dropout=attention_dropout,
             activation_dropout=activation_dropout,
             activation=activation,
-            pre_norm=pre_norm,
+            normalize_first=normalize_first,
             attention_pattern=attention_pattern,
             norm_epsilon=norm_epsilon,
             remat=remat,
@@ -205,7 +214,7 @@ class TransformerStack(TransformerLayer):
             self.block_class(**arguments, name=f"block_{index}") for index in range(num_layers)
         )
         self.norm = None
-        if pre_norm:  # the outputs of post-norm blocks are already normalised
+        if normalize_first:  # the outputs of post-norm blocks are already normalised
             self.norm = LayerNormalization(
                 epsilon=norm_epsilon,
                 dtype=self.dtype_policy,

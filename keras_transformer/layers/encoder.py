@@ -20,7 +20,7 @@ class EncoderBlock(TransformerBlock):
         attention_dropout: the same for attention weights.
         activation_dropout: the same for the activations of the feed-forward network.
         activation: activation of the feed-forward network, any Keras activation.
-        pre_norm: whether to normalise the inputs of each sub-layer, instead of its sum with
+        normalize_first: whether to normalise the inputs of each sub-layer, instead of its sum with
             the residual as in the paper.
         attention_pattern: for long sequences, the arguments of a `SparseAttention` that
             replaces the dense self-attention, such as

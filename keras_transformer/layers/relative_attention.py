@@ -82,7 +82,7 @@ class RelativeAttention(MultiHeadAttention):
             for name in ("content_bias", "distance_bias")
         )
 
-    def call(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
+    def call(self, query, memory=None, *, padding_mask=None, attention_mask=None, training=None):
         self._check_inputs(query=query, memory=memory)
         padding_mask = memory_padding_mask(query, memory, padding_mask)
         if memory is None:
@@ -98,9 +98,10 @@ class RelativeAttention(MultiHeadAttention):
         mask = combine_masks(causal, padding_mask, check_attention_mask(attention_mask))
         return self._attend_with(queries, keys, values, mask, training, bias)
 
-    def attention_scores(self, query, memory=None, padding_mask=None, attention_mask=None):
+    def attention_scores(self, query, memory=None, *, padding_mask=None, attention_mask=None):
         """The weights of a call with the same arguments, (batch, heads, target, source)."""
-        return self.attend(query, memory, padding_mask, attention_mask)[1]
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        return self.attend(query, memory, **masks)[1]
 
     def keys_values(self, value):
         """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""

@@ -55,7 +55,7 @@ class Residual(FrozenPartsMixin, keras.layers.Layer):
 
     Args:
         dropout: probability in [0, 1) of dropping an element of the sub-layer's output.
-        pre_norm: whether to normalise the sub-layer's inputs instead of the sum.
+        normalize_first: whether to normalise the sub-layer's inputs instead of the sum.
         norm_epsilon: added to the variance by the normalisation.
 
     Call arguments:
@@ -72,12 +72,14 @@ class Residual(FrozenPartsMixin, keras.layers.Layer):
         (2, 3, 5)
     """
 
-    def __init__(self, dropout=0.0, pre_norm=True, norm_epsilon=LAYER_NORM_EPSILON, **kwargs):
+    def __init__(
+        self, dropout=0.0, normalize_first=True, norm_epsilon=LAYER_NORM_EPSILON, **kwargs
+    ):
         super().__init__(**kwargs)
         check_probability("dropout", dropout)
         check_number("norm_epsilon", norm_epsilon, least=0)
         self.dropout = dropout
-        self.pre_norm = pre_norm
+        self.normalize_first = normalize_first
         self.norm_epsilon = norm_epsilon
         self.norm = LayerNormalization(
             epsilon=norm_epsilon,
@@ -92,12 +94,12 @@ class Residual(FrozenPartsMixin, keras.layers.Layer):
         self.norm.build(inputs_shape)
 
     def before(self, inputs):
-        """What the sub-layer is called with: `inputs`, normalised if `pre_norm`."""
-        return self.norm(inputs) if self.pre_norm else inputs
+        """What the sub-layer is called with: `inputs`, normalised if `normalize_first`."""
+        return self.norm(inputs) if self.normalize_first else inputs
 
     def call(self, inputs, outputs, training=None):
         total = inputs + self._dropout(outputs, training=training)
-        return total if self.pre_norm else self.norm(total)
+        return total if self.normalize_first else self.norm(total)
 
     def compute_mask(self, inputs, previous_mask=None):
         return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask
@@ -109,6 +111,6 @@ class Residual(FrozenPartsMixin, keras.layers.Layer):
         return {
             **super().get_config(),
             "dropout": self.dropout,
-            "pre_norm": self.pre_norm,
+            "normalize_first": self.normalize_first,
             "norm_epsilon": self.norm_epsilon,
         }

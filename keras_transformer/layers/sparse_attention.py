@@ -120,17 +120,28 @@ class SparseAttention(MultiHeadAttention):
             return mask
         return combine_masks(mask, causal_mask(target_length, source_length, start))
 
-    def call(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
-        if value is not None or attention_mask is not None:
-            shapes = (getattr(tensor, "shape", None) for tensor in (value, attention_mask))
+    def call(
+        self,
+        query,
+        value=None,
+        key=None,
+        *,
+        padding_mask=None,
+        attention_mask=None,
+        training=None,
+    ):
+        if any(given is not None for given in (value, key, attention_mask)):
+            shapes = (getattr(tensor, "shape", None) for tensor in (value, key, attention_mask))
             raise ValueError(
                 "SparseAttention attends within one sequence, to what its pattern allows. Use "
                 "MultiHeadAttention for a value or an attention_mask. Received: value of shape "
-                "{}, attention_mask of shape {}.".format(*shapes)
+                "{}, key of shape {}, attention_mask of shape {}.".format(*shapes)
             )
         if scores_are_recorded():  # length * length numbers a head, as in the dense layer
             mask = self.pattern_mask(ops.shape(query)[1])
-            return super().call(query, None, padding_mask, mask, training)
+            return super().call(
+                query, padding_mask=padding_mask, attention_mask=mask, training=training
+            )
         self._check_inputs(query=query)
         dropouts = iter(self._dropouts)
         context = self._pattern_attention(

@@ -33,7 +33,7 @@ _BLOCK = {
     "dropout": 0.1,
     "attention_dropout": 0.1,
     "activation": "gelu",  # with the error function, not its approximation by tanh
-    "pre_norm": False,
+    "normalize_first": False,
     "norm_epsilon": 1e-12,
 }
 _NUM_SEGMENTS = 2
@@ -167,7 +167,7 @@ def bert(
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads), or pass further arguments to the blocks
-            (dropout and attention_dropout, 0.1 each; activation, "gelu"; pre_norm, False;
+            (dropout and attention_dropout, 0.1 each; activation, "gelu"; normalize_first, False;
             activation_dropout, key_dim, use_bias, kernel_initializer, dtype).
 
     Returns:

@@ -215,7 +215,7 @@ def translation(
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
-            (attention_dropout, activation_dropout, activation, pre_norm, key_dim, use_bias,
+            (attention_dropout, activation_dropout, activation, normalize_first, key_dim, use_bias,
             kernel_initializer, dtype).
 
     Returns:

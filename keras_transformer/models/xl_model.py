@@ -224,7 +224,7 @@ def transformer_xl(
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout, memory_length in tokens), or pass further
             arguments to the blocks (attention_dropout, activation_dropout, which defaults
-            to `dropout`, activation, pre_norm, dtype).
+            to `dropout`, activation, normalize_first, dtype).
 
     Returns:
         A `TransformerXLModel`. Input: `token_ids` (batch, length), integers, 0 for padding.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from keras_transformer.files import read_json, whole
+from keras_transformer.files import atomic_path, read_json
 from keras_transformer.tokenizers import sentencepiece_format
 from keras_transformer.tokenizers.internals import lasting_tokenizer
 from keras_transformer.tokenizers.sentencepiece import (
@@ -161,15 +161,15 @@ class BytePairTokenizer(tf.Module):
         """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
         vocabulary = {piece: number for number, piece in enumerate(self._pieces)}
         content = {"vocabulary": vocabulary, "merges": self._merges, "first_id": self.first_id}
-        with whole(path) as draft:
+        with atomic_path(path) as draft:
             draft.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
 
     def save_files(self, vocabulary_path, merges_path) -> None:
         """Writes `vocab.json` and `merges.txt` as `from_files` reads them, without `first_id`."""
         vocabulary = {piece: number for number, piece in enumerate(self._pieces)}
-        with whole(vocabulary_path) as draft:
+        with atomic_path(vocabulary_path) as draft:
             draft.write_text(json.dumps(vocabulary, ensure_ascii=False), "utf-8")
-        with whole(merges_path) as draft:
+        with atomic_path(merges_path) as draft:
             draft.write_text("\n".join(["#version: 0.2", *self._merges, ""]), "utf-8")
 
     @classmethod

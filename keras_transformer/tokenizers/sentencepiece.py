@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import sentencepiece
 import tensorflow as tf
 
-from keras_transformer.files import whole
+from keras_transformer.files import atomic_path
 from keras_transformer.tokenizers import sentencepiece_format
 from keras_transformer.tokenizers.internals import lasting_tokenizer
 
@@ -147,7 +147,7 @@ class SentencePieceTokenizer(tf.Module):
 
     def save(self, path) -> None:
         """Writes the model to a file that `load` reads; a reader never sees half of it."""
-        with whole(path) as draft:
+        with atomic_path(path) as draft:
             draft.write_bytes(self.model)
 
     @classmethod

@@ -4,7 +4,7 @@ import json
 
 import tensorflow as tf
 
-from keras_transformer.files import read_json, whole
+from keras_transformer.files import atomic_path, read_json
 from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, END_ID, UNKNOWN_ID, as_texts
 
 _FIRST_ID = END_ID + 1
@@ -94,7 +94,7 @@ class SymbolTokenizer(tf.Module):
 
     def save(self, path) -> None:
         """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
-        with whole(path) as draft:
+        with atomic_path(path) as draft:
             draft.write_text(json.dumps({"characters": self.characters}), "utf-8")
 
     @classmethod

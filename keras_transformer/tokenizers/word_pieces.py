@@ -16,7 +16,7 @@ import sentencepiece
 import tensorflow as tf
 import tensorflow_text
 
-from keras_transformer.files import in_one_line, whole
+from keras_transformer.files import atomic_path, in_one_line
 from keras_transformer.tokenizers.sentencepiece import as_texts, check_texts
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
@@ -146,7 +146,7 @@ class WordPieceTokenizer(tf.Module):
     def save(self, path) -> None:
         """Writes the vocabulary as text, one piece per line; a reader never sees half of it."""
         lines = "".join(f"{piece}\n" for piece in self._pieces)
-        with whole(path) as draft:
+        with atomic_path(path) as draft:
             draft.write_text(lines, "utf-8", newline="\n")
 
     @classmethod

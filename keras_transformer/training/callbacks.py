@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.files import whole
+from keras_transformer.files import atomic_path
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.metrics import loss_tracker
@@ -200,5 +200,5 @@ def save_whole(model, path):
         OSError: if there is no room for it.
     """
     check_finite(model.trainable_variables, f"The weights of the model for {path} are not finite")
-    with whole(path) as draft:
+    with atomic_path(path) as draft:
         model.save(draft)

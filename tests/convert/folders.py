@@ -32,7 +32,7 @@ def config_of(path):
 def a_marian(path, **options):
     tokenizer = kt.tokenizers.train_sentencepiece([*TEXTS.sources, *TEXTS.targets], 400)
     model = kt.translation(
-        400, **BLOCK, intermediate_dim=14, pre_norm=False, output_bias=True, **options
+        400, **BLOCK, intermediate_dim=14, normalize_first=False, output_bias=True, **options
     )
     settings = SearchSettings(2, max_source_length=30, max_target_length=30, scoring="huggingface")
     huggingface.write(Translator(model, tokenizer, settings=settings), path)

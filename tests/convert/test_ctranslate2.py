@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
     [
         (1, {}),
         (4, {}),
-        (4, {"pre_norm": False, "activation": "silu", "positions": {"interleaved": False}}),
+        (4, {"normalize_first": False, "activation": "silu", "positions": {"interleaved": False}}),
         (
             4,
             {
@@ -91,7 +91,7 @@ def test_language_models_go_on_as_ours(kind, tmp_path):
     tokenizer = kt.tokenizers.train_byte_pairs(CORPUS.sources, 400)
     model = {
         "sines": lambda: kt.language_model(400, num_layers=2),
-        "learned": lambda: kt.language_model(400, 64, num_layers=2, pre_norm=False),
+        "learned": lambda: kt.language_model(400, 64, num_layers=2, normalize_first=False),
         "gpt2": lambda: kt.gpt2(vocabulary_size=400, max_sequence_length=64, num_layers=2,
                                 hidden_dim=48, num_heads=4),
     }[kind]()  # fmt: skip

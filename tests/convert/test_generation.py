@@ -66,8 +66,8 @@ def models():
     ids = VocabularyPermutation(our_order(SIZE, 60, 1, 60, 0))
     ours = kt.translation(
         len(ids.theirs), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
-        positions={"interleaved": False}, intermediate_dim=22, activation="silu", pre_norm=False,
-        **sizes,
+        positions={"interleaved": False}, intermediate_dim=22, activation="silu",
+        normalize_first=False, **sizes,
     )  # fmt: skip
     assign(marian.rows(ours, ids, ids), arrays, "Marian")
     found["marian"] = theirs, ours, ids
@@ -84,7 +84,7 @@ def models():
     ours = kt.translation(
         len(ids.theirs), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
         positions={"interleaved": False, "max_wavelength": 10000 ** (8 / 7), "first_position": 2},
-        intermediate_dim=22, activation="relu", pre_norm=True, **sizes,
+        intermediate_dim=22, activation="relu", normalize_first=True, **sizes,
     )  # fmt: skip
     arrays["final_logits_bias"] = np.zeros((1, SIZE), "float32")
     assign(marian.rows(ours, ids, ids), arrays, "M2M100")

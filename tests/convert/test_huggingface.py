@@ -25,8 +25,8 @@ TEXTS = [text[:9].strip() for text in demo_corpus(16, seed=3).sources]
     ("num_beams", "options"),
     [
         (4, {}),
-        (1, {"pre_norm": False, "activation": "silu", "output_bias": True}),
-        (4, {"pre_norm": False, "target_vocabulary_size": 400, "scale_embedding": False}),
+        (1, {"normalize_first": False, "activation": "silu", "output_bias": True}),
+        (4, {"normalize_first": False, "target_vocabulary_size": 400, "scale_embedding": False}),
     ],
     ids=["Pegasus", "Marian", "Marian of two vocabularies"],
 )

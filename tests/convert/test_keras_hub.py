@@ -217,7 +217,7 @@ def test_what_keras_hub_lacks_is_refused_and_nothing_is_left(tmp_path, monkeypat
         (bert_of(words, "mean"), "pooling: first. Received: mean or max"),
         (bert_of(words, "texts", "gelu"), "BERT has activation: gelu_tanh. Received: gelu."),
         (bert_of(words, "texts", norm_epsilon=1e-5), "norm_epsilon: 1e-12. Received: 1e-05"),
-        (bert_of(words, "texts", pre_norm=True), "pre_norm: False. Received: True"),
+        (bert_of(words, "texts", normalize_first=True), "normalize_first: False. Received: True"),
         (generator(norm_epsilon=1e-6), "GPT-2 has norm_epsilon: 1e-05"),
         (generator(use_bias=False), r"KerasHub needs dense attention with biases.*use_bias=False"),
         (generator(key_dim=3), "as wide as the model.*key_dim=3"),

@@ -190,7 +190,7 @@ def test_peft_and_ours_merge_into_the_same_marian(their_marian, tmp_path):
     import torch
 
     model = kt.translation(
-        11, num_layers=2, hidden_dim=6, intermediate_dim=7, num_heads=2, pre_norm=False
+        11, num_layers=2, hidden_dim=6, intermediate_dim=7, num_heads=2, normalize_first=False
     )
     arrays = {name: tensor.numpy() for name, tensor in their_marian.state_dict().items()}
     assign(marian.block_rows(model), arrays, "Marian")

@@ -117,7 +117,8 @@ def assert_same(results):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, pytest.param({"remat": True, "pre_norm": False}, marks=pytest.mark.slow)]
+    "arguments",
+    [{}, pytest.param({"remat": True, "normalize_first": False}, marks=pytest.mark.slow)],
 )
 def test_packed_pairs_have_the_loss_and_gradients_of_pairs_alone(pairs, arguments):
     some = [side[:9] for side in pairs]

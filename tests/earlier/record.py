@@ -41,7 +41,7 @@ MODELS = {
 }
 SINCE_0_3 = {
     "translation_of_two_vocabularies": lambda: kt.translation(
-        17, 19, size="tiny", output_bias=True, pre_norm=False, **SMALL
+        17, 19, size="tiny", output_bias=True, normalize_first=False, **SMALL
     ),
     "translation_packed": lambda: kt.translation(17, size="tiny", packed=True, **SMALL),
     "language_model_packed": lambda: kt.language_model(17, packed=True, **SMALL),

@@ -8,7 +8,7 @@ from keras_transformer.layers import DecoderBlock, EncoderBlock, SinusoidalEncod
 from tests.reference import array, fill, normal
 
 hub = pytest.importorskip("keras_hub").layers
-NORMS = pytest.mark.parametrize("pre_norm", [True, False], ids=["pre-norm", "post-norm"])
+NORMS = pytest.mark.parametrize("normalize_first", [True, False], ids=["pre-norm", "post-norm"])
 REAL = np.array([[True] * 3 + [False] * 2, [True] * 5])
 SOURCE_REAL = np.array([[True] * 7, [True] * 2 + [False] * 5])
 
@@ -43,10 +43,10 @@ def copy_block(ours, theirs):
 
 
 @NORMS
-def test_encoder_block_equals_keras_hub(pre_norm):
+def test_encoder_block_equals_keras_hub(normalize_first):
     inputs, real = normal(2, 5, 6), keras.ops.array(REAL)
-    ours = EncoderBlock(3, 7, pre_norm=pre_norm)
-    theirs = hub.TransformerEncoder(7, 3, normalize_first=pre_norm)
+    ours = EncoderBlock(num_heads=3, intermediate_dim=7, normalize_first=normalize_first)
+    theirs = hub.TransformerEncoder(7, 3, normalize_first=normalize_first)
     ours(inputs), theirs(inputs)
     copy_block(fill(ours), theirs)
     expected = theirs(inputs, padding_mask=real)
@@ -54,10 +54,10 @@ def test_encoder_block_equals_keras_hub(pre_norm):
 
 
 @NORMS
-def test_decoder_block_equals_keras_hub(pre_norm):
+def test_decoder_block_equals_keras_hub(normalize_first):
     inputs, source = normal(2, 5, 6), normal(2, 7, 11)
-    ours = DecoderBlock(3, 7, pre_norm=pre_norm)
-    theirs = hub.TransformerDecoder(7, 3, normalize_first=pre_norm)
+    ours = DecoderBlock(num_heads=3, intermediate_dim=7, normalize_first=normalize_first)
+    theirs = hub.TransformerDecoder(7, 3, normalize_first=normalize_first)
     ours(inputs, source), theirs(inputs, source)
     copy_block(fill(ours), theirs)
     copy_attention(ours.cross_attention, theirs._cross_attention_layer)

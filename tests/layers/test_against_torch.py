@@ -16,7 +16,7 @@ from tests.torch_weights import copy_attention, copy_decoder_block, copy_encoder
 torch = pytest.importorskip("torch")
 nn = torch.nn
 pytestmark = pytest.mark.oracle
-NORMS = pytest.mark.parametrize("pre_norm", [True, False], ids=["pre-norm", "post-norm"])
+NORMS = pytest.mark.parametrize("normalize_first", [True, False], ids=["pre-norm", "post-norm"])
 ACTIVATIONS = pytest.mark.parametrize("activation", ["relu", "gelu"])
 # Torch marks the positions to ignore, we those to keep.
 REAL = np.array([[True] * 3 + [False] * 2, [True] * 5])
@@ -51,12 +51,14 @@ def test_attention_and_its_weights_equal_torch(cross):
 
 @NORMS
 @ACTIVATIONS
-def test_encoder_block_equals_torch(pre_norm, activation):
+def test_encoder_block_equals_torch(normalize_first, activation):
     inputs = normal(2, 5, 6)
-    ours = EncoderBlock(3, 7, activation=activation, pre_norm=pre_norm)
+    ours = EncoderBlock(
+        num_heads=3, intermediate_dim=7, activation=activation, normalize_first=normalize_first
+    )
     ours(inputs)
     theirs = nn.TransformerEncoderLayer(
-        6, 3, 7, 0.0, activation, batch_first=True, norm_first=pre_norm
+        6, 3, 7, 0.0, activation, batch_first=True, norm_first=normalize_first
     )
     copy_encoder_block(fill(ours), theirs)
     expected = theirs(tensor(inputs), src_key_padding_mask=tensor(~REAL))
@@ -67,12 +69,14 @@ def test_encoder_block_equals_torch(pre_norm, activation):
 
 @NORMS
 @ACTIVATIONS
-def test_decoder_block_equals_torch(pre_norm, activation):
+def test_decoder_block_equals_torch(normalize_first, activation):
     inputs, source = normal(2, 5, 6), normal(2, 7, 6)
-    ours = DecoderBlock(3, 7, activation=activation, pre_norm=pre_norm)
+    ours = DecoderBlock(
+        num_heads=3, intermediate_dim=7, activation=activation, normalize_first=normalize_first
+    )
     ours(inputs, source)
     theirs = nn.TransformerDecoderLayer(
-        6, 3, 7, 0.0, activation, batch_first=True, norm_first=pre_norm
+        6, 3, 7, 0.0, activation, batch_first=True, norm_first=normalize_first
     )
     copy_decoder_block(fill(ours), theirs)
     expected = theirs(
@@ -87,18 +91,21 @@ def test_decoder_block_equals_torch(pre_norm, activation):
 
 
 @NORMS
-def test_encoder_and_decoder_equal_torch(pre_norm):
+def test_encoder_and_decoder_equal_torch(normalize_first):
     inputs, source = normal(2, 5, 6), normal(2, 7, 6)
-    encoder, decoder = Encoder(2, 3, 7, pre_norm=pre_norm), Decoder(3, 3, 7, pre_norm=pre_norm)
+    encoder, decoder = (
+        Encoder(2, num_heads=3, intermediate_dim=7, normalize_first=normalize_first),
+        Decoder(3, num_heads=3, intermediate_dim=7, normalize_first=normalize_first),
+    )
     decoder(inputs, encoder(source))
-    theirs = nn.Transformer(6, 3, 2, 3, 7, 0.0, batch_first=True, norm_first=pre_norm)
+    theirs = nn.Transformer(6, 3, 2, 3, 7, 0.0, batch_first=True, norm_first=normalize_first)
     for ours, layer, copy in (
         (fill(encoder), theirs.encoder, copy_encoder_block),
         (fill(decoder), theirs.decoder, copy_decoder_block),
     ):
         for block, torch_block in zip(ours.blocks, layer.layers, strict=True):
             copy(block, torch_block)
-        if pre_norm:
+        if normalize_first:
             copy_norm(ours.norm, layer.norm)
         else:
             layer.norm = None  # torch normalises twice at the end of a post-norm stack

@@ -15,9 +15,11 @@ REQUIRED = {
     "rate": 0.1, "pooling": "mean", "method": "mean",
 }  # fmt: skip
 STACKS = {
-    "encoder": lambda **given: layers.Encoder(2, 2, 7, **given),
-    "decoder": lambda **given: layers.Decoder(2, 2, 7, **given),
-    "transformer_xl": lambda **given: layers.TransformerXL(2, 2, 7, **given),
+    "encoder": lambda **given: layers.Encoder(2, num_heads=2, intermediate_dim=7, **given),
+    "decoder": lambda **given: layers.Decoder(2, num_heads=2, intermediate_dim=7, **given),
+    "transformer_xl": lambda **given: layers.TransformerXL(
+        2, num_heads=2, intermediate_dim=7, **given
+    ),
 }
 
 
@@ -65,7 +67,7 @@ def test_a_stack_passes_on_what_its_attention_and_projections_take(stack):
 
 
 def test_cached_steps_equal_one_pass_with_another_key_dim():
-    decoder = layers.Decoder(2, 3, 7, key_dim=5)
+    decoder = layers.Decoder(2, num_heads=3, intermediate_dim=7, key_dim=5)
     random = np.random.default_rng(SEED)
     inputs, source = random.normal(size=(2, 5, 6)), random.normal(size=(2, 7, 4))
     inputs, source = inputs.astype("float32"), source.astype("float32")
@@ -80,7 +82,14 @@ def test_cached_steps_equal_one_pass_with_another_key_dim():
 
 
 def test_a_decoder_without_a_source_has_no_attention_to_one():
-    block = layers.DecoderBlock(2, 7)
+    block = layers.DecoderBlock(num_heads=2, intermediate_dim=7)
     block(np.zeros((1, 3, 6), "float32"))
     assert block.cross_attention is None
     assert not [weight for weight in block.weights if "cross" in weight.path]
+
+
+@pytest.mark.parametrize("name", ["EncoderBlock", "DecoderBlock", "TransformerXLBlock"])
+def test_the_sizes_of_a_block_are_given_by_name(name):
+    """KerasHub has them in the other order."""
+    with pytest.raises(TypeError, match="positional"):
+        getattr(layers, name)(2, 7)

@@ -37,6 +37,32 @@ def test_cross_attention_equals_numpy_with_another_width_of_source_and_head():
     np.testing.assert_allclose(array(layer.attention_scores(query, source)), weights, atol=1e-5)
 
 
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 3.0, "targets": ["key", "value"]}])
+def test_a_key_of_its_own_comes_third_as_in_keras(lora):
+    query, value, key = normal(2, 5, 6), normal(2, 7, 11), normal(2, 7, 11)
+    layer = built(MultiHeadAttention(3, key_dim=13, lora=lora), query, value)
+    keys, values = (layer.keys_values(each)[index] for index, each in enumerate((key, value)))
+    expected = layer.attend_to(query, keys, values)
+    np.testing.assert_allclose(array(layer(query, value, key)), array(expected), atol=1e-5)
+    scores = array(layer.attention_scores(query, key))
+    np.testing.assert_allclose(array(layer.attention_scores(query, value, key)), scores, atol=1e-6)
+    theirs = keras.layers.MultiHeadAttention(3, 13)
+    inputs = keras.Input((None, 6)), keras.Input((None, 11)), keras.Input((None, 11))
+    assert layer(*inputs).shape == theirs(*inputs).shape
+    for wrong in (None, normal(2, 7, 6)), (value, normal(2, 6, 11)):
+        with pytest.raises(ValueError, match=r"key must have the shape of value.*Received: "):
+            layer(query, *wrong)
+
+
+def test_masks_are_given_by_name():
+    """The third argument was a mask before version 0.3, and is Keras's key."""
+    layer, mask = MultiHeadAttention(2), np.ones((2, 5), bool)
+    with pytest.raises(ValueError, match=r"key must have the shape of value"):
+        layer(normal(2, 5, 6), normal(2, 5, 6), mask)
+    with pytest.raises(TypeError, match="positional"):
+        layer(normal(2, 5, 6), normal(2, 5, 6), normal(2, 5, 6), mask)
+
+
 def test_both_masks_given_allow_what_both_allow():
     inputs = normal(2, 5, 6)
     real = np.array([[True] * 3 + [False] * 2, [True] * 5])
@@ -77,7 +103,11 @@ def test_a_batch_of_nothing_but_padding_has_gradients_without_nan():
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_implicit_mask_of_keras_is_respected(jit):
-    layers = [TokenEmbedding(11, 6), Encoder(2, 2, 7), MultiHeadAttention(3)]
+    layers = [
+        TokenEmbedding(11, 6),
+        Encoder(2, num_heads=2, intermediate_dim=7),
+        MultiHeadAttention(3),
+    ]
     model = keras.Sequential(layers)
     ids = np.array([[3, 5, 2, 0, 0], [4, 4, 4, 9, 2]], "int32")
 
@@ -160,7 +190,7 @@ def test_steps_with_a_cache_equal_one_causal_pass(dtype):
         AdditiveAttention(2),
         SlicedAttention(2),
         RelativeAttention(2),
-        DecoderBlock(2, 7),
+        DecoderBlock(num_heads=2, intermediate_dim=7),
     ],
     ids=lambda layer: type(layer).__name__,
 )

@@ -19,27 +19,31 @@ from keras_transformer.ops import beam_mask, causal_mask, local_mask
 from tests import reference
 from tests.reference import array, exact, fill, normal
 
-NORMS = pytest.mark.parametrize("pre_norm", [True, False], ids=["pre-norm", "post-norm"])
+NORMS = pytest.mark.parametrize("normalize_first", [True, False], ids=["pre-norm", "post-norm"])
 POLICIES = pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
 REAL = np.array([[True] * 3 + [False] * 2, [True] * 5])
 SOURCE_REAL = np.array([[True] * 7, [True] * 2 + [False] * 5])
 
 
-def encoder(pre_norm=True, **arguments):
-    layer = Encoder(2, 3, 7, pre_norm=pre_norm, **arguments)
+def encoder(normalize_first=True, **arguments):
+    layer = Encoder(
+        2, num_heads=3, intermediate_dim=7, normalize_first=normalize_first, **arguments
+    )
     layer(normal(2, 5, 6))
     return fill(layer)
 
 
-def decoder(pre_norm=True, **arguments):
-    layer = Decoder(2, 3, 7, pre_norm=pre_norm, **arguments)
+def decoder(normalize_first=True, **arguments):
+    layer = Decoder(
+        2, num_heads=3, intermediate_dim=7, normalize_first=normalize_first, **arguments
+    )
     layer(normal(2, 5, 6), normal(2, 7, 11))
     return fill(layer)
 
 
 @NORMS
-def test_encoder_and_its_scores_equal_numpy(pre_norm):
-    layer, inputs = encoder(pre_norm), normal(2, 5, 6)
+def test_encoder_and_its_scores_equal_numpy(normalize_first):
+    layer, inputs = encoder(normalize_first), normal(2, 5, 6)
     outputs, weights = reference.stack(layer, reference.encoder_block, inputs, REAL[:, None])
     given = {"padding_mask": keras.ops.array(REAL)}
     np.testing.assert_allclose(array(layer(inputs, **given)), outputs, atol=1e-5)
@@ -51,8 +55,8 @@ def test_encoder_and_its_scores_equal_numpy(pre_norm):
 
 
 @NORMS
-def test_decoder_and_its_scores_equal_numpy(pre_norm):
-    layer, inputs, source = decoder(pre_norm), normal(2, 5, 6), normal(2, 7, 11)
+def test_decoder_and_its_scores_equal_numpy(normalize_first):
+    layer, inputs, source = decoder(normalize_first), normal(2, 5, 6), normal(2, 7, 11)
     outputs, weights = reference.stack(
         layer, reference.decoder_block, inputs, source, REAL[:, None], SOURCE_REAL[:, None]
     )
@@ -85,11 +89,11 @@ def test_scores_are_shown_for_whatever_may_be_called(dtype):
 def test_a_block_alone_shows_the_scores_of_its_call():
     inputs, source = normal(2, 5, 6), normal(2, 7, 11)
     tensors = keras.ops.array(inputs), keras.ops.array(source)
-    block = EncoderBlock(3, 7)
+    block = EncoderBlock(num_heads=3, intermediate_dim=7)
     block(inputs)
     _, weights = reference.encoder_block(fill(block), inputs)
     np.testing.assert_allclose(array(block.attention_scores(tensors[0])), weights, atol=1e-5)
-    block = DecoderBlock(3, 7)
+    block = DecoderBlock(num_heads=3, intermediate_dim=7)
     block(inputs, source)
     _, weights = reference.decoder_block(fill(block), inputs, source)
     for ours, theirs in zip(block.attention_scores(*tensors), weights, strict=True):
@@ -97,39 +101,39 @@ def test_a_block_alone_shows_the_scores_of_its_call():
 
 
 @NORMS
-def test_an_attention_mask_further_limits_the_self_attention(pre_norm):
+def test_an_attention_mask_further_limits_the_self_attention(normalize_first):
     mask = np.abs(np.arange(5)[:, None] - np.arange(5)) <= 1
-    layer, inputs = encoder(pre_norm), normal(2, 5, 6)
+    layer, inputs = encoder(normalize_first), normal(2, 5, 6)
     expected, _ = reference.stack(layer, reference.encoder_block, inputs, mask[None])
     computed = layer(inputs, attention_mask=local_mask(5, radius=1))
     np.testing.assert_allclose(array(computed), expected, atol=1e-5, err_msg="encoder")
-    layer, source = decoder(pre_norm), normal(2, 7, 11)
+    layer, source = decoder(normalize_first), normal(2, 7, 11)
     expected, _ = reference.stack(layer, reference.decoder_block, inputs, source, mask[None])
     computed = layer(inputs, source, attention_mask=local_mask(5, radius=1))
     np.testing.assert_allclose(array(computed), expected, atol=1e-5, err_msg="decoder")
 
 
 @NORMS
-def test_future_tokens_do_not_change_past_outputs(pre_norm):
-    layer, inputs, source = decoder(pre_norm), normal(2, 5, 6), normal(2, 7, 11)
+def test_future_tokens_do_not_change_past_outputs(normalize_first):
+    layer, inputs, source = decoder(normalize_first), normal(2, 5, 6), normal(2, 7, 11)
     changed = np.concatenate([inputs[:, :3], normal(2, 2, 6)], axis=1)
     before, after = array(layer(inputs, source)), array(layer(changed, source))
     np.testing.assert_allclose(after[:, :3], before[:, :3], atol=1e-6, err_msg="the past")
     assert np.abs(after[:, 3:] - before[:, 3:]).max(axis=2).min() > 1e-4, "the future itself"
-    layer = encoder(pre_norm)
+    layer = encoder(normalize_first)
     before, after = (array(layer(x, attention_mask=causal_mask(5))) for x in (inputs, changed))
     np.testing.assert_allclose(after[:, :3], before[:, :3], atol=1e-6, err_msg="causal encoder")
 
 
 @NORMS
-def test_padding_does_not_change_real_positions(pre_norm):
+def test_padding_does_not_change_real_positions(normalize_first):
     rows, source = normal(2, 5, 6), normal(2, 7, 11)
     given = {"padding_mask": keras.ops.array(REAL)}
-    layer = encoder(pre_norm)
+    layer = encoder(normalize_first)
     np.testing.assert_allclose(
         array(layer(rows, **given))[0, :3], array(layer(rows[:1, :3]))[0], atol=1e-5
     )
-    layer = decoder(pre_norm)
+    layer = decoder(normalize_first)
     given["source_padding_mask"] = keras.ops.array(SOURCE_REAL)
     in_batch = array(layer(rows, source, **given))
     np.testing.assert_allclose(
@@ -140,8 +144,8 @@ def test_padding_does_not_change_real_positions(pre_norm):
 
 @POLICIES
 @NORMS
-def test_a_source_of_nothing_but_padding_adds_nothing(pre_norm, dtype):
-    layer = decoder(pre_norm, dtype=dtype)
+def test_a_source_of_nothing_but_padding_adds_nothing(normalize_first, dtype):
+    layer = decoder(normalize_first, dtype=dtype)
     for block in layer.blocks:
         block.cross_attention.output_projection[1].assign(np.zeros(6))
     inputs, source = normal(2, 5, 6), normal(2, 7, 11)
@@ -163,8 +167,8 @@ def test_a_source_of_nothing_but_padding_adds_nothing(pre_norm, dtype):
 
 @POLICIES
 @NORMS
-def test_cached_steps_equal_one_pass(pre_norm, dtype):
-    layer, inputs, source = decoder(pre_norm, dtype=dtype), normal(2, 5, 6), normal(2, 7, 11)
+def test_cached_steps_equal_one_pass(normalize_first, dtype):
+    layer, inputs, source = decoder(normalize_first, dtype=dtype), normal(2, 5, 6), normal(2, 7, 11)
     mask = keras.ops.array(SOURCE_REAL)
     expected = array(layer(inputs, source, source_padding_mask=mask))
     steps = array(_steps(layer, inputs, source, mask, num_beams=3))
@@ -280,15 +284,15 @@ def trained(stack, remat, dtype, dropout=0.3, **options):
 
 
 @NORMS
-def test_a_residual_connection_survives_its_config(pre_norm):
-    config = Residual(dropout=0.25, pre_norm=pre_norm).get_config()
+def test_a_residual_connection_survives_its_config(normalize_first):
+    config = Residual(dropout=0.25, normalize_first=normalize_first).get_config()
     again = Residual.from_config(config)
-    assert (again.dropout, again.pre_norm) == (0.25, pre_norm), "both arguments"
+    assert (again.dropout, again.normalize_first) == (0.25, normalize_first), "both arguments"
 
 
 def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="hidden_dim=7, num_heads=2"):
-        EncoderBlock(2, 5)(normal(2, 3, 7))
+        EncoderBlock(num_heads=2, intermediate_dim=5)(normal(2, 3, 7))
 
 
 def _steps(layer, inputs, source, mask, num_beams=1):

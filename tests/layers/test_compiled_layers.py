@@ -44,9 +44,9 @@ def check_alike(layer, shapes, atol=1e-5, **arguments):
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("pre_norm", [True, False])
-def test_blocks_have_the_same_gradients_under_xla(pre_norm, activation):
-    settings = {"num_heads": 2, "intermediate_dim": 11, "pre_norm": pre_norm}
+@pytest.mark.parametrize("normalize_first", [True, False])
+def test_blocks_have_the_same_gradients_under_xla(normalize_first, activation):
+    settings = {"num_heads": 2, "intermediate_dim": 11, "normalize_first": normalize_first}
     mask = keras.ops.array([[True] * 5, [True] * 3 + [False] * 2, [False] * 5])
     encoder = EncoderBlock(activation=activation, **settings)
     check_alike(encoder, [(3, 5, 4)], padding_mask=mask, training=True)

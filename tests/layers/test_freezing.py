@@ -18,7 +18,7 @@ LAYERS = {
     "encoder block": lambda **k: layers.EncoderBlock(**HEADS, **k),
     "encoder": lambda **k: layers.Encoder(2, **HEADS, **k),
     "decoder block": lambda **k: layers.DecoderBlock(**HEADS, **k),
-    "decoder": lambda **k: layers.Decoder(2, pre_norm=False, **HEADS, **k),
+    "decoder": lambda **k: layers.Decoder(2, normalize_first=False, **HEADS, **k),
     "transformer-xl": lambda **k: layers.TransformerXL(2, **HEADS, **k),
     "with lora": lambda **k: layers.Decoder(2, lora=LORA, **HEADS, **k),
     "feed-forward": lambda **k: layers.FeedForward(

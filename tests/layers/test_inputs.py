@@ -17,20 +17,22 @@ ATTENTIONS = {
     "SparseAttention": (2, "fixed", 3, 2),
 }
 BLOCKS = {
-    "EncoderBlock": (2, 7),
-    "DecoderBlock": (2, 7),
-    "TransformerXLBlock": (2, 7),
-    "Encoder": (2, 2, 7),
-    "Decoder": (2, 2, 7),
-    "TransformerXL": (2, 2, 7),
+    "EncoderBlock": (),
+    "DecoderBlock": (),
+    "TransformerXLBlock": (),
+    "Encoder": (2,),
+    "Decoder": (2,),
+    "TransformerXL": (2,),
 }
+BLOCK = {"num_heads": 2, "intermediate_dim": 7}
 OTHERS = {"SinusoidalEncoding": (), "PositionEmbedding": (11,), "SequencePooling": ("max",)}
 OF_VECTORS = {**ATTENTIONS, **BLOCKS, **OTHERS}
 OF_IDS = {"TokenEmbedding": (11, 6), "TokenDropout": (0.5,)}
 
 
 def made(name):
-    return getattr(layers, name)(*{**OF_VECTORS, **OF_IDS}[name])
+    named = BLOCK if name in BLOCKS else {}
+    return getattr(layers, name)(*{**OF_VECTORS, **OF_IDS}[name], **named)
 
 
 def outputs_of(layer, *inputs, **masks):

@@ -37,14 +37,14 @@ CASES = {
     "encoder block": ("EncoderBlock", HEADS, ["target"], ENCODER_BLOCK),
     "encoder block, post-norm": (
         "EncoderBlock",
-        {**HEADS, "pre_norm": False, "activation": "silu"},
+        {**HEADS, "normalize_first": False, "activation": "silu"},
         ["target"],
         ENCODER_BLOCK,
     ),
     "encoder": ("Encoder", {**HEADS, "num_layers": 3}, ["target"], 3 * ENCODER_BLOCK + NORM),
     "encoder, post-norm": (
         "Encoder",
-        {**HEADS, "num_layers": 2, "pre_norm": False},
+        {**HEADS, "num_layers": 2, "normalize_first": False},
         ["target"],
         2 * ENCODER_BLOCK,
     ),
@@ -57,7 +57,7 @@ CASES = {
     ),
     "decoder, post-norm": (
         "Decoder",
-        {**HEADS, "num_layers": 2, "pre_norm": False},
+        {**HEADS, "num_layers": 2, "normalize_first": False},
         ["target", "source"],
         2 * DECODER_BLOCK,
     ),

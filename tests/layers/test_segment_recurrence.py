@@ -169,7 +169,7 @@ def test_what_is_carried_is_no_weight_and_in_no_file(tmp_path):
 
 def test_the_config_survives_json():
     config = built(
-        memory_length=11, start_id=5, pre_norm=False, dtype="mixed_bfloat16"
+        memory_length=11, start_id=5, normalize_first=False, dtype="mixed_bfloat16"
     ).get_config()
     again = SegmentRecurrence.from_config(json.loads(json.dumps(config)))
     assert (again.batch_size, again.memory_length, again.start_id) == (3, 11, 5)
@@ -178,7 +178,7 @@ def test_the_config_survives_json():
 
 
 def test_sizes_and_rows_that_do_not_fit_are_refused():
-    stack = TransformerXL(2, 3, 5)
+    stack = TransformerXL(2, num_heads=3, intermediate_dim=5)
     for sizes in (0, 7), (3, -1):
         with pytest.raises(ValueError, match=r"(batch_size|memory_length) must be an integer"):
             SegmentRecurrence(stack, *sizes)

@@ -208,7 +208,7 @@ def test_a_decoder_with_a_pattern_is_a_dense_one_with_its_mask(pattern, tmp_path
 
 def test_a_pattern_of_the_target_leaves_the_attention_to_the_source_dense():
     inputs, source = normal(2, LENGTH, 6), normal(2, 7, 11)
-    decoder = Decoder(1, 3, 7, attention_pattern=PATTERNS["local"])
+    decoder = Decoder(1, num_heads=3, intermediate_dim=7, attention_pattern=PATTERNS["local"])
     with pytest.raises(ValueError, match="Call the layer before you ask for its attention"):
         decoder.attention_scores(inputs, source)
     decoder(inputs, source)
@@ -246,6 +246,6 @@ def test_arguments_that_do_not_fit_are_refused():
         layer(inputs, attention_mask=causal_mask(5))
     with pytest.raises(ValueError, match=r"within one sequence.*value of shape \(2, 5, 6\)"):
         layer.attend(inputs, inputs)
-    decoder = Decoder(1, 2, 7, attention_pattern=PATTERNS["local"])
+    decoder = Decoder(1, num_heads=2, intermediate_dim=7, attention_pattern=PATTERNS["local"])
     with pytest.raises(ValueError, match=r"Use MultiHeadAttention for .* an attention_mask"):
         decoder(inputs, attention_mask=causal_mask(5))

@@ -8,20 +8,26 @@ from tests import reference
 from tests.layer_check import check_layer
 from tests.reference import array, fill, normal
 
-NORMS = pytest.mark.parametrize("pre_norm", [True, False], ids=["pre-norm", "post-norm"])
+NORMS = pytest.mark.parametrize("normalize_first", [True, False], ids=["pre-norm", "post-norm"])
 # Query-key-value, output, distances, u and v; two projections with biases; two norms.
 BLOCK_WEIGHTS = 5 + 4 + 4
 
 
-def built(pre_norm=True, **arguments):
-    layer = TransformerXL(3, 2, 7, pre_norm=pre_norm, **arguments)
+def built(normalize_first=True, **arguments):
+    layer = TransformerXL(
+        3, num_heads=2, intermediate_dim=7, normalize_first=normalize_first, **arguments
+    )
     layer(normal(2, 5, 6))
     return fill(layer)
 
 
 @NORMS
-def test_outputs_memories_and_scores_equal_numpy(pre_norm):
-    layer, inputs, memories = built(pre_norm), normal(2, 5, 6), [normal(2, 7, 6) for _ in range(3)]
+def test_outputs_memories_and_scores_equal_numpy(normalize_first):
+    layer, inputs, memories = (
+        built(normalize_first),
+        normal(2, 5, 6),
+        [normal(2, 7, 6) for _ in range(3)],
+    )
     mask = np.random.uniform(size=(2, 5, 12)) < 0.8
     for given in (None, memories):
         allowed = mask if given else mask[:, :, :5]
@@ -37,7 +43,11 @@ def test_outputs_memories_and_scores_equal_numpy(pre_norm):
 
 
 def test_a_block_alone_equals_numpy():
-    block, inputs, memory = TransformerXLBlock(3, 7), normal(2, 5, 6), normal(2, 7, 6)
+    block, inputs, memory = (
+        TransformerXLBlock(num_heads=3, intermediate_dim=7),
+        normal(2, 5, 6),
+        normal(2, 7, 6),
+    )
     block(inputs)
     outputs, weights = reference.transformer_xl_block(fill(block), inputs, memory)
     np.testing.assert_allclose(array(block(inputs, memory)), outputs, atol=1e-5)
@@ -45,8 +55,8 @@ def test_a_block_alone_equals_numpy():
 
 
 @NORMS
-def test_one_long_pass_equals_segments_with_enough_memory(pre_norm):
-    layer, text = built(pre_norm), normal(2, 13, 6)
+def test_one_long_pass_equals_segments_with_enough_memory(normalize_first):
+    layer, text = built(normalize_first), normal(2, 13, 6)
     whole, _ = layer(text)
     memories, parts = None, []
     for segment in (text[:, :5], text[:, 5:6], text[:, 6:13]):
@@ -82,7 +92,7 @@ def test_no_gradient_goes_into_the_memory_of_a_stack(stopped):
     if stopped:
         outputs, _ = built()(inputs, [memory] * 3)
     else:  # which shows that there is one to stop
-        outputs = TransformerXLBlock(2, 7)(inputs, memory)
+        outputs = TransformerXLBlock(num_heads=2, intermediate_dim=7)(inputs, memory)
     model = keras.Model([inputs, earlier], outputs)
     kernel, others = array(before.kernel), [array(w) for w in model.weights]
     model.compile("sgd", loss="mse", jit_compile=False)
@@ -108,19 +118,21 @@ def test_each_dropout_acts_in_training_only(kind):
 
 
 @NORMS
-def test_a_block_passes_every_check(pre_norm, tmp_path):
-    arguments = {"num_heads": 2, "intermediate_dim": 7, "pre_norm": pre_norm}
+def test_a_block_passes_every_check(normalize_first, tmp_path):
+    arguments = {"num_heads": 2, "intermediate_dim": 7, "normalize_first": normalize_first}
     inputs = (normal(2, 5, 6), normal(2, 3, 6))
     check_layer(TransformerXLBlock, arguments, inputs, (2, 5, 6), BLOCK_WEIGHTS, tmp_path)
 
 
 @NORMS
-def test_a_stack_in_a_functional_model_survives_a_file(pre_norm, tmp_path):
+def test_a_stack_in_a_functional_model_survives_a_file(normalize_first, tmp_path):
     inputs, memories = keras.Input((None, 6)), [keras.Input((None, 6)) for _ in range(3)]
-    stack = TransformerXL(3, 2, 7, pre_norm=pre_norm, activation="gelu")
+    stack = TransformerXL(
+        3, num_heads=2, intermediate_dim=7, normalize_first=normalize_first, activation="gelu"
+    )
     outputs, longer = stack(inputs, memories)
     assert outputs.shape == (None, None, 6) and longer[2].shape == (None, None, 6)
-    assert len(stack.weights) == 3 * BLOCK_WEIGHTS + 2 * pre_norm
+    assert len(stack.weights) == 3 * BLOCK_WEIGHTS + 2 * normalize_first
     model = keras.Model([inputs, memories], [outputs, longer])
     given = [normal(2, 5, 6), [normal(2, 7, 6) for _ in range(3)]]
     model.save(tmp_path / "stack.keras")
@@ -132,11 +144,11 @@ def test_a_stack_in_a_functional_model_survives_a_file(pre_norm, tmp_path):
 
 
 def test_known_lengths_are_known_of_the_memories():
-    stack = TransformerXL(3, 2, 7)
+    stack = TransformerXL(3, num_heads=2, intermediate_dim=7)
     _, memories = stack(keras.Input((5, 6)), [keras.Input((7, 6)) for _ in range(3)])
     assert memories[0].shape == (None, 12, 6)
 
 
 def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"must be an integer of at least 1\. Received: \w+=0"):
-        TransformerXL(0, 2, 7)
+        TransformerXL(0, num_heads=2, intermediate_dim=7)

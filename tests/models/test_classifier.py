@@ -9,7 +9,7 @@ TINY = {"num_layers": 2, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
 TOKENS = np.array([[5, 9, 4, 3, 10], [7, 7, 0, 0, 0]], "int32")
 OPTIONS = {
     "mean": {},
-    "max": {"pooling": "max", "pre_norm": False},
+    "max": {"pooling": "max", "normalize_first": False},
     "first": {"pooling": "first", "token_dropout": 0.5},
     "mixed_bfloat16": {"dtype": "mixed_bfloat16"},
 }

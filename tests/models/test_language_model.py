@@ -11,7 +11,7 @@ TOKENS = np.array([[5, 0, 4, 3, 10], [7, 7, 1, 8, 0]], "int32")  # 0 is a token 
 OPTIONS = {
     "sinusoids": {},
     "learned positions": {"max_sequence_length": 5, "scale_embedding": False},
-    "post-norm": {"pre_norm": False, "activation": "relu"},
+    "post-norm": {"normalize_first": False, "activation": "relu"},
     "mixed_bfloat16": {"dtype": "mixed_bfloat16"},
     "bfloat16": {"dtype": "bfloat16", "max_sequence_length": 7},
 }

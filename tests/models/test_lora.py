@@ -138,7 +138,7 @@ def test_a_cached_step_equals_the_whole_pass():
 
 def test_layers_in_a_plain_keras_model_are_tuned_too():
     inputs = keras.Input((None, 6))
-    hidden = keras.layers.Dense(6)(kt.Encoder(1, 2, 7)(inputs))
+    hidden = keras.layers.Dense(6)(kt.Encoder(1, num_heads=2, intermediate_dim=7)(inputs))
     tuned = kt.add_lora(keras.Model(inputs, hidden), 2)
     assert type(tuned) is type(keras.Model(inputs, hidden))
     assert len(tuned.trainable_weights) == 4

@@ -18,7 +18,7 @@ MODELS = {
     "bert": lambda: kt.bert_classifier(kt.bert(11, size="tiny", **SMALL), 3),
 }
 LAYERS = {
-    "encoder": lambda: kt.Encoder(1, 2, 7),
+    "encoder": lambda: kt.Encoder(1, num_heads=2, intermediate_dim=7),
     "attention": lambda: kt.MultiHeadAttention(2),
     "feed_forward": lambda: kt.FeedForward(7),
     "sliced": lambda: kt.SlicedAttention(2),
@@ -62,6 +62,9 @@ def test_plain_layers_are_quantized_as_ever():
 )
 def test_filters_leave_ours_out():
     inputs = keras.Input((5, 6))
-    model = keras.Model(inputs, keras.layers.Dense(7, name="top")(kt.Encoder(1, 2, 7)(inputs)))
+    model = keras.Model(
+        inputs,
+        keras.layers.Dense(7, name="top")(kt.Encoder(1, num_heads=2, intermediate_dim=7)(inputs)),
+    )
     model.quantize("int8", filters="top")
     assert {w.path.split("/")[0] for w in model.weights if w.dtype == "int8"} == {"top"}

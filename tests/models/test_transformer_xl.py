@@ -25,11 +25,11 @@ TINY = {
     "dropout": 0.0,
 }
 OPTIONS = {
-    "paper": {"pre_norm": False},
+    "paper": {"normalize_first": False},
     "pre-norm": {},
     "documents": {"start_id": START},
     "mixed_bfloat16": {"dtype": "mixed_bfloat16"},
-    "bfloat16": {"dtype": "bfloat16", "pre_norm": False},
+    "bfloat16": {"dtype": "bfloat16", "normalize_first": False},
 }
 
 
@@ -62,9 +62,9 @@ def nats(logits, labels):
     return normaliser - np.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
 
 
-@pytest.mark.parametrize("pre_norm", [True, False])
-def test_logits_equal_numpy(pre_norm):
-    model, ids = model_of(pre_norm=pre_norm, start_id=START), text(17)
+@pytest.mark.parametrize("normalize_first", [True, False])
+def test_logits_equal_numpy(normalize_first):
+    model, ids = model_of(normalize_first=normalize_first, start_id=START), text(17)
     table = exact(model.get_layer("embedding").embeddings)
     documents = np.cumsum(ids == START, axis=1)
     same = documents[:, :, None] == documents[:, None]
@@ -298,7 +298,7 @@ def number_of_weights(size, vocabulary_size):
 
 
 def test_a_model_has_the_weights_of_the_formula():
-    model = model_of(pre_norm=False)
+    model = model_of(normalize_first=False)
     assert model.count_params() == number_of_weights(TINY, 11)
 
 

@@ -11,15 +11,19 @@ TINY = {"num_layers": 2, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
 SOURCE = np.array([[5, 9, 4, 3, 0, 0, 0], [7, 7, 1, 8, 10, 6, 3]], "int32")
 TARGET = np.array([[2, 4, 9, 0, 0], [2, 8, 8, 5, 7]], "int32")
 OPTIONS = {
-    "paper": {"pre_norm": False},
+    "paper": {"normalize_first": False},
     "pre-norm": {},
     "untied": {"tie_output": False},
     "separate": {"target_vocabulary_size": 13},
-    "separate, untied": {"target_vocabulary_size": 13, "tie_output": False, "pre_norm": False},
+    "separate, untied": {
+        "target_vocabulary_size": 13,
+        "tie_output": False,
+        "normalize_first": False,
+    },
     "gelu": {"activation": "gelu"},
     "no source end": {"source_end": False},
     "mixed_bfloat16": {"dtype": "mixed_bfloat16"},
-    "bfloat16": {"dtype": "bfloat16", "pre_norm": False},
+    "bfloat16": {"dtype": "bfloat16", "normalize_first": False},
 }
 
 
@@ -238,7 +242,9 @@ def test_dropout_acts_in_training_only():
     assert np.abs(array(model(inputs, training=True)) - array(model(inputs))).max() > 1e-3
 
 
-def number_of_weights(size, source_vocabulary, target_vocabulary=0, tied=True, pre_norm=True):
+def number_of_weights(
+    size, source_vocabulary, target_vocabulary=0, tied=True, normalize_first=True
+):
     """By the paper's formulas, nothing allocated."""
     hidden, intermediate = size["hidden_dim"], size["intermediate_dim"]
     attention, norm = 4 * (hidden * hidden + hidden), 2 * hidden
@@ -247,7 +253,7 @@ def number_of_weights(size, source_vocabulary, target_vocabulary=0, tied=True, p
     decoder_block = 2 * attention + feed_forward + 3 * norm
     tables = source_vocabulary + target_vocabulary
     tables += 0 if tied else target_vocabulary or source_vocabulary
-    ends = 2 * norm if pre_norm else 0
+    ends = 2 * norm if normalize_first else 0
     return size["num_layers"] * (encoder_block + decoder_block) + ends + tables * hidden
 
 
@@ -258,7 +264,7 @@ def test_a_model_has_the_weights_of_the_formula():
             11,
             options.get("target_vocabulary_size", 0),
             options.get("tie_output", True),
-            options.get("pre_norm", True),
+            options.get("normalize_first", True),
         )
         assert model_of(**options).count_params() == expected, f"{options}"
 
@@ -270,7 +276,7 @@ def test_a_model_has_the_weights_of_the_formula():
     [("base", 37000, 65e6), ("big", 37000, 213e6), ("tiny", 9712, 2.6e6)],
 )
 def test_sizes_have_about_the_published_number_of_weights(size, vocabulary, published):
-    counted = number_of_weights(SIZES[size], vocabulary, pre_norm=False)
+    counted = number_of_weights(SIZES[size], vocabulary, normalize_first=False)
     np.testing.assert_allclose(counted, published, rtol=0.04, err_msg="published")
 
 

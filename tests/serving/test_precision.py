@@ -24,7 +24,7 @@ def test_a_copy_in_float32_is_exact_and_has_its_own_weights(target_vocabulary_si
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_a_bfloat16_copy_rounds_the_weights_and_leaves_the_model(dtype):
-    model = translation(13, dtype=dtype, pre_norm=False, **SMALL)
+    model = translation(13, dtype=dtype, normalize_first=False, **SMALL)
     copy = with_dtype(model, "bfloat16")
     assert {weight.dtype for weight in copy.weights} == {"bfloat16"}
     assert {weight.dtype for weight in model.weights} == {"float32"}
