@@ -3,10 +3,11 @@
 import json
 import time
 
+from keras_transformer.data.corpora import ParallelText
 from keras_transformer.serving import Translator
 from keras_transformer.serving.publishing.c_api import ask
 from train.config import load_config
-from train.demo.corpus import demo_split
+from train.demo.corpus import demo_corpus
 from train.experiments.translation import Translation, bleu_report, translations_of
 from train.gpus import warn_of_idle_gpus
 from train.loop import train_run
@@ -21,7 +22,9 @@ def run_demo(run_path, directory):
     warn_of_idle_gpus()
     start = time.perf_counter()
     config = load_config("demo")
-    train_text, held_out = demo_split(NUM_TRAIN, NUM_HELD_OUT, config.seed)
+    pairs = demo_corpus(NUM_TRAIN + NUM_HELD_OUT, config.seed)
+    train_text = ParallelText(pairs.sources[:NUM_TRAIN], pairs.targets[:NUM_TRAIN])
+    held_out = ParallelText(pairs.sources[NUM_TRAIN:], pairs.targets[NUM_TRAIN:])
     run = Run(run_path, type(config))
     train_run(run, Translation(config, (train_text, held_out)))
 
