@@ -186,7 +186,7 @@ def plan_in_words(batches):
 
 
 def publish(text_model, options):
-    """Exports a `TextModel` according to `ExportOptions`, or exits with the reason."""
+    """Exports a `ServedModel` according to `ExportOptions`, or exits with the reason."""
     try:
         print(f"Published {text_model.export(options.directory, options.name)}.")
     except RuntimeError as error:

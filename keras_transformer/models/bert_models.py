@@ -1,4 +1,4 @@
-"""BERT as functional Keras models: the backbone, and the heads that share its weights."""
+"""BERT: the backbone, and the models with a head that share its weights."""
 
 import keras
 import numpy as np
@@ -11,13 +11,12 @@ from keras_transformer.layers.embedding import (
     PositionEmbedding,
     TokenDropout,
     TokenEmbedding,
+    VocabularyBias,
 )
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
-from keras_transformer.layers.vocabulary_bias import VocabularyBias
-from keras_transformer.models.functions import layer_names
+from keras_transformer.models.text_model import Part, TextModel, size_named
 from keras_transformer.ops.masks import padding_mask
-from keras_transformer.training.model import Model
 
 # base, large: Devlin et al. 2018, section 3 (https://arxiv.org/abs/1810.04805).
 # tiny, mini, small: Turc et al. 2019 (https://arxiv.org/abs/1908.08962).
@@ -38,6 +37,109 @@ _BLOCK = {
     "norm_epsilon": 1e-12,
 }
 _NUM_SEGMENTS = 2
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class BertModel(TextModel):
+    """The backbone of BERT, of `bert`, and the base of the models with a head.
+
+    Attributes:
+        token_embedding: `TokenEmbedding`.
+        segment_embedding: `keras.layers.Embedding` of the first and the second text.
+        positions: `PositionEmbedding`.
+        token_dropout: `TokenDropout` of the ids.
+        embedding_norm: layer normalisation of the sum of the three.
+        embedding_dropout: dropout after it.
+        encoder: `Encoder`.
+        pooler: `Dense` above the vector of [CLS]; None in a model that does not use it.
+        text_inputs: the symbolic inputs `token_ids` and `segment_ids`, a dictionary.
+    """
+
+    kind = "bert"
+    token_embedding = Part("token_embedding")
+    segment_embedding = Part("segment_embedding")
+    positions = Part("positions")
+    token_dropout = Part("token_dropout")
+    embedding_norm = Part("embedding_norm")
+    embedding_dropout = Part("embedding_dropout")
+    encoder = Part("encoder")
+    pooler = Part("pooler")
+
+    @property
+    def text_inputs(self):
+        return {name: self.input[name] for name in ("token_ids", "segment_ids")}
+
+    def attention_scores(self, token_ids, segment_ids):
+        """The attention weights of all layers and heads for tokenised texts.
+
+        Args:
+            model: of any function here, as built or reloaded.
+            token_ids: (batch, length), 0 for padding.
+            segment_ids: (batch, length).
+
+        Returns:
+            A dictionary with one list, "encoder", of one tensor (batch, heads, length, length)
+            per layer.
+        """
+        embedded = keras.Model(self.text_inputs, self.embedding_dropout.output)
+        vectors = embedded({"token_ids": token_ids, "segment_ids": segment_ids})
+        mask = padding_mask(ops.convert_to_tensor(token_ids))
+        return {"encoder": self.encoder.attention_scores(vectors, mask)}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class BertPretrainingModel(BertModel):
+    """A backbone with the two heads of pretraining, of `bert_pretraining`.
+
+    Attributes:
+        masked_token_dense: `Dense` above the vectors of masked tokens.
+        masked_token_norm: layer normalisation after it.
+        masked_token_bias: `VocabularyBias` of the logits of masked tokens.
+        next_sentence: `Dense` above the pooler.
+    """
+
+    kind = "bert_pretraining"
+    masked_token_dense = Part("masked_token_dense")
+    masked_token_norm = Part("masked_token_norm")
+    masked_token_bias = Part("masked_token_bias")
+    next_sentence = Part("next_sentence")
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class BertClassifierModel(BertModel):
+    """A backbone with a head that labels texts, of `bert_classifier`.
+
+    Attributes:
+        head: `Dense` from the pooled vector to the logits of the labels.
+        head_dropout: dropout before it.
+    """
+
+    kind = "bert_classifier"
+    head = Part("head")
+    head_dropout = Part("head_dropout")
+    pooling = Part("pooling")
+
+    def logits(self, token_ids, segment_ids):
+        """Scores every label, outside training.
+
+        Args:
+            token_ids: (batch, length), 0 for padding.
+            segment_ids: (batch, length).
+
+        Returns:
+            Float32 logits, (batch, labels).
+        """
+        return self({"token_ids": token_ids, "segment_ids": segment_ids}, training=False)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class BertTokenLabellerModel(BertClassifierModel):
+    """A backbone with a head that labels each token, of `bert_token_labeller`.
+
+    Its logits are (batch, length, labels).
+    """
+
+    kind = "bert_token_labeller"
 
 
 def bert(
@@ -69,7 +171,7 @@ def bert(
             activation_dropout, key_dim, use_bias, kernel_initializer, dtype).
 
     Returns:
-        A functional Keras model. Inputs: a dictionary of `token_ids`, 0 for padding, and
+        A `BertModel`. Inputs: a dictionary of `token_ids`, 0 for padding, and
         `segment_ids`, 0 in the first text and 1 in the second, integers (batch, length).
         Outputs: a dictionary of `vectors`, (batch, length, hidden_dim), and `pooled`,
         (batch, hidden_dim), computed from the first vector, that of [CLS].
@@ -85,9 +187,7 @@ def bert(
         >>> {name: tuple(output.shape) for name, output in outputs.items()}
         {'vectors': (1, 3, 128), 'pooled': (1, 128)}
     """
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
-    block = {**_BLOCK, **SIZES[size], **dimensions}
+    block = {**_BLOCK, **size_named(SIZES, size, dimensions)}
     hidden_dim = block.pop("hidden_dim")
     dtype = block.get("dtype")
 
@@ -116,7 +216,7 @@ def bert(
     # Explicit, because the implicit mask of the tokens is lost where the segments are added.
     vectors = Encoder(**block, name="encoder")(vectors, padding_mask=padding_mask(kept_ids))
     pooler = keras.layers.Dense(hidden_dim, pooler_activation, dtype=dtype, name="pooler")
-    return Model(
+    return BertModel(
         {"token_ids": token_ids, "segment_ids": segment_ids},
         {"vectors": vectors, "pooled": pooler(vectors[:, 0])},
         name=name,
@@ -143,7 +243,7 @@ def bert_pretraining(
         name: of the model.
 
     Returns:
-        A functional Keras model. Inputs: those of the backbone and `masked_positions`,
+        A `BertPretrainingModel`. Inputs: those of the backbone and `masked_positions`,
         integers (batch, masked), 0 for padding. Outputs: a dictionary of float32 logits,
         `masked_tokens` (batch, masked, vocabulary_size) and `next_sentence` (batch, 2):
         the second text follows the first, or is random. Train it with `PretrainingLoss`.
@@ -156,18 +256,18 @@ def bert_pretraining(
         >>> {name: tuple(logits.shape) for name, logits in model(inputs).items()}
         {'masked_tokens': (1, 1, 11), 'next_sentence': (1, 2)}
     """
-    token_embedding = backbone.get_layer("token_embedding")
+    token_embedding = backbone.token_embedding
     dtype = token_embedding.dtype_policy
     positions = keras.Input((None,), dtype="int32", name="masked_positions")
     vectors = VectorsAt(dtype=dtype, name="masked_vectors")(backbone.output["vectors"], positions)
     vectors = keras.layers.Dense(  # (batch, masked, hidden_dim)
         token_embedding.hidden_dim, activation, dtype=dtype, name="masked_token_dense"
     )(vectors)
-    epsilon = backbone.get_layer("embedding_norm").epsilon
+    epsilon = backbone.embedding_norm.epsilon
     vectors = _norm("masked_token_norm", epsilon, dtype)(vectors)
     logits = token_embedding(vectors, reverse=True)
     bias = VocabularyBias(dtype=dtype, name="masked_token_bias")
-    model = Model(
+    model = BertPretrainingModel(
         {**backbone.input, "masked_positions": positions},
         {
             "masked_tokens": bias(logits),
@@ -189,8 +289,8 @@ def bert_backbone(model):
         >>> sorted(bert_backbone(model).output)
         ['pooled', 'vectors']
     """
-    vectors, pooled = (model.get_layer(name).output for name in ("encoder", "pooler"))
-    return Model(_text_inputs(model), {"vectors": vectors, "pooled": pooled}, name="bert")
+    outputs = {"vectors": model.encoder.output, "pooled": model.pooler.output}
+    return BertModel(model.text_inputs, outputs, name="bert")
 
 
 def bert_classifier(backbone, num_labels, dropout=0.1, pooling="first", name="bert_classifier"):
@@ -208,7 +308,7 @@ def bert_classifier(backbone, num_labels, dropout=0.1, pooling="first", name="be
         name: of the model.
 
     Returns:
-        A functional Keras model with the inputs of the backbone. Output: float32 logits,
+        A `BertClassifierModel` with the inputs of the backbone. Output: float32 logits,
         (batch, num_labels).
 
     Raises:
@@ -220,13 +320,13 @@ def bert_classifier(backbone, num_labels, dropout=0.1, pooling="first", name="be
     """
     pooled = backbone.output["pooled"]
     if pooling != "first":
-        mask = padding_mask(backbone.get_layer("token_dropout").output)
-        dtype = backbone.get_layer("token_embedding").dtype_policy
+        mask = padding_mask(backbone.token_dropout.output)
+        dtype = backbone.token_embedding.dtype_policy
         pooled = SequencePooling(pooling, dtype=dtype, name="pooling")(
             backbone.output["vectors"], padding_mask=mask
         )
     pooled = ReproducibleDropout(dropout, name="head_dropout")(pooled)
-    return Model(backbone.input, _logits(num_labels, "head")(pooled), name=name)
+    return BertClassifierModel(backbone.input, _logits(num_labels, "head")(pooled), name=name)
 
 
 def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labeller"):
@@ -243,7 +343,7 @@ def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labe
         name: of the model.
 
     Returns:
-        A functional Keras model with the inputs of the backbone. Output: float32 logits,
+        A `BertTokenLabellerModel` with the inputs of the backbone. Output: float32 logits,
         (batch, length, num_labels).
 
     Examples:
@@ -251,30 +351,7 @@ def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labe
         (None, None, 5)
     """
     vectors = ReproducibleDropout(dropout, name="head_dropout")(backbone.output["vectors"])
-    return Model(backbone.input, _logits(num_labels, "head")(vectors), name=name)
-
-
-def is_bert(model):
-    """Whether a model was built by one of the functions here."""
-    return "token_embedding" in layer_names(model)
-
-
-def attention_scores(model, token_ids, segment_ids):
-    """The attention weights of all layers and heads for tokenised texts.
-
-    Args:
-        model: of any function here, as built or reloaded.
-        token_ids: (batch, length), 0 for padding.
-        segment_ids: (batch, length).
-
-    Returns:
-        A dictionary with one list, "encoder", of one tensor (batch, heads, length, length)
-        per layer.
-    """
-    embedded = keras.Model(_text_inputs(model), model.get_layer("embedding_dropout").output)
-    vectors = embedded({"token_ids": token_ids, "segment_ids": segment_ids})
-    mask = padding_mask(ops.convert_to_tensor(token_ids))
-    return {"encoder": model.get_layer("encoder").attention_scores(vectors, mask)}
+    return BertTokenLabellerModel(backbone.input, _logits(num_labels, "head")(vectors), name=name)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -308,10 +385,6 @@ class VectorsAt(keras.layers.Layer):
 
     def get_config(self):
         return super().get_config()  # otherwise Keras refuses to serialise a dtype policy
-
-
-def _text_inputs(model):
-    return {name: model.input[name] for name in ("token_ids", "segment_ids")}
 
 
 def _norm(name, epsilon, dtype):

@@ -1,6 +1,4 @@
-"""A causal Transformer that scores the next token of a text, as a functional Keras model."""
-
-import functools
+"""A causal Transformer that scores the next token of a text."""
 
 import keras
 
@@ -11,14 +9,14 @@ from keras_transformer.layers.embedding import (
     SinusoidalEncoding,
     TokenEmbedding,
 )
-from keras_transformer.models.functions import (
-    GeneratorFunctions,
-    check_layers,
+from keras_transformer.models.text_model import (
+    Part,
+    TextModel,
     empty_mask,
     mask_of_step,
+    size_named,
 )
-from keras_transformer.ops.segments import segment_mask, segments_before
-from keras_transformer.training.model import Model
+from keras_transformer.ops.positions import segment_mask, segments_before
 
 END_ID = 3  # of every document
 
@@ -40,6 +38,84 @@ SIZES = {
         "dropout": 0.2,
     },
 }
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class LanguageModel(TextModel):
+    """A causal Transformer, of `language_model` or `gpt2`: its logits score each next token.
+
+    Attributes:
+        embedding: `TokenEmbedding`, whose table also projects to logits.
+        positions: `SinusoidalEncoding` or `PositionEmbedding`.
+        decoder: `Decoder` without a source.
+    """
+
+    kind = "language_model"
+    has_static_cache = True
+    embedding = Part("embedding")
+    positions = Part("positions")
+    decoder = Part("decoder")
+
+    def start_cache(self, batch_size, num_beams=1, length=None):
+        """The cache before the first step.
+
+        Args:
+            batch_size: number of rows, an integer scalar.
+            num_beams: beams per row.
+            length: most steps that will be taken, an integer scalar, for a cache of full size; None
+                for one that grows.
+
+        Returns:
+            A nested structure of tensors, batch first; their axis of size 0 grows by
+            `num_beams` with each step.
+        """
+        keys_values = self.decoder.empty_cache(batch_size, length, num_beams)
+        return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams)}
+
+    def step(self, token_ids, parents, position, cache):
+        """Scores the next token of every beam.
+
+        Args:
+            token_ids: the newest token of each beam, (batch, beams).
+            parents: the beam of the previous step that each beam extends, (batch, beams).
+            position: of the newest tokens in the text, counted from 0, an integer scalar.
+            cache: from `start_cache` or the previous step.
+
+        Returns:
+            The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
+        """
+        vectors = self.positions.step(self.embedding(token_ids), position)
+        name, mask, position = mask_of_step(cache, parents, position)
+        no_source = self.decoder.source_keys_values(None)
+        vectors, keys_values = self.decoder.step(
+            vectors, no_source, None, cache["keys_values"], mask, position
+        )
+        return self.embedding(vectors, reverse=True), {"keys_values": keys_values, name: mask}
+
+    def logits(self, token_ids):
+        """Scores the next token after each position, outside training.
+
+        Args:
+            token_ids: (batch, length).
+
+        Returns:
+            Float32 logits, (batch, length, vocabulary).
+        """
+        return self(token_ids, training=False)
+
+    def attention_scores(self, token_ids):
+        """The attention weights of all layers and heads for tokenised texts.
+
+        Args:
+            token_ids: (batch, length).
+
+        Returns:
+            A dictionary with one list, "decoder", of one tensor (batch, heads, length, length)
+            per layer.
+        """
+        vectors = self.positions(self.embedding(token_ids))
+        pairs = self.decoder.attention_scores(vectors)
+        return {"decoder": [self_scores for self_scores, _ in pairs]}
 
 
 def language_model(
@@ -74,7 +150,7 @@ def language_model(
             kernel_initializer, dtype).
 
     Returns:
-        A functional Keras model. Input: `token_ids`, integers (batch, length). Output:
+        A `LanguageModel`. Input: `token_ids`, integers (batch, length). Output:
         float32 logits of the next token at each position, (batch, length, vocabulary_size).
         Token embedding and output projection are tied.
 
@@ -87,9 +163,7 @@ def language_model(
         >>> tuple(model(keras.ops.array([[3, 5, 2]])).shape)
         (1, 3, 11)
     """
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
-    block = {**SIZES[size], "activation": "gelu", **dimensions}
+    block = {"activation": "gelu", **size_named(SIZES, size, dimensions)}
     hidden_dim = block.pop("hidden_dim")
     dtype = block.get("dtype")
     token_ids = keras.Input((None,), dtype="int32", name="token_ids")
@@ -107,84 +181,4 @@ def language_model(
         masks["attention_mask"] = segment_mask(segments, segments)
     vectors = dropout(positions(embedding(token_ids), segments=segments))
     vectors = Decoder(**block, name="decoder")(vectors, **masks)
-    return Model(token_ids, embedding(vectors, reverse=True), name=name)
-
-
-def functions(model):
-    """The functions to decode and serve a model of `language_model` or `gpt2`.
-
-    Args:
-        model: of `language_model`, as built or reloaded.
-
-    Returns:
-        `GeneratorFunctions`.
-
-    Raises:
-        ValueError: if the model is of another kind.
-    """
-    check_layers(model, ("embedding", "positions", "decoder"), "language_model() or gpt2()")
-    return GeneratorFunctions(
-        weights=model.weights,
-        start_cache=functools.partial(start_cache, model),
-        step=functools.partial(step, model),
-        logits=lambda token_ids: model(token_ids, training=False),
-        attention_scores=functools.partial(attention_scores, model),
-        has_static_cache=True,
-    )
-
-
-def start_cache(model, batch_size, num_beams=1, length=None):
-    """The cache before the first step.
-
-    Args:
-        model: of `language_model`, as built or reloaded.
-        batch_size: number of rows, an integer scalar.
-        num_beams: beams per row.
-        length: most steps that will be taken, an integer scalar, for a cache of full size; None
-            for one that grows.
-
-    Returns:
-        A nested structure of tensors, batch first; their axis of size 0 grows by
-        `num_beams` with each step.
-    """
-    keys_values = model.get_layer("decoder").empty_cache(batch_size, length, num_beams)
-    return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams)}
-
-
-def step(model, token_ids, parents, position, cache):
-    """Scores the next token of every beam.
-
-    Args:
-        model: of `language_model`, as built or reloaded.
-        token_ids: the newest token of each beam, (batch, beams).
-        parents: the beam of the previous step that each beam extends, (batch, beams).
-        position: of the newest tokens in the text, counted from 0, an integer scalar.
-        cache: from `start_cache` or the previous step.
-
-    Returns:
-        The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
-    """
-    embedding, decoder = model.get_layer("embedding"), model.get_layer("decoder")
-    vectors = model.get_layer("positions").step(embedding(token_ids), position)
-    name, mask, position = mask_of_step(cache, parents, position)
-    no_source = decoder.source_keys_values(None)
-    vectors, keys_values = decoder.step(
-        vectors, no_source, None, cache["keys_values"], mask, position
-    )
-    return embedding(vectors, reverse=True), {"keys_values": keys_values, name: mask}
-
-
-def attention_scores(model, token_ids):
-    """The attention weights of all layers and heads for tokenised texts.
-
-    Args:
-        model: of `language_model`, as built or reloaded.
-        token_ids: (batch, length).
-
-    Returns:
-        A dictionary with one list, "decoder", of one tensor (batch, heads, length, length)
-        per layer.
-    """
-    vectors = model.get_layer("positions")(model.get_layer("embedding")(token_ids))
-    pairs = model.get_layer("decoder").attention_scores(vectors)
-    return {"decoder": [self_scores for self_scores, _ in pairs]}
+    return LanguageModel(token_ids, embedding(vectors, reverse=True), name=name)

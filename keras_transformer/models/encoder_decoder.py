@@ -1,26 +1,27 @@
-"""The encoder-decoder of "Attention Is All You Need", as a functional Keras model."""
-
-import functools
+"""The encoder-decoder of "Attention Is All You Need"."""
 
 import keras
 from keras import ops
 
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
+from keras_transformer.layers.embedding import (
+    IgnoredToken,
+    SinusoidalEncoding,
+    TokenEmbedding,
+    VocabularyBias,
+)
 from keras_transformer.layers.encoder import Encoder
-from keras_transformer.layers.ignored_token import IgnoredToken
-from keras_transformer.layers.vocabulary_bias import VocabularyBias
-from keras_transformer.models.functions import (
-    TranslatorFunctions,
-    check_layers,
+from keras_transformer.models.text_model import (
+    Part,
+    TextModel,
+    check_kind,
     empty_mask,
-    layer_names,
     mask_of_step,
+    size_named,
 )
 from keras_transformer.ops.masks import padding_mask
-from keras_transformer.ops.segments import segment_mask, segments_after, segments_before
-from keras_transformer.training.model import Model
+from keras_transformer.ops.positions import segment_mask, segments_after, segments_before
 
 START_ID, END_ID = 2, 3  # of every target, and of every source
 
@@ -51,6 +52,135 @@ SIZES = {
 }
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TranslationModel(TextModel):
+    """An encoder-decoder, of `translation`: its logits score each next target token.
+
+    Attributes:
+        source_embedding: `TokenEmbedding` of the sources.
+        target_embedding: that of the targets, the same layer if both share one vocabulary.
+        output_projection: the embedding whose table projects to logits.
+        output_bias: `VocabularyBias` of the logits, or None.
+        source_without_end: `IgnoredToken` that hides the end token of sources, or None.
+        positions: `SinusoidalEncoding` of both sides.
+        encoder: `Encoder` of the sources.
+        decoder: `Decoder` of the targets.
+    """
+
+    kind = "translation"
+    has_static_cache = True
+    source_embedding = Part("source_embedding", "target_embedding")
+    target_embedding = Part("target_embedding")
+    output_projection = Part("output_projection", "target_embedding")
+    output_bias = Part("output_bias")
+    source_without_end = Part("source_without_end")
+    positions = Part("positions")
+    encoder = Part("encoder")
+    decoder = Part("decoder")
+
+    def encode(self, source_ids):
+        """Encodes the source once for all decoding steps.
+
+        Args:
+            source_ids: (batch, source), 0 for padding.
+
+        Returns:
+            A nested structure of tensors, batch first: the input of `start_cache` and `step`.
+        """
+        vectors, mask = self._embedded_source(source_ids)
+        source = self.encoder(vectors, padding_mask=mask)
+        return {
+            "keys_values": self.decoder.source_keys_values(source),
+            "padding_mask": mask,
+        }
+
+    def start_cache(self, encoded, num_beams, length=None):
+        """The cache before the first step.
+
+        Args:
+            encoded: the result of `encode`.
+            num_beams: beams per row.
+            length: most steps that will be taken, an integer scalar, for a cache of full size; None
+                for one that grows.
+
+        Returns:
+            A nested structure of tensors, batch first; their axis of size 0 grows by
+            `num_beams` with each step.
+        """
+        batch_size = ops.shape(encoded["padding_mask"])[0]
+        keys_values = self.decoder.empty_cache(batch_size, length, num_beams)
+        return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams)}
+
+    def step(self, encoded, token_ids, parents, position, cache):
+        """Scores the next token of every beam.
+
+        Args:
+            encoded: the result of `encode`.
+            token_ids: the newest token of each beam, (batch, beams).
+            parents: the beam of the previous step that each beam extends, (batch, beams).
+            position: of the newest tokens in the target, counted from 0, an integer scalar.
+            cache: from `start_cache` or the previous step.
+
+        Returns:
+            The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
+        """
+        vectors = self.target_embedding(token_ids)
+        vectors = self.positions.step(vectors, position)
+        name, mask, position = mask_of_step(cache, parents, position)
+        source, source_mask = encoded["keys_values"], encoded["padding_mask"]
+        vectors, keys_values = self.decoder.step(
+            vectors, source, source_mask, cache["keys_values"], mask, position
+        )
+        return self._logits_of(vectors), {"keys_values": keys_values, name: mask}
+
+    def logits(self, source_ids, target_ids):
+        """Scores the next token after each target position, outside training.
+
+        Args:
+            source_ids: (batch, source), 0 for padding.
+            target_ids: (batch, target), 0 for padding.
+
+        Returns:
+            Float32 logits, (batch, target, vocabulary).
+        """
+        return self({"source_ids": source_ids, "target_ids": target_ids}, training=False)
+
+    def attention_scores(self, source_ids, target_ids):
+        """The attention weights of all layers and heads for pairs of source and target.
+
+        Args:
+            source_ids: (batch, source), 0 for padding.
+            target_ids: (batch, target), the inputs of the decoder, start token first.
+
+        Returns:
+            A dictionary of lists with one tensor (batch, heads, target, source) per layer:
+            "encoder", "decoder" (self-attention) and "cross" (from target to source).
+        """
+        vectors, source_mask = self._embedded_source(source_ids)
+        source, encoder_scores = self.encoder.attend(vectors, source_mask)
+        pairs = self.decoder.attention_scores(
+            self.positions(self.target_embedding(target_ids)),
+            source,
+            padding_mask(target_ids),
+            source_mask,
+        )
+        return {
+            "encoder": encoder_scores,
+            "decoder": [self_scores for self_scores, _ in pairs],
+            "cross": [cross_scores for _, cross_scores in pairs],
+        }
+
+    def _embedded_source(self, source_ids):
+        """Vectors of sources with their positions encoded, and their padding mask."""
+        if self.source_without_end is not None:
+            source_ids = self.source_without_end(source_ids)
+        return self.positions(self.source_embedding(source_ids)), padding_mask(source_ids)
+
+    def _logits_of(self, vectors):
+        logits = self.output_projection(vectors, reverse=True)
+        return logits if self.output_bias is None else self.output_bias(logits)
+
+
 def translation(
     source_vocabulary_size,
     target_vocabulary_size=None,
@@ -74,7 +204,7 @@ def translation(
             embedding table between source and target.
         size: a key of `SIZES`: "tiny", "base" or "big".
         tie_output: whether the target embeddings also serve as output projection.
-        packed: whether rows may hold several pairs, as from `TokenBatches(packed=True)`: each
+        packed: whether rows may hold several pairs, as `PackedRows` makes them: each
             source ends with id 3, each target begins with id 2, and no pair attends to another.
             The weights, and the logits of a row with one pair, are the same.
         output_bias: whether the logit of each token has a learned bias.
@@ -89,7 +219,7 @@ def translation(
             kernel_initializer, dtype).
 
     Returns:
-        A functional Keras model. Inputs: a dictionary of `source_ids` (batch, source) and
+        A `TranslationModel`. Inputs: a dictionary of `source_ids` (batch, source) and
         `target_ids` (batch, target), integers, 0 for padding. Output: float32 logits,
         (batch, target, target_vocabulary_size).
 
@@ -103,9 +233,7 @@ def translation(
         >>> tuple(model({"source_ids": ids, "target_ids": ids}).shape)
         (1, 3, 11)
     """
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
-    block = {**SIZES[size], **dimensions}
+    block = size_named(SIZES, size, dimensions)
     hidden_dim = block.pop("hidden_dim")
     dtype = block.get("dtype")
 
@@ -151,144 +279,11 @@ def translation(
     logits = output_projection(target, reverse=True)
     if output_bias:
         logits = VocabularyBias(dtype=dtype, name="output_bias")(logits)
-    return Model({"source_ids": source_ids, "target_ids": target_ids}, logits, name=name)
+    return TranslationModel({"source_ids": source_ids, "target_ids": target_ids}, logits, name=name)
 
 
-def functions(model):
-    """The functions to decode and serve a model of `translation`.
-
-    Args:
-        model: of `translation`, as built or reloaded.
-
-    Returns:
-        `TranslatorFunctions`.
-
-    Raises:
-        ValueError: if the model is of another kind.
-    """
-    check_layers(model, ("target_embedding", "positions", "encoder", "decoder"), "translation()")
-    return TranslatorFunctions(
-        weights=model.weights,
-        encode=functools.partial(encode, model),
-        start_cache=functools.partial(start_cache, model),
-        step=functools.partial(step, model),
-        logits=lambda source_ids, target_ids: model(
-            {"source_ids": source_ids, "target_ids": target_ids}, training=False
-        ),
-        attention_scores=functools.partial(attention_scores, model),
-        has_static_cache=True,
+def check_translation(model):
+    """Raises ValueError unless `Translator` can use a model."""
+    check_kind(
+        model, TranslationModel, ("encode", "start_cache", "step", "logits"), "translation()"
     )
-
-
-def encode(model, source_ids):
-    """Encodes the source once for all decoding steps.
-
-    Args:
-        model: of `translation`, as built or reloaded.
-        source_ids: (batch, source), 0 for padding.
-
-    Returns:
-        A nested structure of tensors, batch first: the input of `start_cache` and `step`.
-    """
-    source_ids = _seen(model, source_ids)
-    mask = padding_mask(source_ids)
-    source = model.get_layer("encoder")(_embed(model, "source", source_ids), padding_mask=mask)
-    return {
-        "keys_values": model.get_layer("decoder").source_keys_values(source),
-        "padding_mask": mask,
-    }
-
-
-def start_cache(model, encoded, num_beams, length=None):
-    """The cache before the first step.
-
-    Args:
-        model: of `translation`, as built or reloaded.
-        encoded: the result of `encode`.
-        num_beams: beams per row.
-        length: most steps that will be taken, an integer scalar, for a cache of full size; None
-            for one that grows.
-
-    Returns:
-        A nested structure of tensors, batch first; their axis of size 0 grows by
-        `num_beams` with each step.
-    """
-    batch_size = ops.shape(encoded["padding_mask"])[0]
-    keys_values = model.get_layer("decoder").empty_cache(batch_size, length, num_beams)
-    return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams)}
-
-
-def step(model, encoded, token_ids, parents, position, cache):
-    """Scores the next token of every beam.
-
-    Args:
-        model: of `translation`, as built or reloaded.
-        encoded: the result of `encode`.
-        token_ids: the newest token of each beam, (batch, beams).
-        parents: the beam of the previous step that each beam extends, (batch, beams).
-        position: of the newest tokens in the target, counted from 0, an integer scalar.
-        cache: from `start_cache` or the previous step.
-
-    Returns:
-        The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
-    """
-    vectors = model.get_layer("target_embedding")(token_ids)
-    vectors = model.get_layer("positions").step(vectors, position)
-    name, mask, position = mask_of_step(cache, parents, position)
-    source, source_mask = encoded["keys_values"], encoded["padding_mask"]
-    vectors, keys_values = model.get_layer("decoder").step(
-        vectors, source, source_mask, cache["keys_values"], mask, position
-    )
-    return _logits(model, vectors), {"keys_values": keys_values, name: mask}
-
-
-def attention_scores(model, source_ids, target_ids):
-    """The attention weights of all layers and heads for pairs of source and target.
-
-    Args:
-        model: of `translation`, as built or reloaded.
-        source_ids: (batch, source), 0 for padding.
-        target_ids: (batch, target), the inputs of the decoder, start token first.
-
-    Returns:
-        A dictionary of lists with one tensor (batch, heads, target, source) per layer:
-        "encoder", "decoder" (self-attention) and "cross" (from target to source).
-    """
-    source_ids = _seen(model, source_ids)
-    source_mask, target_mask = padding_mask(source_ids), padding_mask(target_ids)
-    source, encoder_scores = model.get_layer("encoder").attend(
-        _embed(model, "source", source_ids), source_mask
-    )
-    pairs = model.get_layer("decoder").attention_scores(
-        _embed(model, "target", target_ids), source, target_mask, source_mask
-    )
-    return {
-        "encoder": encoder_scores,
-        "decoder": [self_scores for self_scores, _ in pairs],
-        "cross": [cross_scores for _, cross_scores in pairs],
-    }
-
-
-def embedding(model, side):
-    """The embedding layer of the "source" or "target" side, which may share one."""
-    shared = "source_embedding" not in layer_names(model)
-    return model.get_layer("target_embedding" if shared else f"{side}_embedding")
-
-
-def _seen(model, source_ids):
-    """The ids of a source, padding where the model ignores them."""
-    if "source_without_end" not in layer_names(model):
-        return source_ids
-    return model.get_layer("source_without_end")(source_ids)
-
-
-def _embed(model, side, token_ids):
-    """Vectors of the "source" or "target" side, with their positions encoded."""
-    return model.get_layer("positions")(embedding(model, side)(token_ids))
-
-
-def _logits(model, vectors):
-    names = layer_names(model)
-    projection = "output_projection" if "output_projection" in names else "target_embedding"
-    logits = model.get_layer(projection)(vectors, reverse=True)
-    return model.get_layer("output_bias")(logits) if "output_bias" in names else logits

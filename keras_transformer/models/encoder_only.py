@@ -1,4 +1,4 @@
-"""An encoder that gives a sequence one or more labels, as a functional Keras model."""
+"""An encoder that gives a sequence one or more labels."""
 
 import keras
 
@@ -7,9 +7,8 @@ from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenDropout, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
-from keras_transformer.models.functions import ClassifierFunctions, check_layers
+from keras_transformer.models.text_model import Part, TextModel, size_named
 from keras_transformer.ops.masks import padding_mask
-from keras_transformer.training.model import Model
 
 # former: the classifier of Bloem 2019 (https://peterbloem.nl/blog/transformers), with its
 # defaults for IMDb. small: our own, for a few thousand texts.
@@ -29,6 +28,48 @@ SIZES = {
         "dropout": 0.0,
     },
 }
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class ClassifierModel(TextModel):
+    """An encoder with a pooled vector and a head, of `classifier`.
+
+    Attributes:
+        embedding: `TokenEmbedding`.
+        positions: `SinusoidalEncoding`.
+        encoder: `Encoder`.
+        head: `Dense` from the pooled vector to the logits of the labels.
+    """
+
+    kind = "classifier"
+    embedding = Part("embedding")
+    positions = Part("positions")
+    encoder = Part("encoder")
+    head = Part("head")
+
+    def logits(self, token_ids):
+        """Scores every label, outside training.
+
+        Args:
+            token_ids: (batch, length), 0 for padding.
+
+        Returns:
+            Float32 logits, (batch, labels).
+        """
+        return self(token_ids, training=False)
+
+    def attention_scores(self, token_ids):
+        """The attention weights of all layers and heads for tokenised texts.
+
+        Args:
+            token_ids: (batch, length), 0 for padding.
+
+        Returns:
+            A dictionary with one list, "encoder", of one tensor (batch, heads, length, length)
+            per layer.
+        """
+        vectors = self.positions(self.embedding(token_ids))
+        return {"encoder": self.encoder.attention_scores(vectors, padding_mask(token_ids))}
 
 
 def classifier(
@@ -57,7 +98,7 @@ def classifier(
             kernel_initializer, dtype).
 
     Returns:
-        A functional Keras model. Input: `token_ids`, integers (batch, length), 0 for
+        A `ClassifierModel`. Input: `token_ids`, integers (batch, length), 0 for
         padding. Output: float32 logits, (batch, num_labels).
 
     Raises:
@@ -69,10 +110,8 @@ def classifier(
         >>> tuple(model(keras.ops.array([[3, 5, 2], [7, 0, 0]])).shape)
         (2, 2)
     """
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
     check_integer("num_labels", num_labels)
-    block = {**SIZES[size], **dimensions}
+    block = size_named(SIZES, size, dimensions)
     hidden_dim, dropout = block.pop("hidden_dim"), block["dropout"]
     dtype = block.get("dtype")
     token_ids = keras.Input((None,), dtype="int32", name="token_ids")
@@ -84,40 +123,4 @@ def classifier(
     pooled = SequencePooling(pooling, dtype=dtype, name="pooling")(vectors)
     pooled = ReproducibleDropout(dropout, dtype=dtype, name="pooled_dropout")(pooled)
     logits = keras.layers.Dense(num_labels, dtype="float32", name="head")(pooled)
-    return Model(token_ids, logits, name=name)
-
-
-def functions(model):
-    """The functions to serve a model of `classifier`.
-
-    Args:
-        model: of `classifier`, as built or reloaded.
-
-    Returns:
-        `ClassifierFunctions`.
-
-    Raises:
-        ValueError: if the model is of another kind.
-    """
-    check_layers(model, ("embedding", "positions", "encoder", "head"), "classifier()")
-    return ClassifierFunctions(
-        weights=model.weights,
-        logits=lambda token_ids: model(token_ids, training=False),
-        attention_scores=lambda token_ids: (token_ids, attention_scores(model, token_ids)),
-    )
-
-
-def attention_scores(model, token_ids):
-    """The attention weights of all layers and heads for tokenised texts.
-
-    Args:
-        model: of `classifier`, as built or reloaded.
-        token_ids: (batch, length), 0 for padding.
-
-    Returns:
-        A dictionary with one list, "encoder", of one tensor (batch, heads, length, length)
-        per layer.
-    """
-    vectors = model.get_layer("positions")(model.get_layer("embedding")(token_ids))
-    mask = padding_mask(token_ids)
-    return {"encoder": model.get_layer("encoder").attention_scores(vectors, mask)}
+    return ClassifierModel(token_ids, logits, name=name)

@@ -3,6 +3,7 @@
 from keras_transformer.arguments import check_integer
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models.decoder_only import language_model
+from keras_transformer.models.text_model import size_named
 
 VOCABULARY_SIZE, MAX_SEQUENCE_LENGTH = 50257, 1024
 
@@ -26,8 +27,7 @@ def gpt2(
     """Builds GPT-2; `convert.gpt2.load_gpt2` loads the released weights into it.
 
     It has pre-norm blocks, GELU in its tanh form, learned positions, and an output projection
-    tied to the token embedding. It is a `language_model`, decoded and served by the same
-    functions.
+    tied to the token embedding. It is a `language_model`.
 
     Source: Radford et al. 2019, section 2.3
     (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf).
@@ -42,7 +42,7 @@ def gpt2(
             such as dtype, or `packed` to `language_model`.
 
     Returns:
-        A functional Keras model. Input: `token_ids`, integers (batch, length), all of them
+        A `LanguageModel`. Input: `token_ids`, integers (batch, length), all of them
         tokens. Output: float32 logits, (batch, length, vocabulary_size).
 
     Raises:
@@ -53,9 +53,7 @@ def gpt2(
         >>> tuple(model(keras.ops.array([[3, 5, 0]])).shape)
         (1, 3, 11)
     """
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
-    block = {**SIZES[size], "dropout": 0.1, "attention_dropout": 0.1, **dimensions}
+    block = size_named(SIZES, size, {"dropout": 0.1, "attention_dropout": 0.1, **dimensions})
     check_integer("hidden_dim", block["hidden_dim"])
     return language_model(
         vocabulary_size,

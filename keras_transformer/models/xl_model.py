@@ -1,7 +1,5 @@
 """Transformer-XL, a language model with a memory of earlier segments."""
 
-import functools
-
 import keras
 from keras import ops
 
@@ -10,14 +8,13 @@ from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.layers.segment_recurrence import SegmentRecurrence
 from keras_transformer.layers.transformer_xl import TransformerXL
-from keras_transformer.models.functions import (
-    GeneratorFunctions,
-    check_layers,
+from keras_transformer.models.text_model import (
+    Part,
+    TextModel,
     empty_mask,
-    layer_names,
     mask_of_step,
+    size_named,
 )
-from keras_transformer.training.model import Model
 
 # enwik8, wikitext103, wikitext103_large: Dai et al. 2019, section 4.1, with the dimensions of
 # the authors' training scripts (https://github.com/kimiyoung/transformer-xl:
@@ -60,15 +57,159 @@ SIZES = {
 }
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TransformerXLModel(TextModel):
+    """A language model with a memory of earlier segments, of `transformer_xl`.
+
+    Attributes:
+        embedding: `TokenEmbedding`, whose table also projects to logits.
+        recurrence: `SegmentRecurrence`, the blocks with the memory of training.
+    """
+
+    kind = "transformer_xl"
+    has_static_cache = True
+    embedding = Part("embedding")
+    recurrence = Part("recurrence")
+
+    def forget(self):
+        """Clears the memory of training before it continues with unrelated text."""
+        self.recurrence.forget()
+
+    def read(self, token_ids, memory=None):
+        """Scores one segment of a text with the memory of earlier segments, outside training.
+
+        Args:
+            token_ids: (batch, length), 0 for padding, which may only end a document.
+            memory: from `read` of the previous segment, shortened by `newest` if you like; None
+                at the beginning of a text.
+
+        Returns:
+            The pair of float32 logits, (batch, length, vocabulary), and the memory of everything
+            read so far.
+        """
+        vectors, memory = self.recurrence.advance(self.embedding(token_ids), token_ids, memory)
+        return self.embedding(vectors, reverse=True), memory
+
+    def score(self, token_ids, segment_length, memory_length):
+        """The negative log-likelihood of long texts, with a memory of any length.
+
+        It sums over every token but the first of each text, without padding. A longer memory than
+        in training usually helps: Dai et al. 2019 train on enwik8 with 512 tokens and evaluate
+        with 2100.
+
+        Args:
+            token_ids: one text per row, (batch, length), 0 for padding at the end.
+            segment_length: tokens per forward pass, at least 1.
+            memory_length: earlier tokens that each segment attends to, at least 0.
+
+        Returns:
+            The pair of the sum of -ln(probability) over all predicted tokens, in nats, and their
+            number. Their ratio is the loss; divided by ln(2), bits per token.
+
+        Raises:
+            ValueError: if `segment_length` is below 1 or `memory_length` below 0.
+
+        Examples:
+            >>> model = transformer_xl(11, batch_size=2, num_layers=1)
+            >>> texts = [[3, 5, 2, 7], [4, 6, 8, 0]]
+            >>> _, count = model.score(texts, segment_length=2, memory_length=5)
+            >>> count
+            5
+        """
+        check_integer("segment_length", segment_length)
+        check_integer("memory_length", memory_length, 0)
+        token_ids = ops.convert_to_tensor(token_ids, dtype="int32")
+        total, count, memory = 0.0, 0, None
+        for start in range(0, token_ids.shape[1] - 1, segment_length):
+            labels = token_ids[:, start + 1 : start + 1 + segment_length]
+            segment = token_ids[:, start : start + labels.shape[1]]
+            logits, memory = self.read(segment, memory)
+            memory = newest(memory, memory_length)
+            log_probs = ops.log_softmax(logits, axis=-1)
+            chosen = ops.take_along_axis(log_probs, labels[:, :, None], axis=-1)[:, :, 0]
+            is_real = ops.not_equal(labels, 0)
+            total -= float(ops.sum(ops.where(is_real, chosen, 0.0)))
+            count += int(ops.sum(ops.cast(is_real, "int32")))
+        return total, count
+
+    def start_cache(self, batch_size, num_beams=1, length=None):
+        """The cache before the first step.
+
+        Args:
+            batch_size: number of rows, an integer scalar.
+            num_beams: beams per row.
+            length: most steps that will be taken, an integer scalar, for a cache of full size; None
+                for one that grows.
+
+        Returns:
+            A nested structure of tensors, batch first; their axes of size 0 grow with each step.
+        """
+        stack = self.recurrence.layer
+        return {
+            "stack": stack.empty_cache(batch_size, length, num_beams),
+            **empty_mask(batch_size, length, num_beams),
+        }
+
+    def step(self, token_ids, parents, position, cache):
+        """Scores the next token of every beam.
+
+        Args:
+            token_ids: the newest token of each beam, (batch, beams).
+            parents: the beam of the previous step that each beam extends, (batch, beams).
+            position: number of earlier tokens, an integer scalar.
+            cache: from `start_cache` or the previous step.
+
+        Returns:
+            The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
+        """
+        name, mask, position = mask_of_step(cache, parents, position)
+        if self.recurrence.start_id is not None:
+            # A start token sees only itself; later tokens inherit its mask, so they see no further.
+            num_beams, columns = token_ids.shape[1], ops.shape(mask)[2]
+            newest = columns - num_beams if position is None else position * num_beams
+            is_newest = ops.arange(columns, dtype="int32") >= newest
+            continues = ops.not_equal(token_ids, self.recurrence.start_id)[:, :, None]
+            mask = ops.logical_and(mask, ops.logical_or(continues, is_newest))
+        vectors, stack = self.recurrence.layer.step(
+            self.embedding(token_ids), cache["stack"], mask, position
+        )
+        return self.embedding(vectors, reverse=True), {"stack": stack, name: mask}
+
+    def logits(self, token_ids):
+        """Scores the next token after each position, outside training.
+
+        Args:
+            token_ids: (batch, length), 0 for padding.
+
+        Returns:
+            Float32 logits, (batch, length, vocabulary).
+        """
+        return self(token_ids, training=False)
+
+    def attention_scores(self, token_ids):
+        """The attention weights of all layers and heads for tokenised texts, without a memory.
+
+        Args:
+            token_ids: (batch, length), 0 for padding.
+
+        Returns:
+            A dictionary with one list, "decoder", of one tensor (batch, heads, length, length)
+            per layer.
+        """
+        token_ids = ops.convert_to_tensor(token_ids, dtype="int32")
+        vectors = self.embedding(token_ids)
+        return {"decoder": self.recurrence.attention_scores(vectors, token_ids)}
+
+
 def transformer_xl(
     vocabulary_size, batch_size, size="small", start_id=None, name="transformer_xl", **dimensions
 ):
     """Builds a language model that carries a memory from segment to segment in training.
 
     In training, row i of each batch must continue row i of the previous batch: pass `fit`
-    batches of `batch_size` rows with shuffle=False, and call `forget` before unrelated text.
-    Everywhere else each row is read on its own and may have any length; `read` and `score` take
-    the memory as an argument.
+    batches of `batch_size` rows with shuffle=False, and call `model.forget` before unrelated
+    text. Everywhere else each row is read on its own and may have any length; `model.read` and
+    `model.score` take the memory as an argument.
 
     Source: Dai et al. 2019 (https://arxiv.org/abs/1901.02860); unlike the word models of the
     paper, this one has a plain softmax, not an adaptive one.
@@ -86,7 +227,7 @@ def transformer_xl(
             to `dropout`, activation, pre_norm, dtype).
 
     Returns:
-        A functional Keras model. Input: `token_ids` (batch, length), integers, 0 for padding.
+        A `TransformerXLModel`. Input: `token_ids` (batch, length), integers, 0 for padding.
         Output: float32 logits of the next token, (batch, length, vocabulary_size).
 
     Raises:
@@ -98,9 +239,7 @@ def transformer_xl(
         >>> tuple(model(keras.ops.array([[3, 5, 2]])).shape)
         (1, 3, 11)
     """
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}. Received: size={size!r}.")
-    block = {**SIZES[size], **dimensions}
+    block = size_named(SIZES, size, dimensions)
     block.setdefault("activation_dropout", block["dropout"])
     hidden_dim, memory_length = block.pop("hidden_dim"), block.pop("memory_length")
     dtype = block.get("dtype")
@@ -111,180 +250,20 @@ def transformer_xl(
     stack = TransformerXL(**block, name="stack")
     recurrence = SegmentRecurrence(stack, batch_size, memory_length, start_id, name="recurrence")
     vectors = dropout(recurrence(dropout(embedding(token_ids)), token_ids))
-    return Model(token_ids, embedding(vectors, reverse=True), name=name)
-
-
-def forget(model):
-    """Clears the memory of training before it continues with unrelated text.
-
-    Args:
-        model: of `transformer_xl`, as built or reloaded.
-    """
-    model.get_layer("recurrence").forget()
-
-
-def read(model, token_ids, memory=None):
-    """Scores one segment of a text with the memory of earlier segments, outside training.
-
-    Args:
-        model: of `transformer_xl`, as built or reloaded.
-        token_ids: (batch, length), 0 for padding, which may only end a document.
-        memory: from `read` of the previous segment, shortened by `newest` if you like; None
-            at the beginning of a text.
-
-    Returns:
-        The pair of float32 logits, (batch, length, vocabulary), and the memory of everything
-        read so far.
-    """
-    embedding = model.get_layer("embedding")
-    vectors, memory = model.get_layer("recurrence").advance(embedding(token_ids), token_ids, memory)
-    return embedding(vectors, reverse=True), memory
+    return TransformerXLModel(token_ids, embedding(vectors, reverse=True), name=name)
 
 
 def newest(memory, length):
     """Shortens a memory to its newest `length` tokens; a longer memory is slower.
 
     Args:
-        memory: from `read`.
+        memory: from `TransformerXLModel.read`.
         length: number of tokens, at least 0.
 
     Returns:
-        A memory for `read`.
+        A memory for `TransformerXLModel.read`.
     """
     check_integer("length", length, 0)
     memories, is_remembered = memory
     start = max(is_remembered.shape[1] - length, 0)
     return [vectors[:, start:] for vectors in memories], is_remembered[:, start:]
-
-
-def score(model, token_ids, segment_length, memory_length):
-    """The negative log-likelihood of long texts, with a memory of any length.
-
-    It sums over every token but the first of each text, without padding. A longer memory than in
-    training usually helps: Dai et al. 2019 train on enwik8 with 512 tokens and evaluate with
-    2100.
-
-    Args:
-        model: of `transformer_xl`, as built or reloaded.
-        token_ids: one text per row, (batch, length), 0 for padding at the end.
-        segment_length: tokens per forward pass, at least 1.
-        memory_length: earlier tokens that each segment attends to, at least 0.
-
-    Returns:
-        The pair of the sum of -ln(probability) over all predicted tokens, in nats, and their
-        number. Their ratio is the loss; divided by ln(2), bits per token.
-
-    Raises:
-        ValueError: if `segment_length` is below 1 or `memory_length` below 0.
-
-    Examples:
-        >>> model = transformer_xl(11, batch_size=2, num_layers=1)
-        >>> _, count = score(model, [[3, 5, 2, 7], [4, 6, 8, 0]], segment_length=2, memory_length=5)
-        >>> count
-        5
-    """
-    check_integer("segment_length", segment_length)
-    check_integer("memory_length", memory_length, 0)
-    token_ids = ops.convert_to_tensor(token_ids, dtype="int32")
-    total, count, memory = 0.0, 0, None
-    for start in range(0, token_ids.shape[1] - 1, segment_length):
-        labels = token_ids[:, start + 1 : start + 1 + segment_length]
-        segment = token_ids[:, start : start + labels.shape[1]]
-        logits, memory = read(model, segment, memory)
-        memory = newest(memory, memory_length)
-        log_probs = ops.log_softmax(logits, axis=-1)
-        chosen = ops.take_along_axis(log_probs, labels[:, :, None], axis=-1)[:, :, 0]
-        is_real = ops.not_equal(labels, 0)
-        total -= float(ops.sum(ops.where(is_real, chosen, 0.0)))
-        count += int(ops.sum(ops.cast(is_real, "int32")))
-    return total, count
-
-
-def is_transformer_xl(model):
-    """Whether a model was built by `transformer_xl`."""
-    return "recurrence" in layer_names(model)
-
-
-def functions(model):
-    """The functions to decode and serve a model of `transformer_xl`.
-
-    Args:
-        model: of `transformer_xl`, as built or reloaded.
-
-    Returns:
-        `GeneratorFunctions`.
-
-    Raises:
-        ValueError: if the model is of another kind.
-    """
-    check_layers(model, ("embedding", "recurrence"), "transformer_xl()")
-    return GeneratorFunctions(
-        weights=model.weights,
-        start_cache=functools.partial(start_cache, model),
-        step=functools.partial(step, model),
-        logits=lambda token_ids: model(token_ids, training=False),
-        attention_scores=functools.partial(attention_scores, model),
-        has_static_cache=True,
-    )
-
-
-def start_cache(model, batch_size, num_beams=1, length=None):
-    """The cache before the first step.
-
-    Args:
-        model: of `transformer_xl`, as built or reloaded.
-        batch_size: number of rows, an integer scalar.
-        num_beams: beams per row.
-        length: most steps that will be taken, an integer scalar, for a cache of full size; None
-            for one that grows.
-
-    Returns:
-        A nested structure of tensors, batch first; their axes of size 0 grow with each step.
-    """
-    stack = model.get_layer("recurrence").layer
-    return {
-        "stack": stack.empty_cache(batch_size, length, num_beams),
-        **empty_mask(batch_size, length, num_beams),
-    }
-
-
-def step(model, token_ids, parents, position, cache):
-    """Scores the next token of every beam.
-
-    Args:
-        model: of `transformer_xl`, as built or reloaded.
-        token_ids: the newest token of each beam, (batch, beams).
-        parents: the beam of the previous step that each beam extends, (batch, beams).
-        position: number of earlier tokens, an integer scalar.
-        cache: from `start_cache` or the previous step.
-
-    Returns:
-        The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
-    """
-    embedding, recurrence = model.get_layer("embedding"), model.get_layer("recurrence")
-    name, mask, position = mask_of_step(cache, parents, position)
-    if recurrence.start_id is not None:
-        # A start token sees only itself; later tokens inherit its mask, so they see no further.
-        num_beams, columns = token_ids.shape[1], ops.shape(mask)[2]
-        newest = columns - num_beams if position is None else position * num_beams
-        is_newest = ops.arange(columns, dtype="int32") >= newest
-        continues = ops.not_equal(token_ids, recurrence.start_id)[:, :, None]
-        mask = ops.logical_and(mask, ops.logical_or(continues, is_newest))
-    vectors, stack = recurrence.layer.step(embedding(token_ids), cache["stack"], mask, position)
-    return embedding(vectors, reverse=True), {"stack": stack, name: mask}
-
-
-def attention_scores(model, token_ids):
-    """The attention weights of all layers and heads for tokenised texts, without a memory.
-
-    Args:
-        model: of `transformer_xl`, as built or reloaded.
-        token_ids: (batch, length), 0 for padding.
-
-    Returns:
-        A dictionary with one list, "decoder", of one tensor (batch, heads, length, length)
-        per layer.
-    """
-    token_ids = ops.convert_to_tensor(token_ids, dtype="int32")
-    vectors = model.get_layer("embedding")(token_ids)
-    return {"decoder": model.get_layer("recurrence").attention_scores(vectors, token_ids)}

@@ -5,17 +5,12 @@ TensorFlow Serving. An export holds a `TranslatorModule`, `ClassifierModule` or 
 and is checked by a process that imports no Python code of this library.
 """
 
-from keras_transformer.models.functions import (
-    ClassifierFunctions,
-    GeneratorFunctions,
-    TranslatorFunctions,
-)
+from keras_transformer.models.copies import with_dtype
 from keras_transformer.serving.classifier import Classifier
 from keras_transformer.serving.classifier_module import ClassifierModule
 from keras_transformer.serving.generator import Generator
-from keras_transformer.serving.generator_module import GeneratorModule, after_control_ids
+from keras_transformer.serving.generator_module import AfterControlIds, GeneratorModule
 from keras_transformer.serving.languages import in_languages
-from keras_transformer.serving.precision import with_dtype
 from keras_transformer.serving.publishing.export import export, validate
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SamplingSettings, SearchSettings
@@ -24,19 +19,16 @@ from keras_transformer.serving.translator_module import TranslatorModule
 
 __all__ = [
     "Classifier",
-    "ClassifierFunctions",
     "ClassifierModule",
     "Generator",
-    "GeneratorFunctions",
     "GeneratorModule",
     "Hypothesis",
     "RunFolder",
     "SamplingSettings",
     "SearchSettings",
     "Translator",
-    "TranslatorFunctions",
     "TranslatorModule",
-    "after_control_ids",
+    "AfterControlIds",
     "export",
     "in_languages",
     "validate",

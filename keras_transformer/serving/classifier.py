@@ -4,12 +4,13 @@ import tensorflow as tf
 
 from keras_transformer.data.segments import pack_segments
 from keras_transformer.figures.attention import Attention, names_of
-from keras_transformer.models import bert_models, encoder_only
-from keras_transformer.models.functions import ClassifierFunctions, check_layers
+from keras_transformer.models.bert_models import BertClassifierModel
+from keras_transformer.models.encoder_only import ClassifierModel
+from keras_transformer.models.text_model import check_kind
 from keras_transformer.serving.classifier_module import ClassifierModule
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.text_model import (
-    TextModel,
+    ServedModel,
     check_string,
     check_vocabulary,
     warn_truncated,
@@ -18,12 +19,12 @@ from keras_transformer.serving.text_model import (
 NUM_SPECIAL_TOKENS = 2  # [CLS] and [SEP]
 
 
-class Classifier(TextModel):
+class Classifier(ServedModel):
     """Labels texts.
 
     Args:
         model: of `kt.classifier` or `kt.bert_classifier`, as built or reloaded; or
-            `ClassifierFunctions`.
+            another classifier with the methods that `models.TextModel` documents.
         tokenizer: splits texts into tokens; a `WordPieceTokenizer` for BERT, a
             `BytePairTokenizer` for RoBERTa.
         labels: names of the labels, in the order of the logits.
@@ -44,15 +45,15 @@ class Classifier(TextModel):
     """
 
     def __init__(self, model, tokenizer, labels, max_length=512, multi_label=False):
-        if isinstance(model, ClassifierFunctions):
-            functions = model
-        elif bert_models.is_bert(model):
-            functions = _bert_functions(model, tokenizer, max_length)
+        builders = "classifier() or bert_classifier()"
+        check_kind(model, (ClassifierModel, BertClassifierModel), ("logits",), builders)
+        read = model
+        if isinstance(model, BertClassifierModel):
+            read = _OfOneText(model, tokenizer, max_length)
             max_length -= NUM_SPECIAL_TOKENS
-        else:
-            functions = encoder_only.functions(model)
-            check_vocabulary(model.get_layer("embedding"), tokenizer)
-        module = ClassifierModule(functions, tokenizer, labels, max_length, multi_label)
+        elif isinstance(model, ClassifierModel):
+            check_vocabulary(model.embedding, tokenizer)
+        module = ClassifierModule(read, tokenizer, labels, max_length, multi_label)
         super().__init__(model, tokenizer, module)
 
     @classmethod
@@ -119,13 +120,15 @@ class Classifier(TextModel):
             `figures.Attention` of the kind "encoder".
 
         Raises:
-            ValueError: if `text` is not a string, or the functions of the model return no
-                attention weights.
+            ValueError: if `text` is not a string, or the model has no
+                `attention_scores`.
         """
         check_string(text, "text")
         ids = self.module.tokenize(tf.constant([text]))["token_ids"]
-        read_ids, scores = self.attention_scores(ids)
-        tokens = {"encoder": names_of(self.tokenizer, read_ids[0].numpy())}
+        scores = self.attention_scores(ids)
+        if isinstance(self.module.model, _OfOneText):
+            ids = self.module.model.inputs(ids)["token_ids"]
+        tokens = {"encoder": names_of(self.tokenizer, ids[0].numpy())}
         return Attention.of_first_example(scores, tokens, tokens, title=text)
 
     def _checked_answer(self, texts):
@@ -135,24 +138,26 @@ class Classifier(TextModel):
         return answer
 
 
-def _bert_functions(model, tokenizer, max_length):
-    check_layers(model, ("token_embedding", "positions", "head"), "bert_classifier()")
-    check_vocabulary(model.get_layer("token_embedding"), tokenizer)
-    num_positions = model.get_layer("positions").max_sequence_length
-    if not NUM_SPECIAL_TOKENS < max_length <= num_positions:
-        raise ValueError(
-            f"max_length must be at least 3 tokens with BERT, which adds [CLS] and [SEP], and at "
-            f"most its {num_positions} positions. Received: max_length={max_length}."
-        )
+class _OfOneText:
+    """A BERT with a head that reads the ids of one text, between [CLS] and [SEP]."""
 
-    def inputs(ids):
-        rows = tf.RaggedTensor.from_tensor(ids, padding=tokenizer.pad_id)
-        return pack_segments(tokenizer, rows, max_length=max_length)
+    def __init__(self, model, tokenizer, max_length):
+        check_vocabulary(model.token_embedding, tokenizer)
+        num_positions = model.positions.max_sequence_length
+        if not NUM_SPECIAL_TOKENS < max_length <= num_positions:
+            raise ValueError(
+                f"max_length must be at least 3 tokens with BERT, which adds [CLS] and [SEP], and "
+                f"at most its {num_positions} positions. Received: max_length={max_length}."
+            )
+        self.weights = model.weights
+        self._model, self._tokenizer, self._max_length = model, tokenizer, max_length
 
-    def attention_scores(ids):
-        packed = inputs(ids)
-        return packed["token_ids"], bert_models.attention_scores(model, **packed)
+    def inputs(self, ids):
+        rows = tf.RaggedTensor.from_tensor(ids, padding=self._tokenizer.pad_id)
+        return pack_segments(self._tokenizer, rows, max_length=self._max_length)
 
-    return ClassifierFunctions(
-        model.weights, lambda ids: model(inputs(ids), training=False), attention_scores
-    )
+    def logits(self, ids):
+        return self._model.logits(**self.inputs(ids))
+
+    def attention_scores(self, ids):
+        return self._model.attention_scores(**self.inputs(ids))

@@ -19,7 +19,7 @@ class ClassifierModule(ServedModule):
     """A classifier as the signatures of a SavedModel: `serving_default`, `tokenize`, `logits`.
 
     Args:
-        functions: `ClassifierFunctions` of the model.
+        model: with the methods that `models.TextModel` documents.
         tokenizer: splits texts into tokens.
         labels: names of the labels, in the order of the logits.
         max_length: text limit in tokens; longer texts lose their middle.
@@ -30,17 +30,16 @@ class ClassifierModule(ServedModule):
             `max_length` is below 1.
     """
 
-    def __init__(self, functions, tokenizer, labels, max_length=512, multi_label=False):
+    def __init__(self, model, tokenizer, labels, max_length=512, multi_label=False):
         check_max_length(max_length)
         if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
             raise ValueError(f"labels must be a list of strings. Received: labels={labels!r:.100}.")
-        super().__init__(functions.weights, "classifier")
-        self.functions = functions  # a dataclass: not tracked, so no layer is saved
+        super().__init__(model, "classifier")
         self.tokenizer = tokenizer
         self.labels = tuple(labels)
         self.max_length = max_length
         self.multi_label = multi_label
-        shape = tuple(functions.logits(tf.zeros([1, 1], tf.int32)).shape)
+        shape = tuple(model.logits(tf.zeros([1, 1], tf.int32)).shape)
         if shape != (1, len(self.labels)):
             raise ValueError(
                 "The model must return one logit per label, (batch, labels). Received: "
@@ -65,7 +64,7 @@ class ClassifierModule(ServedModule):
             middle.
         """
         tokens = self.tokenize(text)
-        logits = tf.cast(self.functions.logits(tokens["token_ids"]), tf.float32)
+        logits = tf.cast(self.model.logits(tokens["token_ids"]), tf.float32)
         names = tf.broadcast_to(tf.constant(self.labels), tf.shape(logits))
         if self.multi_label:
             probabilities = tf.sigmoid(logits)
@@ -110,7 +109,7 @@ class ClassifierModule(ServedModule):
         is_known = (token_ids >= 0) & (token_ids < self.tokenizer.vocabulary_size)
         ids = tf.where(is_known, token_ids, self.tokenizer.unknown_id)
         ids = cut_middle(tf.RaggedTensor.from_tensor(ids, length), self.max_length)
-        return {"logits": tf.cast(self.functions.logits(fill_up(ids)), tf.float32)}
+        return {"logits": tf.cast(self.model.logits(fill_up(ids)), tf.float32)}
 
     def default_inputs(self, texts):
         return {"text": texts}

@@ -9,17 +9,18 @@ from keras_transformer.decoding.compiling import is_static
 from keras_transformer.decoding.sampling import token_sampler
 from keras_transformer.decoding.streaming import stream
 from keras_transformer.figures.attention import Attention, names_of
-from keras_transformer.models import decoder_only, xl_model
-from keras_transformer.models.functions import GeneratorFunctions
+from keras_transformer.models.decoder_only import LanguageModel
+from keras_transformer.models.text_model import check_kind
+from keras_transformer.models.xl_model import TransformerXLModel
 from keras_transformer.serving.compiled import CompiledGeneratorModule
 from keras_transformer.serving.generator_module import (
+    AfterControlIds,
     GeneratorModule,
-    after_control_ids,
 )
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SamplingSettings, read_sampling
 from keras_transformer.serving.text_model import (
-    TextModel,
+    ServedModel,
     check_string,
     list_of_strings,
     warn_truncated,
@@ -29,12 +30,12 @@ from keras_transformer.tokenizers.sentencepiece import END_ID
 MAX_CHARACTER_BYTES = 4  # in UTF-8
 
 
-class Generator(TextModel):
+class Generator(ServedModel):
     """Continues and scores texts.
 
     Args:
         model: of `kt.language_model`, `kt.gpt2` or `kt.transformer_xl`, as built or reloaded; or
-            `GeneratorFunctions`.
+            another language model with the methods that `models.TextModel` documents.
         tokenizer: splits prompts into tokens and joins continuations. A released GPT-2, which has
             no control ids, needs one whose `first_id` is 4.
         settings: defaults to `SamplingSettings()`.
@@ -57,17 +58,14 @@ class Generator(TextModel):
 
     def __init__(self, model, tokenizer, settings=None, cache="auto"):
         settings = settings or SamplingSettings()
-        if isinstance(model, GeneratorFunctions):
-            functions = model
-        elif xl_model.is_transformer_xl(model):
-            functions = xl_model.functions(model)
-        else:
-            functions = decoder_only.functions(model)
-            _check_positions(model.get_layer("positions"), settings.context)
+        check_language_model(model)
+        decoded = model
+        if isinstance(model, LanguageModel):
+            _check_positions(model.positions, settings.context)
             if first_id_of(model, tokenizer):
-                functions = after_control_ids(functions, tokenizer.end_of_text_id)
-        given, compiled = (functions, tokenizer, settings), None
-        if is_static(cache, functions.has_static_cache):
+                decoded = AfterControlIds(model, tokenizer.end_of_text_id)
+        given, compiled = (decoded, tokenizer, settings), None
+        if is_static(cache, getattr(model, "has_static_cache", False)):
             compiled = CompiledGeneratorModule(*given)
         super().__init__(model, tokenizer, GeneratorModule(*given), compiled)
 
@@ -93,10 +91,9 @@ class Generator(TextModel):
         config = folder.settings()
         context = config.get("context")
         model = folder.model(dtype)
-        if xl_model.is_transformer_xl(model):
-            context += model.get_layer("recurrence").memory_length
-        else:
-            decoder_only.functions(model)  # raises for a run of another kind
+        check_language_model(model)
+        if isinstance(model, TransformerXLModel):
+            context += model.recurrence.memory_length
         settings = read_sampling(config.get("sampling"), context, token_rules)
         return cls(model, folder.tokenizer(), settings, cache)
 
@@ -166,15 +163,15 @@ class Generator(TextModel):
             ValueError: if `prompt` is not a string, or an argument is out of range.
         """
         check_string(prompt, "prompt")
-        settings, functions = self.module.settings, self.module.functions
+        settings, model = self.module.settings, self.module.model
         temperature, top_k, top_p = self._sampling(temperature, top_k, top_p)
         _check_seed(seed)
         check_integer("max_tokens", max_tokens, 0)
         is_compiled = self.compiled_module is not None
         length = [settings.context] if is_compiled else []
         ids = stream(
-            functions.step,
-            lambda: functions.start_cache(1, 1, *length),
+            model.step,
+            lambda: model.start_cache(1, 1, *length),
             self.tokenizer.tokenize([prompt]).to_list()[0] or self.module.empty_prompt_ids,
             num_tokens=max_tokens,
             context=settings.context,
@@ -220,8 +217,8 @@ class Generator(TextModel):
             `figures.Attention` of the kind "decoder".
 
         Raises:
-            ValueError: if `text` is empty or not a string, or the functions of the model return
-                no attention weights.
+            ValueError: if `text` is empty or not a string, or the model has no
+                `attention_scores`.
         """
         check_string(text, "text")
         (ids,) = self.tokenizer.tokenize([text]).to_list()
@@ -260,9 +257,16 @@ class Generator(TextModel):
             yield text_of(before + pending)[len(text_of(before)) :]
 
 
+def check_language_model(model):
+    """Raises ValueError unless `Generator` can use a model."""
+    kinds = (LanguageModel, TransformerXLModel)
+    builders = "language_model(), gpt2() or transformer_xl()"
+    check_kind(model, kinds, ("start_cache", "step", "logits"), builders)
+
+
 def first_id_of(model, tokenizer):
     """How many ids of a tokenizer come before those of a model: the control ids that it lacks."""
-    first_id, size = getattr(tokenizer, "first_id", 0), model.get_layer("embedding").vocabulary_size
+    first_id, size = getattr(tokenizer, "first_id", 0), model.embedding.vocabulary_size
     return first_id if size == tokenizer.vocabulary_size - first_id else 0
 
 

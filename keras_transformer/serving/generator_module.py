@@ -4,7 +4,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.decoding.sampling import sample
-from keras_transformer.models.functions import GeneratorFunctions
 from keras_transformer.serving.reading import read_beginning, read_end
 from keras_transformer.serving.settings import SamplingSettings
 from keras_transformer.serving.signatures import (
@@ -21,53 +20,50 @@ from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID,
 CONTROL_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
 
 
-def after_control_ids(functions: GeneratorFunctions, end_id=None) -> GeneratorFunctions:
-    """Shifts the ids of a model without control ids, such as GPT-2, by the four control ids.
+class AfterControlIds:
+    """A language model without control ids, such as GPT-2, whose ids come after the four.
 
-    Serve the result with a tokenizer whose `first_id` is 4. Control ids get logits of -1e9.
+    Serve it with a tokenizer whose `first_id` is 4. Control ids get logits of -1e9.
 
     Args:
-        functions: functions of a model whose ids all stand for text.
+        model: a language model whose ids all stand for text.
         end_id: the id with which the model ends a text, such as that of "<|endoftext|>"; it
             becomes the end among the control ids. None if it has none.
 
-    Returns:
-        `GeneratorFunctions` whose ids 0 to 3 are the control ids.
+    Attributes:
+        may_end: whether the model ends texts with the end id, 3; otherwise texts have the
+            requested length.
     """
-    count = len(CONTROL_IDS)
 
-    def with_control_ids(logits):
+    def __init__(self, model, end_id=None):
+        self._model, self._end_id = model, end_id
+        self.weights, self.start_cache = model.weights, model.start_cache
+        self.has_static_cache = getattr(model, "has_static_cache", False)
+        self.may_end = end_id is not None
+
+    def step(self, token_ids, parents, position, cache):
+        logits, cache = self._model.step(self._own_ids(token_ids), parents, position, cache)
+        return self._with_control_ids(logits), cache
+
+    def logits(self, token_ids):
+        return self._with_control_ids(self._model.logits(self._own_ids(token_ids)))
+
+    def attention_scores(self, token_ids):
+        return self._model.attention_scores(self._own_ids(token_ids))
+
+    def _own_ids(self, token_ids):
+        ids = tf.maximum(token_ids - len(CONTROL_IDS), 0)
+        return ids if self._end_id is None else tf.where(token_ids == END_ID, self._end_id, ids)
+
+    def _with_control_ids(self, logits):
+        count = len(CONTROL_IDS)
         columns = [[0, 0]] * (logits.shape.rank - 1) + [[count, 0]]
         logits = tf.pad(tf.cast(logits, tf.float32), columns, constant_values=-1e9)
-        if end_id is None:
+        if self._end_id is None:
             return logits
-        ids = tf.range(tf.shape(logits)[-1])
-        end = logits[..., end_id + count, None]
-        return tf.where(ids == END_ID, end, tf.where(ids == end_id + count, -1e9, logits))
-
-    def own_ids(token_ids):
-        ids = tf.maximum(token_ids - count, 0)
-        return ids if end_id is None else tf.where(token_ids == END_ID, end_id, ids)
-
-    def step(token_ids, parents, position, cache):
-        logits, cache = functions.step(own_ids(token_ids), parents, position, cache)
-        return with_control_ids(logits), cache
-
-    def logits(token_ids):
-        return with_control_ids(functions.logits(own_ids(token_ids)))
-
-    def attention_scores(token_ids):
-        return functions.attention_scores(own_ids(token_ids))
-
-    return GeneratorFunctions(
-        functions.weights,
-        functions.start_cache,
-        step,
-        logits,
-        attention_scores if functions.attention_scores else None,
-        functions.has_static_cache,
-        may_end=end_id is not None,
-    )
+        ids, end_id = tf.range(tf.shape(logits)[-1]), self._end_id + count
+        end = logits[..., end_id, None]
+        return tf.where(ids == END_ID, end, tf.where(ids == end_id, -1e9, logits))
 
 
 class GeneratorModule(ServedModule):
@@ -77,7 +73,7 @@ class GeneratorModule(ServedModule):
     the other rows, which may come from other requests that TensorFlow Serving merged.
 
     Args:
-        functions: of the model.
+        model: with the methods that `models.TextModel` documents.
         tokenizer: splits prompts into tokens and joins continuations.
         settings: defaults to `SamplingSettings()`.
 
@@ -86,13 +82,14 @@ class GeneratorModule(ServedModule):
             `settings.empty_prompt`.
     """
 
-    def __init__(self, functions: GeneratorFunctions, tokenizer, settings=None):
-        super().__init__(functions.weights, "generator")
-        self.functions = functions  # a dataclass: not tracked, so no layer is saved
-        self.forbidden_ids = CONTROL_IDS[:END_ID] if functions.may_end else CONTROL_IDS
+    def __init__(self, model, tokenizer, settings=None):
+        super().__init__(model, "generator")
+        self.forbidden_ids = (
+            CONTROL_IDS[:END_ID] if getattr(model, "may_end", False) else CONTROL_IDS
+        )
         self.tokenizer = tokenizer
         self.settings = settings or SamplingSettings()
-        size = functions.logits(tf.zeros([1, 1], tf.int32)).shape[-1]
+        size = model.logits(tf.zeros([1, 1], tf.int32)).shape[-1]
         if size < tokenizer.vocabulary_size:
             raise ValueError(
                 "The model must score every id of the tokenizer. Received: a model of "
@@ -193,7 +190,7 @@ class GeneratorModule(ServedModule):
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         ids = ids[:, :longest].to_tensor(PAD_ID)
         ids = tf.pad(ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(ids)[1])]])
-        logits = tf.cast(self.functions.logits(ids[:, :-1]), tf.float32)
+        logits = tf.cast(self.model.logits(ids[:, :-1]), tf.float32)
         nats = tf.nn.sparse_softmax_cross_entropy_with_logits(ids[:, 1:], logits)
         counted = tf.clip_by_value(lengths, 1, longest) - 1
         inside = tf.sequence_mask(counted, tf.shape(nats)[1], tf.float32)
@@ -266,8 +263,8 @@ class GeneratorModule(ServedModule):
         first, rest = ids[:, 0], ids[:, 1:]
         length = [] if capacity is None else [capacity]
         return sample(
-            self.functions.step,
-            self.functions.start_cache(tf.shape(first)[0], 1, *length),
+            self.model.step,
+            self.model.start_cache(tf.shape(first)[0], 1, *length),
             limits=limits,
             start_id=first,
             end_id=END_ID,

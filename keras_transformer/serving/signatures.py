@@ -12,20 +12,26 @@ class ServedModule(tf.Module):
     """A module that `export` can write, check and publish.
 
     A subclass sets `endpoints`, {signature: tf.function}, and defines the inputs for warm-up and
-    checks and the shapes of its outputs. It must not hold the Keras model itself, only functions
-    of it: a `tf.Module` with a Keras layer saves each weight twice, and the second copy is linked
-    to the first in Python only.
+    checks and the shapes of its outputs.
 
     Args:
-        weights: Keras variables or tf.Variables that the functions of the model read.
+        model: with the methods and the `weights` that `models.TextModel` documents.
         name: of the module.
     """
 
-    def __init__(self, weights, name):
+    def __init__(self, model, name):
         super().__init__(name=name)
+        # Behind a function, so that the module does not track it: a `tf.Module` with a Keras layer
+        # saves each weight twice, and the second copy is linked to the first in Python only.
+        self._model = lambda: model
         # The tensors behind the Keras variables, which is what a SavedModel stores.
-        self.weights = [w if isinstance(w, tf.Variable) else w.value for w in weights]
+        self.weights = [w if isinstance(w, tf.Variable) else w.value for w in model.weights]
         self.endpoints = {}
+
+    @property
+    def model(self):
+        """The model, which is not part of an export."""
+        return self._model()
 
     def warm_up_requests(self, texts):
         """Pairs of a signature and its inputs, for the most common request sizes."""

@@ -13,13 +13,13 @@ TEXTS_PER_BATCH = 64
 LISTED = 5  # indices of truncated texts in a warning
 
 
-class TextModel:
+class ServedModel:
     """A trained model with its tokenizer, ready for texts.
 
     It shares the weights of the model: after `model.fit` it answers with the new ones.
 
     Attributes:
-        model: the Keras model, or the functions it was built from.
+        model: the model.
         tokenizer: splits the input texts into tokens.
         module: what `export` publishes; its `endpoints` are the signatures of the SavedModel.
         compiled_module: the module, compiled by XLA, that answers from Python instead; or None.
@@ -67,19 +67,18 @@ class TextModel:
         }
 
     def attention_scores(self, *token_ids):
-        """The attention weights of the model, as its functions return them.
+        """The attention weights of the model, as its `attention_scores` returns them.
 
         Args:
             *token_ids: the inputs of the model, (batch, length) each.
 
         Raises:
-            ValueError: if the functions of the model return no attention weights.
+            ValueError: if the model has no such method.
         """
-        if self.module.functions.attention_scores is None:
-            raise ValueError(
-                "The functions of the model must include attention_scores. Received: None."
-            )
-        return self.module.functions.attention_scores(*token_ids)
+        scores_of = getattr(self.module.model, "attention_scores", None)
+        if scores_of is None:
+            raise ValueError("The model must have a method attention_scores. Received: none.")
+        return scores_of(*token_ids)
 
     def export(self, directory, name, examples=EXAMPLES):
         """Publishes the next version of a served model; see `serving.export`.

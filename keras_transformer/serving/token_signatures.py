@@ -20,14 +20,14 @@ class TokenSignatures:
     request, packed into one tensor each.
 
     Args:
-        functions: `TranslatorFunctions` of the model.
+        model: with the methods that `models.TextModel` documents.
         source_tokenizer: of the source ids.
         target_tokenizer: of the target ids.
         settings: `SearchSettings`, of which the length limits count.
     """
 
-    def __init__(self, functions, source_tokenizer, target_tokenizer, settings):
-        self.functions = functions
+    def __init__(self, model, source_tokenizer, target_tokenizer, settings):
+        self.model = model
         self.source_tokenizer, self.target_tokenizer = source_tokenizer, target_tokenizer
         self.settings = settings
         encoded, cache, logits = self._specs()
@@ -48,7 +48,7 @@ class TokenSignatures:
             of zeros.
         """
         ids, lengths = self._clean(source_ids, source_length)
-        encoded = self.encoded_packing.pack(self.functions.encode(ids))
+        encoded = self.encoded_packing.pack(self.model.encode(ids))
         batch_size = tf.shape(ids)[0]
         return {
             "encoded": encoded,
@@ -85,7 +85,7 @@ class TokenSignatures:
 
         def at_position(position):
             rows = tf.where(lengths == position)  # (rows, 1)
-            logits, extended = self.functions.step(
+            logits, extended = self.model.step(
                 self.encoded_packing.unpack(tf.gather_nd(encoded, rows)),
                 tf.gather_nd(ids, rows)[:, None],
                 tf.zeros_like(rows, tf.int32),
@@ -123,7 +123,7 @@ class TokenSignatures:
         target = tf.where(inside, _known(target_ids, self.target_tokenizer), PAD_ID)
         target = target[:, : self.settings.max_target_length]
         length = tf.shape(target)[1]
-        logits = self.functions.logits(source, at_least_one_column(target))[:, :length]
+        logits = self.model.logits(source, at_least_one_column(target))[:, :length]
         return {"logits": tf.cast(logits, tf.float32)}
 
     def endpoints(self):
@@ -166,10 +166,10 @@ class TokenSignatures:
         """The encoded source, cache and logits as specs; sizes that vary are unknown."""
 
         def start(source_ids):
-            encoded = self.functions.encode(source_ids)
-            cache = self.functions.start_cache(encoded, 1)
+            encoded = self.model.encode(source_ids)
+            cache = self.model.start_cache(encoded, 1)
             zeros = tf.zeros([tf.shape(source_ids)[0], 1], tf.int32)  # one beam
-            logits, _ = self.functions.step(encoded, zeros, zeros, tf.constant(0), cache)
+            logits, _ = self.model.step(encoded, zeros, zeros, tf.constant(0), cache)
             return encoded, cache, logits
 
         spec = tf.TensorSpec([None, None], tf.int32)

@@ -9,14 +9,13 @@ from keras_transformer.arguments import check_integer
 from keras_transformer.decoding import NO_HYPOTHESIS_SCORE
 from keras_transformer.decoding.compiling import is_static
 from keras_transformer.figures.attention import Attention, names_of
-from keras_transformer.models import encoder_decoder
-from keras_transformer.models.functions import TranslatorFunctions
+from keras_transformer.models.encoder_decoder import TranslationModel, check_translation
 from keras_transformer.serving.compiled import CompiledTranslatorModule
 from keras_transformer.serving.languages import check_language, in_languages
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SearchSettings, read_token_rules, token_rules_of
 from keras_transformer.serving.text_model import (
-    TextModel,
+    ServedModel,
     batches,
     check_string,
     check_vocabulary,
@@ -43,11 +42,12 @@ class Hypothesis(NamedTuple):
     num_tokens: int
 
 
-class Translator(TextModel):
+class Translator(ServedModel):
     """Translates texts with beam search.
 
     Args:
-        model: of `kt.translation`, as built or reloaded; or `TranslatorFunctions`.
+        model: of `kt.translation`, as built or reloaded; or another with the methods that
+            `models.TextModel` documents.
         tokenizer: splits sources into tokens; for a multilingual model, one with a `language`.
         target_tokenizer: joins translations; defaults to `tokenizer`. With a `language`, every
             translation begins with its token.
@@ -71,14 +71,12 @@ class Translator(TextModel):
     def __init__(self, model, tokenizer, target_tokenizer=None, settings=None, cache="auto"):
         for each in (tokenizer, target_tokenizer or tokenizer):
             check_language(each)
-        if isinstance(model, TranslatorFunctions):
-            functions = model
-        else:
-            functions = encoder_decoder.functions(model)
-            check_vocabulary(encoder_decoder.embedding(model, "source"), tokenizer)
-        given = (functions, tokenizer, target_tokenizer, settings)
+        check_translation(model)
+        if isinstance(model, TranslationModel):
+            check_vocabulary(model.source_embedding, tokenizer)
+        given = (model, tokenizer, target_tokenizer, settings)
         compiled = None
-        if is_static(cache, functions.has_static_cache):
+        if is_static(cache, getattr(model, "has_static_cache", False)):
             compiled = CompiledTranslatorModule(*given)
         super().__init__(model, tokenizer, TranslatorModule(*given), compiled)
 
@@ -110,7 +108,7 @@ class Translator(TextModel):
         """
         folder = RunFolder(run)
         config, model = folder.settings(), folder.model(dtype)
-        encoder_decoder.functions(model)  # raises for a run of another kind
+        check_translation(model)
         num_beams = config["num_beams"] if num_beams is None else num_beams
         settings = SearchSettings(
             num_beams=num_beams,
@@ -228,8 +226,8 @@ class Translator(TextModel):
             `figures.Attention` of the kinds "encoder", "decoder" and "cross".
 
         Raises:
-            ValueError: if an argument is not a string, or the functions of the model return no
-                attention weights.
+            ValueError: if an argument is not a string, or the model has no
+                `attention_scores`.
         """
         check_string(source, "source")
         target = self([source])[0] if target is None else target
@@ -259,6 +257,6 @@ class Translator(TextModel):
         inside = tf.sequence_mask(labels.row_lengths())
         labels = labels.to_tensor(PAD_ID)
         inputs = tf.concat([ends * 0 + START_ID, ids], axis=1).to_tensor(PAD_ID)
-        logits = tf.cast(self.module.functions.logits(source_ids, inputs), tf.float32)
+        logits = tf.cast(self.module.model.logits(source_ids, inputs), tf.float32)
         nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         return -tf.reduce_sum(tf.where(inside, nats, 0.0), axis=1)

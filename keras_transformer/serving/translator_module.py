@@ -6,7 +6,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.decoding.search import beam_search
-from keras_transformer.models.functions import TranslatorFunctions
 from keras_transformer.serving.reading import read_beginning
 from keras_transformer.serving.settings import SearchSettings
 from keras_transformer.serving.signatures import (
@@ -35,7 +34,7 @@ class TranslatorModule(ServedModule):
     vocabulary count as unknown. `TokenSignatures` documents the signatures on token ids.
 
     Args:
-        functions: of the model.
+        model: with the methods that `models.TextModel` documents.
         source_tokenizer: splits sources into tokens.
         target_tokenizer: joins translations; defaults to `source_tokenizer`.
         settings: of the search; defaults to `SearchSettings()`.
@@ -46,13 +45,12 @@ class TranslatorModule(ServedModule):
 
     def __init__(
         self,
-        functions: TranslatorFunctions,
+        model,
         source_tokenizer: SentencePieceTokenizer,
         target_tokenizer: SentencePieceTokenizer | None = None,
         settings: SearchSettings | None = None,
     ):
-        super().__init__(functions.weights, "translator")
-        self.functions = functions  # a dataclass: not tracked, so no layer is saved
+        super().__init__(model, "translator")
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer or source_tokenizer
         self.has_source_language, self.has_target_language = (
@@ -61,7 +59,7 @@ class TranslatorModule(ServedModule):
         )
         self.settings = settings or SearchSettings()
         self.token_signatures = TokenSignatures(
-            functions, self.source_tokenizer, self.target_tokenizer, self.settings
+            model, self.source_tokenizer, self.target_tokenizer, self.settings
         )
         vocabulary_size = self.token_signatures.vocabulary_size
         if vocabulary_size < self.target_tokenizer.vocabulary_size:
@@ -231,11 +229,11 @@ class TranslatorModule(ServedModule):
         return tf.where(is_empty, 1, limits)
 
     def _search(self, source_ids, limits, num_best, prefix=None, capacity=None):
-        encoded = self.functions.encode(source_ids)
+        encoded = self.model.encode(source_ids)
         length = [] if capacity is None else [capacity]
         return beam_search(
-            functools.partial(self.functions.step, encoded),
-            self.functions.start_cache(encoded, self.settings.num_beams, *length),
+            functools.partial(self.model.step, encoded),
+            self.model.start_cache(encoded, self.settings.num_beams, *length),
             num_beams=self.settings.num_beams,
             limits=limits,
             start_id=START_ID,

@@ -18,6 +18,10 @@ _INPUT = keras.Input((1,), name="input")
 _OUTPUT = keras.layers.Identity(name="output")(_INPUT)
 FUNCTIONAL = type(keras.Model(_INPUT, _OUTPUT, name="model"))  # Keras's class of such models
 
+# Functions from the config of a plain functional `Model` to the subclass it has become since it was
+# saved, or None: before version 0.3, all models of this library were saved as plain ones.
+CLASSES_OF_CONFIGS = []
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Model(OwnStep, keras.Model):
@@ -38,8 +42,9 @@ class Model(OwnStep, keras.Model):
       slice per occurrence of a token, and adaptive ones square each slice instead of their sum.
 
     What cannot be exact on replicas is refused on one device too: losses that return a scalar,
-    compare rows with each other or are not reduced, several outputs and `add_loss`.
-    Custom metrics must be sums over rows: their variables are summed over replicas.
+    compare rows with each other or are not reduced, several outputs and `add_loss`. `compile`
+    refuses the same on JAX. Custom metrics must be sums over rows: their variables are summed over
+    replicas.
 
     On TensorFlow, a functional model looks at the data on the host, before each step: an id or a
     label that is in no table, or a row that is longer than its positions, is a ValueError. XLA and
@@ -84,6 +89,16 @@ class Model(OwnStep, keras.Model):
             FUNCTIONAL.__init__(self, *args, **kwargs)
         else:
             super().__init__(*args, **kwargs)
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        is_plain = cls.__name__ == Model.__name__ and "output_layers" in config
+        classes = [class_of(config) for class_of in CLASSES_OF_CONFIGS if is_plain]
+        model = super().from_config(config, custom_objects)
+        for model_class in filter(None, classes):
+            inputs, outputs = model.input, model.output
+            model = model_class(inputs, outputs, name=model.name, trainable=model.trainable)
+        return model
 
     def __reduce__(self):  # for pickle, which finds classes by their names
         unpickle, arguments = super().__reduce__()  # a method of a class without a name

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from keras_transformer import convert
-from keras_transformer.models.bert_models import attention_scores
 from keras_transformer.serving import Classifier
 from tests.reference import array
 from train import convert as command
@@ -88,7 +87,7 @@ def test_outputs_are_those_of_hugging_face(head, hidden_act, epsilon, tmp_path):
         difference = np.abs(one[rows] - other[rows]).max()
         print(f"{head} {hidden_act}: {difference:.1e} of {np.abs(other).max():.1f}")
         np.testing.assert_allclose(one[rows], other[rows], rtol=0, atol=1e-5)
-    assert set(attention_scores(ours, ids, segments)) == {"encoder"}
+    assert set(ours.attention_scores(ids, segments)) == {"encoder"}
 
 
 @pytest.mark.parametrize("kind", ["vocab.txt", "tokenizer.json", "cased"])

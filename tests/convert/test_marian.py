@@ -9,7 +9,6 @@ import pytest
 
 from keras_transformer import convert
 from keras_transformer.decoding import beam_search
-from keras_transformer.models import encoder_decoder
 from keras_transformer.serving import Translator
 from tests.convert.drawn import LONGEST, PAIRS, SPREAD, drawn_ids
 from tests.reference import array
@@ -102,7 +101,7 @@ def theirs(folder, size):
 def test_logits_are_those_of_hugging_face(folder, converted):
     import torch
 
-    sizes = converted.model.get_layer("target_embedding").vocabulary_size
+    sizes = converted.model.target_embedding.vocabulary_size
     source, target = drawn_ids(5, 9, sizes - 8, 1), drawn_ids(5, 7, sizes - 8, 2)
     target[:, 0] = 2
     source[1, 5:] = 0
@@ -126,10 +125,10 @@ def test_logits_are_those_of_hugging_face(folder, converted):
 def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty):
     import torch
 
-    size = converted.model.get_layer("target_embedding").vocabulary_size
+    size = converted.model.target_embedding.vocabulary_size
     rows = 24
     source = drawn_ids(rows, 11, size - 8, num_beams)
-    functions = encoder_decoder.functions(converted.model)
+    functions = converted.model
     encoded = functions.encode(source)
     found = beam_search(
         lambda *state: functions.step(encoded, *state),
@@ -194,7 +193,7 @@ def test_a_run_translates_as_theirs_does_and_is_exported(folder, tmp_path):
 def test_training_goes_on(converted):
     import keras_transformer as kt
 
-    size = converted.model.get_layer("target_embedding").vocabulary_size
+    size = converted.model.target_embedding.vocabulary_size
     source, target = drawn_ids(8, 9, size - 8, 3), drawn_ids(8, 9, size - 8, 4)
     converted.model.compile(kt.Adam(1e-3), kt.TokenCrossentropy(), clip_norm=1.0)
     inputs = {"source_ids": source, "target_ids": target}

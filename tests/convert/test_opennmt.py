@@ -13,9 +13,8 @@ import yaml
 
 import keras_transformer as kt
 from keras_transformer import convert
-from keras_transformer.convert.opennmt import ids_of
+from keras_transformer.convert.opennmt import order_of
 from keras_transformer.decoding import greedy_search
-from keras_transformer.models import encoder_decoder
 from keras_transformer.serving import Translator
 from tests.reference import array
 from train import convert as command
@@ -39,11 +38,11 @@ def run(name):
     """A converted run, what was recorded of it, and their ids at ours, of source and target."""
     converted = convert.read(runs() / name / "avg")
     sizes = [
-        encoder_decoder.embedding(converted.model, side).vocabulary_size
+        getattr(converted.model, f"{side}_embedding").vocabulary_size
         for side in ("source", "target")
     ]
     recorded = np.load(runs() / name / "recorded.npz")
-    return converted, recorded, *map(ids_of, sizes)
+    return converted, recorded, *map(order_of, sizes)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,7 +75,7 @@ def test_texts_and_greedy_translations_are_those_of_opennmt(name):
     source_ids = np.zeros((len(rows), max(map(len, rows))), "int32")
     for row, found in enumerate(rows):
         source_ids[row, : len(found)] = found
-    functions = encoder_decoder.functions(converted.model)
+    functions = converted.model
     encoded = functions.encode(source_ids)
     found = greedy_search(
         lambda *state: functions.step(encoded, *state),

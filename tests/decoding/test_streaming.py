@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import sample, stream
-from keras_transformer.models.decoder_only import language_model, start_cache, step
+from keras_transformer.models.decoder_only import language_model
 from tests.reference import array, fill
 
 END = 3
@@ -20,8 +20,8 @@ def model():
 def write(model, prompt, num_tokens, context, seed=(5, 7), **options):
     return list(
         stream(
-            functools.partial(step, model),
-            functools.partial(start_cache, model, 1),
+            model.step,
+            functools.partial(model.start_cache, 1),
             prompt,
             num_tokens=num_tokens,
             context=context,
@@ -37,8 +37,8 @@ def write(model, prompt, num_tokens, context, seed=(5, 7), **options):
 def test_streamed_tokens_are_those_that_sample_draws(model, options):
     prompt, count = [5, 9, 4], 6
     drawn = sample(
-        functools.partial(step, model),
-        start_cache(model, 1),
+        model.step,
+        model.start_cache(1),
         limits=[len(prompt) + count],
         start_id=prompt[0],
         end_id=END,

@@ -7,7 +7,6 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.decoding import greedy_search
-from keras_transformer.models.encoder_decoder import encode, start_cache, step
 
 pytestmark = pytest.mark.slow
 
@@ -38,10 +37,10 @@ def test_it_learns_to_repeat(reverse):
     rng = np.random.default_rng(5)
     model.fit(batches(rng, reverse), steps_per_epoch=600, verbose=0)
     inputs, labels = next(batches(rng, reverse))
-    encoded = encode(model, inputs["source_ids"])
+    encoded = model.encode(inputs["source_ids"])
     found = greedy_search(
-        functools.partial(step, model, encoded),
-        start_cache(model, encoded, 1),
+        functools.partial(model.step, encoded),
+        model.start_cache(encoded, 1),
         limits=np.full(64, 9),
         start_id=START,
         end_id=END,

@@ -6,7 +6,6 @@ import pytest
 
 from keras_transformer.models.bert_models import (
     SIZES,
-    attention_scores,
     bert,
     bert_classifier,
     bert_pretraining,
@@ -64,12 +63,12 @@ def test_segments_and_positions_matter():
 
 def test_attention_scores_never_look_at_padding():
     backbone = fill(backbone_of())
-    scores = attention_scores(bert_classifier(backbone, 2), TOKENS, SEGMENTS)["encoder"]
+    scores = bert_classifier(backbone, 2).attention_scores(TOKENS, SEGMENTS)["encoder"]
     assert [tuple(layer.shape) for layer in scores] == [(3, 3, 7, 7)] * 2
     for layer in map(array, scores):
         np.testing.assert_allclose(layer.sum(-1), 1, atol=1e-5)
         assert (layer.swapaxes(1, 3)[~REAL] == 0).all() and (layer.swapaxes(1, 3)[REAL] > 0).all()
-    other = attention_scores(backbone, TOKENS, 1 - SEGMENTS)["encoder"]
+    other = backbone.attention_scores(TOKENS, 1 - SEGMENTS)["encoder"]
     assert np.abs(array(other[0]) - array(scores[0])).max() > 1e-3, "segments matter"
 
 

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.models.encoder_only import attention_scores, classifier
+from keras_transformer.models.encoder_only import classifier
 from tests.reference import array, exact, fill
 
 TINY = {"num_layers": 2, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
@@ -51,7 +51,7 @@ def test_a_text_with_tokens_dropped_is_the_text_with_padding_there(pooling):
 
 
 def test_attention_scores_never_look_at_padding():
-    scores = attention_scores(model_of(), TOKENS)["encoder"]
+    scores = model_of().attention_scores(TOKENS)["encoder"]
     assert [tuple(layer.shape) for layer in scores] == [(2, 3, 5, 5)] * 2
     for layer in map(array, scores):
         np.testing.assert_allclose(layer.sum(-1), 1, atol=1e-5)

@@ -1,14 +1,12 @@
 """GPT-2 against KerasHub's and Hugging Face's, from the same random weights."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
 
-from keras_transformer.convert import arrays_of_keras_hub_gpt2, load_gpt2
+from keras_transformer import convert
+from keras_transformer.convert import arrays_of, load_gpt2, read_keras_hub
 from keras_transformer.decoding import greedy_search
-from keras_transformer.models.decoder_only import start_cache, step
 from keras_transformer.models.gpt2_model import SIZES, gpt2
 from tests.reference import array
 
@@ -35,9 +33,14 @@ def backbone():
     return backbone
 
 
+def arrays_of_keras_hub(backbone):
+    """The numbers of a backbone with Hugging Face's names."""
+    return arrays_of(convert.gpt2.rows(read_keras_hub(backbone).model))
+
+
 @pytest.fixture(scope="module")
 def model(backbone):
-    return load_gpt2(model_of(), arrays_of_keras_hub_gpt2(backbone))
+    return load_gpt2(model_of(), arrays_of_keras_hub(backbone))
 
 
 def test_logits_are_those_of_keras_hub(backbone, model):
@@ -55,8 +58,8 @@ def test_greedy_tokens_are_those_of_keras_hub(backbone, model):
         scores = array(backbone.token_embedding(backbone(inputs), reverse=True))[0, -1]
         text = np.concatenate([text, [[scores.argmax()]]], axis=1)
     found = greedy_search(
-        lambda token_ids, *rest: step(model, token_ids, *rest),
-        start_cache(model, 1),
+        lambda token_ids, *rest: model.step(token_ids, *rest),
+        model.start_cache(1),
         limits=[LENGTH],
         start_id=int(text[0, 0]),
         end_id=VOCABULARY_SIZE - 1,
@@ -75,7 +78,7 @@ def test_logits_and_greedy_tokens_are_those_of_hugging_face(backbone, model):
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     theirs = transformers.GPT2LMHeadModel(config).eval()
-    arrays = arrays_of_keras_hub_gpt2(backbone)
+    arrays = arrays_of_keras_hub(backbone)
     state = {f"transformer.{name}": torch.tensor(values) for name, values in arrays.items()}
     state["lm_head.weight"] = state["transformer.wte.weight"]
     theirs.load_state_dict(state)
@@ -88,7 +91,7 @@ def test_logits_and_greedy_tokens_are_those_of_hugging_face(backbone, model):
 
 
 def test_cached_steps_equal_one_pass(model):
-    advance, cache, logits = functools.partial(step, model), start_cache(model, 2), []
+    advance, cache, logits = model.step, model.start_cache(2), []
     for position in range(TOKENS.shape[1]):
         newest = keras.ops.array(TOKENS[:, position : position + 1])
         scores, cache = advance(newest, keras.ops.zeros_like(newest), position, cache)
@@ -114,7 +117,7 @@ def test_the_sizes_have_the_published_numbers_of_parameters():
 
 
 def test_weights_that_do_not_fit_are_refused(backbone):
-    arrays = arrays_of_keras_hub_gpt2(backbone)
+    arrays = arrays_of_keras_hub(backbone)
     with pytest.raises(ValueError, match=r"wte.weight must have the shape \(37, 24\).*\(37, 20\)"):
         load_gpt2(model_of(hidden_dim=24, num_heads=3), arrays)
     del arrays["h.1.mlp.c_fc.bias"]

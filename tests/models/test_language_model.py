@@ -2,13 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.models.decoder_only import (
-    SIZES,
-    attention_scores,
-    language_model,
-    start_cache,
-    step,
-)
+from keras_transformer.models.decoder_only import SIZES, language_model
 from keras_transformer.training import TokenCrossentropy
 from tests.reference import array, fill
 
@@ -29,11 +23,11 @@ def model_of(**options):
 
 def steps(model, token_ids):
     """Logits (batch, length, vocabulary), a token at a time."""
-    cache, logits = start_cache(model, len(token_ids)), []
+    cache, logits = model.start_cache(len(token_ids)), []
     for position in range(token_ids.shape[1]):
         newest = keras.ops.array(token_ids[:, position : position + 1])
         parents = keras.ops.zeros_like(newest)
-        scores, cache = step(model, newest, parents, position, cache)
+        scores, cache = model.step(newest, parents, position, cache)
         logits.append(array(scores)[:, 0])
     return np.stack(logits, axis=1)
 
@@ -73,7 +67,7 @@ def test_the_token_0_is_seen_as_any_other():
 
 
 def test_attention_scores_look_back_only():
-    scores = attention_scores(model_of(), TOKENS)["decoder"]
+    scores = model_of().attention_scores(TOKENS)["decoder"]
     assert [tuple(layer.shape) for layer in scores] == [(2, 3, 5, 5)] * 2
     for layer in map(array, scores):
         np.testing.assert_allclose(layer.sum(-1), 1, atol=1e-5)

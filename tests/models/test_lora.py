@@ -126,14 +126,13 @@ def test_it_learns():
 
 
 def test_a_cached_step_equals_the_whole_pass():
-    from keras_transformer.models.decoder_only import start_cache, step
 
     tuned = tuned_by_hand(fill(kt.language_model(11, **SMALL)), 2, targets=("query", "narrow"))
-    expected, cache = array(tuned(IDS)), start_cache(tuned, 3)
+    expected, cache = array(tuned(IDS)), tuned.start_cache(3)
     for position in range(5):
         newest = keras.ops.convert_to_tensor(IDS[:, position, None])
         parents = keras.ops.zeros((3, 1), "int32")
-        logits, cache = step(tuned, newest, parents, keras.ops.convert_to_tensor(position), cache)
+        logits, cache = tuned.step(newest, parents, keras.ops.convert_to_tensor(position), cache)
         np.testing.assert_allclose(array(logits)[:, 0], expected[:, position], atol=1e-4)
 
 
@@ -176,13 +175,12 @@ def test_adding_twice_and_merging_nothing_are_refused():
 
 
 def test_a_memory_is_projected_by_the_tuned_kernel_too():
-    from keras_transformer.models.xl_model import read
 
     tuned = tuned_by_hand(fill(MODELS["transformer_xl"]()), 2, targets=("key", "value"))
     merged = kt.merge_lora(tuned)
-    (first, memory), (again, other) = read(tuned, IDS), read(merged, IDS)
+    (first, memory), (again, other) = tuned.read(IDS), merged.read(IDS)
     np.testing.assert_allclose(array(first), array(again), atol=1e-4)
-    found, expected = read(tuned, IDS, memory)[0], read(merged, IDS, other)[0]
+    found, expected = tuned.read(IDS, memory)[0], merged.read(IDS, other)[0]
     np.testing.assert_allclose(array(found), array(expected), atol=1e-4)
 
 

@@ -4,17 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import greedy_search
-from keras_transformer.models.xl_model import (
-    SIZES,
-    attention_scores,
-    forget,
-    newest,
-    read,
-    score,
-    start_cache,
-    step,
-    transformer_xl,
-)
+from keras_transformer.models.xl_model import SIZES, newest, transformer_xl
 from keras_transformer.training import Perplexity, TokenCrossentropy
 from keras_transformer.training.checkpoints import Checkpoints
 from tests import reference
@@ -88,7 +78,7 @@ def test_one_long_pass_equals_segments_with_enough_memory(options):
     model, ids = model_of(**OPTIONS[options]), text(23)
     memory, parts = None, []
     for start in range(0, 23, 7):
-        logits, memory = read(model, keras.ops.array(ids[:, start : start + 7]), memory)
+        logits, memory = model.read(keras.ops.array(ids[:, start : start + 7]), memory)
         parts.append(array(logits))
     whole = array(model(ids))
     np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, atol=tolerance(model))
@@ -99,10 +89,10 @@ def test_cached_steps_equal_one_pass(options):
     model, ids = model_of(**OPTIONS[options]), text(17)
     beams = np.stack([ids, ids[::-1]], axis=2)  # (batch, target, beams)
     own = np.tile(np.arange(2), (3, 1))
-    cache, logits = start_cache(model, 3, 2), []
+    cache, logits = model.start_cache(3, 2), []
     for position in range(17):
         newest_ids = keras.ops.array(beams[:, position])
-        scores, cache = step(model, newest_ids, own, position, cache)
+        scores, cache = model.step(newest_ids, own, position, cache)
         assert keras.backend.standardize_dtype(scores.dtype) == "float32"
         logits.append(array(scores))
     logits = np.stack(logits, axis=1)
@@ -113,13 +103,13 @@ def test_cached_steps_equal_one_pass(options):
 
 def test_a_beam_that_goes_on_from_another_sees_the_past_of_that_one():
     model, generator = model_of(start_id=START), np.random.default_rng(3)
-    cache = start_cache(model, 2, 3)
+    cache = model.start_cache(2, 3)
     history = np.zeros((2, 0, 3), "int32")  # (batch, position, beams), as each beam knows it
     for position in range(7):
         parents, ids = generator.integers(0, 3, (2, 3)), generator.integers(2, 11, (2, 3))
         past = np.take_along_axis(history, parents[:, None], axis=2)
         history = np.concatenate([past, ids[:, None]], axis=1)
-        logits, cache = step(model, keras.ops.array(ids), parents, position, cache)
+        logits, cache = model.step(keras.ops.array(ids), parents, position, cache)
         for beam in range(3):
             expected = array(model(history[:, :, beam].astype("int32")))[:, -1]
             np.testing.assert_allclose(array(logits)[:, beam], expected, atol=1e-5)
@@ -130,9 +120,9 @@ def test_a_search_finds_what_repeated_passes_find():
     model = model_of(start_id=START)
 
     def call(*arguments):
-        return step(model, *arguments)
+        return model.step(*arguments)
 
-    found = greedy_search(call, start_cache(model, 2, 1), limits=[9, 9], start_id=START, end_id=1)
+    found = greedy_search(call, model.start_cache(2, 1), limits=[9, 9], start_id=START, end_id=1)
     ids = np.full((2, 1), START, "int32")
     for _ in range(found.token_ids.shape[2]):
         best = array(model(ids))[:, -1].argmax(axis=-1)
@@ -152,13 +142,13 @@ def test_a_score_is_the_sum_of_nats_with_the_memory_asked_for(segment_length, me
     expected, memory = 0.0, None
     for start in range(0, 22, segment_length):
         end = min(start + segment_length, 22)
-        logits, memory = read(model, keras.ops.array(ids[:, start:end]), memory)
+        logits, memory = model.read(keras.ops.array(ids[:, start:end]), memory)
         labels = ids[:, start + 1 : end + 1]
         expected += (nats(array(logits), labels) * (labels != 0)).sum()
         memories, seen = memory
         first = max(0, seen.shape[1] - memory_length)
         memory = [m[:, first:] for m in memories], seen[:, first:]
-    total, count = score(model, ids, segment_length, memory_length)
+    total, count = model.score(ids, segment_length, memory_length)
     assert count == 3 * 22 - 4, "every token but the first of each row and padding"
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     if memory_length == 100 or segment_length == 100:
@@ -169,7 +159,7 @@ def test_a_score_is_the_sum_of_nats_with_the_memory_asked_for(segment_length, me
 
 def test_a_memory_keeps_its_newest_tokens():
     model, ids = model_of(), text(9, documents=False)
-    _, memory = read(model, keras.ops.array(ids))
+    _, memory = model.read(keras.ops.array(ids))
     for length, kept in ((0, 0), (4, 4), (9, 9), (50, 9)):
         memories, seen = newest(memory, length)
         assert {m.shape[1] for m in memories} == {kept} and seen.shape[1] == kept
@@ -223,7 +213,7 @@ def test_validation_between_two_epochs_leaves_the_memory_alone():
     validation = segments(text(15, rows=7, documents=False))
     model = compiled(rate=0.0)
     alone = list(losses(model, ids))
-    forget(model)
+    model.forget()
     validated = list(losses(model, ids, validation_data=validation))
     np.testing.assert_allclose(validated, alone, rtol=1e-6)
     again = list(losses(model, ids))
@@ -231,7 +221,7 @@ def test_validation_between_two_epochs_leaves_the_memory_alone():
 
 
 def test_attention_scores_look_back_within_the_document():
-    scores = attention_scores(model_of(start_id=START), text(17))["decoder"]
+    scores = model_of(start_id=START).attention_scores(text(17))["decoder"]
     assert [tuple(layer.shape) for layer in scores] == [(3, 3, 17, 17)] * 2
     for layer in map(array, scores):
         np.testing.assert_allclose(layer.sum(-1), 1, atol=1e-5)
@@ -281,7 +271,7 @@ def test_a_saved_model_is_the_same_after_reloading(options, tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert type(loaded) is type(model), "with its own train step"
     np.testing.assert_array_equal(array(loaded(ids)), array(model(ids)))
-    assert score(loaded, ids, 7, 9) == score(model, ids, 7, 9)
+    assert loaded.score(ids, 7, 9) == model.score(ids, 7, 9)
 
 
 def test_the_weights_fit_a_model_with_another_memory_and_batch():
@@ -333,4 +323,4 @@ def test_what_is_unknown_or_does_not_fit_is_refused():
         transformer_xl(11, 3, **TINY, depth=3)
     for lengths in (0, 5), (3, -1):
         with pytest.raises(ValueError, match=r"(segment|memory)_length must be .*Received: "):
-            score(model_of(), text(7, documents=False), *lengths)
+            model_of().score(text(7, documents=False), *lengths)

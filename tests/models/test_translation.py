@@ -3,14 +3,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import models
-from keras_transformer.models.encoder_decoder import (
-    SIZES,
-    attention_scores,
-    encode,
-    start_cache,
-    step,
-    translation,
-)
+from keras_transformer.models.encoder_decoder import SIZES, translation
 from tests import reference
 from tests.reference import array, exact, fill
 
@@ -40,12 +33,12 @@ def score(model, source=SOURCE, target=TARGET):
 
 def step_through(model, source, targets):
     """Logits (batch, target, beams, vocabulary); targets (batch, target, beams)."""
-    memory = encode(model, keras.ops.array(source))
-    cache, logits = start_cache(model, memory, targets.shape[2]), []
+    memory = model.encode(keras.ops.array(source))
+    cache, logits = model.start_cache(memory, targets.shape[2]), []
     own = np.tile(np.arange(targets.shape[2]), (len(targets), 1))
     for position in range(targets.shape[1]):
         newest_ids = keras.ops.array(targets[:, position])
-        newest, cache = step(model, memory, newest_ids, own, position, cache)
+        newest, cache = model.step(memory, newest_ids, own, position, cache)
         assert keras.backend.standardize_dtype(newest.dtype) == "float32", "logits are float32"
         logits.append(array(newest))
     return np.stack(logits, axis=1)
@@ -104,26 +97,26 @@ def test_beams_permuted_are_logits_permuted():
 def test_a_beam_that_goes_on_from_another_sees_the_past_of_that_one():
     model = model_of()
     rng = np.random.default_rng(3)
-    memory = encode(model, keras.ops.array(SOURCE))
-    cache = start_cache(model, memory, 3)
+    memory = model.encode(keras.ops.array(SOURCE))
+    cache = model.start_cache(memory, 3)
     history = np.zeros((2, 0, 3), "int32")  # (batch, position, beams), as each beam knows it
     for position in range(5):
         parents, newest = rng.integers(0, 3, (2, 3)), rng.integers(3, 11, (2, 3))
         past = np.take_along_axis(history, parents[:, None], axis=2)
         history = np.concatenate([past, newest[:, None]], axis=1)
-        logits, cache = step(model, memory, newest, parents, position, cache)
+        logits, cache = model.step(memory, newest, parents, position, cache)
         expected = step_through(model, SOURCE, history)[:, -1]
         np.testing.assert_allclose(array(logits), expected, atol=1e-5, err_msg=f"{position}")
 
 
 def test_the_cache_starts_with_no_position_and_grows_by_one():
     model = model_of()
-    memory = encode(model, keras.ops.array(SOURCE))
-    cache = start_cache(model, memory, 5)
+    memory = model.encode(keras.ops.array(SOURCE))
+    cache = model.start_cache(memory, 5)
     shapes = {tuple(x.shape) for x in keras.tree.flatten(cache)}
     assert shapes == {(2, 3, 0, 2), (2, 5, 0)}, "(batch, heads, cached, key_dim), and the mask"
     ids, parents = keras.ops.full((2, 5), 2, dtype="int32"), np.tile(np.arange(5), (2, 1))
-    _, cache = step(model, memory, ids, parents, 0, cache)
+    _, cache = model.step(memory, ids, parents, 0, cache)
     shapes = {tuple(x.shape) for x in keras.tree.flatten(cache)}
     assert shapes == {(2, 3, 5, 2), (2, 5, 5)}, "one more for each beam"
     assert {x.shape[0] for x in keras.tree.flatten(memory)} == {2}, "nothing is tiled for beams"
@@ -155,7 +148,7 @@ def test_a_model_without_source_ends_sees_none_in_packed_rows_either():
     model = model_of(source_end=False)
     logits = score(model)
     np.testing.assert_array_equal(score(model, np.where(SOURCE == 3, 0, SOURCE)), logits)
-    scores = attention_scores(model, SOURCE, TARGET)["cross"][0]
+    scores = model.attention_scores(SOURCE, TARGET)["cross"][0]
     assert not array(scores)[0, :, :, 3].any(), "the end of the first source"
     packed = model_of(source_end=False, packed=True)
     packed.set_weights(model.get_weights())
@@ -166,10 +159,10 @@ def test_a_model_without_source_ends_sees_none_in_packed_rows_either():
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_batch_of_zero_rows_works(options):
     model = model_of(**OPTIONS[options])
-    memory = encode(model, keras.ops.zeros((0, 5), dtype="int32"))
-    cache = start_cache(model, memory, 3)
+    memory = model.encode(keras.ops.zeros((0, 5), dtype="int32"))
+    cache = model.start_cache(memory, 3)
     none = keras.ops.zeros((0, 3), dtype="int32")
-    logits, cache = step(model, memory, none, none, 0, cache)
+    logits, cache = model.step(memory, none, none, 0, cache)
     vocabulary = OPTIONS[options].get("target_vocabulary_size", 11)
     assert tuple(logits.shape) == (0, 3, vocabulary), "logits"
     empty = np.zeros((0, 5), "int32")
@@ -223,7 +216,7 @@ def test_logits_and_attention_scores_of_every_layer_equal_numpy(options):
     model = model_of(**OPTIONS[options])
     logits, encoder_weights, decoder_weights = numpy_translation(model, SOURCE, TARGET)
     np.testing.assert_allclose(score(model), logits, atol=2e-5, err_msg="logits")
-    scores = attention_scores(model, keras.ops.array(SOURCE), keras.ops.array(TARGET))
+    scores = model.attention_scores(keras.ops.array(SOURCE), keras.ops.array(TARGET))
     expected = {
         "encoder": encoder_weights,
         "decoder": [own for own, _ in decoder_weights],

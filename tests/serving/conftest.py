@@ -4,7 +4,6 @@ import keras
 import pytest
 
 from keras_transformer import classifier, language_model, translation
-from keras_transformer.models import decoder_only, encoder_decoder, encoder_only
 from keras_transformer.serving import (
     ClassifierModule,
     GeneratorModule,
@@ -46,7 +45,7 @@ def model():
 
 @pytest.fixture(scope="session")
 def translator(model, tokenizer):
-    return TranslatorModule(encoder_decoder.functions(model), tokenizer, settings=SETTINGS)
+    return TranslatorModule(model, tokenizer, settings=SETTINGS)
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +55,7 @@ def exported(translator, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def half_translator(model, tokenizer):
-    return TranslatorModule(
-        encoder_decoder.functions(with_dtype(model, "bfloat16")), tokenizer, settings=SETTINGS
-    )
+    return TranslatorModule(with_dtype(model, "bfloat16"), tokenizer, settings=SETTINGS)
 
 
 SMALL = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
@@ -67,21 +64,19 @@ SMALL = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3
 def small_translator(tokenizer):
     model = translation(tokenizer.vocabulary_size, size="tiny", dropout=0.0, **SMALL)
     settings = SearchSettings(num_beams=3, num_best=2, max_source_length=7, max_target_length=5)
-    return TranslatorModule(encoder_decoder.functions(model), tokenizer, settings=settings)
+    return TranslatorModule(model, tokenizer, settings=settings)
 
 
 def small_classifier(tokenizer, multi_label=False):
     model = classifier(tokenizer.vocabulary_size, 3, **SMALL)
-    functions = encoder_only.functions(model)
     return ClassifierModule(
-        functions, tokenizer, ["bad", "good", "schön"], max_length=7, multi_label=multi_label
+        model, tokenizer, ["bad", "good", "schön"], max_length=7, multi_label=multi_label
     )
 
 
 def small_generator(tokenizer):
     model = language_model(tokenizer.vocabulary_size, **SMALL)
-    functions = decoder_only.functions(model)
-    return GeneratorModule(functions, tokenizer, SamplingSettings(context=11, max_tokens=5))
+    return GeneratorModule(model, tokenizer, SamplingSettings(context=11, max_tokens=5))
 
 
 # A served module of each kind, and of each kind of tokenizer; made only when asked for.

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.models.encoder_only import classifier
-from keras_transformer.serving import ClassifierFunctions, ClassifierModule, export
+from keras_transformer.serving import ClassifierModule, export
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import WordPieceTokenizer, train_sentencepiece
 from tests.reference import array, fill
@@ -24,8 +24,7 @@ def model(tokenizer):
 
 
 def module_of(model, tokenizer, multi_label=False):
-    functions = ClassifierFunctions(model.weights, lambda ids: model(ids, training=False))
-    return ClassifierModule(functions, tokenizer, LABELS, max_length=7, multi_label=multi_label)
+    return ClassifierModule(model, tokenizer, LABELS, max_length=7, multi_label=multi_label)
 
 
 def ask(module, signature="serving_default", **inputs):
@@ -94,8 +93,7 @@ def test_a_large_vocabulary_of_word_pieces_is_exported(tmp_path):
 
 
 def test_a_label_without_a_logit_is_refused(model, tokenizer):
-    functions = ClassifierFunctions(model.weights, model)
     with pytest.raises(ValueError, match=r"logits of shape \(1, 3\), 2 labels"):
-        ClassifierModule(functions, tokenizer, LABELS[:2])
+        ClassifierModule(model, tokenizer, LABELS[:2])
     with pytest.raises(ValueError, match="Received: max_length=0"):
-        ClassifierModule(functions, tokenizer, LABELS, max_length=0)
+        ClassifierModule(model, tokenizer, LABELS, max_length=0)

@@ -1,12 +1,13 @@
 import importlib
 import os
 import subprocess
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.serving import TranslatorFunctions, TranslatorModule, export
+from keras_transformer.serving import TranslatorModule, export
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.serving.publishing.export import HARD_TEXTS, _publish
 from keras_transformer.serving.publishing.warmup import BATCHING_FILE, WARM_UP_FILE
@@ -29,14 +30,14 @@ def table_translator(tokenizer, logits=None):
     def start_cache(memory, num_beams):
         return tf.zeros([tf.shape(memory)[0], num_beams, 0])
 
-    functions = TranslatorFunctions(
+    model = types.SimpleNamespace(
         weights=[table],
         encode=lambda source_ids: source_ids > 0,
         start_cache=start_cache,
         step=step,
         logits=logits or (lambda source_ids, target_ids: tf.gather(table, target_ids)),
     )
-    return TranslatorModule(functions, tokenizer, settings=SETTINGS)
+    return TranslatorModule(model, tokenizer, settings=SETTINGS)
 
 
 def test_an_export_is_a_version_with_all_that_serving_reads(exported):

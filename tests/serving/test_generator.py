@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.models.decoder_only import functions, language_model
+from keras_transformer.models.decoder_only import language_model
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.serving import (
+    AfterControlIds,
     GeneratorModule,
     SamplingSettings,
-    after_control_ids,
     export,
 )
 from keras_transformer.serving.publishing import c_api
@@ -29,7 +29,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def generator(model):
-    return GeneratorModule(functions(model), SymbolTokenizer(), SETTINGS)
+    return GeneratorModule(model, SymbolTokenizer(), SETTINGS)
 
 
 def ask(generator, signature, **inputs):
@@ -127,7 +127,7 @@ def test_gpt2_is_served_with_its_own_ids_and_as_many(tmp_path):
     tokenizer = BytePairTokenizer(vocabulary, kept["merges"], first_id=4)
     sizes = {"num_layers": 1, "hidden_dim": 12, "num_heads": 3}
     model = fill(gpt2(vocabulary_size=len(vocabulary), max_sequence_length=13, **sizes))
-    shifted = after_control_ids(functions(model))
+    shifted = AfterControlIds(model)
     generator = GeneratorModule(shifted, tokenizer, SETTINGS)
     ids = [vocabulary["!"], vocabulary["t"]]  # "!" is 0 to GPT-2
     assert ids[0] == 0

@@ -4,7 +4,7 @@ import pytest
 
 from keras_transformer.models.bert_models import bert, bert_classifier
 from keras_transformer.models.encoder_decoder import translation
-from keras_transformer.models.xl_model import start_cache, step, transformer_xl
+from keras_transformer.models.xl_model import transformer_xl
 from keras_transformer.serving import with_dtype
 
 SMALL = {"size": "tiny", "num_layers": 1, "hidden_dim": 6, "intermediate_dim": 5, "num_heads": 2}
@@ -40,9 +40,9 @@ def test_a_copy_of_a_transformer_xl_writes_in_its_dtype(dtype, served):
     model = transformer_xl(13, 1, memory_length=3, dtype=dtype, start_id=2, **sizes)
     copy = with_dtype(model, served)
     assert {weight.dtype for weight in copy.weights} == {served}
-    ids, cache, logits = np.array([[2, 5, 7, 11]]), start_cache(copy, 1), []
+    ids, cache, logits = np.array([[2, 5, 7, 11]]), copy.start_cache(1), []
     for position in range(4):
-        scores, cache = step(copy, ids[:, position, None], np.array([[0]]), position, cache)
+        scores, cache = copy.step(ids[:, position, None], np.array([[0]]), position, cache)
         logits.append(scores[:, 0])
     expected = np.array(copy(ids))
     atol = 1e-5 if served == "float32" else 0.1

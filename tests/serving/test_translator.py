@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.models.encoder_decoder import functions
 from keras_transformer.serving import SearchSettings, TranslatorModule
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
@@ -37,7 +36,7 @@ def log_softmax(scores):
 
 def test_one_beam_translates_as_greedy_decoding_with_the_keras_model_does(model, tokenizer):
     settings = SearchSettings(num_beams=1, num_best=1, max_source_length=13, max_target_length=11)
-    translator = TranslatorModule(functions(model), tokenizer, settings=settings)
+    translator = TranslatorModule(model, tokenizer, settings=settings)
     for text in SENTENCES:
         source = np.array([[*tokenizer.tokenize([text]).numpy()[0][:12], END_ID]])
         target, total = [START_ID], 0.0
@@ -256,4 +255,4 @@ def test_a_model_too_small_for_its_tokenizer_is_refused(model, tokenizer):
         vocabulary_size = 311
 
     with pytest.raises(ValueError, match="a model of 307 ids, a tokenizer of 311"):
-        TranslatorModule(functions(model), tokenizer, Larger())
+        TranslatorModule(model, tokenizer, Larger())

@@ -16,8 +16,7 @@ import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer.decoding import beam_search
-from keras_transformer.layers import chunked_attention
-from keras_transformer.models import encoder_decoder
+from keras_transformer.layers import memory_efficient_attention
 from train.benchmark.engines import SIZES
 from train.benchmark.h100 import COLUMNS, compiled, figures_of, main, row
 
@@ -79,13 +78,12 @@ def test_the_base_step_moves_half_of_what_that_of_kerashub_does(compiler):
 @pytest.mark.timeout(600)
 def test_the_beam_search_holds_one_cache(compiler):
     model = kt.translation(32000, size="base", dtype="bfloat16")
-    functions = encoder_decoder.functions(model)
 
     @tf.function(jit_compile=True, autograph=False)
     def search(source_ids, limits, steps):
-        encoded, capacity = functions.encode(source_ids), tf.size(steps)
-        step = functools.partial(functions.step, encoded)
-        cache = functions.start_cache(encoded, 4, capacity)
+        encoded, capacity = model.encode(source_ids), tf.size(steps)
+        step = functools.partial(model.step, encoded)
+        cache = model.start_cache(encoded, 4, capacity)
         ids = {"start_id": 2, "end_id": 3}
         return beam_search(step, cache, num_beams=4, limits=limits, capacity=capacity, **ids)
 
@@ -125,5 +123,5 @@ def test_attention_of_long_sequences_holds_less_than_half_in_chunks(compiler, mo
 
     in_chunks = temporary_mib()
     assert in_chunks < 500
-    monkeypatch.setattr(chunked_attention, "LEAST_WEIGHTS", 10**9)
+    monkeypatch.setattr(memory_efficient_attention, "MIN_WEIGHTS", 10**9)
     assert in_chunks < temporary_mib() / 2

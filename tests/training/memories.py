@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.models.xl_model import forget, transformer_xl
+from keras_transformer.models.xl_model import transformer_xl
 from keras_transformer.training import (
     Perplexity,
     TokenCrossentropy,
@@ -22,7 +22,7 @@ from keras_transformer.training import (
 )
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.distribution import this_worker
-from keras_transformer.training.replicas import carried_variables
+from keras_transformer.training.step_state import carried_variables
 
 ROWS, LENGTH, SEGMENTS, START = 4, 7, 6, 2
 
@@ -81,7 +81,7 @@ def trained(strategy):
     model = compiled(strategy)
     before = [v.numpy() for v in model.trainable_variables]
     history = model.fit(batches(), verbose=0).history
-    forget(model)
+    model.forget()
     remembered = [v.numpy() for v in carried_variables(model) if v.dtype == tf.bool]
     again = model.fit(batches(), validation_data=batches(), verbose=0).history
     moved = [

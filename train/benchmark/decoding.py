@@ -82,17 +82,16 @@ def _write_our_model(workload, directory):
     import tensorflow as tf
 
     from keras_transformer.decoding.search import beam_search
-    from keras_transformer.models.encoder_decoder import encode, start_cache, step
     from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
     model = _our_model(workload.size, workload.dtype)
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, "source_ids")])
     def decode(source_ids):
-        encoded = encode(model, source_ids)
+        encoded = model.encode(source_ids)
         found = beam_search(
-            functools.partial(step, model, encoded),
-            start_cache(model, encoded, NUM_BEAMS),
+            functools.partial(model.step, encoded),
+            model.start_cache(encoded, NUM_BEAMS),
             num_beams=NUM_BEAMS,
             limits=tf.fill(tf.shape(source_ids)[:1], OUTPUT_TOKENS),
             start_id=START_ID,

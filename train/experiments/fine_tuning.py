@@ -1,6 +1,6 @@
 """A classifier from a pretrained BERT."""
 
-from keras_transformer.models.bert_models import bert, bert_classifier, is_bert
+from keras_transformer.models.bert_models import BertModel, bert, bert_classifier
 from train.experiments.pretrained import read_pretrained
 from train.training_config import DROPOUTS
 
@@ -19,12 +19,12 @@ def pretrained_of(config, run=None):
         return None
     pretrained = (run and run.pretrained()) or read_pretrained(config.pretrained)
     model = pretrained.model
-    if not is_bert(model):
+    if not isinstance(model, BertModel):
         raise ValueError(
             "--pretrained must be a train.pretraining run, a run that was fine-tuned from one, or "
             f"a folder of BERT. Received: {config.pretrained}, whose model is not a BERT."
         )
-    positions = model.get_layer("positions").max_sequence_length
+    positions = model.positions.max_sequence_length
     if not 2 < config.max_length <= positions:
         raise ValueError(
             f"--max-length must be 3 to {positions} tokens, which the model of --pretrained can "
@@ -39,15 +39,15 @@ def fine_tuned_classifier(config, model, num_labels):
     If a pooler is requested and the model has none, it is new.
     """
     trained = {layer.name: layer for layer in model.layers}
-    encoder, table = model.get_layer("encoder"), model.get_layer("token_embedding")
+    encoder, table = model.encoder, model.token_embedding
     sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")
     given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
     given |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
-    if "pooler" in trained:
-        given["pooler_activation"] = trained["pooler"].activation
+    if model.pooler is not None:
+        given["pooler_activation"] = model.pooler.activation
     backbone = bert(
         table.vocabulary_size,
-        max_sequence_length=model.get_layer("positions").max_sequence_length,
+        max_sequence_length=model.positions.max_sequence_length,
         hidden_dim=table.hidden_dim,
         **given,
         **config.given(DROPOUTS),
@@ -56,5 +56,5 @@ def fine_tuned_classifier(config, model, num_labels):
         for layer in backbone.layers:
             if layer.weights and layer.name in trained:
                 layer.set_weights(trained[layer.name].get_weights())
-    dropout = backbone.get_layer("embedding_dropout").rate
+    dropout = backbone.embedding_dropout.rate
     return bert_classifier(backbone, num_labels, dropout, config.pooling)

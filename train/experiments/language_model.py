@@ -34,6 +34,7 @@ SIZES = {
 }
 
 RULES = ("no_repeat_ngram_size", "repetition_penalty")  # which have flags
+PRETRAINED_CLASSES = (decoder_only.LanguageModel, xl_model.TransformerXLModel)
 WHAT_IS_PRETRAINED = "a finished run of train.language_model, or a folder of GPT-2"
 
 
@@ -41,7 +42,7 @@ class LanguageModel(Experiment):
     """Learns to continue a text, bytes, and is measured in nats per token."""
 
     def __init__(self, config, texts=None, run=None):
-        self.pretrained = pretrained_of(config, "embedding", WHAT_IS_PRETRAINED, run)
+        self.pretrained = pretrained_of(config, PRETRAINED_CLASSES, WHAT_IS_PRETRAINED, run)
         self.first_id = 0
         super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
         if self.pretrained is not None:
@@ -61,7 +62,7 @@ class LanguageModel(Experiment):
     def _check_context(self):
         config, model = self.config, self.pretrained.model
         if config.model != "transformer_xl":
-            longest = getattr(model.get_layer("positions"), "max_sequence_length", config.context)
+            longest = getattr(model.positions, "max_sequence_length", config.context)
             if config.context > longest:
                 raise ValueError(
                     f"--context must be at most {longest}, the positions that the model of "
@@ -147,7 +148,7 @@ class LanguageModel(Experiment):
             changes = {"batch_size": rows, **config.given(("memory_length",))} if is_xl else {}
             model = for_training(self.pretrained.model, config, **changes)
             if is_xl:
-                xl_model.forget(model)
+                model.forget()
             return model
         if is_xl:
             return xl_model.transformer_xl(vocabulary_size, rows, **config.dimensions())
@@ -302,7 +303,7 @@ def report(config, generator, text):
         )
     if config.model == "transformer_xl":
         memory_length = memory_length_of(config)
-        total, count = xl_model.score(model, ids[None], config.context, memory_length)
+        total, count = model.score(ids[None], config.context, memory_length)
         nats, how = total / count, f"segments of {config.context}, memory {memory_length}"
     elif config.packed:
         documents = PackedDocuments(

@@ -6,7 +6,6 @@ import keras
 
 from keras_transformer import convert
 from keras_transformer.convert import opennmt
-from keras_transformer.models.functions import layer_names
 from keras_transformer.serving import RunFolder
 from train.settings import flag_of
 from train.training_config import DROPOUTS
@@ -41,13 +40,13 @@ def _settings_of_run(path):
     return None if {"model_type", "class_name"} & settings.keys() else settings
 
 
-def pretrained_of(config, layer, what, run=None):
+def pretrained_of(config, model_class, what, run=None):
     """What the --pretrained of a config holds; None without it.
 
     Args:
         config: of a command.
-        layer: name of a layer that the model must have.
-        what: the kinds of models that have it, for the message.
+        model_class: the class that the model must have, or a tuple of classes.
+        what: where such models come from, for the message.
         run: the `Run` if it has begun.
 
     Raises:
@@ -56,10 +55,10 @@ def pretrained_of(config, layer, what, run=None):
     if not config.pretrained:
         return None
     found = (run and run.pretrained()) or read_pretrained(config.pretrained)
-    if layer not in layer_names(found.model) or len(found.model.output_shape) != 3:
+    if not isinstance(found.model, model_class):
         raise ValueError(
-            f"--pretrained must be {what}. Received: {config.pretrained}, whose model has the "
-            f"layers {', '.join(layer_names(found.model))}."
+            f"--pretrained must be {what}. Received: {config.pretrained}, whose model is a "
+            f"{getattr(found.model, 'kind', 'model of another library')}."
         )
     return found
 

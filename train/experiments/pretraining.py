@@ -14,7 +14,7 @@ from keras_transformer.data import (
 )
 from keras_transformer.data.labelled_text import labelled_files, split_rows
 from keras_transformer.figures.attention import Attention, names_of
-from keras_transformer.models.bert_models import SIZES, attention_scores, bert, bert_pretraining
+from keras_transformer.models.bert_models import SIZES, bert, bert_pretraining
 from keras_transformer.tokenizers import train_word_pieces
 from keras_transformer.training import PretrainingLoss, TokenAccuracy
 from train.experiment import Experiment
@@ -86,7 +86,7 @@ class Pretraining(Experiment):
         length = min(self.config.max_length, LONGEST)
         inputs = pack_segments(tokenizer, tokenizer.tokenize([text]), max_length=length)
         tokens = {"encoder": names_of(tokenizer, inputs["token_ids"][0].numpy())}
-        scores = attention_scores(model, **inputs)
+        scores = model.attention_scores(**inputs)
         title = f"{text[:LONGEST]}..."
         save_pictures(run, Attention.of_first_example(scores, tokens, tokens, title))
         if self.valid_text:

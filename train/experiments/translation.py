@@ -18,7 +18,7 @@ from keras_transformer.data import (
     read_tsv,
     tokenize,
 )
-from keras_transformer.models.encoder_decoder import SIZES, translation
+from keras_transformer.models.encoder_decoder import SIZES, TranslationModel, translation
 from keras_transformer.serving import SearchSettings, Translator, in_languages
 from keras_transformer.serving.settings import read_token_rules
 from keras_transformer.tokenizers import train_sentencepiece
@@ -41,7 +41,7 @@ class Translation(Experiment):
     """Learns `ParallelText`, and is measured by BLEU."""
 
     def __init__(self, config, texts=None, run=None):
-        self.pretrained = pretrained_of(config, "target_embedding", WHAT_IS_PRETRAINED, run)
+        self.pretrained = pretrained_of(config, TranslationModel, WHAT_IS_PRETRAINED, run)
         super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
         if self.pretrained is not None:
             check_packed(self.config, self.pretrained)
@@ -121,7 +121,7 @@ class Translation(Experiment):
         return self._batches(*(tf.ragged.boolean_mask(ids, kept) for ids in sides))
 
     def load_batches(self, path, tokenizer):
-        return TokenBatches.load(path, *self._limits(), **self.config.plan())
+        return TokenBatches.load(path, *self._limits(), self.config.batch_shapes())
 
     def validation(self, tokenizer):
         if self.valid_text is None:
@@ -201,7 +201,7 @@ class Translation(Experiment):
         return tokenize(text.sources, source), tokenize(text.targets, target or source)
 
     def _batches(self, source_ids, target_ids):
-        return TokenBatches(source_ids, target_ids, *self._limits(), **self.config.plan())
+        return TokenBatches(source_ids, target_ids, *self._limits(), self.config.batch_shapes())
 
     def _tokenizers(self, tokenizer):
         """Those of source and target, with their languages; the latter None if it is the same."""

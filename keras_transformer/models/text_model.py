@@ -1,0 +1,162 @@
+"""The base class of all models here, and what a search asks of a model."""
+
+import keras
+from keras import ops
+
+from keras_transformer.ops.masks import beam_mask
+from keras_transformer.training.model import CLASSES_OF_CONFIGS, FUNCTIONAL, Model
+
+
+class Part(property):
+    """The layer of a `TextModel` that has a name, as an attribute; None if there is none.
+
+    Args:
+        *names: names of the layer in the model; the first one that is there counts.
+    """
+
+    def __init__(self, *names):
+        def find(model):
+            layers = {layer.name: layer for layer in model.layers}
+            return next((layers[name] for name in names if name in layers), None)
+
+        super().__init__(find)
+
+
+class TextModel(Model, FUNCTIONAL):
+    """A functional Keras model of this library, whose parts are attributes.
+
+    It composes, trains and saves like every functional model: its config is that of its layers, so
+    it is rebuilt as it is, with LoRA, frozen layers or another dtype. What is None in a class is
+    absent in a model.
+
+    `Translator`, `Generator` and `Classifier` accept every object with the attributes and methods
+    of these classes that they use, of a Keras model or not:
+
+    | method | translation | language model | classifier |
+    |---|---|---|---|
+    | `encode(source_ids)` | the encoded source, a nest of tensors, batch first | | |
+    | `start_cache(...)` | `encoded, num_beams, length` | `batch_size, num_beams, length` | |
+    | `step(...)` | `encoded, token_ids, parents, position, cache` | without `encoded` | |
+    | `logits(...)` | `source_ids, target_ids` | `token_ids` | `token_ids` |
+    | `attention_scores(...)`, optional | like `logits` | like `logits` | like `logits` |
+
+    Attributes:
+        kind: name of the kind of model, a string.
+        has_static_cache: whether `start_cache` accepts a `length`, the most steps that will be
+            taken, and then returns a cache whose shapes no step changes, which XLA needs to
+            compile a search.
+    """
+
+    kind = None
+    has_static_cache = False
+
+
+def class_of_config(config):
+    """The class of a model that version 0.2, or an earlier one, saved as a plain `Model`.
+
+    Args:
+        config: of a functional model.
+
+    Returns:
+        A subclass of `TextModel`; None for a model of another kind, also one that adds layers to
+        one of ours.
+    """
+    from keras_transformer.models import (
+        bert_models,
+        decoder_only,
+        encoder_decoder,
+        encoder_only,
+        xl_model,
+    )
+
+    names = {layer["name"] for layer in config["layers"]}
+    outputs = {part for part in keras.tree.flatten(config["output_layers"]) if part in names}
+    with_tokens = bert_models.BertTokenLabellerModel
+    if {"pooler", "pooling"} & names:
+        with_tokens = bert_models.BertClassifierModel
+    # The layers that give the outputs, and others that tell the models apart.
+    kinds = [
+        ({"target_embedding"}, {"encoder", "decoder"}, encoder_decoder.TranslationModel),
+        ({"output_projection"}, {"encoder", "decoder"}, encoder_decoder.TranslationModel),
+        ({"output_bias"}, {"encoder", "decoder"}, encoder_decoder.TranslationModel),
+        ({"embedding"}, {"recurrence"}, xl_model.TransformerXLModel),
+        ({"embedding"}, {"positions", "decoder"}, decoder_only.LanguageModel),
+        ({"encoder", "pooler"}, {"token_embedding"}, bert_models.BertModel),
+        (
+            {"masked_token_bias", "next_sentence"},
+            {"token_embedding"},
+            bert_models.BertPretrainingModel,
+        ),
+        ({"head"}, {"token_embedding", "encoder"}, with_tokens),
+        ({"head"}, {"embedding", "positions", "encoder"}, encoder_only.ClassifierModel),
+    ]
+    for ends, others, model_class in kinds:
+        if outputs == ends and others <= names:
+            return model_class
+    return None
+
+
+def check_kind(model, model_class, methods, builders):
+    """Raises ValueError unless a model is of a class, or has the methods that are needed of it.
+
+    Args:
+        model: anything.
+        model_class: a subclass of `TextModel`.
+        methods: names of what another model must have.
+        builders: the functions that build such models, for the message.
+    """
+    if isinstance(model, model_class):
+        return
+    missing = [name for name in methods if not hasattr(model, name)]
+    if isinstance(model, TextModel):
+        received = f"a model of the kind {model.kind}"
+    elif missing:
+        received = f"{model!r} without {', '.join(missing)}"
+    else:
+        return
+    raise ValueError(
+        f"The model must come from {builders}, or have the methods {', '.join(methods)} as "
+        f"`models.TextModel` documents them. Received: {received}."
+    )
+
+
+def size_named(sizes, size, dimensions):
+    """The dimensions of a published size, with those that replace them.
+
+    Raises:
+        ValueError: if there is no such size.
+    """
+    if size not in sizes:
+        raise ValueError(f"size must be one of {', '.join(sizes)}. Received: size={size!r}.")
+    return {**sizes[size], **dimensions}
+
+
+def empty_mask(batch_size, length, num_beams):
+    """The part of a cache that says which positions each beam may look at, {name: boolean}.
+
+    Its name distinguishes a mask of full size, with room for `length` steps, from one that grows.
+    """
+    if length is None:
+        return {"mask": ops.zeros((batch_size, num_beams, 0), "bool")}
+    return {"static_mask": ops.zeros((batch_size, num_beams, length * num_beams), "bool")}
+
+
+def mask_of_step(cache, parents, position):
+    """What the layers need to take one step with a cache that has an `empty_mask`.
+
+    Args:
+        cache: from the previous step.
+        parents: the beam of the previous step that each beam extends, (batch, beams).
+        position: number of earlier tokens, an integer scalar.
+
+    Returns:
+        The name of the mask in the cache; the mask with the newest positions; and the position
+        if the cache has its full size, otherwise None.
+    """
+    if "mask" in cache:
+        return "mask", beam_mask(cache["mask"], parents), None
+    start = position * parents.shape[1]
+    return "static_mask", beam_mask(cache["static_mask"], parents, start), position
+
+
+CLASSES_OF_CONFIGS.append(class_of_config)

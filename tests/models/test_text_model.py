@@ -1,0 +1,98 @@
+"""Every model is of a class: built, saved, cloned, with LoRA; also if version 0.2 has saved it."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer.models import text_model
+from keras_transformer.models.text_model import Part
+from tests.reference import fill
+
+SMALL = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
+
+
+def backbone(**options):
+    return kt.bert(11, size="tiny", **SMALL, **options)
+
+
+BUILDERS = {
+    "translation": lambda: kt.translation(11, size="tiny", **SMALL),
+    "language_model": lambda: kt.language_model(11, **SMALL),
+    "gpt2": lambda: kt.gpt2(vocabulary_size=11, max_sequence_length=7, **SMALL),
+    "transformer_xl": lambda: kt.transformer_xl(11, batch_size=2, **SMALL),
+    "classifier": lambda: kt.classifier(11, 3, **SMALL),
+    "bert": backbone,
+    "bert_pretraining": lambda: kt.bert_pretraining(backbone()),
+    "bert_classifier": lambda: kt.bert_classifier(backbone(), 3),
+    "a pooled bert_classifier": lambda: kt.bert_classifier(backbone(), 3, pooling="mean"),
+    "bert_token_labeller": lambda: kt.bert_token_labeller(backbone(), 3),
+}
+# Parts that only some models have; all others are there.
+OPTIONAL = {"output_bias", "source_without_end", "pooler"}
+
+
+def inputs_of(model):
+    shapes = dict.fromkeys(("token_ids", "segment_ids", "source_ids", "target_ids"), (2, 5))
+    shapes["masked_positions"] = (2, 2)
+    draw = np.random.default_rng(0)
+    return keras.tree.map_structure(
+        lambda tensor: draw.integers(0, 2, shapes[tensor.name]).astype("int32"), model.input
+    )
+
+
+def outputs_of(model):
+    outputs = model(inputs_of(model), training=False)
+    return [keras.ops.convert_to_numpy(each) for each in keras.tree.flatten(outputs)]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_model_keeps_its_class_and_parts(name, tmp_path):
+    model = fill(BUILDERS[name]())
+    assert isinstance(model, kt.models.TextModel) and name.endswith(("gpt2", model.kind))
+    model.save(tmp_path / "model.keras")
+    copies = {
+        "saved": keras.saving.load_model(tmp_path / "model.keras"),
+        "cloned": keras.models.clone_model(model),
+        "LoRA": kt.add_lora(model),
+        "another dtype": kt.serving.with_dtype(model, "bfloat16"),
+    }
+    for how, copy in copies.items():
+        assert type(copy) is type(model), how
+        for part, attribute in vars(type(model)).items():
+            if isinstance(attribute, Part):
+                assert (getattr(copy, part) is None) == (getattr(model, part) is None), part
+                assert part in OPTIONAL or getattr(copy, part) in copy.layers, part
+    for ours, theirs in zip(outputs_of(model), outputs_of(copies["saved"]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_plain_model_of_version_0_2_gets_its_class(name):
+    model = BUILDERS[name]()
+    config = kt.Model(model.input, model.output, name="mine").get_config()
+    config["trainable"] = False
+    revived = kt.Model.from_config(config)
+    assert type(revived) is type(model) and revived.name == "mine" and not revived.trainable
+
+
+def test_a_model_of_other_layers_stays_a_plain_one():
+    inputs = keras.Input((3,))
+    model = kt.Model(inputs, keras.layers.Dense(2, name="head")(inputs))
+    assert type(kt.Model.from_config(model.get_config())) is type(model)
+
+
+def test_a_model_composes_with_layers_of_keras():
+    model = kt.classifier(11, 3, **SMALL)
+    outputs = keras.layers.Dense(2)(model.output)
+    composed = kt.Model(model.input, outputs)
+    assert composed(inputs_of(model)).shape == (2, 2)
+    for each in composed, kt.Model.from_config(composed.get_config()):
+        assert not isinstance(each, text_model.TextModel)
+
+
+def test_other_objects_need_the_methods_that_are_used():
+    with pytest.raises(
+        ValueError, match=r"methods encode, .*Received: 'model' without start_cache"
+    ):
+        kt.serving.Translator("model", kt.tokenizers.SymbolTokenizer("ab"))
