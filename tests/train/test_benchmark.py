@@ -222,7 +222,7 @@ def test_attention_is_compared_with_dense_attention():
 def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     with pytest.raises(SystemExit):
-        benchmark.main(arguments)
+        benchmark.run(arguments)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
@@ -230,7 +230,7 @@ def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys,
 @pytest.mark.slow
 def test_a_toy_run_measures_every_kind_of_attention(capsys):
     run = [*TOY_RUN, "--threads", "1", "--attention", "--length", "64"]
-    assert benchmark.main(run) == 0
+    assert benchmark.run(run) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[-len(PATTERNS) :]] == PATTERNS
 
@@ -249,7 +249,7 @@ def test_scaling_is_shown_as_milliseconds_and_shares():
 def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
     report_file = tmp_path / "report.json"
     options = [*TOY_RUN, "--dtype", "bfloat16", "--decode-batch", "2", "--json", str(report_file)]
-    assert benchmark.main(options) == 0, capsys.readouterr().out
+    assert benchmark.run(options) == 0, capsys.readouterr().out
     training, decoding = json.loads(report_file.read_text())["measurements"]
     for row in training["engines"] + decoding["engines"]:
         failure = row["unavailable"] or ""

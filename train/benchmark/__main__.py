@@ -25,12 +25,13 @@ import os
 import sys
 from pathlib import Path
 
-from train.benchmark import attention, decoding, products, scaling, training
-from train.benchmark.engines import SIZES, Candidate, Workload, size_on
-from train.benchmark.rounds import measure
-from train.benchmark.tables import compare, engine_table, machine
-from train.command import Parser, one_line_errors, without_start_up_notes
-from train.gpus import gpu_count, visible_gpus, warn_of_idle_gpus
+from ..command import one_line_errors, without_start_up_notes
+from ..gpus import gpu_count, visible_gpus, warn_of_idle_gpus
+from ..settings import Parser
+from . import attention, decoding, products, scaling, training
+from .engines import SIZES, Candidate, Workload, size_on
+from .rounds import measure
+from .tables import compare, engine_table, machine
 
 EXAMPLES = """
 examples:
@@ -232,7 +233,7 @@ def _positive(text):
     return int(text)
 
 
-def main(arguments=None):
+def run(arguments=None):
     """Returns the exit status: 1 if our own engine could not be measured."""
     options = parse(arguments)
     report = {"machine": machine(options.threads, options.gpu), "measurements": []}
@@ -250,6 +251,10 @@ def main(arguments=None):
     return int(failed)
 
 
-if __name__ == "__main__":
+def main(arguments=None):
     with one_line_errors():
-        sys.exit(main())
+        sys.exit(run(arguments))
+
+
+if __name__ == "__main__":
+    main()

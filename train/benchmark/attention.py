@@ -9,8 +9,8 @@ import math
 import resource
 import statistics
 
-from train.benchmark.engines import Candidate, Engine, Workload, import_keras
-from train.benchmark.tables import table
+from .engines import Candidate, Engine, Workload, import_keras
+from .tables import table
 
 HIDDEN_DIM, NUM_HEADS, BATCH_SIZE = 512, 8, 1
 PATTERNS = ["dense", "chunks", "strided", "fixed", "local"]

@@ -20,9 +20,10 @@ import pathlib
 import subprocess
 import tempfile
 
-from train.benchmark import training
-from train.benchmark.engines import SIZES, Workload, size_on
-from train.command import Parser, one_line_errors
+from ..command import one_line_errors
+from ..settings import Parser
+from . import training
+from .engines import SIZES, Workload, size_on
 
 PEAK_FLOPS, PEAK_BYTES = 989e12, 3.35e12  # a second: dense in bfloat16; HBM3
 COMPILER = pathlib.Path(__file__).with_name("h100_compiler.py")

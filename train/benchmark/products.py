@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-from train.benchmark.engines import (
+from .engines import (
     Engine,
     import_keras,
     import_torch,

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import time
 
-from train.gpus import HIDDEN, gpu_count, visible_gpus
+from ..gpus import HIDDEN, gpu_count, visible_gpus
 
 # Threads of OpenMP spin for a while when their work is done, and would slow the next engine.
 SECONDS_BETWEEN_ENGINES = 0.3

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import time
 
-from train.benchmark.engines import SIZES, Candidate, Workload, import_keras
-from train.benchmark.products import training_flops
-from train.benchmark.tables import table
-from train.benchmark.training import ADAM, keras_training, ours, training_dataset
-from train.gpus import HIDDEN
+from ..gpus import HIDDEN
+from .engines import SIZES, Candidate, Workload, import_keras
+from .products import training_flops
+from .tables import table
+from .training import ADAM, keras_training, ours, training_dataset
 
 ARRANGEMENTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 workers": (2, 1)}
 BYTES = 4  # of a float32, in which gradients are reduced
@@ -34,8 +34,9 @@ NVLINK, NETWORK = 200e9, 12.5e9  # bytes a second into one GPU, into one host (1
 def measure_arrangement(name, size_name, steps):
     """Runs an arrangement in separate processes; returns what its chief measured, a dict."""
     workers, devices = ARRANGEMENTS[name]
-    launch = [sys.executable, "-m", "train.launch", "--workers", str(workers), "--restarts", "0"]
-    command = [sys.executable, "-m", "train.benchmark.scaling", str(devices)]
+    launcher = __package__.replace("benchmark", "launch")
+    launch = [sys.executable, "-m", launcher, "--workers", str(workers), "--restarts", "0"]
+    command = [sys.executable, "-m", f"{__package__}.scaling", str(devices)]
     command = [*launch, "--", *command, "--size", size_name, "--steps", str(steps)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": HIDDEN}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -13,8 +13,9 @@ import re
 import string
 
 from keras_transformer.data.corpora import ParallelText
-from train.demo import words
-from train.demo.words import NOTHING, Text, Verb
+
+from . import words
+from .words import NOTHING, Text, Verb
 
 try:
     from babel.dates import format_datetime
