@@ -36,14 +36,20 @@ def files(*folders):
 
 
 def imports(path):
-    """The modules that a file imports anywhere in it, also within functions."""
+    """The modules that a file imports anywhere in it, also within functions.
+
+    Imports within train/ are relative: it is installed under another name.
+    """
+    package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: imports are absolute"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            assert not node.level or package[0] == "train", f"{path}: imports are absolute"
+            inside = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*inside, *filter(None, [node.module])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def room_of(path):

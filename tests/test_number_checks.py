@@ -11,7 +11,6 @@ import pytest
 import keras_transformer as kt
 from keras_transformer import layers
 from keras_transformer.arguments import check_integer, check_number, check_probability
-from keras_transformer.models import xl_model
 from keras_transformer.training.callbacks import BestScore
 from keras_transformer.training.checkpoints import Checkpoints
 
@@ -204,7 +203,7 @@ def test_no_bad_number_passes_lora_heads_scores_or_compile(tmp_path):
         "ema_momentum": lambda value: model.compile("sgd", "mse", ema_momentum=value),
         "every": lambda value: Checkpoints(tmp_path, model, every=value),
         "keep": lambda value: Checkpoints(tmp_path, model, keep=value),
-        "memory_length": lambda value: xl_model.score(recurrent, ids, 2, value),
+        "memory_length": lambda value: recurrent.score(ids, 2, value),
         "warmup_steps": lambda value: kt.InverseSqrtWarmup.of_paper(6, value),
         "hidden_dim": lambda value: kt.InverseSqrtWarmup.of_paper(value),
     }.items():

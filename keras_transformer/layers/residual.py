@@ -68,7 +68,7 @@ class Residual(FrozenPartsMixin, keras.layers.Layer):
 
     Examples:
         >>> residual, inputs = Residual(), keras.ops.zeros((2, 3, 5))
-        >>> tuple(residual(inputs, keras.ops.relu(residual.before(inputs))).shape)
+        >>> tuple(residual(inputs, keras.ops.relu(inputs)).shape)
         (2, 3, 5)
     """
 

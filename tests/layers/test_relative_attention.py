@@ -34,8 +34,8 @@ def test_both_masks_given_allow_what_both_and_causality_allow():
     layer, inputs, memory = built(), normal(2, 5, 6), normal(2, 7, 6)
     real, allowed = np.random.uniform(size=(2, 12)) < 0.7, np.random.uniform(size=(2, 5, 12)) < 0.7
     expected, _ = reference.relative_attention(layer, inputs, memory, real[:, None] & allowed)
-    masks = keras.ops.array(real), keras.ops.array(allowed)
-    np.testing.assert_allclose(array(layer(inputs, memory, *masks)), expected, atol=1e-5)
+    masks = {"padding_mask": keras.ops.array(real), "attention_mask": keras.ops.array(allowed)}
+    np.testing.assert_allclose(array(layer(inputs, memory, **masks)), expected, atol=1e-5)
 
 
 @POLICIES

@@ -242,7 +242,7 @@ def test_arguments_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"at most block_size.*block_size=5, summary_size=8"):
         SparseAttention(2, "fixed", 5)
     layer, inputs = SparseAttention(2, "local", 3), normal(2, 5, 6)
-    with pytest.raises(ValueError, match=r"value of shape None, attention_mask of shape \(1, 5, 5"):
+    with pytest.raises(ValueError, match=r"key of shape None, attention_mask of shape \(1, 5, 5"):
         layer(inputs, attention_mask=causal_mask(5))
     with pytest.raises(ValueError, match=r"within one sequence.*value of shape \(2, 5, 6\)"):
         layer.attend(inputs, inputs)
