@@ -50,13 +50,12 @@ def write(text_model, draft, dtype="float32"):
     model = text_model.model
     names = set(layer_names(model))
     if {"target_embedding", "encoder", "decoder"} <= names:
-        module = text_model.module
-        settings = module.settings
+        settings = text_model.settings
         tables = _tables(model)
         spec = translation_spec(
             model,
-            _vocabulary(module.source_tokenizer, tables[0]),
-            _vocabulary(module.target_tokenizer, tables[1]),
+            _vocabulary(text_model.tokenizer, tables[0]),
+            _vocabulary(text_model.target_tokenizer, tables[1]),
             max(settings.max_source_length, settings.max_target_length),
         )
     elif {"embedding", "positions", "decoder"} <= names:
@@ -68,7 +67,7 @@ def write(text_model, draft, dtype="float32"):
         )
     save(spec, draft, dtype)
     text_model.tokenizer.save(draft / "tokenizer.model")
-    target = getattr(text_model.module, "target_tokenizer", text_model.tokenizer)
+    target = text_model.target_tokenizer
     if target is not text_model.tokenizer:
         target.save(draft / "target_tokenizer.model")
 
@@ -78,7 +77,7 @@ def example(text_model, dtype="float32"):
     tokenizer = text_model.tokenizer
     if hasattr(text_model, "n_best"):
         texts = list(EXAMPLES)
-        target = text_model.module.target_tokenizer
+        target = text_model.target_tokenizer
         scores = text_model.score(texts, texts)
         pairs = [_pieces(tokenizer, texts), _pieces(target, texts)]
     else:
@@ -105,8 +104,8 @@ class CTranslate2Engine:
         import ctranslate2
 
         self._engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=threads)
-        self._source, self._target = translator.tokenizer, translator.module.target_tokenizer
-        self.settings = translator.module.settings
+        self._source, self._target = translator.tokenizer, translator.target_tokenizer
+        self.settings = translator.settings
         self._target_pieces = _all_pieces(self._target)
         self._first = _pieces(self._target, [""])[0]  # a language, or nothing
 
@@ -237,7 +236,7 @@ def _language_model(specs, text_model):
         pre_norm=decoder.pre_norm,
         activation=_activation(specs, decoder),
     )
-    context = getattr(text_model.module.settings, "context", 0)
+    context = getattr(text_model.settings, "context", 0)
     _fill_side(spec.decoder, spec.decoder.embeddings, table, model, decoder, context)
     spec.decoder.projection.weight = _array(table.embeddings)
     spec.config.layer_norm_epsilon = decoder.norm_epsilon

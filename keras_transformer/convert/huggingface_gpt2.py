@@ -30,7 +30,7 @@ def gpt2_folder(text_model, draft):
     tokenizer.save_files(draft / "vocab.json", draft / "merges.txt")
     end = 3 if end is None else end
     ids = {"bos_token_id": end, "eos_token_id": end}
-    sampling = written_sampling(text_model.module.settings, max(first, 0), end)
+    sampling = written_sampling(text_model.settings, max(first, 0), end)
     write_json(draft / GENERATION, ids | sampling)
     name = tokenizer.pieces([end + max(first, 0)])[0]
     write_json(draft / "tokenizer_config.json", {

@@ -18,13 +18,13 @@ from keras_transformer.models.functions import layer_names
 
 def translation_folder(text_model, draft):
     """Writes the tokenizers, and returns the config and the arrays of a translation model."""
-    model, settings = text_model.model, text_model.module.settings
+    model, settings = text_model.model, text_model.settings
     shared = "source_embedding" not in layer_names(model)
     _check(model, shared)
     encoder, tables = model.get_layer("encoder"), [first_table(model)]
     tables.append(model.get_layer("target_embedding"))
     longest = max(settings.max_source_length, settings.max_target_length) + 1
-    _save_tokenizers(text_model.module, tables, shared, longest, draft)
+    _save_tokenizers(text_model, tables, shared, longest, draft)
     ids = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2, "bos_token_id": 2}
     search = written_search(settings)
     write_json(draft / GENERATION, ids | search)
@@ -89,9 +89,9 @@ def _check(model, shared):
     check_blocks(encoder, 1e-5)
 
 
-def _save_tokenizers(module, tables, shared, longest, draft):
+def _save_tokenizers(text_model, tables, shared, longest, draft):
     """Writes both tokenizers and the pieces of the tables as Marian's tokenizer reads them."""
-    tokenizers = [module.source_tokenizer, module.target_tokenizer]
+    tokenizers = [text_model.tokenizer, text_model.target_tokenizer]
     vocabularies = [_vocabulary(*pair) for pair in zip(tokenizers, tables, strict=True)]
     for name, tokenizer in zip(("source.spm", "target.spm"), tokenizers, strict=True):
         tokenizer.save(draft / name)

@@ -51,7 +51,7 @@ def write(text_model, draft, dtype="float32"):
         if "head" in layer_names(model):
             longest = config["max_sequence_length"]
             if hasattr(text_model, "module"):
-                longest = text_model.module.max_length + NUM_SPECIAL_TOKENS
+                longest = text_model.max_length + NUM_SPECIAL_TOKENS
             feeder = _object("BertTextClassifierPreprocessor",
                              tokenizer=cutter, sequence_length=longest)  # fmt: skip
             _write_json(draft / "preprocessor.json", feeder)
