@@ -63,7 +63,7 @@ def saved_model(function, model, folder):
 
 def in_float32(text_model):
     """The model of a text model, or a copy of it that computes in float32."""
-    from keras_transformer.serving.precision import with_dtype
+    from keras_transformer.models.copies import with_dtype
 
     model = text_model.model
     if all(layer.compute_dtype == "float32" for layer in model.layers):

@@ -11,6 +11,7 @@ from keras_transformer.models.bert_models import (
     bert_pretraining,
     bert_token_labeller,
 )
+from keras_transformer.models.copies import with_dtype
 from keras_transformer.models.decoder_only import LanguageModel, language_model
 from keras_transformer.models.encoder_decoder import TranslationModel, translation
 from keras_transformer.models.encoder_only import ClassifierModel, classifier
@@ -41,4 +42,5 @@ __all__ = [
     "merge_lora",
     "transformer_xl",
     "translation",
+    "with_dtype",
 ]

@@ -1,9 +1,8 @@
 """LoRA: tunes a model with a narrow product added to chosen projections; the rest is frozen."""
 
-import keras
-
 from keras_transformer.arguments import check_integer
 from keras_transformer.layers.projection import LoRA, Projection, TakesLoRA
+from keras_transformer.models.copies import rebuild
 from keras_transformer.training.internals import all_layers
 
 
@@ -55,12 +54,11 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
             f"train must name layers of the model: {', '.join(names)}. "
             f"Received: {', '.join(unknown)}."
         )
-    tuned = _rebuilt(model, lora.config(), train)
+    tuned = _copy_with_lora(model, lora.config(), train)
     added = {adapter.target for projection in projections(tuned) for adapter in projection.adapters}
     missing = [name for name in lora.targets if name not in added]
     if missing:
         raise ValueError(f"No projection of the model is called {' or '.join(missing)}.")
-    _copy_weights(model, tuned)
     return tuned
 
 
@@ -87,8 +85,7 @@ def merge_lora(model):
     """
     if lora_of(model) is None:
         raise ValueError("The model must have LoRA, from add_lora. Received: one without.")
-    merged = _rebuilt(model, None)
-    _copy_weights(model, merged)
+    merged = _copy_with_lora(model, None)
     for old, new in zip(projections(model), projections(merged), strict=True):
         new.kernel.assign(old.merged_kernel())
     return merged
@@ -107,44 +104,19 @@ def projections(model):
             yield from (part for part in vars(layer).values() if isinstance(part, Projection))
 
 
-def _rebuilt(model, lora, train=None):
-    """A model of the same config with this `lora`; unless None, only `train` is not frozen."""
-    config = model.get_config()
-    config["trainable"] = True
-    _set_lora(config["layers"], lora, train)
-    return type(model).from_config(config)
+def _copy_with_lora(model, lora, train=None):
+    """A copy with this `lora`; unless `train` is None, all but LoRA and `train` is frozen."""
 
+    def change(layer_class, config, visit_inner):
+        config.pop("frozen", None)
+        if issubclass(layer_class, TakesLoRA):
+            config.update(lora=lora, trainable=True)
+            return True
+        if train is not None and config.get("name") in train:
+            config["trainable"] = True
+            return False
+        has_lora = visit_inner()
+        config["trainable"] = has_lora or train is None
+        return has_lora
 
-def _set_lora(config, lora, train):
-    """Changes a nest of configs; returns whether it contains a layer that accepts LoRA."""
-    if not isinstance(config, (dict, list, tuple)):
-        return False
-    parts = config.values() if isinstance(config, dict) else config
-    settings = config.get("config") if isinstance(config, dict) else None
-    if not isinstance(settings, dict):
-        return max([_set_lora(part, lora, train) for part in parts], default=False)
-    layer_class = keras.saving.get_registered_object(config.get("registered_name"))
-    if isinstance(layer_class, type) and issubclass(layer_class, TakesLoRA):
-        settings.update(lora=lora, trainable=True)
-        settings.pop("frozen", None)
-        return True
-    if train is not None and settings.get("name") in train:
-        settings.pop("frozen", None)
-        settings["trainable"] = True
-        return False
-    takes = _set_lora(settings, lora, train)
-    settings.pop("frozen", None)
-    if "trainable" in settings:
-        settings["trainable"] = takes or train is None
-    return takes
-
-
-def _copy_weights(model, other):
-    """Copies all weights except LoRA's."""
-    old, new = (
-        [weight for weight in each.weights if "_lora_" not in weight.name]
-        for each in (model, other)
-    )
-    for weight, copy in zip(old, new, strict=True):
-        assert weight.name == copy.name, f"{weight.path} is not {copy.path}"
-        copy.assign(weight)
+    return rebuild(model, change, with_lora=False)

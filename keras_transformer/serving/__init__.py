@@ -5,10 +5,10 @@ for TensorFlow Serving, once a process that imports no Python code of this libra
 from the export as they do.
 """
 
+from keras_transformer.models.copies import with_dtype
 from keras_transformer.serving.classifier import Classifier
 from keras_transformer.serving.generator import AfterControlIds, Generator
 from keras_transformer.serving.languages import in_languages
-from keras_transformer.serving.precision import with_dtype
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SamplingSettings, SearchSettings
 from keras_transformer.serving.translator import Hypothesis, Translator

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_transformer.files import DamagedFile, check_archive, in_one_line, read_arrays, read_json
-from keras_transformer.serving.precision import with_dtype
+from keras_transformer.models.copies import with_dtype
 from keras_transformer.tokenizers import load_tokenizer
 
 AGAIN = "Run its training command again to recreate the file."

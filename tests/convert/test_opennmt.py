@@ -15,7 +15,6 @@ import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert.opennmt import ids_of
 from keras_transformer.decoding import greedy_search
-from keras_transformer.models import encoder_decoder
 from keras_transformer.serving import Translator
 from tests.reference import array
 from train import convert as command
@@ -39,7 +38,7 @@ def run(name):
     """A converted run, what was recorded of it, and their ids at ours, of source and target."""
     converted = convert.read(runs() / name / "avg")
     sizes = [
-        encoder_decoder.embedding(converted.model, side).vocabulary_size
+        getattr(converted.model, f"{side}_embedding").vocabulary_size
         for side in ("source", "target")
     ]
     recorded = np.load(runs() / name / "recorded.npz")
