@@ -1,6 +1,5 @@
 """Classifies texts with a trained model, from Python or as a SavedModel."""
 
-import numpy as np
 import tensorflow as tf
 
 from keras_transformer.data.labelled_batches import check_max_length, cut_middle, fill_up
@@ -150,12 +149,6 @@ class Classifier(ServedModel):
         tokens = {"encoder": names_of(self.tokenizer, inputs[0][0].numpy())}
         scores = self._attention_scores(*inputs)
         return Attention.of_first_example(scores, tokens, tokens, title=text)
-
-    def exercise(self, ask, texts, hard_texts):
-        for batch in (np.concatenate([texts, hard_texts]), texts[:1]):
-            ask("serving_default", text=batch)
-            tokens = ask("tokenize", text=batch)
-            ask("logits", token_ids=tokens["token_ids"], length=tokens["length"])
 
     def _signatures(self):
         per_label = (len(self.labels),)

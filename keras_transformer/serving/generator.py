@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
@@ -247,24 +246,6 @@ class Generator(ServedModel):
         scores = self._attention_scores(tf.constant([ids]))
         tokens = {"decoder": names_of(self.tokenizer, ids)}
         return Attention.of_first_example(scores, tokens, tokens, title=text)
-
-    def exercise(self, ask, texts, hard_texts):
-        all_texts = np.concatenate([texts, hard_texts])
-        for batch in (all_texts, texts[:1]):
-            ask("serving_default", prompt=batch)
-            ask("score", text=batch)
-            tokens = ask("tokenize", text=batch)
-            ask("detokenize", **tokens)
-        rows = np.arange(len(all_texts), dtype=np.int32)
-        ask(
-            "generate",
-            prompt=all_texts,
-            max_tokens=rows * 3,
-            temperature=rows.astype(np.float32) / 5,
-            top_k=rows % 4,
-            top_p=(1 - rows / 20).astype(np.float32),
-            seed=rows,
-        )
 
     def _signatures(self):
         continued = {"continuation": (), "length": (), "truncated": ()}

@@ -46,7 +46,7 @@ class ServedModel:
     """A trained model with its tokenizers, ready for texts: from Python, or as a SavedModel.
 
     It shares the weights of the model: after `model.fit` it answers with the new ones. A subclass
-    defines `_signatures` and `exercise`.
+    defines `_signatures`.
 
     In all signatures the batch is the first axis, and the answer to a row does not depend on the
     other rows, which may come from other requests that TensorFlow Serving merged. Token ids come
@@ -189,16 +189,6 @@ class ServedModel:
         """
         name = self.signatures["serving_default"].input_signature[0].name
         return [("serving_default", {name: some}) for some in (texts[:1], texts)]
-
-    def exercise(self, ask, texts, hard_texts):
-        """Sends requests to every signature with `ask(signature, **arrays)`, which answers them.
-
-        Args:
-            ask: returns the outputs of a signature, {output: array}.
-            texts: (batch,) ordinary texts, bytes.
-            hard_texts: (batch,) texts that must not harm the batch they are in, bytes.
-        """
-        raise NotImplementedError
 
     def _detokenize(self, token_ids, length):
         """Joins tokens to texts, without control ids.

@@ -27,7 +27,7 @@ from keras_transformer.serving.served_model import (
     list_of_strings,
     warn_truncated,
 )
-from keras_transformer.serving.settings import SearchSettings, read_token_rules, token_rules_of
+from keras_transformer.serving.settings import SearchSettings, read_token_rules
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
 # The limit of a translation is twice its source plus 8 tokens, so each bucket of sources has one
@@ -133,9 +133,7 @@ class Translator(ServedModel):
             max_source_length=config["max_length"],
             max_target_length=config["max_length"],
             scoring=config.get("scoring", "gnmt"),
-            token_rules=token_rules_of(
-                token_rules or {}, read_token_rules(config.get("token_rules"))
-            ),
+            token_rules=read_token_rules(config.get("token_rules"), token_rules),
         )
         tokenizers = in_languages(
             folder.tokenizer(), folder.target_tokenizer(), config, source_language, target_language
@@ -264,24 +262,9 @@ class Translator(ServedModel):
         )
 
     def warm_up_requests(self, texts):
-        one = _nbest_inputs(texts[:1], prefixes=[b""], lengths=[0])
+        one = {"text": texts[:1], "target_prefix": np.array([b""], object)}
+        one["max_length"] = np.zeros(1, np.int32)
         return [*super().warm_up_requests(texts), ("translate_nbest", one)]
-
-    def exercise(self, ask, texts, hard_texts):
-        all_texts = np.concatenate([texts, hard_texts])
-        ask("serving_default", text=all_texts)
-        ask("serving_default", text=texts[:1])
-        translations = ask("serving_default", text=texts)["translation"]
-        prefixes = [
-            text[: len(text) // 2].decode(errors="ignore").encode() for text in translations
-        ]
-        ask("translate_nbest", **_nbest_inputs(texts, prefixes, lengths=[5] * len(texts)))
-        empty = [b""] * len(all_texts)
-        ask("translate_nbest", **_nbest_inputs(all_texts, empty, lengths=[0, 1] * len(all_texts)))
-        tokens = ask("tokenize", text=texts)
-        ids, lengths = tokens["token_ids"], tokens["length"]
-        unknown = np.where(ids % 5 == 0, -7, np.where(ids % 7 == 0, 2**30, ids)).astype(np.int32)
-        ask("detokenize", token_ids=unknown, length=lengths)
 
     def _signatures(self):
         best = (self.settings.num_best,)
@@ -463,13 +446,3 @@ class Translator(ServedModel):
 
 def _lengths(ids):
     return tf.math.count_nonzero(ids, axis=1, dtype=tf.int32)
-
-
-def _nbest_inputs(texts, prefixes, lengths):
-    """The inputs of `translate_nbest`; surplus prefixes and lengths are dropped."""
-    count = len(texts)
-    return {
-        "text": texts,
-        "target_prefix": np.array(prefixes, object)[:count],
-        "max_length": np.array(lengths, np.int32)[:count],
-    }

@@ -21,9 +21,9 @@ class Echo(ServedModel):
     def echo(self, text):
         return {"echo": text + text}
 
-    def exercise(self, ask, texts, hard_texts):
+    def warm_up_requests(self, texts):
         self.wait()
-        ask("serving_default", text=texts)
+        return super().warm_up_requests(texts)
 
 
 def export_slowly(directory, name, has_begun, may_end):

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_transformer.serving.publishing import c_api
 
-FLOAT, INT32, STRING = 1, 3, 7  # dtypes in signatures, as in c_session.py
+FLOAT, INT32, STRING = 1, 3, 7  # dtypes in signatures, as in c_api.py
 
 TEXTS = [
     b"", b" ", b"a dog", b"It is ten past six.", b"<s>", b"</s>", b"<pad>", b"<unk>", b"[PAD]",

@@ -400,7 +400,7 @@ def own_model(size):
 
     def step(encoded, token_ids, parents, position, cache):
         calls.append("step")
-        return tf.zeros([*token_ids.shape, size]), cache
+        return tf.zeros([1, token_ids.shape[1], size]), cache
 
     def language_step(token_ids, parents, position, cache):
         return step(None, token_ids, parents, position, cache)

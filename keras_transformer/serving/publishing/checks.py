@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.serving.publishing.c_session import fields
+from keras_transformer.serving.publishing.c_api import fields
 
 LARGEST_CONSTANT = 100_000  # bytes
 PREDICT = "tensorflow/serving/predict"
