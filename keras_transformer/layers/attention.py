@@ -13,7 +13,7 @@ from keras_transformer.layers.projection import TakesLoRA, add_projection
 from keras_transformer.layers.quantization import InnerDropout
 from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
 from keras_transformer.ops.caches import append
-from keras_transformer.ops.masks import check_attention_mask, combine_masks
+from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 from keras_transformer.ops.projection import known_rows
 
 
@@ -211,7 +211,9 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
         Args:
             inputs: vectors at the newest position, (batch, beams, dim).
             cache: the pair of keys and values of the earlier steps, each
-                (batch, heads, cached, key_dim): one position a beam and step.
+                (batch, heads, cached, key_dim): one position a beam and step. None reads the
+                first positions of a sequence in one pass: the inputs are then
+                (batch, positions, dim), and each sees itself and those before it.
             mask: boolean, (batch, beams, cached + beams), True where a beam may look: at
                 its own past and its newest position, as of `ops.masks.beam_mask`; None if
                 there is one beam.
@@ -223,6 +225,9 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
             The pair of outputs, (batch, beams, dim), and the cache, longer by `beams` if it grows.
         """
         query, key, value = self._project_heads(inputs, self.query_key_value, 3)
+        if cache is None:
+            mask = causal_mask(ops.shape(inputs)[1]) if mask is None else mask
+            return self.attend_heads(query, key, value, mask, with_scores=False)[0], (key, value)
         start = None if position is None else position * inputs.shape[1]
         keys, values = append(cache[0], key, start), append(cache[1], value, start)
         outputs, _ = self.attend_heads(query, keys, values, mask)

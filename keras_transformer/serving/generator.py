@@ -202,6 +202,7 @@ class Generator(ServedModel):
             jit_compile=self._is_static,
             token_rules=settings.token_rules,
             end_id=END_ID,
+            prefill=getattr(model, "prefill", None),
         )
         return self._pieces(itertools.takewhile(lambda token_id: token_id != END_ID, ids))
 
@@ -408,6 +409,7 @@ class Generator(ServedModel):
             prefix=rest,
             capacity=capacity[0] if capacity else None,
             token_rules=self.settings.token_rules,
+            prefill=getattr(self._text_model, "prefill", None),
         )
 
     def _logits_of(self, ids):
@@ -481,6 +483,7 @@ class AfterControlIds:
         self.weights, self.start_cache = model.weights, model.start_cache
         self.has_static_cache = getattr(model, "has_static_cache", False)
         self.may_end = end_id is not None
+        self.prefill = self._prefill if hasattr(model, "prefill") else None
 
     def step(self, token_ids, parents, position, cache):
         logits, cache = self._model.step(self._own_ids(token_ids), parents, position, cache)
@@ -491,6 +494,17 @@ class AfterControlIds:
 
     def attention_scores(self, token_ids):
         return self._model.attention_scores(self._own_ids(token_ids))
+
+    def _prefill(self, token_ids, next_ids, count, cache):
+        own_ids = None if next_ids is None else self._own_ids(next_ids)
+        log_probs, cache = self._model.prefill(self._own_ids(token_ids), own_ids, count, cache)
+        if next_ids is not None:
+            is_control = next_ids < len(CONTROL_IDS)
+            if self._end_id is not None:
+                is_control |= next_ids == self._end_id + len(CONTROL_IDS)
+                is_control &= next_ids != END_ID
+            log_probs = tf.where(is_control, -1e9, log_probs)
+        return log_probs, cache
 
     def _own_ids(self, token_ids):
         ids = tf.maximum(token_ids - len(CONTROL_IDS), 0)

@@ -1,5 +1,6 @@
 """Translates texts with a trained model, from Python or as a SavedModel."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -417,6 +418,7 @@ class Translator(ServedModel):
     def _beam_search(self, source_ids, limits, num_best, prefix, columns=None):
         """Searches; `columns` are those of a static cache, whose number XLA reads off the shape."""
         encoded = self.model.encode(source_ids)
+        prefill = getattr(self.model, "prefill", None)
         capacity = [] if columns is None else [tf.size(columns)]
 
         def step(token_ids, parents, position, cache):
@@ -437,6 +439,7 @@ class Translator(ServedModel):
             capacity=capacity[0] if capacity else None,
             scoring=self.settings.scoring,
             token_rules=self.settings.token_rules,
+            prefill=prefill and functools.partial(prefill, encoded),
         )
 
     def _check_scores(self, size):
