@@ -8,15 +8,19 @@ import pathlib
 import pytest
 
 import keras_transformer
-from keras_transformer import data
+from keras_transformer import data, layers
 
 ROOMS = "ops layers models training tokenizers data decoding serving convert figures".split()
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # What takes any number of things of one kind, or names documented as another's.
 WITH_MANY = {
     "ops.combine_masks": "any number of masks",
+    **{
+        f"layers.{name}.attend": "the arguments of a call"
+        for name in layers.__all__
+        if hasattr(getattr(layers, name), "attend")
+    },
     "convert.ModelFolder.file": "any number of names",
-    "convert.write": "options of the format",
     "training.Model.evaluate": "by which Keras validates",
     **{
         f"models.{name}": "the dimensions of a size"

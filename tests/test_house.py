@@ -76,12 +76,7 @@ def test_layers_and_models_are_written_in_keras_alone(room):
     for path in files(f"keras_transformer/{room}"):
         tops = {name.split(".")[0] for name in imports(path)}
         # What these have for one backend alone they say.
-        of_one_backend = (
-            "internals.py",
-            "chunked_attention.py",
-            "compiled.py",
-            "fused_attention.py",
-        )
+        of_one_backend = "internals.py", "compiled.py", "memory_efficient_attention.py"
         tops -= {"tensorflow", "jax"} if path.name in of_one_backend else set()
         assert tops <= allowed, f"{path}: {tops - allowed}"
 

@@ -47,10 +47,10 @@ def layers_of_layers_are_found():
     assert {"hidden", "inner"} <= set(names)
 
 
-@canary("layers.looked_up")
+@canary("layers.look_up_rows")
 def an_id_outside_of_a_table_is_no_row_of_it():
     table, ids = np.ones((3, 2), "float32"), np.array([2, -1, 3])
-    compiled = tf.function(of_layers.looked_up, jit_compile=True)
+    compiled = tf.function(of_layers.look_up_rows, jit_compile=True)
     np.testing.assert_array_equal(compiled(table, ids), [[1, 1], [np.nan] * 2, [np.nan] * 2])
     for wrong in (-1, 3):
         with tf.device("CPU"), pytest.raises(tf.errors.InvalidArgumentError, match=str(wrong)):
@@ -97,15 +97,12 @@ def the_axis_of_a_loss_is_known():
     assert internals.loss_axis(keras.losses.MeanSquaredError()) is None
 
 
-@canary("training.mask_of", "layers.mask_of", "layers.carry_mask")
+@canary("training.keras_mask", "layers.keras_mask_of")
 def a_mask_goes_with_its_tensor():
     embedded = keras.layers.Embedding(3, 2, mask_zero=True)(keras.ops.array([[1, 0]]))
-    copied = embedded * 2
-    assert of_layers.mask_of(copied) is None
-    of_layers.carry_mask(embedded, copied)
-    for mask_of in (internals.mask_of, of_layers.mask_of):
+    for mask_of in (internals.keras_mask, of_layers.keras_mask_of):
+        assert mask_of(embedded * 2) is None
         assert mask_of(embedded).numpy().tolist() == [[True, False]]
-        assert mask_of(copied).numpy().tolist() == [[True, False]]
 
 
 @canary("layers.is_compiled")
@@ -116,7 +113,7 @@ def a_function_that_xla_will_compile_is_known_while_it_is_traced():
     assert not of_layers.is_compiled()
 
 
-@canary("layers.keep_mask", "layers.keep_mask_of", "layers.draw_seed")
+@canary("layers.keep_mask", "layers.keep_mask_from_seed", "layers.draw_seed")
 def xla_draws_the_noise_of_plain_tensorflow():
     plain, compiled = keras.random.SeedGenerator(11), keras.random.SeedGenerator(11)
     plain = of_layers.keep_mask((3, 5, 7), 0.5, plain).numpy()
@@ -144,11 +141,11 @@ def the_layer_and_the_arguments_that_made_an_output_are_known():
     assert found is layer and arguments["training"] is False and first is inputs
 
 
-@canary("training.take_summed_gradients")
+@canary("training.disable_gradient_reduction")
 def the_optimizer_asks_the_method_that_we_replace():
     asked = []
     optimizer = keras.optimizers.SGD(0.1)
-    internals.take_summed_gradients(optimizer)
+    internals.disable_gradient_reduction(optimizer)
     assert optimizer._all_reduce_sum_gradients is list
     optimizer._all_reduce_sum_gradients = lambda pairs: asked.append(pairs) or list(pairs)
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
@@ -158,7 +155,7 @@ def the_optimizer_asks_the_method_that_we_replace():
     strategy.run(lambda: optimizer.apply_gradients([(tf.ones([]), weight)]))
     assert asked
     with pytest.raises(RuntimeError, match=r"does not know.*Received: Keras"):
-        internals.take_summed_gradients(object())
+        internals.disable_gradient_reduction(object())
 
 
 @canary("training.adam_moments")
@@ -171,7 +168,7 @@ def adam_keeps_two_moments():
     np.testing.assert_allclose(second.numpy(), [0.02, 0.02], rtol=1e-5)  # 1 - beta_2
 
 
-@canary("training.BuildsFromShapes")
+@canary("training.SymbolicBuildMixin")
 def metrics_are_built_without_reading_the_data():
     read = []
 
@@ -209,15 +206,15 @@ def a_worker_has_all_its_cpu_devices():
     assert done.stdout.split() == ["3"], done.stderr[-2000:]
 
 
-@canary("layers.may_be_computed_again", "layers.again")
+@canary("layers.attach_recipe", "layers.recompute")
 def a_layer_is_given_the_tensor_that_another_returned():
     class Asks(keras.layers.Layer):
         def call(self, inputs):
-            return of_layers.again(inputs)
+            return of_layers.recompute(inputs)
 
     class Computes(keras.layers.Layer):
         def call(self, inputs):
-            return of_layers.may_be_computed_again(inputs + 1, lambda: inputs + 2)
+            return of_layers.attach_recipe(inputs + 1, lambda: inputs + 2)
 
     inputs = keras.Input((3,))
     model = keras.Model(inputs, Asks()(Computes()(inputs)))

@@ -113,8 +113,8 @@ NOT_OURS = {"seed", "noise_shape", "axis"}  # Keras checks them
 
 
 def inner_layers():
-    from keras_transformer.layers.block import Residual
-    from keras_transformer.layers.ignored_token import IgnoredToken
+    from keras_transformer.layers.embedding import IgnoredToken
+    from keras_transformer.layers.residual import Residual
 
     return [Residual, IgnoredToken]
 

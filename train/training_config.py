@@ -202,9 +202,13 @@ class TrainingConfig:
         """The settings among these names that are not None, by name."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def plan(self):
-        """The arguments of a class of batches that determine their shapes."""
-        return {"shapes": self.shapes or 0, "row_multiple": self.row_multiple or 1}
+    def batch_shapes(self):
+        """The argument `shapes` of a class of batches."""
+        from keras_transformer.data import FewShapes, PackedRows
+
+        if getattr(self, "packed", False):
+            return PackedRows(self.row_multiple or 1)
+        return FewShapes(self.shapes, self.row_multiple or 1) if self.shapes else None
 
     def changes_from(self, earlier):
         """The changes: a dictionary from the name of a setting to the pair of before and now."""

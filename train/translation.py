@@ -116,9 +116,6 @@ class TranslationConfig(TrainingConfig):
             "bleu_every": (self.has_validation(), "a validation text"),
         }
 
-    def plan(self):
-        return super().plan() | {"packed": self.packed}
-
 
 @settings
 class SearchOptions(RunOptions):

@@ -5,10 +5,10 @@ Each family has one table that says which array belongs to which variable, for b
 """
 
 from keras_transformer.convert.ctranslate2 import CTranslate2Engine
-from keras_transformer.convert.folder import ModelFolder
-from keras_transformer.convert.gpt2 import arrays_of_keras_hub_gpt2, load_gpt2
-from keras_transformer.convert.keras_hub_presets import read_keras_hub
-from keras_transformer.convert.loading import Converted, load, read
+from keras_transformer.convert.folder import Converted, ModelFolder
+from keras_transformer.convert.gpt2 import load_gpt2
+from keras_transformer.convert.keras_hub import read_keras_hub
+from keras_transformer.convert.loading import load, read
 from keras_transformer.convert.peft import read_peft, write_peft
 from keras_transformer.convert.tables import ConversionError, Row, arrays_of, assign
 from keras_transformer.convert.tokenizers import load_tokenizer_of
@@ -21,7 +21,6 @@ __all__ = [
     "ModelFolder",
     "Row",
     "arrays_of",
-    "arrays_of_keras_hub_gpt2",
     "assign",
     "load",
     "load_gpt2",

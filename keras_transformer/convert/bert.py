@@ -1,173 +1,304 @@
-"""BERT with Hugging Face's names: the backbone and its heads."""
+"""BERT, DistilBERT and RoBERTa in Hugging Face's format: the backbone and its heads."""
 
+import dataclasses
 import logging
+from typing import Any
 
 import keras
+import numpy as np
 
-from keras_transformer.convert.folder import ModelFolder
-from keras_transformer.convert.loading import Converted
-from keras_transformer.convert.settings import pieces_of
+from keras_transformer.convert.blocks import (
+    ACTIVATIONS,
+    activation_of,
+    check_dense,
+    read_dimensions,
+    written_dimensions,
+)
+from keras_transformer.convert.folder import (
+    Converted,
+    ModelFolder,
+    num_padding_rows,
+    write_json,
+)
 from keras_transformer.convert.tables import (
     ConversionError,
     Row,
+    VocabularyPermutation,
+    arrays_of,
     assign,
     check_shape,
     first_of,
-    norm_rows,
-    projection_rows,
+    layer_at,
+    rows_of,
 )
-from keras_transformer.layers.feed_forward import gelu_tanh
+from keras_transformer.convert.tokenizers import load_tokenizer_of
 from keras_transformer.models.bert_models import (
+    BertClassifierModel,
+    BertTokenLabellerModel,
     bert,
     bert_classifier,
     bert_pretraining,
     bert_token_labeller,
 )
-from keras_transformer.models.functions import layer_names
+from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
+from keras_transformer.tokenizers.sentencepiece import PAD_ID
+from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "relu": "relu",
-}
-# Settings of released folders that the blocks never had, or that only other heads have.
-_UNUSED = (
-    "classifier_dropout directionality pooler_fc_size pooler_num_attention_heads "
-    "pooler_num_fc_layers pooler_size_per_head pooler_type tie_word_embeddings".split()
+TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
+# The head of a masked language model predicts no next sentence.
+NEXT_SENTENCE = {"cls.seq_relationship": "head for the next sentence"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How a relative of BERT names its layers and settings, and what it has differently.
+
+    Args:
+        name: for messages.
+        prefix: what names of arrays may begin with, except those of heads.
+        heads: {name in config.json: the function that adds this head to a backbone, or None}.
+        blocks: what the names of all blocks begin with.
+        block: {path of a layer of a block: their name}.
+        dense: {name of a Dense layer of a model: their name}.
+        classifier: those that are others in a classifier of texts.
+        masked_token: their names for the norm, the bias and the projection of masked tokens.
+        settings: {our name of a setting: theirs}.
+        allowed: {setting: its supported values, the usual one first}.
+        unused: settings that change nothing here.
+        head_dropout: dropout before the labels where none is given; None for the blocks'.
+        head_activation: activation of the head for masked tokens; None for the blocks'.
+        pooler_activation: activation of the pooler.
+        first_position: their position of the first token.
+        segments: options of the `Row` of token types.
+    """
+
+    name: str
+    prefix: str
+    heads: dict
+    blocks: str
+    block: dict
+    dense: dict
+    masked_token: tuple[str, str, str]
+    settings: dict
+    allowed: dict
+    unused: str
+    classifier: dict = dataclasses.field(default_factory=dict)
+    head_dropout: float | None = None
+    head_activation: Any = None
+    pooler_activation: str = "tanh"
+    first_position: int = 0
+    segments: dict = dataclasses.field(default_factory=dict)
+
+
+BERT = Family(
+    "BERT",
+    "bert.",
+    heads={
+        "BertModel": None,
+        "BertForMaskedLM": bert_pretraining,
+        "BertForPreTraining": bert_pretraining,
+        "BertForSequenceClassification": bert_classifier,
+        "BertForTokenClassification": bert_token_labeller,
+    },
+    blocks="encoder.layer",
+    block={
+        "self_attention.query_key_value": (
+            "attention.self.query attention.self.key attention.self.value"
+        ),
+        "self_attention.output_projection": "attention.output.dense",
+        "around_self_attention.norm": "attention.output.LayerNorm",
+        "feed_forward.widen": "intermediate.dense",
+        "feed_forward.narrow": "output.dense",
+        "around_feed_forward.norm": "output.LayerNorm",
+    },
+    dense={
+        "pooler": "pooler.dense",
+        "masked_token_dense": "cls.predictions.transform.dense",
+        "next_sentence": "cls.seq_relationship",
+        "head": "classifier",
+    },
+    masked_token=(
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.bias",
+        "cls.predictions.decoder",
+    ),
+    settings={
+        "vocabulary_size": "vocab_size",
+        "max_sequence_length": "max_position_embeddings",
+        "num_layers": "num_hidden_layers",
+        "hidden_dim": "hidden_size",
+        "num_heads": "num_attention_heads",
+        "intermediate_dim": "intermediate_size",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+        "activation": "hidden_act",
+        "norm_epsilon": "layer_norm_eps",
+        "head_dropout": "classifier_dropout",
+    },
+    allowed={"type_vocab_size": (2,), "pad_token_id": (0,)},
+    # What its blocks never had, or only other heads have.
+    unused="directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
+    "pooler_size_per_head pooler_type tie_word_embeddings",
 )
-# The name of each head in config.json, and the function that adds it to a backbone.
-HEADS = {
-    "BertModel": None,
-    "BertForMaskedLM": bert_pretraining,
-    "BertForPreTraining": bert_pretraining,
-    "BertForSequenceClassification": bert_classifier,
-    "BertForTokenClassification": bert_token_labeller,
-}
-# A folder may lack these: a masked language model needs no pooler and predicts no next sentence.
-MAY_BE_NEW = {"pooler.dense": "pooler", "cls.seq_relationship": "head for the next sentence"}
+# It has no token types, and its classifier has a pooler with ReLU in place of tanh.
+DISTILBERT = Family(
+    "DistilBERT",
+    "distilbert.",
+    heads={
+        "DistilBertModel": None,
+        "DistilBertForMaskedLM": bert_pretraining,
+        "DistilBertForSequenceClassification": bert_classifier,
+    },
+    blocks="transformer.layer",
+    block={
+        "self_attention.query_key_value": "attention.q_lin attention.k_lin attention.v_lin",
+        "self_attention.output_projection": "attention.out_lin",
+        "around_self_attention.norm": "sa_layer_norm",
+        "feed_forward.widen": "ffn.lin1",
+        "feed_forward.narrow": "ffn.lin2",
+        "around_feed_forward.norm": "output_layer_norm",
+    },
+    dense=BERT.dense | {"pooler": "pre_classifier", "masked_token_dense": "vocab_transform"},
+    masked_token=("vocab_layer_norm", "vocab_projector.bias", "vocab_projector"),
+    settings={
+        "num_layers": "n_layers",
+        "hidden_dim": "dim",
+        "num_heads": "n_heads",
+        "intermediate_dim": "hidden_dim",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "activation": "activation",
+        "head_dropout": "seq_classif_dropout",
+    },
+    allowed={"pad_token_id": (0,)},
+    # The positions are stored, sinusoidal or not; there is no head for questions.
+    unused="qa_dropout sinusoidal_pos_embds tie_weights_ tie_word_embeddings",
+    head_dropout=0.2,
+    pooler_activation="relu",
+    segments={"missing": 0.0},
+)
+# It has byte pairs, one token type, and positions from 2 on: the rows before are of padding, and of
+# nothing. The head for labels of texts is a pooler and the projection to the labels.
+ROBERTA = dataclasses.replace(
+    BERT,
+    name="RoBERTa",
+    prefix="roberta.",
+    heads={
+        "RobertaModel": None,
+        "RobertaForMaskedLM": bert_pretraining,
+        "RobertaForSequenceClassification": bert_classifier,
+        "RobertaForTokenClassification": bert_token_labeller,
+    },
+    dense=BERT.dense | {"masked_token_dense": "lm_head.dense"},
+    classifier={"head": "classifier.out_proj", "pooler": "classifier.dense"},
+    masked_token=("lm_head.layer_norm", "lm_head.bias", "lm_head.decoder"),
+    allowed={"type_vocab_size": (1,), "pad_token_id": (1,)},
+    unused="tie_word_embeddings",
+    head_activation="gelu",
+    first_position=2,
+    # Both texts of a pair have the one type.
+    segments={"to_ours": lambda array: array.repeat(2, 0), "to_theirs": lambda array: array[:1]},
+)
+FAMILIES = {"bert": BERT, "distilbert": DISTILBERT, "roberta": ROBERTA}
 
 
-def rows(model):
-    """The table of BERT and of the heads that a model has, whose Dense kernels are transposed."""
-    names = layer_names(model)
-    tied = ("cls.predictions.decoder.weight",) if "masked_token_norm" in names else ()
-    for name, layer, twins in (
-        ("word", "token_embedding", tied),
-        ("position", "positions", ()),
-        ("token_type", "segment_embedding", ()),
-    ):
-        table, theirs = model.get_layer(layer).embeddings, f"embeddings.{name}_embeddings.weight"
-        yield Row(table, (theirs,), twins=twins)
-    yield from norm_rows(model.get_layer("embedding_norm"), "embeddings.LayerNorm")
-    for index, block in enumerate(model.get_layer("encoder").blocks):
-        name, attention, feed_forward = (
-            f"encoder.layer.{index}",
-            block.self_attention,
-            block.feed_forward,
-        )
-        parts = [f"{name}.attention.self.{part}" for part in ("query", "key", "value")]
-        yield from projection_rows(attention.query_key_value, parts)
-        yield from projection_rows(attention.output_projection, (f"{name}.attention.output.dense",))
-        yield from norm_rows(block.around_self_attention.norm, f"{name}.attention.output.LayerNorm")
-        yield from projection_rows(feed_forward.widen, (f"{name}.intermediate.dense",))
-        yield from projection_rows(feed_forward.narrow, (f"{name}.output.dense",))
-        yield from norm_rows(block.around_feed_forward.norm, f"{name}.output.LayerNorm")
-    for name, layer in (
-        ("pooler.dense", "pooler"),
-        ("cls.predictions.transform.dense", "masked_token_dense"),
-        ("cls.seq_relationship", "next_sentence"),
-        ("classifier", "head"),
-    ):
-        if layer in names:
-            dense = model.get_layer(layer)
-            yield from projection_rows((dense.kernel, dense.bias), (name,), transpose=True)
-    if "masked_token_norm" in names:
-        norm = model.get_layer("masked_token_norm")
-        yield from norm_rows(norm, "cls.predictions.transform.LayerNorm")
-        bias, twins = model.get_layer("masked_token_bias").bias, ("cls.predictions.decoder.bias",)
-        yield Row(bias, ("cls.predictions.bias",), twins=twins)
+def rows(model, family=BERT, order=None):
+    """The table of BERT or a relative, and of the heads that a model has.
+
+    Args:
+        model: of `bert` or of one of its heads.
+        family: a `Family`.
+        order: the `VocabularyPermutation` of the tokens; None if their ids are ours.
+    """
+    token, bias = model.token_embedding, layer_at(model, "masked_token_bias.bias")
+    if order is None:
+        order = VocabularyPermutation(range(token.vocabulary_size))
+    norm_name, bias_name, decoder_name = family.masked_token
+    tied = [] if bias is None else [f"{decoder_name}.weight"]
+    yield order.row(token.embeddings, "embeddings.word_embeddings.weight", *tied)
+    first = family.first_position
+    yield Row(
+        model.positions.embeddings,
+        ("embeddings.position_embeddings.weight",),
+        to_ours=lambda array: array[first:],
+        to_theirs=lambda array: np.pad(array, ((first, 0), (0, 0))),
+    )
+    yield Row(model.segment_embedding.embeddings, (TOKEN_TYPES,), **family.segments)
+    yield from rows_of(model, {"embedding_norm": "embeddings.LayerNorm"})
+    for index, block in enumerate(model.encoder.blocks):
+        yield from rows_of(block, family.block, f"{family.blocks}.{index}.")
+    dense = family.dense | (family.classifier if labels_texts(model) else {})
+    yield from rows_of(model, dense, transpose=True)
+    if bias is not None:
+        yield from rows_of(model, {"masked_token_norm": norm_name})
+        yield order.row(bias, bias_name, f"{decoder_name}.bias")
 
 
 def read(folder: ModelFolder):
-    """Reads a folder of BERT: the backbone with the head that its config.json names."""
+    """Reads a folder of BERT or a relative, with the head that its config.json names."""
     settings = folder.settings
-    head = head_of(folder, HEADS)
-    settings.without_effect(_UNUSED)
-    settings.one_of("position_embedding_type", "absolute", None)
+    family = FAMILIES[settings.raw("model_type")]
+    head = folder.head(family.heads)
+    settings.without_effect(family.unused.split())
     settings.one_of("is_encoder_decoder", False)
-    settings.one_of("type_vocab_size", 2)
-    settings.one_of("pad_token_id", 0)
-    activation = settings.one_of("hidden_act", *ACTIVATIONS)
-    size, longest = settings.count("vocab_size"), settings.count("max_position_embeddings", least=3)
-    dimensions = dimensions_of(settings)
-    weights = folder.arrays().renamed(_modern)
-    check(weights, "BERT", size, longest, dimensions)
-    tokenizer = word_pieces(folder, size)
+    settings.one_of("position_embedding_type", "absolute", None)
+    for name, values in family.allowed.items():
+        settings.one_of(name, *values)
+    names, first = family.settings, family.first_position
+    activations = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+    activation = ACTIVATIONS[settings.one_of(names["activation"], *activations)]
+    size = settings.count("vocab_size")
+    longest = settings.count("max_position_embeddings", least=3 + first) - first
+    dimensions = read_dimensions(settings, names)
+    epsilon = 1e-12
+    if "norm_epsilon" in names:
+        epsilon = settings.number(names["norm_epsilon"], epsilon)
+    weights = folder.arrays().renamed(lambda name: _modern(name.removeprefix(family.prefix)))
+    _check_weights(weights, family, size, longest, dimensions)
+    tokenizer, order = (_byte_pairs if family is ROBERTA else _word_pieces)(folder, size)
     backbone = bert(
         size,
         max_sequence_length=longest,
-        activation=ACTIVATIONS[activation],
-        norm_epsilon=settings.number("layer_norm_eps", 1e-12),
+        activation=activation,
+        norm_epsilon=epsilon,
+        pooler_activation=family.pooler_activation,
         **dimensions,
     )
-    dropout = settings.share("classifier_dropout", dimensions["dropout"])
-    model, labels = with_head(folder, weights, backbone, head, dropout, ACTIVATIONS[activation])
-    assign_with_new(folder, rows(model), weights, MAY_BE_NEW, "BERT")
+    dropout = family.head_dropout or dimensions["dropout"]
+    dropout = settings.share(names["head_dropout"], dropout)
+    activation = family.head_activation or activation
+    model, labels = _with_head(folder, weights, backbone, head, dropout, activation)
+    _assign(folder, rows(model, family, order), weights, family)
     return converted(model, tokenizer, labels, longest, dimensions)
 
 
-def head_of(folder, heads):
-    """What adds the head that config.json names, of {name: function}; without one the first."""
-    [usual, *_] = heads
-    names = folder.settings.given("architectures") or [usual]
-    if not isinstance(names, list) or names[0] not in [*heads]:
-        raise ConversionError(
-            f"{folder.settings.file}: architectures must be a list of one of {', '.join(heads)}. "
-            f"Received: {names!r:.80}."
-        )
-    return heads[names[0]]
+def _modern(name):
+    """The name of an array as newer versions write it."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
 
 
-def dimensions_of(settings):
-    """The dimensions of BERT and RoBERTa, as arguments of `bert`."""
-    return {
-        "num_layers": settings.count("num_hidden_layers"),
-        **settings.heads_of("hidden_size", "num_attention_heads"),
-        "intermediate_dim": settings.count("intermediate_size"),
-        "dropout": settings.share("hidden_dropout_prob", 0.1),
-        "attention_dropout": settings.share("attention_probs_dropout_prob", 0.1),
-    }
-
-
-def check(weights, family, size, longest, dimensions, names=()):
-    """Compares the dimensions with the arrays of BERT or a relative, before a model is built.
-
-    Args:
-        weights: `Weights` of the folder.
-        family: name of the family, for messages.
-        size: rows of the table of tokens.
-        longest: rows of that of positions.
-        dimensions: as from `dimensions_of`.
-        names: {part of a name: what the family calls it}.
-    """
-    hidden, last = dimensions["hidden_dim"], f"encoder.layer.{dimensions['num_layers'] - 1}"
+def _check_weights(weights, family, size, longest, dimensions):
+    """Compares the dimensions with the arrays, before a model is built."""
+    hidden, last = dimensions["hidden_dim"], dimensions["num_layers"] - 1
+    widen = f"{family.blocks}.{last}.{family.block['feed_forward.widen']}.weight"
     shapes = {
-        f"{last}.intermediate.dense.weight": (dimensions["intermediate_dim"], hidden),
+        widen: (dimensions["intermediate_dim"], hidden),
         "embeddings.word_embeddings.weight": (size, hidden),
-        "embeddings.position_embeddings.weight": (longest, hidden),
+        "embeddings.position_embeddings.weight": (longest + family.first_position, hidden),
     }
-    weights.check({renamed(name, dict(names)): shapes[name] for name in shapes}, family)
+    weights.check(shapes, family.name)
 
 
-def with_head(folder, weights, backbone, head, dropout, activation):
+def _with_head(folder, weights, backbone, head, dropout, activation):
     """A backbone with a head, and the names of its labels.
 
     Args:
         folder: whose config.json names the labels.
         weights: its `Weights`.
         backbone: of `bert`.
-        head: one of the functions of `HEADS`.
+        head: one of the functions of `Family.heads`.
         dropout: of a head for labels.
         activation: of a head for masked tokens.
     """
@@ -180,89 +311,12 @@ def with_head(folder, weights, backbone, head, dropout, activation):
     return head(backbone, len(labels), dropout=dropout), labels
 
 
-def assign_with_new(folder, table, arrays, may_be_new, family):
-    """Assigns a table; a warning names the parts that a folder lacks, which stay random.
-
-    Args:
-        may_be_new: {name of a layer: what it is} of those parts.
-    """
-    table = list(table)
-    new = {key: what for key, what in may_be_new.items() if f"{key}.weight" not in arrays}
-    assign([row for row in table if row.names[0].rpartition(".")[0] not in new], arrays, family)
-    if missing := [new[key] for key in new if any(key in row.names[0] for row in table)]:
-        logging.getLogger(__name__).warning(
-            "%s has no %s: it starts with random weights.", folder.path, " and no ".join(missing)
-        )
-
-
-def converted(model, tokenizer, labels, longest, dimensions):
-    """A BERT with the settings of the runs of its command: a classifier's, or of pretraining."""
-    is_classifier = bool(labels) and len(model.output_shape) == 2
-    run = {"max_length": min(longest, 512), **dimensions}
-    if not is_classifier:
-        run |= {"positions": longest, "max_length": min(longest, 128)}
-    command = "classification" if is_classifier else "pretraining"
-    return Converted(command, model, tokenizer, labels=labels, config=run)
-
-
-def word_pieces(folder, size):
-    """The `WordPieceTokenizer` of a folder, from tokenizer.json or vocab.txt.
-
-    Args:
-        size: rows of the table, at least one for each piece.
-    """
-    from keras_transformer.convert.tokenizers import load_tokenizer_of
-    from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
-
-    tokenizer, theirs = load_tokenizer_of(folder.path)
-    if not isinstance(tokenizer, WordPieceTokenizer) or theirs[0] != 0:
-        raise ConversionError(
-            f"{folder.path} must hold BERT's word pieces, starting with [PAD]. Received: a "
-            f"{type(tokenizer).__name__} whose first id is {theirs[0]}."
-        )
-    pieces_of(folder.path, tokenizer.vocabulary_size, size)
-    return tokenizer
-
-
-def check_word_pieces(text_model):
-    """Raises ConversionError if the tokenizer of a BERT is not BERT's, e.g. that of RoBERTa."""
-    from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
-
-    if not isinstance(text_model.tokenizer, WordPieceTokenizer):
-        raise ConversionError(
-            "A BERT of another library has a WordPieceTokenizer. "
-            f"Received: a {type(text_model.tokenizer).__name__}."
-        )
-
-
-def pooler_of(model):
-    """The activation of the pooler, which DistilBERT has another of; that of BERT without one."""
-    if "pooler" not in layer_names(model):
-        return "tanh"
-    return keras.activations.serialize(model.get_layer("pooler").activation)
-
-
-def renamed(name, parts):
-    """A name in which the parts that are keys become their values, one after the other."""
-    for part, theirs in parts.items():
-        name = name.replace(part, theirs)
-    return name
-
-
-def _modern(name):
-    """The name of an array without the prefix, as newer versions write it."""
-    name = name.removeprefix("bert.")
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-        "LayerNorm.beta", "LayerNorm.bias"
-    )
-
-
 def _labels(folder, weights):
     head = first_of(("classifier.weight", "classifier.out_proj.weight"), weights, folder.path)
     count = weights.rows(head)
-    settings, kind = folder.settings, "single_label_classification"
-    settings.one_of("problem_type", kind, None)
-    named = settings.given("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
+    settings = folder.settings
+    settings.one_of("problem_type", "single_label_classification", None)
+    named = settings.raw("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
     known = named if isinstance(named, dict) else {}
     labels = [known.get(str(index)) for index in range(len(known))]
     if len(labels) < 2 or not all(isinstance(label, str) for label in labels):
@@ -272,3 +326,116 @@ def _labels(folder, weights):
         )
     check_shape(head, (len(labels), *weights.shape(head)[1:]), weights.shape(head))
     return tuple(labels)
+
+
+def _assign(folder, table, arrays, family):
+    """Assigns a table; a warning names the parts that a folder lacks, which stay random."""
+    table = list(table)
+    may_be_new = {family.dense["pooler"]: "pooler"} | NEXT_SENTENCE
+    new = {name: what for name, what in may_be_new.items() if f"{name}.weight" not in arrays}
+    kept = [row for row in table if row.names[0].rpartition(".")[0] not in new]
+    assign(kept, arrays, family.name)
+    if missing := [new[name] for name in new if any(name in row.names[0] for row in table)]:
+        logging.getLogger(__name__).warning(
+            "%s has no %s: it starts with random weights.", folder.path, " and no ".join(missing)
+        )
+
+
+def converted(model, tokenizer, labels, longest, dimensions):
+    """A BERT with the settings of the runs of its command: a classifier's, or of pretraining."""
+    is_classifier = labels_texts(model)
+    run = {"max_length": min(longest, 512), **dimensions}
+    if not is_classifier:
+        run |= {"positions": longest, "max_length": min(longest, 128)}
+    command = "classification" if is_classifier else "pretraining"
+    return Converted(command, model, tokenizer, labels=labels, config=run)
+
+
+def _word_pieces(folder, size):
+    """BERT's tokenizer, and None for the order of the rows of the table, which is ours."""
+    tokenizer, theirs = load_tokenizer_of(folder.path)
+    if not isinstance(tokenizer, WordPieceTokenizer) or theirs[0] != 0:
+        raise ConversionError(
+            f"{folder.path} must hold BERT's word pieces, starting with [PAD]. Received: a "
+            f"{type(tokenizer).__name__} whose first id is {theirs[0]}."
+        )
+    num_padding_rows(folder.path, tokenizer.vocabulary_size, size)
+    return tokenizer, None
+
+
+def _byte_pairs(folder, size):
+    """RoBERTa's tokenizer, and the order of all rows of the table: those without a piece last."""
+    tokenizer, theirs = load_tokenizer_of(folder.path)
+    if not isinstance(tokenizer, BytePairTokenizer) or theirs[PAD_ID] != 1:
+        raise ConversionError(
+            f"{folder.path} must hold byte pairs with <s>, <pad>, </s> and <unk>, <pad> the "
+            f"second. Received: a {type(tokenizer).__name__} whose <pad> is {theirs[PAD_ID]}."
+        )
+    padding = num_padding_rows(folder.path, len(theirs), size)
+    return tokenizer, VocabularyPermutation([*theirs, *range(size - padding, size)])
+
+
+def check_word_pieces(text_model):
+    """Raises ConversionError if the tokenizer of a BERT is not BERT's, e.g. that of RoBERTa."""
+    if not isinstance(text_model.tokenizer, WordPieceTokenizer):
+        raise ConversionError(
+            "A BERT of another library has a WordPieceTokenizer. "
+            f"Received: a {type(text_model.tokenizer).__name__}."
+        )
+
+
+def labels_texts(model):
+    """Whether a BERT has the head for labels of whole texts."""
+    return isinstance(model, BertClassifierModel) and not isinstance(model, BertTokenLabellerModel)
+
+
+def pooler_of(model):
+    """The name of the pooler's activation, which DistilBERT has another of; "tanh" without one."""
+    pooler = model.pooler
+    return "tanh" if pooler is None else keras.activations.serialize(pooler.activation)
+
+
+def hugging_face_folder(text_model, draft):
+    """Writes the tokenizer, and returns the config and the arrays of a BERT."""
+    model = text_model.model
+    encoder, positions = model.encoder, model.positions
+    dense, head = getattr(model, "masked_token_dense", None), getattr(model, "head", None)
+    check_dense(encoder)
+    check_word_pieces(text_model)
+    pooler, pools = pooler_of(model), getattr(model, "pooling", None) is not None
+    if encoder.pre_norm or pools or pooler != "tanh":
+        raise ConversionError(
+            "A BERT of Hugging Face is post-norm and classifies by [CLS], with a tanh pooler. "
+            f"Received: pre_norm={encoder.pre_norm}, pooling={pools}, pooler={pooler}."
+        )
+    if dense is not None and dense.activation is not encoder.activation:
+        raise ConversionError(
+            "A BERT of Hugging Face has the same activation in its head as in its blocks. "
+            f"Received: {getattr(dense.activation, '__name__', dense.activation)}."
+        )
+    name, labels = "BertModel" if dense is None else "BertForPreTraining", {}
+    if head is not None:
+        name = f"BertFor{'Sequence' if labels_texts(model) else 'Token'}Classification"
+        names = getattr(text_model, "labels", ()) or range(model.output_shape[-1])
+        labels = {"id2label": {str(i): str(label) for i, label in enumerate(names)}}
+        labels["label2id"] = {label: int(i) for i, label in labels["id2label"].items()}
+    prefix = "" if name == "BertModel" else BERT.prefix
+    arrays = {
+        key if key.startswith(("cls.", "classifier.")) else prefix + key: array
+        for key, array in arrays_of(rows(model)).items()
+    }
+    text_model.tokenizer.save(draft / "vocab.txt")
+    write_json(draft / "tokenizer_config.json", {
+        "tokenizer_class": "BertTokenizer", "do_lower_case": text_model.tokenizer.lowercase,
+        "model_max_length": positions.max_sequence_length,
+    })  # fmt: skip
+    return {
+        "model_type": "bert",
+        "architectures": [name],
+        **written_dimensions(model, encoder, model.token_embedding, BERT.settings),
+        "hidden_act": activation_of(encoder),
+        "type_vocab_size": 2,
+        "pad_token_id": 0,
+        "position_embedding_type": "absolute",
+        **labels,
+    }, arrays

@@ -9,19 +9,33 @@ import json
 import keras
 import numpy as np
 
+from keras_transformer.convert.blocks import activation_of, check_dense, pieces_of_rows
 from keras_transformer.convert.generation import power_penalty
-from keras_transformer.convert.tables import ConversionError, require
+from keras_transformer.convert.graphs import save_beside
+from keras_transformer.convert.tables import ConversionError, layer_at, require
 from keras_transformer.layers.embedding import SinusoidalEncoding
-from keras_transformer.layers.feed_forward import gelu_tanh
-from keras_transformer.models.functions import layer_names
+from keras_transformer.models.decoder_only import LanguageModel
+from keras_transformer.models.encoder_decoder import TranslationModel
 from keras_transformer.ops.positions import sinusoidal_positions
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
-LIBRARIES = ("ctranslate2",)
 # Finished hypotheses per beam before the engine stops. Our search stops when none can improve: of
 # 200 texts with 5 beams, 180 had our translation with 1, 189 with 2 and 191 with 3.
 PATIENCE = 2
 DTYPES = ("float32", "int8", "int16", "bfloat16", "float16")
+# Where its specification of a block holds what ours has at each path.
+BLOCK = {
+    "self_attention.query_key_value": "self_attention.linear.0",
+    "self_attention.output_projection": "self_attention.linear.1",
+    "around_self_attention.norm": "self_attention.layer_norm",
+    "cross_attention.query": "attention.linear.0",
+    "cross_attention.key_value": "attention.linear.1",
+    "cross_attention.output_projection": "attention.linear.2",
+    "around_cross_attention.norm": "attention.layer_norm",
+    "feed_forward.widen": "ffn.linear_0",
+    "feed_forward.narrow": "ffn.linear_1",
+    "around_feed_forward.norm": "ffn.layer_norm",
+}
 EXAMPLES = (
     *("A dog runs.", "It is ten past six.", "12,50 €", "x", "no", "She", "two men", "a red car"),
     *("in the park", "we are here", "Why?", "7:30", "the", "open door", "Good", "night"),
@@ -31,34 +45,21 @@ EXAMPLES = (
 def write(text_model, draft, dtype="float32"):
     """Writes a model that `ctranslate2.Translator` or `ctranslate2.Generator` can load.
 
-    The folder also gets the tokenizer, "tokenizer.model", and, if the target has a different one,
-    "target_tokenizer.model".
-
-    Args:
-        text_model: a `serving.Translator` or `Generator`.
-        draft: path of the folder.
-        dtype: dtype of the weights: "float32", "int8", "int16", "bfloat16" or "float16".
-
-    Raises:
-        ConversionError: if ctranslate2 is not installed, or cannot hold the model.
+    `text_model` is a `serving.Translator` or `Generator`, whose tokenizers are written, too.
     """
-    if dtype not in DTYPES:
-        raise ConversionError(f"dtype must be one of {', '.join(DTYPES)}. Received: {dtype!r}.")
     require("ctranslate2")
     from ctranslate2 import specs
 
     model = text_model.model
-    names = set(layer_names(model))
-    if {"target_embedding", "encoder", "decoder"} <= names:
+    if isinstance(model, TranslationModel):
         settings = text_model.settings
-        tables = _tables(model)
         spec = translation_spec(
             model,
-            _vocabulary(text_model.tokenizer, tables[0]),
-            _vocabulary(text_model.target_tokenizer, tables[1]),
+            pieces_of_rows(text_model.tokenizer, model.source_embedding),
+            pieces_of_rows(text_model.target_tokenizer, model.target_embedding),
             max(settings.max_source_length, settings.max_target_length),
         )
-    elif {"embedding", "positions", "decoder"} <= names:
+    elif isinstance(model, LanguageModel):
         spec = _language_model(specs, text_model)
     else:
         raise ConversionError(
@@ -66,13 +67,10 @@ def write(text_model, draft, dtype="float32"):
             f"Received: {model!r}."
         )
     save(spec, draft, dtype)
-    text_model.tokenizer.save(draft / "tokenizer.model")
-    target = text_model.target_tokenizer
-    if target is not text_model.tokenizer:
-        target.save(draft / "target_tokenizer.model")
+    save_beside(text_model, draft)
 
 
-def example(text_model, dtype="float32"):
+def example(text_model):
     """Pieces of texts and their log-probabilities by our model, for the check of a folder."""
     tokenizer = text_model.tokenizer
     if hasattr(text_model, "n_best"):
@@ -83,7 +81,7 @@ def example(text_model, dtype="float32"):
     else:
         texts = [text for text in EXAMPLES if len(_pieces(tokenizer, [text])[0]) > 1]
         pairs, scores = [_pieces(tokenizer, texts)], text_model.score(texts)
-    return {"pieces": np.array(json.dumps(pairs)), "scores": scores, "dtype": np.array(dtype)}
+    return {"pieces": np.array(json.dumps(pairs)), "scores": scores}
 
 
 class CTranslate2Engine:
@@ -106,22 +104,22 @@ class CTranslate2Engine:
         self._engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=threads)
         self._source, self._target = translator.tokenizer, translator.target_tokenizer
         self.settings = translator.settings
-        self._target_pieces = _all_pieces(self._target)
+        self._target_pieces = pieces_of_rows(self._target)
         self._first = _pieces(self._target, [""])[0]  # a language, or nothing
 
     def differences(self):
         """What the engine does otherwise than the settings say, in words; "" for nothing."""
         settings, rules = self.settings, self.settings.token_rules
-        found = []
+        differences = []
         if settings.num_beams > 1:
-            found.append("its own end of the search")
+            differences.append("its own end of the search")
             if settings.scoring == "gnmt" and settings.length_penalty:
-                found.append("a length penalty n ** exponent close to the run's")
+                differences.append("a length penalty n ** exponent close to the run's")
         if not rules.forces_end:
-            found.append("translations that are always complete")
+            differences.append("translations that are always complete")
         if rules.begin_suppress_tokens:
-            found.append("no begin_suppress_tokens")
-        return ", ".join(found)
+            differences.append("no begin_suppress_tokens")
+        return ", ".join(differences)
 
     def answer(self, texts):
         """The translations, a list of strings, and whether each text was truncated."""
@@ -136,8 +134,8 @@ class CTranslate2Engine:
         ids = {piece: i for i, piece in enumerate(self._target_pieces)}
         written = [[] for _ in rows]
         for search, indices in groups.items():
-            found = self._translate([rows[index][:room] for index in indices], dict(search))
-            for index, pieces in zip(indices, found, strict=True):
+            translations = self._translate([rows[index][:room] for index in indices], dict(search))
+            for index, pieces in zip(indices, translations, strict=True):
                 written[index] = [ids.get(piece, 0) for piece in pieces]
         joined = self._target.detokenize(tf.ragged.constant(written, tf.int32, ragged_rank=1))
         return [text.decode() for text in joined.numpy()], [len(row) > room for row in rows]
@@ -156,7 +154,7 @@ class CTranslate2Engine:
         if rules.forced_bos_token_id is not None:
             first = first or [pieces[rules.forced_bos_token_id]]
         never = [[PAD_ID], [START_ID], *rules.bad_words_ids, *([i] for i in rules.suppress_tokens)]
-        found = self._engine.translate_batch(
+        results = self._engine.translate_batch(
             rows,
             target_prefix=[first] * len(rows) if first else None,
             beam_size=self.settings.num_beams,
@@ -169,7 +167,7 @@ class CTranslate2Engine:
             batch_type="tokens",
             **search,
         )
-        return [result.hypotheses[0] for result in found]
+        return [result.hypotheses[0] for result in results]
 
 
 def translation_spec(model, source_pieces, target_pieces, max_length):
@@ -186,25 +184,19 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
     """
     from ctranslate2 import specs
 
-    encoder, decoder = model.get_layer("encoder"), model.get_layer("decoder")
-    _check(encoder)
-    _check(decoder)
+    encoder, decoder = model.encoder, model.decoder
+    source, target = model.source_embedding, model.target_embedding
+    check_dense(decoder, "CTranslate2", needs_bias=False)
     spec = specs.TransformerSpec.from_config(
-        (encoder.num_layers, decoder.num_layers),
-        encoder.num_heads,
-        pre_norm=encoder.pre_norm,
-        activation=_activation(specs, encoder),
+        (encoder.num_layers, decoder.num_layers), encoder.num_heads, **_options(encoder)
     )
-    names = layer_names(model)
-    source, target = _tables(model)
     _fill_side(spec.encoder, spec.encoder.embeddings[0], source, model, encoder, max_length)
     _fill_side(spec.decoder, spec.decoder.embeddings, target, model, decoder, max_length)
-    own = "output_projection" if "output_projection" in names else "target_embedding"
-    spec.decoder.projection.weight = _array(model.get_layer(own).embeddings)
-    if "output_bias" in names:
-        spec.decoder.projection.bias = _array(model.get_layer("output_bias").bias)
+    spec.decoder.projection.weight = _array(model.output_projection.embeddings)
+    if model.output_bias is not None:
+        spec.decoder.projection.bias = _array(model.output_bias.bias)
     spec.config.add_source_bos = False
-    spec.config.add_source_eos = "source_without_end" not in names
+    spec.config.add_source_eos = model.source_without_end is None
     spec.config.decoder_start_token = target_pieces[START_ID]
     spec.config.layer_norm_epsilon = encoder.norm_epsilon
     spec.register_source_vocabulary(source_pieces)
@@ -219,28 +211,17 @@ def save(spec, folder, dtype="float32"):
     spec.save(str(folder))
 
 
-def _tables(model):
-    """The embeddings of the source and of the target."""
-    target = model.get_layer("target_embedding")
-    shared = "source_embedding" not in layer_names(model)
-    return (target if shared else model.get_layer("source_embedding")), target
-
-
 def _language_model(specs, text_model):
     model = text_model.model
-    decoder, table = model.get_layer("decoder"), model.get_layer("embedding")
-    _check(decoder)
+    decoder, table = model.decoder, model.embedding
     spec = specs.TransformerDecoderModelSpec.from_config(
-        decoder.num_layers,
-        decoder.num_heads,
-        pre_norm=decoder.pre_norm,
-        activation=_activation(specs, decoder),
+        decoder.num_layers, decoder.num_heads, **_options(decoder)
     )
     context = getattr(text_model.settings, "context", 0)
     _fill_side(spec.decoder, spec.decoder.embeddings, table, model, decoder, context)
     spec.decoder.projection.weight = _array(table.embeddings)
     spec.config.layer_norm_epsilon = decoder.norm_epsilon
-    pieces = _vocabulary(text_model.tokenizer, table)
+    pieces = pieces_of_rows(text_model.tokenizer, table)
     spec.config.unk_token = pieces[1]
     spec.config.bos_token = pieces[2]
     end = getattr(text_model.tokenizer, "end_of_text_id", None)
@@ -252,7 +233,7 @@ def _language_model(specs, text_model):
 def _fill_side(spec, embeddings, table, model, stack, max_length):
     embeddings.weight = _array(table.embeddings)
     spec.scale_embeddings = bool(table.scale)
-    positions = model.get_layer("positions")
+    positions = model.positions
     if isinstance(positions, SinusoidalEncoding):
         encodings = sinusoidal_positions(
             max_length + 1,
@@ -265,74 +246,40 @@ def _fill_side(spec, embeddings, table, model, stack, max_length):
         encodings = positions.embeddings
     spec.position_encodings.encodings = _array(encodings)
     if stack.norm is not None:
-        _fill_norm(spec.layer_norm, stack.norm)
+        _fill(spec.layer_norm, stack.norm)
     for layer, block in zip(spec.layer, stack.blocks, strict=True):
-        own = block.self_attention
-        _fill_linear(layer.self_attention.linear[0], own.query_key_value)
-        _fill_linear(layer.self_attention.linear[1], own.output_projection)
-        _fill_norm(layer.self_attention.layer_norm, block.around_self_attention.norm)
-        if getattr(block, "cross_attention", None) is not None:
-            cross = block.cross_attention
-            parts = cross.query, cross.key_value, cross.output_projection
-            for linear, projection in zip(layer.attention.linear, parts, strict=True):
-                _fill_linear(linear, projection)
-            _fill_norm(layer.attention.layer_norm, block.around_cross_attention.norm)
-        _fill_linear(layer.ffn.linear_0, block.feed_forward.widen)
-        _fill_linear(layer.ffn.linear_1, block.feed_forward.narrow)
-        _fill_norm(layer.ffn.layer_norm, block.around_feed_forward.norm)
+        for path, place in BLOCK.items():
+            if (ours := layer_at(block, path)) is not None:
+                _fill(_at(layer, place), ours)
 
 
-def _fill_linear(linear, projection):
-    kernel, bias = projection
-    linear.weight = _array(kernel)
-    if bias is not None:
-        linear.bias = _array(bias)
+def _at(spec, place):
+    """The part of a specification at a path such as "attention.linear.0"."""
+    for name in place.split("."):
+        spec = spec[int(name)] if name.isdigit() else getattr(spec, name)
+    return spec
 
 
-def _fill_norm(spec, norm):
-    spec.gamma, spec.beta = _array(norm.gamma), _array(norm.beta)
+def _fill(spec, layer):
+    """Copies a projection or a norm to its specification."""
+    for theirs, ours in (("weight", "kernel"), ("bias", "bias"), ("gamma", "gamma"),
+                         ("beta", "beta")):  # fmt: skip
+        if (variable := getattr(layer, ours, None)) is not None:
+            setattr(spec, theirs, _array(variable))
 
 
 def _array(tensor):
     return np.ascontiguousarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32")))
 
 
-def _activation(specs, stack):
-    kinds = {
-        keras.activations.relu: specs.common_spec.Activation.RELU,
-        keras.activations.silu: specs.common_spec.Activation.SWISH,
-        keras.activations.gelu: specs.common_spec.Activation.GELU,
-        gelu_tanh: specs.common_spec.Activation.GELUTanh,
-    }
-    if stack.activation not in kinds:
-        raise ConversionError(
-            "CTranslate2 supports the activations relu, silu, gelu and gelu_tanh. Received: "
-            f"{keras.activations.serialize(stack.activation)}."
-        )
-    return kinds[stack.activation]
+def _options(stack):
+    """What a specification needs to know of a stack."""
+    from ctranslate2.specs.common_spec import Activation
 
-
-def _check(stack):
-    kernel, _ = stack.blocks[0].self_attention.output_projection
-    if stack.attention_pattern is not None or kernel.shape[0] != kernel.shape[1]:
-        raise ConversionError(
-            "CTranslate2 supports dense attention whose heads together are as wide as the model. "
-            f"Received: attention_pattern={stack.attention_pattern!r}, key_dim={stack.key_dim!r}."
-        )
-    if stack.lora:
-        raise ConversionError("The model has LoRA. Call merge_lora(model) first.")
-
-
-def _vocabulary(tokenizer, table):
-    """A name for each row of a table, those of the tokenizer first."""
-    pieces = _all_pieces(tokenizer)
-    first = tokenizer.vocabulary_size - table.vocabulary_size  # of a GPT-2 without control ids
-    pieces = pieces[max(0, first) :]
-    return [*pieces, *(f"<unused{i}>" for i in range(len(pieces), table.vocabulary_size))]
-
-
-def _all_pieces(tokenizer):
-    return tokenizer.pieces(range(tokenizer.vocabulary_size))
+    check_dense(stack, "CTranslate2", needs_bias=False)
+    names = Activation.RELU, Activation.SWISH, Activation.GELU, Activation.GELUTanh
+    activation = activation_of(stack, names, "CTranslate2")
+    return {"pre_norm": stack.pre_norm, "activation": activation}
 
 
 def _pieces(tokenizer, texts):

@@ -1,17 +1,211 @@
-"""A folder of a released model: config.json, weights and tokenizer files. Nothing is downloaded."""
+"""A folder of a released model: its settings and weights, and the model that they become.
 
+Nothing is downloaded.
+"""
+
+import dataclasses
+import json
 import logging
+import math
+import numbers
 import pathlib
+from typing import Any
 
 import ml_dtypes  # noqa: F401  with which safetensors knows bfloat16
 
-from keras_transformer.convert.settings import Settings, json_object
-from keras_transformer.convert.tables import ConversionError, lines_of
-from keras_transformer.convert.weights import Entry, Weights
+from keras_transformer.convert.tables import ConversionError, Entry, Weights
+from keras_transformer.files import in_one_line, read_json
 
 SAFETENSORS, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
 # What safetensors calls the dtypes that weights may have; any other keeps its name.
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+MAX_JSON_BYTES = 2**28  # ten times the largest tokenizer.json that we know
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """A released model, converted to ours.
+
+    Args:
+        command: the command of `train/` whose runs hold such models: "translation",
+            "language_model", "classification", or "pretraining" for a backbone.
+        model: the Keras model with its weights; for BERT, the backbone with the folder's heads.
+        tokenizer: one of `tokenizers`.
+        target_tokenizer: the tokenizer of translations; None if it is `tokenizer`.
+        settings: `SearchSettings`, `SamplingSettings`, or None.
+        labels: the names of a classifier's labels.
+        config: the settings of the command that describe the model, e.g. its dimensions.
+    """
+
+    command: str
+    model: Any
+    tokenizer: Any
+    target_tokenizer: Any = None
+    settings: Any = None
+    labels: tuple = ()
+    config: dict = dataclasses.field(default_factory=dict)
+
+
+def json_object(path):
+    """The content of a JSON file, a dictionary.
+
+    Raises:
+        ConversionError: if it is not JSON, too large, or nested too deeply.
+    """
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"more than {MAX_JSON_BYTES} bytes")
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise ValueError(f"{content!r:.80}")
+    except (ValueError, OSError) as error:
+        raise ConversionError(f"{path} must hold a JSON object. Received: {error}") from None
+    return content
+
+
+def write_json(path, content):
+    """Writes what `json` can hold, in UTF-8."""
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+class Settings:
+    """What config.json says of a model, or a part of what it says.
+
+    Null counts as a setting that is missing, except for `one_of`, and a missing one has its
+    default, if it has one.
+
+    Args:
+        values: the content, a dictionary.
+        file: path of the file, for messages.
+
+    Examples:
+        >>> Settings({"layers": "3"}, "bert/config.json").count("layers")
+        Traceback (most recent call last):
+        ...
+        keras_transformer.convert.tables.ConversionError: bert/config.json: layers must be a whole \
+number, at least 1. Received: '3'.
+    """
+
+    def __init__(self, values, file):
+        if not isinstance(values, dict):
+            raise ConversionError(f"{file} must hold a JSON object. Received: {values!r:.80}.")
+        self.values, self.file = values, file
+        self._known, self._usual = set(), {}
+
+    def without_effect(self, names):
+        """Takes settings as known which change nothing that we compute."""
+        self._known.update(names)
+
+    def usual(self, **values):
+        """Takes settings as known as long as they have these values."""
+        self._usual.update(values)
+
+    def warn_of_unread(self):
+        """Logs one warning that names the settings that nobody has read; null is no setting."""
+        unread = [
+            name
+            for name, value in self.values.items()
+            if value is not None
+            and name not in self._known
+            and not (name in self._usual and self._usual[name] == value)
+        ]
+        if unread:
+            logging.getLogger(__name__).warning(
+                "%s has settings that are not supported and have no effect here: %s.",
+                self.file, ", ".join(f"{name}={self.values[name]!r:.80}" for name in unread),
+            )  # fmt: skip
+
+    def raw(self, name):
+        """A setting as it is, unchecked; None if it is missing."""
+        self._known.add(name)
+        return self.values.get(name)
+
+    def has(self, name):
+        return self.values.get(name) is not None
+
+    def one_of(self, name, *allowed):
+        """A setting of which only some values are supported; a missing one has the first."""
+        value = self.raw(name)
+        value = value if name in self.values else allowed[0]
+        # 1 == True in Python, but not here.
+        is_bool = isinstance(value, bool)
+        if not any(value == one and is_bool == isinstance(one, bool) for one in allowed):
+            supported = " or ".join(map(repr, allowed))
+            self._refuse(name, f"{supported}; nothing else is supported", value)
+        return value
+
+    def null_or(self, allowed):
+        """Checks settings of which only null and some values are supported, {name: values}."""
+        for name, values in allowed.items():
+            self.one_of(name, None, *values)
+
+    def count(self, name, default=None, least=1):
+        """A whole number; one without a default must be there."""
+        value = self._value_or(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            self._refuse(name, f"a whole number, at least {least}", value)
+        return value
+
+    def number(self, name, default, below=math.inf):
+        """A number, at least 0 and below a limit."""
+        value = self._value_or(name, default)
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < below:
+            limit = "" if below == math.inf else f" and below {below}"
+            self._refuse(name, f"a number, at least 0{limit}", value)
+        return value
+
+    def share(self, name, default):
+        """A probability of dropping something, in [0, 1)."""
+        return self.number(name, default, below=1)
+
+    def flag(self, name, default):
+        value = self._value_or(name, default)
+        if not isinstance(value, bool):
+            self._refuse(name, "true or false", value)
+        return value
+
+    def text(self, name, default=None):
+        value = self._value_or(name, default)
+        if not isinstance(value, str):
+            self._refuse(name, "a text", value)
+        return value
+
+    def items(self, name):
+        """The values of a list or of an object, none if it is missing."""
+        value = self.raw(name)
+        if value is not None and not isinstance(value, (list, dict)):
+            self._refuse(name, "a list or a JSON object", value)
+        return list(value.values() if isinstance(value, dict) else value or [])
+
+    def part(self, name):
+        """The settings of an object inside of this one."""
+        if not isinstance(self._value_or(name, None), dict):
+            self._refuse(name, "a JSON object", self.values[name])
+        return Settings(self.values[name], self.file)
+
+    def heads_of(self, hidden, heads):
+        """The width of a model and its number of heads, which must divide it.
+
+        Args:
+            hidden: name of the setting of the width.
+            heads: name of that of the heads.
+        """
+        width, count = self.count(hidden), self.count(heads)
+        if width % count:
+            self._refuse(heads, f"a divisor of {hidden}, {width}", count)
+        return {"hidden_dim": width, "num_heads": count}
+
+    def _value_or(self, name, default):
+        value = self.raw(name)
+        if value is None and default is not None:
+            return default
+        if name not in self.values:
+            raise ConversionError(f"{self.file} must have {name!r}.")
+        return value
+
+    def _refuse(self, name, allowed, value):
+        raise ConversionError(f"{self.file}: {name} must be {allowed}. Received: {value!r:.80}.")
 
 
 class Folder:
@@ -92,6 +286,23 @@ config.json. Nothing is downloaded: give the path of a released model.
             )
         self.settings = Settings(self.json("config.json"), self.path / "config.json")
 
+    def head(self, heads):
+        """The value of the head that config.json names in a dictionary, without one the first.
+
+        Args:
+            heads: {name of the head: what it stands for}.
+
+        Raises:
+            ConversionError: if it names another one.
+        """
+        names = self.settings.raw("architectures") or [*heads][:1]
+        if not isinstance(names, list) or names[0] not in [*heads]:
+            raise ConversionError(
+                f"{self.settings.file}: architectures must be a list of one of "
+                f"{', '.join(heads)}. Received: {names!r:.80}."
+            )
+        return heads[names[0]]
+
     def arrays(self):
         """The weights, {name: array}, of *.safetensors, or of pytorch_model.bin by torch.
 
@@ -116,11 +327,11 @@ config.json. Nothing is downloaded: give the path of a released model.
             return self._joined(files, _torch_arrays)
         raise ConversionError(f"{self.path} must hold *.safetensors or {TORCH_FILE}.")
 
-    def _files(self, whole):
+    def _files(self, single):
         """The names of the files with all weights: one, or those that its index names."""
-        index = f"{whole}.index.json"
-        if self.has(whole) or not self.has(index):
-            return [whole] * self.has(whole)
+        index = f"{single}.index.json"
+        if self.has(single) or not self.has(index):
+            return [single] * self.has(single)
         names = Settings(self.json(index), self.path / index).part("weight_map").values.values()
         for name in names:
             if not isinstance(name, str) or pathlib.PurePath(name).name != name:
@@ -167,7 +378,7 @@ def _torch_arrays(file):
         tensors = torch.load(file, map_location="cpu", weights_only=True)
         return Weights({name: _entry_of(tensor) for name, tensor in tensors.items()})
     except Exception as error:  # of a damaged file it raises many kinds
-        raise ConversionError(f"{file} is damaged or missing: {lines_of(error)[0]}") from None
+        raise ConversionError(f"{file} is damaged or missing: {in_one_line(error)}") from None
 
 
 def _entry_of(tensor):
@@ -176,3 +387,37 @@ def _entry_of(tensor):
         raise ValueError("a tensor stores fewer numbers than it has")
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Entry(tuple(tensor.shape), dtype, lambda: tensor.float().numpy())
+
+
+def pieces_in_order(file, vocabulary):
+    """The pieces of a vocabulary, {piece: id}, in the order of their ids.
+
+    Raises:
+        ConversionError: if the ids are not 0, 1, 2 and so on.
+    """
+    ids = list(vocabulary.values())
+    if not all(type(index) is int for index in ids) or sorted(ids) != list(range(len(ids))):
+        raise ConversionError(
+            f"{file}: the ids must be 0, 1, 2 and so on. Received: {len(ids)} pieces with other "
+            "ids."
+        )
+    return sorted(vocabulary, key=vocabulary.get)
+
+
+def num_padding_rows(file, count, rows):
+    """How many rows of a table of embeddings have no piece of the vocabulary.
+
+    Args:
+        file: of the vocabulary, or its folder, for messages.
+        count: pieces of the vocabulary.
+        rows: of the table.
+
+    Raises:
+        ConversionError: if the table has no row for some of the pieces.
+    """
+    if count > rows:
+        raise ConversionError(
+            f"{file}: the vocabulary must have at most {rows} pieces, one for each row of the "
+            f"table of embeddings. Received: {count} pieces."
+        )
+    return rows - count

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 
-from keras_transformer.convert.settings import Settings
+from keras_transformer.convert.folder import Settings
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.decoding import TokenRules
 from keras_transformer.serving.settings import (
@@ -24,11 +24,6 @@ EARLY_STOPPING = {
     True: "huggingface_early_stopping",
     "never": "huggingface_never",
 }
-RULES = (
-    "bad_words_ids", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
-    "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty",
-    "suppress_tokens",
-)  # fmt: skip
 # Settings that our searches lack, with the values besides null that switch them off.
 ASKS_FOR_NOTHING = {
     "constraints": (),
@@ -55,15 +50,16 @@ OF_SAMPLES = {
     "top_h": (),
     "typical_p": (1,),
 }
-OF_TRANSLATIONS = {"do_sample": (False,)}
 OF_LANGUAGE_MODELS = {
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
     "num_beams": (1,),
 }
 HONOURED = (
-    *RULES, "do_sample", "early_stopping", "eos_token_id", "length_penalty", "max_length",
-    "max_new_tokens", "num_beams", "temperature", "top_k", "top_p",
+    "bad_words_ids", "begin_suppress_tokens", "do_sample", "early_stopping", "eos_token_id",
+    "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length",
+    "max_new_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams",
+    "repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p",
 )  # fmt: skip
 # Ids that the weights and tokenizers decide; how to compute, and what to return besides.
 CHANGES_NO_RESULT = (
@@ -93,32 +89,32 @@ def read_settings(folder):
     return settings
 
 
-def search_settings(folder, ids, positions):
+def search_settings(folder, order, positions):
     """The `SearchSettings` of a translation model's folder.
 
     Args:
         folder: a `ModelFolder`.
-        ids: the `Ids` of the target vocabulary.
+        order: the `VocabularyPermutation` of the target.
         positions: how many its family usually has.
     """
     settings = read_settings(folder)
-    _check(settings, ASKS_FOR_NOTHING | OF_TRANSLATIONS)
-    end = int(ids.theirs[END_ID])
-    _check(settings, {"eos_token_id": (end, [end]), "forced_eos_token_id": (end, [end])})
-    ours = ids.ours.tolist()
+    end = int(order.theirs[END_ID])
+    of_translations = {"do_sample": (False,), "forced_eos_token_id": (end, [end])}
+    settings.null_or(ASKS_FOR_NOTHING | of_translations | {"eos_token_id": (end, [end])})
+    ours = order.ours.tolist()
     ours[end] = END_ID  # where the start token is a second one, it is not what this id stands for
     forces_end = settings.has("forced_eos_token_id")
     rules = _token_rules(settings, ours, forces_end=forces_end)
     if rules.min_new_tokens:  # after the start alone, not after a language
         length = rules.min_new_tokens + 1
         rules = dataclasses.replace(rules, min_length=length, min_new_tokens=0)
-    if rules.change_scores and ids.start_is_there_twice:
-        rules = dataclasses.replace(rules, start_counts_as=ours[ids.theirs[START_ID]])
+    if rules.change_scores and order.repeats_start:
+        rules = dataclasses.replace(rules, start_counts_as=ours[order.theirs[START_ID]])
     forced = {rules.forced_bos_token_id, END_ID if rules.forces_end else None}
     if clash := forced & set(rules.suppress_tokens):
         raise ConversionError(
             f"{settings.file}: suppress_tokens must hold no id that another setting forces. "
-            f"Received: {ids.theirs[sorted(clash)].tolist()}."
+            f"Received: {order.theirs[sorted(clash)].tolist()}."
         )
     early = settings.one_of("early_stopping", *EARLY_STOPPING, None)
     longest = settings.count("max_length", positions, least=3) - 1  # without the start
@@ -166,7 +162,7 @@ def sampling_settings(folder, size, context, end):
     """
     settings = read_settings(folder)
     samples = settings.flag("do_sample", False)
-    _check(settings, ASKS_FOR_NOTHING | OF_LANGUAGE_MODELS | (OF_SAMPLES if samples else {}))
+    settings.null_or(ASKS_FOR_NOTHING | OF_LANGUAGE_MODELS | (OF_SAMPLES if samples else {}))
     if settings.has("max_length") and not settings.has("max_new_tokens"):
         logging.getLogger(__name__).warning(
             "%s: max_length counts the prompt and is not read; give max_new_tokens, or max_tokens "
@@ -176,17 +172,17 @@ def sampling_settings(folder, size, context, end):
     ours = list(range(4, 4 + size))
     if end is not None:
         ours[end] = END_ID
-        _check(settings, {"eos_token_id": (end, [end])})
-    found = {"max_tokens": settings.count("max_new_tokens", usual_max_tokens(context))}
+        settings.null_or({"eos_token_id": (end, [end])})
+    values = {"max_tokens": settings.count("max_new_tokens", usual_max_tokens(context))}
     if samples:
-        found["temperature"] = settings.number("temperature", 1.0)
-        found["top_k"] = settings.count("top_k", 50, least=0) or None
-        found["top_p"] = settings.number("top_p", 1.0)
+        values["temperature"] = settings.number("temperature", 1.0)
+        values["top_k"] = settings.count("top_k", 50, least=0) or None
+        values["top_p"] = settings.number("top_p", 1.0)
     elif settings.has("do_sample"):
-        found["top_k"] = 1
+        values["top_k"] = 1
     rules = _token_rules(settings, ours)
     try:
-        return SamplingSettings(context=context, **found, token_rules=rules)
+        return SamplingSettings(context=context, **values, token_rules=rules)
     except ValueError as error:
         raise ConversionError(f"{settings.file}: {error}") from None
 
@@ -274,29 +270,15 @@ def power_penalty(settings, length=20):
 
 def _written_rules(rules, theirs=int):
     """`TokenRules` with their ids, without what only a search has."""
-    found = rules.given()
+    written = rules.given()
     for name in ("forces_end", "start_counts_as"):
-        found.pop(name, None)
+        written.pop(name, None)
     for name in ("suppress_tokens", "begin_suppress_tokens"):
-        if name in found:
-            found[name] = [theirs(each) for each in found[name]]
-    if WORDS in found:
-        found[WORDS] = [[theirs(each) for each in word] for word in found[WORDS]]
-    return found
-
-
-def _check(settings, supported):
-    """Raises ConversionError for values that are neither null nor supported."""
-    for name, allowed in supported.items():
-        value = settings.values.get(name)
-        is_same = (value == one and isinstance(value, bool) == isinstance(one, bool)
-                   for one in (None, *allowed))  # fmt: skip
-        if not any(is_same):
-            needed = " or ".join(json.dumps(one) for one in (None, *allowed))
-            raise ConversionError(
-                f"{settings.file}: {name} must be {needed}; nothing else is supported. "
-                f"Received: {value!r:.80}."
-            )
+        if name in written:
+            written[name] = [theirs(each) for each in written[name]]
+    if WORDS in written:
+        written[WORDS] = [[theirs(each) for each in word] for word in written[WORDS]]
+    return written
 
 
 def _token_rules(settings, ours, **changes):

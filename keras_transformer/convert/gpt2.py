@@ -1,55 +1,72 @@
-"""GPT-2 with Hugging Face's names, or from a KerasHub backbone."""
+"""GPT-2 in Hugging Face's format."""
 
-from keras_transformer.convert.bert import head_of
-from keras_transformer.convert.folder import ModelFolder
-from keras_transformer.convert.generation import run_sampling, sampling_settings
-from keras_transformer.convert.loading import Converted
-from keras_transformer.convert.settings import pieces_of
+from keras_transformer.convert.blocks import (
+    ACTIVATIONS,
+    activation_of,
+    check_dense,
+    read_dimensions,
+    written_dimensions,
+)
+from keras_transformer.convert.folder import (
+    Converted,
+    ModelFolder,
+    num_padding_rows,
+    write_json,
+)
+from keras_transformer.convert.generation import (
+    GENERATION,
+    run_sampling,
+    sampling_settings,
+    written_sampling,
+)
 from keras_transformer.convert.tables import (
     ConversionError,
     Row,
+    Weights,
     arrays_of,
     assign,
-    norm_rows,
-    projection_rows,
+    rows_of,
 )
-from keras_transformer.convert.weights import Weights
-from keras_transformer.layers.feed_forward import gelu_tanh
+from keras_transformer.convert.tokenizer_json import byte_level, check_added, merges_of
+from keras_transformer.convert.tokenizers import check_byte_level, tokenizer_settings
+from keras_transformer.layers.embedding import PositionEmbedding
 from keras_transformer.models.gpt2_model import gpt2
+from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 
-ACTIVATIONS = {
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "gelu": "gelu",
-    "relu": "relu",
-}
-ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
+PREFIX = "transformer."
 # Of other heads, of its attention in half precision, and of older versions.
-_UNUSED = (
+UNUSED = (
     "n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout "
     "summary_proj_to_labels summary_type summary_use_proj"
 )
+SETTINGS = {
+    "vocabulary_size": "vocab_size",
+    "max_sequence_length": "n_positions",
+    "num_layers": "n_layer",
+    "hidden_dim": "n_embd",
+    "num_heads": "n_head",
+    "intermediate_dim": "n_inner",
+    "dropout": "resid_pdrop",
+    "attention_dropout": "attn_pdrop",
+    "norm_epsilon": "layer_norm_epsilon",
+}
 FIRST_ID = 4  # of the tokenizer: `serving` puts the control ids before GPT-2's ids
+NORMS = {"around_self_attention.norm": "ln_1", "around_feed_forward.norm": "ln_2"}
+# Its kernels are (input, output), ours (output, input).
+PROJECTIONS = {
+    "self_attention.query_key_value": "attn.c_attn",
+    "self_attention.output_projection": "attn.c_proj",
+    "feed_forward.widen": "mlp.c_fc",
+    "feed_forward.narrow": "mlp.c_proj",
+}
 
 
 def rows(model):
-    """The table of GPT-2: its kernels are (input, output), ours (output, input)."""
-    table = model.get_layer("embedding").embeddings
-    yield Row(table, ("wte.weight",), twins=("lm_head.weight",))
-    yield Row(model.get_layer("positions").embeddings, ("wpe.weight",))
-    decoder = model.get_layer("decoder")
-    for index, block in enumerate(decoder.blocks):
-        name, attention, feed_forward = f"h.{index}", block.self_attention, block.feed_forward
-        yield from norm_rows(block.around_self_attention.norm, f"{name}.ln_1")
-        yield from norm_rows(block.around_feed_forward.norm, f"{name}.ln_2")
-        for projection, theirs in (
-            (attention.query_key_value, "attn.c_attn"),
-            (attention.output_projection, "attn.c_proj"),
-            (feed_forward.widen, "mlp.c_fc"),
-            (feed_forward.narrow, "mlp.c_proj"),
-        ):
-            yield from projection_rows(projection, (f"{name}.{theirs}",), transpose=True)
-    yield from norm_rows(decoder.norm, "ln_f")
+    """The table of GPT-2."""
+    yield Row(model.embedding.embeddings, ("wte.weight",), twins=("lm_head.weight",))
+    yield from rows_of(model, {"positions": "wpe", "decoder.norm": "ln_f"})
+    for index, block in enumerate(model.decoder.blocks):
+        yield from rows_of(block, NORMS | PROJECTIONS, f"h.{index}.", transpose=True)
 
 
 def load_gpt2(model, arrays):
@@ -78,49 +95,28 @@ def load_gpt2(model, arrays):
 wte.weight. Received: 0 arrays.
     """
     arrays = arrays if isinstance(arrays, Weights) else Weights.of(arrays)
-    assign(rows(model), arrays.renamed(_bare), "GPT-2")
+    assign(rows(model), arrays.renamed(_without_prefix), "GPT-2")
     return model
-
-
-def arrays_of_keras_hub_gpt2(backbone):
-    """The weights of a KerasHub backbone, for `load_gpt2`.
-
-    Args:
-        backbone: a `keras_hub.models.GPT2Backbone`.
-
-    Returns:
-        {name: array} with Hugging Face's names.
-    """
-    from keras_transformer.convert.keras_hub_presets import read_keras_hub
-
-    return arrays_of(rows(read_keras_hub(backbone).model))
 
 
 def read(folder: ModelFolder):
     """Reads a folder of GPT-2: weights, byte pairs and the longest context."""
     config = folder.settings
-    head_of(folder, dict.fromkeys(ARCHITECTURES))
-    config.without_effect(_UNUSED.split())
+    folder.head(dict.fromkeys(("GPT2LMHeadModel", "GPT2Model")))
+    config.without_effect(UNUSED.split())
     config.one_of("is_encoder_decoder", False)
     config.one_of("scale_attn_weights", True)
     config.one_of("scale_attn_by_inverse_layer_idx", False)
     config.one_of("tie_word_embeddings", True)
-    activation = config.one_of("activation_function", *ACTIVATIONS)
+    activations = ("gelu_new", "gelu_pytorch_tanh", "gelu", "relu")
+    activation = config.one_of("activation_function", *activations)
     size, context = config.count("vocab_size"), config.count("n_positions", least=2)
-    dimensions = {
-        "num_layers": config.count("n_layer"),
-        **config.heads_of("n_embd", "n_head"),
-        "intermediate_dim": config.count("n_inner", 4 * config.count("n_embd")),
-        "dropout": config.share("resid_pdrop", 0.1),
-        "attention_dropout": config.share("attn_pdrop", 0.1),
-    }
+    dimensions = read_dimensions(config, SETTINGS, intermediate_dim=4 * config.count("n_embd"))
     config.usual(embd_pdrop=dimensions["dropout"])
-    weights, hidden_dim = folder.arrays().renamed(_bare), dimensions["hidden_dim"]
+    weights, hidden_dim = folder.arrays().renamed(_without_prefix), dimensions["hidden_dim"]
+    last = f"h.{dimensions['num_layers'] - 1}.mlp.c_fc.weight"
     shapes = {
-        f"h.{dimensions['num_layers'] - 1}.mlp.c_fc.weight": (
-            hidden_dim,
-            dimensions["intermediate_dim"],
-        ),
+        last: (hidden_dim, dimensions["intermediate_dim"]),
         "wte.weight": (size, hidden_dim),
         "wpe.weight": (context, hidden_dim),
     }
@@ -138,49 +134,45 @@ def read(folder: ModelFolder):
     return converted(model, tokenizer, sampling, dimensions)
 
 
-def _bare(name):
-    return name.removeprefix("transformer.")
+def _without_prefix(name):
+    return name.removeprefix(PREFIX)
 
 
 def _tokenizer(folder, size):
     """The byte pairs of a folder for a table of `size` rows."""
-    from keras_transformer.convert.tokenizer_json import byte_level, check_added, merges_of
-    from keras_transformer.convert.tokenizers import check_byte_level, tokenizer_settings
-
     settings = tokenizer_settings(folder)
     check_byte_level(folder, settings)
     settings.warn_of_unread()
     name = "vocab.json" if folder.has("vocab.json") else "tokenizer.json"
     file = folder.file(name)
 
-    def found():
+    def vocabulary_and_merges():
         if name == "vocab.json":
             return folder.json(name), merges_of(folder.file("merges.txt"))
         content = folder.json(name)
         check_added(content.get("added_tokens") or [], file)
         return byte_level(content, file)
 
-    return byte_pairs_of(file, found, size)
+    return byte_pairs_of(file, vocabulary_and_merges, size)
 
 
-def byte_pairs_of(file, found, size):
+def byte_pairs_of(file, vocabulary_and_merges, size):
     """A `BytePairTokenizer` with a piece for each row of a table, which may be padded.
 
     Args:
         file: for messages.
-        found: returns the vocabulary and the merges.
+        vocabulary_and_merges: returns the vocabulary and the merges.
         size: of the table.
 
     Raises:
         ConversionError: if there are more pieces than rows, or they are no byte pairs.
     """
-    from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
-
     try:
-        vocabulary, merges = found()
+        vocabulary, merges = vocabulary_and_merges()
         count = len(vocabulary)
-        padding = {f"<|unused{i}|>": count + i for i in range(pieces_of(file, count, size))}
-        return BytePairTokenizer(vocabulary | padding, merges, FIRST_ID)
+        padding = num_padding_rows(file, count, size)
+        unused = {f"<|unused{i}|>": count + i for i in range(padding)}
+        return BytePairTokenizer(vocabulary | unused, merges, FIRST_ID)
     except ConversionError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -192,3 +184,41 @@ def converted(model, tokenizer, settings, dimensions):
     run = {"model": "gpt2", "size": "124M", "tokens": "pieces", "context": settings.context}
     run["sampling"] = run_sampling(settings)
     return Converted("language_model", model, tokenizer, settings=settings, config=run | dimensions)
+
+
+def hugging_face_folder(text_model, draft):
+    """Writes the tokenizer, and returns the config and the arrays of a language model."""
+    model = text_model.model
+    decoder, table, positions = model.decoder, model.embedding, model.positions
+    if not isinstance(positions, PositionEmbedding) or not decoder.pre_norm or table.scale:
+        raise ConversionError(
+            "Of language models only gpt2() can be written: learned positions, pre-norm, unscaled "
+            f"embeddings. Received: {model!r}."
+        )
+    check_dense(decoder)
+    tokenizer = text_model.tokenizer
+    if not isinstance(tokenizer, BytePairTokenizer):
+        raise ConversionError(
+            "A GPT-2 of Hugging Face needs byte pairs: --tokens pieces. Received: "
+            f"{type(tokenizer).__name__}."
+        )
+    tokenizer.save_files(draft / "vocab.json", draft / "merges.txt")
+    num_control_ids = max(tokenizer.vocabulary_size - table.vocabulary_size, 0)
+    end = 3 if tokenizer.end_of_text_id is None else tokenizer.end_of_text_id
+    ids = {"bos_token_id": end, "eos_token_id": end}
+    sampling = written_sampling(text_model.settings, num_control_ids, end)
+    write_json(draft / GENERATION, ids | sampling)
+    name = tokenizer.pieces([end + num_control_ids])[0]
+    write_json(draft / "tokenizer_config.json", {
+        "tokenizer_class": "GPT2Tokenizer", "model_max_length": positions.max_sequence_length,
+        "unk_token": name, "bos_token": name, "eos_token": name,
+    })  # fmt: skip
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        **written_dimensions(model, decoder, table, SETTINGS),
+        "activation_function": activation_of(decoder),
+        "embd_pdrop": decoder.dropout,
+        "tie_word_embeddings": True,
+        **ids,
+    }, {f"{PREFIX}{name}": array for name, array in arrays_of(rows(model)).items()}

@@ -1,39 +1,165 @@
-"""Our models as TensorFlow functions, for formats that describe a graph."""
+"""Our models as graphs: ONNX, LiteRT and OpenVINO.
 
+Each is made from a TensorFlow function of the model, ONNX by tf2onnx (https://onnx.ai), LiteRT, for
+phones, browsers and small devices, by TensorFlow's converter (https://ai.google.dev/edge/litert),
+OpenVINO, for Intel's processors and others, by its reader of SavedModels (https://docs.openvino.ai).
+All shapes but widths are dynamic. Tokenizers and labels stand beside the files.
+"""
+
+import contextlib
 import json
+import logging
+import os
+import re
+import tempfile
 
 import keras
 import numpy as np
 
-from keras_transformer.convert.tables import ConversionError
-from keras_transformer.models.encoder_decoder import END_ID, START_ID
-from keras_transformer.models.functions import layer_names
+from keras_transformer.convert.examples import answers, drawn_inputs, float32_model
+from keras_transformer.convert.tables import ConversionError, require
+from keras_transformer.files import in_one_line
+from keras_transformer.models.encoder_decoder import END_ID, START_ID, TranslationModel
 
-NUM_EXAMPLES, EXAMPLE_LENGTH, FIRST_WORD_ID = 3, 7, 4
+ONNX_OPSET = 15
 TOLERANCE = 1e-4  # of an engine's answers: its rounding differs in a deep model
 
 
-def write_each(text_model, draft, dtype, write_function):
+def write_onnx(text_model, draft):
+    """Writes `model.onnx`, and for a translation model also `encoder.onnx` and `decoder.onnx`."""
+    require("tf2onnx")
+    _write_graphs(text_model, draft, _onnx_file)
+
+
+def write_litert(text_model, draft):
+    """Writes `model.tflite`, of a translation model also `encoder.tflite` and `decoder.tflite`.
+
+    Every operation is built into LiteRT.
+    """
+    _write_graphs(text_model, draft, _litert_file)
+
+
+def write_openvino(text_model, draft):
+    """Writes `model.xml` and `model.bin`, of a translation model also those of encoder and decoder.
+
+    OpenVINO computes in lower precision where the processor has it, unless it is told otherwise by
+    `{"INFERENCE_PRECISION_HINT": "f32"}`.
+    """
+    require("openvino")
+    _write_graphs(text_model, draft, _openvino_files)
+
+
+def _write_graphs(text_model, draft, write_file):
     """Writes `model`, of a translation model also `encoder` and `decoder`, and what stands beside.
 
-    Args:
-        text_model: a `serving.Translator`, `Generator` or `Classifier`, or a `Converted`.
-        draft: path of the folder.
-        dtype: dtype of the weights, "float32".
-        write_function: called with a tf.function, the model, and a path without suffix.
-
-    Raises:
-        ConversionError: if the dtype is another one.
+    `write_file` is called with a tf.function, the model, and a path without suffix.
     """
-    if dtype != "float32":
-        raise ConversionError(f"dtype must be float32 in this format. Received: {dtype!r}.")
-    model = in_float32(text_model)
+    model = float32_model(text_model)
     functions = {"model": forward(model)}
-    if is_translation(model):
+    if isinstance(model, TranslationModel):
         functions |= zip(("encoder", "decoder"), encoder_and_decoder(model), strict=True)
     for name, function in functions.items():
-        write_function(function, model, draft / name)
+        write_file(function, model, draft / name)
     save_beside(text_model, draft)
+
+
+def _onnx_file(function, model, path):
+    import onnx
+    import tensorflow as tf
+    import tf2onnx
+
+    logger = logging.getLogger("tf2onnx")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # errors are reported below
+    try:
+        proto, _ = tf2onnx.convert.from_function(
+            function,
+            input_signature=function.input_signature,
+            opset=ONNX_OPSET,
+            custom_op_handlers={"Erfc": (_erfc, [])},
+        )
+    finally:
+        logger.setLevel(level)
+        tf.compat.v1.reset_default_graph()
+    known = {schema.name for schema in onnx.defs.get_all_schemas()}
+    if others := sorted({node.op_type for node in proto.graph.node} - known):
+        raise _refusal("ONNX", path, f"it has no operation for {', '.join(others)}")
+    path.with_suffix(".onnx").write_bytes(proto.SerializeToString())
+
+
+def _erfc(context, node, name, args):
+    """Replaces erfc(x), which no engine supports, by 1 - erf(x)."""
+    [output], [dtype] = node.output, [context.get_dtype(node.output[0])]
+    node.type = "Erf"
+    one = context.make_const(f"{name}_one", np.ones((), "float32")).output[0]
+    after = context.insert_new_node_on_output(
+        "Sub", output, inputs=[one, output], name=f"{name}_sub"
+    )
+    context.set_dtype(after.output[0], dtype)
+    context.copy_shape(output, after.output[0])
+
+
+def _litert_file(function, model, path):
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory() as folder:
+        # From a concrete function the converter leaves variables in, which nothing fills: NaN.
+        _save_saved_model(function, model, folder)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        try:
+            with _quiet():
+                content = converter.convert()
+        except Exception as error:  # the converter's own class is private
+            found = re.search(r"^(?:TF Select|Custom) ops: (.*)$", str(error), re.MULTILINE)
+            raise _refusal("LiteRT", path, _reason(found, error)) from None
+    path.with_suffix(".tflite").write_bytes(content)
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Leaves out the pages that the converter writes to standard error when it fails."""
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nothing)
+
+
+def _openvino_files(function, model, path):
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        _save_saved_model(function, model, folder)
+        try:
+            graph = openvino.Core().read_model(folder)
+        except RuntimeError as error:
+            found = re.search(r"No conversion rule found for operations: (.*)", str(error))
+            raise _refusal("OpenVINO", path, _reason(found, error)) from None
+        openvino.save_model(graph, path.with_suffix(".xml"), compress_to_fp16=False)
+
+
+def _save_saved_model(function, model, folder):
+    """Saves a tf.function of a model as a SavedModel, for converters that read one."""
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.function, module.variables_used = function, [v.value for v in model.variables]
+    tf.saved_model.save(module, str(folder), {"serving_default": function})
+
+
+def _reason(operations, error):
+    """Why an engine cannot hold a graph: operations, a match in the message, or its beginning."""
+    if operations:
+        return f"it has no operation for {operations[1].rstrip('.')}"
+    return in_one_line(error).rstrip(".")
+
+
+def _refusal(engine, path, reason):
+    return ConversionError(f"{engine} cannot hold {path.name}: {reason}.")
 
 
 def save_beside(text_model, folder):
@@ -43,32 +169,12 @@ def save_beside(text_model, folder):
     "target_tokenizer.model", the names of labels in "labels.json".
     """
     text_model.tokenizer.save(folder / "tokenizer.model")
-    module = getattr(text_model, "module", None)
-    target = getattr(module, "target_tokenizer", None)
+    target = getattr(text_model, "target_tokenizer", None)
     if target is not None and target is not text_model.tokenizer:
         target.save(folder / "target_tokenizer.model")
     if labels := getattr(text_model, "labels", ()):
         names = json.dumps([str(label) for label in labels], ensure_ascii=False)
         (folder / "labels.json").write_text(names + "\n", "utf-8")
-
-
-def saved_model(function, model, folder):
-    """Saves a tf.function of a model as a SavedModel, for converters that read one."""
-    import tensorflow as tf
-
-    module = tf.Module()
-    module.function, module.variables_used = function, [v.value for v in model.variables]
-    tf.saved_model.save(module, str(folder), {"serving_default": function})
-
-
-def in_float32(text_model):
-    """The model of a text model, or a copy of it that computes in float32."""
-    from keras_transformer.models.copies import with_dtype
-
-    model = text_model.model
-    if all(layer.compute_dtype == "float32" for layer in model.layers):
-        return model
-    return with_dtype(model, "float32")
 
 
 def forward(model):
@@ -146,40 +252,26 @@ def _named(structure, name):
     return {f"{name}_{index}": x for index, x in enumerate(keras.tree.flatten(structure))}
 
 
-def is_translation(model):
-    return {"target_embedding", "encoder", "decoder"} <= set(layer_names(model))
-
-
-def example(text_model, dtype="float32"):
+def example(text_model):
     """Inputs with padding and the model's answers, to check a folder with.
 
     The first row of a translation holds two pairs, which only a packed model tells apart.
-
-    Args:
-        text_model: as in `in_float32`.
-        dtype: dtype of the weights, "float32".
 
     Returns:
         A dictionary of arrays: "input.NAME" (3, 7) for each input, "output.NAME" for each output,
         and "tolerance", the largest difference that an engine's rounding may cause.
     """
-    model, draw, arrays = in_float32(text_model), np.random.default_rng(0), {}
-    tables = [layer for layer in model.layers if hasattr(layer, "vocabulary_size")]
-    num_ids = min(table.vocabulary_size for table in tables)
-    shape = NUM_EXAMPLES, EXAMPLE_LENGTH
-    for tensor in keras.tree.flatten(model.input):
-        ids = draw.integers(FIRST_WORD_ID, num_ids, shape)
-        if tensor.name in ("source_ids", "token_ids"):
+    model = float32_model(text_model)
+    inputs = drawn_inputs(model)
+    for name, ids in inputs.items():
+        if name in ("source_ids", "token_ids"):
             ids[1, -2:] = 0
-        if tensor.name == "source_ids":
+        if name == "source_ids":
             ids[[0, 0, 1, 2], [2, -1, -3, -1]] = END_ID
-        if tensor.name == "target_ids":
+        if name == "target_ids":
             ids[:, 0] = ids[0, 3] = START_ID
-        if tensor.name == "segment_ids":
-            ids %= 2
-        if tensor.name == "masked_positions":
-            ids[:] = np.arange(EXAMPLE_LENGTH)
-        arrays[f"input.{tensor.name}"] = ids.astype("int32")
-    outputs = forward(model)(*arrays.values())
-    arrays |= {f"output.{name}": array.numpy() for name, array in outputs.items()}
-    return arrays | {"tolerance": np.float32(TOLERANCE)}
+    return {
+        **{f"input.{name}": ids for name, ids in inputs.items()},
+        **{f"output.{name}": array for name, array in answers(model, inputs).items()},
+        "tolerance": np.float32(TOLERANCE),
+    }

@@ -1,142 +1,426 @@
-"""Our BERT and GPT-2 as preset folders of KerasHub."""
+"""KerasHub's BERT and GPT-2: preset folders read and written, and models in memory.
+
+Presets are read and written with h5py, which Keras itself needs, and without KerasHub.
+"""
 
 import json
+import logging
+import re
+import tempfile
 
 import h5py
 import keras
+import ml_dtypes
 import numpy as np
 
-from keras_transformer.convert import bert
-from keras_transformer.convert import keras_hub_presets as presets
-from keras_transformer.convert.graphs import in_float32
-from keras_transformer.convert.tables import ConversionError, arrays_of
+from keras_transformer.convert import bert, gpt2
+from keras_transformer.convert.blocks import (
+    check_dense,
+    read_dimensions,
+    written_dimensions,
+)
+from keras_transformer.convert.examples import (
+    answers,
+    drawn_inputs,
+    float32_model,
+    texts_and_ids,
+)
+from keras_transformer.convert.folder import (
+    ModelFolder,
+    Settings,
+    num_padding_rows,
+    write_json,
+)
+from keras_transformer.convert.tables import (
+    ConversionError,
+    Row,
+    Weights,
+    arrays_of,
+    assign,
+    check_dtype,
+    layer_at,
+    rows_of,
+)
+from keras_transformer.convert.tokenizer_json import merges_of
+from keras_transformer.files import in_one_line
 from keras_transformer.layers.embedding import PositionEmbedding
-from keras_transformer.models import bert_models
-from keras_transformer.models.functions import layer_names
+from keras_transformer.layers.feed_forward import gelu_tanh
+from keras_transformer.models import bert_models, gpt2_model
+from keras_transformer.models.decoder_only import LanguageModel
+from keras_transformer.serving.settings import SamplingSettings, usual_max_tokens
+from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
-LIBRARIES = ("keras_hub",)
-TEXTS = ("A dog runs.", "it is ten past 6", "12,50")
+BACKBONE_WEIGHTS, HEAD_WEIGHTS = "model.weights.h5", "task.weights.h5"
+VOCABULARY, MERGES, WORD_PIECES = (
+    f"assets/tokenizer/{name}" for name in ("vocabulary.json", "merges.txt", "vocabulary.txt")
+)
+BERT_EPSILON, GPT2_EPSILON, HEAD_EPSILON = 1e-12, 1e-5, 1e-5
 LEARNING_RATE = 5e-5  # of a BertTextClassifier as KerasHub compiles it
 NUM_SPECIAL_TOKENS = 2  # [CLS], [SEP]
-NUM_EXAMPLES, EXAMPLE_LENGTH = 3, 7
 END_OF_TEXT = "<|endoftext|>"  # KerasHub's tokenizer must have it
 
+# Keys of a serialized Keras object that do not affect its numbers.
+_OBJECT = ("module", "registered_name", "build_config", "name", "trainable", "dtype")
+# Of a backbone: it has our names.
+_SETTINGS = {
+    name: name
+    for name in ("vocabulary_size", "num_layers", "num_heads", "hidden_dim", "intermediate_dim",
+                 "dropout", "max_sequence_length")
+}  # fmt: skip
+_ENDINGS = {
+    **dict.fromkeys(("kernel", "gamma", "embeddings"), "/vars/0"),
+    **dict.fromkeys(("bias", "beta"), "/vars/1"),
+}
+_BACKBONE = {
+    **dict.fromkeys(("token_embedding", "embedding"), "reversible_embedding"),
+    "positions": "position_embedding",
+    "segment_embedding": "embedding",
+    **dict.fromkeys(("embedding_norm", "decoder.norm"), "layer_normalization"),
+    "pooler": "dense",
+}
+_HEAD = {
+    "head": "dense",
+    "masked_token_dense": "masked_lm_head/_intermediate_dense",
+    "masked_token_norm": "masked_lm_head/_intermediate_layer_norm",
+}
+_MASKED_TOKEN_BIAS = f"{HEAD_WEIGHTS}/layers/masked_lm_head/vars/0"
+_BLOCK = {
+    "self_attention.query_key_value": (
+        "_self_attention_layer/query_dense _self_attention_layer/key_dense "
+        "_self_attention_layer/value_dense"
+    ),
+    "self_attention.output_projection": "_self_attention_layer/output_dense",
+    "around_self_attention.norm": "_self_attention_layer_norm",
+    "feed_forward.widen": "_feedforward_intermediate_dense",
+    "feed_forward.narrow": "_feedforward_output_dense",
+    "around_feed_forward.norm": "_feedforward_layer_norm",
+}
 
-def write(text_model, draft, dtype="float32"):
-    """Writes a preset of a BertBackbone, BertTextClassifier or GPT2CausalLM.
+
+def rows(model):
+    """The table of BERT or GPT-2 with the names in KerasHub's weight files.
+
+    KerasHub keeps the kernels of queries, keys and values as (input, heads, head width) and that of
+    the output as (heads, head width, output), and has no next-sentence head.
+    """
+    name, stack = _stack(model)
+    yield from rows_of(model, _BACKBONE, f"{BACKBONE_WEIGHTS}/layers/", _ENDINGS)
+    yield from rows_of(model, _HEAD, f"{HEAD_WEIGHTS}/layers/", _ENDINGS)
+    if (bias := layer_at(model, "masked_token_bias.bias")) is not None:
+        yield Row(bias, (_MASKED_TOKEN_BIAS,))
+    for index, block in enumerate(stack.blocks):
+        prefix = f"{BACKBONE_WEIGHTS}/{_block_name(name, index)}/"
+        for row in rows_of(block, _BLOCK, prefix, _ENDINGS, transpose=True):
+            yield row._replace(**_layout(row, stack.num_heads))
+
+
+def _stack(model):
+    """The name and the layer of a model's blocks."""
+    if isinstance(model, bert_models.BertModel):
+        return "encoder", model.encoder
+    return "decoder", model.decoder
+
+
+def _block_name(stack, index):
+    return f"layers/transformer_{stack}{f'_{index}' if index else ''}"
+
+
+def _layout(row, heads):
+    """How KerasHub shapes the kernels and biases of attention, options of a `Row`."""
+    dim = row.variable.shape[-1]
+    if len(row.names) > 1 and row.transpose:
+        return {
+            "transpose": False,
+            "to_ours": lambda array: array.reshape(3, dim, -1).swapaxes(1, 2).reshape(-1, dim),
+            "to_theirs": lambda array: (
+                array.reshape(3, -1, dim).swapaxes(1, 2).reshape(3 * dim, heads, -1)
+            ),
+        }
+    if len(row.names) > 1:
+        return {
+            "to_ours": lambda array: array.reshape(-1),
+            "to_theirs": lambda array: array.reshape(3 * heads, -1),
+        }
+    if row.transpose and "output_dense" in row.names[0] and "_self_attention" in row.names[0]:
+        width = row.variable.shape[0]
+        return {
+            "transpose": False,
+            "to_ours": lambda array: array.reshape(-1, width).T,
+            "to_theirs": lambda array: array.T.reshape(heads, -1, width),
+        }
+    return {}
+
+
+def read(folder: ModelFolder, with_tokenizer=True):
+    """Reads a preset: a BertBackbone, with the head of its task, or a GPT2Backbone."""
+    kind, config = folder.settings.text("class_name"), folder.settings.part("config")
+    if kind not in ("BertBackbone", "GPT2Backbone"):
+        raise ConversionError(
+            f"{folder.path} must hold a BertBackbone or a GPT2Backbone of KerasHub. "
+            f"Received: {kind}."
+        )
+    for settings in (folder.settings, config):
+        settings.without_effect(_OBJECT)
+    is_bert = kind == "BertBackbone"
+    family = f"KerasHub's {'BERT' if is_bert else 'GPT-2'}"
+    dimensions = read_dimensions(config, _SETTINGS | {"attention_dropout": "dropout"})
+    size = config.count("vocabulary_size")
+    longest = config.count("max_sequence_length", least=3 if is_bert else 2)
+    weights, tokenizer, labels = _arrays(folder), None, ()
+    _check_weights(weights, family, "encoder" if is_bert else "decoder", size, longest, dimensions)
+    if with_tokenizer:
+        tokenizer = (_word_pieces if is_bert else _byte_pairs)(folder, size)
+    if is_bert:
+        config.one_of("num_segments", 2)
+        model = bert_models.bert(
+            size,
+            max_sequence_length=longest,
+            activation=gelu_tanh,
+            norm_epsilon=BERT_EPSILON,
+            **dimensions,
+        )
+        model, labels = _with_head(model, folder, weights)
+    else:
+        model = gpt2_model.gpt2(
+            vocabulary_size=size,
+            max_sequence_length=longest,
+            norm_epsilon=GPT2_EPSILON,
+            **dimensions,
+        )
+    assign(rows(model), weights, family)
+    config.warn_of_unread()
+    if is_bert:
+        return bert.converted(model, tokenizer, labels, longest, dimensions)
+    sampling = SamplingSettings(context=longest, max_tokens=usual_max_tokens(longest))
+    return gpt2.converted(model, tokenizer, sampling, dimensions)
+
+
+def _with_head(model, folder, weights):
+    """The model with the head of a BertTextClassifier or BertMaskedLM, and its labels."""
+    if not folder.has("task.json"):
+        return model, ()
+    task = Settings(folder.json("task.json"), folder.path / "task.json")
+    kind, config = task.text("class_name"), task.part("config")
+    if kind == "BertTextClassifier":
+        labels, dropout = config.count("num_classes", least=2), config.share("dropout", 0.1)
+        name = f"{HEAD_WEIGHTS}/layers/dense/vars/0"
+        hidden_dim = model.token_embedding.hidden_dim
+        weights.check({name: (hidden_dim, labels)}, "KerasHub's BERT")
+        config.one_of("activation", "linear", "softmax", None)
+        model = bert_models.bert_classifier(model, labels, dropout=dropout)
+        return model, tuple(map(str, range(labels)))
+    if kind == "BertMaskedLM":  # its head has the exact GELU and a different epsilon
+        model = bert_models.bert_pretraining(model, activation="gelu")
+        model.masked_token_norm.epsilon = HEAD_EPSILON
+        logging.getLogger(__name__).warning(
+            "%s has no head for the next sentence: it starts with random weights.", folder.path
+        )
+        return model, ()
+    return model, ()  # e.g. TextEmbedder, which adds nothing
+
+
+def _check_weights(weights, family, stack, size, longest, dimensions):
+    """Compares the dimensions with the arrays, before a model is built."""
+    hidden_dim, last = dimensions["hidden_dim"], dimensions["num_layers"] - 1
+    inner = f"{_block_name(stack, last)}/_feedforward_intermediate_dense/vars/0"
+    shapes = {
+        inner: (hidden_dim, dimensions["intermediate_dim"]),
+        "layers/reversible_embedding/vars/0": (size, hidden_dim),
+        "layers/position_embedding/vars/0": (longest, hidden_dim),
+    }
+    weights.check({f"{BACKBONE_WEIGHTS}/{name}": shapes[name] for name in shapes}, family)
+
+
+def _word_pieces(folder, size):
+    config = _check_tokenizer(folder, split=True, suffix_indicator="##", oov_token="[UNK]")
+    lowercase, file = config.flag("lowercase", False), folder.file(WORD_PIECES)
+    strips = config.flag("strip_accents", False)
+    try:
+        tokenizer = WordPieceTokenizer.load(file, lowercase)
+    except ValueError as error:
+        raise ConversionError(f"{file} is a tokenizer that ours cannot be: {error}") from None
+    num_padding_rows(file, tokenizer.vocabulary_size, size)
+    if strips is not lowercase:
+        logging.getLogger(__name__).warning(
+            "%s: the tokenizer has strip_accents=%s, ours %s accents.",
+            folder.path, strips, "strips" if lowercase else "keeps",
+        )  # fmt: skip
+    return tokenizer
+
+
+def _byte_pairs(folder, size):
+    _check_tokenizer(folder, add_prefix_space=False)
+    file, merges = folder.file(VOCABULARY), folder.file(MERGES)
+    return gpt2.byte_pairs_of(file, lambda: (folder.json(VOCABULARY), merges_of(merges)), size)
+
+
+def _check_tokenizer(folder, **allowed):
+    file = folder.path / "tokenizer.json"
+    config = Settings(folder.json("tokenizer.json"), file).part("config")
+    for name, value in allowed.items():
+        config.one_of(name, value)
+    config.without_effect([*_OBJECT, "config_file", "lowercase", "strip_accents"])
+    config.usual(special_tokens_in_strings=False)
+    config.warn_of_unread()
+    return config
+
+
+def _arrays(folder):
+    """The `Weights` of both weight files, by file and place in it."""
+    arrays = {}
+    for name in (BACKBONE_WEIGHTS, HEAD_WEIGHTS):
+        if name == HEAD_WEIGHTS and not folder.has(name):
+            continue
+        path = folder.file(name)
+
+        def collect(place, entry, name=name, path=path):
+            if isinstance(entry, h5py.Dataset):
+                if place.startswith("optimizer/") or "/seed_generator/" in place:
+                    return
+                # Numbers elsewhere, or fewer than the shape says: compressed or never written.
+                stored = entry.id.get_storage_size()
+                if entry.is_virtual or entry.external or stored < entry.nbytes:
+                    raise ConversionError(
+                        f"{path} must hold its arrays whole and uncompressed, as Keras writes "
+                        f"them. Received: {place}, {stored} of {entry.nbytes} bytes."
+                    )
+                dtype = ml_dtypes.bfloat16 if entry.attrs.get("dtype") == "bfloat16" else None
+                check_dtype(f"{path}: {place}", (np.dtype(dtype) if dtype else entry.dtype).name)
+                # Older versions of Keras have other names for these.
+                place = place.replace("_layer_checkpoint_dependencies", "layers")
+                place = re.sub("/_(query|key|value|output)_dense/", r"/\1_dense/", place)
+                arrays[f"{name}/{place}"] = np.array(entry, dtype)
+
+        try:
+            with h5py.File(path) as weights:
+                weights.visititems(collect)
+        except ConversionError:
+            raise
+        except Exception as error:  # h5py raises many types for a damaged file
+            raise ConversionError(f"{path} is damaged: {in_one_line(error)}") from None
+    return Weights.of(arrays)
+
+
+def read_keras_hub(model, tokenizer=None):
+    """Converts a KerasHub model that is in memory.
 
     Args:
-        text_model: a `serving.Generator` or `Classifier`; for the backbone of BERT anything with
-            `model` and `tokenizer`, such as `Converted`.
-        draft: path of the folder.
-        dtype: dtype of the weights, "float32".
+        model: a `keras_hub.models` BertBackbone, BertTextClassifier, BertMaskedLM, GPT2Backbone
+            or GPT2CausalLM.
+        tokenizer: a BertTokenizer or GPT2Tokenizer; None to use the one of the model's
+            preprocessor, if it has one.
 
-    Of a model of `bert_pretraining` only the backbone is written, without the heads.
+    Returns:
+        `Converted`, as from `read`; its tokenizer is None if there is none.
 
     Raises:
-        ConversionError: if KerasHub has no such model.
+        ConversionError: a ValueError, if the model or its tokenizer is not supported.
     """
-    if dtype != "float32":
-        raise ConversionError(f"dtype must be float32. Received: {dtype!r}.")
+    if not hasattr(model, "save_to_preset"):
+        raise ConversionError(f"The model must be one of KerasHub's. Received: {model!r}.")
+    with tempfile.TemporaryDirectory() as path:
+        model.save_to_preset(path)
+        if tokenizer is not None:
+            tokenizer.save_to_preset(path)
+        folder = ModelFolder(path)
+        return read(folder, with_tokenizer=folder.has("tokenizer.json"))
+
+
+def write(text_model, draft):
+    """Writes a preset of a BertBackbone, BertTextClassifier or GPT2CausalLM.
+
+    The backbone of BERT may come from anything with `model` and `tokenizer`, such as `Converted`.
+    Of a model of `bert_pretraining` only the backbone is written, without the heads.
+    """
     model, tokenizer = text_model.model, text_model.tokenizer
     if isinstance(model, bert_models.BertModel):
         bert.check_word_pieces(text_model)
     config = _config(model)
     (draft / "assets/tokenizer").mkdir(parents=True)
     if isinstance(model, bert_models.BertModel):
-        tokenizer.save(draft / presets.WORD_PIECES)
+        tokenizer.save(draft / WORD_PIECES)
         lowercase = tokenizer.lowercase
-        cutter = _object("BertTokenizer", lowercase=lowercase, strip_accents=lowercase)
+        tokenizer_object = _object("BertTokenizer", lowercase=lowercase, strip_accents=lowercase)
         backbone = _object("BertBackbone", **config, num_segments=2)
-        if "head" in layer_names(model):
+        if isinstance(model, bert_models.BertClassifierModel):
             longest = config["max_sequence_length"]
-            if hasattr(text_model, "module"):
+            if hasattr(text_model, "max_length"):
                 longest = text_model.max_length + NUM_SPECIAL_TOKENS
-            feeder = _object("BertTextClassifierPreprocessor",
-                             tokenizer=cutter, sequence_length=longest)  # fmt: skip
-            _write_json(draft / "preprocessor.json", feeder)
-            _write_json(draft / "task.json", _object(
-                "BertTextClassifier", backbone=backbone, preprocessor=feeder,
+            preprocessor = _object("BertTextClassifierPreprocessor",
+                             tokenizer=tokenizer_object, sequence_length=longest)  # fmt: skip
+            write_json(draft / "preprocessor.json", preprocessor)
+            write_json(draft / "task.json", _object(
+                "BertTextClassifier", backbone=backbone, preprocessor=preprocessor,
                 num_classes=model.output_shape[-1], activation="linear",
-                dropout=model.get_layer("head_dropout").rate,
+                dropout=model.head_dropout.rate,
             ))  # fmt: skip
     else:
         _save_byte_pairs(tokenizer, config["vocabulary_size"], draft)
-        cutter = _object("GPT2Tokenizer")
+        tokenizer_object = _object("GPT2Tokenizer")
         backbone = _object("GPT2Backbone", **config)
         longest = config["max_sequence_length"]
-        feeder = _object("GPT2CausalLMPreprocessor", tokenizer=cutter, sequence_length=longest)
-        _write_json(draft / "preprocessor.json", feeder)
-    _write_json(draft / "config.json", backbone)
-    _write_json(draft / "tokenizer.json", cutter)
-    _write_json(draft / "metadata.json", {
+        preprocessor = _object(
+            "GPT2CausalLMPreprocessor", tokenizer=tokenizer_object, sequence_length=longest
+        )
+        write_json(draft / "preprocessor.json", preprocessor)
+    write_json(draft / "config.json", backbone)
+    write_json(draft / "tokenizer.json", tokenizer_object)
+    write_json(draft / "metadata.json", {
         "keras_version": keras.version(), "parameter_count": model.count_params(),
     })  # fmt: skip
     _write_weights(model, draft)
 
 
 def _write_weights(model, draft):
-    arrays = arrays_of(presets.rows(model))
-    if "head" in layer_names(model):  # a new optimizer, without which loading warns
-        optimizer = f"{presets.HEAD_WEIGHTS}/optimizer/vars"
+    arrays = arrays_of(rows(model))
+    if isinstance(model, bert_models.BertClassifierModel):
+        # A new optimizer, without which loading warns.
+        optimizer = f"{HEAD_WEIGHTS}/optimizer/vars"
         arrays |= {f"{optimizer}/0": np.int64(0), f"{optimizer}/1": np.float32(LEARNING_RATE)}
     else:
-        arrays = {name: a for name, a in arrays.items() if presets.HEAD_WEIGHTS not in name}
+        arrays = {name: a for name, a in arrays.items() if HEAD_WEIGHTS not in name}
     for name, array in arrays.items():
         file, place = name.split("/", 1)
         with h5py.File(draft / file, "a") as weights:
             weights[place] = array
 
 
-def example(text_model, dtype="float32"):
+def example(text_model):
     """Texts with their ids, and ids with our model's answers, for the check of a folder."""
-    tokenizer, model = text_model.tokenizer, in_float32(text_model)
-    ids = tokenizer.tokenize(list(TEXTS)) - getattr(tokenizer, "first_id", 0)
-    arrays = {"texts": np.array(json.dumps([list(TEXTS), ids.to_list()]))}
-    size = _config(model)["vocabulary_size"]
-    ids = np.random.default_rng(0).integers(1, size, (NUM_EXAMPLES, EXAMPLE_LENGTH), "int32")
-    arrays["input.token_ids"], arrays["input.padding_mask"] = ids, np.ones_like(ids)
-    if not isinstance(model, bert_models.BertModel):
-        outputs = {"logits": model(ids, training=False)}
-    else:
-        segments = np.repeat(np.arange(EXAMPLE_LENGTH)[None] > 3, NUM_EXAMPLES, 0).astype("int32")
-        arrays["input.segment_ids"] = segments
-        has_head = "head" in layer_names(model)
-        model = model if has_head else bert_models.bert_backbone(model)
-        outputs = model({"token_ids": ids, "segment_ids": segments}, training=False)
-        if has_head:
-            outputs = {"logits": outputs}
-        else:
-            outputs = {"sequence_output": outputs["vectors"], "pooled_output": outputs["pooled"]}
-    convert = keras.ops.convert_to_numpy
-    return arrays | {f"output.{name}": convert(value) for name, value in outputs.items()}
+    model = float32_model(text_model)
+    is_bert = isinstance(model, bert_models.BertModel)
+    if is_bert and not isinstance(model, bert_models.BertClassifierModel):
+        model = bert_models.bert_backbone(model)
+    inputs, names = drawn_inputs(model), {"vectors": "sequence_output", "pooled": "pooled_output"}
+    mask = {"padding_mask": np.ones_like(inputs["token_ids"])}
+    return {
+        **texts_and_ids(text_model.tokenizer),
+        **{f"input.{name}": array for name, array in (inputs | mask).items()},
+        **{f"output.{names.get(n, n)}": array for n, array in answers(model, inputs).items()},
+    }
 
 
 def _config(model):
     """The settings of KerasHub's backbone; raises if none describes ours."""
-    is_bert, names = isinstance(model, bert_models.BertModel), layer_names(model)
-    if not is_bert and not {"embedding", "positions", "decoder"} <= set(names):
+    is_bert = isinstance(model, bert_models.BertModel)
+    if not is_bert and not isinstance(model, LanguageModel):
         raise ConversionError(
             f"Only bert() and gpt2() can be written for KerasHub. Received: {model!r}."
         )
-    stack = model.get_layer("encoder" if is_bert else "decoder")
-    table = model.get_layer("token_embedding" if is_bert else "embedding")
-    positions, (kernel, bias) = (
-        model.get_layer("positions"), stack.blocks[0].self_attention.output_projection
-    )  # fmt: skip
-    epsilon = presets.BERT_EPSILON if is_bert else presets.GPT2_EPSILON
+    _, stack = _stack(model)
+    table = model.token_embedding if is_bert else model.embedding
+    check_dense(stack, "KerasHub")
+    pools = getattr(model, "pooling", None) is not None
+    labels_tokens = isinstance(model, bert_models.BertTokenLabellerModel)
+    epsilon = BERT_EPSILON if is_bert else GPT2_EPSILON
     for what, received, wanted in (
         ("activation", getattr(stack.activation, "__name__", stack.activation), "gelu_tanh"),
         ("norm_epsilon", stack.norm_epsilon, epsilon),
         ("pre_norm", stack.pre_norm, not is_bert),
-        ("learned positions", isinstance(positions, PositionEmbedding), True),
-        ("use_bias", bias is not None, True),
-        ("attention_pattern", stack.attention_pattern, None),
-        ("key_dim * num_heads == hidden_dim", kernel.shape[0] == kernel.shape[1], True),
+        ("learned positions", isinstance(model.positions, PositionEmbedding), True),
         ("pooler of", bert.pooler_of(model) if is_bert else "tanh", "tanh"),
-        ("pooling", "mean or max" if "pooling" in names else "first", "first"),
-        ("labels of", "tokens" if is_bert and "head" in names and len(model.output_shape) == 3
-         else "texts", "texts"),
+        ("pooling", "mean or max" if pools else "first", "first"),
+        ("labels of", "tokens" if labels_tokens else "texts", "texts"),
         ("scale_embedding", bool(not is_bert and table.scale), False),
     ):  # fmt: skip
         if received != wanted:
@@ -144,15 +428,7 @@ def _config(model):
                 f"KerasHub's {'BERT' if is_bert else 'GPT-2'} has {what}: {wanted}. "
                 f"Received: {received}."
             )
-    return {
-        "vocabulary_size": table.vocabulary_size,
-        "num_layers": stack.num_layers,
-        "num_heads": stack.num_heads,
-        "hidden_dim": table.hidden_dim,
-        "intermediate_dim": stack.intermediate_dim,
-        "dropout": stack.dropout,
-        "max_sequence_length": positions.max_sequence_length,
-    }
+    return written_dimensions(model, stack, table, _SETTINGS)
 
 
 def _save_byte_pairs(tokenizer, size, draft):
@@ -161,13 +437,13 @@ def _save_byte_pairs(tokenizer, size, draft):
             "KerasHub's GPT-2 needs byte pairs: --tokens pieces. Received: "
             f"{type(tokenizer).__name__}."
         )
-    tokenizer.save_files(draft / presets.VOCABULARY, draft / presets.MERGES)
-    pieces = json.loads((draft / presets.VOCABULARY).read_text("utf-8"))
+    tokenizer.save_files(draft / VOCABULARY, draft / MERGES)
+    pieces = json.loads((draft / VOCABULARY).read_text("utf-8"))
     if len(pieces) != size:
         raise ConversionError(f"The tokenizer must have {size} pieces. Received: {len(pieces)}.")
     if END_OF_TEXT not in pieces:  # the texts of models trained here end with </s>
         pieces = {END_OF_TEXT if p == "</s>" else p: index for p, index in pieces.items()}
-        (draft / presets.VOCABULARY).write_text(json.dumps(pieces, ensure_ascii=False), "utf-8")
+        (draft / VOCABULARY).write_text(json.dumps(pieces, ensure_ascii=False), "utf-8")
 
 
 def _object(name, **config):
@@ -175,7 +451,3 @@ def _object(name, **config):
     registered = f"keras_hub>{name}"
     return {"module": "keras_hub.models", "class_name": name, "config": config,
             "registered_name": registered}  # fmt: skip
-
-
-def _write_json(path, content):
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")

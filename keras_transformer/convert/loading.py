@@ -1,23 +1,30 @@
 """Loads a folder with another library's model, of any family."""
 
-import dataclasses
-import importlib
-from typing import Any
-
+from keras_transformer.convert import bert, gpt2, keras_hub, m2m100, marian, opennmt
 from keras_transformer.convert.folder import ModelFolder
-from keras_transformer.convert.settings import HARMLESS
+from keras_transformer.convert.generation import KNOWN
 from keras_transformer.convert.tables import ConversionError
 
-# The module that reads each `model_type` in config.json; it has `read(folder) -> Converted`.
+# What reads each `model_type` in config.json, a function from a `ModelFolder` to `Converted`.
 # A config.json with a `class_name` is a KerasHub preset.
 FAMILIES = {
-    "bert": "bert",
-    "distilbert": "distilbert",
-    "gpt2": "gpt2",
-    "m2m_100": "m2m100",
-    "marian": "marian",
-    "roberta": "roberta",
+    "bert": bert.read,
+    "distilbert": bert.read,
+    "gpt2": gpt2.read,
+    "m2m_100": m2m100.read,
+    "marian": marian.read,
+    "roberta": bert.read,
 }
+# Settings of Hugging Face's models, of any family, that change none of their numbers; those of the
+# search are in generation.py.
+HARMLESS = frozenset(
+    "_attn_implementation _attn_implementation_autoset _name_or_path _num_labels architectures "
+    "attn_implementation chunk_size_feed_forward cls_token_id dtype finetuning_task "
+    "gradient_checkpointing id2label initializer_factor initializer_range init_std label2id "
+    "mask_token_id model_type name_or_path num_labels output_attentions output_hidden_states "
+    "output_past problem_type return_dict sep_token_id task_specific_params tf_legacy_loss "
+    "torch_dtype torchscript transformers_version unk_token_id use_bfloat16 use_return_dict".split()
+)
 # Settings of every family that would change its numbers at any other value.
 NEUTRAL = {
     "quantization_config": (None,),
@@ -26,30 +33,6 @@ NEUTRAL = {
     "add_cross_attention": (False,),
     "tie_encoder_decoder": (False,),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Converted:
-    """A released model, converted to ours.
-
-    Args:
-        command: the command of `train/` whose runs hold such models: "translation",
-            "language_model", "classification", or "pretraining" for a backbone.
-        model: the Keras model with its weights; for BERT, the backbone with the folder's heads.
-        tokenizer: one of `tokenizers`.
-        target_tokenizer: the tokenizer of translations; None if it is `tokenizer`.
-        settings: `SearchSettings`, `SamplingSettings`, or None.
-        labels: the names of a classifier's labels.
-        config: the settings of the command that describe the model, e.g. its dimensions.
-    """
-
-    command: str
-    model: Any
-    tokenizer: Any
-    target_tokenizer: Any = None
-    settings: Any = None
-    labels: tuple = ()
-    config: dict = dataclasses.field(default_factory=dict)
 
 
 def read(path):
@@ -66,27 +49,24 @@ def read(path):
         ConversionError: a ValueError, if the folder, one of its files, its family or one of its
             settings is not supported.
     """
-    from keras_transformer.convert import opennmt
-    from keras_transformer.convert.generation import KNOWN
-
     if opennmt.is_run(path):
         return opennmt.read(path)
     folder = ModelFolder(path)
-    family = folder.settings.given("model_type")
-    is_preset = family is None and folder.settings.has("class_name")
+    settings = folder.settings
+    family = settings.raw("model_type")
+    is_preset = family is None and settings.has("class_name")
     if family not in [*FAMILIES] and not is_preset:
         raise ConversionError(
             f"{path} must hold a model of type {', '.join(sorted(FAMILIES))}, or a preset of "
             f"KerasHub. Received: model_type={family!r:.80}."
         )
-    name = "keras_hub_presets" if is_preset else FAMILIES[family]
-    folder.settings.without_effect(HARMLESS | KNOWN)
+    settings.without_effect(HARMLESS | KNOWN)
     try:
         for setting, neutral in NEUTRAL.items():
-            folder.settings.one_of(setting, *neutral)
-        found = importlib.import_module(f"keras_transformer.convert.{name}").read(folder)
-        folder.settings.warn_of_unread()
-        return found
+            settings.one_of(setting, *neutral)
+        converted = (keras_hub.read if is_preset else FAMILIES[family])(folder)
+        settings.warn_of_unread()
+        return converted
     except ConversionError as error:
         # Those of weights and tokenizers do not know the folder.
         message = str(error) if str(path) in str(error) else f"{path}: {error}"
@@ -113,15 +93,22 @@ def load(path, source_language=None, target_language=None):
     from keras_transformer import serving
 
     converted = read(path)
-    given = converted.model, converted.tokenizer, converted.target_tokenizer
+    model, tokenizer = converted.model, converted.tokenizer
     if converted.command == "translation":
-        languages = {"source_language": source_language, "target_language": target_language}
-        tokenizers = serving.in_languages(*given[1:], converted.config, **languages)
-        return serving.Translator(converted.model, *tokenizers, settings=converted.settings)
+        tokenizers = serving.in_languages(
+            tokenizer,
+            converted.target_tokenizer,
+            converted.config,
+            source_language=source_language,
+            target_language=target_language,
+        )
+        return serving.Translator(model, *tokenizers, settings=converted.settings)
     if converted.command == "language_model":
-        return serving.Generator(*given[:2], settings=converted.settings)
+        return serving.Generator(model, tokenizer, settings=converted.settings)
     if converted.command == "classification":
-        return serving.Classifier(*given[:2], converted.labels, converted.config["max_length"])
+        return serving.Classifier(
+            model, tokenizer, converted.labels, converted.config["max_length"]
+        )
     raise ConversionError(
         f"{path} holds a model that alone does nothing with texts. Call `read`, which returns the "
         "model and its tokenizer."

@@ -1,32 +1,51 @@
-"""MarianMT models, such as OPUS-MT, in Hugging Face's format."""
+"""MarianMT models, such as OPUS-MT, in Hugging Face's format, and Pegasus, which is only written.
 
+A translation model that normalises after its sub-layers is a Marian, one that normalises before
+them a Pegasus.
+"""
+
+import logging
 import re
 
 import keras
 import numpy as np
 
-from keras_transformer.convert import bert
-from keras_transformer.convert.folder import ModelFolder
-from keras_transformer.convert.generation import run_settings, search_settings
-from keras_transformer.convert.loading import Converted
-from keras_transformer.convert.sentencepiece import our_order, sentencepiece_tokenizer
-from keras_transformer.convert.settings import pieces_of
+from keras_transformer.convert.blocks import (
+    ACTIVATIONS,
+    activation_of,
+    check_dense,
+    pieces_of_rows,
+)
+from keras_transformer.convert.folder import (
+    Converted,
+    ModelFolder,
+    num_padding_rows,
+    pieces_in_order,
+    write_json,
+)
+from keras_transformer.convert.generation import (
+    GENERATION,
+    run_settings,
+    search_settings,
+    written_search,
+)
+from keras_transformer.convert.sentencepiece import read_model, rearranged
 from keras_transformer.convert.tables import (
     ConversionError,
-    Row,
+    VocabularyPermutation,
+    arrays_of,
     assign,
+    finite_float32,
     first_of,
-    in_float32,
-    norm_rows,
-    projection_rows,
+    our_order,
+    rows_of,
 )
 from keras_transformer.convert.tokenizers import tokenizer_settings
 from keras_transformer.models.encoder_decoder import translation
-from keras_transformer.models.functions import layer_names
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+from keras_transformer.tokenizers.sentencepiece import START_ID
 
 NEVER = -100.0  # the bias of an id that is never chosen; label smoothing would show a lower one
-ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}
+EPSILON = 1e-5  # of all norms
 ONE_TABLE = (
     "model.shared.weight",
     "model.encoder.embed_tokens.weight",
@@ -35,140 +54,99 @@ ONE_TABLE = (
 SOURCE, TARGET, OUTPUT = ONE_TABLE[1:2], ONE_TABLE[2:], ("lm_head.weight",)
 POSITIONS = re.compile(r"\.embed_positions\.weights?$")  # which older folders store
 POSITION_TOLERANCE = 2e-3  # they may be in half precision
-# What older versions wrote into config.json, and their library no longer reads.
-_OLDER = {
-    "add_bias_logits": False,
-    "add_final_layer_norm": False,
-    "classif_dropout": 0.0,
-    "classifier_dropout": 0.0,
-    "force_bos_token_to_be_generated": False,
-    "normalize_before": False,
-    "normalize_embedding": False,
-    "static_position_embeddings": True,
+BLOCK = {
+    "self_attention.query_key_value": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "self_attention.output_projection": "self_attn.out_proj",
+    "around_self_attention.norm": "self_attn_layer_norm",
+    "cross_attention.query": "encoder_attn.q_proj",
+    "cross_attention.key_value": "encoder_attn.k_proj encoder_attn.v_proj",
+    "cross_attention.output_projection": "encoder_attn.out_proj",
+    "around_cross_attention.norm": "encoder_attn_layer_norm",
+    "feed_forward.widen": "fc1",
+    "feed_forward.narrow": "fc2",
+    "around_feed_forward.norm": "final_layer_norm",
 }
-_ATTENTION = (("q_proj", "k_proj", "v_proj"), "out_proj")
+FINAL_NORMS = {f"{side}.norm": f"model.{side}.layer_norm" for side in ("encoder", "decoder")}
 
 
-class Ids:
-    """The order of a vocabulary: their id for each of our ids.
-
-    Ours begin with pad, unknown, start and end. If their sequences start with the padding token or
-    the end token, its row appears twice.
+def rows(model, source_order, target_order):
+    """The table of a translation model.
 
     Args:
-        theirs: their id for each of ours, an integer array that contains all of their ids.
+        model: of `translation`.
+        source_order: the `VocabularyPermutation` of the source.
+        target_order: that of the target.
     """
-
-    def __init__(self, theirs):
-        self.theirs = np.asarray(theirs)
-        self.ours = np.empty(max(theirs) + 1, int)
-        self.ours[self.theirs[::-1]] = np.arange(len(self.theirs))[::-1]
-        self.start_is_there_twice = self.theirs[START_ID] in self.theirs[[PAD_ID, END_ID]]
-
-    def rows(self, table):
-        """Their rows, (size, ...), in our order."""
-        return table[self.theirs]
-
-    def rows_back(self, table):
-        return table[self.ours]
-
-    def bias(self, bias):
-        """Their biases, (1, size), in our order; `NEVER` for a duplicated start token."""
-        ours = bias[0][self.theirs]
-        if self.start_is_there_twice:
-            ours[START_ID] = NEVER
-        return ours
-
-    def bias_back(self, bias):
-        return bias[self.ours][None]
-
-
-def rows(model, source_ids, target_ids, with_final_norms=False):
-    """The table of a translation model; Pegasus and M2M100 have norms after the last block."""
-    names = layer_names(model)
-    tied = () if "output_projection" in names else OUTPUT
-    tables = [("target", target_ids, (*ONE_TABLE, *tied))]
-    if "source_embedding" in names:
-        tables = [("source", source_ids, SOURCE), ("target", target_ids, (*TARGET, *tied))]
-    for side, ids, (name, *twins) in tables:
-        table = model.get_layer(f"{side}_embedding").embeddings
-        mapping = {"to_ours": ids.rows, "to_theirs": ids.rows_back}
-        yield Row(table, (name,), twins=tuple(twins), **mapping)
-    if "output_projection" in names:
-        table = model.get_layer("output_projection").embeddings
-        yield Row(table, OUTPUT, to_ours=target_ids.rows, to_theirs=target_ids.rows_back)
-    if "output_bias" in names:
-        bias = model.get_layer("output_bias").bias
-        yield Row(bias, ("final_logits_bias",), to_ours=target_ids.bias,
-                  to_theirs=target_ids.bias_back)  # fmt: skip
+    source, target, output = model.source_embedding, model.target_embedding, model.output_projection
+    tied = OUTPUT if output is target else ()
+    if source is target:
+        yield target_order.row(target.embeddings, *ONE_TABLE, *tied)
+    else:
+        yield source_order.row(source.embeddings, *SOURCE)
+        yield target_order.row(target.embeddings, *TARGET, *tied)
+    if output is not target:
+        yield target_order.row(output.embeddings, *OUTPUT)
+    if model.output_bias is not None:
+        yield target_order.row(
+            model.output_bias.bias,
+            "final_logits_bias",
+            to_ours=lambda array: _bias_in_our_order(array, target_order),
+            to_theirs=lambda array: array[target_order.ours][None],
+        )
     yield from block_rows(model)
-    for side in ("encoder", "decoder"):
-        norm = model.get_layer(side).norm
-        if with_final_norms and norm is not None:
-            yield from norm_rows(norm, f"model.{side}.layer_norm")
+    yield from rows_of(model, FINAL_NORMS)  # which only models with pre_norm have
 
 
 def block_rows(model):
     """The rows of all blocks, which do not depend on the vocabulary."""
-    for side in ("encoder", "decoder"):
-        for index, block in enumerate(model.get_layer(side).blocks):
-            yield from _rows_of_block(block, f"model.{side}.layers.{index}", side == "decoder")
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for index, block in enumerate(stack.blocks):
+            yield from rows_of(block, BLOCK, f"model.{side}.layers.{index}.")
 
 
-def _rows_of_block(block, name, has_source):
-    (q, k, v), out = _ATTENTION
-    own, theirs = block.self_attention, f"{name}.self_attn"
-    yield from projection_rows(own.query_key_value, [f"{theirs}.{part}" for part in (q, k, v)])
-    yield from projection_rows(own.output_projection, (f"{theirs}.{out}",))
-    yield from norm_rows(block.around_self_attention.norm, f"{name}.self_attn_layer_norm")
-    if has_source:
-        own, theirs = block.cross_attention, f"{name}.encoder_attn"
-        yield from projection_rows(own.query, (f"{theirs}.{q}",))
-        yield from projection_rows(own.key_value, [f"{theirs}.{part}" for part in (k, v)])
-        yield from projection_rows(own.output_projection, (f"{theirs}.{out}",))
-        yield from norm_rows(block.around_cross_attention.norm, f"{name}.encoder_attn_layer_norm")
-    yield from projection_rows(block.feed_forward.widen, (f"{name}.fc1",))
-    yield from projection_rows(block.feed_forward.narrow, (f"{name}.fc2",))
-    yield from norm_rows(block.around_feed_forward.norm, f"{name}.final_layer_norm")
+def _bias_in_our_order(bias, order):
+    """Their biases, (1, size), in our order; `NEVER` for a start token that is another one too."""
+    ours = bias[0][order.theirs]
+    if order.repeats_start:
+        ours[START_ID] = NEVER
+    return ours
 
 
 def read(folder: ModelFolder):
     """Reads a folder of MarianMT: weights, vocabularies and the settings of its search."""
     settings = folder.settings
-    settings.usual(**_OLDER)
-    bert.head_of(folder, {"MarianMTModel": None})
+    folder.head({"MarianMTModel": None})
     shared = settings.one_of("share_encoder_decoder_embeddings", True, False)
     tied = settings.one_of("tie_word_embeddings", True, False)
     dimensions, weights = dimensions_of(folder, False, "gelu"), folder.arrays()
-    check(folder, weights, "Marian", shared, dimensions)
-    source, target = vocabularies(folder, shared)
-    source_ids, target_ids = (_ids(folder, vocabulary) for vocabulary in (source, target))
+    check_weights(folder, weights, "Marian", shared, dimensions)
+    vocabularies = _vocabularies(folder, shared)
+    orders = [_order(folder, pieces) for pieces in vocabularies]
     model = translation(
-        len(source_ids.theirs),
-        None if shared and _is_one_table(weights, tied) else len(target_ids.theirs),
+        len(orders[0]),
+        None if shared and _is_one_table(weights, tied) else len(orders[1]),
         tie_output=tied,
         output_bias=True,
         scale_embedding=settings.flag("scale_embedding", False),
         positions={"interleaved": False},
-        norm_epsilon=1e-5,
+        norm_epsilon=EPSILON,
         **dropouts_of(settings),
         **dimensions,
     )
     check_positions(model, weights)
-    assign(rows(model, source_ids, target_ids), weights.without(POSITIONS), "Marian")
-    cutter = tokenizer_settings(folder)
-    cutter.without_effect(("source_lang", "target_lang"))
-    cutter.usual(separate_vocabs=not shared)
-    cutter.warn_of_unread()
+    assign(rows(model, *orders), weights.without(POSITIONS), "Marian")
+    of_tokenizer = tokenizer_settings(folder)
+    of_tokenizer.without_effect(("source_lang", "target_lang"))
+    of_tokenizer.usual(separate_vocabs=not shared)
+    of_tokenizer.warn_of_unread()
     tokenizers = [
-        sentencepiece_tokenizer(folder.file(file), _pieces(vocabulary, ids))
-        for file, vocabulary, ids in (
-            ("source.spm", source, source_ids),
-            ("target.spm", target, target_ids),
+        rearranged(read_model(folder.file(file)), [pieces[i] for i in order.theirs])
+        for file, pieces, order in zip(
+            ("source.spm", "target.spm"), vocabularies, orders, strict=True
         )
     ]
-    search = search_settings(folder, target_ids, 512)
-    run = run_settings(search, len(source_ids.theirs)) | dimensions
+    search = search_settings(folder, orders[1], 512)
+    run = run_settings(search, len(orders[0])) | dimensions
     return Converted("translation", model, *tokenizers, settings=search, config=run)
 
 
@@ -181,8 +159,19 @@ def dimensions_of(folder, pre_norm, activation):
     """
     settings = folder.settings
     settings.one_of("is_encoder_decoder", True)
+    # What older versions wrote, and their library no longer reads.
+    settings.usual(
+        add_bias_logits=False,
+        add_final_layer_norm=pre_norm,
+        classif_dropout=0.0,
+        classifier_dropout=0.0,
+        force_bos_token_to_be_generated=False,
+        normalize_before=pre_norm,
+        normalize_embedding=False,
+        static_position_embeddings=True,
+    )
     settings.usual(encoder_layerdrop=0.0, decoder_layerdrop=0.0)
-    settings.usual(num_hidden_layers=settings.given("encoder_layers"))
+    settings.usual(num_hidden_layers=settings.raw("encoder_layers"))
     for name in ("layers", "attention_heads", "ffn_dim"):
         sides = [settings.count(f"{side}_{name}") for side in ("encoder", "decoder")]
         if sides[0] != sides[1]:
@@ -196,53 +185,15 @@ def dimensions_of(folder, pre_norm, activation):
             f"Received: {settings.count('d_model')}."
         )
     # A dictionary keeps the first place of a name that comes twice.
-    activation = settings.one_of("activation_function", *{activation: "", **ACTIVATIONS})
+    names = dict.fromkeys((activation, "swish", "silu", "relu", "gelu"))
     return {
         "num_layers": settings.count("encoder_layers"),
         "intermediate_dim": settings.count("encoder_ffn_dim"),
         **settings.heads_of("d_model", "encoder_attention_heads"),
         "dropout": settings.share("dropout", 0.1),
         "pre_norm": pre_norm,
-        "activation": ACTIVATIONS[activation],
+        "activation": ACTIVATIONS[settings.one_of("activation_function", *names)],
     }
-
-
-def vocabularies(folder, shared):
-    """The ids of the pieces of source and target, two dictionaries, as many as the tables have."""
-    sides = [("vocab.json", "vocab_size")]
-    if not shared:
-        sides.append(("target_vocab.json", "decoder_vocab_size"))
-    found = []
-    for file, size in sides:
-        vocabulary = folder.json(file)
-        count = len(vocabulary)
-        are_numbers = all(type(index) is int for index in vocabulary.values())
-        if not are_numbers or sorted(vocabulary.values()) != list(range(count)):
-            raise ConversionError(
-                f"{folder.path / file}: the ids must be 0, 1, 2 and so on. "
-                f"Received: {count} pieces with other ids."
-            )
-        padding = pieces_of(folder.path / file, count, folder.settings.count(size, count))
-        found.append(vocabulary | {f"<unused{i}>": count + i for i in range(padding)})
-    return found * 2 if shared else found
-
-
-def _ids(folder, vocabulary):
-    settings, size = folder.settings, len(vocabulary)
-    names = ("pad_token_id", "eos_token_id")
-    pad, end = (settings.count(name, least=0) for name in names)
-    start = settings.count("decoder_start_token_id", pad, least=0)
-    if not {pad, end, start} <= set(range(size)):
-        raise ConversionError(
-            f"{settings.file}: pad_token_id, eos_token_id and decoder_start_token_id must be below "
-            f"{size}, the pieces of the vocabulary. Received: {pad}, {end}, {start}."
-        )
-    return Ids(our_order(size, pad, vocabulary.get("<unk>", pad), start, end))
-
-
-def _pieces(vocabulary, ids):
-    pieces = sorted(vocabulary, key=vocabulary.get)
-    return [pieces[index] for index in ids.theirs]
 
 
 def dropouts_of(settings):
@@ -251,7 +202,7 @@ def dropouts_of(settings):
     return {name: settings.share(name, 0.0) for name in names}
 
 
-def check(folder, weights, family, shared, dimensions):
+def check_weights(folder, weights, family, shared, dimensions):
     """Compares the dimensions with the arrays, before a model is built."""
     hidden_dim, settings = dimensions["hidden_dim"], folder.settings
     last = f"model.decoder.layers.{dimensions['num_layers'] - 1}.fc1.weight"
@@ -267,6 +218,49 @@ def check(folder, weights, family, shared, dimensions):
     weights.check(shapes, family)
 
 
+def check_positions(model, weights):
+    """Raises ConversionError if a folder stores positions that are not the model's sines."""
+    layer = model.positions
+    for name in filter(POSITIONS.search, weights):
+        stored = finite_float32(name, weights[name])[layer.first_position :]
+        ours = keras.ops.convert_to_numpy(layer(np.zeros((1, *stored.shape), "float32")))[0]
+        difference = np.abs(stored - ours).max(initial=0.0)
+        if difference > POSITION_TOLERANCE:
+            raise ConversionError(
+                f"{name} must be the sines and cosines of the paper. Received: a largest "
+                f"difference of {difference:.1e}."
+            )
+
+
+def _vocabularies(folder, shared):
+    """The pieces of source and target in the order of their ids, as many as the tables have."""
+    sides = [("vocab.json", "vocab_size")]
+    if not shared:
+        sides.append(("target_vocab.json", "decoder_vocab_size"))
+    vocabularies = []
+    for name, size in sides:
+        pieces = pieces_in_order(folder.path / name, folder.json(name))
+        count = len(pieces)
+        size = folder.settings.count(size, count)
+        padding = num_padding_rows(folder.path / name, count, size)
+        vocabularies.append([*pieces, *(f"<unused{i}>" for i in range(padding))])
+    return vocabularies * 2 if shared else vocabularies
+
+
+def _order(folder, pieces):
+    """The `VocabularyPermutation` of the pieces of one side."""
+    settings, size = folder.settings, len(pieces)
+    pad, end = (settings.count(name, least=0) for name in ("pad_token_id", "eos_token_id"))
+    start = settings.count("decoder_start_token_id", pad, least=0)
+    if not {pad, end, start} <= set(range(size)):
+        raise ConversionError(
+            f"{settings.file}: pad_token_id, eos_token_id and decoder_start_token_id must be below "
+            f"{size}, the pieces of the vocabulary. Received: {pad}, {end}, {start}."
+        )
+    unknown = pieces.index("<unk>") if "<unk>" in pieces else pad
+    return VocabularyPermutation(our_order(size, pad, unknown, start, end))
+
+
 def _is_one_table(weights, tied):
     """Whether what a folder shares is one table: if it is not tied, both sides may have their own.
 
@@ -276,15 +270,124 @@ def _is_one_table(weights, tied):
     return tied or len(sides) < 2 or np.array_equal(*(weights[name] for name in sides))
 
 
-def check_positions(model, weights):
-    """Raises ConversionError if a folder stores positions that are not the model's sines."""
-    layer = model.get_layer("positions")
-    for name in weights.matching(POSITIONS):
-        stored = in_float32(name, weights[name])[layer.first_position :]
-        ours = keras.ops.convert_to_numpy(layer(np.zeros((1, *stored.shape), "float32")))[0]
-        difference = np.abs(stored - ours).max(initial=0.0)
-        if difference > POSITION_TOLERANCE:
-            raise ConversionError(
-                f"{name} must be the sines and cosines of the paper. Received: a largest "
-                f"difference of {difference:.1e}."
-            )
+def hugging_face_folder(text_model, draft):
+    """Writes the tokenizers, and returns the config and the arrays of a translation model."""
+    model, settings = text_model.model, text_model.settings
+    encoder, source, target = model.encoder, model.source_embedding, model.target_embedding
+    shared = source is target
+    _check_written(model, shared)
+    longest = max(settings.max_source_length, settings.max_target_length) + 1
+    _save_tokenizers(text_model, (source, target), shared, longest, draft)
+    ids = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2, "bos_token_id": 2}
+    search = written_search(settings)
+    write_json(draft / GENERATION, ids | search)
+    if settings.scoring == "gnmt" and settings.num_beams > 1:
+        logging.getLogger(__name__).warning(
+            "Hugging Face's search divides scores by n ** %.3g here, which grows as the run's "
+            "penalty does at 20 tokens, and it has no limit of twice the source: some translations "
+            "will differ.",
+            search["length_penalty"],
+        )
+    arrays = arrays_of(_rows_with_sines_first(model))
+    if "final_logits_bias" not in arrays:
+        arrays["final_logits_bias"] = np.zeros((1, target.vocabulary_size), "float32")
+    kind, name = "marian", "MarianMTModel"
+    if encoder.pre_norm:
+        kind, name = "pegasus", "PegasusForConditionalGeneration"
+    of_sides = {
+        "layers": encoder.num_layers,
+        "attention_heads": encoder.num_heads,
+        "ffn_dim": encoder.intermediate_dim,
+    }
+    return {
+        "model_type": kind,
+        "architectures": [name],
+        "vocab_size": source.vocabulary_size,
+        "decoder_vocab_size": target.vocabulary_size,
+        "share_encoder_decoder_embeddings": shared,
+        "tie_word_embeddings": True,
+        "d_model": target.hidden_dim,
+        **{f"{s}_{name}": size for s in ("encoder", "decoder") for name, size in of_sides.items()},
+        "dropout": encoder.dropout,
+        "attention_dropout": encoder.attention_dropout,
+        "activation_dropout": encoder.activation_dropout,
+        "activation_function": activation_of(encoder),
+        "scale_embedding": bool(target.scale),
+        "max_position_embeddings": max(longest, 512),  # sines: any number will do
+        "is_encoder_decoder": True,
+        **ids,
+    }, arrays
+
+
+def _check_written(model, shared):
+    """Raises ConversionError if neither Marian nor Pegasus is such a model."""
+    encoder, positions = model.encoder, model.positions
+    sees_end = model.source_without_end is None
+    if (positions.max_wavelength, positions.first_position) != (10000, 0) or not sees_end:
+        raise ConversionError(
+            "Hugging Face's Marian and Pegasus have the paper's positions and see the end token. "
+            f"Received: max_wavelength={positions.max_wavelength}, "
+            f"first_position={positions.first_position}, and an encoder that "
+            f"{'sees' if sees_end else 'does not see'} it."
+        )
+    tied = model.output_projection is model.target_embedding
+    if not tied or (encoder.pre_norm and not shared):
+        raise ConversionError(
+            "A Pegasus (pre-norm) shares one vocabulary, and Marian and Pegasus tie the output "
+            f"projection to it. Received: pre_norm={encoder.pre_norm}, "
+            f"{'one vocabulary' if shared else 'two vocabularies'}, tie_output={tied}."
+        )
+    check_dense(encoder)
+    if encoder.norm_epsilon != EPSILON:
+        raise ConversionError(
+            f"norm_epsilon must be {EPSILON} there. Received: {encoder.norm_epsilon}."
+        )
+
+
+def _save_tokenizers(text_model, tables, shared, longest, draft):
+    """Writes both tokenizers and the pieces of the tables as Marian's tokenizer reads them."""
+    for tokenizer, table, model_file, file in (
+        (text_model.tokenizer, tables[0], "source.spm", "vocab.json"),
+        (text_model.target_tokenizer, tables[1], "target.spm", "target_vocab.json"),
+    ):
+        tokenizer.save(draft / model_file)
+        if file == "vocab.json" or not shared:
+            pieces = pieces_of_rows(tokenizer, table)
+            write_json(draft / file, {piece: index for index, piece in enumerate(pieces)})
+    write_json(draft / "tokenizer_config.json", {
+        "tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared,
+        "source_lang": "", "target_lang": "", "model_max_length": longest,
+        "pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>",
+    })  # fmt: skip
+
+
+def _rows_with_sines_first(model):
+    """The table of a written model, with the columns of Marian's positions, all sines first."""
+    tables = model.source_embedding, model.target_embedding
+    orders = [VocabularyPermutation(range(table.vocabulary_size)) for table in tables]
+    columns = np.arange(tables[1].hidden_dim)
+    if model.positions.interleaved:
+        columns = np.concatenate([columns[::2], columns[1::2]])
+    for row in rows(model, *orders):
+        yield row._replace(to_theirs=_with_columns(row, columns))
+
+
+def _with_columns(row, columns):
+    """`to_theirs` of a row, after the columns of the token vectors are put in another order."""
+    axes = _hidden_axes(row.names[0])
+
+    def to_theirs(array):
+        for axis in axes:
+            array = np.take(array, columns, axis)
+        return row.to_theirs(array)
+
+    return to_theirs
+
+
+def _hidden_axes(name):
+    """The axes of one of Marian's arrays that run over the columns of the token vectors."""
+    if name == "final_logits_bias":
+        return []
+    if "norm" in name or ".out_proj." in name or ".fc2." in name:
+        return [0]
+    return [1] if name.endswith(".weight") else []

@@ -1,17 +1,23 @@
 """Transformers of OpenNMT-tf 2, from the folders of its training runs."""
 
 import ast
+import contextlib
 import pathlib
 
+from keras_transformer.convert.blocks import ACTIVATIONS
+from keras_transformer.convert.folder import Converted, Settings
 from keras_transformer.convert.generation import run_settings
-from keras_transformer.convert.loading import Converted
-from keras_transformer.convert.marian import Ids
-from keras_transformer.convert.opennmt_settings import OpenNMTSettings
-from keras_transformer.convert.sentencepiece import our_order
-from keras_transformer.convert.settings import Settings
-from keras_transformer.convert.tables import ConversionError, Row, assign, lines_of
+from keras_transformer.convert.sentencepiece import read_model, rearranged
+from keras_transformer.convert.tables import (
+    ConversionError,
+    VocabularyPermutation,
+    assign,
+    our_order,
+    rows_of,
+)
+from keras_transformer.files import in_one_line
 from keras_transformer.models.encoder_decoder import translation
-from keras_transformer.models.functions import layer_names
+from keras_transformer.serving.settings import SearchSettings
 
 DESCRIPTION = "model_description.py"
 # The heads of each model in the catalog, and whether its own data settings end a source.
@@ -25,7 +31,7 @@ MODELS = {
     "ScalingNmtEnDe": (16, True),
     "ScalingNmtEnFr": (16, True),
 }
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
+OUR_ACTIVATIONS = ("relu", "gelu", "silu", "swish")
 SINES = "SinusoidalPositionEncoder"
 # What model_description.py may give; the checkpoint says most of it again.
 _READ = (
@@ -37,6 +43,38 @@ _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SOURCE, _TARGET = (f"examples_inputter/{side}_inputter/embedding" for side in
                     ("features", "labels"))  # fmt: skip
 _OUTPUT = "decoder/output_layer"
+_ENDINGS = {name: f"/{name}" for name in ("kernel", "bias", "gamma", "beta")}
+_ATTENTION = {
+    "self_attention.query_key_value": (
+        "self_attention/layer/linear_queries self_attention/layer/linear_keys "
+        "self_attention/layer/linear_values"
+    ),
+    "self_attention.output_projection": "self_attention/layer/linear_output",
+    "cross_attention.query": "attention/0/layer/linear_queries",
+    "cross_attention.key_value": "attention/0/layer/linear_keys attention/0/layer/linear_values",
+    "cross_attention.output_projection": "attention/0/layer/linear_output",
+}
+_FEED_FORWARD = {
+    "feed_forward.widen": "ffn/layer/inner",
+    "feed_forward.narrow": "ffn/layer/outer",
+}
+_NORMS = {
+    "around_self_attention.norm": "self_attention",
+    "around_cross_attention.norm": "attention/0",
+    "around_feed_forward.norm": "ffn",
+}
+_FINAL_NORMS = {f"{side}.norm": f"{side}/layer_norm" for side in ("encoder", "decoder")}
+CONTROL_WORDS = ["<blank>", "<s>", "</s>"]
+FILLER = "averyunlikelytoken"  # begins the words that pad a vocabulary to a round size
+SEARCH = ["beam_width", "length_penalty", "maximum_decoding_length"]
+TRAINING = (
+    "average_loss_in_time batch_size contrastive_learning decay_params decay_step_duration "
+    "decay_type freeze_layers gradients_accum guided_alignment_type guided_alignment_weight "
+    "label_smoothing learning_rate loss_scale max_margin_eta mixed_precision optimizer "
+    "optimizer_params regularization scheduled_sampling_k scheduled_sampling_read_probability "
+    "scheduled_sampling_type start_decay_steps".split()
+)
+MAX_SOURCE_LENGTH = 512  # in tokens; OpenNMT-tf has no limit
 
 
 def is_run(path):
@@ -46,72 +84,37 @@ def is_run(path):
     return has_checkpoints and not (path / "config.json").is_file()
 
 
-def ids_of(size):
-    """The `Ids` of a table: <blank>, <s>, </s>, the words, and the unknown token, on no line."""
-    return Ids(our_order(size, 0, size - 1, 1, 2))
+def order_of(size):
+    """The order of a table: <blank>, <s>, </s>, the words, and the unknown token, on no line."""
+    return VocabularyPermutation(our_order(size, 0, size - 1, 1, 2))
 
 
-def rows(model, source_ids, target_ids):
-    """The table of a translation model, with OpenNMT-tf's names below `model/`."""
-    names = layer_names(model)
-    target = model.get_layer("target_embedding").embeddings
-    if "source_embedding" in names:
-        source = model.get_layer("source_embedding").embeddings
-        yield Row(source, (_SOURCE,), to_ours=source_ids.rows, to_theirs=source_ids.rows_back)
-    name = _TARGET if "source_embedding" in names else _SOURCE
-    in_order = {"to_ours": target_ids.rows, "to_theirs": target_ids.rows_back}
-    yield Row(target, (name,), **in_order)
-    if "output_projection" in names:
-        table = model.get_layer("output_projection").embeddings
-        yield Row(table, (f"{_OUTPUT}/kernel",), transpose=True, **in_order)
-    if "output_bias" in names:
-        yield Row(model.get_layer("output_bias").bias, (f"{_OUTPUT}/bias",), **in_order)
-    for side in ("encoder", "decoder"):
-        stack = model.get_layer(side)
+def rows(model, source_order, target_order):
+    """The table of a translation model, with OpenNMT-tf's names below `model/`.
+
+    Args:
+        model: of `translation`.
+        source_order: the `VocabularyPermutation` of the source.
+        target_order: that of the target.
+    """
+    source, target, output = model.source_embedding, model.target_embedding, model.output_projection
+    if source is not target:
+        yield source_order.row(source.embeddings, _SOURCE)
+    yield target_order.row(target.embeddings, _SOURCE if source is target else _TARGET)
+    if output is not target:
+        yield target_order.row(output.embeddings, f"{_OUTPUT}/kernel", transpose=True)
+    if model.output_bias is not None:
+        yield target_order.row(model.output_bias.bias, f"{_OUTPUT}/bias")
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         for index, block in enumerate(stack.blocks):
-            yield from _rows_of_block(block, f"{side}/layers/{index}", side == "decoder")
-        if stack.norm is not None:
-            yield from _norm(stack.norm, f"{side}/layer_norm")
-
-
-def _rows_of_block(block, name, has_source):
-    parts = [("self_attention", block.around_self_attention)]
-    if has_source:
-        parts.append(("attention/0", block.around_cross_attention))
-    parts.append(("ffn", block.around_feed_forward))
-    for part, around in parts:
-        norm = "input_layer_norm" if around.pre_norm else "output_layer_norm"
-        yield from _norm(around.norm, f"{name}/{part}/{norm}")
-    own = block.self_attention
-    yield from _attention(own.query_key_value, f"{name}/self_attention", "queries keys values")
-    yield from _attention(own.output_projection, f"{name}/self_attention", "output")
-    if has_source:
-        own = block.cross_attention
-        for projection, theirs in (
-            (own.query, "queries"),
-            (own.key_value, "keys values"),
-            (own.output_projection, "output"),
-        ):
-            yield from _attention(projection, f"{name}/attention/0", theirs)
-    yield from _projection(block.feed_forward.widen, [f"{name}/ffn/layer/inner"])
-    yield from _projection(block.feed_forward.narrow, [f"{name}/ffn/layer/outer"])
-
-
-def _attention(projection, name, parts):
-    """The projections of attention, which in OpenNMT-tf may have no bias (`mha_bias=False`)."""
-    names = [f"{name}/layer/linear_{part}" for part in parts.split()]
-    return _projection(projection, names, missing=0.0)
-
-
-def _projection(projection, names, missing=None):
-    kernel, bias = projection
-    yield Row(kernel, tuple(f"{name}/kernel" for name in names), transpose=True)
-    yield Row(bias, tuple(f"{name}/bias" for name in names), missing=missing)
-
-
-def _norm(norm, name):
-    yield Row(norm.gamma, (f"{name}/gamma",))
-    yield Row(norm.beta, (f"{name}/beta",))
+            prefix = f"{side}/layers/{index}/"
+            norm = "input_layer_norm" if block.around_feed_forward.pre_norm else "output_layer_norm"
+            norms = {path: f"{name}/{norm}" for path, name in _NORMS.items()}
+            yield from rows_of(block, norms | _FEED_FORWARD, prefix, _ENDINGS, transpose=True)
+            for row in rows_of(block, _ATTENTION, prefix, _ENDINGS, transpose=True):
+                # Attention may have no biases (`mha_bias=False`).
+                yield row if row.transpose else row._replace(missing=0.0)
+    yield from rows_of(model, _FINAL_NORMS, endings=_ENDINGS)
 
 
 def read(path):
@@ -141,7 +144,7 @@ def read(path):
             f"{settings.file}: source_vocabulary and target_vocabulary must be the same, because "
             f"{path} has one table for both."
         )
-    ids = [ids_of(len(side) + 1) for side in words]
+    orders = [order_of(len(side) + 1) for side in words]
     hidden_dim = arrays[_SOURCE].shape[-1]
     if arrays[_SOURCE].ndim != 2 or hidden_dim < 4 or hidden_dim % 2:
         raise ConversionError(
@@ -177,7 +180,7 @@ def read(path):
         norm_epsilon=1e-3,
         **dimensions,
     )
-    assign(rows(model, *ids), arrays, "OpenNMT-tf")
+    assign(rows(model, *orders), arrays, "OpenNMT-tf")
     tokenizers = [
         settings.tokenizer(*pair) for pair in zip(("source", "target"), words, strict=True)
     ]
@@ -206,7 +209,7 @@ def _arrays(path):
             if name.endswith(_VALUE) and "/.OPTIMIZER_SLOT/" not in name
         }
     except Exception as error:  # TensorFlow raises many kinds for a damaged file
-        raise ConversionError(f"{file} cannot be read: {lines_of(error)[0]}") from None
+        raise ConversionError(f"{file} cannot be read: {in_one_line(error)}") from None
     if _SOURCE not in arrays or "encoder/layers/0/ffn/layer/inner/bias" not in arrays:
         raise ConversionError(
             f"{file} must hold a Transformer of OpenNMT-tf 2 with one source. "
@@ -241,7 +244,7 @@ def _description(path):
     try:
         nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
         keywords = [node for node in nodes if isinstance(node, ast.keyword)]
-        given = {node.arg: ast.unparse(node.value) for node in keywords}
+        arguments = {node.arg: ast.unparse(node.value) for node in keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConversionError(f"{file} must be Python. Received: {error}") from None
     names = {
@@ -256,21 +259,21 @@ def _description(path):
             f"{file} must describe one of {', '.join(MODELS)}. "
             f"Received: {', '.join(kinds) or None}."
         )
-    settings = Settings(given, file)
+    settings = Settings(arguments, file)
     settings.without_effect(_READ)
     settings.warn_of_unread()
     values = {"dropout": "0.1", "ffn_activation": "relu", "position_encoder_class": SINES}
     heads, ends = MODELS[kinds[0]]
-    values |= {"num_heads": str(heads)} | given
+    values |= {"num_heads": str(heads)} | arguments
     activation = values["ffn_activation"].split(".")[-1]
     by_place = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) > 2]
     if by_place or not values["num_heads"].isdigit():
         raise ConversionError(
             f"{file} must give sizes as numbers and by keyword, such as num_heads=8."
         )
-    if activation not in ACTIVATIONS or not values["position_encoder_class"].endswith(SINES):
+    if activation not in OUR_ACTIVATIONS or not values["position_encoder_class"].endswith(SINES):
         raise ConversionError(
-            f"{file} must have sinusoidal positions and one of {', '.join(ACTIVATIONS)}. "
+            f"{file} must have sinusoidal positions and one of {', '.join(OUR_ACTIVATIONS)}. "
             f"Received: {values['position_encoder_class']}, {activation}."
         )
     try:
@@ -278,3 +281,158 @@ def _description(path):
     except ValueError:
         dropout = 0.1
     return int(values["num_heads"]), dropout, ACTIVATIONS[activation], ends
+
+
+class OpenNMTSettings:
+    """The settings with which a run was trained.
+
+    Args:
+        path: path of the folder of the run. The YAML file is in it or, for an average, above it.
+            The files that it names are looked up relative to its folder, relative to the working
+            directory, and next to it.
+
+    Raises:
+        ConversionError: if there is no such file.
+    """
+
+    def __init__(self, path):
+        path = pathlib.Path(path)
+        folders = [path, path.absolute().parent]
+        files = (file for folder in folders for file in sorted(folder.glob("*.y*ml")))
+        named = next(((file, config) for file in files if (config := _data_of(file))), None)
+        if named is None:
+            raise ConversionError(
+                f"{path} must hold the YAML file it was trained with, which names "
+                "source_vocabulary and target_vocabulary under data. Copy it there."
+            )
+        self.file, self._config = named
+        self._data = self._config["data"]
+
+    def words(self, side, arrays, table):
+        """The words of the "source" or "target" in the order of their ids, without <unk>.
+
+        Args:
+            arrays: the arrays of the checkpoint.
+            table: the name of the embeddings.
+        """
+        file = self._file_named(self._data[f"{side}_vocabulary"])
+        lines = file.read_bytes().decode("utf-8", "replace").split("\n")
+        words = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+        rows = len(arrays[table])
+        if words[:3] != CONTROL_WORDS or len(set(words)) != len(words) or len(words) != rows - 1:
+            raise ConversionError(
+                f"{file} must hold {rows - 1} distinct words for the {rows} rows of {table}, "
+                f"{', '.join(CONTROL_WORDS)} first. Received: {len(words)}, "
+                f"{words[:3]!r:.200} first."
+            )
+        return words
+
+    def source_end(self, default):
+        """Whether sources end with </s>."""
+        controls = self._data.get("source_sequence_controls") or {"end": default}
+        controls = Settings(controls, self.file).values
+        if controls.get("start"):
+            raise ConversionError(
+                f"{self.file}: source_sequence_controls must not have start; it is not supported."
+            )
+        return bool(controls.get("end"))
+
+    def search(self):
+        params = Settings(self._config.get("params") or {}, self.file)
+        params.without_effect(SEARCH + TRAINING)
+        params.warn_of_unread()
+        return SearchSettings(
+            num_beams=params.count("beam_width", 4),
+            length_penalty=float(params.number("length_penalty", 0)),
+            max_source_length=MAX_SOURCE_LENGTH,
+            max_target_length=params.count("maximum_decoding_length", 250, least=2),
+        )
+
+    def tokenizer(self, side, words):
+        """The tokenizer of a side, with the ids of our model.
+
+        Args:
+            side: "source" or "target".
+            words: the words of the vocabulary.
+        """
+        file = self._sentencepiece_file(side)
+        model = read_model(file)
+        pieces = {word for word in words[3:] if not word.startswith(FILLER)}
+        missing = pieces - {piece.piece for piece in model.pieces}
+        if 2 * len(missing) > len(pieces):
+            raise ConversionError(
+                f"{file} must have the pieces of {side}_vocabulary. Received: a model without "
+                f"{len(missing)} of {len(pieces)}."
+            )
+        return rearranged(model, ["<blank>", "<unk>", "<s>", "</s>", *words[3:]])
+
+    def _sentencepiece_file(self, side):
+        tokenization = self._data.get(f"{side}_tokenization")
+        if isinstance(tokenization, str):
+            tokenization = _yaml(self._file_named(tokenization))
+        if tokenization and not isinstance(tokenization, dict):
+            raise ConversionError(
+                f"{self.file}: {side}_tokenization must be a mapping or a file with one. "
+                f"Received: {tokenization!r:.80}."
+            )
+        if not tokenization:  # texts were tokenised beforehand
+            files = sorted(self.file.parent.glob("*.model"))
+            if len(files) == 1:
+                return files[0]
+            raise ConversionError(
+                f"{self.file} must name a SentencePiece model under data: {side}_tokenization, or "
+                f"one file *.model must be next to it. Received: {len(files)} of them."
+            )
+        kind, params = (
+            tokenization.get("type", "OpenNMTTokenizer"),
+            tokenization.get("params", tokenization),
+        )
+        if kind == "SentencePieceTokenizer" and "model" in params:
+            return self._file_named(params["model"])
+        plain = {"mode": "none", "spacer_annotate": True}
+        others = {name: value for name, value in params.items() if value != plain.get(name)}
+        if kind != "OpenNMTTokenizer" or "mode" not in params or [*others] != ["sp_model_path"]:
+            raise ConversionError(
+                f"{self.file}: {side}_tokenization must be a SentencePieceTokenizer, or an "
+                "OpenNMTTokenizer with mode none and sp_model_path alone; no other is supported. "
+                f"Received: {kind} with {params}."
+            )
+        return self._file_named(params["sp_model_path"])
+
+    def _file_named(self, name):
+        """The path of a file that the settings name."""
+        if not isinstance(name, str):
+            raise ConversionError(f"{self.file} must name files by texts. Received: {name!r:.80}.")
+        places = [
+            self.file.parent / name,
+            pathlib.Path(name),
+            self.file.parent / pathlib.Path(name).name,
+        ]
+        for place in places:
+            with contextlib.suppress(OSError):  # of a name that is too long for a file
+                if place.is_file():
+                    return place
+        raise ConversionError(
+            f"{self.file} names {in_one_line(name)}, which is missing. Put it next to it."
+        )
+
+
+def _data_of(file):
+    """The content of a YAML file, or None if it names no vocabularies."""
+    config = _yaml(file)
+    data = config.get("data") if isinstance(config, dict) else None
+    if isinstance(data, dict) and {"source_vocabulary", "target_vocabulary"} <= data.keys():
+        return config
+    return None
+
+
+def _yaml(file):
+    try:
+        import yaml
+    except ImportError:
+        raise ConversionError(f"Reading {file} needs PyYAML. Install it.") from None
+    try:
+        return yaml.safe_load(file.read_text("utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        line = " ".join(str(error).split())
+        raise ConversionError(f"{file} must hold YAML. Received: {line}") from None

@@ -10,14 +10,13 @@ from typing import NamedTuple
 import keras
 
 from keras_transformer.convert import bert, gpt2, marian
-from keras_transformer.convert.folder import Folder, safetensors_of
-from keras_transformer.convert.settings import Settings
+from keras_transformer.convert.folder import Folder, Settings, safetensors_of
 from keras_transformer.convert.tables import (
     ConversionError,
     arrays_of,
     assign,
     check_shape,
-    in_float32,
+    finite_float32,
     same,
 )
 from keras_transformer.convert.writing import check
@@ -119,7 +118,7 @@ def read_peft(model, path, family):
             known.add(name)
             if name in arrays:
                 check_shape(name, variable.shape, arrays.shape(name))
-                values.append((variable, in_float32(name, arrays[name])))
+                values.append((variable, finite_float32(name, arrays[name])))
     rows = [row for row in naming.rows(tuned) if row.names[0] in arrays]
     known |= {name for row in rows for name in row.names}
     if unknown := sorted(set(arrays) - known):
@@ -209,7 +208,7 @@ def _files(path):
     if not folder.has(CONFIG) or not folder.has(WEIGHTS):
         raise ConversionError(f"{path} must hold {CONFIG} and {WEIGHTS}.")
     settings = Settings(folder.json(CONFIG), folder.path / CONFIG)
-    kind = settings.given("peft_type")
+    kind = settings.raw("peft_type")
     if kind != "LORA":
         raise ConversionError(f"{settings.file} must be of type LORA. Received: {kind!r:.80}.")
     for name, values in NEUTRAL.items():
@@ -229,9 +228,9 @@ def _files(path):
 
 def _check_modules(settings, weights):
     """Raises ConversionError if the file holds arrays that PEFT, by the settings, would not use."""
-    targets, excluded = settings.given("target_modules"), settings.given("exclude_modules")
-    layers, saved = settings.given("layers_to_transform"), settings.items("modules_to_save")
-    saved += HEADS.get(str(settings.given("task_type")), [])
+    targets, excluded = settings.raw("target_modules"), settings.raw("exclude_modules")
+    layers, saved = settings.raw("layers_to_transform"), settings.items("modules_to_save")
+    saved += HEADS.get(str(settings.raw("task_type")), [])
     settings.one_of("layers_pattern", None, [])
     for name in weights:
         module, is_lora = name.removeprefix(START).rpartition(".")[0], name.endswith((DOWN, UP))

@@ -3,9 +3,7 @@
 import pathlib
 import re
 
-import numpy as np
-
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tables import ConversionError, our_order
 from keras_transformer.tokenizers.sentencepiece import (
     CONTROL_PIECES,
     UNKNOWN_ID,
@@ -15,24 +13,6 @@ from keras_transformer.tokenizers.sentencepiece_format import Model, PieceType
 
 LANGUAGE = re.compile(">>.+<<")  # of the target, at the beginning of a source
 _BELOW_ALL = 10.0  # how far a missing character is placed below the lowest score
-
-
-def sentencepiece_tokenizer(path, vocabulary):
-    """Reads a SentencePiece model whose pieces have different ids than in the file.
-
-    Args:
-        path: path of the file.
-        vocabulary: the pieces in the order of the ids, the first four pad, unknown, start, end.
-            Pieces of the file that it lacks become unknown. Pieces that the file lacks are never
-            produced, except single characters and languages such as ">>deu<<".
-
-    Returns:
-        A `SentencePieceTokenizer`.
-
-    Raises:
-        ConversionError: if the file is not a SentencePiece model.
-    """
-    return rearranged(read_model(path), vocabulary)
 
 
 def read_model(path):
@@ -51,7 +31,14 @@ def read_model(path):
 
 
 def rearranged(model, vocabulary):
-    """A `SentencePieceTokenizer` of a model's pieces in another order; changes the model."""
+    """A `SentencePieceTokenizer` whose pieces have other ids than in a model.
+
+    Args:
+        model: the fields of the SentencePiece model; they are changed.
+        vocabulary: the pieces in the order of the ids, the first four pad, unknown, start, end.
+            Pieces of the model that it lacks become unknown. Pieces that the model lacks are never
+            produced, except single characters and languages such as ">>deu<<".
+    """
     known = {piece.piece: (piece.score, piece.type) for piece in model.pieces}
     lowest = min(piece.score for piece in model.pieces) - _BELOW_ALL
     normal = (0.0, PieceType.NORMAL)
@@ -114,8 +101,3 @@ def in_our_order(model, names, unknown, control=("<pad>", "<s>", "</s>")):
     pad, start, end = (ids.get(name, -1) for name in control)
     theirs = our_order(len(names), pad, ids[unknown], pad if start < 0 else start, end)
     return rearranged(model, [names[index] for index in theirs]), theirs
-
-
-def our_order(size, *control):
-    """Their id for each of ours: the control ids, then the others in the same order."""
-    return np.array([*control, *(index for index in range(size) if index not in control)])

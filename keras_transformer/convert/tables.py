@@ -1,6 +1,7 @@
-"""One table per family: which arrays of a foreign checkpoint belong to which of our variables.
+"""The arrays of a checkpoint, and the table that says to which of our variables each belongs.
 
-The same table reads a checkpoint and writes one.
+A family has one table, which reads checkpoints and writes them. Most of it is a dictionary from
+the paths of our layers to the names of theirs, which `rows_of` turns into rows.
 """
 
 import importlib.util
@@ -12,10 +13,20 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 # What checkpoints hold besides weights: positions and masks of GPT-2, BERT and their relatives.
 BUFFERS = re.compile(r"(^|\.)(position_ids|attn\.(masked_)?bias)$")
 NUM_NAMED = 20  # of the arrays that a warning is about
+# How the names of arrays end in Hugging Face's checkpoints, by the names of our variables.
+ENDINGS = {
+    "kernel": ".weight",
+    "bias": ".bias",
+    "gamma": ".weight",
+    "beta": ".bias",
+    "embeddings": ".weight",
+}
 
 
 class ConversionError(ValueError):
@@ -28,9 +39,117 @@ def require(library):
         raise ConversionError(f"This format needs {library}. Install it.")
 
 
-def lines_of(error):
-    """The lines of an error's message, at least one."""
-    return (str(error).strip() or type(error).__name__).splitlines()
+class Entry(NamedTuple):
+    """An array of a checkpoint.
+
+    Args:
+        shape: a tuple.
+        dtype: name of the dtype, e.g. "float32".
+        read: returns the array.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable
+
+
+class Weights(Mapping):
+    """The arrays of a checkpoint, {name: array}; each is read when it is asked for.
+
+    Args:
+        entries: {name: `Entry`}.
+
+    Examples:
+        >>> weights = Weights.of({"bert.a": np.zeros((2, 3))}).renamed(lambda name: name[5:])
+        >>> weights.shape("a"), float(weights["a"].sum())
+        ((2, 3), 0.0)
+    """
+
+    def __init__(self, entries):
+        self._entries = entries
+
+    @classmethod
+    def of(cls, arrays):
+        """The `Weights` of arrays in memory, {name: array}; also of tensors and lists."""
+        entries = {}
+        for name, array in arrays.items():
+            if not hasattr(getattr(array, "dtype", None), "name"):
+                array = np.asarray(array)
+            entries[name] = Entry(array.shape, array.dtype.name, lambda array=array: array)
+        return cls(entries)
+
+    def __getitem__(self, name):
+        entry = self._entries[name]
+        check_dtype(name, entry.dtype)
+        return entry.read()
+
+    def __contains__(self, name):
+        return name in self._entries
+
+    def __iter__(self):
+        return iter(self._entries)
+
+    def __len__(self):
+        return len(self._entries)
+
+    def shape(self, name):
+        return self._entries[name].shape
+
+    def rows(self, name):
+        """The first dimension of an array, 0 if it has none."""
+        return next(iter(self.shape(name)), 0)
+
+    def joined(self, other):
+        """These arrays and others.
+
+        Raises:
+            ConversionError: if both have an array of one name.
+        """
+        if twice := sorted(self._entries.keys() & other._entries.keys()):
+            raise ConversionError(f"Each array must be there once. Received: {twice[0]} twice.")
+        return Weights({**self._entries, **other._entries})
+
+    def renamed(self, new_name):
+        """The same arrays under other names.
+
+        Args:
+            new_name: function from a name to the new one.
+
+        Raises:
+            ConversionError: if two arrays would have the same name.
+        """
+        entries = {}
+        for name, entry in self._entries.items():
+            if new_name(name) in entries:
+                raise ConversionError(
+                    f"Each array must be there once. Received: {new_name(name)} twice, with and "
+                    "without a prefix or under its older name."
+                )
+            entries[new_name(name)] = entry
+        return Weights(entries)
+
+    def without(self, pattern):
+        """The arrays in whose names a compiled regular expression finds nothing."""
+        return Weights({n: entry for n, entry in self._entries.items() if not pattern.search(n)})
+
+    def check(self, shapes, family):
+        """Compares a config with the checkpoint, before a model is built that may be too large.
+
+        Args:
+            shapes: {name: shape}, of the table of each vocabulary and of some array of the last
+                block. A tuple of names stands for the first one that is there.
+            family: name of the family, for messages.
+
+        Raises:
+            ConversionError: if an array is missing, has another shape, or a dtype other than those
+                of floating-point numbers.
+        """
+        for names, shape in shapes.items():
+            name = first_of((names,) if isinstance(names, str) else names, self, family)
+            check_shape(name, shape, self.shape(name))
+        for name, entry in self._entries.items():
+            if not BUFFERS.search(name):
+                check_dtype(name, entry.dtype)
 
 
 def same(array):
@@ -63,24 +182,83 @@ class Row(NamedTuple):
     twins: tuple[str, ...] = ()
 
 
-def projection_rows(projection, names, **options):
-    """The rows of one of our projections, a pair of kernel and bias or None.
+def rows_of(owner, names, prefix="", endings=ENDINGS, transpose=False):
+    """The rows of the layers of a model or of a block.
 
     Args:
-        projection: as from `add_projection`.
-        names: names of their layers, to which ".weight" and ".bias" are appended.
-        **options: options of `Row` for the kernel.
+        owner: the model or block.
+        names: {path: names} with the path of each layer in `owner`, such as
+            "self_attention.query", and the name of their layer. Several names, separated by spaces,
+            are stacked in one layer of ours. A layer that `owner` lacks has no rows.
+        prefix: what all of their names begin with.
+        endings: {name of a variable: how the name of its array ends}.
+        transpose: whether their kernels are the transpose of ours.
     """
-    kernel, bias = projection
-    yield Row(kernel, tuple(f"{name}.weight" for name in names), **options)
-    if bias is not None:
-        yield Row(bias, tuple(f"{name}.bias" for name in names))
+    for path, theirs in names.items():
+        layer = layer_at(owner, path)
+        for attribute, ending in endings.items():
+            variable = getattr(layer, attribute, None)
+            if variable is not None:
+                yield Row(
+                    variable,
+                    tuple(f"{prefix}{name}{ending}" for name in theirs.split()),
+                    transpose=transpose and attribute == "kernel",
+                )
 
 
-def norm_rows(norm, name):
-    """The rows of a `keras.layers.LayerNormalization`."""
-    yield Row(norm.gamma, (f"{name}.weight",))
-    yield Row(norm.beta, (f"{name}.bias",))
+def layer_at(owner, path):
+    """The layer at a path such as "encoder.norm", None if there is none."""
+    for name in path.split("."):
+        owner = getattr(owner, name, None)
+    return owner
+
+
+class VocabularyPermutation:
+    """The order of a foreign vocabulary: their id for each of our ids.
+
+    Ours begin with pad, unknown, start and end. If their sequences start with the padding token or
+    the end token, its row appears twice.
+
+    Args:
+        theirs: their id for each of ours, an integer array that contains all of their ids.
+
+    Attributes:
+        theirs: as given.
+        ours: our id for each of theirs, an integer array; the first one of a row that appears
+            twice.
+        repeats_start: whether the row of the start token appears twice.
+
+    Examples:
+        >>> order = VocabularyPermutation([3, 0, 1, 2, 4])
+        >>> order.ours.tolist()
+        [1, 2, 3, 0, 4]
+    """
+
+    def __init__(self, theirs):
+        self.theirs = np.asarray(theirs)
+        self.ours = np.empty(max(theirs) + 1, int)
+        self.ours[self.theirs[::-1]] = np.arange(len(self.theirs))[::-1]
+        self.repeats_start = self.theirs[START_ID] in self.theirs[[PAD_ID, END_ID]]
+
+    def __len__(self):
+        """How many ids we have."""
+        return len(self.theirs)
+
+    def row(self, variable, *names, **options):
+        """The `Row` of a variable with one row, or one number, for each id.
+
+        Args:
+            variable: of the model.
+            *names: the name of their array, then those of its twins.
+            **options: further options of `Row`.
+        """
+        mapping = {"to_ours": lambda a: a[self.theirs], "to_theirs": lambda a: a[self.ours]}
+        return Row(variable, names[:1], twins=names[1:], **mapping | options)
+
+
+def our_order(size, *control):
+    """Their id for each of ours: the control ids, then the others in the same order."""
+    return np.array([*control, *(index for index in range(size) if index not in control)])
 
 
 def assign(rows: Iterable[Row], arrays: Mapping[str, Any], family: str):
@@ -121,6 +299,23 @@ def assign(rows: Iterable[Row], arrays: Mapping[str, Any], family: str):
         )  # fmt: skip
 
 
+def arrays_of(rows: Iterable[Row]):
+    """The numbers of our variables under the names of a family.
+
+    Args:
+        rows: the table of a model.
+
+    Returns:
+        {name: float32 array}.
+    """
+    arrays = {}
+    for row in rows:
+        value = row.to_theirs(keras.ops.convert_to_numpy(row.variable).astype("float32"))
+        for name, part in zip(row.names, np.split(value, len(row.names)), strict=True):
+            arrays[name] = np.ascontiguousarray(part.T if row.transpose else part)
+    return arrays
+
+
 def first_of(names, arrays, family):
     """The first of some names that a checkpoint has.
 
@@ -153,7 +348,7 @@ def check_dtype(name, dtype):
         )
 
 
-def in_float32(name, array):
+def finite_float32(name, array):
     """An array of weights in float32.
 
     Raises:
@@ -175,31 +370,14 @@ def _array(name, twins, arrays, family):
     """An array in float32, once it is equal to all of its twins that are there."""
     there = [other for other in (name, *twins) if other in arrays]
     name = first_of((name, *twins), arrays, family)
-    array = in_float32(name, arrays[name])
+    array = finite_float32(name, arrays[name])
     for twin in there[1:]:
-        if not np.array_equal(array, in_float32(twin, arrays[twin])):
+        if not np.array_equal(array, finite_float32(twin, arrays[twin])):
             raise ConversionError(
                 f"{twin} must be equal to {name}, because this model of {family} has one array for "
                 "both. Received: different numbers."
             )
     return array
-
-
-def arrays_of(rows: Iterable[Row]):
-    """The numbers of our variables under the names of a family.
-
-    Args:
-        rows: the table of a model.
-
-    Returns:
-        {name: float32 array}.
-    """
-    arrays = {}
-    for row in rows:
-        value = row.to_theirs(keras.ops.convert_to_numpy(row.variable).astype("float32"))
-        for name, part in zip(row.names, np.split(value, len(row.names)), strict=True):
-            arrays[name] = np.ascontiguousarray(part.T if row.transpose else part)
-    return arrays
 
 
 def _shape_of_parts(row, shape):

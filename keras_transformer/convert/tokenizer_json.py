@@ -4,9 +4,9 @@ import base64
 
 import numpy as np
 
-from keras_transformer.convert.sentencepiece import in_our_order, our_order
-from keras_transformer.convert.settings import Settings, json_object
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.folder import Settings, json_object, pieces_in_order
+from keras_transformer.convert.sentencepiece import in_our_order
+from keras_transformer.convert.tables import ConversionError, our_order
 from keras_transformer.files import in_one_line
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, UNKNOWN_ID
@@ -71,16 +71,21 @@ def check_added(tokens, path):
         )
 
 
-def byte_pairs(vocabulary, merges):
+def byte_pairs(path, vocabulary, merges):
     """A `BytePairTokenizer` and their id for each of ours.
 
     Ids are reordered if the vocabulary has pad, unknown, start and end; otherwise these four are
     put in front of it.
+
+    Args:
+        path: path of the file, for errors.
+        vocabulary: {piece: id}.
+        merges: pairs of pieces, each a text with a space.
     """
     if not set(CONTROL_PIECES) <= vocabulary.keys():
         tokenizer = BytePairTokenizer(vocabulary, merges, first_id=len(CONTROL_PIECES))
         return tokenizer, np.array([-1] * len(CONTROL_PIECES) + [*range(len(vocabulary))])
-    names = _names(vocabulary)
+    names = pieces_in_order(path, vocabulary)
     theirs = our_order(len(names), *(vocabulary[name] for name in CONTROL_PIECES))
     return BytePairTokenizer({names[i]: n for n, i in enumerate(theirs)}, merges), theirs
 
@@ -94,7 +99,7 @@ def merges_of(path):
 def _byte_pairs(content, added, path):
     if content["model"].get("byte_fallback") or "Metaspace" in str(content.get("pre_tokenizer")):
         return _sentencepiece_byte_pairs(content, added, path)
-    return byte_pairs(*byte_level(content, path))
+    return byte_pairs(path, *byte_level(content, path))
 
 
 def byte_level(content, path):
@@ -137,7 +142,7 @@ def _sentencepiece_byte_pairs(content, added, path):
     ranks = {}
     for rank, (left, right) in enumerate(pair.split(" ") for pair in merges):
         ranks.setdefault(left + right, rank)
-    names = _names(vocabulary)
+    names = pieces_in_order(path, vocabulary)
     scored = [(name, -float(ranks.get(name, len(merges)))) for name in names]
     unknown = content["model"].get("unk_token") or CONTROL_PIECES[UNKNOWN_ID]
     model = _model(content, ModelType.BPE, scored, unknown, added, path)
@@ -150,7 +155,7 @@ def _unigram(content, added, path):
     known = {name for name, _ in scored}
     scored += [(name, 0.0) for name in sorted(added, key=added.get) if name not in known]
     names = [name for name, _ in scored]
-    _names({name: index for index, name in enumerate(names)} | added)
+    pieces_in_order(path, {name: index for index, name in enumerate(names)} | added)
     unknown = names[content["model"]["unk_id"]]
     model = _model(content, ModelType.UNIGRAM, scored, unknown, added, path)
     return in_our_order(model, names, unknown)
@@ -214,19 +219,9 @@ def _word_pieces(content, added, path):
     _require(normalizer, _BERT | {"strip_accents": lowercase}, path, "lowercase")
     _require(content["model"], _WORD_PIECE, path, "vocab")
     vocabulary = content["model"]["vocab"] | added
-    names = _names(vocabulary)
+    names = pieces_in_order(path, vocabulary)
     theirs = our_order(len(names), *([vocabulary[PAD]] if PAD in vocabulary else []))
     return WordPieceTokenizer([names[index] for index in theirs], lowercase), theirs
-
-
-def _names(vocabulary):
-    """The pieces in the order of their ids, which must be 0, 1, 2 and so on."""
-    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        raise ConversionError(
-            "The ids of a tokenizer.json, added_tokens included, must be 0, 1, 2 and so on. "
-            f"Received: {len(vocabulary)} pieces with other ids."
-        )
-    return sorted(vocabulary, key=vocabulary.get)
 
 
 def _steps(content, name, allowed, path, needed=None):

@@ -6,9 +6,8 @@ unknown, start and end first, then the others in the same order as before.
 
 import numpy as np
 
-from keras_transformer.convert.folder import Folder
+from keras_transformer.convert.folder import Folder, Settings
 from keras_transformer.convert.sentencepiece import in_our_order, read_model
-from keras_transformer.convert.settings import Settings
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.convert.tokenizer_json import (
     byte_pairs,
@@ -141,11 +140,11 @@ def _read(folder):
         arrangements[FAIRSEQ_FILE] = lambda _, settings: _m2m100_pieces(vocabulary, settings)
     known = [name for name in files if _is_of_its_class(name, settings)]
     if known:
-        found = _of_pieces(path / known[0], settings, arrangements[known[0]])
+        result = _of_pieces(path / known[0], settings, arrangements[known[0]])
     elif folder.has(TOKENIZER_JSON):
-        found = read_tokenizer_json(folder.file(TOKENIZER_JSON))
-        if isinstance(found[0], WordPieceTokenizer):
-            _check_words(settings, found[0].lowercase)
+        result = read_tokenizer_json(folder.file(TOKENIZER_JSON))
+        if isinstance(result[0], WordPieceTokenizer):
+            _check_words(settings, result[0].lowercase)
     elif files:
         _refuse_class(path / files[0], settings)
     elif folder.has(WORD_PIECES):
@@ -155,10 +154,10 @@ def _read(folder):
         _check_words(settings, tokenizer.lowercase)
         if not _is_of_its_class(WORD_PIECES, settings):
             _refuse_class(path / WORD_PIECES, settings)
-        found = tokenizer, np.arange(tokenizer.vocabulary_size)
+        result = tokenizer, np.arange(tokenizer.vocabulary_size)
     elif vocabulary and folder.has(MERGES):
         check_byte_level(folder, settings)
-        found = byte_pairs(vocabulary, merges_of(folder.file(MERGES)))
+        result = byte_pairs(path / VOCABULARY, vocabulary, merges_of(folder.file(MERGES)))
     else:
         raise ConversionError(
             f"{path} must hold {T5_FILE}, {LLAMA_FILE}, {FAIRSEQ_FILE}, {TOKENIZER_JSON}, "
@@ -166,7 +165,7 @@ def _read(folder):
         )
     settings.without_effect(("src_lang", "tgt_lang", "num_madeup_words", "legacy_behaviour"))
     settings.warn_of_unread()
-    return found
+    return result
 
 
 def check_byte_level(folder, settings):
@@ -206,8 +205,8 @@ def _of_pieces(file, settings, arrange):
     if unknown is None:
         raise ConversionError(f"{file} must have an unknown piece. Received: none.")
     names = arrange([piece.piece for piece in model.pieces], settings)
-    given = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    control = [_content(settings.given(name) or usual) for name, usual in given.items()]
+    usual = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    control = [_content(settings.raw(name) or piece) for name, piece in usual.items()]
     return in_our_order(model, names, unknown, control)
 
 

@@ -1,6 +1,5 @@
 """Writes our models in other libraries' formats, each checked with the foreign library."""
 
-import importlib
 import importlib.util
 import os
 import pathlib
@@ -8,24 +7,49 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.convert import ctranslate2, graphs, huggingface, keras_hub
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.files import check_free, whole
 from keras_transformer.models.lora import lora_of
 
-# The module of each format: `write(text_model, draft, **options)` fills a folder, `LIBRARIES` are
-# what must be installed to check it, and `example(text_model, **options)` gives the arrays,
-# requests and expected answers, that a script of checks/ compares in a process of its own: `CHECK`,
-# or else the one of the module's name.
+
+class Format(NamedTuple):
+    """How models are written in a format, and how this is checked.
+
+    Args:
+        write: `write(text_model, draft)` fills the folder with the path `draft`, or raises
+            `ConversionError`; if there are several dtypes, it takes the `dtype`, too.
+        example: `example(text_model)` returns the arrays, requests and expected answers, that the
+            function of the format in checks.py compares in a process of its own.
+        libraries: what must be installed to check it.
+        dtypes: those that the weights may have.
+    """
+
+    write: Callable
+    example: Callable
+    libraries: tuple[str, ...]
+    dtypes: tuple[str, ...] = ("float32",)
+
+
 WRITERS = {
-    name: name for name in ("ctranslate2", "huggingface", "keras_hub", "litert", "onnx", "openvino")
+    "ctranslate2": Format(
+        ctranslate2.write, ctranslate2.example, ("ctranslate2",), ctranslate2.DTYPES
+    ),
+    "huggingface": Format(huggingface.write, huggingface.example, ("transformers", "torch")),
+    "keras_hub": Format(keras_hub.write, keras_hub.example, ("keras_hub",)),
+    "litert": Format(graphs.write_litert, graphs.example, ("ai_edge_litert",)),
+    "onnx": Format(graphs.write_onnx, graphs.example, ("onnxruntime",)),
+    "openvino": Format(graphs.write_openvino, graphs.example, ("openvino",)),
 }
 TIMEOUT = 600  # seconds
 
 
-def write(text_model, form, output, **options):
+def write(text_model, format, output, dtype="float32"):
     """Writes a model in another format, to a folder that appears whole or not at all.
 
     A fresh process loads the draft with the foreign library and compares its answers with ours
@@ -34,38 +58,47 @@ def write(text_model, form, output, **options):
 
     Args:
         text_model: a `serving.Translator`, `Generator` or `Classifier`.
-        form: a key of `WRITERS`.
+        format: a key of `WRITERS`.
         output: path of the new folder, missing or empty.
-        **options: options of the format.
+        dtype: dtype of the weights, "float32"; for CTranslate2 also "int8", "int16", "bfloat16" or
+            "float16".
 
     Returns:
         The path.
 
     Raises:
-        ConversionError: if the format is unknown, cannot hold the model, or the foreign library
-            gives other answers.
+        ConversionError: if the format or its dtype is unknown, it cannot hold the model, or the
+            foreign library gives other answers.
         ValueError: if the folder is not empty.
     """
-    if form not in WRITERS:
-        raise ConversionError(f"format must be one of {', '.join(WRITERS)}. Received: {form!r}.")
+    if format not in WRITERS:
+        raise ConversionError(f"format must be one of {', '.join(WRITERS)}. Received: {format!r}.")
     if lora_of(text_model.model) is not None:
         raise ConversionError("The model has LoRA. Call merge_lora, or write_peft for LoRA alone.")
+    writer = WRITERS[format]
+    if dtype not in writer.dtypes:
+        raise ConversionError(
+            f"dtype must be {' or '.join(writer.dtypes)} in this format. Received: {dtype!r}."
+        )
+    options = {"dtype": dtype} if len(writer.dtypes) > 1 else {}
     output = pathlib.Path(output)
     check_free(output, "Choose another folder, or delete it.")
-    writer = importlib.import_module(f"keras_transformer.convert.{WRITERS[form]}")
+
+    def example():
+        return writer.example(text_model) | {"dtype": np.array(dtype)}
+
     with whole(output) as draft:
         draft.mkdir()
         writer.write(text_model, draft, **options)
-        script = getattr(writer, "CHECK", WRITERS[form])
-        check(script, writer.LIBRARIES, draft, lambda: writer.example(text_model, **options))
+        check(format, writer.libraries, draft, example)
     return output
 
 
 def check(name, libraries, draft, example):
-    """Runs `checks/<name>.py`, which imports nothing of this library, on a draft.
+    """Runs a function of checks.py, which imports nothing of this library, on a draft.
 
     Args:
-        name: of the script.
+        name: of the function.
         libraries: without one of which a warning says that nothing is checked.
         draft: path of the folder.
         example: returns the arrays that the script compares, a dictionary.
@@ -79,12 +112,12 @@ def check(name, libraries, draft, example):
             warnings.warn(warning, stacklevel=3)
             return
     arrays = example()
-    script = pathlib.Path(__file__).with_name("checks") / f"{name}.py"
+    script = pathlib.Path(__file__).with_name("checks.py")
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "example.npz")
         np.savez(file, **arrays)
-        # -P: do not search the script's folder, whose files have the names of libraries.
-        command = [sys.executable, "-P", str(script), str(draft), str(file)]
+        # -P: do not search the script's folder, whose files may have the names of libraries.
+        command = [sys.executable, "-P", str(script), name, str(draft), str(file)]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT, env=environment

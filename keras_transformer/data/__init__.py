@@ -1,5 +1,6 @@
 """Data: reads corpora and makes batches that depend only on seed and step."""
 
+from keras_transformer.data.batch_plans import FewShapes, PackedRows
 from keras_transformer.data.corpora import (
     ParallelText,
     read_dataset,
@@ -27,9 +28,11 @@ from keras_transformer.data.token_ids import tokenize, tokenize_documents
 from keras_transformer.data.windows import TextSegments, TextWindows, sliding_windows
 
 __all__ = [
+    "FewShapes",
     "LabelledBatches",
     "LabelledText",
     "PackedDocuments",
+    "PackedRows",
     "ParallelText",
     "PretrainingBatches",
     "TextSegments",

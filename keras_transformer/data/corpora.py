@@ -59,16 +59,7 @@ def read_tsv(path) -> ParallelText:
         ValueError: if a line has not exactly two columns, or the file holds no
             text or is not UTF-8.
     """
-    sources, targets = [], []
-    for number, line in enumerate(lines_of(path), start=1):
-        columns = line.split("\t")
-        if len(columns) != 2:
-            raise ValueError(
-                "Each line must have two columns: source, one tab, target. "
-                f"Received: {path}, line {number} with {len(columns)}: {line[:80]!r}."
-            )
-        sources.append(columns[0])
-        targets.append(columns[1])
+    sources, targets = columns_of(path, "source", "target")
     if not any(map(str.strip, sources)) or not any(map(str.strip, targets)):
         raise ValueError(
             f"Expected a source and a target a line. Received: {path}, which has no text."
@@ -101,9 +92,8 @@ def read_dataset(
         ValueError: if the name, split or a language is unknown, if the data set does not
             distinguish source and target, or if the split is empty.
     """
-    builder = builder_of(name, data_dir) if isinstance(name, str) else name
+    builder = builder_of(name, split, data_dir)
     source, target = _languages(builder, source, target)
-    check_split(builder, split)
     sources, targets = [], []
     for batch in builder.as_dataset(split=split).batch(1024).as_numpy_iterator():
         sources += [sentence.decode() for sentence in batch[source]]
@@ -134,9 +124,8 @@ def read_text_dataset(name, split: str, data_dir=None) -> bytes:
         ImportError: if TensorFlow Datasets is not installed.
         ValueError: if the name or split is unknown, or it has not exactly one text feature.
     """
-    builder = builder_of(name, data_dir) if isinstance(name, str) else name
-    check_split(builder, split)
-    texts = [key for key, feature in builder.info.features.items() if feature.dtype == "string"]
+    builder = builder_of(name, split, data_dir)
+    texts = text_features(builder)
     if len(texts) != 1:
         raise ValueError(
             f"{builder.info.full_name} must have one feature that is text. Received: {texts}."
@@ -146,8 +135,24 @@ def read_text_dataset(name, split: str, data_dir=None) -> bytes:
     )
 
 
-def builder_of(name: str, data_dir):
-    """The builder of a data set of TensorFlow Datasets, prepared."""
+def builder_of(name, split: str, data_dir=None):
+    """The builder of a data set of TensorFlow Datasets, prepared; a builder is returned as it is.
+
+    Raises:
+        ImportError: if TensorFlow Datasets is not installed.
+        ValueError: if the name is unknown, or the data set lacks the split, or the split that it is
+            a part of.
+    """
+    builder = _prepared_builder(name, data_dir) if isinstance(name, str) else name
+    if split.partition("[")[0] not in builder.info.splits:
+        raise ValueError(
+            f"Expected one of the splits {sorted(builder.info.splits)}. "
+            f"Received: split={split!r} of {builder.info.full_name}."
+        )
+    return builder
+
+
+def _prepared_builder(name, data_dir):
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -165,18 +170,14 @@ def builder_of(name: str, data_dir):
     return builder
 
 
-def check_split(builder, split: str):
-    """Raises a ValueError unless a data set has the split, or the split it is a part of."""
-    if split.partition("[")[0] not in builder.info.splits:
-        raise ValueError(
-            f"Expected one of the splits {sorted(builder.info.splits)}. "
-            f"Received: split={split!r} of {builder.info.full_name}."
-        )
+def text_features(builder) -> list[str]:
+    """The names of the features of a data set that are text."""
+    return [name for name, feature in builder.info.features.items() if feature.dtype == "string"]
 
 
 def _languages(builder, source: str | None, target: str | None) -> tuple[str, str]:
     """The features to read, of those that hold text."""
-    texts = [key for key, feature in builder.info.features.items() if feature.dtype == "string"]
+    texts = text_features(builder)
     keys = builder.info.supervised_keys or (texts if len(texts) == 2 else None)
     if keys is None and None in (source, target):
         raise ValueError(
@@ -194,6 +195,26 @@ def _languages(builder, source: str | None, target: str | None) -> tuple[str, st
             f"{builder.info.full_name}. Received: {pair[0]!r} and {pair[1]!r}."
         )
     return pair
+
+
+def columns_of(path, *names) -> tuple[list[str], list[str]]:
+    """The two columns of a text file, separated by one tab.
+
+    Raises:
+        OSError: if the file is missing, a directory, or cannot be read.
+        ValueError: if a line has not exactly two columns, or the file is not UTF-8.
+    """
+    first, second = [], []
+    for number, line in enumerate(lines_of(path), start=1):
+        columns = line.split("\t")
+        if len(columns) != 2:
+            raise ValueError(
+                f"Each line must have two columns: {names[0]}, one tab, {names[1]}. "
+                f"Received: {path}, line {number} with {len(columns)}: {line[:80]!r}."
+            )
+        first.append(columns[0])
+        second.append(columns[1])
+    return first, second
 
 
 def lines_of(path) -> Iterator[str]:

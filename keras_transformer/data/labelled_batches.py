@@ -1,12 +1,10 @@
 """Batches of texts with labels."""
 
-import zlib
-
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.length_plan import LengthPlan, batched, sizes_of
-from keras_transformer.data.token_ids import checked_ids, ragged
+from keras_transformer.data.batch_plans import LengthPlan, PlannedBatchesMixin, batched, sizes_of
+from keras_transformer.data.token_ids import checked_ids, checksum_of, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import PAD_ID
 
@@ -52,8 +50,13 @@ def fill_up(ids: tf.RaggedTensor, shape=(None, None)) -> tf.Tensor:
     return tf.pad(filled, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(filled)[1])]])
 
 
-class LabelledBatches:
+class LabelledBatches(PlannedBatchesMixin):
     """Batches of token ids and labels, for training a classifier.
+
+    Batches are token ids, int32 (batch, length), padded with 0, and labels, float32 (batch,
+    labels), 1 for each label that a text has. With `shapes` also sample weights, float32 (batch,),
+    0 for the empty rows that fill up a batch: compile with a loss whose reduction is
+    "mean_with_sample_weight", and with `weighted_metrics`.
 
     Texts longer than `max_length` tokens lose their middle, see `cut_middle`. As in
     `TokenBatches` texts of similar lengths share a batch, and data order is a pure function
@@ -71,10 +74,8 @@ class LabelledBatches:
         seed: integer that fixes the order of every epoch.
         prepare: function from token ids, (batch, length), to the inputs of the model; None if
             the ids are the inputs.
-        shapes: maximum number of batch shapes, for a step that is compiled once for each; see
-            `LengthPlan`. 0 for the least padding, in any shape.
-        row_multiple: with `shapes`, the rows of each batch are a multiple of it: the number of
-            replicas.
+        shapes: None for the least padding, in any shape; `FewShapes` for a step that is compiled
+            once for each.
 
     Attributes:
         names: names of the labels, in the order of their columns.
@@ -82,8 +83,8 @@ class LabelledBatches:
         num_texts: texts in an epoch.
         num_tokens: tokens in an epoch, without padding.
         steps_per_epoch: batches in an epoch, the same for every epoch.
-        shapes: rows and length of each batch, the length twice, (steps, 3); without `shapes`, -1
-            for sizes that depend on the texts of the batch.
+        shapes: rows and length of each batch, the length twice, (steps, 3); -1 for sizes that
+            depend on the texts of the batch.
         padding: share of padding in the batches of an epoch.
 
     Raises:
@@ -107,8 +108,7 @@ class LabelledBatches:
         max_length=None,
         seed=0,
         prepare=None,
-        shapes=0,
-        row_multiple=1,
+        shapes=None,
     ):
         ids = checked_ids(ids, "ids")
         if max_length is not None:
@@ -136,32 +136,20 @@ class LabelledBatches:
         if not shapes:
             lengths = np.minimum(-(-lengths // _LENGTH_STEP) * _LENGTH_STEP, tokens_per_batch)
         rows = np.arange(len(lengths))
-        plan = LengthPlan(rows, lengths, lengths, tokens_per_batch, seed, shapes, row_multiple)
-        self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
+        plan = LengthPlan(rows, lengths, lengths, tokens_per_batch, seed, shapes)
+        self._follow(plan)
         self._has_weights = bool(shapes)
-        self.steps_per_epoch = plan.steps_per_epoch
 
     @property
     def multi_label(self) -> bool:
         return bool((self._labels.sum(axis=1) != 1).any())
-
-    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Endless training batches, from step `start_step` on.
-
-        Returns:
-            Elements of token ids, int32 (batch, length), padded with 0, and labels, float32
-            (batch, labels), 1 for each label that a text has. With `shapes` also sample weights,
-            float32 (batch,), 0 for the empty rows that fill up a batch: compile with a loss
-            whose reduction is "mean_with_sample_weight", and with `weighted_metrics`.
-        """
-        return batched(self._plan.epochs(start_step), self._batch)
 
     def epoch(self) -> tf.data.Dataset:
         """Each text once, those of similar lengths together: for validation."""
         return batched(self._plan.epochs().take(self.steps_per_epoch), self._batch)
 
     def save(self, path) -> None:
-        """Writes the tokenised texts to a file of NumPy's format npz, whole or not at all."""
+        """Writes the tokenised texts to a NumPy .npz file, atomically."""
         ids, lengths = self._ids.flat_values.numpy(), self._ids.row_lengths().numpy()
         names = np.array(self.names)
         arrays = {"ids": ids, "lengths": lengths, "labels": self._labels, "names": names}
@@ -169,20 +157,16 @@ class LabelledBatches:
 
     @classmethod
     def load(
-        cls, path, tokens_per_batch=8192, seed=0, prepare=None, shapes=0, row_multiple=1
+        cls, path, tokens_per_batch=8192, seed=0, prepare=None, shapes=None
     ) -> "LabelledBatches":
         """The batches of texts that `save` wrote, without tokenising them again."""
         kept = load_arrays(path)
         ids, names = ragged(kept["ids"], kept["lengths"]), kept["names"].tolist()
-        sizes = (tokens_per_batch, None, seed)
-        return cls(ids, kept["labels"], names, *sizes, prepare, shapes, row_multiple)
+        return cls(ids, kept["labels"], names, tokens_per_batch, None, seed, prepare, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token, label or label name."""
-        total = zlib.crc32("\0".join(self.names).encode())
-        total = zlib.crc32(self._ids.flat_values.numpy(), total)
-        total = zlib.crc32(self._ids.row_splits.numpy(), total)
-        return zlib.crc32(np.ascontiguousarray(self._labels), total)
+        return checksum_of("\0".join(self.names).encode(), self._ids, self._labels)
 
     def _batch(self, rows, shape):
         num_rows, length, _ = sizes_of(shape, self.shapes)

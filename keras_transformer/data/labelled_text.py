@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer.data.corpora import builder_of, check_split, lines_of, opened
+from keras_transformer.data.corpora import builder_of, columns_of, opened, text_features
 
 
 class LabelledText(NamedTuple):
-    """Texts and their labels: `labels[i]` are those of `texts[i]`, each a row of `names`.
+    """Texts and their labels: `labels[i]` are the labels of `texts[i]`, all of them in `names`.
 
     A text may have several labels, or none; `names` is sorted.
     """
@@ -22,8 +22,8 @@ class LabelledText(NamedTuple):
         """The labels as float32 (texts, labels), 1 for each label that a text has."""
         place = {name: index for index, name in enumerate(self.names)}
         matrix = np.zeros((len(self.texts), len(self.names)), np.float32)
-        for row, of_row in enumerate(self.labels):
-            matrix[row, [place[name] for name in of_row]] = 1.0
+        for row, names in enumerate(self.labels):
+            matrix[row, [place[name] for name in names]] = 1.0
         return matrix
 
 
@@ -39,14 +39,14 @@ def labelled(texts, labels, names=None) -> LabelledText:
         ValueError: if there is no text, there are fewer than two labels, or a label is not
             among `names`.
     """
-    found = sorted({name for row in labels for name in row})
-    names = found if names is None else list(names)
+    occurring = {name for row in labels for name in row}
+    names = sorted(occurring) if names is None else list(names)
     if not texts or len(names) < 2:
         raise ValueError(
             "Classification needs texts with at least two different labels. "
             f"Received: {len(texts)} texts, labels {names}."
         )
-    if unknown := set(found) - set(names):
+    if unknown := occurring - set(names):
         raise ValueError(f"Labels must be among {names}. Received: {sorted(unknown)}.")
     return LabelledText(list(texts), list(labels), names)
 
@@ -112,17 +112,9 @@ def read_labelled_tsv(path, names=None) -> LabelledText:
         OSError: if the file is missing, a directory, or cannot be read.
         ValueError: as `labelled`, and if a line has not exactly two columns.
     """
-    texts, labels = [], []
-    for number, line in enumerate(lines_of(path), start=1):
-        columns = line.split("\t")
-        if len(columns) != 2:
-            raise ValueError(
-                "Each line must have two columns: text, one tab, label. "
-                f"Received: {path}, line {number} with {len(columns)}: {line[:80]!r}."
-            )
-        texts.append(columns[0])
-        found = (name.strip() for name in columns[1].split(","))
-        labels.append(tuple(dict.fromkeys(name for name in found if name)))
+    texts, joined_labels = columns_of(path, "text", "label")
+    rows = ([name.strip() for name in joined.split(",")] for joined in joined_labels)
+    labels = [tuple(dict.fromkeys(name for name in row if name)) for row in rows]
     return labelled(texts, labels, names)
 
 
@@ -134,10 +126,8 @@ def read_labelled_dataset(name, split: str, names=None, data_dir=None) -> Labell
         ValueError: if the name or split is unknown, the features differ, or a text has no label,
             as in a test set whose answers are not published.
     """
-    builder = builder_of(name, data_dir) if isinstance(name, str) else name
-    check_split(builder, split)
-    features = builder.info.features
-    texts = [key for key, feature in features.items() if feature.dtype == "string"]
+    builder = builder_of(name, split, data_dir)
+    features, texts = builder.info.features, text_features(builder)
     classes = [key for key, feature in features.items() if hasattr(feature, "int2str")]
     texts = ["text"] if "text" in texts else texts
     if len(classes) != 1 or len(texts) != 1:
@@ -157,7 +147,7 @@ def read_labelled_dataset(name, split: str, names=None, data_dir=None) -> Labell
 
 
 def hold_out(text: LabelledText, count: int, seed: int) -> tuple[LabelledText, LabelledText]:
-    """Sets aside `count` examples, drawn with the seed; returns the others and these.
+    """Sets aside `count` examples drawn with the seed; returns the remaining and the drawn ones.
 
     Raises:
         ValueError: if `count` is not below the number of examples.
@@ -174,6 +164,6 @@ def hold_out(text: LabelledText, count: int, seed: int) -> tuple[LabelledText, L
 
 
 def split_rows(number: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws `count` of the rows 0 to `number` - 1: the others and these, each in order."""
+    """Draws `count` of `number` rows; returns the remaining and the drawn ones, both in order."""
     order = np.random.default_rng(seed).permutation(number)
     return np.sort(order[count:]), np.sort(order[:count])

@@ -1,4 +1,4 @@
-"""Masks tokens for a model to predict: 80 % become [MASK], 10 % others, 10 % stay."""
+"""Masks tokens for a model to predict: 80 % become [MASK], 10 % random ones, 10 % stay."""
 
 import tensorflow as tf
 
@@ -59,7 +59,7 @@ def mask_tokens(token_ids, tokenizer: WordPieceTokenizer, seed, masking_rate: fl
         draws < _MASKED + _REPLACED, _random_ids(current, tokenizer, piece), current
     )
     replaced = tf.where(draws < _MASKED, tokenizer.mask_id, replaced)
-    # If fewer are chosen, the first of them is written again; if none, the original id.
+    # Unused places write the first chosen token once more or, if none is chosen, its own id.
     replaced = tf.where(chosen[:, :1], replaced, current)
     replaced = tf.where(chosen, replaced, replaced[:, :1])
     at = tf.where(chosen, positions, positions[:, :1])

@@ -1,24 +1,22 @@
 """Batches of documents for training a language model, several in a row."""
 
-import zlib
-
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.length_plan import batched, sizes_of
-from keras_transformer.data.packed_plan import PackedPlan
-from keras_transformer.data.token_ids import check_no_ends, checked_ids, ragged
+from keras_transformer.data.batch_plans import PackedPlan, PlannedBatchesMixin, sizes_of
+from keras_transformer.data.token_ids import check_no_ends, checked_ids, checksum_of, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID
 
 
-class PackedDocuments:
+class PackedDocuments(PlannedBatchesMixin):
     """Batches of rows that hold several documents one after another, with little padding.
 
-    Use them with a model built with `packed=True`, which reads each document on its own. The model
-    reads a document and its end, id 3, and the labels are shifted by one token. A document longer
-    than a row is split into rows. Every epoch holds each document once; which documents share rows
-    and batches is a pure function of seed and epoch; see `PackedPlan`.
+    Use them with a model built with `packed=True`, which reads each document on its own. Batches
+    are token ids and labels, int32, both (batch, length), padded with 0: the model reads a document
+    and its end, id 3, and the labels are shifted by one token. A document longer than a row is
+    split into rows. Every epoch holds each document once; which documents share rows and batches is
+    a pure function of seed and epoch; see `PackedPlan`.
 
     Args:
         ids: tokens of the documents, without start and end: a ragged tensor, as `tokenize` returns
@@ -69,12 +67,10 @@ class PackedDocuments:
         self._read, self._next = ragged(inputs, lengths), ragged(labels, lengths)
         is_end = (lengths == 1) & (inputs[np.cumsum(lengths) - 1] == END_ID)  # without a label
         kept = np.flatnonzero(~is_end)
-        plan = PackedPlan(kept, [lengths], length, batch_size, seed, row_multiple)
-        self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
-        self.steps_per_epoch = plan.steps_per_epoch
+        self._follow(PackedPlan(kept, [lengths], length, batch_size, seed, row_multiple))
 
     def save(self, path) -> None:
-        """Writes the tokens to a file of NumPy's format npz, whole or not at all."""
+        """Writes the tokens to a NumPy .npz file, atomically."""
         lengths = self._ids.row_lengths().numpy()
         save_arrays(path, [("ids", self._ids.flat_values.numpy()), ("lengths", lengths)])
 
@@ -85,22 +81,9 @@ class PackedDocuments:
         ids = ragged(arrays["ids"], arrays["lengths"])
         return cls(ids, length, batch_size, seed, row_multiple)
 
-    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Endless batches from step `start_step` on, a pure function of seed and step.
-
-        Returns:
-            Elements of token ids and labels, int32, both (batch, length), padded with 0.
-        """
-        return batched(self._plan.epochs(start_step), self._batch)
-
-    def epoch(self) -> tf.data.Dataset:
-        """Each document once, for validation, with the elements of `dataset`."""
-        return batched(self._plan.in_order(), self._batch)
-
     def checksum(self) -> int:
         """A number that changes with any token of a document."""
-        parts = self._ids.flat_values.numpy(), self._ids.row_splits.numpy()
-        return zlib.crc32(parts[1], zlib.crc32(parts[0]))
+        return checksum_of(self._ids)
 
     def _batch(self, documents, shape):
         sides, sizes = (self._read, self._next), sizes_of(shape, self.shapes)

@@ -6,15 +6,14 @@ reading earlier batches.
 
 import itertools
 import logging
-import zlib
 
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.length_plan import batched
+from keras_transformer.data.batch_plans import batched, epochs_from
 from keras_transformer.data.masking import check_masking_rate, mask_tokens
 from keras_transformer.data.segments import pack_segments
-from keras_transformer.data.token_ids import checked_ids, ragged
+from keras_transformer.data.token_ids import checked_ids, checksum_of, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
@@ -126,25 +125,23 @@ class PretrainingBatches:
             padded with 0, except the weights, which are float32. With `one_shape` also sample
             weights, float32 (batch,), 0 for empty rows, whose `next_sentence` is -1.
         """
-        first_epoch, first_batch = divmod(start_step, self.steps_per_epoch)
 
-        def batches_of(epoch):
-            order = self._shuffle(epoch)
-            first = tf.where(epoch == first_epoch, tf.constant(first_batch, tf.int64), 0)
-            steps = tf.data.Dataset.range(first, self.steps_per_epoch)
-            return steps.map(
-                lambda step: (epoch * self.steps_per_epoch + step, self._rows(order, step))
-            )
+        def plan_of(epoch):
+            return epoch, self._shuffle(epoch)
 
-        epochs = tf.data.Dataset.counter(start=first_epoch)
-        return batched(epochs.flat_map(batches_of), self._batch)
+        def rows_of(plan, step):
+            (epoch, order), first = plan, step * self._batch_size
+            passages = tf.gather(self._passages, order[first : first + self._batch_size])
+            return epoch * self.steps_per_epoch + step, passages
+
+        return batched(epochs_from(start_step, self.steps_per_epoch, plan_of, rows_of), self._batch)
 
     def token_counts(self) -> np.ndarray:
         """How often each id of the vocabulary occurs in the documents, (vocabulary_size,)."""
         return np.bincount(self._ids.numpy(), minlength=self._tokenizer.vocabulary_size)
 
     def save(self, path) -> None:
-        """Writes the tokenised documents to a file of NumPy's format npz, whole or not at all."""
+        """Writes the tokenised documents to a NumPy .npz file, atomically."""
         arrays = {
             "ids": self._ids.numpy(),
             "starts": self._starts.numpy(),
@@ -175,10 +172,7 @@ class PretrainingBatches:
 
     def checksum(self) -> int:
         """A number that changes with any token, sentence or document."""
-        total = 0
-        for numbers in (self._ids, self._starts, self._first_sentences):
-            total = zlib.crc32(numbers.numpy(), total)
-        return total
+        return checksum_of(self._ids, self._starts, self._first_sentences)
 
     def _keep(self, documents):
         """Drops sentences without tokens, and documents with fewer than two other sentences.
@@ -207,11 +201,6 @@ class PretrainingBatches:
             )  # fmt: skip
         starts, first_sentences = (np.append(0, np.cumsum(n)) for n in (lengths[kept], counts))
         return ids[np.repeat(kept, lengths)], starts, first_sentences
-
-    def _rows(self, order, batch):
-        """The passages of one batch of an epoch, (batch, 3)."""
-        first = batch * self._batch_size
-        return tf.gather(self._passages, order[first : first + self._batch_size])
 
     def _shuffle(self, epoch):
         seed = self._seed_of(epoch, purpose=0)

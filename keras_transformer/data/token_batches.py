@@ -4,21 +4,25 @@ The index plan is a pure function of (seed, epoch), so an interrupted run resume
 without reading earlier batches.
 """
 
-import functools
 import logging
-import zlib
 
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.length_plan import LengthPlan, batched, sizes_of
-from keras_transformer.data.packed_plan import PackedPlan
-from keras_transformer.data.token_ids import check_no_ends, checked_ids, ragged
+from keras_transformer.data.batch_plans import (
+    FewShapes,
+    LengthPlan,
+    PackedPlan,
+    PackedRows,
+    PlannedBatchesMixin,
+    sizes_of,
+)
+from keras_transformer.data.token_ids import check_no_ends, checked_ids, checksum_of, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
 
-class TokenBatches:
+class TokenBatches(PlannedBatchesMixin):
     """Batches of token ids for training a translation model.
 
     Keeps the ids in memory, about four bytes per token. Pairs of similar lengths share a batch, so
@@ -27,9 +31,13 @@ class TokenBatches:
     once, in batches of the same shapes; which pairs of equal lengths share a batch, and the order
     of the batches, change from epoch to epoch.
 
-    A source row is its tokens and the end id; the decoder's input is the start id and the tokens;
-    the labels are the tokens and the end id. A pair is dropped and reported if either side with
-    its end is longer than `max_length`.
+    Batches are `({"source_ids": (batch, source), "target_ids": (batch, target)}, labels (batch,
+    target))`, int32, padded with 0. A source row is its tokens and the end id; the decoder's input,
+    `target_ids`, is the start id and the tokens; the labels are the tokens and the end id. A pair
+    is dropped and reported if either side with its end is longer than `max_length`.
+
+    `epoch` holds the pairs in the order of the text; with `shapes`, by length, and some rows of a
+    batch may be only padding.
 
     Args:
         source_ids: tokens of the sentences to translate, without start and end: a ragged tensor,
@@ -40,27 +48,23 @@ class TokenBatches:
             side. At least `max_length`.
         max_length: longest sentence kept, in tokens with its end.
         seed: integer that fixes the order of every epoch.
-        shapes: maximum number of batch shapes, for a step that is compiled once for each; see
-            `LengthPlan`. 0 for the least padding, in any shape.
-        row_multiple: with `shapes` or `packed`, the rows of each batch are a multiple of it: the
-            number of replicas.
-        packed: whether rows hold several pairs one after another, for a model built with
-            `packed=True`: all batches have one shape, of rows of `max_length` tokens on either
-            side, and hardly any padding; see `PackedPlan`. No text may hold the ids 2 and 3.
+        shapes: None for the least padding, in any shape; `FewShapes` for a step that is compiled
+            once for each; `PackedRows` for rows of `max_length` tokens on either side that hold
+            several pairs one after another: no text may then hold the ids 2 and 3.
 
     Attributes:
         num_pairs: pairs kept, all of which are in each epoch.
         num_dropped: pairs longer than `max_length`.
         num_target_tokens: labels in an epoch, including ends but not padding.
         steps_per_epoch: batches in an epoch, the same for every epoch.
-        shapes: rows, source length and target length of each batch, (steps, 3); without `shapes`,
-            -1 for sizes that depend on the longest rows of the batch.
+        shapes: rows, source length and target length of each batch, (steps, 3); -1 for sizes that
+            depend on the longest rows of the batch.
         padding: share of padding in the batches of an epoch, both sides together.
 
     Raises:
         ValueError: if the numbers of sources and targets differ, an id is below 1, no pair is
-            left, or the budget is smaller than `max_length`, or `row_multiple` times that; with
-            `packed`, if `shapes` are given as well, or a text holds the id of a start or an end.
+            left, `shapes` is anything else, the budget is smaller than `max_length`, or
+            `row_multiple` times that, or a text of packed rows holds the id of a start or an end.
 
     Examples:
         >>> batches = TokenBatches([[4, 5, 6], [7]], [[5, 4], [9, 8, 7]], tokens_per_batch=256)
@@ -76,11 +80,13 @@ class TokenBatches:
         tokens_per_batch: int = 4096,
         max_length: int = 256,
         seed: int = 0,
-        shapes: int = 0,
-        row_multiple: int = 1,
-        packed: bool = False,
+        shapes: FewShapes | PackedRows | None = None,
     ):
-        _check_limits(tokens_per_batch, max_length)
+        if tokens_per_batch < max_length:
+            raise ValueError(
+                "tokens_per_batch must be at least max_length, so that any sentence fits into a "
+                f"batch. Received: tokens_per_batch={tokens_per_batch}, max_length={max_length}."
+            )
         source_ids = checked_ids(source_ids, "source_ids")
         target_ids = checked_ids(target_ids, "target_ids")
         num_texts = int(source_ids.nrows())
@@ -89,13 +95,13 @@ class TokenBatches:
                 "Each source needs one target. "
                 f"Received: {num_texts} sources, {int(target_ids.nrows())} targets."
             )
-        if packed:
-            _check_packed(shapes, source_ids, target_ids)
+        self._packed = isinstance(shapes, PackedRows)
+        if self._packed:
+            check_no_ends(source_ids)
+            check_no_ends(target_ids)
         self._sources, self._targets = _with_end(source_ids), _with_end(target_ids)
-        self._source_lengths = self._sources.row_lengths().numpy()
-        self._target_lengths = self._targets.row_lengths().numpy()
-        longest = np.maximum(self._source_lengths, self._target_lengths)
-        kept = np.flatnonzero(longest <= max_length)
+        lengths = [side.row_lengths().numpy() for side in (self._sources, self._targets)]
+        kept = np.flatnonzero(np.maximum(*lengths) <= max_length)
         self.num_pairs = len(kept)
         self.num_dropped = num_texts - self.num_pairs
         if self.num_pairs == 0:
@@ -108,19 +114,16 @@ class TokenBatches:
                 "Dropped %d of %d pairs longer than max_length=%d tokens.",
                 self.num_dropped, num_texts, max_length,
             )  # fmt: skip
-        self.num_target_tokens = int(self._target_lengths[kept].sum())
-        lengths = self._source_lengths, self._target_lengths
-        if packed:
+        self.num_target_tokens = int(lengths[1][kept].sum())
+        if self._packed:
             rows = tokens_per_batch // max_length
-            plan = PackedPlan(kept, lengths, max_length, rows, seed, row_multiple)
+            plan = PackedPlan(kept, lengths, max_length, rows, seed, shapes.row_multiple)
         else:
-            plan = LengthPlan(kept, *lengths, tokens_per_batch, seed, shapes, row_multiple)
-        self._packed = packed
-        self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
-        self.steps_per_epoch = plan.steps_per_epoch
+            plan = LengthPlan(kept, *lengths, tokens_per_batch, seed, shapes)
+        self._follow(plan)
 
     def save(self, path) -> None:
-        """Writes the tokenised text to a file of NumPy's format npz, whole or not at all."""
+        """Writes the tokenised text to a NumPy .npz file, atomically."""
         sides = {"source": self._sources, "target": self._targets}
         arrays = {f"{side}_ids": ids.flat_values.numpy() for side, ids in sides.items()}
         arrays |= {f"{side}_lengths": ids.row_lengths().numpy() for side, ids in sides.items()}
@@ -133,9 +136,7 @@ class TokenBatches:
         tokens_per_batch: int = 4096,
         max_length: int = 256,
         seed: int = 0,
-        shapes: int = 0,
-        row_multiple: int = 1,
-        packed: bool = False,
+        shapes: FewShapes | PackedRows | None = None,
     ) -> "TokenBatches":
         """The batches of a text that `save` wrote, without tokenising it again.
 
@@ -146,32 +147,11 @@ class TokenBatches:
             _without_end(sides[f"{side}_ids"], sides[f"{side}_lengths"])
             for side in ("source", "target")
         ]
-        return cls(*ids, tokens_per_batch, max_length, seed, shapes, row_multiple, packed)
-
-    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Endless training batches, from step `start_step` on.
-
-        Element k is a pure function of the text, the seed and `start_step + k`.
-        Starting late costs nothing: skipped batches are never made.
-
-        Returns:
-            Elements `({"source_ids": (batch, source), "target_ids": (batch,
-            target)}, labels (batch, target))`, int32, padded with 0. With `shapes` or `packed`
-            some rows of a batch may be only padding.
-        """
-        return batched(self._plan.epochs(start_step), self._batch)
-
-    def epoch(self) -> tf.data.Dataset:
-        """Each pair once, for validation; in the order of the text without `shapes` and `packed`.
-
-        The elements are those of `dataset`; batches have the same budget.
-        """
-        return batched(self._plan.in_order(), self._batch)
+        return cls(*ids, tokens_per_batch, max_length, seed, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token of the text."""
-        parts = [*_parts(self._sources), *_parts(self._targets)]
-        return functools.reduce(lambda total, part: zlib.crc32(part, total), parts, 0)
+        return checksum_of(self._sources, self._targets)
 
     def _batch(self, pairs, shape):
         rows, source, target = sizes_of(shape, self.shapes)
@@ -197,25 +177,3 @@ def _with_end(ids):
 
 def _without_end(ids, lengths):
     return ragged(np.delete(ids, np.cumsum(lengths) - 1), lengths - 1)
-
-
-def _check_limits(tokens_per_batch: int, max_length: int) -> None:
-    if tokens_per_batch < max_length:
-        raise ValueError(
-            "tokens_per_batch must be at least max_length, so that any sentence fits into a "
-            f"batch. Received: tokens_per_batch={tokens_per_batch}, max_length={max_length}."
-        )
-
-
-def _check_packed(shapes, *sides):
-    if shapes:
-        raise ValueError(
-            "Packed batches have one shape. Give either packed or shapes. "
-            f"Received: packed=True, shapes={shapes}."
-        )
-    for ids in sides:
-        check_no_ends(ids)
-
-
-def _parts(ids: tf.RaggedTensor) -> list[np.ndarray]:
-    return [ids.flat_values.numpy(), ids.row_splits.numpy()]

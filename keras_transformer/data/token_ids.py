@@ -1,5 +1,6 @@
 """Token ids of many texts, as ragged tensors in memory."""
 
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,6 +59,16 @@ def ragged(values, lengths) -> tf.RaggedTensor:
         return tf.RaggedTensor.from_row_lengths(values, lengths)
 
 
+def checksum_of(*parts) -> int:
+    """A number that changes with any part: ragged tensors, arrays or bytes."""
+    total = 0
+    for part in parts:
+        is_ragged = isinstance(part, tf.RaggedTensor)
+        for numbers in (part.flat_values, part.row_splits) if is_ragged else (part,):
+            total = zlib.crc32(np.asarray(numbers, order="C"), total)
+    return total
+
+
 def checked_ids(ids, name: str, rank: int = 2) -> tf.RaggedTensor:
     """The ids of many texts as an int32 ragged tensor.
 
@@ -98,9 +109,9 @@ def checked_ids(ids, name: str, rank: int = 2) -> tf.RaggedTensor:
 
 def check_no_ends(ids: tf.RaggedTensor) -> None:
     """Raises ValueError if a text holds the id of a start or an end, which separate texts."""
-    found = np.intersect1d(ids.flat_values.numpy(), [START_ID, END_ID])
-    if len(found):
+    forbidden = np.intersect1d(ids.flat_values.numpy(), [START_ID, END_ID])
+    if len(forbidden):
         raise ValueError(
             f"Packed texts must not hold the ids {START_ID} and {END_ID}, which mark where a text "
-            f"begins and ends. Received: ids that include {found[0]}."
+            f"begins and ends. Received: ids that include {forbidden[0]}."
         )

@@ -1,11 +1,10 @@
 """Windows of one long text: random ones for training, sliding ones for evaluation."""
 
-import zlib
-
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.length_plan import ahead
+from keras_transformer.data.batch_plans import prefetched
+from keras_transformer.data.token_ids import checksum_of
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import PAD_ID
 
@@ -18,12 +17,12 @@ class _LongText:
         self.num_tokens = len(self._ids)
 
     def save(self, path) -> None:
-        """Writes the tokens to a file of NumPy's format npz, whole or not at all."""
+        """Writes the tokens to a NumPy .npz file, atomically."""
         save_arrays(path, [("ids", self._ids)])
 
     def checksum(self) -> int:
         """A number that changes with any token of the text."""
-        return zlib.crc32(self._ids)
+        return checksum_of(self._ids)
 
 
 class TextWindows(_LongText):
@@ -87,7 +86,7 @@ class TextWindows(_LongText):
             rows = tf.gather(ids, starts[:, None] + tf.range(self._length + 1))
             return rows[:, :-1], rows[:, 1:]
 
-        return ahead(tf.data.Dataset.counter(start_step).map(batch))
+        return prefetched(tf.data.Dataset.counter(start_step).map(batch))
 
 
 class TextSegments(_LongText):
@@ -145,7 +144,7 @@ class TextSegments(_LongText):
             rows = tf.gather(ids, starts[:, None] + tf.range(self._length + 1, dtype=tf.int64))
             return rows[:, :-1], rows[:, 1:]
 
-        return ahead(tf.data.Dataset.counter(start_step).map(batch))
+        return prefetched(tf.data.Dataset.counter(start_step).map(batch))
 
 
 def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.Dataset:
@@ -191,4 +190,4 @@ def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.D
         empty = np.full((missing, length), pad_id, np.int32)
         inputs = np.concatenate([inputs, np.maximum(empty, 0)])
         labels = np.concatenate([labels, empty])
-    return ahead(tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(batch_size))
+    return prefetched(tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(batch_size))

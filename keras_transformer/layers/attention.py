@@ -1,27 +1,40 @@
 """Multi-head attention, written once and called on whole sequences or step by step."""
 
+import contextvars
+
 import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer, check_probability
-from keras_transformer.layers.chunked_attention import attention_by_length, may_suit_chunks
+from keras_transformer.layers.checks import InputChecksMixin, implicit_mask
 from keras_transformer.layers.compiled import compiled_attention_weights, has_own_gradients
-from keras_transformer.layers.fused_attention import fused_attention, suits_cudnn
-from keras_transformer.layers.inputs import ChecksInputs, implicit_mask
-from keras_transformer.layers.internals import carry_mask
-from keras_transformer.layers.projection import TakesLoRA, add_projection
-from keras_transformer.layers.quantization import InnerDropout
-from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
-from keras_transformer.ops.caches import append
+from keras_transformer.layers.dropout import InnerDropout
+from keras_transformer.layers.memory_efficient_attention import memory_efficient_attention
+from keras_transformer.layers.projection import LoRAMixin, add_projection
+from keras_transformer.ops.attention import (
+    append_to_cache,
+    attention_weights,
+    merge_heads,
+    split_heads,
+)
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 from keras_transformer.ops.projection import known_rows
 
+# While `AttentionScoresMixin.attend` runs: the weights of each attention layer called so far.
+_recorded_scores = contextvars.ContextVar("recorded_scores", default=None)
 
-class ShowsAttention:
-    """Adds `attention_scores` to a layer whose `attend` returns the pair of outputs and weights.
 
-    `attend` is the forward pass, written once: `call` returns the first of the pair. A layer whose
-    call takes more than these arguments overrides the method to name its own.
+def scores_are_recorded():
+    """Whether somebody asks for the attention weights of the call that is running."""
+    return _recorded_scores.get() is not None
+
+
+class AttentionScoresMixin:
+    """Adds `attention_scores` to attention layers, and to the blocks and stacks that hold them.
+
+    `call` stays the only forward pass: while it runs, each attention layer records its weights if
+    somebody asks for them. A layer that holds others overrides `scores_in`, and one whose call
+    takes other arguments `attention_scores`, to name them.
     """
 
     def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
@@ -34,12 +47,36 @@ class ShowsAttention:
         Raises:
             ValueError: if the layer was never called, so that it has no weights yet.
         """
-        return scores_of(self, inputs, padding_mask=padding_mask, attention_mask=attention_mask)
+        return self.attend(inputs, padding_mask, attention_mask)[1]
+
+    def attend(self, *args, **kwargs):
+        """The pair of the outputs and the attention scores of a call with the same arguments."""
+        if not self.built:
+            raise ValueError(
+                "Call the layer before you ask for its attention. "
+                f"Received: {self.name}, which has no weights yet."
+            )
+        recorded = {}
+        token = _recorded_scores.set(recorded)
+        try:
+            outputs = self(*args, **kwargs, training=False)
+        finally:
+            _recorded_scores.reset(token)
+        return outputs, self.scores_in(recorded)
+
+    def record_scores(self, weights):
+        """Keeps the weights of a call if somebody asks for them."""
+        if scores_are_recorded():
+            _recorded_scores.get()[self] = weights
+
+    def scores_in(self, recorded):
+        """The scores of this layer among those recorded, a dictionary from layer to weights."""
+        return recorded[self]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.Layer):
-    """Lets every target position gather from all source positions, with several heads.
+class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, keras.layers.Layer):
+    """Lets every target position attend to all source positions, with several heads.
 
     Call it with one tensor for self-attention, with two for attention from the first
     to the second. The projections that read the same input are one matrix product.
@@ -53,7 +90,7 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
             times the weights.
         dropout: probability in [0, 1) with which an attention weight is dropped.
         use_bias: whether the four projections add a bias.
-        kernel_initializer: of each projection by itself, Glorot as in the paper.
+        kernel_initializer: draws each projection separately; Glorot as in the paper.
 
     Call arguments:
         query: (batch, target, dim).
@@ -119,27 +156,6 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
         self.output_projection = self._projection("output", inner, hidden_dim)
 
     def call(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        return self.attend(query, value, **masks, training=training, with_scores=False)[0]
-
-    def attention_scores(self, query, value=None, padding_mask=None, attention_mask=None):
-        """The weights of a call with the same arguments, (batch, heads, target, source)."""
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        return scores_of(self, query, value, **masks)
-
-    def attend(
-        self,
-        query,
-        value=None,
-        padding_mask=None,
-        attention_mask=None,
-        training=None,
-        with_scores=True,
-    ):
-        """The pair of what `call` and what `attention_scores` return.
-
-        Scores may be None without `with_scores`: not every attention has them at hand.
-        """
         if value is None and not self._self_attention:
             value = query
         self._check_inputs(query=query, value=value)
@@ -150,34 +166,32 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
             queries = split_heads(self.query(query), self.num_heads)
             keys, values = self.keys_values(value)
         mask = combine_masks(padding_mask, check_attention_mask(attention_mask))
-        heads = queries, keys, values
-        return self.attend_heads(*heads, mask, training, with_scores=with_scores)
+        return self.attend_heads(queries, keys, values, mask, training)
 
-    def attend_heads(
-        self, queries, keys, values, mask=None, training=None, bias=None, with_scores=True
-    ):
+    def attention_scores(self, query, value=None, padding_mask=None, attention_mask=None):
+        """The weights of a call with the same arguments, (batch, heads, target, source)."""
+        return self.attend(query, value, padding_mask, attention_mask)[1]
+
+    def attend_heads(self, queries, keys, values, mask=None, training=None, bias=None):
         """Attention over projected heads (batch, heads, length, dim), then the output projection.
 
         A bias of the scores broadcasts to (batch, heads, target, source).
 
         Returns:
-            The pair of outputs (batch, target, dim) and weights (batch, heads, target, source), or
-            None without `with_scores` where they are never held.
+            (batch, target, dim).
         """
         mask = None if mask is None else ops.expand_dims(mask, 1)  # (batch, 1, target, source)
-        is_plain = bias is None and type(self).weights_of is MultiHeadAttention.weights_of
-        rate = self.dropout if training else 0.0
+        is_dot_product = bias is None and type(self).weights_of is MultiHeadAttention.weights_of
         context = None
-        if is_plain and not with_scores and may_suit_chunks(queries, keys):
+        if is_dot_product and not scores_are_recorded():
+            rate = self.dropout if training else 0.0
             generator = self._dropout.seed_generator if rate else None
-            context = attention_by_length(queries, keys, values, mask, rate, generator)
-        elif is_plain and not with_scores and not rate and suits_cudnn(queries, keys):
-            context = fused_attention(queries, keys, values, mask)
-        if context is not None:
-            return self.output_projection(merge_heads(context)), None
-        weights = self.weights_of(queries, keys, mask, bias)
-        context = ops.matmul(self._dropout(weights, training=training), values)
-        return self.output_projection(merge_heads(context)), weights
+            context = memory_efficient_attention(queries, keys, values, mask, rate, generator)
+        if context is None:
+            weights = self.weights_of(queries, keys, mask, bias)
+            self.record_scores(weights)
+            context = ops.matmul(self._dropout(weights, training=training), values)
+        return self.output_projection(merge_heads(context))
 
     def weights_of(self, queries, keys, mask=None, bias=None):
         """Attention weights; override to define another kind of attention.
@@ -189,8 +203,7 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
             bias: of the scores, broadcasts to the same, or None.
 
         Returns:
-            Weights in [0, 1], (batch, heads, target, source); zeros in a row that may attend to
-            nothing.
+            Weights in [0, 1], (batch, heads, target, source); zeros in a fully masked row.
         """
         if bias is None and has_own_gradients(queries):
             return compiled_attention_weights(queries, keys, mask)
@@ -201,7 +214,7 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
         return self._project_heads(value, self.key_value, 2)
 
     def attend_to(self, query, keys, values, mask=None):
-        """Like `attend`, from `query` (batch, target, dim) to what `keys_values` returned."""
+        """Like a call, from `query` (batch, target, dim) to what `keys_values` returned."""
         queries = split_heads(self.query(query), self.num_heads)
         return self.attend_heads(queries, keys, values, mask)
 
@@ -227,11 +240,11 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
         query, key, value = self._project_heads(inputs, self.query_key_value, 3)
         if cache is None:
             mask = causal_mask(ops.shape(inputs)[1]) if mask is None else mask
-            return self.attend_heads(query, key, value, mask, with_scores=False)[0], (key, value)
+            return self.attend_heads(query, key, value, mask), (key, value)
         start = None if position is None else position * inputs.shape[1]
-        keys, values = append(cache[0], key, start), append(cache[1], value, start)
-        outputs, _ = self.attend_heads(query, keys, values, mask)
-        return outputs, (keys, values)
+        keys = append_to_cache(cache[0], key, start)
+        values = append_to_cache(cache[1], value, start)
+        return self.attend_heads(query, keys, values, mask), (keys, values)
 
     def _project_heads(self, inputs, projection, count):
         """`count` projections side by side, each (batch, heads, length, key_dim)."""
@@ -260,24 +273,3 @@ class MultiHeadAttention(ShowsAttention, ChecksInputs, TakesLoRA, keras.layers.L
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
-
-
-def scores_of(layer, *inputs, **masks):
-    """What `attend` of a layer returns second, for inputs as the user has them."""
-    return layer.attend(*(as_called(layer, given) for given in inputs), **masks)[1]
-
-
-def as_called(layer, inputs):
-    """`inputs` as Keras hands them to `call`: in the dtype of the layer, with their mask."""
-    if not layer.built:
-        raise ValueError(
-            "Call the layer before you ask for its attention. "
-            f"Received: {layer.name}, which has no weights yet."
-        )
-    if isinstance(inputs, (list, tuple)):
-        return [as_called(layer, each) for each in inputs]
-    if inputs is None or keras.backend.standardize_dtype(inputs.dtype) == "bool":
-        return inputs
-    tensor = ops.cast(inputs, layer.compute_dtype)
-    carry_mask(inputs, tensor)
-    return tensor

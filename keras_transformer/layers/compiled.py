@@ -1,13 +1,13 @@
-"""Normalisation and projection under XLA on TensorFlow, which keep less for the backward pass.
+"""Normalisation and projection for XLA on TensorFlow, which keep less for the backward pass.
 
 On a GPU a training step is bound by what it moves to and from memory, and by what it keeps there.
-XLA fuses element-wise work into products, but decides by itself neither to add a bias before a
-product is rounded nor to compute again what is cheap. The gradients here are written by hand.
+XLA fuses element-wise work into products, but does not decide by itself to add a bias before a
+product is rounded, or to recompute what is cheap. The gradients here are written by hand.
 """
 
 import keras
 
-from keras_transformer.layers.internals import again, is_compiled, may_be_computed_again
+from keras_transformer.layers.internals import attach_recipe, is_compiled, recompute
 from keras_transformer.ops.attention import masked_softmax
 from keras_transformer.ops.projection import known_rows
 
@@ -18,18 +18,19 @@ if keras.backend.backend() == "tensorflow":
 def has_own_gradients(inputs, weight=None):
     """Whether XLA compiles TensorFlow, for dtypes that the functions below are written for.
 
-    They compute in float32, which float64 would lose by, and return gradients for float32 weights.
+    They compute in float32, in which float64 would lose digits, and return gradients for float32
+    weights.
     """
     if not is_compiled() or inputs.dtype == "float64":
         return False
     return weight is None or weight.dtype == "float32"
 
 
-def unseen_zero(tensor):
+def opaque_zero(tensor):
     """A float32 zero that XLA takes for a number that depends on a tensor.
 
-    What is computed again from it comes after the tensor; without it, XLA would notice that it
-    has the same numbers already, and keep them.
+    What is recomputed with it must wait for the tensor. Without it, XLA would notice that it has
+    computed the same numbers before, and keep those.
     """
     first = tf.cast(tf.reduce_sum(tf.reshape(tensor, [-1])[:1]), tf.float32)  # there may be none
     return tf.where(tf.math.is_nan(first), first, 0.0)
@@ -47,8 +48,8 @@ def normalise(inputs, gamma, beta, epsilon):
         epsilon: added to the variance.
 
     Returns:
-        Same shape and dtype as `inputs`. What is projected by `projected` computes it again in
-        the backward pass instead of keeping it.
+        Same shape and dtype as `inputs`. `projected` recomputes it in the backward pass instead of
+        keeping it.
     """
     rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
     # Counted from the first number of each row, the variance keeps its digits where the mean is
@@ -71,22 +72,26 @@ def normalise(inputs, gamma, beta, epsilon):
         def gradient(upstream):
             upstream = tf.cast(tf.reshape(upstream, tf.shape(rows)), tf.float32)
             units = unit(rows)
-            of_gamma, of_beta = (tf.reduce_sum(each, 0) for each in (upstream * units, upstream))
+            gamma_gradient, beta_gradient = (
+                tf.reduce_sum(each, 0) for each in (upstream * units, upstream)
+            )
             # After both sums, so that what they read need not be kept for later.
-            of_units = upstream * (gamma + unseen_zero(of_gamma) + unseen_zero(of_beta))
-            along = tf.reduce_mean(of_units * units, axis=-1, keepdims=True)
-            across = tf.reduce_mean(of_units, axis=-1, keepdims=True)
-            of_rows = tf.cast(scale * (of_units - across - units * along), inputs.dtype)
-            return tf.reshape(of_rows, tf.shape(inputs)), of_gamma, of_beta
+            unit_gradients = upstream * (
+                gamma + opaque_zero(gamma_gradient) + opaque_zero(beta_gradient)
+            )
+            along = tf.reduce_mean(unit_gradients * units, axis=-1, keepdims=True)
+            across = tf.reduce_mean(unit_gradients, axis=-1, keepdims=True)
+            row_gradients = tf.cast(scale * (unit_gradients - across - units * along), inputs.dtype)
+            return tf.reshape(row_gradients, tf.shape(inputs)), gamma_gradient, beta_gradient
 
         return outputs_of(rows, gamma), gradient
 
     outputs = forward(inputs, gamma, beta)
-    return may_be_computed_again(outputs, lambda zero: outputs_of(rows, gamma + zero))
+    return attach_recipe(outputs, lambda zero: outputs_of(rows, gamma + zero))
 
 
 def projected(inputs, kernel, bias=None):
-    """`ops.projection.project`, which keeps of what `normalise` returned nothing.
+    """`ops.projection.project`; the backward pass recomputes inputs that `normalise` returned.
 
     Args:
         inputs: (..., input_dim).
@@ -99,33 +104,40 @@ def projected(inputs, kernel, bias=None):
     dim, dtype = inputs.shape[-1], inputs.dtype
     is_trained = getattr(kernel, "trainable", True)
 
-    def product(rows, kernel, bias):
-        outputs = tf.matmul(tf.reshape(rows, [-1, dim]), tf.cast(kernel, dtype), transpose_b=True)
-        return outputs if bias is None else outputs + tf.cast(bias, dtype)
-
     @tf.custom_gradient
     def forward(rows, kernel, *bias):
         def gradient(upstream):
-            rows_again = tf.reshape(again(inputs, unseen_zero(upstream)), [-1, dim])
-            of_kernel = tf.matmul(upstream, rows_again, transpose_a=True, output_type=tf.float32)
-            of_bias = [tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0) for _ in bias]
-            # After all others, so that what they read need not be kept for later. Nobody reads
-            # those of frozen weights, and XLA leaves them out.
-            zeros = [unseen_zero(each) for each in (of_kernel, *of_bias)] if is_trained else [0.0]
-            narrow = tf.cast(kernel + tf.add_n(zeros), dtype)
-            of_rows = tf.reshape(tf.matmul(upstream, narrow), tf.shape(rows))
-            return of_rows, of_kernel, *of_bias
+            same_rows = tf.reshape(recompute(inputs, opaque_zero(upstream)), [-1, dim])
+            gradients = _kernel_and_bias_gradients(upstream, same_rows)[: 1 + len(bias)]
+            kernel_after = _after(gradients, kernel) if is_trained else kernel
+            row_gradients = tf.matmul(upstream, tf.cast(kernel_after, dtype))
+            return tf.reshape(row_gradients, tf.shape(rows)), *gradients
 
-        return product(rows, kernel, *(bias or [None])), gradient
+        outputs = tf.matmul(tf.reshape(rows, [-1, dim]), tf.cast(kernel, dtype), transpose_b=True)
+        return outputs + tf.cast(bias[0], dtype) if bias else outputs, gradient
 
-    given = (kernel,) if bias is None else (kernel, bias)
-    outputs = forward(inputs, *map(tf.convert_to_tensor, given))
+    weights = (kernel,) if bias is None else (kernel, bias)
+    outputs = forward(inputs, *map(tf.convert_to_tensor, weights))
     sizes = keras.ops.shape(inputs)[1:-1]
     return tf.reshape(outputs, [known_rows(inputs), *sizes, kernel.shape[0]])
 
 
+def _kernel_and_bias_gradients(upstream, rows):
+    """Those of a projection of rows, in float32."""
+    kernel_gradient = tf.matmul(upstream, rows, transpose_a=True, output_type=tf.float32)
+    return kernel_gradient, tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0)
+
+
+def _after(gradients, kernel):
+    """The kernel, once the gradients are computed: what they read need not be kept for later.
+
+    Not for frozen weights, whose gradients nobody reads, so that XLA leaves them out.
+    """
+    return kernel + tf.add_n([opaque_zero(each) for each in gradients])
+
+
 def compiled_attention_weights(queries, keys, mask=None):
-    """`ops.attention.attention_weights`, which keeps the weights alone, and no scores.
+    """`ops.attention.attention_weights`, which keeps only the weights for the backward pass.
 
     Args:
         queries: (..., target, key_dim).
@@ -143,7 +155,7 @@ def compiled_attention_weights(queries, keys, mask=None):
         def gradient(upstream):
             # XLA leaves out a rounding, and would keep scores to compute float32 weights again.
             bits = tf.bitcast(weights, tf.uint16 if weights.dtype.size == 2 else tf.uint32)
-            bits += tf.cast(unseen_zero(upstream), bits.dtype)
+            bits += tf.cast(opaque_zero(upstream), bits.dtype)
             wide, upstream = (
                 tf.cast(each, tf.float32) for each in (tf.bitcast(bits, weights.dtype), upstream)
             )
@@ -156,10 +168,10 @@ def compiled_attention_weights(queries, keys, mask=None):
 
 
 def feed_forward(inputs, widen, activate, narrow):
-    """`narrow(activate(widen(inputs)))`, of which the backward pass widens the inputs again.
+    """`narrow(activate(widen(inputs)))`; the backward pass recomputes the widened vectors.
 
-    Of the tensors of a block the one inside of the network is the largest by far; the product
-    for it is a fifteenth of those of the base step.
+    These are by far the largest tensor of a block, and their product is a fifteenth of the work
+    of a step of the base model.
 
     Args:
         inputs: (..., dim).
@@ -180,24 +192,20 @@ def feed_forward(inputs, widen, activate, narrow):
             return tf.cast(sums + widen_bias, dtype)
 
         def gradient(upstream):
-            zero = unseen_zero(upstream)
-            rows_again = tf.reshape(again(inputs, zero), [-1, dim])
+            zero = opaque_zero(upstream)
+            same_rows = tf.reshape(recompute(inputs, zero), [-1, dim])
             with tf.GradientTape() as tape:
-                sums = widened(rows_again, tf.cast(widen_kernel + zero, dtype))
+                sums = widened(same_rows, tf.cast(widen_kernel + zero, dtype))
                 tape.watch(sums)
                 activations = activate(sums)
-            of_narrow = tf.matmul(upstream, activations, transpose_a=True, output_type=tf.float32)
-            of_activations = tf.matmul(upstream, tf.cast(narrow_kernel + zero, dtype))
-            of_sums = tape.gradient(activations, sums, of_activations)
-            of_widen = tf.matmul(of_sums, rows_again, transpose_a=True, output_type=tf.float32)
-            of_biases = [
-                tf.reduce_sum(tf.cast(each, tf.float32), axis=0) for each in (of_sums, upstream)
-            ]
-            # After both, so that what they read need not be kept for later.
-            zeros = [unseen_zero(each) for each in (of_widen, of_narrow)] if is_trained else [zero]
-            of_rows = tf.matmul(of_sums, tf.cast(widen_kernel + tf.add_n(zeros), dtype))
-            of_rows = tf.reshape(of_rows, tf.shape(inputs))
-            return of_rows, of_widen, of_biases[0], of_narrow, of_biases[1]
+            narrow_gradients = _kernel_and_bias_gradients(upstream, activations)
+            activation_gradients = tf.matmul(upstream, tf.cast(narrow_kernel + zero, dtype))
+            sum_gradients = tape.gradient(activations, sums, activation_gradients)
+            widen_gradients = _kernel_and_bias_gradients(sum_gradients, same_rows)
+            computed_first = [widen_gradients[0], narrow_gradients[0]] if is_trained else [upstream]
+            kernel = tf.cast(_after(computed_first, widen_kernel), dtype)
+            row_gradients = tf.reshape(tf.matmul(sum_gradients, kernel), tf.shape(inputs))
+            return row_gradients, *widen_gradients, *narrow_gradients
 
         rows = tf.reshape(rows, [-1, dim])
         activations = activate(widened(rows, tf.cast(widen_kernel, dtype)))

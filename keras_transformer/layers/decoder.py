@@ -8,35 +8,14 @@ language model.
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import scores_of
-from keras_transformer.layers.block import TransformerLayer, TransformerStack
-from keras_transformer.layers.inputs import implicit_mask
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.block import TransformerBlock, TransformerStack
+from keras_transformer.layers.checks import implicit_mask
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 
 
-class CalledWithSource:
-    """What a decoder block and a stack of them have in common: the arguments of a call."""
-
-    def call(
-        self,
-        inputs,
-        source=None,
-        padding_mask=None,
-        source_padding_mask=None,
-        attention_mask=None,
-        source_attention_mask=None,
-        training=None,
-    ):
-        return self.attend(
-            inputs,
-            source,
-            padding_mask=padding_mask,
-            source_padding_mask=source_padding_mask,
-            attention_mask=attention_mask,
-            source_attention_mask=source_attention_mask,
-            training=training,
-            with_scores=False,
-        )[0]
+class SourceCallMixin:
+    """For layers that are called with inputs and, if they were built with one, a source."""
 
     def attention_scores(
         self,
@@ -56,21 +35,14 @@ class CalledWithSource:
         Raises:
             ValueError: if the layer was never called, so that it has no weights yet.
         """
-        return scores_of(
-            self,
-            inputs,
-            source,
-            padding_mask=padding_mask,
-            source_padding_mask=source_padding_mask,
-            attention_mask=attention_mask,
-            source_attention_mask=source_attention_mask,
-        )
+        masks = padding_mask, source_padding_mask, attention_mask, source_attention_mask
+        return self.attend(inputs, source, *masks)[1]
 
     def compute_output_shape(self, inputs_shape, source_shape=None):
         return inputs_shape
 
-    def implicit_masks(self, inputs, source, padding_mask, source_padding_mask, source_mask):
-        """The padding masks of inputs and source, after checks of the arguments of a call."""
+    def padding_masks(self, inputs, source, padding_mask, source_padding_mask, source_mask):
+        """Checks the arguments of a call and returns the padding masks of inputs and source."""
         self._check_inputs(inputs=inputs, source=source)
         if source is not None:
             name = "source_padding_mask"
@@ -95,7 +67,7 @@ class CalledWithSource:
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class DecoderBlock(CalledWithSource, TransformerLayer):
+class DecoderBlock(SourceCallMixin, TransformerBlock):
     """Causal self-attention, attention to the source, then a feed-forward network.
 
     If it is built without a source, as in a language model, it has no attention to a source.
@@ -132,27 +104,24 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
         (3, 5, 4)
     """
 
+    causal = True
+
     def create_parts(self):
-        self.self_attention = self.self_attention_layer(causal=True)
+        super().create_parts()
         self.cross_attention = self.around_cross_attention = None
-        self.feed_forward = self.feed_forward_network()
-        self.around_self_attention = self.residual("around_self_attention")
-        self.around_feed_forward = self.residual("around_feed_forward")
 
     def build(self, inputs_shape, source_shape=None):
         self._build_for(inputs=inputs_shape, source=source_shape)
-        parts = [self.self_attention, self.feed_forward]
-        parts += [self.around_self_attention, self.around_feed_forward]
         if source_shape is not None:
-            self.cross_attention = self.attention("cross_attention")
-            self.around_cross_attention = self.residual("around_cross_attention")
+            self.cross_attention = self._create_attention("cross_attention", MultiHeadAttention)
+            self.around_cross_attention = self.create_residual("around_cross_attention")
             self.cross_attention.build(inputs_shape, source_shape)
-            parts.append(self.around_cross_attention)
         self.restore_frozen()
-        for part in parts:
-            part.build(inputs_shape)
+        self.build_parts(inputs_shape)
+        if source_shape is not None:
+            self.around_cross_attention.build(inputs_shape)
 
-    def attend(
+    def call(
         self,
         inputs,
         source=None,
@@ -161,10 +130,8 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
         attention_mask=None,
         source_attention_mask=None,
         training=None,
-        with_scores=True,
     ):
-        """The pair of what `call` and what `attention_scores` return."""
-        padding_mask, source_padding_mask = self.implicit_masks(
+        padding_mask, source_padding_mask = self.padding_masks(
             inputs, source, padding_mask, source_padding_mask, source_attention_mask
         )
         # A pattern is causal by itself, which also saves the time and memory of a mask.
@@ -174,24 +141,28 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
             )
 
         def forward(inputs, source=None):
-            return self._forward(
-                inputs,
-                lambda vectors: self.self_attention.attend(
-                    vectors, None, padding_mask, attention_mask, training, with_scores
-                ),
-                lambda vectors: self.cross_attention.attend(
-                    vectors,
-                    source,
-                    source_padding_mask,
-                    source_attention_mask,
-                    training,
-                    with_scores,
-                ),
-                training,
+            residual = self.around_self_attention
+            attended = self.self_attention(
+                residual.before(inputs),
+                padding_mask=padding_mask,
+                attention_mask=attention_mask,
+                training=training,
             )
+            outputs = residual(inputs, attended, training=training)
+            if source is not None:
+                residual = self.around_cross_attention
+                attended = self.cross_attention(
+                    residual.before(outputs),
+                    source,
+                    padding_mask=source_padding_mask,
+                    attention_mask=source_attention_mask,
+                    training=training,
+                )
+                outputs = residual(outputs, attended, training=training)
+            return self.feed_forward_step(outputs, training)
 
-        given = [inputs] if source is None else [inputs, source]
-        return self.rematerialised(forward, training, given)
+        tensors = [inputs] if source is None else [inputs, source]
+        return self.rematerialised(forward, training, tensors)
 
     def source_keys_values(self, source):
         """The keys and values of the source, each (batch, heads, source, key_dim)."""
@@ -200,7 +171,7 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
         return self.cross_attention.keys_values(source)
 
     def step(self, inputs, source_keys_values, source_padding_mask, cache, mask, position=None):
-        """One position for several beams of each row.
+        """One position for several beams of each row, the same computation as in a call.
 
         Args:
             inputs: vectors at the newest position, (batch, beams, dim).
@@ -208,37 +179,31 @@ class DecoderBlock(CalledWithSource, TransformerLayer):
             source_padding_mask: boolean (batch, source), or None.
             cache: the pair of keys and values of the earlier steps, each
                 (batch, heads, cached, key_dim); None as for `MultiHeadAttention.step`.
-            mask: boolean (batch, beams, cached + beams), as of
-                `ops.masks.beam_mask`; None if there is one beam.
+            mask: boolean (batch, beams, cached + beams), as of `ops.masks.beam_mask`; None if
+                there is one beam.
             position: as for `MultiHeadAttention.step`.
 
         Returns:
             The pair of outputs, (batch, beams, dim), and the cache, longer by `beams` if it grows.
         """
-        source_mask = combine_masks(source_padding_mask)
-        outputs, (cache, _) = self._forward(
-            inputs,
-            lambda vectors: self.self_attention.step(vectors, cache, mask, position),
-            # Beams take the place of targets, so nothing of the source is repeated.
-            lambda vectors: self.cross_attention.attend_to(
-                vectors, *source_keys_values, source_mask
-            ),
-        )
-        return outputs, cache
-
-    def _forward(self, inputs, self_attention, cross_attention, training=None):
-        """Both attentions are functions from vectors to a pair of vectors and something else."""
-        outputs, from_self = self.around_self_attention.wrap(inputs, self_attention, training)
-        from_cross = None
+        residual = self.around_self_attention
+        attended, cache = self.self_attention.step(residual.before(inputs), cache, mask, position)
+        outputs = residual(inputs, attended)
         if self.cross_attention is not None:
-            around = self.around_cross_attention
-            outputs, from_cross = around.wrap(outputs, cross_attention, training)
-        outputs = self.around_feed_forward(outputs, sublayer=self.feed_forward, training=training)
-        return outputs, (from_self, from_cross)
+            residual = self.around_cross_attention
+            # Beams take the place of target positions, so the source is not repeated for each.
+            attended = self.cross_attention.attend_to(
+                residual.before(outputs), *source_keys_values, combine_masks(source_padding_mask)
+            )
+            outputs = residual(outputs, attended)
+        return self.feed_forward_step(outputs), cache
+
+    def scores_in(self, recorded):
+        return recorded[self.self_attention], recorded.get(self.cross_attention)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Decoder(CalledWithSource, TransformerStack):
+class Decoder(SourceCallMixin, TransformerStack):
     """A stack of decoder blocks; a pre-norm stack ends with a layer normalisation.
 
     Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762).
@@ -268,7 +233,7 @@ class Decoder(CalledWithSource, TransformerStack):
         self._build_for(inputs=inputs_shape, source=source_shape)
         self.build_blocks([inputs_shape, source_shape])
 
-    def attend(
+    def call(
         self,
         inputs,
         source=None,
@@ -277,26 +242,22 @@ class Decoder(CalledWithSource, TransformerStack):
         attention_mask=None,
         source_attention_mask=None,
         training=None,
-        with_scores=True,
     ):
-        """The pair of what `call` and what `attention_scores` return."""
-        padding_mask, source_padding_mask = self.implicit_masks(
+        padding_mask, source_padding_mask = self.padding_masks(
             inputs, source, padding_mask, source_padding_mask, source_attention_mask
         )
-        outputs, scores = inputs, []
+        outputs = inputs
         for block in self.blocks:
-            outputs, weights = block.attend(
+            outputs = block(
                 outputs,
                 source,
-                padding_mask,
-                source_padding_mask,
-                attention_mask,
-                source_attention_mask,
-                training,
-                with_scores,
+                padding_mask=padding_mask,
+                source_padding_mask=source_padding_mask,
+                attention_mask=attention_mask,
+                source_attention_mask=source_attention_mask,
+                training=training,
             )
-            scores.append(weights)
-        return self.finish(outputs), scores
+        return self.finish(outputs)
 
     def source_keys_values(self, source):
         """What `step` needs of the source: a pair of keys and values per block, or None."""
@@ -318,22 +279,21 @@ class Decoder(CalledWithSource, TransformerStack):
         empty, positions = [], 0 if length is None else length * num_beams
         for block in self.blocks:
             attention = block.self_attention
-            width = attention.query_key_value[0].shape[0] // 3
+            width = attention.query_key_value.kernel.shape[0] // 3
             shape = (batch_size, self.num_heads, positions, width // self.num_heads)
             empty.append((ops.zeros(shape, self.compute_dtype),) * 2)
         return empty
 
     def step(self, inputs, source_keys_values, source_padding_mask, cache, mask, position=None):
-        """One position for several beams of each row.
+        """One position for several beams of each row: `DecoderBlock.step` of each block.
 
         Args:
             inputs: vectors at the newest position, (batch, beams, dim).
             source_keys_values: what the method of that name returned.
-            source_padding_mask: boolean (batch, source), or None.
-            cache: what `empty_cache` or the step before returned; None reads the first positions
-                in one pass, as in `MultiHeadAttention.step`.
-            mask: boolean (batch, beams, cached + beams), as of
-                `ops.masks.beam_mask`; None if there is one beam.
+            source_padding_mask: as for `DecoderBlock.step`.
+            cache: what `empty_cache` or the step before returned; None as for
+                `MultiHeadAttention.step`.
+            mask: as for `DecoderBlock.step`.
             position: as for `MultiHeadAttention.step`.
 
         Returns:

@@ -4,11 +4,12 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_number
+from keras_transformer.layers.checks import NotQuantizedMixin
 from keras_transformer.layers.internals import keep_mask
 
 
-def dropped(inputs, kept, rate):
-    """Inputs of which some are 0, and those that are kept scaled by 1 / (1 - rate)."""
+def drop(inputs, kept, rate):
+    """Sets what is not kept to 0 and scales the rest by 1 / (1 - rate)."""
     return ops.where(kept, inputs * (1 / (1 - rate)), 0)
 
 
@@ -37,7 +38,7 @@ class ReproducibleDropout(keras.layers.Dropout):
         Same shape and dtype as `inputs`; units that are kept are scaled by 1 / (1 - rate).
 
     Examples:
-        >>> ReproducibleDropout(0.5)(keras.ops.ones((1, 3))).numpy().tolist()  # at rest
+        >>> ReproducibleDropout(0.5)(keras.ops.ones((1, 3))).numpy().tolist()  # inference
         [[1.0, 1.0, 1.0]]
     """
 
@@ -51,7 +52,11 @@ class ReproducibleDropout(keras.layers.Dropout):
         if self.rate == 1:
             return ops.zeros_like(inputs)
         sizes = ops.shape(inputs)
-        given = self.noise_shape or sizes
-        shape = tuple(b if a is None else a for a, b in zip(given, sizes, strict=True))
+        noise_shape = self.noise_shape or sizes
+        shape = tuple(b if a is None else a for a, b in zip(noise_shape, sizes, strict=True))
         kept = keep_mask(shape, self.rate, self.seed_generator)
-        return dropped(inputs, kept, self.rate)
+        return drop(inputs, kept, self.rate)
+
+
+class InnerDropout(NotQuantizedMixin, ReproducibleDropout):
+    """The dropout within a layer with projections, which so refuses to be quantized."""

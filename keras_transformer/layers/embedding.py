@@ -1,4 +1,4 @@
-"""Token ids to vectors and back, and encodings of positions."""
+"""From token ids to vectors and back to logits, and encodings of positions."""
 
 import math
 
@@ -11,13 +11,16 @@ from keras_transformer.arguments import (
     check_number,
     check_probability,
 )
-from keras_transformer.layers.inputs import check_ids, check_per_token, check_vectors
-from keras_transformer.layers.internals import keep_mask, looked_up
-from keras_transformer.layers.quantization import NotQuantized
+from keras_transformer.layers.checks import (
+    NotQuantizedMixin,
+    check_ids,
+    check_per_token,
+    check_vectors,
+)
+from keras_transformer.layers.internals import keep_mask, look_up_rows
 from keras_transformer.ops.masks import padding_mask
-from keras_transformer.ops.positions import check_even, sinusoidal_positions
+from keras_transformer.ops.positions import check_even, segment_positions, sinusoidal_positions
 from keras_transformer.ops.projection import project
-from keras_transformer.ops.segments import segment_positions
 
 # For learned positions, and for all tables of BERT, as in its released code.
 SMALL_STDDEV = 0.02
@@ -25,7 +28,7 @@ SMALL_STDDEV = 0.02
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class TokenDropout(keras.layers.Layer):
-    """Drops tokens in training: each becomes padding, to which nothing attends.
+    """Replaces random tokens with padding in training, so that nothing attends to them.
 
     Unlike dropout of vectors, it does not scale what is kept: a normalisation after it would
     otherwise see other sums in training than in inference. The first token of a row is kept, so
@@ -50,7 +53,7 @@ class TokenDropout(keras.layers.Layer):
 
     Examples:
         >>> ids = keras.ops.array([[3, 5, 7]])
-        >>> TokenDropout(0.5)(ids).numpy().tolist()  # at rest
+        >>> TokenDropout(0.5)(ids).numpy().tolist()  # inference
         [[3, 5, 7]]
     """
 
@@ -63,7 +66,7 @@ class TokenDropout(keras.layers.Layer):
         if rate:
             self.seed_generator = keras.random.SeedGenerator()
 
-    keeps_ids = True  # those of its inputs, among them padding
+    keeps_ids = True  # its outputs are ids of its inputs, or padding
 
     def call(self, inputs, training=False):
         check_ids("inputs", inputs)
@@ -81,7 +84,45 @@ class TokenDropout(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TokenEmbedding(NotQuantized, keras.layers.Layer):
+class IgnoredToken(keras.layers.Layer):
+    """Replaces one token with padding, so that nothing attends to it.
+
+    Args:
+        token_id: id of the token.
+        pad_id: the id of padding.
+
+    Call arguments:
+        inputs: ids, integers (batch, length).
+
+    Returns:
+        Same shape and dtype.
+
+    Examples:
+        >>> IgnoredToken(3)(keras.ops.array([[7, 5, 3, 0]])).numpy().tolist()
+        [[7, 5, 0, 0]]
+    """
+
+    def __init__(self, token_id, pad_id=0, **kwargs):
+        super().__init__(autocast=False, **kwargs)
+        check_integer("token_id", token_id, 0)
+        check_integer("pad_id", pad_id, 0)
+        self.token_id = token_id
+        self.pad_id = pad_id
+
+    keeps_ids = True  # its outputs are ids of its inputs, or padding
+
+    def call(self, inputs):
+        return ops.where(ops.equal(inputs, self.token_id), self.pad_id, inputs)
+
+    def compute_output_spec(self, inputs):
+        return keras.KerasTensor(inputs.shape, inputs.dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "token_id": self.token_id, "pad_id": self.pad_id}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class TokenEmbedding(NotQuantizedMixin, keras.layers.Layer):
     """Looks up a vector for each token id; in reverse, scores every token for a vector.
 
     Used both ways, the same table is input embedding and output projection ("tied"). The
@@ -148,7 +189,7 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
 
     @property
     def num_ids(self):
-        """Ids are below it; the library's `Model` looks for others in the data."""
+        """All ids must be below it; the library's `Model` checks that those in the data are."""
         return self.vocabulary_size
 
     @property
@@ -162,7 +203,7 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
             return ops.cast(project(inputs, self.embeddings), "float32")
         check_ids("inputs", inputs)
         # A Sequential model passes ids as floats, which are exact up to 2^24.
-        vectors = looked_up(self.embeddings, ops.cast(inputs, "int32"))
+        vectors = look_up_rows(self.embeddings, ops.cast(inputs, "int32"))
         vectors = ops.cast(vectors, self.compute_dtype)
         return vectors * math.sqrt(self.hidden_dim) if self.scale else vectors
 
@@ -187,6 +228,38 @@ class TokenEmbedding(NotQuantized, keras.layers.Layer):
             "pad_id": self.pad_id,
             "stddev": self.stddev,
         }
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class VocabularyBias(keras.layers.Layer):
+    """Adds a learned bias to the logit of each token, in float32.
+
+    Call arguments:
+        logits: (..., vocabulary).
+
+    Returns:
+        Same shape, float32.
+
+    Examples:
+        >>> tuple(VocabularyBias()(keras.ops.zeros((2, 3, 5))).shape)
+        (2, 3, 5)
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
+
+    def build(self, input_shape):
+        self.bias = self.add_weight(name="bias", shape=input_shape[-1:], initializer="zeros")
+
+    def call(self, logits):
+        return ops.cast(logits, "float32") + ops.cast(self.bias, "float32")
+
+    def compute_output_spec(self, logits):
+        return keras.KerasTensor(logits.shape, dtype="float32")
+
+    def get_config(self):
+        return super().get_config()  # otherwise Keras refuses to serialise a dtype policy
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -268,7 +341,7 @@ class SinusoidalEncoding(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class PositionEmbedding(NotQuantized, keras.layers.Layer):
+class PositionEmbedding(NotQuantizedMixin, keras.layers.Layer):
     """Adds to each token vector a learned vector for its position.
 
     Use it if the longest sequence is known beforehand, as in BERT and GPT-2. The vectors start
@@ -331,11 +404,11 @@ class PositionEmbedding(NotQuantized, keras.layers.Layer):
         return inputs + self._rows(position)
 
     def _rows(self, positions):
-        return ops.cast(looked_up(self.embeddings, positions), self.compute_dtype)
+        return ops.cast(look_up_rows(self.embeddings, positions), self.compute_dtype)
 
     @property
     def num_positions(self):
-        """Rows are no longer; the library's `Model` looks for others in the data."""
+        """No row may be longer; the library's `Model` checks that those in the data are not."""
         return self.max_sequence_length
 
     def compute_output_shape(self, input_shape):

@@ -2,12 +2,12 @@
 
 import keras
 
-from keras_transformer.layers.block import TransformerLayer, TransformerStack
-from keras_transformer.layers.inputs import implicit_mask
+from keras_transformer.layers.block import TransformerBlock, TransformerStack
+from keras_transformer.layers.checks import implicit_mask
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class EncoderBlock(TransformerLayer):
+class EncoderBlock(TransformerBlock):
     """Self-attention, then a feed-forward network, each with a residual connection.
 
     Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762);
@@ -54,43 +54,24 @@ class EncoderBlock(TransformerLayer):
         (3, 5, 4)
     """
 
-    def create_parts(self):
-        self.self_attention = self.self_attention_layer(causal=False)
-        self.feed_forward = self.feed_forward_network()
-        self.around_self_attention = self.residual("around_self_attention")
-        self.around_feed_forward = self.residual("around_feed_forward")
-
     def build(self, input_shape):
         self._build_for(inputs=input_shape)
-        for part in (
-            self.self_attention,
-            self.feed_forward,
-            self.around_self_attention,
-            self.around_feed_forward,
-        ):
-            part.build(input_shape)
+        self.build_parts(input_shape)
 
     def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        return self.attend(inputs, **masks, training=training, with_scores=False)[0]
-
-    def attend(
-        self, inputs, padding_mask=None, attention_mask=None, training=None, with_scores=True
-    ):
-        """The pair of what `call` and what `attention_scores` return."""
         self._check_inputs(inputs=inputs)
         padding_mask = implicit_mask(inputs, padding_mask)
 
         def forward(inputs):
-            outputs, weights = self.around_self_attention.wrap(
-                inputs,
-                lambda vectors: self.self_attention.attend(
-                    vectors, None, padding_mask, attention_mask, training, with_scores
-                ),
-                training,
+            residual = self.around_self_attention
+            attended = self.self_attention(
+                residual.before(inputs),
+                padding_mask=padding_mask,
+                attention_mask=attention_mask,
+                training=training,
             )
-            around = self.around_feed_forward
-            return around(outputs, sublayer=self.feed_forward, training=training), weights
+            outputs = residual(inputs, attended, training=training)
+            return self.feed_forward_step(outputs, training)
 
         return self.rematerialised(forward, training, [inputs])
 
@@ -127,19 +108,10 @@ class Encoder(TransformerStack):
         self.build_blocks([inputs_shape])
 
     def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        return self.attend(inputs, **masks, training=training, with_scores=False)[0]
-
-    def attend(
-        self, inputs, padding_mask=None, attention_mask=None, training=None, with_scores=True
-    ):
-        """The pair of what `call` and what `attention_scores` return."""
         self._check_inputs(inputs=inputs)
-        padding_mask = implicit_mask(inputs, padding_mask)
-        outputs, scores = inputs, []
+        masks = {"padding_mask": implicit_mask(inputs, padding_mask)}
+        masks["attention_mask"] = attention_mask
+        outputs = inputs
         for block in self.blocks:
-            outputs, weights = block.attend(
-                outputs, padding_mask, attention_mask, training, with_scores
-            )
-            scores.append(weights)
-        return self.finish(outputs), scores
+            outputs = block(outputs, **masks, training=training)
+        return self.finish(outputs)

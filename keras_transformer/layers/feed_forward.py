@@ -5,8 +5,8 @@ from keras import ops
 
 from keras_transformer.arguments import check_integer, check_probability
 from keras_transformer.layers.compiled import feed_forward, has_own_gradients
-from keras_transformer.layers.projection import TakesLoRA, add_projection
-from keras_transformer.layers.quantization import InnerDropout
+from keras_transformer.layers.dropout import InnerDropout
+from keras_transformer.layers.projection import LoRAMixin, add_projection
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -19,7 +19,7 @@ def gelu_tanh(inputs):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class FeedForward(TakesLoRA, keras.layers.Layer):
+class FeedForward(LoRAMixin, keras.layers.Layer):
     """Widens every token vector, applies an activation, and narrows it again.
 
     Source: Vaswani et al. 2017, section 3.3 (https://arxiv.org/abs/1706.03762).

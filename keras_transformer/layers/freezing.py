@@ -3,8 +3,8 @@
 from keras_transformer.layers.internals import parts_of
 
 
-class KeepsFrozen:
-    """A mixin for layers with parts: a part that is frozen stays so in every copy of the layer.
+class FrozenPartsMixin:
+    """For layers with parts: a part that is frozen stays so in every copy of the layer.
 
     Keras keeps `trainable` of a layer, but not that of the parts that its constructor creates. If
     any differs from that of the layer, the config has `frozen`, the paths of those that are frozen.

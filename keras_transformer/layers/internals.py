@@ -1,8 +1,8 @@
-"""The only place of the layers that uses what Keras and TensorFlow do not promise.
+"""The only file of the layers that uses what Keras and TensorFlow do not promise.
 
-TensorFlow's own operations are used here, in `compiled.py` and in `chunked_attention.py`, and
-nowhere else in the layers. What is private is imported where it is used: a version of Keras that
-has moved it fails in the canary, which says what to do, and not when the package is imported.
+TensorFlow's own operations are used here, in `compiled.py` and in `memory_efficient_attention.py`,
+and nowhere else in the layers. Private names are imported where they are used: if a version of
+Keras has moved one, its canary fails and says what to do, and the package can still be imported.
 """
 
 import functools
@@ -16,7 +16,7 @@ if keras.backend.backend() == "tensorflow":
 WORD = 2**16  # possible values of the draw for one unit
 
 
-def mask_of(tensor):
+def keras_mask_of(tensor):
     """The mask that Keras attaches to a tensor, or None.
 
     Relies on `keras.src.backend.get_keras_mask`: the attribute of the tensor is not enough,
@@ -25,16 +25,6 @@ def mask_of(tensor):
     from keras.src.backend import get_keras_mask
 
     return get_keras_mask(tensor)
-
-
-def carry_mask(source, tensor):
-    """Attaches the mask of one tensor to another, as `Layer.__call__` does.
-
-    Relies on `keras.src.backend.set_keras_mask`.
-    """
-    from keras.src.backend import set_keras_mask
-
-    set_keras_mask(tensor, mask_of(source))
 
 
 def parts_of(layer):
@@ -67,7 +57,7 @@ def keep_mask(shape, rate, seed_generator):
     """
     if keras.backend.backend() != "tensorflow":
         return keras.random.uniform(shape, dtype="float32", seed=seed_generator) >= rate
-    return keep_mask_of(draw_seed(seed_generator), shape, rate)
+    return keep_mask_from_seed(draw_seed(seed_generator), shape, rate)
 
 
 def draw_seed(seed_generator):
@@ -75,7 +65,7 @@ def draw_seed(seed_generator):
     return tf.cast(tf.math.floormod(seed_generator.next(), tf.int32.max - 1), tf.int32)
 
 
-def keep_mask_of(seed, shape, rate):
+def keep_mask_from_seed(seed, shape, rate):
     """`keep_mask` on TensorFlow, for a seed of `draw_seed`."""
     *rows, length = shape
     limit = min(round(rate * WORD), WORD - 1)
@@ -94,8 +84,8 @@ def keep_mask_of(seed, shape, rate):
     return words >= tf.constant(limit, tf.uint16)
 
 
-def looked_up(table, ids):
-    """The rows of a table at some ids; NaN, or an error, for ids that it does not have.
+def look_up_rows(table, ids):
+    """The rows of a table for ids; NaN, or an error, for an id that the table lacks.
 
     Keras takes negative ids for places from the end. Without XLA, TensorFlow raises for ids outside
     on CPUs and gives zeros on GPUs; with XLA it gives the first or last row.
@@ -136,21 +126,21 @@ def is_compiled():
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
-def may_be_computed_again(tensor, recipe):
-    """A tensor that `again` computes by calling `recipe`, instead of keeping it for later.
+def attach_recipe(tensor, recipe):
+    """Returns a tensor that `recompute` computes by calling `recipe`, so that nobody keeps it.
 
     Relies on Keras giving a layer the very tensor that another layer returned.
     """
-    tensor.computed_again = recipe
+    tensor.recipe = recipe
     return tensor
 
 
-def again(tensor, *arguments):
-    """A tensor as it is, or from its recipe, if it has one and Keras has not replaced it.
+def recompute(tensor, *arguments):
+    """Calls the recipe of a tensor; returns the tensor itself if it has none.
 
     Relies on the same.
     """
-    recipe = getattr(tensor, "computed_again", None)
+    recipe = getattr(tensor, "recipe", None)
     return tensor if recipe is None else recipe(*arguments)
 
 

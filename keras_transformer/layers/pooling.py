@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.inputs import check_vectors, implicit_mask
+from keras_transformer.layers.checks import check_vectors, implicit_mask
 from keras_transformer.ops.projection import highest_at_least
 
 POOLINGS = ("mean", "max", "first")
@@ -11,13 +11,13 @@ POOLINGS = ("mean", "max", "first")
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class SequencePooling(keras.layers.Layer):
-    """Sums up a sequence in one vector: the mean, the maximum or the first of its vectors.
+    """Reduces a sequence to one vector: the mean, the maximum or the first of its vectors.
 
     Padding never counts. A row without any real token gives zeros.
 
     Args:
-        pooling: "mean", "max" or "first". Take "first" where the first token is there for
-            it, such as BERT's [CLS].
+        pooling: "mean", "max" or "first". Use "first" if the first token stands for
+            the whole sequence, like BERT's [CLS].
 
     Call arguments:
         inputs: (batch, length, dim).
@@ -28,7 +28,7 @@ class SequencePooling(keras.layers.Layer):
         (batch, dim).
 
     Raises:
-        ValueError: if `pooling` is another, or inputs or mask have another rank.
+        ValueError: if `pooling` is none of these, or inputs or mask have another rank.
 
     Examples:
         >>> vectors = keras.ops.array([[[1.0], [3.0], [7.0]]])

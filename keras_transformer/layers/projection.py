@@ -69,7 +69,7 @@ class Adapter:
     scale: float
 
 
-class TakesLoRA:
+class LoRAMixin:
     """A mixin for layers with projections that keeps `lora` in the config.
 
     If it is set, only the weights of LoRA are trained; `add_lora` creates such layers.

@@ -5,11 +5,10 @@ import math
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import MultiHeadAttention, scores_of
-from keras_transformer.layers.inputs import check_per_token, implicit_mask
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.checks import check_per_token, implicit_mask
 from keras_transformer.layers.projection import add_projection
-from keras_transformer.ops.attention import relative_shift, split_heads
-from keras_transformer.ops.caches import append
+from keras_transformer.ops.attention import append_to_cache, relative_shift, split_heads
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 
@@ -71,28 +70,19 @@ class RelativeAttention(MultiHeadAttention):
         check_even(hidden_dim)
         super().build(query_shape)
         self._build_for(query=query_shape, memory=query_shape)
-        inner = self.output_projection[0].shape[1]
+        inner = self.output_projection.kernel.shape[1]
         self.distance_projection = add_projection(
             self, "distance", hidden_dim, inner, self.kernel_initializer, use_bias=False
         )
         shape = (self.num_heads, 1, inner // self.num_heads)
         small = keras.initializers.RandomNormal(stddev=0.02)
-        of_heads = {"shape": shape, "trainable": self.lora is None}
-        self.content_bias = self.add_weight(name="content_bias", initializer=small, **of_heads)
-        self.distance_bias = self.add_weight(
-            name="distance_bias", initializer=small.clone(), **of_heads
+        is_trained = self.lora is None
+        self.content_bias, self.distance_bias = (
+            self.add_weight(shape, small.clone(), trainable=is_trained, name=name)
+            for name in ("content_bias", "distance_bias")
         )
 
     def call(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
-        return self.attend(query, memory, padding_mask, attention_mask, training)[0]
-
-    def attention_scores(self, query, memory=None, padding_mask=None, attention_mask=None):
-        """The weights of a call with the same arguments, (batch, heads, target, source)."""
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        return scores_of(self, query, memory, **masks)
-
-    def attend(self, query, memory=None, padding_mask=None, attention_mask=None, training=None):
-        """The pair of what `call` and what `attention_scores` return."""
         self._check_inputs(query=query, memory=memory)
         padding_mask = memory_padding_mask(query, memory, padding_mask)
         if memory is None:
@@ -107,6 +97,10 @@ class RelativeAttention(MultiHeadAttention):
         causal = causal_mask(target, start=source - target)
         mask = combine_masks(causal, padding_mask, check_attention_mask(attention_mask))
         return self._attend_with(queries, keys, values, mask, training, bias)
+
+    def attention_scores(self, query, memory=None, padding_mask=None, attention_mask=None):
+        """The weights of a call with the same arguments, (batch, heads, target, source)."""
+        return self.attend(query, memory, padding_mask, attention_mask)[1]
 
     def keys_values(self, value):
         """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""
@@ -132,7 +126,9 @@ class RelativeAttention(MultiHeadAttention):
         shape = (batch_size, self.num_heads, length * num_beams, key_dim)
         empty = ops.zeros(shape, self.compute_dtype)
         shape = (batch_size, self.num_heads, length, key_dim)
-        patterns = ops.flip(sinusoidal_positions(length, self.distance_projection[0].shape[1]), 0)
+        patterns = ops.flip(
+            sinusoidal_positions(length, self.distance_projection.kernel.shape[1]), 0
+        )
         distances = self._project_distances(patterns, self.compute_dtype)
         return (empty, empty, ops.broadcast_to(distances, shape))
 
@@ -153,7 +149,8 @@ class RelativeAttention(MultiHeadAttention):
         """
         queries, key, value = self._project_heads(inputs, self.query_key_value, 3)
         start = None if position is None else position * inputs.shape[1]
-        keys, values = append(cache[0], key, start), append(cache[1], value, start)
+        keys = append_to_cache(cache[0], key, start)
+        values = append_to_cache(cache[1], value, start)
         batch_size, num_heads, steps, key_dim = ops.shape(cache[2])
         if position is None:
             farthest = sinusoidal_positions(1, inputs.shape[-1], start=steps)
@@ -168,7 +165,7 @@ class RelativeAttention(MultiHeadAttention):
             bias = ops.roll(bias, position + 1 - steps, axis=3)
         # Every step has written one position per beam, and all of these are equally far away.
         bias = ops.repeat(bias, inputs.shape[1], axis=3)
-        outputs, _ = self._attend_with(queries, keys, values, mask, None, bias)
+        outputs = self._attend_with(queries, keys, values, mask, None, bias)
         return outputs, (keys, values, distances)
 
     def _attend_with(self, queries, keys, values, mask, training, bias):
@@ -200,7 +197,7 @@ class RelativeAttention(MultiHeadAttention):
 
 
 def memory_padding_mask(inputs, memory, padding_mask):
-    """The given padding mask, or else the implicit one of the inputs after an unmasked memory."""
+    """The padding mask of a call, or else that of Keras for the inputs, after all of the memory."""
     if memory is None:
         return implicit_mask(inputs, padding_mask)
     if padding_mask is not None:

@@ -4,13 +4,13 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.layers.freezing import KeepsFrozen
-from keras_transformer.layers.inputs import check_per_token, check_vectors
+from keras_transformer.layers.checks import check_per_token, check_vectors
+from keras_transformer.layers.freezing import FrozenPartsMixin
 from keras_transformer.ops.masks import padding_mask
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SegmentRecurrence(KeepsFrozen, keras.layers.Wrapper):
+class SegmentRecurrence(FrozenPartsMixin, keras.layers.Wrapper):
     """Gives a stack, in training, a memory of the previous segments.
 
     Row i of each training batch must continue where row i of the previous batch ended, so give
@@ -168,10 +168,10 @@ class SegmentRecurrence(KeepsFrozen, keras.layers.Wrapper):
         return self.layer.weights
 
     def save_own_variables(self, store):
-        """A memory is no weight."""
+        """Saves nothing: the memory is not a weight."""
 
     def load_own_variables(self, store):
-        """A memory is no weight."""
+        """Loads nothing: the memory is not a weight."""
 
     def compute_output_shape(self, inputs_shape, token_ids_shape=None):
         return inputs_shape

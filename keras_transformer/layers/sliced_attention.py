@@ -4,17 +4,18 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.layers.attention import ShowsAttention
-from keras_transformer.layers.inputs import ChecksInputs, implicit_mask
+from keras_transformer.layers.attention import AttentionScoresMixin
+from keras_transformer.layers.checks import InputChecksMixin, NotQuantizedMixin, implicit_mask
 from keras_transformer.layers.projection import add_projection
-from keras_transformer.layers.quantization import NotQuantized
 from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
 from keras_transformer.ops.masks import check_attention_mask, combine_masks
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SlicedAttention(ShowsAttention, ChecksInputs, NotQuantized, keras.layers.Layer):
-    """Cuts every vector into slices and attends with each slice by itself, a head a slice.
+class SlicedAttention(
+    AttentionScoresMixin, InputChecksMixin, NotQuantizedMixin, keras.layers.Layer
+):
+    """Cuts every vector into slices and attends with each slice separately: one head per slice.
 
     Of d numbers and h heads, what a head sees and what its queries, keys and values cost:
 
@@ -72,33 +73,30 @@ class SlicedAttention(ShowsAttention, ChecksInputs, NotQuantized, keras.layers.L
             )
         if self.use_projections:
             dim, initializer = hidden_dim // self.num_heads, keras.initializers.GlorotUniform()
-            self.query_key_value, _ = add_projection(
+            self.query_key_value = add_projection(
                 self, "query_key_value", dim, dim, initializer, 3 * self.num_heads, use_bias=False
-            )
+            ).kernel
             self.output_projection = add_projection(
                 self, "output", hidden_dim, hidden_dim, initializer
             )
 
     def call(self, inputs, padding_mask=None, attention_mask=None):
-        return self.attend(inputs, padding_mask, attention_mask)[0]
-
-    def attend(self, inputs, padding_mask=None, attention_mask=None):
-        """The pair of what `call` and what `attention_scores` return."""
         self._check_inputs(inputs=inputs)
         mask = combine_masks(
             implicit_mask(inputs, padding_mask), check_attention_mask(attention_mask)
         )
         mask = None if mask is None else ops.expand_dims(mask, 1)  # (batch, 1, length, length)
         slices = split_heads(inputs, self.num_heads)  # (batch, heads, length, dim)
-        if not self.use_projections:
-            context, weights = dot_product_attention(slices, slices, slices, mask)
-            return merge_heads(context), weights
-        dim = slices.shape[-1]
-        kernel = ops.reshape(self.query_key_value, (self.num_heads, 3 * dim, dim))
-        kernel = ops.swapaxes(ops.cast(kernel, slices.dtype), 1, 2)
-        queries, keys, values = ops.split(ops.matmul(slices, kernel), 3, axis=-1)
+        queries = keys = values = slices
+        if self.use_projections:
+            dim = slices.shape[-1]
+            kernel = ops.reshape(self.query_key_value, (self.num_heads, 3 * dim, dim))
+            kernel = ops.swapaxes(ops.cast(kernel, slices.dtype), 1, 2)
+            queries, keys, values = ops.split(ops.matmul(slices, kernel), 3, axis=-1)
         context, weights = dot_product_attention(queries, keys, values, mask)
-        return self.output_projection(merge_heads(context)), weights
+        self.record_scores(weights)
+        outputs = merge_heads(context)
+        return self.output_projection(outputs) if self.use_projections else outputs
 
     def compute_output_shape(self, input_shape):
         return input_shape

@@ -6,9 +6,9 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.attention import MultiHeadAttention, scores_are_recorded
+from keras_transformer.layers.checks import implicit_mask
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.layers.inputs import implicit_mask
 from keras_transformer.ops.attention import merge_heads
 from keras_transformer.ops.masks import (
     causal_mask,
@@ -57,7 +57,7 @@ class SparseAttention(MultiHeadAttention):
         value: None; a pattern lies within one sequence.
         padding_mask: boolean (batch, length), True for a real token; the implicit Keras mask
             of `query` if None.
-        attention_mask: None; the pattern stands in its place.
+        attention_mask: None; the pattern replaces it.
         training: whether dropout is applied.
 
     Returns:
@@ -120,30 +120,17 @@ class SparseAttention(MultiHeadAttention):
             return mask
         return combine_masks(mask, causal_mask(target_length, source_length, start))
 
-    def attend(
-        self,
-        query,
-        value=None,
-        padding_mask=None,
-        attention_mask=None,
-        training=None,
-        with_scores=True,
-    ):
-        """The pair of what `call` and what `attention_scores` return.
-
-        The scores have length * length numbers a head. With them nothing is saved: all is
-        computed as in the dense layer.
-        """
+    def call(self, query, value=None, padding_mask=None, attention_mask=None, training=None):
         if value is not None or attention_mask is not None:
-            shapes = (getattr(given, "shape", None) for given in (value, attention_mask))
+            shapes = (getattr(tensor, "shape", None) for tensor in (value, attention_mask))
             raise ValueError(
                 "SparseAttention attends within one sequence, to what its pattern allows. Use "
                 "MultiHeadAttention for a value or an attention_mask. Received: value of shape "
                 "{}, attention_mask of shape {}.".format(*shapes)
             )
-        if with_scores:
+        if scores_are_recorded():  # length * length numbers a head, as in the dense layer
             mask = self.pattern_mask(ops.shape(query)[1])
-            return super().attend(query, None, padding_mask, mask, training)
+            return super().call(query, None, padding_mask, mask, training)
         self._check_inputs(query=query)
         dropouts = iter(self._dropouts)
         context = self._pattern_attention(
@@ -152,7 +139,7 @@ class SparseAttention(MultiHeadAttention):
             padding_mask=implicit_mask(query, padding_mask),
             dropout=lambda powers: next(dropouts)(powers, training=training),
         )
-        return self.output_projection(merge_heads(context)), None
+        return self.output_projection(merge_heads(context))
 
     def step(self, inputs, cache, mask, position=None):
         if cache is None:

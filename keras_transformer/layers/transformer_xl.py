@@ -3,13 +3,12 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import scores_of
-from keras_transformer.layers.block import TransformerLayer, TransformerStack
+from keras_transformer.layers.block import TransformerBlock, TransformerStack
 from keras_transformer.layers.relative_attention import RelativeAttention, memory_padding_mask
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TransformerXLBlock(TransformerLayer):
+class TransformerXLBlock(TransformerBlock):
     """Relative attention to a memory and the past, then a feed-forward network.
 
     Source: Dai et al. 2019, section 3.3 (https://arxiv.org/abs/1901.02860).
@@ -38,66 +37,49 @@ class TransformerXLBlock(TransformerLayer):
         (3, 5, 4)
     """
 
-    def create_parts(self):
+    def create_self_attention(self):
         if self.attention_pattern is not None:
             raise ValueError(
                 "Transformer-XL attends to all of its memory and has no attention_pattern. "
                 f"Received: attention_pattern={self.attention_pattern}."
             )
-        self.self_attention = self.attention("self_attention", RelativeAttention)
-        self.feed_forward = self.feed_forward_network()
-        self.around_self_attention = self.residual("around_self_attention")
-        self.around_feed_forward = self.residual("around_feed_forward")
+        return self._create_attention("self_attention", RelativeAttention)
 
     def build(self, inputs_shape, memory_shape=None):
         self._build_for(inputs=inputs_shape, memory=inputs_shape)
-        for part in (
-            self.self_attention,
-            self.feed_forward,
-            self.around_self_attention,
-            self.around_feed_forward,
-        ):
-            part.build(inputs_shape)
+        self.build_parts(inputs_shape)
 
     def call(self, inputs, memory=None, padding_mask=None, attention_mask=None, training=None):
-        return self.attend(inputs, memory, padding_mask, attention_mask, training)[0]
-
-    def attention_scores(self, inputs, memory=None, padding_mask=None, attention_mask=None):
-        """The weights of a call with the same arguments, (batch, heads, target, source)."""
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        return scores_of(self, inputs, memory, **masks)
-
-    def attend(self, inputs, memory=None, padding_mask=None, attention_mask=None, training=None):
-        """The pair of what `call` and what `attention_scores` return."""
         self._check_inputs(inputs=inputs, memory=memory)
         padding_mask = memory_padding_mask(inputs, memory, padding_mask)
 
         def forward(inputs, memory=None):
-            if memory is not None and self.pre_norm:
-                memory = self.around_self_attention.norm(memory)
-            return self._forward(
-                inputs,
-                lambda vectors: self.self_attention.attend(
-                    vectors, memory, padding_mask, attention_mask, training
-                ),
-                training,
+            residual = self.around_self_attention
+            attended = self.self_attention(
+                residual.before(inputs),
+                None if memory is None else residual.before(memory),
+                padding_mask=padding_mask,
+                attention_mask=attention_mask,
+                training=training,
             )
+            outputs = residual(inputs, attended, training=training)
+            return self.feed_forward_step(outputs, training)
 
-        given = [inputs] if memory is None else [inputs, memory]
-        return self.rematerialised(forward, training, given)
+        tensors = [inputs] if memory is None else [inputs, memory]
+        return self.rematerialised(forward, training, tensors)
+
+    def attention_scores(self, inputs, memory=None, padding_mask=None, attention_mask=None):
+        """The weights of a call with the same arguments, (batch, heads, target, source)."""
+        return self.attend(inputs, memory, padding_mask, attention_mask)[1]
 
     def compute_output_shape(self, inputs_shape, memory_shape=None):
         return inputs_shape
 
     def step(self, inputs, cache, mask, position=None):
         """One position for several beams of each row, as of `RelativeAttention.step`."""
-        return self._forward(inputs, lambda x: self.self_attention.step(x, cache, mask, position))
-
-    def _forward(self, inputs, self_attention, training=None):
-        """The attention is a function from vectors to a pair of vectors and something else."""
-        outputs, extra = self.around_self_attention.wrap(inputs, self_attention, training)
-        outputs = self.around_feed_forward(outputs, sublayer=self.feed_forward, training=training)
-        return outputs, extra
+        residual = self.around_self_attention
+        attended, cache = self.self_attention.step(residual.before(inputs), cache, mask, position)
+        return self.feed_forward_step(residual(inputs, attended)), cache
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -142,15 +124,6 @@ class TransformerXL(TransformerStack):
         self.build_blocks([inputs_shape])
 
     def call(self, inputs, memories=None, padding_mask=None, attention_mask=None, training=None):
-        return self.attend(inputs, memories, padding_mask, attention_mask, training)[0]
-
-    def attention_scores(self, inputs, memories=None, padding_mask=None, attention_mask=None):
-        """The weights of a call with the same arguments, a list with one tensor a block."""
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        return scores_of(self, inputs, memories, **masks)
-
-    def attend(self, inputs, memories=None, padding_mask=None, attention_mask=None, training=None):
-        """The pair of what `call` and what `attention_scores` return."""
         memories = [None] * self.num_layers if memories is None else memories
         if len(memories) != self.num_layers:
             raise ValueError(
@@ -159,15 +132,19 @@ class TransformerXL(TransformerStack):
             )
         for memory in memories:
             self._check_inputs(inputs=inputs, memory=memory)
-        padding_mask = memory_padding_mask(inputs, memories[0], padding_mask)
-        outputs, longer, scores = inputs, [], []
+        masks = {"padding_mask": memory_padding_mask(inputs, memories[0], padding_mask)}
+        masks["attention_mask"] = attention_mask
+        outputs, longer = inputs, []
         for block, memory in zip(self.blocks, memories, strict=True):
             memory = None if memory is None else ops.stop_gradient(memory)
             past = outputs if memory is None else ops.concatenate([memory, outputs], axis=1)
             longer.append(ops.stop_gradient(past))
-            outputs, weights = block.attend(outputs, memory, padding_mask, attention_mask, training)
-            scores.append(weights)
-        return (self.finish(outputs), longer), scores
+            outputs = block(outputs, memory, **masks, training=training)
+        return self.finish(outputs), longer
+
+    def attention_scores(self, inputs, memories=None, padding_mask=None, attention_mask=None):
+        """The weights of a call with the same arguments, a list with one tensor a block."""
+        return self.attend(inputs, memories, padding_mask, attention_mask)[1]
 
     def empty_cache(self, batch_size, length=None, num_beams=1):
         """The cache before the first step, as of `RelativeAttention.empty_cache`, one a block."""
@@ -176,17 +153,9 @@ class TransformerXL(TransformerStack):
         ]
 
     def step(self, inputs, cache, mask, position=None):
-        """One position for several beams of each row.
+        """One position for several beams of each row, as of `RelativeAttention.step`.
 
-        Args:
-            inputs: vectors at the newest position, (batch, beams, dim).
-            cache: what `empty_cache` or the step before returned.
-            mask: boolean (batch, beams, cached + beams), as of `ops.masks.beam_mask`; None
-                if there is one beam.
-            position: as for `MultiHeadAttention.step`.
-
-        Returns:
-            The pair of outputs, (batch, beams, dim), and the cache, longer if it grows.
+        The cache is a list of what `empty_cache` or the step before returned, one for each block.
         """
         outputs, longer = inputs, []
         for block, block_cache in zip(self.blocks, cache, strict=True):

@@ -11,10 +11,10 @@ from keras_transformer.layers.embedding import (
     PositionEmbedding,
     TokenDropout,
     TokenEmbedding,
+    VocabularyBias,
 )
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
-from keras_transformer.layers.vocabulary_bias import VocabularyBias
 from keras_transformer.models.text_model import Part, TextModel, size_named
 from keras_transformer.ops.masks import padding_mask
 
@@ -117,6 +117,7 @@ class BertClassifierModel(BertModel):
     kind = "bert_classifier"
     head = Part("head")
     head_dropout = Part("head_dropout")
+    pooling = Part("pooling")
 
     def logits(self, token_ids, segment_ids):
         """Scores every label, outside training.

@@ -18,7 +18,7 @@ from keras_transformer.models.text_model import (
     prefilled_cache,
     size_named,
 )
-from keras_transformer.ops.segments import segment_mask, segments_before
+from keras_transformer.ops.positions import segment_mask, segments_before
 
 END_ID = 3  # of every document
 

@@ -5,10 +5,13 @@ from keras import ops
 
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.layers.embedding import SinusoidalEncoding, TokenEmbedding
+from keras_transformer.layers.embedding import (
+    IgnoredToken,
+    SinusoidalEncoding,
+    TokenEmbedding,
+    VocabularyBias,
+)
 from keras_transformer.layers.encoder import Encoder
-from keras_transformer.layers.ignored_token import IgnoredToken
-from keras_transformer.layers.vocabulary_bias import VocabularyBias
 from keras_transformer.models.text_model import (
     Part,
     TextModel,
@@ -20,7 +23,7 @@ from keras_transformer.models.text_model import (
     size_named,
 )
 from keras_transformer.ops.masks import padding_mask
-from keras_transformer.ops.segments import segment_mask, segments_after, segments_before
+from keras_transformer.ops.positions import segment_mask, segments_after, segments_before
 
 START_ID, END_ID = 2, 3  # of every target, and of every source
 
@@ -227,7 +230,7 @@ def translation(
             embedding table between source and target.
         size: a key of `SIZES`: "tiny", "base" or "big".
         tie_output: whether the target embeddings also serve as output projection.
-        packed: whether rows may hold several pairs, as from `TokenBatches(packed=True)`: each
+        packed: whether rows may hold several pairs, as `PackedRows` makes them: each
             source ends with id 3, each target begins with id 2, and no pair attends to another.
             The weights, and the logits of a row with one pair, are the same.
         output_bias: whether the logit of each token has a learned bias.

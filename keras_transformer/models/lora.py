@@ -1,7 +1,7 @@
 """LoRA: tunes a model with a narrow product added to chosen projections; the rest is frozen."""
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.layers.projection import LoRA, Projection, TakesLoRA
+from keras_transformer.layers.projection import LoRA, LoRAMixin, Projection
 from keras_transformer.models.copies import rebuild
 from keras_transformer.training.internals import all_layers
 
@@ -93,14 +93,14 @@ def merge_lora(model):
 
 def lora_of(model):
     """The `LoRA` of a model, or None."""
-    layers = (layer for layer in all_layers(model) if isinstance(layer, TakesLoRA))
+    layers = (layer for layer in all_layers(model) if isinstance(layer, LoRAMixin))
     return next((layer.lora for layer in layers if layer.lora is not None), None)
 
 
 def projections(model):
     """All projections of a model that may have LoRA, in the order of its layers."""
     for layer in all_layers(model):
-        if isinstance(layer, TakesLoRA):
+        if isinstance(layer, LoRAMixin):
             yield from (part for part in vars(layer).values() if isinstance(part, Projection))
 
 
@@ -109,7 +109,7 @@ def _copy_with_lora(model, lora, train=None):
 
     def change(layer_class, config, visit_inner):
         config.pop("frozen", None)
-        if issubclass(layer_class, TakesLoRA):
+        if issubclass(layer_class, LoRAMixin):
             config.update(lora=lora, trainable=True)
             return True
         if train is not None and config.get("name") in train:

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_transformer.ops.caches import append
+from keras_transformer.ops.attention import append_to_cache
 from keras_transformer.ops.masks import beam_mask
 from keras_transformer.training.model import CLASSES_OF_CONFIGS, FUNCTIONAL, Model
 
@@ -180,7 +180,7 @@ def prefilled_cache(cache, keys_values, count):
         # Every position has a column for each beam; those of the other beams stay empty.
         newest = ops.pad(newest[:, :, :, None], [[0, 0]] * 3 + [[0, num_beams - 1], [0, 0]])
         newest = ops.reshape(newest, (batch_size, num_heads, length * num_beams, dim))
-        return append(past, newest, start)
+        return append_to_cache(past, newest, start)
 
     keys_values = [
         tuple(map(written, past, newest))

@@ -14,14 +14,14 @@ from keras_transformer.ops.masks import (
     padding_mask,
     valid_length_mask,
 )
-from keras_transformer.ops.positions import sinusoidal_positions
-from keras_transformer.ops.projection import project
-from keras_transformer.ops.segments import (
+from keras_transformer.ops.positions import (
     segment_mask,
     segment_positions,
     segments_after,
     segments_before,
+    sinusoidal_positions,
 )
+from keras_transformer.ops.projection import project
 
 __all__ = [
     "attention_weights",

@@ -1,4 +1,4 @@
-"""Dot-product and additive attention, the split of a vector into heads, scores by distance."""
+"""Dot-product and additive attention, heads, scores by distance, and the cache of decoding."""
 
 import math
 
@@ -25,10 +25,10 @@ def merge_heads(inputs):
 
 
 def attention_weights(queries, keys, mask=None, bias=None):
-    """How much each target position takes from each source position.
+    """How much each target position attends to each source position.
 
-    softmax(Q K^T / sqrt(d) + bias), computed in float32 under every dtype policy. A target
-    position that may attend to nothing takes nothing: its weights are all zero.
+    softmax(Q K^T / sqrt(d) + bias), computed in float32 under every dtype policy. The weights of a
+    fully masked target position are all zero.
 
     Source: Vaswani et al. 2017, equation 1 (https://arxiv.org/abs/1706.03762).
 
@@ -80,7 +80,7 @@ def additive_attention_weights(queries, keys, directions, mask=None, bias=None):
 def masked_softmax(scores, mask=None, bias=None):
     """Weights, in the dtype of the scores, (..., heads, target, source).
 
-    A softmax over the last axis, at least in float32; zero in a row that may attend to nothing.
+    A softmax over the last axis, at least in float32; zero in a fully masked row.
     """
     dtype, wide = scores.dtype, keras.backend.result_type(scores.dtype, "float32")
     scores = ops.cast(scores, wide)
@@ -88,7 +88,7 @@ def masked_softmax(scores, mask=None, bias=None):
         scores = scores + ops.cast(bias, wide)
     if mask is None:
         return ops.cast(_softmax(scores), dtype)
-    # Finite, so that a row of nothing but forbidden positions gives no NaN. Chosen rather than
+    # Finite, so that a fully masked row gives no NaN. Chosen rather than
     # added: TensorFlow fuses an addition into the product before it, and oneDNN has for that
     # only its reference code on most processors, up to 200 times slower.
     scores = ops.where(mask, scores, -1e30)
@@ -149,3 +149,33 @@ def relative_shift(scores):
     batch = known_rows(scores)
     rows = ops.reshape(padded, (batch, num_heads, source + 1, target))
     return ops.reshape(rows[:, :, 1:], (batch, num_heads, target, source))
+
+
+def append_to_cache(past, newest, start=None, axis=2):
+    """Appends what a step computed to what earlier steps left, in a decoder's cache.
+
+    A tensor of full size has the same shape at every step, so that XLA compiles the step once;
+    only XLA writes into it in place.
+
+    Args:
+        past: of any shape.
+        newest: as `past`, but for the length of `axis`.
+        start: where `newest` goes in a `past` of full size, an integer scalar; None for a
+            `past` that grows.
+        axis: a positive integer.
+
+    Returns:
+        A tensor like `past`, longer by `newest` if that grows.
+
+    Examples:
+        >>> past, newest = keras.ops.zeros((1, 2)), keras.ops.ones((1, 1))
+        >>> append_to_cache(past, newest, axis=1).numpy().tolist()
+        [[0.0, 0.0, 1.0]]
+        >>> append_to_cache(past, newest, start=1, axis=1).numpy().tolist()
+        [[0.0, 1.0]]
+    """
+    if start is None:
+        return ops.concatenate([past, newest], axis=axis)
+    starts = [0] * len(past.shape)
+    starts[axis] = start
+    return ops.slice_update(past, ops.stack(starts), newest)

@@ -7,7 +7,7 @@ Every function returns a boolean tensor that broadcasts to (batch, target, sourc
 from keras import ops
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.ops.caches import append
+from keras_transformer.ops.attention import append_to_cache
 
 
 def padding_mask(token_ids, pad_id=0):
@@ -107,10 +107,8 @@ def strided_mask(target_length, source_length=None, *, stride, start=0):
     Source: Child et al. 2019, section 4.3 (https://arxiv.org/abs/1904.10509).
 
     Args:
-        target_length: number of target positions, an integer scalar.
-        source_length: number of source positions; `start + target_length` if None.
+        target_length: as for `causal_mask`, like `source_length` and `start`.
         stride: distance in tokens, at least 1; l in the paper.
-        start: position of the first target among the source positions, in tokens.
 
     Returns:
         Boolean (1, target, source).
@@ -135,12 +133,10 @@ def fixed_mask(target_length, source_length=None, *, block_size, summary_size, s
     Source: Child et al. 2019, section 4.3 (https://arxiv.org/abs/1904.10509).
 
     Args:
-        target_length: number of target positions, an integer scalar.
-        source_length: number of source positions; `start + target_length` if None.
+        target_length: as for `causal_mask`, like `source_length` and `start`.
         block_size: length of a block in tokens, at least 1; l in the paper.
         summary_size: how many positions at the end of a block all others may attend to,
             from 1 to `block_size`; c in the paper.
-        start: position of the first target among the source positions, in tokens.
 
     Returns:
         Boolean (1, target, source).
@@ -186,7 +182,7 @@ def beam_mask(mask, parents, start=None):
     past = ops.any(pairs, axis=2)
     newest = beams == beams[:, None]
     newest = ops.broadcast_to(newest, (ops.shape(parents)[0], num_beams, num_beams))
-    return append(past, newest, start)
+    return append_to_cache(past, newest, start)
 
 
 def combine_masks(*masks):

@@ -39,8 +39,7 @@ def local_attention(queries, keys, values, radius, causal=False, padding_mask=No
             for several parts of them, and before they are normalised.
 
     Returns:
-        Context, (batch, heads, length, value_dim); zeros for a position that may attend to
-        nothing.
+        Context, (batch, heads, length, value_dim); zeros for a fully masked position.
 
     Raises:
         ValueError: if `radius` is below 1, or `padding_mask` is not boolean.
@@ -67,16 +66,8 @@ def strided_attention(queries, keys, values, stride, causal=False, padding_mask=
         queries: and all other arguments but `stride` as for `local_attention`.
         stride: distance in tokens, at least 1; l in the paper.
 
-    Returns:
-        As `local_attention`.
-
     Raises:
         ValueError: if `stride` is below 1.
-
-    Examples:
-        >>> heads = keras.ops.ones((2, 3, 11, 5))
-        >>> tuple(strided_attention(heads, heads, heads, stride=4).shape)
-        (2, 3, 11, 5)
     """
     check_integer("stride", stride)
     blocks = _cut(queries, keys, values, padding_mask, stride)
@@ -107,16 +98,8 @@ def fixed_attention(
         summary_size: how many positions at the end of a block all other blocks may
             attend to, from 1 to `block_size`; c in the paper.
 
-    Returns:
-        As `local_attention`.
-
     Raises:
         ValueError: if a size is out of its range.
-
-    Examples:
-        >>> heads = keras.ops.ones((2, 3, 11, 5))
-        >>> tuple(fixed_attention(heads, heads, heads, block_size=4, summary_size=2).shape)
-        (2, 3, 11, 5)
     """
     check_summary_size(block_size, summary_size)
     blocks = _cut(queries, keys, values, padding_mask, block_size)

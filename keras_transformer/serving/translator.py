@@ -405,10 +405,8 @@ class Translator(ServedModel):
         capacity = tf.minimum(
             bucket(longest - EXTRA, SMALLEST) + EXTRA, self.settings.max_target_length
         )
-        num_rows, length = (
-            row_bucket(rows),
-            tf.minimum(bucket(columns), self.settings.max_source_length),
-        )
+        num_rows = row_bucket(rows)
+        length = tf.minimum(bucket(columns), self.settings.max_source_length)
         if prefix is not None:
             prefix = fill(prefix, num_rows, capacity)
         source_ids, limits = fill(source_ids, num_rows, length), fill(limits, num_rows)

@@ -5,8 +5,7 @@ import keras
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy
 from keras_transformer.training.model import Model
-from keras_transformer.training.optimizers import Adam
-from keras_transformer.training.schedules import InverseSqrtWarmup
+from keras_transformer.training.optimizers import Adam, InverseSqrtWarmup
 
 __all__ = [
     "Adam",

@@ -5,14 +5,13 @@ import pathlib
 import time
 
 import keras
-import tensorflow as tf
+from keras import ops
 
 from keras_transformer.arguments import check_integer
 from keras_transformer.files import whole
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.metrics import loss_tracker
-from keras_transformer.training.stored import stored
 
 
 class LateLogs(keras.callbacks.CallbackList):
@@ -21,7 +20,7 @@ class LateLogs(keras.callbacks.CallbackList):
     A number can be read from a GPU only when everything queued before it has been computed.
 
     Args:
-        callbacks: list of callbacks, for which `can_be_late` is true.
+        callbacks: list of callbacks, for which `accepts_late_logs` is true.
         verbose: as in `fit`, 0 for no progress bar.
         epochs: as in `fit`.
         steps: number of steps in an epoch.
@@ -51,7 +50,7 @@ class LateLogs(keras.callbacks.CallbackList):
             super().on_train_batch_end(*late)
 
 
-def can_be_late(callback):
+def accepts_late_logs(callback):
     """Whether a callback may get the logs of a step while the next one runs.
 
     As in Keras, a callback allows it with the attribute `async_safe`, or by ignoring steps;
@@ -92,15 +91,14 @@ def check_finite(variables, what):
     """Raises FloatingPointError if a variable holds an infinity or NaN.
 
     Args:
-        variables: TensorFlow variables; integer ones always pass.
+        variables: Keras variables; integer ones always pass.
         what: beginning of the message.
     """
     for variable in variables:
-        value = tf.convert_to_tensor(variable)
-        if value.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(value)):
+        if not ops.all(ops.isfinite(variable)):
             raise FloatingPointError(
                 f"{what}, so nothing is saved. Lower the learning rate, lengthen the warm-up, or "
-                f"set clip_norm. Received: {variable.name} of shape {tuple(value.shape)}."
+                f"set clip_norm. Received: {variable.path} of shape {tuple(variable.shape)}."
             )
 
 
@@ -198,7 +196,6 @@ def save_whole(model, path):
         FloatingPointError: if its weights are not finite.
         OSError: if there is no room for it.
     """
-    weights = stored(model.trainable_variables)
-    check_finite(weights, f"The weights of the model for {path} are not finite")
+    check_finite(model.trainable_variables, f"The weights of the model for {path} are not finite")
     with whole(path) as draft:
         model.save(draft)

@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 
+import keras
 import numpy as np
 
 from keras_transformer.files import DamagedFile, read_arrays, save_arrays
@@ -27,8 +28,8 @@ def steps_in(directory):
     """Steps of the checkpoints in a folder, in ascending order; empty if there is no folder."""
     if not os.path.isdir(directory):
         return []
-    found = (re.fullmatch(r"step-(0|[1-9][0-9]*)\.npz", name) for name in os.listdir(directory))
-    return sorted(int(match[1]) for match in found if match)
+    matches = (re.fullmatch(r"step-(0|[1-9][0-9]*)\.npz", name) for name in os.listdir(directory))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def earlier_format_in(directory):
@@ -43,7 +44,7 @@ def write(path, variables, notes):
     def arrays():
         yield "format", FORMAT
         for name, variable in variables.items():
-            yield name, variable.numpy()
+            yield name, variable.numpy().astype(_dtype(variable), copy=False)
         for name, note in notes.items():
             yield f"notes/{name}", note
 
@@ -59,7 +60,7 @@ def read(path, variables):
     notes = {}
     for name, array in read_arrays(path):
         if name in variables:
-            variables[name].assign(as_of(array, variables[name]))
+            variables[name].assign(in_dtype_of(array, variables[name]))
         elif name.startswith("notes/"):
             notes[name.removeprefix("notes/")] = array
     return notes
@@ -74,9 +75,17 @@ def weights_of(path):
             return  # the weights come first
 
 
-def as_of(array, variable):
+def in_dtype_of(array, variable):
     """An array in the dtype of a variable; NumPy's files store bfloat16 as untyped bytes."""
-    return array.view(variable.dtype.as_numpy_dtype) if array.dtype.kind == "V" else array
+    return array.view(_dtype(variable)) if array.dtype.kind == "V" else array
+
+
+def _dtype(variable):
+    """The NumPy dtype in which the value of a Keras or TensorFlow variable is kept."""
+    name = keras.backend.standardize_dtype(variable.dtype)
+    # JAX counts in 32 bits; checkpoints hold 64 bits, as on TensorFlow.
+    is_short = keras.backend.backend() == "jax" and keras.backend.is_int_dtype(name)
+    return np.dtype("int64" if is_short else name)
 
 
 def problem_with(path, variables, kinds=KINDS):
@@ -87,38 +96,40 @@ def problem_with(path, variables, kinds=KINDS):
         variables: dict by name of the variables it should fit.
         kinds: kinds of variables to compare.
     """
-    there, version = {}, None
+    stored, version = {}, None
     try:
         for name, array in read_arrays(path):
-            there[name] = array.dtype, list(array.shape)
+            stored[name] = array.dtype, list(array.shape)
             version = int(array) if name == "format" else version
     except DamagedFile as error:
         return str(error)
     if version != FORMAT:
         problem = f"its format is number {version}, this library reads {FORMAT}"
     else:
-        here = {name: _type_and_shape(variable) for name, variable in variables.items()}
-        problem = _difference(there, here, kinds)
+        expected = {name: _type_and_shape(variable) for name, variable in variables.items()}
+        problem = _difference(stored, expected, kinds)
     return problem and f"{path} is from a different run: {problem}."
 
 
 def _type_and_shape(variable):
-    dtype = np.dtype(variable.dtype.as_numpy_dtype)
-    return np.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else dtype, variable.shape.as_list()
+    dtype = _dtype(variable)
+    return np.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else dtype, list(variable.shape)
 
 
-def _difference(there, here, kinds):
+def _difference(stored, expected, kinds):
     """The first difference in types and shapes between a checkpoint and a model, or None."""
     for kind in kinds:
-        counts = [sum(name.startswith(f"{kind}/") for name in names) for names in (there, here)]
+        counts = [
+            sum(name.startswith(f"{kind}/") for name in names) for names in (stored, expected)
+        ]
         if counts[0] != counts[1]:
             return f"it has {counts[0]} variables for {kind}, the model has {counts[1]}"
-    for name, (dtype, shape) in here.items():
-        dtype_there, shape_there = there[name]
-        if shape != shape_there:
-            return f"{name} has the shape {shape_there} there, {shape} here"
-        if dtype != dtype_there:
+    for name, (dtype, shape) in expected.items():
+        stored_dtype, stored_shape = stored[name]
+        if shape != stored_shape:
+            return f"{name} has the shape {stored_shape} there, {shape} here"
+        if dtype != stored_dtype:
             # NumPy lacks bfloat16 and calls it two untyped bytes.
-            types = [str(t).replace("|V2", "bfloat16") for t in (dtype_there, dtype)]
+            types = [str(t).replace("|V2", "bfloat16") for t in (stored_dtype, dtype)]
             return f"{name} has the type {types[0]} there, {types[1]} here"
     return None

@@ -24,10 +24,9 @@ from keras_transformer.training.distribution import (
     has_workers,
     this_worker,
 )
-from keras_transformer.training.replicas import carried_variables
-from keras_transformer.training.stored import stored, synchronize
+from keras_transformer.training.step_state import carried_variables
 
-STEPS_BETWEEN_QUESTIONS = 10  # how often workers ask each other whether one must stop
+STEPS_BETWEEN_STOP_CHECKS = 10  # how often workers ask each other whether one must stop
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -81,21 +80,21 @@ class Checkpoints(keras.callbacks.Callback):
         self._model, self._optimizer = model, model.optimizer
         self._strategy = model.distribute_strategy
         self._seeds = model._step.dropout_seeds
-        weights, optimizer = stored(model.weights), stored(model.optimizer.variables)
+        weights, optimizer = model.weights, model.optimizer.variables
         average = model._step.average
-        averages = [] if average is None else stored(average.values)
+        averages = [] if average is None else average.values
         loss_scale = model._step.loss_scale
         self._variables = _by_name(
             weights=weights,
             optimizer=optimizer,
-            seeds=stored(self._seeds.variables),
+            seeds=self._seeds.variables,
             averages=averages,
             carried=carried_variables(model),
             loss_scale=[] if loss_scale is None else loss_scale.variables,
         )
         self._skipped = None if loss_scale is None else loss_scale.skipped
         self._shared = [*weights, *optimizer, *averages]
-        self._learned = [*stored(model.trainable_variables), *optimizer, *averages]
+        self._learned = [*model.trainable_variables, *optimizer, *averages]
         self._newest = None  # the step that was restored or saved last
 
     def restore(self):
@@ -119,14 +118,14 @@ class Checkpoints(keras.callbacks.Callback):
                 break
             problems[path] = problem
         else:
-            self._check_is_empty(problems)
+            self._check_is_new(problems)
             self._check_workers_agree()  # another worker may have found one
             return 0
         notes = files.read(path, self._variables)
         self.notes.clear()
         self.notes.update(notes)
         self._newest = step
-        self._warn_of_noise(path, self.notes.pop("backend", None))
+        self._warn_of_other_noise(path, self.notes.pop("backend", None))
         self._seeds.restored()
         self._check_workers_agree()
         if problems and this_worker(self._strategy).index == 0:
@@ -144,7 +143,8 @@ class Checkpoints(keras.callbacks.Callback):
             ValueError: if it would overwrite a checkpoint of a different run.
             OSError: if the disk is full.
         """
-        synchronize(self._model)
+        if keras.backend.backend() == "jax":
+            self._model.jax_state_sync()  # the values stay in the loop of `fit`
         step = self._step()
         if step != self._newest:
             check_finite(self._learned, f"The weights are not finite after step {step}")
@@ -155,7 +155,7 @@ class Checkpoints(keras.callbacks.Callback):
                 notes = {**self.notes, "backend": keras.backend.backend()}
                 files.write(path, self._variables, notes)
             # Even if this step is already saved: the process may have been killed right here.
-            for old in self._out_of_date(step):
+            for old in self._superseded(step):
                 files.path_of(self._directory, old).unlink()
         self._newest = step
 
@@ -179,7 +179,7 @@ class Checkpoints(keras.callbacks.Callback):
         skipped = 0 if self._skipped is None else int(self._skipped.numpy())
         return int(self._optimizer.iterations.numpy()) + skipped
 
-    def _out_of_date(self, step):
+    def _superseded(self, step):
         earlier = [number for number in files.steps_in(self._directory) if number < step]
         regular = [number for number in earlier if number % self.every == 0]
         kept = regular[-(self._keep - 1) :] if self._keep > 1 else []  # and this step
@@ -188,9 +188,9 @@ class Checkpoints(keras.callbacks.Callback):
     def _check_workers_agree(self):
         if this_worker(self._strategy).count > 1:
             what = f"the checksum of weights and optimizer at step {self._step()}"
-            check_workers_agree(self._strategy, checksum(self._shared), what)
+            check_workers_agree(self._strategy, checksum(v.numpy() for v in self._shared), what)
 
-    def _warn_of_noise(self, path, saved_on):
+    def _warn_of_other_noise(self, path, saved_on):
         """Warns if the noise that dropout has drawn so far is that of another backend."""
         states = [v for name, v in self._variables.items() if name.startswith("seeds/")]
         drawn = any(int(state.numpy()[1]) for state in states)  # of seed and counter
@@ -202,7 +202,7 @@ class Checkpoints(keras.callbacks.Callback):
                 path, saved_on, now,
             )  # fmt: skip
 
-    def _check_is_empty(self, problems):
+    def _check_is_new(self, problems):
         """Raises rather than start at step 0 in a folder that holds checkpoints."""
         if problems:
             raise ValueError(
@@ -218,10 +218,10 @@ class Checkpoints(keras.callbacks.Callback):
             )
 
     def _check_is_newest(self, step):
-        ahead = [number for number in files.steps_in(self._directory) if number >= step]
-        if ahead:
+        later = [number for number in files.steps_in(self._directory) if number >= step]
+        if later:
             raise ValueError(
-                f"{self._directory} holds a checkpoint of step {ahead[-1]}, which this run, at "
+                f"{self._directory} holds a checkpoint of step {later[-1]}, which this run, at "
                 f"step {step}, did not make and would overwrite. Call restore before training, "
                 "train into another folder, or end the other process that trains into this one."
             )
@@ -243,32 +243,32 @@ class SaveOnTerminate(keras.callbacks.Callback):
     def __init__(self, checkpoints):
         super().__init__()
         self._checkpoints = checkpoints
-        self._told = False
-        self._before = None
+        self._terminated = False
+        self._previous_handler = None
 
     def on_train_begin(self, logs=None):
         self._is_alone = not has_workers(self.model.distribute_strategy)
-        self._before = signal.signal(signal.SIGTERM, self._remember)
+        self._previous_handler = signal.signal(signal.SIGTERM, self._on_signal)
 
     def on_train_end(self, logs=None):
-        signal.signal(signal.SIGTERM, self._before)
+        signal.signal(signal.SIGTERM, self._previous_handler)
 
     def on_train_batch_begin(self, batch, logs=None):
         # Asking the other workers at every step would make each wait for the slowest host.
-        if batch and (batch % STEPS_BETWEEN_QUESTIONS == 0 or self._is_alone):
-            self._leave_if_told()
+        if batch and (batch % STEPS_BETWEEN_STOP_CHECKS == 0 or self._is_alone):
+            self._exit_if_terminated()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._leave_if_told()
+        self._exit_if_terminated()
 
-    def _leave_if_told(self):
-        if any(from_all_workers(self.model.distribute_strategy, int(self._told))):
+    def _exit_if_terminated(self):
+        if any(from_all_workers(self.model.distribute_strategy, int(self._terminated))):
             self._checkpoints.save()
-            signal.signal(signal.SIGTERM, self._before)
+            signal.signal(signal.SIGTERM, self._previous_handler)
             raise SystemExit(os.EX_TEMPFAIL)
 
-    def _remember(self, *_):
-        self._told = True
+    def _on_signal(self, *_):
+        self._terminated = True
 
 
 def average_checkpoints(directory, model, count):
@@ -289,11 +289,10 @@ def average_checkpoints(directory, model, count):
     Raises:
         ValueError: if no checkpoint can be used, or `count` is below 1.
     """
-    weights = {f"weights/{index}": weight for index, weight in enumerate(model.weights)}
-    variables = dict(zip(weights, stored(model.weights), strict=True))
+    weights = _by_name(weights=model.weights)
     good, problems = [], []
     for step in files.steps_in(directory)[-max(count, 0) :]:
-        problem = files.problem_with(files.path_of(directory, step), variables, ["weights"])
+        problem = files.problem_with(files.path_of(directory, step), weights, ["weights"])
         if problem is None:
             good.append(step)
         else:
@@ -308,7 +307,7 @@ def average_checkpoints(directory, model, count):
     # One weight at a time from all checkpoints, which are in the same order.
     for parts in zip(*(files.weights_of(files.path_of(directory, s)) for s in good), strict=True):
         name = parts[0][0]
-        arrays = [files.as_of(array, variables[name]) for _, array in parts]
+        arrays = [files.in_dtype_of(array, weights[name]) for _, array in parts]
         weights[name].assign(_mean(arrays, weights[name].dtype))
     return good
 

@@ -114,9 +114,9 @@ def check_devices(devices, models):
     indices = [spec.device_index for spec in specs if spec.device_type == "GPU"]
     counts = Counter(models[index] for index in indices if index < len(models))
     if len(counts) > 1:
-        found = ", ".join(f"{count} x {model}" for model, count in counts.items())
+        present = ", ".join(f"{count} x {model}" for model, count in counts.items())
         logging.getLogger(__name__).warning(
-            f"The GPUs differ, and every step waits for the slowest: {found}. Choose equal ones "
+            f"The GPUs differ, and every step waits for the slowest: {present}. Choose equal ones "
             "with the environment variable CUDA_VISIBLE_DEVICES."
         )
 

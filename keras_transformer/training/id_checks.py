@@ -16,9 +16,9 @@ import tensorflow as tf
 from keras_transformer.training.internals import calls_of, last_call
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 
-# Layers whose outputs have the rows, and the positions, of all of their inputs.
 ROWS_AT_ONCE = 2**14
-ALONG = (keras.layers.Add, keras.layers.Dropout, keras.layers.LayerNormalization)
+# Layers whose outputs have the rows, and the positions, of all of their inputs.
+KEEPS_POSITIONS = (keras.layers.Add, keras.layers.Dropout, keras.layers.LayerNormalization)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,19 +28,20 @@ class IdLimits:
     Args:
         name: of the input, or "labels".
         count: number of ids, which are 0 to `count - 1`; None for no limit.
-        also: an id that is allowed besides; None for none.
+        padding: an id that is allowed besides; None for none.
         longest: largest number of positions in a row; None for no limit.
     """
 
     name: str
     count: int | None = None
-    also: int | None = None
+    padding: int | None = None
     longest: int | None = None
 
     @property
     def id_message(self):
-        besides = "" if self.also in (None, *range(self.count)) else f", or {self.also} for padding"
-        return f"{self.name} must be integers from 0 to {self.count - 1}{besides}. Received: "
+        is_inside = self.padding in (None, *range(self.count))
+        padding = "" if is_inside else f", or {self.padding} for padding"
+        return f"{self.name} must be integers from 0 to {self.count - 1}{padding}. Received: "
 
     @property
     def length_message(self):
@@ -48,6 +49,10 @@ class IdLimits:
             f"Rows of {self.name} must have at most {self.longest} tokens, one for each position "
             "that has a vector. Cut them, or raise max_sequence_length. Received: rows of length "
         )
+
+    def _outside(self, ids):
+        outside = ~((ids >= 0) & (ids < self.count))  # NaN is outside
+        return outside if self.padding is None else outside & (ids != self.padding)
 
     def check(self, ids):
         """Raises ValueError for an array or a tensor of eager mode."""
@@ -61,12 +66,10 @@ class IdLimits:
         ids = np.atleast_1d(ids)
         for start in range(0, len(ids), ROWS_AT_ONCE):  # an array may be a file on the disk
             rows = np.asarray(ids[start : start + ROWS_AT_ONCE])
-            outside = ~((rows >= 0) & (rows < self.count))  # NaN is outside
-            outside &= True if self.also is None else rows != self.also
-            if outside.any():
+            if (outside := self._outside(rows)).any():
                 raise ValueError(f"{self.id_message}{rows[outside][0]}.")
 
-    def assertions(self, ids):
+    def check_in_graph(self, ids):
         """The same for a symbolic tensor, as operations that raise InvalidArgumentError."""
         if not isinstance(ids, tf.Tensor) or not (ids.dtype.is_integer or ids.dtype.is_floating):
             return
@@ -77,19 +80,16 @@ class IdLimits:
             tf.debugging.Assert(length <= self.longest, [self.length_message, length])
         if self.count is not None:
             ids = tf.cast(ids, tf.int64) if ids.dtype.is_integer else ids
-            outside = ~((ids >= 0) & (ids < self.count))  # NaN is outside
-            if self.also is not None:
-                outside &= ids != self.also
-            first = tf.boolean_mask(ids, outside)[:1]
+            first = tf.boolean_mask(ids, self._outside(ids))[:1]
             tf.debugging.Assert(tf.size(first) == 0, [self.id_message, first])
 
 
-def check_data(model, loss, x, y=None):
+def with_checked_ids(model, loss, x, y=None):
     """The data for `fit`, checked; a `tf.data.Dataset` and a generator check each batch.
 
     Args:
         model: a functional model; nothing is known of others.
-        loss: its resolved loss, or None.
+        loss: its resolved loss, or None to leave labels unchecked.
         x: what `fit` takes.
         y: what `fit` takes.
 
@@ -99,69 +99,62 @@ def check_data(model, loss, x, y=None):
     Raises:
         ValueError: for an id or a row that the model has no vector for.
     """
-    limits = input_limits(model)
-    of_labels = label_limits(model, loss)
-    if not limits and of_labels is None:
+    limits = input_limits(model) | label_limits(model, loss)
+    if not limits:
         return x
     if isinstance(x, tf.data.Dataset):
         is_tuple = isinstance(x.element_spec, tuple)
 
         def checked(*batch):
-            _check_batch(batch, limits, of_labels, IdLimits.assertions)
+            _check_batch(batch, limits, IdLimits.check_in_graph)
             return batch if is_tuple else batch[0]
 
         return x.map(checked)
     if isinstance(x, types.GeneratorType):
-        return _checked(x, limits, of_labels)
+        return _checked_batches(x, limits)
     if not hasattr(x, "__getitem__") or isinstance(x, keras.utils.PyDataset):
         return x
-    _check_batch((x, y), limits, of_labels, IdLimits.check)
+    _check_batch((x, y), limits, IdLimits.check)
     return x
 
 
-def _checked(batches, limits, of_labels):
+def _checked_batches(batches, limits):
     for batch in batches:
-        parts = batch if isinstance(batch, tuple) else (batch,)
-        _check_batch(parts, limits, of_labels, IdLimits.check)
+        _check_batch(batch if isinstance(batch, tuple) else (batch,), limits, IdLimits.check)
         yield batch
 
 
-def _check_batch(batch, limits, of_labels, check):
-    x, y = batch[0], batch[1] if len(batch) > 1 else None
-    for path, each in limits.items():
-        _check_part(x, path, each, check)
-    for path, each in (of_labels or {}).items():
-        _check_part(y, path, each, check)
-
-
-def _check_part(data, path, limits, check):
-    """Checks what a path leads to: a name, or a place where the data is a list."""
-    place, name = path
-    if isinstance(data, dict):
-        data = data.get(name)
-    elif isinstance(data, (list, tuple)):
-        data = data[place] if place < len(data) else None
-    if data is not None and hasattr(data, "dtype"):
-        check(limits, data)
+def _check_batch(batch, limits, check):
+    for (part, place, name), limit in limits.items():
+        ids = batch[part] if part < len(batch) else None
+        if isinstance(ids, dict):
+            ids = ids.get(name)
+        elif isinstance(ids, (list, tuple)):
+            ids = ids[place] if place < len(ids) else None
+        if ids is not None and hasattr(ids, "dtype"):
+            check(limit, ids)
 
 
 def input_limits(model):
-    """{(place, name) of an input: its `IdLimits`}, from what the layers that read it declare.
+    """The `IdLimits` of inputs, from what the layers that read them declare.
 
     A layer declares `num_ids`, for which of its inputs it has a vector, or `num_positions`; of
     Keras's own layers, `Embedding` has `input_dim`.
+
+    Returns:
+        Dict from the path of an input, (0, its place in a list, its name in a dict), to its limits.
     """
     counts, lengths = {}, {}
-    for layer, arguments, given in calls_of(model):
+    for layer, arguments, call_inputs in calls_of(model):
         for place, count, longest in _declared(layer, arguments):
             if count is not None:
-                for source in _sources(given[place], along=False):
+                for source in _sources(call_inputs[place], of_ids=True):
                     counts[source] = min(count, counts.get(source, count))
             if longest is not None:
-                for source in _sources(given[place], along=True):
+                for source in _sources(call_inputs[place], of_ids=False):
                     lengths[source] = min(longest, lengths.get(source, longest))
     return {
-        (place, tensor.name): IdLimits(
+        (0, place, tensor.name): IdLimits(
             tensor.name, counts.get(id(tensor)), longest=lengths.get(id(tensor))
         )
         for place, tensor in enumerate(getattr(model, "inputs", None) or [])
@@ -172,7 +165,7 @@ def input_limits(model):
 def _declared(layer, arguments):
     """Triples of the place of an input of a call, its number of ids, and its longest row."""
     if calls_of(layer):  # a model
-        for (place, _), limits in input_limits(layer).items():
+        for (_, place, _), limits in input_limits(layer).items():
             yield place, limits.count, limits.longest
     elif isinstance(layer, keras.layers.Embedding):
         yield 0, layer.input_dim, None
@@ -182,49 +175,46 @@ def _declared(layer, arguments):
         yield 0, None, layer.num_positions - arguments.get("start", 0)
 
 
-def _sources(tensor, along):
-    """The ids of the inputs that a tensor has its ids from or, `along`, its positions."""
+def _sources(tensor, of_ids):
+    """The Python ids of the inputs from which a tensor has its ids or, if not, its positions."""
     layer, _, inputs = last_call(tensor)
     if isinstance(layer, keras.layers.InputLayer):
         return {id(tensor)}
     is_table = hasattr(layer, "num_ids") or isinstance(layer, keras.layers.Embedding)
-    if getattr(layer, "keeps_ids", False) or (along and (is_table or isinstance(layer, ALONG))):
-        return set().union(*(_sources(each, along) for each in inputs))
+    keeps_positions = is_table or isinstance(layer, KEEPS_POSITIONS)
+    if getattr(layer, "keeps_ids", False) or (keeps_positions and not of_ids):
+        return set().union(*(_sources(each, of_ids) for each in inputs))
     return set()
 
 
 def label_limits(model, loss):
-    """{(place, name): `IdLimits`} of the labels, or None if nothing is known of them."""
+    """The `IdLimits` of labels, by their paths, (1, place in a list, name in a dict)."""
     outputs = getattr(model, "output", None)
     if isinstance(loss, PretrainingLoss) and isinstance(outputs, dict):
         count = outputs["masked_tokens"].shape[-1]
         return {
-            (0, "masked_tokens"): IdLimits("masked_tokens", count),
-            (1, "next_sentence"): IdLimits("next_sentence", 2, -1),
+            (1, 0, "masked_tokens"): IdLimits("masked_tokens", count),
+            (1, 1, "next_sentence"): IdLimits("next_sentence", 2, padding=-1),
         }
-    if len(keras.tree.flatten(outputs)) != 1:
-        return None
-    [output] = keras.tree.flatten(outputs)
-    is_sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or (
-        getattr(loss, "fn", None) is keras.losses.sparse_categorical_crossentropy
-    )
-    if output is None or output.shape[-1] is None:
-        return None
-    names = getattr(model, "output_names", ["labels"])
+    outputs = keras.tree.flatten(outputs)
+    if len(outputs) != 1 or outputs[0] is None or outputs[0].shape[-1] is None:
+        return {}
+    path = (1, 0, getattr(model, "output_names", ["labels"])[0])
     if isinstance(loss, TokenCrossentropy):
-        return {(0, names[0]): IdLimits("labels", output.shape[-1], loss.pad_id)}
-    if is_sparse:
-        also = getattr(loss, "ignore_class", None)
-        return {(0, names[0]): IdLimits("labels", output.shape[-1], also)}
-    return None
+        return {path: IdLimits("labels", outputs[0].shape[-1], loss.pad_id)}
+    is_sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+    if is_sparse or getattr(loss, "fn", None) is keras.losses.sparse_categorical_crossentropy:
+        padding = getattr(loss, "ignore_class", None)
+        return {path: IdLimits("labels", outputs[0].shape[-1], padding)}
+    return {}
 
 
-FOUND = re.compile(
+ASSERTION = re.compile(
     r"((?:Rows of )?[\w./-]+ must [^\[\]]*Received: [^\[\]]*?)\]? ?\[*(-?\d+(?:[.e+\d]*\d)?)"
 )
 
 
 def as_value_error(error):
     """The ValueError that an assertion stands for, or None for another error."""
-    match = FOUND.search(str(error))
+    match = ASSERTION.search(str(error))
     return None if match is None else ValueError(f"{match[1]}{match[2]}.")

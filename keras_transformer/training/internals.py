@@ -47,7 +47,7 @@ def loss_axis(loss):
     return getattr(loss, "_fn_kwargs", {}).get("axis")
 
 
-def mask_of(tensor):
+def keras_mask(tensor):
     """The mask that Keras attaches to a tensor, or None.
 
     Relies on the attribute `_keras_mask`.
@@ -97,7 +97,7 @@ def calls_of(model):
     return [(n.operation, n.arguments.kwargs, n.input_tensors) for n in nodes if not n.is_input]
 
 
-def take_summed_gradients(optimizer):
+def disable_gradient_reduction(optimizer):
     """Stops an optimizer from summing gradients over replicas; the train step has done it.
 
     Relies on `_all_reduce_sum_gradients`, which `apply_gradients` calls under a strategy.
@@ -123,7 +123,7 @@ def adam_moments(optimizer, variable):
     return optimizer._momentums[index], optimizer._velocities[index]
 
 
-class BuildsFromShapes:
+class SymbolicBuildMixin:
     """A mixin for `keras.Model` that builds Keras's metrics from the shapes of the data.
 
     Keras would read a first batch, which advances a reshuffled dataset to its second order, and

@@ -8,11 +8,13 @@ turns those of a whole batch into Keras's number.
 from typing import NamedTuple
 
 import keras
-import tensorflow as tf
 from keras import ops
 
-from keras_transformer.training.internals import loss_axis, mask_of
+from keras_transformer.training.internals import keras_mask, loss_axis
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
 
 OWN_LOSSES = (TokenCrossentropy, PretrainingLoss)
 COMPARES_ROWS = (
@@ -24,12 +26,12 @@ COMPARES_ROWS = (
 class LossSums(NamedTuple):
     """Sums over a part of a batch, scalars; add up those of all parts, field by field."""
 
-    loss: tf.Tensor  # the weighted losses
-    values: tf.Tensor  # number of losses, masked ones included
-    weights: tf.Tensor  # sample weights times mask; the number of losses without either
-    unmasked: tf.Tensor  # number of True in the mask
-    mask_size: tf.Tensor
-    rows: tf.Tensor | float = 0.0  # filled in by the step
+    loss: "tf.Tensor"  # the weighted losses
+    values: "tf.Tensor"  # number of losses, masked ones included
+    weights: "tf.Tensor"  # sample weights times mask; the number of losses without either
+    unmasked: "tf.Tensor"  # number of True in the mask
+    mask_size: "tf.Tensor"
+    rows: "tf.Tensor | float" = 0.0  # filled in by the step
 
     def divisor(self, reduction):
         """The scalar by which Keras divides the summed loss of a batch."""
@@ -77,11 +79,6 @@ def resolve_loss(loss):
     return loss
 
 
-def reduction_of(loss):
-    """Name of a resolved loss's reduction."""
-    return "mean_with_sample_weight" if isinstance(loss, TokenCrossentropy) else loss.reduction
-
-
 def loss_sums(loss, y, y_pred, sample_weight):
     """The sums of a loss over the rows of this replica.
 
@@ -104,7 +101,7 @@ def loss_sums(loss, y, y_pred, sample_weight):
         return _sums(values * weights, tf.reduce_sum(weights), mask)
     values, mask = _values_and_mask(loss, y, y_pred)
     if not isinstance(loss, OWN_LOSSES):
-        values = _by_row(values, y, y_pred, loss)
+        values = _checked_rows(values, y, y_pred, loss)
     weights = None if sample_weight is None else ops.cast(sample_weight, values.dtype)
     if mask is not None:
         unmasked = ops.cast(mask, values.dtype)
@@ -131,12 +128,12 @@ def _sums(weighted, counted, mask):
 
 def _values_and_mask(loss, y, y_pred):
     """The losses before any weight or mask, and the mask that Keras would apply, or None."""
-    mask = mask_of(y_pred)
+    mask = keras_mask(y_pred)
     if not isinstance(loss, OWN_LOSSES):  # ours accept integers
         y, y_pred = (ops.convert_to_tensor(part, dtype=loss.dtype) for part in (y, y_pred))
         _check_ranks(loss, y, y_pred)
     values = loss.call(y, y_pred)
-    own_mask = mask_of(values)  # of an `ignore_class`
+    own_mask = keras_mask(values)  # of an `ignore_class`
     if mask is None or own_mask is None:
         mask = own_mask if mask is None else mask
     else:
@@ -214,7 +211,7 @@ def _check_ranks(loss, y, y_pred):
         raise ValueError(COMPARES_ROWS.format(f"{loss.name} with axis={axis}"))
 
 
-def _by_row(values, y, y_pred, loss):
+def _checked_rows(values, y, y_pred, loss):
     """Returns the losses after checking that their first axis, and no other, is the rows."""
     received = (
         f"Received: losses of shape {tuple(values.shape)} from {loss.name}, for predictions of "

@@ -11,24 +11,24 @@ from keras_transformer.arguments import LARGEST_INTEGER, check_integer, check_pr
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-_SELECTS = contextvars.ContextVar("_SELECTS", default=False)
+_COMPARES_IDS = contextvars.ContextVar("_COMPARES_IDS", default=False)
 
 
 @contextlib.contextmanager
-def without_scatter(wanted=True):
+def without_scatter(enabled=True):
     """In this context, gradients of losses compare ids instead of scattering to the labels.
 
     On CPUs that is slower. On GPUs it is better: XLA fuses it, while it can scatter only with
     atomic sums.
 
     Args:
-        wanted: whether to change anything.
+        enabled: False changes nothing.
     """
-    before = _SELECTS.set(wanted)
+    before = _COMPARES_IDS.set(enabled)
     try:
         yield
     finally:
-        _SELECTS.reset(before)
+        _COMPARES_IDS.reset(before)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -67,7 +67,7 @@ class TokenCrossentropy(keras.losses.Loss):
     """
 
     def __init__(self, label_smoothing=0.0, pad_id=0, name="loss"):
-        super().__init__(name=name)
+        super().__init__(name=name, reduction="mean_with_sample_weight")
         check_probability("label_smoothing", label_smoothing)
         check_integer("pad_id", pad_id, least=-LARGEST_INTEGER)
         self.label_smoothing = label_smoothing
@@ -191,7 +191,7 @@ def _crossentropy(labels, logits):
 
     # TensorFlow's own operation takes ten times as long as its softmax, which gives both the
     # loss and its gradient, softmax - one_hot(label). The gradient of a gather is slow too.
-    selects = _SELECTS.get()
+    compares_ids = _COMPARES_IDS.get()
 
     @tf.custom_gradient
     def crossentropy(logits):
@@ -202,7 +202,7 @@ def _crossentropy(labels, logits):
         nats = highest - chosen - tf.math.log(tf.reduce_max(probabilities, axis=-1))
 
         def gradient(upstream):
-            if selects:
+            if compares_ids:
                 chosen_ids = tf.cast(labels, tf.int32)[..., None]
                 ones = tf.cast(chosen_ids == tf.range(logits.shape[-1]), probabilities.dtype)
                 return (probabilities - ones) * upstream[..., None]

@@ -37,7 +37,7 @@ class ProjectedLoss(NamedTuple):
     sums: TokenSums
     feature_gradient: tf.Tensor | None = None  # of `sums.loss`, in shape and dtype of the features
     table_gradient: tf.Tensor | None = None  # of `sums.loss`, float32
-    of_labels: tf.IndexedSlices | None = None  # to be added to that, with others of its kind
+    label_gradient: tf.IndexedSlices | None = None  # to be added to `table_gradient`
 
 
 def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
@@ -67,7 +67,7 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
     narrow = tf.cast(table, features.dtype)
     table_sum = tf.reduce_sum(table, axis=0)
     rows = max(1, CHUNK_NUMBERS // vocabulary)
-    some = tf.maximum(tokens, 1)  # one empty chunk if there is no token
+    size = tf.maximum(tokens, 1)  # one empty chunk if there is no token
 
     def body(start, sums, hidden_gradients, table_gradient):
         h, y = hidden[start : start + rows], targets[start : start + rows]
@@ -93,13 +93,13 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
         return start + rows, sums, hidden_gradients, table_gradient
 
     hidden_gradients = tf.TensorArray(
-        features.dtype, size=-(-some // rows), infer_shape=False, element_shape=[None, dim]
+        features.dtype, size=-(-size // rows), infer_shape=False, element_shape=[None, dim]
     )
     shared = -label_smoothing / vocabulary
     hidden_sum = tf.reduce_sum(tf.cast(hidden, tf.float32), axis=0)
     table_gradient = tf.broadcast_to(shared * hidden_sum, table.shape if gradients else [0, dim])
     _, sums, hidden_gradients, table_gradient = tf.while_loop(
-        lambda start, *_: start < some,
+        lambda start, *_: start < size,
         body,
         (0, TokenSums(*[tf.zeros([])] * 4), hidden_gradients, table_gradient),
         parallel_iterations=1,
@@ -138,13 +138,14 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
 
     wide = tf.cast(hidden, tf.float32)
     chosen = tf.reduce_sum(wide * tf.cast(tf.gather(narrow, safe), tf.float32), axis=-1)
-    found, table_gradient = [], tf.zeros_like(narrow) if gradients else None
+    chunk_results, table_gradient = [], tf.zeros_like(narrow) if gradients else None
     for chunk in range(chunks):
         part = slice(chunk * rows, (chunk + 1) * rows)
-        given = hidden[part], narrow, safe[part], is_real[part], chosen[part]
-        *of_chunk, table_gradient = _exponentials(*given, table_gradient)
-        found.append(of_chunk)
-    nats, hits, hidden_gradients = zip(*found, strict=True)
+        *results, table_gradient = _exponentials(
+            hidden[part], narrow, safe[part], is_real[part], chosen[part], table_gradient
+        )
+        chunk_results.append(results)
+    nats, hits, hidden_gradients = zip(*chunk_results, strict=True)
     nats, hits = tf.concat(nats, 0), tf.cast(tf.concat(hits, 0), tf.float32)
 
     # Labels outside of the vocabulary show as NaN.
@@ -160,9 +161,9 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
     hidden_gradient = tf.cast(hidden_gradient[:count], features.dtype)
     table_gradient = tf.cast(table_gradient, tf.float32)
     table_gradient -= label_smoothing / vocabulary * tf.reduce_sum(real * wide, axis=0)
-    of_labels = tf.IndexedSlices((label_smoothing - 1) * real * wide, safe)
+    label_gradient = tf.IndexedSlices((label_smoothing - 1) * real * wide, safe)
     feature_gradient = tf.reshape(hidden_gradient, tf.shape(features))
-    return ProjectedLoss(sums, feature_gradient, table_gradient, of_labels)
+    return ProjectedLoss(sums, feature_gradient, table_gradient, label_gradient)
 
 
 def _exponentials(hidden, table, labels, is_real, chosen, before):
@@ -189,16 +190,17 @@ def _exponentials(hidden, table, labels, is_real, chosen, before):
         is_label = tf.range(tf.shape(table)[0]) == labels[:, None]
         others = tf.where(is_label, tf.zeros([], numbers.dtype), numbers)
         own = tf.cast(tf.exp(chosen - shift), hidden.dtype)
-        found = [total, tf.reduce_max(others, axis=-1) <= own]
+        results = [total, tf.reduce_max(others, axis=-1) <= own]
         if before is not None:
             share = tf.math.divide_no_nan(1.0, total)[:, None]
-            of_hidden = tf.matmul(numbers, table, output_type=tf.float32) * share
-            found.append(tf.cast(of_hidden, hidden.dtype))
+            hidden_gradient = tf.matmul(numbers, table, output_type=tf.float32) * share
+            results.append(tf.cast(hidden_gradient, hidden.dtype))
             scaled = tf.cast(tf.cast(hidden, tf.float32) * share, hidden.dtype)
-            of_table = tf.matmul(numbers, scaled, transpose_a=True, output_type=tf.float32)
-            found.append(tf.cast(of_table + tf.cast(before, tf.float32), before.dtype))
+            table_gradient = tf.matmul(numbers, scaled, transpose_a=True, output_type=tf.float32)
+            table_gradient += tf.cast(before, tf.float32)
+            results.append(tf.cast(table_gradient, before.dtype))
         overflows = total > MOST_TOTAL
-        return tf.where(overflows, shift + SHIFT_STEP, shift), tf.reduce_any(overflows), *found
+        return tf.where(overflows, shift + SHIFT_STEP, shift), tf.reduce_any(overflows), *results
 
     # A logit is seldom so far above its label's that the total overflows: nearly always there is
     # one pass. In the body of a loop, and nowhere else, XLA fuses `shift` into the product. Padding
@@ -209,10 +211,10 @@ def _exponentials(hidden, table, labels, is_real, chosen, before):
         # A number that XLA does not know, or it would make the constants of all chunks at once.
         unknown = tf.where(tf.reduce_any(is_real), before[0, 0], 0)
         start += tf.zeros_like(hidden), tf.fill(tf.shape(table), unknown)
-    shift, _, total, hits, *found = tf.while_loop(
-        lambda _, again, *__: again, body, start, maximum_iterations=MOST_SHIFTS
+    shift, _, total, hits, *gradients = tf.while_loop(
+        lambda _, overflows, *__: overflows, body, start, maximum_iterations=MOST_SHIFTS
     )
-    return shift + tf.math.log(total) - chosen, hits, *(found or [None, None])
+    return shift + tf.math.log(total) - chosen, hits, *(gradients or [None, None])
 
 
 @dataclasses.dataclass(frozen=True)

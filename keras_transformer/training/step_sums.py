@@ -2,28 +2,29 @@
 
 from typing import NamedTuple
 
+import keras
 import tensorflow as tf
+from keras import ops
 
 from keras_transformer.training import internals
 from keras_transformer.training.loss_sums import (
     OWN_LOSSES,
     LossSums,
     loss_sums,
-    reduction_of,
     single_output,
 )
 from keras_transformer.training.losses import TokenCrossentropy, token_weights, without_scatter
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
-from keras_transformer.training.parts import added, dense, num_rows, scaled
 from keras_transformer.training.projected_loss import (
     compiled_projected_loss,
     find_projection,
     projected_loss,
 )
-from keras_transformer.training.regularisation import activity_penalties, has_activity_regularizer
 
 # The field of `TokenSums` from which each metric is made where the loss is projected.
-COUNTED = {TokenAccuracy: "hits", Perplexity: "nats"}
+PROJECTED_METRICS = {TokenAccuracy: "hits", Perplexity: "nats"}
+# Sums over all numbers, so parts of a batch add up. A custom regulariser may be no such sum.
+ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 class MetricSums(NamedTuple):
@@ -54,59 +55,60 @@ class Objective:
     Args:
         model: a compiled model.
         loss: from `resolve_loss`.
-        token_metrics: list of metrics, for each of which `is_counted` is true.
-        has_own_call: whether the model's `call` may differ from its graph.
-        is_scaled: whether the backward pass will be scaled.
+        token_metrics: list of metrics, for each of which `is_token_sum` is true.
+        needs_logits: whether the model's `call` may differ from its graph, or the backward pass
+            will be scaled, which begins from the logits. Other metrics and activity penalties
+            need them too; otherwise they are computed a part at a time, with the loss.
     """
 
-    def __init__(self, model, loss, token_metrics, has_own_call=False, is_scaled=False):
-        self.loss, self.token_metrics = loss, token_metrics
-        self.has_activity = has_activity_regularizer(model)
-        needs_logits = has_own_call or self.has_activity  # as other metrics do
-        needs_logits = needs_logits or is_scaled  # from which the backward pass begins
-        needs_logits = needs_logits or internals.compiled_metrics(model) is not None
+    def __init__(self, model, loss, token_metrics, needs_logits=False):
+        self.token_metrics = token_metrics
+        self._model, self._loss = model, loss
+        self._is_compiled = model.jit_compile
+        self._divides_penalties = internals.divides_activity_penalties()
+        layers = internals.all_layers(model)
+        self._has_activity = any(layer.activity_regularizer is not None for layer in layers)
+        has_metrics = internals.compiled_metrics(model) is not None
+        needs_logits = needs_logits or has_metrics or self._has_activity
         may_project = type(loss) is TokenCrossentropy and not needs_logits
         self.projection = find_projection(model) if may_project else None
-        self._projected_loss = compiled_projected_loss if model.jit_compile else projected_loss
-        self._divides_penalties = internals.divides_activity_penalties()
-        self._model = model
-        self._is_compiled = model.jit_compile
-        if model.jit_compile:
+        self._projected_loss = compiled_projected_loss if self._is_compiled else projected_loss
+        if self._is_compiled:
             # In each replica, without the sums over replicas, which XLA could not compile.
             settings = {"jit_compile": True, "autograph": False, "reduce_retracing": True}
             self.sums = tf.function(self.sums, **settings)
             self.sums_and_gradients = tf.function(self.sums_and_gradients, **settings)
-            scaled_one = self.scaled_sums_and_gradients
-            self.scaled_sums_and_gradients = tf.function(scaled_one, **settings)
 
     def sums(self, x, y, sample_weight):
         """The `StepSums` of some rows in evaluation. Updates the metrics that Keras computes."""
         if self._is_projected(sample_weight):
             features = self._features(x, training=False)
             return self._projected(features, x, y, gradients=False)[0]
-        return self._of_logits(x, y, sample_weight, training=False)
+        return self._sums_of_logits(x, y, sample_weight, training=False)
 
-    def sums_and_gradients(self, x, y, sample_weight):
-        """The `StepSums` of some rows in training, and their `StepGradients`."""
-        return self._sums_and_gradients(x, y, sample_weight, None)
+    def sums_and_gradients(self, x, y, sample_weight, factor=None):
+        """The `StepSums` of some rows in training, and their `StepGradients`.
 
-    def scaled_sums_and_gradients(self, x, y, sample_weight, factor):
-        """The same with a backward pass that is scaled by a power of two."""
-        return self._sums_and_gradients(x, y, sample_weight, factor)
-
-    def _sums_and_gradients(self, x, y, sample_weight, factor):
+        Args:
+            x: inputs.
+            y: labels.
+            sample_weight: None, or weights.
+            factor: a power of two, by which the backward pass is scaled; None for 1. The gradients
+                are divided by it again.
+        """
         if self._is_projected(sample_weight):
             return self._projected_and_gradients(x, y)
-        with tf.GradientTape(persistent=self.has_activity) as tape:
-            sums = self._of_logits(x, y, sample_weight, training=True)
+        with tf.GradientTape(persistent=self._has_activity) as tape:
+            sums = self._sums_of_logits(x, y, sample_weight, training=True)
         weights = self._model.trainable_weights  # the first call may have created them
-        of_loss = _gradients(tape, sums.loss.loss, weights, factor)
-        of_activity = _gradients(tape, sums.activity, weights, factor) if self.has_activity else {}
-        return sums, StepGradients(of_loss, of_activity)
+        loss_gradients = _gradients(tape, sums.loss.loss, weights, factor)
+        if not self._has_activity:
+            return sums, StepGradients(loss_gradients, {})
+        return sums, StepGradients(loss_gradients, _gradients(tape, sums.activity, weights, factor))
 
     def scale(self, sums):
         """The inverse of Keras's divisor of the loss of a whole batch, a scalar."""
-        divisor = sums.loss.divisor(reduction_of(self.loss))
+        divisor = sums.loss.divisor(self._loss.reduction)
         return tf.math.divide_no_nan(tf.ones_like(divisor), divisor)
 
     def penalty_divisor(self, sums):
@@ -115,56 +117,118 @@ class Objective:
 
     def count(self, sums):
         """The weight of a batch in the loss of an epoch: its tokens, or its rows as in Keras."""
-        return sums.loss.weights if isinstance(self.loss, OWN_LOSSES) else sums.loss.rows
+        return sums.loss.weights if isinstance(self._loss, OWN_LOSSES) else sums.loss.rows
 
     def _is_projected(self, sample_weight):
         return self.projection is not None and sample_weight is None
 
     def _features(self, x, training):
         features = self.projection.features_of(x, training=training)
-        activity_penalties(self._model, num_rows(x))  # raises if there is one
+        _activity_penalties(self._model, _num_rows(x))  # raises if there is one
         return features
 
     def _projected(self, features, x, y, gradients=True):
         """The `StepSums`, and the gradients for the features and for the table, in two parts."""
         table = tf.convert_to_tensor(self.projection.layer.projection_table.value)
-        smoothing, pad_id = self.loss.label_smoothing, self.loss.pad_id
-        found = self._projected_loss(features, table, y, smoothing, pad_id, gradients)
-        tokens, rows = found.sums.tokens, tf.cast(num_rows(x), tf.float32)
-        counts = [getattr(found.sums, COUNTED[type(metric)]) for metric in self.token_metrics]
+        smoothing, pad_id = self._loss.label_smoothing, self._loss.pad_id
+        projected = self._projected_loss(features, table, y, smoothing, pad_id, gradients)
+        tokens, rows = projected.sums.tokens, tf.cast(_num_rows(x), tf.float32)
+        fields = [PROJECTED_METRICS[type(metric)] for metric in self.token_metrics]
         sums = StepSums(
-            LossSums(found.sums.loss, tokens, tokens, tokens, tokens, rows),
-            tuple(MetricSums(count, tokens) for count in counts),
+            LossSums(projected.sums.loss, tokens, tokens, tokens, tokens, rows),
+            tuple(MetricSums(getattr(projected.sums, field), tokens) for field in fields),
         )
-        return sums, *found[1:]
+        return sums, *projected[1:]
 
     def _projected_and_gradients(self, x, y):
         with tf.GradientTape() as tape:
             features = self._features(x, training=True)
         weights = self._model.trainable_weights
-        sums, feature_gradient, table_gradient, of_labels = self._projected(features, x, y)
+        sums, feature_gradient, *table_gradients = self._projected(features, x, y)
         gradients = tape.gradient(features, weights, output_gradients=feature_gradient)
         gradients = [
-            added(table_gradient, g, of_labels)
+            added(table_gradients[0], g, table_gradients[1])
             if v is self.projection.layer.projection_table
             else g
             for g, v in zip(gradients, weights, strict=True)
         ]
         return sums, StepGradients(dense(gradients), {})
 
-    def _of_logits(self, x, y, sample_weight, training):
-        model, rows = self._model, num_rows(x)
+    def _sums_of_logits(self, x, y, sample_weight, training):
+        model, rows = self._model, _num_rows(x)
         y_pred = model(x, training=training)  # Keras leaves it out of a call without it
-        labels, outputs, weights = single_output(self.loss, y, y_pred, sample_weight)
+        labels, outputs, weights = single_output(self._loss, y, y_pred, sample_weight)
         with without_scatter(self._is_compiled):
-            sums = loss_sums(self.loss, labels, outputs, weights)
+            sums = loss_sums(self._loss, labels, outputs, weights)
         if (metrics := internals.compiled_metrics(model)) is not None:
             metrics.update_state(y, y_pred, sample_weight=sample_weight)
         return StepSums(
             sums._replace(rows=tf.cast(rows, sums.loss.dtype)),
             tuple(_metric_sums(metric, labels, outputs) for metric in self.token_metrics),
-            activity_penalties(model, rows if self._divides_penalties else 1),
+            _activity_penalties(model, rows if self._divides_penalties else 1),
         )
+
+
+def is_token_sum(metric, loss):
+    """Whether a metric is summed along with the loss; Keras computes others from whole logits."""
+    if not isinstance(loss, TokenCrossentropy) or not isinstance(metric, TokenMetric):
+        return False
+    return type(metric) in PROJECTED_METRICS and metric.pad_id == loss.pad_id
+
+
+def _metric_sums(metric, labels, outputs):
+    real = token_weights(labels, metric.pad_id)  # Keras does not weigh it by `sample_weight`
+    total = tf.reduce_sum(metric.values(labels, outputs) * real)
+    return MetricSums(total, tf.reduce_sum(real))
+
+
+def _num_rows(x):
+    """The number of rows of a batch, an integer scalar."""
+    return tf.shape(next(part for part in keras.tree.flatten(x) if part is not None))[0]
+
+
+def weight_penalty(weights):
+    """The penalty that weight regularisers add to the loss, whatever the batch.
+
+    Returns:
+        A scalar and its gradients, a dict by the weights' positions; None and an empty dict if
+        no weight has a regulariser.
+    """
+    if all(weight.regularizer is None for weight in weights):
+        return None, {}
+    with tf.GradientTape() as tape:
+        penalties = [ops.sum(w.regularizer(w)) for w in weights if w.regularizer is not None]
+        penalty = tf.add_n([tf.cast(p, tf.float32) for p in penalties])
+    return penalty, dense(tape.gradient(penalty, weights))
+
+
+def _activity_penalties(model, divisor):
+    """The penalties added by the latest call of a model, as sums over its rows.
+
+    The penalties of all parts of a batch then add up to that of the whole.
+
+    Args:
+        model: a model that was called on a part of a batch.
+        divisor: the number by which Keras has divided the penalties: that of rows, or 1.
+
+    Returns:
+        A tuple of float32 scalars, one per penalty.
+
+    Raises:
+        ValueError: for penalties that may not be sums over rows.
+    """
+    penalties = []
+    for layer in internals.all_layers(model):
+        own = internals.added_losses(layer)
+        if own and (type(layer.activity_regularizer) not in ADDITIVE or len(own) > 1):
+            raise ValueError(
+                "The exact train step adds up penalties of rows: those of the activity "
+                "regularisers L1, L2 and L1L2, one for each layer. A loss from add_loss may not be "
+                "such a sum, and replicas would give different numbers. Include it in the loss. "
+                f"Received: {len(own)} loss(es) of the layer {layer.name}."
+            )
+        penalties += [tf.cast(loss, tf.float32) * tf.cast(divisor, tf.float32) for loss in own]
+    return tuple(penalties)
 
 
 def _gradients(tape, sums, weights, factor):
@@ -175,14 +239,24 @@ def _gradients(tape, sums, weights, factor):
     return scaled(dense(tape.gradient(sums, weights, output_gradients=seeds)), 1 / factor)
 
 
-def is_counted(metric, loss):
-    """Whether a metric is summed along with the loss; Keras computes others from whole logits."""
-    if not isinstance(loss, TokenCrossentropy) or not isinstance(metric, TokenMetric):
-        return False
-    return type(metric) in COUNTED and metric.pad_id == loss.pad_id
+def dense(gradients):
+    """Gradients as a dict of dense tensors by position; leaves out those that are None."""
+    return {i: tf.convert_to_tensor(g) for i, g in enumerate(gradients) if g is not None}
 
 
-def _metric_sums(metric, labels, outputs):
-    real = token_weights(labels, metric.pad_id)  # Keras does not weigh it by `sample_weight`
-    total = tf.reduce_sum(metric.values(labels, outputs) * real)
-    return MetricSums(total, tf.reduce_sum(real))
+def scaled(gradients, scale):
+    """A dict of gradients times a scalar."""
+    return {place: g * tf.cast(scale, g.dtype) for place, g in gradients.items()}
+
+
+def added(gradient, *others):
+    """The sum of a dense gradient and others, any of which may be None or `tf.IndexedSlices`."""
+    slices = [other for other in others if isinstance(other, tf.IndexedSlices)]
+    for other in others:
+        if other is not None and not isinstance(other, tf.IndexedSlices):
+            gradient += other
+    if not slices:
+        return gradient
+    indices = tf.concat([tf.cast(part.indices, tf.int32) for part in slices], axis=0)
+    values = tf.concat([part.values for part in slices], axis=0)
+    return tf.tensor_scatter_nd_add(gradient, indices[:, None], values)

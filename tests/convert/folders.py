@@ -3,19 +3,11 @@
 import json
 import shutil
 
-import numpy as np
 from safetensors.numpy import save_file
 
 import keras_transformer as kt
-from keras_transformer.convert import (
-    Converted,
-    distilbert,
-    huggingface,
-    keras_hub,
-    marian,
-    roberta,
-)
-from keras_transformer.convert.tables import arrays_of
+from keras_transformer.convert import Converted, bert, huggingface, keras_hub, marian
+from keras_transformer.convert.tables import VocabularyPermutation, arrays_of
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.serving import Generator, SamplingSettings, SearchSettings, Translator
 from keras_transformer.tokenizers import WordPieceTokenizer
@@ -58,9 +50,9 @@ def an_m2m100(path):
     cutter = {"tokenizer_class": "M2M100Tokenizer", "language_codes": "wmt21", "src_lang": "en"}
     (path / "tokenizer_config.json").write_text(json.dumps(cutter))
     size = len(vocabulary) + 8 + EXTRA
-    ids = marian.Ids([1, 3, 2, 2, 0, *range(4, size)])
-    model = kt.translation(len(ids.theirs), **BLOCK, intermediate_dim=14, output_bias=True)
-    arrays = arrays_of(marian.rows(model, ids, ids, with_final_norms=True))
+    order = VocabularyPermutation([1, 3, 2, 2, 0, *range(4, size)])
+    model = kt.translation(len(order), **BLOCK, intermediate_dim=14, output_bias=True)
+    arrays = arrays_of(marian.rows(model, order, order))
     del arrays["final_logits_bias"]
     save_file(arrays, path / "model.safetensors")
     sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
@@ -95,8 +87,8 @@ def a_bert(path):
 
 def a_distilbert(path):
     converted = _bert_of("labels", pooler_activation="relu")
-    arrays = arrays_of(distilbert.rows(converted.model))
-    arrays = {name: array for name, array in arrays.items() if distilbert.TOKEN_TYPES not in name}
+    arrays = arrays_of(bert.rows(converted.model, bert.DISTILBERT))
+    del arrays[bert.TOKEN_TYPES]
     _heads_apart(path, arrays, "distilbert.", ("pre_classifier", "classifier"))
     converted.tokenizer.save(path / "vocab.txt")
     save_config(path, {
@@ -116,8 +108,8 @@ def a_roberta(path):
     vocabulary = {piece: index for index, piece in enumerate(theirs)}
     (path / "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
     backbone = kt.bert(300 + EXTRA, "tiny", 40, **BLOCK, intermediate_dim=14, norm_epsilon=1e-5)
-    ids = np.array([1, 3, 0, 2, *range(4, 300 + EXTRA)])
-    arrays = arrays_of(roberta.rows(kt.bert_classifier(backbone, 2), ids, True))
+    order = VocabularyPermutation([1, 3, 0, 2, *range(4, 300 + EXTRA)])
+    arrays = arrays_of(bert.rows(kt.bert_classifier(backbone, 2), bert.ROBERTA, order))
     _heads_apart(path, arrays, "roberta.", ("classifier",))
     save_config(path, {
         "model_type": "roberta", "architectures": ["RobertaForSequenceClassification"],

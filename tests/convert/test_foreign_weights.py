@@ -12,9 +12,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from keras_transformer import convert
-from keras_transformer.convert import ConversionError, ModelFolder, settings
-from keras_transformer.convert.tables import FLOATS
-from keras_transformer.convert.weights import Weights
+from keras_transformer.convert import ConversionError, ModelFolder
+from keras_transformer.convert import folder as folder_module
+from keras_transformer.convert.tables import FLOATS, Weights
 from tests.convert.folders import FAMILIES, config_of, save_config
 from tests.reference import array
 
@@ -268,7 +268,7 @@ def test_a_damaged_json_file_is_one_line(tmp_path, file, content, received):
 
 
 def test_a_json_file_has_a_largest_size(gpt2, monkeypatch):
-    monkeypatch.setattr(settings, "MAX_JSON_BYTES", 100)
+    monkeypatch.setattr(folder_module, "MAX_JSON_BYTES", 100)
     refused(gpt2, r"config\.json must hold a JSON object\. Received: more than 100 bytes")
 
 

@@ -9,9 +9,7 @@ import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer.convert import ModelFolder, assign, generation, load_gpt2, marian
-from keras_transformer.convert.huggingface_translation import translation_folder
-from keras_transformer.convert.sentencepiece import our_order
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tables import ConversionError, VocabularyPermutation, our_order
 from keras_transformer.decoding import TokenRules, beam_search, sample
 from keras_transformer.serving import SamplingSettings, SearchSettings
 from keras_transformer.serving.generator import AfterControlIds
@@ -65,7 +63,7 @@ def models():
         model.final_logits_bias[0, 0] += 4
 
     theirs, arrays = shaken(theirs, bias_of_end)
-    ids = marian.Ids(our_order(SIZE, 60, 1, 60, 0))
+    ids = VocabularyPermutation(our_order(SIZE, 60, 1, 60, 0))
     ours = kt.translation(
         len(ids.theirs), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
         positions={"interleaved": False}, intermediate_dim=22, activation="silu", pre_norm=False,
@@ -82,14 +80,14 @@ def models():
         model.model.shared.weight[2] *= 1.5
 
     theirs, arrays = shaken(theirs, louder_end)
-    ids = marian.Ids([1, 3, 2, 2, 0, *range(4, SIZE)])
+    ids = VocabularyPermutation([1, 3, 2, 2, 0, *range(4, SIZE)])
     ours = kt.translation(
         len(ids.theirs), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
         positions={"interleaved": False, "max_wavelength": 10000 ** (8 / 7), "first_position": 2},
         intermediate_dim=22, activation="relu", pre_norm=True, **sizes,
     )  # fmt: skip
     arrays["final_logits_bias"] = np.zeros((1, SIZE), "float32")
-    assign(marian.rows(ours, ids, ids, with_final_norms=True), arrays, "M2M100")
+    assign(marian.rows(ours, ids, ids), arrays, "M2M100")
     found["m2m100"] = theirs, ours, ids
 
     config = transformers.GPT2Config(
@@ -216,15 +214,11 @@ def test_continuations_are_those_of_hugging_face(seed, models, tmp_path):
         assert written == expected, given
 
 
-class SameIds(marian.Ids):
-    """Ids of a folder whose order is ours."""
-
-    def __init__(self):
-        super().__init__(range(SIZE))
+SAME_ORDER = VocabularyPermutation(range(SIZE))
 
 
 def settings_of(tmp_path, values, config=None):
-    return generation.search_settings(write_folder(tmp_path, values, config), SameIds(), 64)
+    return generation.search_settings(write_folder(tmp_path, values, config), SAME_ORDER, 64)
 
 
 def test_settings_become_those_of_our_search(tmp_path):
@@ -246,32 +240,34 @@ def test_settings_become_those_of_our_search(tmp_path):
 def test_older_folders_keep_their_settings_in_config_json(tmp_path):
     config = {"num_beams": 3, "no_repeat_ngram_size": 2, "forced_eos_token_id": 3, "d_model": 8}
     folder = write_folder(tmp_path, {}, config)
-    assert generation.search_settings(folder, SameIds(), 64).num_beams == 1, "there is a newer file"
+    assert generation.search_settings(folder, SAME_ORDER, 64).num_beams == 1, (
+        "there is a newer file"
+    )
     (tmp_path / "generation_config.json").unlink()
-    found = generation.search_settings(folder, SameIds(), 64)
+    found = generation.search_settings(folder, SAME_ORDER, 64)
     assert (found.num_beams, found.token_rules) == (3, TokenRules(no_repeat_ngram_size=2))
 
 
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"do_sample": True}, "do_sample must be null or false;.*Received: True"),
-        ({"num_beam_groups": 2}, "num_beam_groups must be null or 1;.*Received: 2"),
-        ({"diversity_penalty": 0.5}, "diversity_penalty must be null or 0;.*0.5"),
-        ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size must be null or 0"),
-        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty must be null or 1"),
-        ({"exponential_decay_length_penalty": [5, 1.1]}, "exponential_decay.* must be null;"),
-        ({"sequence_bias": [[[5], -1.0]]}, "sequence_bias must be null; nothing else"),
-        ({"constraints": [1]}, "constraints must be null; nothing else"),
-        ({"force_words_ids": [[5]]}, "force_words_ids must be null; nothing else"),
-        ({"guidance_scale": 1.5}, "guidance_scale must be null or 1"),
-        ({"penalty_alpha": 0.6}, "penalty_alpha must be null or 0"),
-        ({"renormalize_logits": True}, "renormalize_logits must be null or false"),
-        ({"stop_strings": ["."]}, "stop_strings must be null"),
-        ({"watermarking_config": {}}, "watermarking_config must be null"),
+        ({"do_sample": True}, "do_sample must be None or False;.*Received: True"),
+        ({"num_beam_groups": 2}, "num_beam_groups must be None or 1;.*Received: 2"),
+        ({"diversity_penalty": 0.5}, "diversity_penalty must be None or 0;.*0.5"),
+        ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size must be None or 0"),
+        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty must be None or 1"),
+        ({"exponential_decay_length_penalty": [5, 1.1]}, "exponential_decay.* must be None;"),
+        ({"sequence_bias": [[[5], -1.0]]}, "sequence_bias must be None; nothing else"),
+        ({"constraints": [1]}, "constraints must be None; nothing else"),
+        ({"force_words_ids": [[5]]}, "force_words_ids must be None; nothing else"),
+        ({"guidance_scale": 1.5}, "guidance_scale must be None or 1"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha must be None or 0"),
+        ({"renormalize_logits": True}, "renormalize_logits must be None or False"),
+        ({"stop_strings": ["."]}, "stop_strings must be None"),
+        ({"watermarking_config": {}}, "watermarking_config must be None"),
         ({"early_stopping": "soon"}, "early_stopping must be False or True or 'never'"),
-        ({"eos_token_id": [3, 5]}, r"eos_token_id must be null or 3 or \[3\];.*\[3, 5\]"),
-        ({"forced_eos_token_id": 5}, "forced_eos_token_id must be null or 3"),
+        ({"eos_token_id": [3, 5]}, r"eos_token_id must be None or 3 or \[3\];.*\[3, 5\]"),
+        ({"forced_eos_token_id": 5}, "forced_eos_token_id must be None or 3"),
         ({"bad_words_ids": [5]}, "bad_words_ids must hold .*Received: 5"),
         ({"bad_words_ids": [[61]]}, "bad_words_ids must hold ids below 61. Received: 61"),
         ({"suppress_tokens": [-1]}, "suppress_tokens must hold ids below 61. Received: -1"),
@@ -323,12 +319,12 @@ def test_sampling_settings_become_ours(tmp_path, caplog):
     written = generation.written_sampling(ours, 4, 60)
     assert generation.sampling_settings(write_folder(tmp_path, written), SIZE, 32, 60) == ours
     for values, message in (
-        ({"num_beams": 2}, "num_beams must be null or 1"),
-        ({"do_sample": True, "typical_p": 0.5}, "typical_p must be null or 1"),
-        ({"do_sample": True, "min_p": 0.1}, "min_p must be null or 0"),
+        ({"num_beams": 2}, "num_beams must be None or 1"),
+        ({"do_sample": True, "typical_p": 0.5}, "typical_p must be None or 1"),
+        ({"do_sample": True, "min_p": 0.1}, "min_p must be None or 0"),
         ({"do_sample": True, "top_p": 1.5}, "top_p must be.*Received: top_p=1.5"),
         ({"max_new_tokens": 32}, "max_tokens must be an integer from 1 to 31"),
-        ({"forced_bos_token_id": 5}, "forced_bos_token_id must be null"),
+        ({"forced_bos_token_id": 5}, "forced_bos_token_id must be None"),
     ):
         with pytest.raises(ConversionError, match=message):
             found(**values)
@@ -366,6 +362,6 @@ def test_a_search_that_is_written_as_another_is_said(
     size = tokenizer.vocabulary_size
     model = kt.translation(size, num_layers=1, hidden_dim=4, num_heads=2, intermediate_dim=6)
     settings = SearchSettings(num_beams, length_penalty=1.0, scoring=scoring)
-    translation_folder(kt.serving.Translator(model, tokenizer, settings=settings), tmp_path)
+    marian.hugging_face_folder(kt.serving.Translator(model, tokenizer, settings=settings), tmp_path)
     is_another = (scoring, num_beams) == ("gnmt", 2)
     assert ("divides scores by n ** 0.8 here" in caplog.text) == is_another

@@ -84,7 +84,7 @@ def test_a_text_ends_where_theirs_does(folder, tmp_path):
 
     path, theirs, tokenizer = folder
     model = convert.read(path).model
-    table = model.get_layer("embedding").embeddings
+    table = model.embedding.embeddings
     values = array(table).copy()
     values[-1] *= 4
     table.assign(values)

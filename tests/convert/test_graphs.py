@@ -1,6 +1,5 @@
 """Our models in onnxruntime, LiteRT and OpenVINO; files are compared when they are written."""
 
-import importlib
 import pathlib
 import re
 import sys
@@ -53,29 +52,35 @@ MODELS = {
 
 
 @pytest.fixture(params=FORMATS)
-def form(request):
+def format(request):
     pytest.importorskip(FORMATS[request.param][0])
     return request.param
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_answers_are_ours(kind, form, tokenizer, tmp_path, monkeypatch):
-    for name, value in {"TOLERANCE": 1e-5, "NUM_EXAMPLES": 5, "EXAMPLE_LENGTH": 23}.items():
-        monkeypatch.setattr(f"keras_transformer.convert.graphs.{name}", value)
+def test_answers_are_ours(kind, format, tokenizer, tmp_path, monkeypatch):
+    for name, value in {
+        "graphs.TOLERANCE": 1e-5,
+        "examples.NUM_EXAMPLES": 5,
+        "examples.EXAMPLE_LENGTH": 23,
+    }.items():
+        monkeypatch.setattr(f"keras_transformer.convert.{name}", value)
     model = noisy(MODELS[kind]())
-    path = convert.write(convert.Converted("", model, tokenizer), form, tmp_path / "model")
-    names = {file.stem for file in path.glob(f"*{FORMATS[form][1]}")}
+    path = convert.write(convert.Converted("", model, tokenizer), format, tmp_path / "model")
+    names = {file.stem for file in path.glob(f"*{FORMATS[format][1]}")}
     translates = "source_ids" in str(model.input)
     assert names == ({"model", "encoder", "decoder"} if translates else {"model"})
 
 
-def test_the_loop_of_the_guide_translates_as_we_do(form, tokenizer, tmp_path, monkeypatch, capsys):
+def test_the_loop_of_the_guide_translates_as_we_do(
+    format, tokenizer, tmp_path, monkeypatch, capsys
+):
     model = noisy(kt.translation(405, size="tiny", **DEEP))
     lengths = {"max_source_length": 64, "max_target_length": 20}
     ours = Translator(model, tokenizer, settings=SearchSettings(1, **lengths))
-    convert.write(ours, form, tmp_path / "converted" / "mine")
+    convert.write(ours, format, tmp_path / "converted" / "mine")
     blocks = re.findall(r'```python title="oracle"\n(.*?)```', GUIDE.read_text(), re.DOTALL)
-    [loader] = [block for block in blocks if f"import {FORMATS[form][0]}" in block]
+    [loader] = [block for block in blocks if f"import {FORMATS[format][0]}" in block]
     [loop] = [block for block in blocks if "def translate" in block]
     monkeypatch.chdir(tmp_path)
     names = {}
@@ -88,7 +93,7 @@ def test_the_loop_of_the_guide_translates_as_we_do(form, tokenizer, tmp_path, mo
     assert len(set(expected)) > 6
 
 
-def test_what_an_engine_cannot_hold_is_refused_in_one_line(form, tokenizer, tmp_path, capfd):
+def test_what_an_engine_cannot_hold_is_refused_in_one_line(format, tokenizer, tmp_path, capfd):
     tokens = keras.Input((None,), name="token_ids", dtype="int32")
     special = keras.layers.Lambda(lambda x: keras.ops.erfinv(x * 0.01))(
         keras.layers.Embedding(50, 4)(tokens)
@@ -98,37 +103,37 @@ def test_what_an_engine_cannot_hold_is_refused_in_one_line(form, tokenizer, tmp_
     with pytest.raises(
         convert.ConversionError, match=r"model.* no operation for Erfinv\.$"
     ) as error:
-        convert.write(unknown, form, tmp_path / "model")
+        convert.write(unknown, format, tmp_path / "model")
     assert "\n" not in str(error.value)
     assert "Erfinv" not in capfd.readouterr().err
     small = convert.Converted("", MODELS["classifier"](), tokenizer)
     with pytest.raises(convert.ConversionError, match=r"dtype must be float32.* Received: 'int8'"):
-        convert.write(small, form, tmp_path / "model", dtype="int8")
+        convert.write(small, format, tmp_path / "model", dtype="int8")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_answers_otherwise_is_not_left_behind(form, tokenizer, tmp_path, monkeypatch):
-    module = importlib.import_module(f"keras_transformer.convert.{form}")
-    exact = module.example
-    monkeypatch.setattr(
-        module,
-        "example",
-        lambda model: {
-            name: array + (name == "output.logits") for name, array in exact(model).items()
-        },
+def test_a_file_that_answers_otherwise_is_not_left_behind(format, tokenizer, tmp_path, monkeypatch):
+    writer = convert.writing.WRITERS[format]
+    spoiled = writer._replace(
+        example=lambda model: {
+            name: array + (name == "output.logits") for name, array in writer.example(model).items()
+        }
     )
+    monkeypatch.setitem(convert.writing.WRITERS, format, spoiled)
     small = convert.Converted("", MODELS["classifier"](), tokenizer)
     with pytest.raises(convert.ConversionError, match=r"Nothing was written.*logits differs by 1"):
-        convert.write(small, form, tmp_path / "model")
+        convert.write(small, format, tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("form", "library"), [("onnx", "tf2onnx"), ("openvino", "openvino")])
-def test_a_writer_names_the_library_that_it_needs(form, library, tokenizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("format", "library"), [("onnx", "tf2onnx"), ("openvino", "openvino")])
+def test_a_writer_names_the_library_that_it_needs(
+    format, library, tokenizer, tmp_path, monkeypatch
+):
     small = convert.Converted("", MODELS["classifier"](), tokenizer)
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(
         convert.ConversionError, match=rf"This format needs {library}\. Install it\."
     ):
-        convert.write(small, form, tmp_path / "model")
+        convert.write(small, format, tmp_path / "model")
     assert not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import convert
-from keras_transformer.convert import huggingface_translation as module
+from keras_transformer.convert import marian
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.serving import Classifier, Generator, SamplingSettings
 from keras_transformer.tokenizers import WordPieceTokenizer
@@ -138,7 +138,7 @@ def test_models_that_they_lack_are_refused_and_nothing_is_left(tokenizer, tmp_pa
     ):
         with pytest.raises(convert.ConversionError, match=message):
             convert.write(translator_of(tokenizer, **options), "huggingface", tmp_path / "model")
-    monkeypatch.setattr(module, "_hidden_axes", lambda name: [])
+    monkeypatch.setattr(marian, "_hidden_axes", lambda name: [])
     with pytest.raises(convert.ConversionError, match=r"Nothing was written.*logits differs by"):
         convert.write(translator_of(tokenizer), "huggingface", tmp_path / "model")
     assert not list(tmp_path.iterdir())

@@ -110,7 +110,7 @@ def decoded(tokenizer, ids):
 
 def theirs(folder, model):
     """Their ids at ours: pad, unknown, </s> as start, </s>, pieces and languages, <s>, the rest."""
-    size = model.get_layer("target_embedding").vocabulary_size
+    size = model.target_embedding.vocabulary_size
     made_up = MADE_UP if "M2M100" in type(folder[2]).__name__ else 0
     rest = range(size - 1 - made_up, size - 1)
     of = np.array([1, 3, 2, 2, *range(4, size - 1 - made_up), 0, *rest])
@@ -188,7 +188,7 @@ def test_training_goes_on(folder):
     model.compile(kt.Adam(3e-3), kt.TokenCrossentropy(0.1), clip_norm=1.0)
     losses = model.fit(batches.epoch(), epochs=4, verbose=0).history["loss"]
     assert losses[-1] < losses[0] < 30
-    assert model.get_layer("output_bias").bias.numpy()[3] == 0
+    assert model.output_bias.bias.numpy()[3] == 0
 
 
 def test_the_sentencepiece_model_of_nllb_has_its_ids_one_higher(tmp_path):

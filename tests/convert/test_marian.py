@@ -101,7 +101,7 @@ def theirs(folder, size):
 def test_logits_are_those_of_hugging_face(folder, converted):
     import torch
 
-    sizes = converted.model.get_layer("target_embedding").vocabulary_size
+    sizes = converted.model.target_embedding.vocabulary_size
     source, target = drawn_ids(5, 9, sizes - 8, 1), drawn_ids(5, 7, sizes - 8, 2)
     target[:, 0] = 2
     source[1, 5:] = 0
@@ -125,7 +125,7 @@ def test_logits_are_those_of_hugging_face(folder, converted):
 def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty):
     import torch
 
-    size = converted.model.get_layer("target_embedding").vocabulary_size
+    size = converted.model.target_embedding.vocabulary_size
     rows = 24
     source = drawn_ids(rows, 11, size - 8, num_beams)
     functions = converted.model
@@ -193,7 +193,7 @@ def test_a_run_translates_as_theirs_does_and_is_exported(folder, tmp_path):
 def test_training_goes_on(converted):
     import keras_transformer as kt
 
-    size = converted.model.get_layer("target_embedding").vocabulary_size
+    size = converted.model.target_embedding.vocabulary_size
     source, target = drawn_ids(8, 9, size - 8, 3), drawn_ids(8, 9, size - 8, 4)
     converted.model.compile(kt.Adam(1e-3), kt.TokenCrossentropy(), clip_norm=1.0)
     inputs = {"source_ids": source, "target_ids": target}

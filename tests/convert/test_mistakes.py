@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from keras_transformer import convert
-from keras_transformer.convert import ConversionError, bert, settings
+from keras_transformer.convert import ConversionError, bert
+from keras_transformer.convert.folder import Settings
 from tests.convert.folders import EXTRA, FAMILIES, PIECES, config_of, save_config
 from tests.reference import array
 
@@ -42,7 +43,7 @@ class Recording(dict):
 
 def places_read(path, monkeypatch):
     """(file, name, name inside of it, ...) of all settings that the reader looks at."""
-    seen, init = set(), settings.Settings.__init__
+    seen, init = set(), Settings.__init__
 
     def recording(self, values, file):
         init(self, values, file)
@@ -50,7 +51,7 @@ def places_read(path, monkeypatch):
             self.values = Recording(values, (pathlib.Path(file).relative_to(path),), seen)
 
     with monkeypatch.context() as patch:
-        patch.setattr(settings.Settings, "__init__", recording)
+        patch.setattr(Settings, "__init__", recording)
         convert.read(path)
     files = {file for file, *_ in seen if file.suffix == ".json" and (path / file).exists()}
     return sorted((file, *names) for file, *names in seen if file in files)
@@ -223,6 +224,8 @@ def test_names_of_labels_that_are_none_are_one_line(labels, tmp_path):
 def test_other_architectures_are_one_line(architectures, tmp_path):
     FAMILIES["bert"](tmp_path)
     save_config(tmp_path, config_of(tmp_path) | {"architectures": architectures})
-    with pytest.raises(ConversionError, match=f"one of {', '.join(bert.HEADS)}. Received") as error:
+    with pytest.raises(
+        ConversionError, match=f"one of {', '.join(bert.BERT.heads)}. Received"
+    ) as error:
         convert.read(tmp_path)
     assert one_line(error.value, tmp_path)

@@ -13,7 +13,7 @@ import yaml
 
 import keras_transformer as kt
 from keras_transformer import convert
-from keras_transformer.convert.opennmt import ids_of
+from keras_transformer.convert.opennmt import order_of
 from keras_transformer.decoding import greedy_search
 from keras_transformer.serving import Translator
 from tests.reference import array
@@ -42,7 +42,7 @@ def run(name):
         for side in ("source", "target")
     ]
     recorded = np.load(runs() / name / "recorded.npz")
-    return converted, recorded, *map(ids_of, sizes)
+    return converted, recorded, *map(order_of, sizes)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
-from keras_transformer.data import LabelledBatches, PretrainingBatches, TokenBatches
-from keras_transformer.data.length_bounds import LENGTH_MULTIPLE, _best_bounds, best_plan
+from keras_transformer.data import FewShapes, LabelledBatches, PretrainingBatches, TokenBatches
+from keras_transformer.data.batch_plans import LENGTH_MULTIPLE, _best_bounds, best_plan
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 
 SEED = 7
@@ -34,7 +34,7 @@ def pairs():
 
 @pytest.fixture(scope="module")
 def batches(pairs):
-    return TokenBatches(*pairs, tokens_per_batch=1000, max_length=61, seed=3, shapes=5)
+    return TokenBatches(*pairs, tokens_per_batch=1000, max_length=61, seed=3, shapes=FewShapes(5))
 
 
 def as_numpy(dataset, count):
@@ -44,7 +44,7 @@ def as_numpy(dataset, count):
 @pytest.mark.parametrize("tokens", [4096, 25000])
 def test_sixteen_shapes_of_news_text_hold_little_padding(tokens):
     lengths = drawn_lengths(np.random.default_rng(SEED), 100_000)
-    plan = best_plan(lengths.max(axis=0), 16, tokens)
+    plan = best_plan(lengths.max(axis=0), FewShapes(16), tokens)
     assert 1 - lengths.sum() / plan.size <= 0.19
     assert len(np.unique(plan.shapes, axis=0)) <= 16
     assert not (plan.shapes[:, 0] % 8).any()
@@ -74,7 +74,7 @@ def test_drawn_plans_hold_each_row_once_within_the_budget(row_multiple):
         lengths = random.integers(1, random.integers(2, 90), random.integers(1, 500))
         tokens = int(lengths.max() * row_multiple * random.integers(1, 30))
         most = int(random.integers(1, 17))
-        plan = best_plan(lengths, most, tokens, row_multiple)
+        plan = best_plan(lengths, FewShapes(most, row_multiple), tokens)
         ordered = np.sort(lengths)
         assert plan.cuts[0] == 0 and plan.cuts[-1] == len(lengths)
         assert len(np.unique(plan.shapes, axis=0)) <= most
@@ -127,8 +127,8 @@ def test_empty_rows_of_pairs_count_for_nothing(pairs):
     model = kt.translation(90, size="tiny", **sizes)
     model.compile("sgd", TokenCrossentropy(), metrics=[TokenAccuracy(), Perplexity()])
     logs = [
-        logs_of(model, TokenBatches(*pairs, tokens_per_batch=1000, max_length=61, **plan).epoch())
-        for plan in ({}, {"shapes": 3, "row_multiple": 7})
+        logs_of(model, TokenBatches(*pairs, 1000, max_length=61, shapes=shapes).epoch())
+        for shapes in (None, FewShapes(3, row_multiple=7))
     ]
     assert logs[0] == pytest.approx(logs[1], rel=1e-5)
 
@@ -141,10 +141,9 @@ def test_empty_rows_of_texts_count_for_nothing(pairs):
     sizes = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 8, "num_heads": 2}
     model = kt.classifier(90, 3, size="small", dropout=0.0, **sizes)
     loss = keras.losses.CategoricalCrossentropy(True, reduction="mean_with_sample_weight")
-    plans = {}, {"shapes": 1, "row_multiple": 16}
     start, weights, logs = model.get_weights(), [], []
-    for plan in plans:
-        batches = LabelledBatches(texts, labels, list("abc"), tokens_per_batch=5000, **plan)
+    for shapes in (None, FewShapes(1, row_multiple=16)):
+        batches = LabelledBatches(texts, labels, list("abc"), tokens_per_batch=5000, shapes=shapes)
         model.set_weights(start)
         model.compile(keras.optimizers.SGD(0.5), loss, weighted_metrics=["accuracy"])
         logs.append(logs_of(model, batches.epoch()))
@@ -185,4 +184,4 @@ def test_empty_rows_of_documents_count_for_nothing():
 
 def test_a_budget_that_is_too_small_for_the_replicas_is_refused():
     with pytest.raises(ValueError, match=r"tokens_per_batch=30, row_multiple=4, a row of 9"):
-        best_plan(np.array([3, 9]), 16, 30, row_multiple=4)
+        best_plan(np.array([3, 9]), FewShapes(16, row_multiple=4), 30)

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
-from keras_transformer.data import PackedDocuments, TokenBatches
-from keras_transformer.data.packed_plan import PackedPlan
+from keras_transformer.data import LabelledBatches, PackedDocuments, PackedRows, TokenBatches
+from keras_transformer.data.batch_plans import PackedPlan
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 
 from .test_few_shapes import as_numpy, drawn_lengths, pairs_of_lengths
@@ -26,7 +26,7 @@ def pairs():
 
 @pytest.fixture(scope="module")
 def batches(pairs):
-    return TokenBatches(*pairs, tokens_per_batch=2000, max_length=61, seed=3, packed=True)
+    return TokenBatches(*pairs, tokens_per_batch=2000, max_length=61, seed=3, shapes=PackedRows())
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,14 @@ def test_the_share_of_padding_is_that_of_the_batches(batches):
 
 def test_saved_batches_are_the_same(batches, tmp_path):
     batches.save(tmp_path / "tokens.npz")
-    loaded = TokenBatches.load(tmp_path / "tokens.npz", 2000, 61, seed=3, packed=True)
+    loaded = TokenBatches.load(tmp_path / "tokens.npz", 2000, 61, seed=3, shapes=PackedRows())
     pair = as_numpy(batches.dataset(2), 2), as_numpy(loaded.dataset(2), 2)
     for batch, other in zip(*pair, strict=True):
         np.testing.assert_array_equal(batch[2], other[2])
 
 
 def test_rows_are_a_multiple_for_the_replicas(pairs):
-    batches = TokenBatches(*pairs, 1000, 61, row_multiple=3, packed=True)
+    batches = TokenBatches(*pairs, 1000, 61, shapes=PackedRows(row_multiple=3))
     assert (batches.shapes[:, 0] % 3 == 0).all()
 
 
@@ -121,7 +121,7 @@ def assert_same(results):
 )
 def test_packed_pairs_have_the_loss_and_gradients_of_pairs_alone(pairs, arguments):
     some = [side[:9] for side in pairs]
-    packed = TokenBatches(*some, tokens_per_batch=61 * 3, max_length=61, packed=True).epoch()
+    packed = TokenBatches(*some, 61 * 3, max_length=61, shapes=PackedRows()).epoch()
     alone = [
         TokenBatches([source], [target], 61, 61).epoch()
         for source, target in zip(*some, strict=True)
@@ -174,7 +174,7 @@ def test_training_on_packed_pairs_gives_the_weights_of_pairs_alone(pairs, compil
         metrics = [TokenAccuracy(), Perplexity()]
         how = {"jit_compile": compiled and packed, "clip_norm": 1.0}
         model.compile(keras.optimizers.SGD(0.1), loss, metrics=metrics, **how)
-        batches = TokenBatches(*some, 5000, 61, packed=packed)
+        batches = TokenBatches(*some, 5000, 61, shapes=PackedRows() if packed else None)
         assert batches.steps_per_epoch == 1
         logs = model.fit(batches.dataset(), steps_per_epoch=1, epochs=3, verbose=0).history
         results.append((logs, model.get_weights()))
@@ -211,13 +211,15 @@ def test_saved_documents_are_the_same(documents, tmp_path):
 
 
 def test_what_cannot_be_packed_is_refused():
-    with pytest.raises(ValueError, match=r"Give either packed or shapes. Received: packed=True"):
-        TokenBatches([[4]], [[5]], packed=True, shapes=3)
+    with pytest.raises(ValueError, match=r"must be FewShapes\(count\).*Received: shapes=Packed"):
+        LabelledBatches([[4], [5]], np.eye(2), ["a", "b"], shapes=PackedRows())
+    with pytest.raises(ValueError, match=r"must be FewShapes\(count\).*Received: shapes=3"):
+        TokenBatches([[4]], [[5]], shapes=3)
     message = r"must not hold the ids 2 and 3, which mark .* Received: ids that include 3"
     with pytest.raises(ValueError, match=message):
-        TokenBatches([[4]], [[5, 3]], packed=True)
+        TokenBatches([[4]], [[5, 3]], shapes=PackedRows())
     with pytest.raises(ValueError, match=r"room for 2 rows of 61 tokens, row_multiple=3"):
-        TokenBatches([[4]], [[5]], 150, 61, row_multiple=3, packed=True)
+        TokenBatches([[4]], [[5]], 150, 61, shapes=PackedRows(row_multiple=3))
     with pytest.raises(ValueError, match=r"at least one token.* Received: 0 tokens"):
         PackedDocuments([[], []], 5, 2)
 

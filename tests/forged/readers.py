@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_transformer import convert
 from keras_transformer.convert.folder import ModelFolder
-from keras_transformer.convert.opennmt_settings import OpenNMTSettings
+from keras_transformer.convert.opennmt import OpenNMTSettings
 from keras_transformer.convert.sentencepiece import read_model
 from keras_transformer.convert.tokenizers import load_tokenizer_of
 from keras_transformer.data import (

@@ -1,8 +1,8 @@
 """The most memory that one step of attention over a long sequence takes.
 
-python -m tests.layers.attention_memory LENGTH LEAST_WEIGHTS
+python -m tests.layers.attention_memory LENGTH MIN_WEIGHTS
 
-Prints MB that the step adds to what the process held before, with chunks from LEAST_WEIGHTS on.
+Prints MB that the step adds to what the process held before, with chunks from MIN_WEIGHTS on.
 """
 
 import resource
@@ -10,7 +10,7 @@ import sys
 
 import tensorflow as tf
 
-from keras_transformer.layers import MultiHeadAttention, chunked_attention
+from keras_transformer.layers import MultiHeadAttention, memory_efficient_attention
 
 
 def peak():
@@ -18,7 +18,7 @@ def peak():
 
 
 def main(length, least):
-    chunked_attention.LEAST_WEIGHTS = int(least)
+    memory_efficient_attention.MIN_WEIGHTS = int(least)
     layer = MultiHeadAttention(8)
     inputs = tf.random.stateless_normal([1, int(length), 64], [1, 2])
 

@@ -14,7 +14,7 @@ from keras_transformer.layers import (
     TokenEmbedding,
     TransformerXL,
 )
-from keras_transformer.layers.block import Residual
+from keras_transformer.layers.residual import Residual
 from keras_transformer.ops import beam_mask, causal_mask, local_mask
 from tests import reference
 from tests.reference import array, exact, fill, normal

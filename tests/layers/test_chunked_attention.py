@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import MultiHeadAttention
-from keras_transformer.layers import chunked_attention as module
+from keras_transformer.layers import memory_efficient_attention as module
 from keras_transformer.ops import causal_mask
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
@@ -30,11 +30,11 @@ def noise(seed, shape, rate, rows):
     """The factors of all chunks of an attention, side by side."""
     import tensorflow as tf
 
-    from keras_transformer.layers.internals import keep_mask_of
+    from keras_transformer.layers.internals import keep_mask_from_seed
 
     batch, heads, target, source = shape
     chunks = [
-        keep_mask_of(seed + [0, chunk], (batch, heads, rows, source), rate)
+        keep_mask_from_seed(seed + [0, chunk], (batch, heads, rows, source), rate)
         for chunk in range(-(-target // rows))
     ]
     return tf.cast(tf.concat(chunks, axis=2)[:, :, :target], "float32") / (1 - rate)
@@ -90,7 +90,7 @@ def test_a_layer_of_long_sequences_chooses_chunks_unless_scores_are_asked_for(
     mask = causal_mask(9)
     expected = layer(inputs, attention_mask=mask, padding_mask=inputs[..., 0] > -1)
     expected_scores = layer.attention_scores(inputs, attention_mask=mask)
-    monkeypatch.setattr(module, "LEAST_WEIGHTS", 81)
+    monkeypatch.setattr(module, "MIN_WEIGHTS", 81)
     monkeypatch.setattr(module, "CHUNK_ROWS", 3)
 
     @tf.function
@@ -127,7 +127,7 @@ def test_dropout_drops_the_same_weights_forward_and_backward(monkeypatch):
 def test_lengths_that_vary_choose_chunks_when_xla_compiles_for_them(monkeypatch, lengths):
     import tensorflow as tf
 
-    monkeypatch.setattr(module, "LEAST_WEIGHTS", 40)
+    monkeypatch.setattr(module, "MIN_WEIGHTS", 40)
     monkeypatch.setattr(module, "CHUNK_ROWS", 3)
     draw = np.random.default_rng(3)
     target, source = (draw.normal(size=(2, n, 4)).astype("float32") for n in lengths)
@@ -164,5 +164,5 @@ def test_4096_tokens_hold_a_fifth_of_the_memory_of_all_weights_at_once():
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return float(done.stdout.splitlines()[-1])
 
-    in_chunks, at_once = megabytes(module.LEAST_WEIGHTS), megabytes(10**9)
+    in_chunks, at_once = megabytes(module.MIN_WEIGHTS), megabytes(10**9)
     assert in_chunks <= at_once / 5

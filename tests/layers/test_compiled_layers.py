@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import DecoderBlock, EncoderBlock
-from keras_transformer.layers.normalization import LayerNormalization
+from keras_transformer.layers.residual import LayerNormalization
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
 

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers import MultiHeadAttention, attention
-from keras_transformer.layers import fused_attention as module
+from keras_transformer.layers import MultiHeadAttention
+from keras_transformer.layers import memory_efficient_attention as module
 from keras_transformer.ops.attention import dot_product_attention
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's")
@@ -36,13 +36,13 @@ def test_drawn_attention_and_its_gradients_equal_ours(number):
 
 
 def test_a_layer_uses_it_on_a_gpu_in_half_precision_without_dropout_or_scores(monkeypatch):
-    calls = []
+    calls, fused_attention = [], module.fused_attention
 
     def counted(*arguments):
         calls.append(arguments)
-        return module.fused_attention(*arguments, implementation="xla")
+        return fused_attention(*arguments, implementation="xla")
 
-    monkeypatch.setattr(attention, "fused_attention", counted)
+    monkeypatch.setattr(module, "fused_attention", counted)
     layer = MultiHeadAttention(2, dropout=0.5, dtype="mixed_bfloat16")
     inputs = keras.random.normal((3, 6, 16))
     expected = layer(inputs)

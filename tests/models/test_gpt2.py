@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.convert import arrays_of_keras_hub_gpt2, load_gpt2
+from keras_transformer import convert
+from keras_transformer.convert import arrays_of, load_gpt2, read_keras_hub
 from keras_transformer.decoding import greedy_search
 from keras_transformer.models.gpt2_model import SIZES, gpt2
 from tests.reference import array
@@ -32,9 +33,14 @@ def backbone():
     return backbone
 
 
+def arrays_of_keras_hub(backbone):
+    """The numbers of a backbone with Hugging Face's names."""
+    return arrays_of(convert.gpt2.rows(read_keras_hub(backbone).model))
+
+
 @pytest.fixture(scope="module")
 def model(backbone):
-    return load_gpt2(model_of(), arrays_of_keras_hub_gpt2(backbone))
+    return load_gpt2(model_of(), arrays_of_keras_hub(backbone))
 
 
 def test_logits_are_those_of_keras_hub(backbone, model):
@@ -72,7 +78,7 @@ def test_logits_and_greedy_tokens_are_those_of_hugging_face(backbone, model):
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     theirs = transformers.GPT2LMHeadModel(config).eval()
-    arrays = arrays_of_keras_hub_gpt2(backbone)
+    arrays = arrays_of_keras_hub(backbone)
     state = {f"transformer.{name}": torch.tensor(values) for name, values in arrays.items()}
     state["lm_head.weight"] = state["transformer.wte.weight"]
     theirs.load_state_dict(state)
@@ -111,7 +117,7 @@ def test_the_sizes_have_the_published_numbers_of_parameters():
 
 
 def test_weights_that_do_not_fit_are_refused(backbone):
-    arrays = arrays_of_keras_hub_gpt2(backbone)
+    arrays = arrays_of_keras_hub(backbone)
     with pytest.raises(ValueError, match=r"wte.weight must have the shape \(37, 24\).*\(37, 20\)"):
         load_gpt2(model_of(hidden_dim=24, num_heads=3), arrays)
     del arrays["h.1.mlp.c_fc.bias"]

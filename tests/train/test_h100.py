@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer.decoding import beam_search
-from keras_transformer.layers import chunked_attention
+from keras_transformer.layers import memory_efficient_attention
 from train.benchmark.engines import SIZES
 from train.benchmark.h100 import COLUMNS, compiled, figures_of, main, row
 
@@ -123,5 +123,5 @@ def test_attention_of_long_sequences_holds_less_than_half_in_chunks(compiler, mo
 
     in_chunks = temporary_mib()
     assert in_chunks < 500
-    monkeypatch.setattr(chunked_attention, "LEAST_WEIGHTS", 10**9)
+    monkeypatch.setattr(memory_efficient_attention, "MIN_WEIGHTS", 10**9)
     assert in_chunks < temporary_mib() / 2

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.data import PackedRows
 from keras_transformer.serving import Generator, RunFolder, Translator
 from keras_transformer.tokenizers import SymbolTokenizer
 from train import language_model, loop, translation
@@ -100,5 +101,5 @@ def test_a_packed_run_keeps_one_shape_where_steps_are_compiled(tmp_path, monkeyp
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
     run = Run(tmp_path / "run", TranslationConfig)
     config = with_plan(TranslationConfig(packed=True), run, tf.distribute.get_strategy())
-    assert config.shapes == 0 and config.plan()["packed"]
+    assert config.shapes == 0 and config.batch_shapes() == PackedRows()
     assert with_plan(TranslationConfig(), run, tf.distribute.get_strategy()).shapes == 16

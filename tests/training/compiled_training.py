@@ -15,13 +15,15 @@ import numpy as np
 
 import keras_transformer as kt
 from keras_transformer.data import (
+    FewShapes,
     LabelledBatches,
     PackedDocuments,
+    PackedRows,
     PretrainingBatches,
     TokenBatches,
     tokenize_documents,
 )
-from keras_transformer.layers import chunked_attention
+from keras_transformer.layers import memory_efficient_attention
 from keras_transformer.tokenizers import train_word_pieces
 from keras_transformer.training import PretrainingLoss, TokenAccuracy, TokenCrossentropy
 
@@ -36,12 +38,13 @@ def drawn(lengths):
     return [RANDOM.integers(4, 30, length).tolist() for length in lengths]
 
 
-def translated(**plan):
+def translated(shapes):
     sides = drawn(LENGTHS), drawn(np.maximum(2, LENGTHS + RANDOM.integers(-3, 4, 500)))
     batches = [
-        TokenBatches(*(side[:count] for side in sides), 700, 50, **plan) for count in (500, 200)
+        TokenBatches(*(side[:count] for side in sides), 700, 50, shapes=shapes)
+        for count in (500, 200)
     ]
-    model = kt.translation(30, **SIZES, packed=plan.get("packed", False))
+    model = kt.translation(30, **SIZES, packed=isinstance(shapes, PackedRows))
     return model, batches, {"loss": TokenCrossentropy(), "metrics": [TokenAccuracy()]}
 
 
@@ -58,7 +61,7 @@ def documents():
 def classified():
     texts, labels = drawn(LENGTHS), np.eye(3)[RANDOM.integers(0, 3, 500)]
     batches = [
-        LabelledBatches(texts[:count], labels[:count], list("abc"), 700, shapes=2)
+        LabelledBatches(texts[:count], labels[:count], list("abc"), 700, shapes=FewShapes(2))
         for count in (500, 200)
     ]
     loss = keras.losses.CategoricalCrossentropy(True, reduction="mean_with_sample_weight")
@@ -80,8 +83,8 @@ def pretrained():
 
 
 KINDS = {
-    "translation": lambda: translated(shapes=2),
-    "packed translation": lambda: translated(packed=True),
+    "translation": lambda: translated(FewShapes(2)),
+    "packed translation": lambda: translated(PackedRows()),
     "documents": documents,
     "classification": classified,
     "pretraining": pretrained,
@@ -96,7 +99,7 @@ def shapes_of(dataset):
 
 
 def main(kind):
-    chunked_attention.LEAST_WEIGHTS, chunked_attention.CHUNK_ROWS = LONG**2, 7
+    memory_efficient_attention.MIN_WEIGHTS, memory_efficient_attention.CHUNK_ROWS = LONG**2, 7
     keras.utils.set_random_seed(3)
     model, (train, valid), settings = KINDS[kind]()
     model.compile("adam", jit_compile=True, **settings)

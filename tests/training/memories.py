@@ -22,7 +22,7 @@ from keras_transformer.training import (
 )
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.distribution import this_worker
-from keras_transformer.training.replicas import carried_variables
+from keras_transformer.training.step_state import carried_variables
 
 ROWS, LENGTH, SEGMENTS, START = 4, 7, 6, 2
 

@@ -8,7 +8,7 @@ from keras_transformer.training.callbacks import (
     BestScore,
     StopOnNonFiniteLoss,
     TokensPerSecond,
-    can_be_late,
+    accepts_late_logs,
 )
 from keras_transformer.training.checkpoints import Checkpoints, SaveOnTerminate
 
@@ -158,7 +158,7 @@ def test_tensorboard_that_writes_epochs_makes_no_step_wait(tmp_path):
     events = [e for path in files for e in tf.compat.v1.train.summary_iterator(str(path))]
     steps = [e.step for e in events for v in e.summary.value if v.tag == "epoch_loss"]
     assert steps == [0, 1]
-    assert not can_be_late(keras.callbacks.TensorBoard(str(tmp_path), update_freq=1))
+    assert not accepts_late_logs(keras.callbacks.TensorBoard(str(tmp_path), update_freq=1))
 
 
 def test_workers_ask_each_other_every_ten_steps_and_gather_when_a_checkpoint_is_written(

@@ -119,9 +119,9 @@ def test_steps_are_skipped_by_the_gradient_of_the_whole_batch():
 
 
 def test_the_scale_doubles_after_many_steps_without_overflow(monkeypatch):
-    from keras_transformer.training import loss_scale
+    from keras_transformer.training import step_state
 
-    monkeypatch.setattr(loss_scale, "STEPS_TO_DOUBLE", 3)
+    monkeypatch.setattr(step_state, "STEPS_TO_DOUBLE", 3)
     model = in_float16()
     set_scale(model, 4.0)
     seen = []
@@ -205,6 +205,6 @@ def test_a_reloaded_model_that_does_not_scale_goes_on_without(tmp_path):
 
 @pytest.mark.parametrize(("labels", "factor"), [(4, 2.0**13), (5, 2.0**12), (0, 2.0**15)])
 def test_the_factor_of_a_sum_is_a_power_of_two(labels, factor):
-    from keras_transformer.training.loss_scale import LossScale
+    from keras_transformer.training.step_state import LossScale
 
     assert float(LossScale().factor(labels)) == factor

@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.training import projected_loss as module
-from keras_transformer.training.parts import added
 from keras_transformer.training.projected_loss import ProjectedLoss, projected_loss
+from keras_transformer.training.step_sums import added
 
 from .conftest import needs_tensorflow
 
@@ -82,7 +82,7 @@ def compiled_projected_loss(*given, **options):
     found = module.compiled_projected_loss(*given, **options)
     if found.table_gradient is None:
         return ProjectedLoss(*found[:3])
-    return ProjectedLoss(*found[:2], added(found.table_gradient, found.of_labels))
+    return ProjectedLoss(*found[:2], added(found.table_gradient, found.label_gradient))
 
 
 def under_xla(*given):

@@ -74,7 +74,7 @@ class Classification(Experiment):
         prepare, _ = self._inputs(tokenizer)
         config = self.config
         batches = LabelledBatches.load(
-            path, config.tokens_per_batch, config.seed, prepare, **config.plan()
+            path, config.tokens_per_batch, config.seed, prepare, config.batch_shapes()
         )
         check_names(batches.names, self.train_text)
         return batches
@@ -162,8 +162,8 @@ class Classification(Experiment):
         prepare, longest = self._inputs(tokenizer)
         config = self.config
         ids = tokenize(text.texts, tokenizer)
-        sizes = (config.tokens_per_batch, longest, config.seed)
-        return LabelledBatches(ids, text.matrix(), text.names, *sizes, prepare, **config.plan())
+        sizes = config.tokens_per_batch, longest, config.seed, prepare, config.batch_shapes()
+        return LabelledBatches(ids, text.matrix(), text.names, *sizes)
 
     def _inputs(self, tokenizer):
         """A function from token ids, (batch, length), to the model's inputs, and their limit."""

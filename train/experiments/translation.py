@@ -121,7 +121,7 @@ class Translation(Experiment):
         return self._batches(*(tf.ragged.boolean_mask(ids, kept) for ids in sides))
 
     def load_batches(self, path, tokenizer):
-        return TokenBatches.load(path, *self._limits(), **self.config.plan())
+        return TokenBatches.load(path, *self._limits(), self.config.batch_shapes())
 
     def validation(self, tokenizer):
         if self.valid_text is None:
@@ -201,7 +201,7 @@ class Translation(Experiment):
         return tokenize(text.sources, source), tokenize(text.targets, target or source)
 
     def _batches(self, source_ids, target_ids):
-        return TokenBatches(source_ids, target_ids, *self._limits(), **self.config.plan())
+        return TokenBatches(source_ids, target_ids, *self._limits(), self.config.batch_shapes())
 
     def _tokenizers(self, tokenizer):
         """Those of source and target, with their languages; the latter None if it is the same."""

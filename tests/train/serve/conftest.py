@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from keras_transformer import classifier, language_model, translation
-from keras_transformer.convert.loading import Converted
+from keras_transformer.convert import Converted
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import train_byte_pairs, train_sentencepiece
 from tests.serving.conftest import SENTENCES, SMALL, VOCABULARY_SIZE

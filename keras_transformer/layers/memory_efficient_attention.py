@@ -1,25 +1,53 @@
-"""Dot-product attention of long sequences on TensorFlow, without holding all of its weights."""
+"""Dot-product attention that does not hold all of its weights at once.
+
+On TensorFlow, long sequences are computed in chunks of targets; on JAX with a GPU, one kernel of
+cuDNN computes everything.
+"""
 
 import keras
 from keras import ops
 
-from keras_transformer.layers.compiled import compiled_attention_weights, unseen_zero
-from keras_transformer.layers.dropout import dropped
-from keras_transformer.layers.internals import draw_seed, is_compiled, keep_mask_of
+from keras_transformer.layers.compiled import compiled_attention_weights, opaque_zero
+from keras_transformer.layers.dropout import drop
+from keras_transformer.layers.internals import draw_seed, is_compiled, keep_mask_from_seed
 from keras_transformer.ops.attention import attention_weights
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+elif keras.backend.backend() == "jax":
+    import jax
+    import jax.numpy as jnp
 
-LEAST_WEIGHTS = 1024 * 1024  # per head; fewer are faster all at once
+MIN_WEIGHTS = 1024 * 1024  # per head; fewer are faster all at once
 CHUNK_ROWS = 256  # targets at a time
 
 
-def may_suit_chunks(queries, keys):
-    """Whether attention of (..., target, dim) to (..., source, dim) is worth chunking, or may be.
+def memory_efficient_attention(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
+    """The context of `dot_product_attention`, or None where that serves as well.
 
-    It may where XLA compiles a program for each of several lengths. Without XLA lengths that vary
-    count as short: a branch would slow down every step of short sequences. Never in float64, which
+    Args:
+        queries: (batch, heads, target, dim).
+        keys: (batch, heads, source, dim).
+        values: the same shape as `keys`.
+        mask: boolean, broadcasts to (batch, heads, target, source), or None.
+        rate: probability in [0, 1) with which a weight is dropped.
+        seed_generator: a `keras.random.SeedGenerator`; needed if `rate` is not 0.
+
+    Returns:
+        (batch, heads, target, dim), or None.
+    """
+    if may_need_chunks(queries, keys):
+        return attention_by_length(queries, keys, values, mask, rate, seed_generator)
+    if not rate and suits_cudnn(queries, keys):
+        return fused_attention(queries, keys, values, mask)
+    return None
+
+
+def may_need_chunks(queries, keys):
+    """Whether attention of (..., target, dim) to (..., source, dim) is long, or may be.
+
+    Unknown lengths may be long where XLA compiles a program for each of them. Without XLA they
+    count as short: a branch would slow down every step of short sequences. So does float64, which
     the sums over chunks would round to float32.
     """
     if keras.backend.backend() != "tensorflow" or queries.dtype == "float64":
@@ -27,31 +55,31 @@ def may_suit_chunks(queries, keys):
     lengths = queries.shape[-2], keys.shape[-2]
     if None in lengths:
         return is_compiled()
-    return lengths[0] * lengths[1] >= LEAST_WEIGHTS
+    return lengths[0] * lengths[1] >= MIN_WEIGHTS
 
 
 def attention_by_length(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
     """`chunked_attention` of long sequences; short ones at once, with the same context.
 
-    Lengths that vary decide when XLA compiles a program for them. The arguments are those of
-    `chunked_attention`, but for a `keras.random.SeedGenerator` in place of a seed.
+    Unknown lengths are compared when XLA compiles a program for them. The arguments are those of
+    `memory_efficient_attention`.
     """
     seed = draw_seed(seed_generator) if rate else None
 
-    def whole():
+    def at_once():
         weights = compiled_attention_weights(queries, keys, mask)
         if rate:
-            weights = dropped(weights, keep_mask_of(seed, ops.shape(weights), rate), rate)
+            weights = drop(weights, keep_mask_from_seed(seed, ops.shape(weights), rate), rate)
         return ops.matmul(weights, values)
 
     def in_chunks():
         return chunked_attention(queries, keys, values, mask, rate, seed)
 
-    is_long = ops.shape(queries)[2] * ops.shape(keys)[2] >= LEAST_WEIGHTS
+    is_long = ops.shape(queries)[2] * ops.shape(keys)[2] >= MIN_WEIGHTS
     if isinstance(is_long, bool):
-        return in_chunks() if is_long else whole()
+        return in_chunks() if is_long else at_once()
     # XLA compiles both branches of a `tf.cond`, but of a case only that for the shape at hand.
-    return tf.switch_case(tf.cast(is_long, tf.int32), [whole, in_chunks])
+    return tf.switch_case(tf.cast(is_long, tf.int32), [at_once, in_chunks])
 
 
 def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
@@ -87,14 +115,16 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
             # as constants of the program, and compile one for each batch.
             target, *sizes = _sizes(upstream)
             # For each target, the sum over sources of weight times gradient.
-            both = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
-            means = _in_chunks(tf.reduce_sum(both, axis=-1, keepdims=True), *sizes)
+            products = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
+            means = _in_chunks(tf.reduce_sum(products, axis=-1, keepdims=True), *sizes)
             upstream = _in_chunks(upstream, *sizes)
-            of_queries, of_keys, of_values = _gradients(
-                weights_of, in_chunks, keys, values, upstream, means
+            gradients = _gradients(weights_of, in_chunks, keys, values, upstream, means)
+            query_gradients, key_gradients, value_gradients = gradients
+            return (
+                _out_of_chunks(query_gradients, target),
+                tf.cast(key_gradients, keys.dtype),
+                tf.cast(value_gradients, values.dtype),
             )
-            of_queries = _out_of_chunks(of_queries, target)
-            return of_queries, tf.cast(of_keys, keys.dtype), tf.cast(of_values, values.dtype)
 
         return context, gradient
 
@@ -124,7 +154,7 @@ def _weights_by_chunk(queries, keys, mask, rate, seed):
         weights = attention_weights(chunk_queries, keys, chunk_mask)
         if not rate:
             return weights, None
-        kept = keep_mask_of(seed + [0, chunk], ops.shape(weights), rate)
+        kept = keep_mask_from_seed(seed + [0, chunk], ops.shape(weights), rate)
         return weights, tf.where(kept, tf.cast(1 / (1 - rate), weights.dtype), 0)
 
     return weights_of
@@ -144,27 +174,33 @@ def _contexts(weights_of, queries, keys, values):
 def _gradients(weights_of, queries, keys, values, upstream, means):
     """The gradients for all chunks of queries, and for keys and values, these in float32."""
 
-    def body(chunk, of_queries, of_keys, of_values):
-        some, up = queries[chunk], upstream[chunk]
-        weights, factors = weights_of(chunk, some, keys)
-        of_chunk = tf.matmul(_scaled(weights, factors), up, transpose_a=True)
-        of_values += tf.cast(of_chunk, tf.float32)
-        of_weights = _scaled(tf.matmul(up, values, transpose_b=True), factors)
-        of_weights, weights = (tf.cast(t, tf.float32) for t in (of_weights, weights))
-        of_scores = weights * (of_weights - means[chunk]) * some.shape[-1] ** -0.5
-        of_scores = tf.cast(of_scores, some.dtype)
-        of_queries = of_queries.write(chunk, tf.matmul(of_scores, keys))
-        of_keys += tf.cast(tf.matmul(of_scores, some, transpose_a=True), tf.float32)
-        return chunk + 1, of_queries, of_keys, of_values
+    def body(chunk, query_gradients, key_gradients, value_gradients):
+        chunk_queries, chunk_upstream = queries[chunk], upstream[chunk]
+        weights, factors = weights_of(chunk, chunk_queries, keys)
+        dropped_weights = _scaled(weights, factors)
+        value_gradient = tf.matmul(dropped_weights, chunk_upstream, transpose_a=True)
+        weight_gradient = _scaled(tf.matmul(chunk_upstream, values, transpose_b=True), factors)
+        weight_gradient, weights = (tf.cast(t, tf.float32) for t in (weight_gradient, weights))
+        score_gradient = (
+            weights * (weight_gradient - means[chunk]) * chunk_queries.shape[-1] ** -0.5
+        )
+        score_gradient = tf.cast(score_gradient, chunk_queries.dtype)
+        key_gradient = tf.matmul(score_gradient, chunk_queries, transpose_a=True)
+        return (
+            chunk + 1,
+            query_gradients.write(chunk, tf.matmul(score_gradient, keys)),
+            key_gradients + tf.cast(key_gradient, tf.float32),
+            value_gradients + tf.cast(value_gradient, tf.float32),
+        )
 
     chunks = ops.shape(upstream)[0]
-    of_queries = tf.TensorArray(queries.dtype, chunks, element_shape=queries.shape[1:])
+    query_gradients = tf.TensorArray(queries.dtype, chunks, element_shape=queries.shape[1:])
     # Unless these wait for the gradient, XLA creates the zeros of all layers at once.
-    zero = unseen_zero(upstream)
+    zero = opaque_zero(upstream)
     zeros = [tf.fill(tf.shape(each), zero) for each in (keys, values)]
     zeros = [tf.ensure_shape(each, keys.shape) for each in zeros]
-    of_queries, of_keys, of_values = _over_chunks(body, upstream, of_queries, *zeros)
-    return of_queries.stack(), of_keys, of_values
+    query_gradients, *sums = _over_chunks(body, upstream, query_gradients, *zeros)
+    return query_gradients.stack(), *sums
 
 
 def _scaled(weights, factors):
@@ -172,9 +208,9 @@ def _scaled(weights, factors):
     return weights if factors is None else weights * factors
 
 
-def _over_chunks(body, of_chunks, *start):
-    """What `body` makes of `start`, chunk by chunk."""
-    chunks = ops.shape(of_chunks)[0]
+def _over_chunks(body, tensor, *start):
+    """Applies `body` to `start` as often as a tensor has chunks."""
+    chunks = ops.shape(tensor)[0]
     return tf.while_loop(
         lambda chunk, *_: chunk < chunks,
         body,
@@ -206,3 +242,47 @@ def _out_of_chunks(tensor, target):
     return tf.reshape(tf.transpose(tensor, [1, 2, 0, 3, 4]), [-1, heads, chunks * rows, dim])[
         :, :, :target
     ]
+
+
+def suits_cudnn(queries, keys):
+    """Whether cuDNN has a kernel for attention between (batch, heads, length, dim).
+
+    There is one on JAX with a GPU, in half precision, for even lengths and head widths that are
+    multiples of 8 up to 128. With bfloat16 the GPU is assumed to be Ampere or newer.
+    """
+    if keras.backend.backend() != "jax" or not has_gpu():
+        return False
+    lengths, dim = (queries.shape[2], keys.shape[2]), queries.shape[3]
+    is_half = keras.backend.standardize_dtype(queries.dtype) in ("bfloat16", "float16")
+    return is_half and dim <= 128 and dim % 8 == 0 and not any(length % 2 for length in lengths)
+
+
+def has_gpu():
+    """Whether JAX computes on a GPU."""
+    return jax.default_backend() == "gpu"
+
+
+def fused_attention(queries, keys, values, mask=None, implementation="cudnn"):
+    """The context of `dot_product_attention`, in a kernel that never holds the weights.
+
+    Source: Dao et al. 2022 (https://arxiv.org/abs/2205.14135).
+
+    Args:
+        queries: (batch, heads, target, dim).
+        keys: (batch, heads, source, dim).
+        values: (batch, heads, source, dim).
+        mask: boolean, broadcasts to (batch, heads, target, source), or None.
+        implementation: as in `jax.nn.dot_product_attention`.
+
+    Returns:
+        (batch, heads, target, dim); zeros for a fully masked target.
+    """
+    by_position = (jnp.swapaxes(tensor, 1, 2) for tensor in (queries, keys, values))
+    if mask is not None:
+        shape = (*mask.shape[:2], queries.shape[2], keys.shape[2])
+        mask = jnp.broadcast_to(mask, shape)
+    context = jax.nn.dot_product_attention(*by_position, mask=mask, implementation=implementation)
+    context = jnp.swapaxes(context, 1, 2)
+    if mask is None:
+        return context
+    return jnp.where(mask.any(axis=-1, keepdims=True), context, 0)

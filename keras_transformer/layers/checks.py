@@ -1,19 +1,18 @@
-"""What a layer may be called with: the shapes of vectors and masks, and what it was built for."""
+"""What a layer refuses: vectors and masks of other shapes, other inputs, and `quantize`."""
 
-from keras_transformer.layers.internals import mask_of
+from keras_transformer.layers.internals import keras_mask_of
 from keras_transformer.ops.masks import check_boolean
 
 
-class ChecksInputs:
-    """A mixin for layers whose weights fit the inputs that they were built for, and no others."""
+class InputChecksMixin:
+    """For layers whose weights fit only the inputs that they were built for."""
 
     _widths = None
 
     def _build_for(self, **shapes):
-        """Keeps the widths of the inputs, by name; None for an input that there is not."""
+        """Keeps the widths of the inputs, by name; the shape of an input may be None."""
         check_vectors(**shapes)
-        given = {name: shape for name, shape in shapes.items() if shape is not None}
-        self._widths = {name: shape[-1] for name, shape in given.items()}
+        self._widths = {name: s[-1] for name, s in shapes.items() if s is not None}
 
     def _check_inputs(self, **inputs):
         """Raises ValueError for vectors of another shape, and for inputs it was built without."""
@@ -35,11 +34,26 @@ class ChecksInputs:
                 )
 
 
+class NotQuantizedMixin:
+    """Refuses Keras's `quantize`, which supports Dense and Embedding layers only.
+
+    For layers without sublayers, the only ones that `Model.quantize` calls.
+    """
+
+    def quantize(self, mode=None, type_check=True, config=None):
+        raise ValueError(
+            "Keras cannot quantize layers of keras_transformer, which hold most of the weights. "
+            "Export the model for a runtime that computes in int8, with `python -m train.convert "
+            "--to ctranslate2`, or leave them out with `filters`. "
+            f"Received: mode={mode!r} for {self.name}."
+        )
+
+
 def check_vectors(**inputs):
     """Raises ValueError unless each input, a tensor, its shape or None, has three axes."""
-    for name, given in inputs.items():
-        shape = tuple(getattr(given, "shape", given) or ())
-        if given is not None and len(shape) != 3:
+    for name, vectors in inputs.items():
+        shape = tuple(getattr(vectors, "shape", vectors) or ())
+        if vectors is not None and len(shape) != 3:
             raise ValueError(
                 f"{name} must be vectors of the shape (batch, length, dim). Join axes, or add one, "
                 f"with keras.ops.reshape. Received: {name} of shape {shape}."
@@ -75,9 +89,9 @@ def check_per_token(name, values, *inputs):
 
 
 def implicit_mask(inputs, padding_mask, name="padding_mask"):
-    """The given padding mask, or else the one that Keras carries with the inputs."""
+    """The padding mask of a call, or else the one that Keras carries with the inputs."""
     if padding_mask is None:
-        return mask_of(inputs)
+        return keras_mask_of(inputs)
     check_per_token(name, padding_mask, inputs)
     check_boolean(padding_mask)
     return padding_mask

@@ -1,0 +1,97 @@
+"""The settings of our blocks, as other libraries name them and as far as these hold them."""
+
+import keras
+
+from keras_transformer.convert.tables import ConversionError
+from keras_transformer.layers.feed_forward import gelu_tanh
+
+# Our activations by Hugging Face's names, of which each family has some.
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def check_dense(stack, library="Hugging Face", needs_bias=True):
+    """Raises ConversionError unless a stack has the attention that every library has.
+
+    Args:
+        stack: an `Encoder` or a `Decoder`.
+        library: for the message.
+        needs_bias: whether the projections must have biases.
+    """
+    kernel, bias = stack.blocks[0].self_attention.output_projection
+    square = kernel.shape[0] == kernel.shape[1]
+    lacks_bias = needs_bias and bias is None
+    if stack.attention_pattern is not None or not square or lacks_bias or stack.lora:
+        raise ConversionError(
+            f"{library} needs dense attention{' with biases' * needs_bias}, heads that together "
+            "are as wide as the model, and no unmerged LoRA. Received: "
+            f"attention_pattern={stack.attention_pattern!r}, key_dim={stack.key_dim!r}, "
+            f"use_bias={bias is not None}, lora={stack.lora!r}."
+        )
+
+
+def activation_of(stack, names=("relu", "silu", "gelu", "gelu_new"), library="Hugging Face"):
+    """What a library calls the activation of a stack.
+
+    Args:
+        stack: an `Encoder` or a `Decoder`.
+        names: what it calls relu, silu, gelu and gelu_tanh.
+        library: for the message.
+    """
+    ours = (keras.activations.relu, keras.activations.silu, keras.activations.gelu, gelu_tanh)
+    if stack.activation not in ours:
+        raise ConversionError(
+            f"{library} supports the activations relu, silu, gelu and gelu_tanh. Received: "
+            f"{keras.activations.serialize(stack.activation)}."
+        )
+    return names[ours.index(stack.activation)]
+
+
+def read_dimensions(settings, names, intermediate_dim=None):
+    """The dimensions in another library's settings, as arguments of our models.
+
+    Args:
+        settings: `Settings`.
+        names: {our name of a setting: theirs}.
+        intermediate_dim: the usual one; None if it must be given.
+    """
+    dropout = settings.share(names["dropout"], 0.1)
+    return {
+        "num_layers": settings.count(names["num_layers"]),
+        **settings.heads_of(names["hidden_dim"], names["num_heads"]),
+        "intermediate_dim": settings.count(names["intermediate_dim"], intermediate_dim),
+        "dropout": dropout,
+        "attention_dropout": settings.share(names["attention_dropout"], 0.1),
+    }
+
+
+def written_dimensions(model, stack, table, names):
+    """The inverse of `read_dimensions`, with all sizes that a model with learned positions has."""
+    ours = {
+        "vocabulary_size": table.vocabulary_size,
+        "hidden_dim": table.hidden_dim,
+        "max_sequence_length": model.positions.max_sequence_length,
+        **{name: getattr(stack, name) for name in (
+            "num_layers", "num_heads", "intermediate_dim", "dropout", "attention_dropout",
+            "norm_epsilon",
+        )},
+    }  # fmt: skip
+    return {names[name]: value for name, value in ours.items() if name in names}
+
+
+def pieces_of_rows(tokenizer, table=None):
+    """A name for each id of a tokenizer, or for each row of a table of embeddings.
+
+    A table may have more rows, whose names are made up, or lack those of the control ids, as that
+    of GPT-2 does.
+    """
+    pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
+    size = len(pieces) if table is None else table.vocabulary_size
+    pieces = pieces[max(0, len(pieces) - size) :]
+    return [*pieces, *(f"<unused{i}>" for i in range(len(pieces), size))]

@@ -1,1 +1,0 @@
-"""Scripts that check what was written, with the foreign library; they import none of our code."""

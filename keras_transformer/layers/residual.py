@@ -1,0 +1,114 @@
+"""The residual connection around each sub-layer, and its layer normalisation."""
+
+import keras
+from keras import ops
+
+from keras_transformer.arguments import check_number, check_probability
+from keras_transformer.layers.compiled import has_own_gradients, normalise
+from keras_transformer.layers.dropout import ReproducibleDropout
+from keras_transformer.layers.freezing import FrozenPartsMixin
+
+LAYER_NORM_EPSILON = 1e-5
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class LayerNormalization(keras.layers.LayerNormalization):
+    """Keras's layer, with a gradient of its own where XLA compiles TensorFlow.
+
+    There it reads its inputs once for mean and variance, and keeps them alone for the backward
+    pass. All blocks and stacks use it.
+
+    Source: Ba et al. 2016 (https://arxiv.org/abs/1607.06450).
+
+    Args:
+        As for `keras.layers.LayerNormalization`.
+
+    Call arguments:
+        inputs: (..., dim).
+
+    Returns:
+        Same shape and dtype as `inputs`.
+
+    Examples:
+        >>> LayerNormalization(epsilon=0.0)(keras.ops.array([[1.0, 3.0]])).numpy().tolist()
+        [[-1.0, 1.0]]
+    """
+
+    def call(self, inputs):
+        is_last_axis = self.axis in ([-1], [len(inputs.shape) - 1])
+        keeps_mean = getattr(self, "rms_scaling", False)
+        is_plain = self.scale and self.center and is_last_axis and not keeps_mean
+        if not (is_plain and has_own_gradients(inputs, self.gamma)):
+            return super().call(inputs)
+        gamma, beta = (ops.cast(each, "float32") for each in (self.gamma, self.beta))
+        return normalise(inputs, gamma, beta, self.epsilon)
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class Residual(FrozenPartsMixin, keras.layers.Layer):
+    """Adds the outputs of a sub-layer to its inputs.
+
+    Pre-norm: x + dropout(sublayer(norm(x))). Post-norm: norm(x + dropout(sublayer(x))).
+
+    Source: Vaswani et al. 2017, sections 3.1 and 5.4 (https://arxiv.org/abs/1706.03762);
+    pre-norm: Xiong et al. 2020 (https://arxiv.org/abs/2002.04745).
+
+    Args:
+        dropout: probability in [0, 1) of dropping an element of the sub-layer's output.
+        pre_norm: whether to normalise the sub-layer's inputs instead of the sum.
+        norm_epsilon: added to the variance by the normalisation.
+
+    Call arguments:
+        inputs: (batch, length, dim).
+        outputs: of the sub-layer for `before(inputs)`, in the same shape.
+        training: whether dropout is applied.
+
+    Returns:
+        Same shape as `inputs`.
+
+    Examples:
+        >>> residual, inputs = Residual(), keras.ops.zeros((2, 3, 5))
+        >>> tuple(residual(inputs, keras.ops.relu(residual.before(inputs))).shape)
+        (2, 3, 5)
+    """
+
+    def __init__(self, dropout=0.0, pre_norm=True, norm_epsilon=LAYER_NORM_EPSILON, **kwargs):
+        super().__init__(**kwargs)
+        check_probability("dropout", dropout)
+        check_number("norm_epsilon", norm_epsilon, least=0)
+        self.dropout = dropout
+        self.pre_norm = pre_norm
+        self.norm_epsilon = norm_epsilon
+        self.norm = LayerNormalization(
+            epsilon=norm_epsilon,
+            dtype=self.dtype_policy,
+            trainable=self.trainable,
+            name="norm",
+        )
+        self._dropout = ReproducibleDropout(dropout, dtype=self.dtype_policy)
+        self.supports_masking = True
+
+    def build(self, inputs_shape, outputs_shape=None):
+        self.norm.build(inputs_shape)
+
+    def before(self, inputs):
+        """What the sub-layer is called with: `inputs`, normalised if `pre_norm`."""
+        return self.norm(inputs) if self.pre_norm else inputs
+
+    def call(self, inputs, outputs, training=None):
+        total = inputs + self._dropout(outputs, training=training)
+        return total if self.pre_norm else self.norm(total)
+
+    def compute_mask(self, inputs, previous_mask=None):
+        return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask
+
+    def compute_output_shape(self, inputs_shape, outputs_shape=None):
+        return inputs_shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "dropout": self.dropout,
+            "pre_norm": self.pre_norm,
+            "norm_epsilon": self.norm_epsilon,
+        }

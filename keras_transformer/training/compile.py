@@ -1,0 +1,316 @@
+"""`compile` of the library's `Model` on TensorFlow and JAX: the settings of the train step.
+
+They are checked here, and every error says what to do instead. What cannot be exact on several
+replicas is refused on one device and on JAX too, so that a model trains the same everywhere.
+"""
+
+import dataclasses
+import itertools
+import logging
+
+import keras
+
+from keras_transformer.arguments import check_integer, check_number
+from keras_transformer.training import internals
+from keras_transformer.training.loss_sums import resolve_loss
+from keras_transformer.training.step_state import (
+    ON_TENSORFLOW,
+    DropoutSeeds,
+    LossScale,
+    MovingAverage,
+    carried_variables,
+)
+
+if ON_TENSORFLOW:
+    import tensorflow as tf
+
+    from keras_transformer.training.distribution import check_devices, gpu_models
+    from keras_transformer.training.step_sums import Objective, is_token_sum
+
+REFUSED_OPTIMIZER_SETTINGS = {
+    "clipnorm": "clip_norm",
+    "global_clipnorm": "clip_norm",
+    "clipvalue": "clip_norm",
+    "gradient_accumulation_steps": "accumulation_steps",
+    "use_ema": "ema_momentum",
+}
+
+OF_WHOLE_BATCHES = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """What a train step needs, in one object, so that Keras does not track and save its parts."""
+
+    loss: keras.losses.Loss | None = None  # from `resolve_loss`
+    clip_norm: float | None = None
+    accumulation_steps: int = 1
+    ema_momentum: float | None = None
+    average: MovingAverage | None = None
+    dropout_seeds: DropoutSeeds | None = None
+    objective: "Objective | None" = None  # on TensorFlow
+    loss_scale: LossScale | None = None  # on TensorFlow; on JAX the optimizer scales the loss
+
+
+class CompileMixin:
+    """`compile` and what belongs to it, for the mixins that define the train step."""
+
+    _step = StepSettings()
+
+    def compile(
+        self,
+        optimizer="rmsprop",
+        loss=None,
+        loss_weights=None,
+        metrics=None,
+        weighted_metrics=None,
+        run_eagerly=False,
+        steps_per_execution=1,
+        jit_compile="auto",
+        auto_scale_loss=True,
+        *,
+        clip_norm=None,
+        accumulation_steps=1,
+        ema_momentum=None,
+    ):
+        optimizer = keras.optimizers.get(optimizer)
+        check_optimizer(optimizer)
+        check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights)
+        summed_loss = resolve_loss(loss)
+        if ON_TENSORFLOW:
+            check_strategy(self, steps_per_execution)
+        check_model(self, accumulation_steps, ema_momentum)
+
+        token_metrics, scales_loss = [], False
+        if ON_TENSORFLOW:
+            if jit_compile == "auto":
+                # On CPUs, XLA's matrix products are slower than oneDNN's, much so in bfloat16.
+                has_gpu = bool(tf.config.list_logical_devices("GPU"))
+                supports_jit = all(layer.supports_jit for layer in internals.all_layers(self))
+                jit_compile = has_gpu and supports_jit and not run_eagerly
+            if isinstance(metrics, (list, tuple)):
+                token_metrics = [m for m in metrics if is_token_sum(m, summed_loss)]
+                metrics = [m for m in metrics if not is_token_sum(m, summed_loss)]
+            scales_loss = auto_scale_loss and computes_in_float16(self)
+            auto_scale_loss = False  # Keras's scale would look at one replica only
+        internals.forget_compiled_metrics(self)
+        super().compile(
+            optimizer,
+            loss,
+            metrics=metrics or None,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile,
+            auto_scale_loss=auto_scale_loss,
+        )
+        check_clipping(self.optimizer, clip_norm)
+        if ON_TENSORFLOW:
+            internals.disable_gradient_reduction(optimizer)
+        if self.built and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+
+        average = objective = loss_scale = None
+        if ema_momentum is not None:
+            average = MovingAverage(self.trainable_variables, ema_momentum)
+        if scales_loss:
+            warn_of_float16_on_cpus()
+            loss_scale = LossScale()
+        if ON_TENSORFLOW:
+            needs_logits = scales_loss or overrides(self, "call")
+            objective = Objective(self, summed_loss, token_metrics, needs_logits)
+        self._step = StepSettings(
+            loss=summed_loss,
+            clip_norm=clip_norm,
+            accumulation_steps=accumulation_steps,
+            ema_momentum=ema_momentum,
+            average=average,
+            dropout_seeds=DropoutSeeds(self),
+            objective=objective,
+            loss_scale=loss_scale,
+        )
+
+    @property
+    def metrics(self):
+        objective = self._step.objective
+        return [*super().metrics, *([] if objective is None else objective.token_metrics)]
+
+    def get_compile_config(self):
+        """What `.keras` keeps of `compile`, so that a reloaded model can continue training."""
+        config = super().get_compile_config()
+        if not config:
+            return config
+        for name in ("clip_norm", "accumulation_steps", "ema_momentum"):
+            config[name] = getattr(self._step, name)
+        if ON_TENSORFLOW:
+            if token_metrics := self._step.objective.token_metrics:
+                serialized = map(keras.saving.serialize_keras_object, token_metrics)
+                config["metrics"] = [*serialized, *(config["metrics"] or [])]
+            has_scale = self._step.loss_scale is not None
+            config["auto_scale_loss"] = has_scale or not computes_in_float16(self)
+        else:
+            # TensorFlow may load the model, and decides for itself.
+            config["jit_compile"] = "auto" if config["jit_compile"] else False
+        return config
+
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+
+    def swap_averaged_weights(self):
+        """Exchanges the weights with their moving average; a second call changes them back."""
+        if self._step.average is None:
+            raise ValueError(
+                "There is no moving average of the weights. Compile with e.g. ema_momentum=0.999."
+            )
+        self._step.average.swap()
+
+
+def check_optimizer(optimizer):
+    """Raises for settings of an optimizer that `compile` has."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        if not ON_TENSORFLOW:
+            return  # on JAX it scales the loss, and clips what `clip_norm` would see too large
+        raise ValueError(
+            "The exact train step itself scales the loss of models in float16; an optimizer would "
+            "look at one replica only. Pass the inner optimizer to compile. "
+            "Received: a LossScaleOptimizer."
+        )
+    if ON_TENSORFLOW and getattr(optimizer, "loss_scale_factor", None) is not None:
+        raise ValueError(
+            "The exact train step itself scales the loss of models in float16. Leave "
+            "loss_scale_factor out. "
+            f"Received: loss_scale_factor={optimizer.loss_scale_factor}."
+        )
+    for name, ours in REFUSED_OPTIMIZER_SETTINGS.items():
+        value = getattr(optimizer, name, None)
+        if value:
+            raise ValueError(
+                f"Set {ours} in compile(), not {name} on the optimizer, where it gives different "
+                f"numbers on several replicas. Received: {name}={value}."
+            )
+
+
+def check_clipping(optimizer, clip_norm):
+    """Raises if an optimizer, which Keras has wrapped for float16 on JAX, scales gradients."""
+    if clip_norm is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "clip_norm would see scaled gradients under a LossScaleOptimizer. Set "
+            "global_clipnorm on the optimizer inside it, or train with mixed_bfloat16. "
+            f"Received: clip_norm={clip_norm}."
+        )
+
+
+def check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights):
+    if loss_weights is not None:
+        raise ValueError(
+            "The exact train step needs one loss for one output, without loss_weights. "
+            f"Received: loss_weights={loss_weights}."
+        )
+    if clip_norm is not None:
+        check_number("clip_norm", clip_norm, above=0)
+    check_integer("accumulation_steps", accumulation_steps)
+    if ema_momentum is not None:
+        check_number("ema_momentum", ema_momentum, above=0, below=1)
+
+
+def check_strategy(model, steps_per_execution):
+    if keras.distribution.distribution() is not None:
+        raise ValueError(
+            "keras.distribution does nothing on the TensorFlow backend: training would silently "
+            "use one device. Use keras_transformer.training.choose_strategy, or the JAX "
+            f"backend. Received: {type(keras.distribution.distribution()).__name__}."
+        )
+    if model.distribute_strategy is not tf.distribute.get_strategy():
+        raise ValueError(
+            "Make the model, its optimizer and compile it inside the same strategy.scope(). "
+            f"Received: a model made under {type(model.distribute_strategy).__name__}, compiled "
+            f"under {type(tf.distribute.get_strategy()).__name__}."
+        )
+    if not tf.distribute.has_strategy():
+        return
+    check_devices(model.distribute_strategy.extended.worker_devices, gpu_models())
+    if steps_per_execution != 1:
+        raise ValueError(
+            "steps_per_execution must be 1 under a tf.distribute strategy: Keras cannot loop "
+            f"over distributed batches. Received: steps_per_execution={steps_per_execution}."
+        )
+
+
+def check_model(model, accumulation_steps, ema_momentum):
+    """Raises for models with methods or layers that the exact step cannot honour."""
+    if accumulation_steps > 1 and carried_variables(model):
+        raise ValueError(
+            "accumulation_steps must be 1 for a model that carries a memory, because the memory "
+            "belongs to all rows of a batch. "
+            f"Received: accumulation_steps={accumulation_steps}."
+        )
+    replicas = model.distribute_strategy.num_replicas_in_sync if ON_TENSORFLOW else 1
+    for name in ("compute_loss", "compute_metrics", *(["train_step"] if replicas > 1 else [])):
+        if overrides(model, name):
+            raise ValueError(
+                f"The exact train step cannot include a custom {name}. Pass a loss and metrics to "
+                "compile, or train with keras.Model. "
+                f"Received: {type(model).__name__}, which overrides {name}."
+            )
+    split = replicas > 1 or accumulation_steps > 1
+    if not model.built and (split or ema_momentum is not None):
+        raise ValueError(
+            "Build the model before compile, for example by calling it on a batch: several "
+            "replicas, accumulation_steps and ema_momentum need its weights. "
+            f"Received: {type(model).__name__}, which is not built."
+        )
+    for layer in internals.all_layers(model):
+        _check_layer(layer, split)
+
+
+def _check_layer(layer, split):
+    if getattr(layer, "variable_dtype", None) == "float16":
+        raise ValueError(
+            "Weights in float16 are too coarse to train. Use the mixed_float16 policy, which keeps "
+            f"them in float32. Received: the layer {layer.name}, whose weights are in float16."
+        )
+    if any(getattr(weight, "overwrite_with_gradient", False) for weight in layer.trainable_weights):
+        raise ValueError(
+            "Weights that their gradient overwrites, as in float8, cannot be trained here. "
+            f"Received: the layer {layer.name}."
+        )
+    if split and layer.trainable and isinstance(layer, OF_WHOLE_BATCHES):
+        raise ValueError(
+            f"On replicas or with accumulation_steps, {type(layer).__name__} would see a part of "
+            "each batch, and its numbers would not be those of one device. Use "
+            "LayerNormalization, or set trainable=False on it. "
+            f"Received: the layer {layer.name}."
+        )
+    if split and not ON_TENSORFLOW and layer.activity_regularizer is not None:
+        raise ValueError(
+            "On JAX, accumulation_steps must be 1 with activity regularisers, which would see only "
+            f"a part of each batch. Received: the layer {layer.name}."
+        )
+
+
+def check_labels(y, loss):
+    if loss is None:
+        raise ValueError("Training and evaluation need a loss. Compile with one.")
+    if y is None:
+        raise ValueError(
+            "Training and evaluation need labels: data of (inputs, labels) or (inputs, labels, "
+            "sample weights). Received: inputs without labels."
+        )
+
+
+def overrides(model, name):
+    """Whether a user's subclass of the library's `Model` overrides a method."""
+    classes = itertools.takewhile(lambda c: CompileMixin not in c.__bases__, type(model).__mro__)
+    return any(name in vars(one_class) for one_class in classes)
+
+
+def computes_in_float16(model):
+    return any(layer.compute_dtype == "float16" for layer in internals.all_layers(model))
+
+
+def warn_of_float16_on_cpus():
+    if not tf.config.list_logical_devices("GPU"):
+        logging.getLogger(__name__).warning(
+            "float16 is slow on CPUs. Train with mixed_bfloat16 or float32, or on a GPU. "
+            "Received: a model in float16, and no GPU."
+        )
