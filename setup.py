@@ -19,7 +19,8 @@ TRAIN = [
     "tokenizers>=0.23,<0.24",
     "babel>=2.16,<3",
     "num2words>=0.5.13,<0.6",
-    "pydantic>=2.9,<3",
+    "pydantic>=2.12,<3",
+    "pydantic-settings>=2.14,<3",
 ]
 # importlib-resources: imported by tensorflow-datasets when it reads files, but not required by it.
 DATASETS = ["tensorflow-datasets>=4.9.7,<5", "importlib-resources>=6,<8"]
@@ -35,8 +36,18 @@ setup(
     long_description=(ROOT / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=find_packages(include=["keras_transformer", "keras_transformer.*"]),
-    package_data={"keras_transformer.figures": ["*.html"]},
+    # The folder train/ of the repository is installed under a name that nobody else uses. It is no
+    # part of keras_transformer, so that its flags are answered without importing TensorFlow.
+    packages=[
+        *find_packages(include=["keras_transformer", "keras_transformer.*"]),
+        *(f"keras_transformer_{name}" for name in find_packages(include=["train", "train.*"])),
+    ],
+    package_dir={"keras_transformer_train": "train"},
+    package_data={
+        "keras_transformer.figures": ["*.html"],
+        "keras_transformer_train": ["configs/*.yaml", "serve/*.html"],
+    },
+    entry_points={"console_scripts": ["keras-transformer = keras_transformer_train.cli:main"]},
     python_requires=">=3.11",
     install_requires=[
         f"tensorflow{TENSORFLOW}",

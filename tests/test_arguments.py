@@ -1,13 +1,10 @@
 """An editor shows every argument of what the library exports: none hides in *args or **kwargs."""
 
-import ast
 import importlib
 import inspect
-import pathlib
 
 import pytest
 
-import keras_transformer
 from keras_transformer import data, layers
 
 ROOMS = "ops layers models training tokenizers data decoding serving convert figures".split()
@@ -71,17 +68,3 @@ def test_load_takes_what_the_constructor_takes_beside_the_text(name):
     assert [(each.name, each.default) for each in further] == [
         (each.name, each.default) for each in made if not each.name.endswith("ids")
     ]
-
-
-def test_compile_takes_the_same_arguments_on_jax():
-    training = pathlib.Path(keras_transformer.__file__).parent / "training"
-    ours, of_jax = (
-        [
-            ast.unparse(node.args)
-            for node in ast.walk(ast.parse((training / file).read_text("utf-8")))
-            if isinstance(node, ast.FunctionDef) and node.name == "compile"
-        ]
-        for file in ("train_step.py", "jax_step.py")
-    )
-    assert ours == of_jax
-    assert len(ours) == 1

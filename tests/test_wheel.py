@@ -6,11 +6,12 @@ import pathlib
 import re
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
 import keras_transformer as kt
+from tests.train.serve.client import Client, serving
+from train.cli import MODULES
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
@@ -77,31 +78,93 @@ def blocks():
     ]
 
 
-def test_the_library_works_from_its_wheel_alone(tmp_path):
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The folder that the wheel is installed into."""
+    folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
-    subprocess.run([*pip, *build], check=True, cwd=tmp_path)
-    [wheel] = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run([*pip, *build], check=True, cwd=folder)
+    [wheel] = folder.glob("*.whl")
     assert f"-{kt.__version__}-" in wheel.name
-    assert "keras_transformer/figures/html_page.html" in names
-    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert tops == {"keras_transformer"}, "the commands and the tests stay in the repository"
-    place = tmp_path / "installed"
-    install = ["install", "--no-deps", "--target", str(place), str(wheel)]
+    install = ["install", "--no-deps", "--target", str(folder / "installed"), str(wheel)]
     subprocess.run([*pip, *install], check=True)
-    save_runs(tmp_path)
-    # No path of the repository: neither as the folder it runs in nor from an editable install.
+    return folder / "installed"
+
+
+def outside(place, folder, *command, **options):
+    """Runs a command with no path of the repository, as its folder or from an editable install."""
     environment = {**os.environ, "PYTHONPATH": str(place), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, "-c", USE.format(place=str(place), blocks=blocks(), small=SMALL)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, **options
     )
+
+
+def test_the_wheel_holds_the_library_and_the_commands_and_no_tests(place):
+    tops = {path.name for path in place.iterdir() if not path.name.endswith(".dist-info")}
+    assert tops == {"bin", "keras_transformer", "keras_transformer_train"}
+    assert (place / "keras_transformer" / "figures" / "html_page.html").exists()
+    assert (place / "keras_transformer_train" / "serve" / "page.html").exists()
+
+
+def test_the_library_works_from_its_wheel_alone(place, tmp_path):
+    save_runs(tmp_path)
+    code = USE.format(place=str(place), blocks=blocks(), small=SMALL)
+    done = outside(place, tmp_path, sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "All of it ran."
     served = {path.parent.name for path in (tmp_path / "saved_models").glob("*/1")}
     assert served == {"mine", "imdb", "shakespeare"}
     assert (tmp_path / "attention.png").exists() and (tmp_path / "attention.html").exists()
+
+
+def test_the_program_names_its_commands_and_itself(place, tmp_path):
+    program = f"{place}/bin/keras-transformer"
+    assert outside(place, tmp_path, program, "--version").stdout == f"{kt.__version__}\n"
+    for command in MODULES:
+        done = outside(place, tmp_path, program, command, "--help")
+        assert done.returncode == 0 and not done.stderr
+        assert f"keras-transformer {command}" in done.stdout.replace("_", "-")
+        assert "python -m train" not in done.stdout
+    done = outside(place, tmp_path, program, "translate", "--run=runs/mine")
+    assert done.returncode == 2
+    assert done.stderr.startswith("keras-transformer: ") and done.stderr.count("\n") == 1
+    config = outside(place, tmp_path, program, "language_model", "--config=shakespeare_gpt2")
+    assert config.returncode == 2 and config.stderr == "error: --run is required.\n"
+
+
+@pytest.fixture(scope="module")
+def published(place, tmp_path_factory):
+    """A folder in which the program has trained on two workers, translated and exported."""
+    folder = tmp_path_factory.mktemp("empty")
+    (folder / "pairs.tsv").write_text("a dog runs\tein Hund rennt\n" * 40)
+    program = f"{place}/bin/keras-transformer"
+    training = [program, "translation", "--tsv=pairs.tsv", "--run=runs/mine", "--steps=3"]
+    training += [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    training += ["--vocabulary-size=280", "--max-length=24", "--tokens-per-batch=96"]
+    done = outside(place, folder, program, "launch", "--workers=2", "--", *training)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "2 replicas on 2 workers." in done.stdout
+    use = [program, "translation"]
+    done = outside(place, folder, *use, "translate", "--run=runs/mine", input="a dog\n" * 3)
+    assert (done.returncode, done.stdout.count("\n")) == (0, 3), done.stderr[-3000:]
+    done = outside(place, folder, *use, "export", "--run=runs/mine", "--name=mine")
+    assert done.stdout == "Published saved_models/mine/1.\n", done.stderr[-3000:]
+    return folder
+
+
+def test_workers_train_in_an_empty_folder(published):
+    assert (published / "runs" / "mine" / "model.keras").exists()
+
+
+@pytest.mark.oracle  # needs Ray
+def test_the_server_answers_in_an_empty_folder(place, published, monkeypatch):
+    monkeypatch.chdir(published)
+    program = [f"{place}/bin/keras-transformer", "serve"]
+    with serving("saved_models", program=program, place=place) as (port, _, _):
+        client = Client(port)
+        code, answer = client.predict("mine", {"instances": ["a dog"]})
+        assert code == 200 and len(answer["predictions"]) == 1
+        # The page shows where the model of a run looked.
+        assert client.get("/v1/models")[1]["attention"] == ["mine"]
+        client.close()

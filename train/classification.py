@@ -16,22 +16,32 @@ Texts come from a folder with one subfolder of .txt files per label, from a file
 (text TAB label, several labels joined by commas), or from TensorFlow Datasets.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from train.command import Command
-from train.options import ExportOptions, RunOptions
-from train.settings import setting, settings
-from train.training_config import (
+from .command import Command
+from .deferred import Deferred, keras, kt, tf
+from .experiment import Experiment, log_dropped, plan_in_words, publish
+from .lines import answer_lines, report_cut_texts
+from .options import ExportOptions, RunOptions
+from .pretrained import fine_tuned_classifier, pretrained_bert_of
+from .settings import flag_of, setting
+from .training_config import (
     TrainingConfig,
     check_left_to_pretrained,
     check_pieces,
     probability,
 )
 
+labelled_text = Deferred("keras_transformer.data.labelled_text")
+pictures = Deferred(f"{__package__}.pictures")
 
-@settings
+LOST_MIDDLE = "read without their middle"
+
+
 class ClassificationConfig(TrainingConfig):
     """One experiment of `python -m train.classification`."""
+
+    command: ClassVar[str] = "classification"
 
     folder: str = setting("", "folder with one subfolder of .txt files per label, as in aclImdb")
     valid_folder: str = setting("", "the same for validation")
@@ -62,8 +72,8 @@ class ClassificationConfig(TrainingConfig):
     tokens_per_batch: int = setting(8192, "maximum tokens in a batch", ge=1)
     max_length: int = setting(512, "maximum tokens of a text; longer texts lose their middle", ge=1)
 
-    def __post_init__(self):
-        super().__post_init__()
+    def model_post_init(self, context):
+        super().model_post_init(context)
         check_pieces(self)
         if self.from_scratch and not self.pretrained:
             raise ValueError("--from-scratch needs --pretrained, which it compares with.")
@@ -78,7 +88,6 @@ class ClassificationConfig(TrainingConfig):
         return super().needs() | {"data_dir": (bool(self.dataset), "--dataset")}
 
 
-@settings
 class ClassifyOptions(RunOptions):
     """Classifies standard input, one text per line, as label TAB probability.
 
@@ -86,7 +95,6 @@ class ClassifyOptions(RunOptions):
     """
 
 
-@settings
 class EvaluateOptions(RunOptions):
     """Evaluates the accuracy of a trained run on other texts.
 
@@ -98,16 +106,239 @@ class EvaluateOptions(RunOptions):
     tsv: str = setting("", "instead: one file, text TAB label; may be .gz")
 
 
-def experiment():
-    from train.experiments.classification import Classification
+class Classification(Experiment):
+    """Learns `LabelledText` with a new encoder or a pretrained BERT; is measured by accuracy."""
 
-    return Classification
+    config_class = ClassificationConfig
+
+    def __init__(self, config, texts=None, run=None):
+        self.pretrained = pretrained_bert_of(config, run)
+        super().__init__(config, texts, run)
+
+    def sizes(self):
+        return kt.models.encoder_only.SIZES
+
+    def read_texts(self):
+        config = self.config
+        if sum(map(bool, (config.folder, config.tsv, config.dataset))) != 1:
+            raise ValueError("Give training texts: one of --folder, --tsv and --dataset.")
+        valid = [
+            name for name in ("valid_folder", "valid_tsv", "hold_out") if getattr(config, name)
+        ]
+        if len(valid) > 1:
+            raise ValueError(
+                "Give one kind of validation texts: --valid-folder, --valid-tsv or --hold-out. "
+                f"Received: {' and '.join(map(flag_of, valid))}."
+            )
+        if config.dataset:
+            where = config.data_dir or None
+            text = kt.data.read_labelled_dataset(config.dataset, "train", data_dir=where)
+        else:
+            text = read_folder_or_tsv(config.folder, config.tsv)
+        if config.hold_out:
+            text, held_out = kt.data.hold_out(text, config.hold_out, config.seed)
+            return without_empty(text), held_out
+        text = without_empty(text)
+        if valid:
+            return text, read_folder_or_tsv(config.valid_folder, config.valid_tsv, text.names)
+        if config.dataset:
+            return text, kt.data.read_labelled_dataset(config.dataset, "test", text.names, where)
+        return text, None
+
+    def make_tokenizer(self):
+        if self.pretrained is not None:
+            return self.pretrained.tokenizer
+        config = self.config
+        return kt.tokenizers.train_sentencepiece(
+            self.train_text.texts, config.vocabulary_size, config.tokens
+        )
+
+    def make_batches(self, tokenizer):
+        return self._batches(self.train_text, tokenizer)
+
+    def load_batches(self, path, tokenizer):
+        prepare, _ = self._inputs(tokenizer)
+        config = self.config
+        batches = kt.data.LabelledBatches.load(
+            path, config.tokens_per_batch, config.seed, prepare, config.batch_shapes()
+        )
+        check_names(batches.names, self.train_text)
+        return batches
+
+    def validation(self, tokenizer):
+        if self.valid_text is None:
+            return None
+        check_one_label_each(self.valid_text, is_multi_label(self.train_text))
+        return self._batches(self.valid_text, tokenizer).epoch()
+
+    def build(self, tokenizer, batches):
+        config, num_labels = self.config, len(batches.names)
+        if self.pretrained is not None:
+            return fine_tuned_classifier(config, self.pretrained.model, num_labels)
+        return kt.classifier(
+            tokenizer.vocabulary_size,
+            num_labels,
+            pooling=config.pooling,
+            token_dropout=config.token_dropout,
+            **config.dimensions(),
+        )
+
+    def objective(self, batches):
+        smoothing = self.config.label_smoothing
+        mean = "mean_with_sample_weight"  # the weight of an empty row is 0
+        if batches.multi_label:
+            loss = keras.losses.BinaryCrossentropy(True, smoothing, reduction=mean)
+            accuracy = keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0)
+        else:
+            loss = keras.losses.CategoricalCrossentropy(True, smoothing, reduction=mean)
+            accuracy = keras.metrics.CategoricalAccuracy(name="accuracy")
+        return {"loss": loss, "weighted_metrics": [accuracy]}
+
+    def describe(self, batches):
+        size = f"{batches.num_texts:,} texts, {batches.num_tokens:,} tokens"
+        return f"{size}; {plan_in_words(batches)}"
+
+    def finish(self, run):
+        """Writes the names of the labels next to the model, unless they exist."""
+        try:
+            names, _ = run.labels()
+        except ValueError:  # not there yet, or damaged
+            batches = kt.data.LabelledBatches.load(run.tokens_file, self.config.tokens_per_batch)
+            names = batches.names
+            run.save_labels(names, batches.multi_label)
+        check_names(names, self.train_text)
+
+    def show_result(self, run):
+        model = kt.serving.Classifier.load(run.path)
+        # Some texts may be empty; the longest of a few has something to show.
+        text = max((self.valid_text or self.train_text).texts[:100], key=len)
+        pictures.save_pictures(
+            run, model.attention(pictures.beginning(model.tokenizer, text, model.max_length))
+        )
+        if self.valid_text is not None:
+            print(accuracy_report(model, self.valid_text)[0])
+
+    @staticmethod
+    def classify(options):
+        model = kt.serving.Classifier.load(options.run, weights=options.weights)
+
+        def answer(texts):
+            found = model.answer(texts)
+            best = found["probabilities"].max(axis=1)
+            pairs = zip(found["label"], best, strict=True)
+            return [f"{name.decode()}\t{p:.4f}" for name, p in pairs], found["truncated"]
+
+        answer_lines(answer, _max_length(options), LOST_MIDDLE)
+
+    @staticmethod
+    def evaluate(options):
+        model = kt.serving.Classifier.load(options.run, weights=options.weights)
+        text = read_folder_or_tsv(options.folder, options.tsv, model.labels)
+        report, is_cut = accuracy_report(model, text)
+        print(report)
+        places = (
+            labelled_text.labelled_files(options.folder)
+            if options.folder
+            else range(1, len(is_cut) + 1)
+        )
+        cut = [place for place, was_cut in zip(places, is_cut, strict=True) if was_cut]
+        cut = list(map(str if options.folder else "{:,}".format, cut))
+        word = "files" if options.folder else "lines"
+        report_cut_texts(cut, len(is_cut), _max_length(options), LOST_MIDDLE, word)
+
+    @staticmethod
+    def export(options):
+        publish(kt.serving.Classifier.load(options.run, options.dtype, options.weights), options)
+
+    def _batches(self, text, tokenizer):
+        prepare, longest = self._inputs(tokenizer)
+        config = self.config
+        ids = kt.data.tokenize(text.texts, tokenizer)
+        sizes = config.tokens_per_batch, longest, config.seed, prepare, config.batch_shapes()
+        return kt.data.LabelledBatches(ids, text.matrix(), text.names, *sizes)
+
+    def _inputs(self, tokenizer):
+        """A function from token ids, (batch, length), to the model's inputs, and their limit."""
+        config = self.config
+        if not config.pretrained:
+            return lambda ids: ids, config.max_length
+
+        def with_special_tokens(ids):
+            rows = tf.RaggedTensor.from_tensor(ids, padding=tokenizer.pad_id)
+            packed = kt.data.pack_segments(tokenizer, rows, max_length=config.max_length)
+            missing = [[0, 0], [0, tf.shape(ids)[1] + 2 - tf.shape(packed["token_ids"])[1]]]
+            return {name: tf.pad(part, missing) for name, part in packed.items()}
+
+        return with_special_tokens, config.max_length - 2  # [CLS] and [SEP]
+
+
+def without_empty(text):
+    """The texts that are not empty, of which a model would only learn how often a label occurs."""
+    kept = [i for i, each in enumerate(text.texts) if each.strip()]
+    log_dropped(len(text.texts) - len(kept), len(text.texts), "empty texts")
+    return kt.data.labelled(
+        [text.texts[i] for i in kept], [text.labels[i] for i in kept], text.names
+    )
+
+
+def accuracy_report(model, text):
+    """Reports how many texts get their label, or exactly all of their labels.
+
+    Returns:
+        The pair of a line of text, and an array of whether each text was too long.
+    """
+    check_one_label_each(text, model.multi_label)
+    answer = model.answer(text.texts)
+    expected = [",".join(n for n in model.labels if n in labels) for labels in text.labels]
+    right = sum(
+        found.decode() == label for found, label in zip(answer["label"], expected, strict=True)
+    )
+    count = len(text.texts)
+    report = f"Accuracy: {right / count:.2%} ({right:,} of {count:,} texts)."
+    return report, answer["truncated"]
+
+
+def is_multi_label(text):
+    """Whether there are texts with several labels, or none."""
+    return any(len(labels) != 1 for labels in text.labels)
+
+
+def check_one_label_each(text, multi_label):
+    """Raises ValueError if a text does not have exactly one label, as the model expects."""
+    if not multi_label and is_multi_label(text):
+        wrong = next(i for i, labels in enumerate(text.labels) if len(labels) != 1)
+        raise ValueError(
+            "Evaluation texts must each have exactly one label, as the training texts have. "
+            f"Received: {len(text.labels[wrong])} labels of {text.texts[wrong][:80]!r}."
+        )
+
+
+def check_names(names, text):
+    """Raises ValueError if a run has learned labels other than those of the current text."""
+    if list(names) != text.names:
+        raise ValueError(
+            f"This run has learned the labels {names}. Give it texts with these, or choose "
+            f"another --run. Received: {text.names}."
+        )
+
+
+def read_folder_or_tsv(folder, tsv, names=None):
+    if bool(folder) == bool(tsv):
+        raise ValueError("Give evaluation texts: a folder or a TSV file.")
+    return (
+        kt.data.read_labelled_folder(folder, names)
+        if folder
+        else kt.data.read_labelled_tsv(tsv, names)
+    )
+
+
+def _max_length(options):
+    """The maximum tokens that a run reads of a text, including those that BERT adds."""
+    return kt.serving.RunFolder(options.run).settings()["max_length"]
 
 
 SUBCOMMANDS = {"classify": ClassifyOptions, "evaluate": EvaluateOptions, "export": ExportOptions}
-main = Command("classification", __doc__, ClassificationConfig, experiment, SUBCOMMANDS).main
+main = Command(__doc__, Classification, SUBCOMMANDS).main
 
 if __name__ == "__main__":
-    from train.classification import main  # configs/ must fill this class, not that of __main__
-
     main()

@@ -3,24 +3,21 @@
 Flags are read before TensorFlow is imported, so that --help and errors are answered at once.
 """
 
-import argparse
 import contextlib
 import dataclasses
+import importlib
 import inspect
 import logging
 import os
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable
 
-from train.config import config_of
-from train.gpus import warn_of_idle_gpus
-from train.options import TrainOptions
-from train.settings import add_flags, flag_of, given_flags
-from train.training_config import MAY_CHANGE
+from .gpus import warn_of_idle_gpus
+from .options import TrainOptions
+from .settings import EXIT_CODE_MISTAKE, Parser, config_as_yaml, flag_of, read_config
+from .training_config import MAY_CHANGE
 
-EXIT_CODE_MISTAKE = 2
 EXIT_CODE_CTRL_C = 130  # 128 + SIGINT
 EXIT_CODE_NO_READER = 141  # 128 + SIGPIPE
 
@@ -39,18 +36,14 @@ class Command:
     """`python -m train.<name>`: trains an experiment, or does something with a trained run.
 
     Args:
-        name: name of the module.
         description: description in --help.
-        config_class: settings of training, a subclass of `TrainingConfig`.
-        experiment: a function that imports and returns the subclass of `Experiment`.
+        experiment: the subclass of `Experiment`; the command is named as its `config_class` says.
         subcommands: dict from a name to a class of settings, whose docstring is the --help of
             the subcommand. They are passed to the experiment's static method of that name.
     """
 
-    name: str
     description: str
-    config_class: type
-    experiment: Callable
+    experiment: type
     subcommands: dict = dataclasses.field(default_factory=dict)
 
     def main(self, arguments=None):
@@ -62,72 +55,78 @@ class Command:
         arguments = sys.argv[1:] if arguments is None else arguments
         name = arguments[0] if arguments else ""
         if name in self.subcommands:
-            with one_line_errors(STOPPED.get(name, "")) as closed:
-                options = self._options(name, arguments[1:])
-                check_open(name, closed)
-                experiment = self._imported(name)
-                experiment.check_run(options.run, self.config_class)
-                getattr(experiment, name)(options)
+            self._use(name, arguments[1:])
         else:
-            with one_line_errors(STOPPED_TRAINING):
-                options, config = self._training(arguments)
-                self._imported().train(config, options)
+            self._train(arguments)
 
-    def _options(self, name, arguments):
-        """The options of a subcommand."""
-        options_class, prog = self.subcommands[name], f"python -m train.{self.name} {name}"
+    def _use(self, name, arguments):
+        """Runs a subcommand."""
+        options_class = self.subcommands[name]
+        prog = f"python -m train.{self.experiment.config_class.command} {name}"
         description = inspect.getdoc(options_class).replace("{command}", prog)
         parser = Parser(prog=prog, description=description)
-        add_flags(parser, options_class)
-        return options_class(**given_flags(parser.parse_args(arguments), options_class))
+        given_in = parser.add_settings(options_class)
+        with one_line_errors(STOPPED.get(name, "")) as closed:
+            options = options_class(**given_in(parser.parse_args(arguments)))
+            check_open(name, closed)
+            start_tensorflow(name)
+            self.experiment.check_run(options.run)
+            getattr(self.experiment, name)(options)
 
-    def _training(self, arguments):
-        """The options and the config of a training command."""
-        may_change = ", ".join(map(flag_of, MAY_CHANGE))
+    def _train(self, arguments):
+        config_class, may_change = self.experiment.config_class, ", ".join(map(flag_of, MAY_CHANGE))
         parser = Parser(
-            prog=f"python -m train.{self.name}",
+            prog=f"python -m train.{config_class.command}",
             usage="%(prog)s --run RUN [flags]",
             description=self.description,
             epilog=textwrap.fill(f"You may resume a stopped run with another {may_change}.", 90),
         )
-        add_flags(parser, TrainOptions)
-        parser.add_argument("--config", help="an experiment of train/configs, e.g. multi30k")
-        add_flags(parser, self.config_class)
-        flags = parser.parse_args(arguments)
-        options = TrainOptions(**given_flags(flags, TrainOptions))
-        return options, config_of(self.config_class, flags.config, flags)
-
-    def _imported(self, subcommand=None):
-        with without_start_up_notes():
-            import keras
-
-            backend = keras.backend.backend()
-            if subcommand and backend != "tensorflow":
-                raise ValueError(
-                    f"`{subcommand}` needs TensorFlow, even for a run trained on JAX: set "
-                    f"KERAS_BACKEND=tensorflow. Received: {backend}."
-                )
-            if backend not in ("tensorflow", "jax"):
-                raise ValueError(
-                    "Training needs TensorFlow or JAX: set KERAS_BACKEND=tensorflow. "
-                    f"Received: {backend}."
-                )
-            experiment = self.experiment()
-        if subcommand:  # a training warns when it has chosen its devices
-            warn_of_idle_gpus()
-        return experiment
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports an error in one line, without the usage."""
-
-    def __init__(self, **kwargs):
-        super().__init__(
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
+        options_in = parser.add_settings(TrainOptions, enforce_required=False)  # see --print-config
+        parser.add_argument("--config", help="a file of settings in YAML, or one by name: multi30k")
+        parser.add_argument(
+            "--print-config",
+            action="store_true",
+            help="print the settings as such a file, and exit",
         )
+        config_in = parser.add_settings(config_class)
+        with one_line_errors(STOPPED_TRAINING):
+            flags = parser.parse_args(arguments)
+            given = read_config(flags.config, config_class.command) if flags.config else {}
+            config = config_class(**{**given, **config_in(flags)})
+            if flags.print_config:
+                print(config_as_yaml(config), end="")
+                return
+            options = TrainOptions(**options_in(flags))
+            start_tensorflow()
+            self.experiment.train(config, options)
 
-    def error(self, message):
-        self.exit(EXIT_CODE_MISTAKE, f"{self.prog}: {message}. --help lists all flags.\n")
+
+def start_tensorflow(subcommand=None):
+    """Imports Keras with its backend, without TensorFlow's notes.
+
+    Args:
+        subcommand: what is to be done with a trained run; None for a training.
+
+    Raises:
+        ValueError: if Keras has another backend than this needs.
+    """
+    with without_start_up_notes():
+        import keras
+
+        backend = keras.backend.backend()
+        if subcommand and backend != "tensorflow":
+            raise ValueError(
+                f"`{subcommand}` needs TensorFlow, even for a run trained on JAX: set "
+                f"KERAS_BACKEND=tensorflow. Received: {backend}."
+            )
+        if backend not in ("tensorflow", "jax"):
+            raise ValueError(
+                "Training needs TensorFlow or JAX: set KERAS_BACKEND=tensorflow. "
+                f"Received: {backend}."
+            )
+        importlib.import_module("keras_transformer.serving")
+    if subcommand:  # a training warns when it has chosen its devices
+        warn_of_idle_gpus()
 
 
 @contextlib.contextmanager

@@ -9,13 +9,26 @@ Write a trained run in another format; a fresh process checks it with the other 
     python -m train.convert --run runs/mine --to ctranslate2 --output converted/mine
 """
 
-import importlib
 import sys
 import zlib
 
-from train.command import Parser, one_line_errors, without_start_up_notes
+from .classification import ClassificationConfig
+from .command import one_line_errors, without_start_up_notes
+from .language_model import LanguageModelConfig
+from .pretraining import PretrainingConfig
+from .settings import Parser
+from .translation import TranslationConfig
 
 FORMATS = ("ctranslate2", "huggingface", "keras_hub", "litert", "onnx", "openvino")
+CONFIGS = {
+    config_class.command: config_class
+    for config_class in (
+        TranslationConfig,
+        LanguageModelConfig,
+        ClassificationConfig,
+        PretrainingConfig,
+    )
+}
 # A setting that only one kind of run has.
 SIGNS = {"num_beams": "translation", "masking_rate": "pretraining", "pooling": "classification"}
 TO_RUN, TO_FORMAT = ("source", "run"), ("run", "to", "output")
@@ -39,12 +52,19 @@ def main(arguments=None):
     parser.add_argument(
         "--dtype", help="dtype of the weights that --to writes, e.g. int8; default: as trained"
     )
+    parser.add_argument(
+        "--weights", choices=("averaged", "best"),
+        help="weights that --to writes: the mean of the newest checkpoints, or those with the best "
+        "BLEU during training",
+    )  # fmt: skip
     flags = parser.parse_args(arguments)
     given = {name for name in (*TO_RUN, *TO_FORMAT) if getattr(flags, name) is not None}
     if given not in (set(TO_RUN), set(TO_FORMAT)):
         parser.error("give either --from and --run, or --run, --to and --output")
     if flags.dtype is not None and flags.to is None:
         parser.error("--dtype needs --to: --from keeps the dtype of the weights")
+    if flags.weights is not None and flags.to is None:
+        parser.error("--weights needs --to")
     with one_line_errors("Stopped. Nothing was written."):
         with without_start_up_notes():
             from keras_transformer import convert
@@ -56,13 +76,9 @@ def main(arguments=None):
         else:
             check_free(flags.output, "Choose another --output, or delete it.")
             options = {} if flags.dtype is None else {"dtype": flags.dtype}
-            path = convert.write(text_model_of(flags.run), flags.to, flags.output, **options)
+            model = text_model_of(flags.run, flags.weights or "averaged")
+            path = convert.write(model, flags.to, flags.output, **options)
             print(f"Wrote {path}.")
-
-
-def command_of(name):
-    """The `Command` of train.<name>."""
-    return importlib.import_module(f"train.{name}").main.__self__
 
 
 def save_run(converted, path):
@@ -72,13 +88,13 @@ def save_run(converted, path):
         ValueError: if no command works with such a model.
     """
     from keras_transformer.files import save_arrays, whole
-    from train.run import Run
 
-    command = command_of(converted.command)
-    config = command.config_class(**converted.config)
+    from .run import Run
+
+    config = CONFIGS[converted.command](**converted.config)
     with whole(path) as draft:
         draft.mkdir()
-        run = Run(draft, command.config_class)
+        run = Run(draft, type(config))
         run.save_config(config, converted.target_tokenizer is not None)
         tokenizers = {run.tokenizer_file: converted.tokenizer}
         if converted.target_tokenizer is not None:
@@ -92,26 +108,27 @@ def save_run(converted, path):
         converted.model.save(run.model_file)
 
 
-def text_model_of(run):
+def text_model_of(run, weights="averaged"):
     """The `Translator`, `Generator` or `Classifier` of a trained run; `Converted` for BERT.
 
     Models trained in half precision compute in float32, as they do in the other libraries.
     """
     from keras_transformer import convert, serving
-    from train.run import Run
+
+    from .run import Run
 
     folder = serving.RunFolder(run)
     settings = folder.settings()
     kind = next((SIGNS[name] for name in SIGNS if name in settings), "language_model")
-    Run(run, command_of(kind).config_class).check_settings()
+    Run(run, CONFIGS[kind]).check_settings()
     dtype = None if settings.get("dtype", "float32") == "float32" else "float32"
     if "num_beams" in settings:
-        return serving.Translator.load(run, dtype=dtype)
+        return serving.Translator.load(run, dtype=dtype, weights=weights)
     if "masking_rate" in settings:
-        return convert.Converted("pretraining", folder.model(dtype), folder.tokenizer())
+        return convert.Converted("pretraining", folder.model(dtype, weights), folder.tokenizer())
     if "labels" in settings or folder.labels_file.exists():
-        return serving.Classifier.load(run, dtype=dtype)
-    return serving.Generator.load(run, dtype=dtype)
+        return serving.Classifier.load(run, dtype, weights)
+    return serving.Generator.load(run, dtype, weights=weights)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
-"""How the devices compute, and what a worker does when another has died."""
+"""The devices to train on, how they compute, and what a worker does when another has died."""
 
 import contextlib
 import os
 import sys
+import types
 
 import keras
 import tensorflow as tf
 
-from keras_transformer.training.distribution import has_workers
+from keras_transformer.training.distribution import choose_strategy, has_workers, split_cpu
+from keras_transformer.training.layouts import layout_map
+
+from .gpus import warn_of_idle_gpus
 
 # A worker that lost another cannot continue; all must be started again.
 EXIT_CODE_LOST_WORKER = 76
@@ -27,6 +31,77 @@ def make_deterministic():
     else:
         tf.config.experimental.enable_op_determinism()
         tf.config.experimental.enable_tensor_float_32_execution(False)
+
+
+def choose_devices(config, options):
+    """The devices that `TrainOptions` name, as a strategy of `tf.distribute`.
+
+    On JAX, Keras places models and batches on them, one program runs on all, and what is returned
+    has only the attributes of a strategy that `train_run` uses.
+
+    Raises:
+        ValueError: for settings or options that the backend does not support, or if the devices
+            do not divide evenly.
+    """
+    if keras.backend.backend() == "jax":
+        return _choose_jax_devices(config, options)
+    if options.model_parallel > 1:
+        raise ValueError(
+            "--model-parallel needs JAX: set KERAS_BACKEND=jax. "
+            f"Received: --model-parallel {options.model_parallel}, backend tensorflow."
+        )
+    warn_of_idle_gpus()
+    if options.virtual_devices:
+        split_cpu(options.virtual_devices)  # before any other use of TensorFlow
+    return choose_strategy(options.strategy)
+
+
+def _choose_jax_devices(config, options):
+    import jax
+
+    if getattr(config, "bleu_every", 0):
+        raise ValueError(
+            "--bleu-every needs TensorFlow, because it decodes. Train with --bleu-every 0 on JAX, "
+            "then run `evaluate` with KERAS_BACKEND=tensorflow. "
+            f"Received: --bleu-every {config.bleu_every}, backend jax."
+        )
+    if config.dtype == "mixed_float16":
+        raise ValueError(
+            "On JAX --dtype must be float32 or mixed_bfloat16. "
+            "Received: --dtype mixed_float16, backend jax."
+        )
+    tf.config.set_visible_devices([], "GPU")  # the data is made on the CPU, the GPUs are JAX's
+    if options.strategy == "multiworker":
+        raise ValueError(
+            "--strategy multiworker needs TensorFlow. On JAX one process trains on all devices of "
+            "a machine: leave --strategy out. Received: --strategy multiworker, backend jax."
+        )
+    if options.virtual_devices:
+        try:
+            jax.config.update("jax_num_cpu_devices", options.virtual_devices)
+        except RuntimeError as error:
+            raise ValueError(
+                f"The CPU must be split before JAX is used. Received: {error}"
+            ) from error
+    devices = keras.distribution.list_devices()[: 1 if options.strategy == "one" else None]
+    replicas, rest = divmod(len(devices), options.model_parallel)
+    if rest:
+        raise ValueError(
+            "--model-parallel must divide the number of devices. "
+            f"Received: --model-parallel {options.model_parallel}, {len(devices)} devices."
+        )
+    distribution = None
+    if options.model_parallel > 1:
+        shape = replicas, options.model_parallel
+        mesh = keras.distribution.DeviceMesh(shape, ["batch", "model"], devices)
+        distribution = keras.distribution.ModelParallel(
+            layout_map=layout_map(mesh), batch_dim_name="batch"
+        )
+    elif replicas > 1:
+        distribution = keras.distribution.DataParallel(devices=devices)
+    keras.distribution.set_distribution(distribution)
+    warn_of_idle_gpus()  # queries JAX's devices, after which the CPU can no longer be split
+    return types.SimpleNamespace(num_replicas_in_sync=replicas, scope=contextlib.nullcontext)
 
 
 @contextlib.contextmanager

@@ -3,11 +3,13 @@
 import logging
 import sys
 
-import keras
 import numpy as np
 
-from keras_transformer.training import Adam, InverseSqrtWarmup
-from train.training_config import SIZE
+from .deferred import Deferred, keras, kt
+from .training_config import SIZE
+
+loop = Deferred(f"{__package__}.loop")
+runs = Deferred(f"{__package__}.run")
 
 LOG = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class Experiment:
         check_model_settings(config, self.sizes())
         self.train_text, self.valid_text = self.read_texts() if texts is None else texts
 
+    config_class: type  # its subclass of `TrainingConfig`
     target_tokenizer = None  # of a model whose two sides have one each
     pretrained = None  # what --pretrained holds, as `convert.Converted`
 
@@ -117,19 +120,15 @@ class Experiment:
             **self.objective(batches),
         )
 
-    @staticmethod
-    def check_run(path, config_class):
+    @classmethod
+    def check_run(cls, path):
         """Raises ValueError unless a folder holds a run of this command with valid settings."""
-        from train.run import Run
-
-        Run(path, config_class).check_settings()
+        runs.Run(path, cls.config_class).check_settings()
 
     @classmethod
     def train(cls, config, options):
         """Trains the run named by `TrainOptions` to its end."""
-        from train.loop import train_on_devices
-
-        train_on_devices(cls, config, options)
+        loop.train_on_devices(cls, config, options)
 
 
 def check_model_settings(config, sizes):
@@ -153,7 +152,7 @@ def check_model_settings(config, sizes):
 def optimizer_of(config):
     """Adam with the schedule chosen in the settings."""
     if config.schedule == "inverse_sqrt":
-        rate = InverseSqrtWarmup(config.peak_rate, config.warmup_steps)
+        rate = kt.InverseSqrtWarmup(config.peak_rate, config.warmup_steps)
     else:  # cosine
         rate = keras.optimizers.schedules.CosineDecay(
             initial_learning_rate=0.0,
@@ -162,7 +161,7 @@ def optimizer_of(config):
             warmup_target=config.peak_rate,
             warmup_steps=config.warmup_steps,
         )
-    optimizer = Adam(rate, beta_2=config.beta_2, weight_decay=config.weight_decay or None)
+    optimizer = kt.Adam(rate, beta_2=config.beta_2, weight_decay=config.weight_decay or None)
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return optimizer
 

@@ -14,13 +14,18 @@ Use the trained run (each has its own --help):
 tunes the model of another run, or of a released folder of GPT-2.
 """
 
+import math
 import pathlib
-from typing import Literal
+import re
+from typing import ClassVar, Literal
 
-from train.command import Command
-from train.options import DecodingOptions, ExportOptions, RunOptions
-from train.settings import required, setting, settings
-from train.training_config import (
+from .command import Command
+from .deferred import Deferred, kt, tf
+from .experiment import Experiment, log_dropped, plan_in_words, publish
+from .options import DecodingOptions, ExportOptions, RunOptions
+from .pretrained import check_packed_model, completed, for_training, pretrained_of
+from .settings import required, setting
+from .training_config import (
     LARGEST_SEED,
     TrainingConfig,
     check_left_to_pretrained,
@@ -29,6 +34,11 @@ from train.training_config import (
     fill_in,
 )
 
+generators = Deferred("keras_transformer.serving.generator")
+pictures = Deferred(f"{__package__}.pictures")
+runs = Deferred(f"{__package__}.run")
+
+RULES = ("no_repeat_ngram_size", "repetition_penalty")  # which have flags
 SIZES = {
     "transformer": ("small", "medium"),
     "gpt2": ("124M", "355M", "774M", "1558M"),
@@ -41,11 +51,11 @@ USUAL_MODEL = {
 ALL_SIZES = "; ".join(f"{', '.join(sizes)} with --model {model}" for model, sizes in SIZES.items())
 
 
-@settings
 class LanguageModelConfig(TrainingConfig):
     """One experiment of `python -m train.language_model`."""
 
-    earlier = {"sampling": USUAL_MODEL["sampling"]}
+    command: ClassVar[str] = "language_model"
+    earlier: ClassVar[dict] = {"sampling": USUAL_MODEL["sampling"]}
 
     text: str = setting("", "file of text to learn from, may be .gz; or a TFDS name")
     valid_text: str = setting("", "file of text for validation")
@@ -98,14 +108,14 @@ class LanguageModelConfig(TrainingConfig):
         "cosine", "learning rate after the warm-up; cosine decays to a tenth of the peak"
     )
 
-    def __post_init__(self):
+    def model_post_init(self, context):
         if self.pretrained:
             check_left_to_pretrained(self, ("activation", "pre_norm", "vocabulary_size"))
         else:
             fill_in(self, USUAL_MODEL)
         if None not in (self.model, self.size, self.tokens, self.context):
             self._check_model()
-        super().__post_init__()
+        super().model_post_init(context)
         check_pieces(self)
         check_packed(self)
 
@@ -157,7 +167,6 @@ class LanguageModelConfig(TrainingConfig):
         return super().dimensions() | self.given(("memory_length",))
 
 
-@settings
 class SampleOptions(DecodingOptions):
     """Continues a prompt, to standard output, token by token.
 
@@ -190,7 +199,6 @@ class SampleOptions(DecodingOptions):
     seed: int = setting(0, "the same seed draws the same text", ge=0, le=LARGEST_SEED)
 
 
-@settings
 class EvaluateOptions(RunOptions):
     """Evaluates a trained run on another text.
 
@@ -207,16 +215,315 @@ class EvaluateOptions(RunOptions):
     )
 
 
-def experiment():
-    from train.experiments.language_model import LanguageModel
+class LanguageModel(Experiment):
+    """Learns to continue one long text, bytes; is measured in nats per token."""
 
-    return LanguageModel
+    config_class = LanguageModelConfig
+    what_is_pretrained = "a finished run of train.language_model, or a folder of GPT-2"
+
+    def __init__(self, config, texts=None, run=None):
+        classes = (kt.models.decoder_only.LanguageModel, kt.models.xl_model.TransformerXLModel)
+        self.pretrained = pretrained_of(config, classes, self.what_is_pretrained, run)
+        self.first_id = 0
+        super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
+        if self.pretrained is not None:
+            self.first_id = generators.first_id_of(self.pretrained.model, self.pretrained.tokenizer)
+            check_packed_model(self.config, self.pretrained)
+            self._check_context()
+
+    @classmethod
+    def completed(cls, config, before=None, pretrained=None):
+        fixed = ("model", "tokens", "size")
+        names = (*fixed, "context", "memory_length", "sampling")
+        config = completed(config, names, fixed, before, pretrained)
+        fill_in(config, USUAL_MODEL)
+        kt.serving.settings.read_sampling(config.sampling, config.context)  # raises for a wrong one
+        return config.replace()  # which checks them together
+
+    def _check_context(self):
+        config, model = self.config, self.pretrained.model
+        if config.model != "transformer_xl":
+            longest = getattr(model.positions, "max_sequence_length", config.context)
+            if config.context > longest:
+                raise ValueError(
+                    f"--context must be at most {longest}, the positions that the model of "
+                    f"--pretrained has. Received: {config.context}."
+                )
+
+    def sizes(self):
+        module = {"transformer": "decoder_only", "gpt2": "gpt2_model", "transformer_xl": "xl_model"}
+        return getattr(kt.models, module[self.config.model]).SIZES
+
+    def read_texts(self):
+        config = self.config
+        if not config.text:
+            raise ValueError("Give a training text: --text, a file or a TFDS name.")
+        if config.valid_text and config.hold_out:
+            raise ValueError(
+                "Give one validation text: --valid-text or --hold-out. "
+                f"Received: {config.valid_text!r} and {config.hold_out}."
+            )
+        if config.is_dataset():
+            text = kt.data.corpora.read_text_dataset(config.text, "train", config.data_dir or None)
+        else:
+            text = kt.data.corpora.read_file(config.text)
+        if config.valid_text:
+            return text, kt.data.corpora.read_file(config.valid_text)
+        cut = len(text) - int(len(text) * config.hold_out)
+        while cut < len(text) and text[cut] & 0xC0 == 0x80:  # inside a character of UTF-8
+            cut += 1
+        if config.hold_out and cut == len(text):
+            raise ValueError(
+                "--hold-out must hold out at least one character. "
+                f"Received: --hold-out {config.hold_out} of a text of {len(text)} bytes."
+            )
+        return text[:cut], text[cut:]
+
+    def make_tokenizer(self):
+        """A vocabulary that holds all characters of the text, or all bytes."""
+        config, text = self.config, self.train_text
+        if self.pretrained is not None:
+            return self.pretrained.tokenizer
+        if config.tokens == "bytes":
+            return kt.tokenizers.SymbolTokenizer()
+        if config.tokens == "pieces":
+            lines = text.decode(errors="replace").splitlines(keepends=True)
+            return kt.tokenizers.train_byte_pairs(lines, config.vocabulary_size)
+        try:
+            return kt.tokenizers.SymbolTokenizer("".join(set(text.decode())))
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"Characters need a text in UTF-8; otherwise use --tokens bytes. Received: {error}."
+            ) from None
+
+    def make_batches(self, tokenizer):
+        batches, sizes = self._batches()
+        if self.config.packed:
+            documents = documents_of(self.train_text)
+            kept = [document for document in documents if document.strip()]
+            log_dropped(len(documents) - len(kept), len(documents), "empty documents")
+            return batches(kt.data.tokenize(kept, tokenizer), *sizes)
+        return batches(token_ids(tokenizer, self.train_text) - self.first_id, *sizes)
+
+    def load_batches(self, path, tokenizer):
+        batches, sizes = self._batches()
+        return batches.load(path, *sizes)
+
+    def validation(self, tokenizer):
+        if not self.valid_text:
+            return None
+        config = self.config
+        if config.packed:
+            batches, sizes = self._batches()
+            return batches(document_ids(tokenizer, self.valid_text), *sizes).epoch()
+        # Outside training transformer_xl has no memory, so it reads a longer window.
+        length = config.context + memory_length_of(config)
+        ids = token_ids(tokenizer, self.valid_text) - self.first_id
+        pad_id = pad_id_of(self.first_id)
+        return kt.data.sliding_windows(ids, length, stride_of(config), config.batch_size, pad_id)
+
+    def build(self, tokenizer, batches):
+        config, vocabulary_size = self.config, tokenizer.vocabulary_size
+        is_xl = config.model == "transformer_xl"
+        rows = rows_of_a_replica(config.batch_size) if is_xl else 0
+        if self.pretrained is not None:
+            changes = {"batch_size": rows, **config.given(("memory_length",))} if is_xl else {}
+            model = for_training(self.pretrained.model, config, **changes)
+            if is_xl:
+                model.forget()
+            return model
+        if is_xl:
+            return kt.transformer_xl(vocabulary_size, rows, **config.dimensions())
+        given = {"packed": True} if config.packed else {}
+        if config.model == "gpt2":
+            given |= {"vocabulary_size": vocabulary_size, "max_sequence_length": config.context}
+            return kt.gpt2(**given, **config.dimensions())
+        return kt.language_model(vocabulary_size, **given, **config.dimensions())
+
+    def objective(self, batches):
+        pad_id = pad_id_of(self.first_id)
+        loss = kt.TokenCrossentropy(self.config.label_smoothing, pad_id)
+        return {"loss": loss, "metrics": [kt.TokenAccuracy(pad_id), kt.Perplexity(pad_id)]}
+
+    def describe(self, batches):
+        tokens = f"{batches.num_tokens:,} tokens of text"
+        if not self.config.packed:
+            return tokens
+        return f"{tokens}, {batches.num_documents:,} documents; {plan_in_words(batches)}"
+
+    def show_result(self, run):
+        generator = kt.serving.Generator.load(run.path)
+        text = self.valid_text or self.train_text
+        shown = pictures.beginning(generator.tokenizer, text, self.config.context)
+        pictures.save_pictures(run, generator.attention(shown))
+        if self.valid_text:
+            print(report(self.config, generator, self.valid_text))
+
+    @staticmethod
+    def sample(options):
+        rules = options.given(RULES)
+        generator = kt.serving.Generator.load(
+            options.run, cache=options.cache, token_rules=rules, weights=options.weights
+        )
+        pieces = generator.stream(
+            options.prompt,
+            options.length,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            seed=options.seed,
+        )
+        print(options.prompt, end="", flush=True)
+        try:
+            for text in pieces:
+                print(text, end="", flush=True)
+        finally:  # even if Ctrl-C ends the text
+            print()
+
+    @staticmethod
+    def evaluate(options):
+        config = evaluated(runs.Run(options.run, LanguageModelConfig).config(), options)
+        text = kt.data.corpora.read_file(options.text)
+        generator = kt.serving.Generator.load(options.run, weights=options.weights)
+        print(report(config, generator, text))
+
+    @staticmethod
+    def export(options):
+        publish(
+            kt.serving.Generator.load(options.run, options.dtype, weights=options.weights), options
+        )
+
+    def _batches(self):
+        """The class of the batches, and the arguments of their sizes."""
+        config = self.config
+        if config.model == "transformer_xl":
+            return kt.data.TextSegments, (config.context, config.batch_size)
+        if config.packed:
+            sizes = config.context, config.batch_size, config.seed, config.row_multiple or 1
+            return kt.data.PackedDocuments, sizes
+        return kt.data.TextWindows, (
+            config.context,
+            config.batch_size,
+            config.evaluate_every,
+            config.seed,
+        )
+
+
+def pad_id_of(first_id):
+    """The label of padding; where a model lacks control ids, 0 is a token as any other."""
+    return -1 if first_id else 0
+
+
+def token_ids(tokenizer, text):
+    return tokenizer.tokenize([text]).flat_values.numpy()
+
+
+def document_ids(tokenizer, text):
+    return kt.data.tokenize(documents_of(text), tokenizer)
+
+
+def documents_of(text):
+    """The documents of a text, bytes, each with the empty lines after it."""
+    ends = [match.end() for match in re.finditer(rb"(?:\r?\n){2,}", text)]
+    cuts = zip([0, *ends], [*ends, len(text)], strict=True)
+    return [text[start:end] for start, end in cuts if start < end]
+
+
+def rows_of_a_replica(batch_size):
+    """The number of rows of a batch that each replica remembers.
+
+    Raises:
+        ValueError: if the rows do not divide equally among the replicas.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    rows, rest = divmod(batch_size, replicas)
+    if rest:
+        raise ValueError(
+            "--batch-size must be divisible by the number of replicas with --model "
+            "transformer_xl, which remembers each row of a batch. "
+            f"Received: {batch_size} for {replicas} replicas."
+        )
+    return rows
+
+
+def memory_length_of(config):
+    """The number of tokens that the model of a config remembers; 0 if it has no memory."""
+    if config.model != "transformer_xl":
+        return 0
+    if config.memory_length is None:
+        return kt.models.xl_model.SIZES[config.size]["memory_length"]
+    return config.memory_length
+
+
+def stride_of(config):
+    return config.stride or max(1, config.context // 2)
+
+
+def evaluated(config, options):
+    """The config of a run with the context, stride and memory of `EvaluateOptions`."""
+    given = options.given(("context", "stride", "memory_length"))
+    if "stride" in given and config.model == "transformer_xl":
+        raise ValueError("transformer_xl reads segments with a memory; it has no --stride.")
+    if "stride" in given and config.packed:
+        raise ValueError("A run trained with --packed reads whole documents; it has no --stride.")
+    if config.model == "gpt2" and given.get("context", 0) > config.context:
+        raise ValueError(
+            f"--context must be at most {config.context}, the number of positions of this gpt2. "
+            f"Received: {options.context}."
+        )
+    if "context" in given and "stride" not in given:
+        given["stride"] = None  # the run's may be longer
+    return config.replace(**given)
+
+
+def report(config, generator, text):
+    """A line with the model's score of a text: nats per token, perplexity, bits.
+
+    Args:
+        config: the config of the run, possibly with another context, stride or memory.
+        generator: the `Generator` of the run.
+        text: bytes; all of it except the first token is predicted.
+    """
+    model, first_id = generator.model, generators.first_id_of(generator.model, generator.tokenizer)
+    ids = token_ids(generator.tokenizer, text) - first_id
+    if len(ids) < 2:
+        raise ValueError(
+            "An evaluation text must have at least two tokens, of which the second is predicted. "
+            f"Received: {len(ids)}."
+        )
+    if config.model == "transformer_xl":
+        memory_length = memory_length_of(config)
+        total, count = model.score(ids[None], config.context, memory_length)
+        nats, how = total / count, f"segments of {config.context}, memory {memory_length}"
+    elif config.packed:
+        documents = kt.data.PackedDocuments(
+            document_ids(generator.tokenizer, text),
+            config.context,
+            max(1, 8192 // config.context),
+        )
+        model.compile("adam", kt.TokenCrossentropy())
+        nats, count = model.evaluate(documents.epoch(), verbose=0), documents.num_labels
+        how = f"{documents.num_documents:,} documents, in rows of {config.context}"
+    else:
+        batch_size, count = max(1, 8192 // config.context), len(ids) - 1
+        pad_id = pad_id_of(first_id)
+        windows = kt.data.sliding_windows(
+            ids, config.context, stride_of(config), batch_size, pad_id
+        )
+        model.compile("adam", kt.TokenCrossentropy(pad_id=pad_id))
+        nats = model.evaluate(windows, verbose=0)
+        how = f"context {config.context}, stride {stride_of(config)}"
+    bits = nats * count / math.log(2)
+    characters = len(text.decode(errors="replace"))
+    return (
+        f"{nats:.4f} nats a token, perplexity {math.exp(nats):.3f}; "
+        f"{bits / characters:.4f} bits a character, {bits / len(text):.4f} bits a byte; "
+        f"{len(ids):,} tokens, {how}."
+    )
 
 
 SUBCOMMANDS = {"sample": SampleOptions, "evaluate": EvaluateOptions, "export": ExportOptions}
-main = Command("language_model", __doc__, LanguageModelConfig, experiment, SUBCOMMANDS).main
+main = Command(__doc__, LanguageModel, SUBCOMMANDS).main
 
 if __name__ == "__main__":
-    from train.language_model import main  # configs/ must fill this class, not that of __main__
-
     main()

@@ -1,7 +1,7 @@
 """Trains a run to its end, from wherever it was stopped, on one device or many."""
 
 import contextlib
-import dataclasses
+import functools
 import logging
 
 import keras
@@ -15,18 +15,24 @@ from keras_transformer.training.checkpoints import (
 )
 from keras_transformer.training.distribution import (
     check_workers_agree,
-    choose_strategy,
     from_all_workers,
-    split_cpu,
     this_worker,
 )
-from train.devices import exit_when_a_worker_is_lost, make_deterministic
-from train.gpus import warn_of_idle_gpus
-from train.progress import EpochLog, StopWithoutProgress, check_log, opened_log, progress
-from train.recovery import data_of, finished_model, locked
-from train.run import Run
-from train.settings import flag_of
-from train.training_config import CHOSEN_AT_START
+
+from .devices import choose_devices, exit_when_a_worker_is_lost, make_deterministic
+from .progress import (
+    EpochLog,
+    InterruptedEpoch,
+    StopWithoutProgress,
+    check_log,
+    metric_sums,
+    opened_log,
+    progress,
+)
+from .recovery import data_of, finished_model, locked
+from .run import Run
+from .settings import flag_of
+from .training_config import CHOSEN_AT_START
 
 LOG = logging.getLogger(__name__)
 MUCH_PADDING = 1 / 3  # of the batches
@@ -38,7 +44,7 @@ def train_on_devices(experiment_class, config, options):
     on_jax = keras.backend.backend() == "jax"
     if options.deterministic:
         make_deterministic()
-    strategy = (_on_jax if on_jax else _on_tensorflow)(config, options)
+    strategy = choose_devices(config, options)
     before = run.config() if run.exists() else None
     given = config
     if before is not None:
@@ -59,39 +65,6 @@ def train_on_devices(experiment_class, config, options):
         from_all_workers(strategy, 0)  # the others stay until the chief is done
 
 
-def _on_tensorflow(config, options):
-    """The strategy chosen in the options."""
-    if options.model_parallel > 1:
-        raise ValueError(
-            "--model-parallel needs JAX: set KERAS_BACKEND=jax. "
-            f"Received: --model-parallel {options.model_parallel}, backend tensorflow."
-        )
-    warn_of_idle_gpus()
-    if options.virtual_devices:
-        split_cpu(options.virtual_devices)  # before any other use of TensorFlow
-    return choose_strategy(options.strategy)
-
-
-def _on_jax(config, options):
-    """The devices chosen in the options."""
-    from train.jax_devices import choose_devices
-
-    if getattr(config, "bleu_every", 0):
-        raise ValueError(
-            "--bleu-every needs TensorFlow, because it decodes. Train with --bleu-every 0 on JAX, "
-            "then run `evaluate` with KERAS_BACKEND=tensorflow. "
-            f"Received: --bleu-every {config.bleu_every}, backend jax."
-        )
-    if config.dtype == "mixed_float16":
-        raise ValueError(
-            "On JAX --dtype must be float32 or mixed_bfloat16. "
-            "Received: --dtype mixed_float16, backend jax."
-        )
-    devices = choose_devices(options.strategy, options.virtual_devices, options.model_parallel)
-    warn_of_idle_gpus()  # queries JAX's devices, after which the CPU can no longer be split
-    return devices
-
-
 def with_plan(config, run, strategy):
     """The settings, with `CHOSEN_AT_START` taken from the run or chosen for the devices."""
     if run.exists():
@@ -102,7 +75,7 @@ def with_plan(config, run, strategy):
         replicas = strategy.num_replicas_in_sync
         few = 0 if is_packed(config) else 16
         chosen = {"shapes": few if compiled else 0, "row_multiple": replicas}
-    return dataclasses.replace(config, **{**chosen, **config.given(CHOSEN_AT_START)})
+    return config.replace(**{**chosen, **config.given(CHOSEN_AT_START)})
 
 
 def warn_of_no_effect(config, given):
@@ -250,6 +223,8 @@ def _fit(model, config, batches, validation, callbacks):
             name = type(callback).__name__
             callback.saved_state[:] = checkpoints.notes.get(name, callback.saved_state)
             checkpoints.notes[name] = callback.saved_state
+    sums = checkpoints.notes.get("metrics", ())
+    checkpoints.notes["metrics"] = functools.partial(metric_sums, model)
     if step and is_chief:
         print(f"Resuming from step {step} of {config.steps}.")
     per_epoch = batches.steps_per_epoch
@@ -257,6 +232,8 @@ def _fit(model, config, batches, validation, callbacks):
     model.stop_training = any(stop.is_due(step // per_epoch) for stop in stops)
     while step < config.steps and not model.stop_training:
         epoch, done = divmod(step, per_epoch)
+        if done:
+            callbacks = [InterruptedEpoch(sums), *callbacks]
         # An interrupted epoch is finished first; all later ones are whole, except the last.
         epochs = 1 if done else max(1, (config.steps - step) // per_epoch)
         steps = min(per_epoch - done, config.steps - step)

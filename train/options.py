@@ -2,11 +2,10 @@
 
 from typing import Literal
 
-from train.settings import required, setting, settings
+from .settings import Settings, required, setting
 
 
-@settings
-class TrainOptions:
+class TrainOptions(Settings):
     """The folder of a run and the devices to train on, which do not change the numbers."""
 
     run: str = required("folder of this run; created if missing")
@@ -28,7 +27,7 @@ class TrainOptions:
         "", "also append the progress to this file, one plain line every 100 steps and each epoch"
     )
 
-    def __post_init__(self):
+    def model_post_init(self, context):
         if self.strategy == "one" and (self.virtual_devices or 1) > 1:
             raise ValueError(
                 "--virtual-devices needs another --strategy: one trains on the first device only. "
@@ -37,14 +36,17 @@ class TrainOptions:
 
 
 # The docstrings below are what --help shows.
-@settings
-class RunOptions:
+class RunOptions(Settings):
     """Uses a trained run."""
 
     run: str = required("folder of a trained run")
+    weights: Literal["averaged", "best"] = setting(
+        "averaged",
+        "weights to use: the mean of the newest checkpoints; or best, of a translation with "
+        "--bleu-every, those with the best BLEU during training",
+    )
 
 
-@settings
 class DecodingOptions(RunOptions):
     """Decodes with a trained run."""
 
@@ -55,7 +57,6 @@ class DecodingOptions(RunOptions):
     )
 
 
-@settings
 class ExportOptions(RunOptions):
     """Publishes a trained run as a SavedModel for TensorFlow Serving.
 

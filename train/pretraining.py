@@ -10,16 +10,25 @@ Fine-tune the result; with the same count and seed, the same documents are held 
         --run runs/imdb_bert
 """
 
-from typing import Literal
+import functools
+import itertools
+from typing import ClassVar, Literal
 
-from train.command import Command
-from train.settings import setting, settings
-from train.training_config import TrainingConfig
+from .command import Command
+from .deferred import Deferred, kt, tf
+from .experiment import Experiment
+from .settings import setting
+from .training_config import TrainingConfig
+
+attention = Deferred("keras_transformer.figures.attention")
+labelled_text = Deferred("keras_transformer.data.labelled_text")
+pictures = Deferred(f"{__package__}.pictures")
 
 
-@settings
 class PretrainingConfig(TrainingConfig):
     """One experiment of `python -m train.pretraining`."""
+
+    command: ClassVar[str] = "pretraining"
 
     documents: str = setting("", "folder of .txt files, or a file with empty lines between them")
     hold_out: int = setting(
@@ -36,8 +45,8 @@ class PretrainingConfig(TrainingConfig):
     masking_rate: float = setting(0.15, "share of the tokens to mask", gt=0, le=1)
     positions: int = setting(512, "longest text in tokens that the model can ever read", ge=5)
 
-    def __post_init__(self):
-        super().__post_init__()
+    def model_post_init(self, context):
+        super().model_post_init(context)
         if self.max_length > self.positions:
             raise ValueError(
                 "--max-length must be at most --positions, the tokens that the model can ever "
@@ -61,15 +70,101 @@ class PretrainingConfig(TrainingConfig):
         return super().needs() | {"row_multiple": (False, "batches of varying rows")}
 
 
-def experiment():
-    from train.experiments.pretraining import Pretraining
+class Pretraining(Experiment):
+    """Learns lists of documents, and is measured by the share of masked pieces it predicts."""
 
-    return Pretraining
+    config_class = PretrainingConfig
+
+    def sizes(self):
+        return kt.models.bert_models.SIZES
+
+    def read_texts(self):
+        config = self.config
+        if not config.documents:
+            raise ValueError("Give training documents: --documents, a folder or a file.")
+        texts = kt.data.read_documents(config.documents)
+        # From a folder of labels, draws the same as for classification; `unsup` is for training.
+        some = len(labelled_text.labelled_files(config.documents)) or len(texts)
+        # Random texts come from another document, so one alone is no use in either part.
+        if config.hold_out > some - 2:
+            raise ValueError(
+                f"--hold-out must leave two documents for training, of {some}. "
+                f"Received: {config.hold_out}."
+            )
+        others, held_out = labelled_text.split_rows(some, config.hold_out, config.seed)
+        learned = [*others, *range(some, len(texts))]
+        return tuple([texts[i] for i in part] for part in (learned, held_out))
+
+    @functools.cached_property
+    def train_documents(self):
+        """The training text, a list of sentences per document."""
+        return kt.data.split_sentences(self.train_text)
+
+    def make_tokenizer(self):
+        sentences = list(itertools.chain.from_iterable(self.train_documents))
+        return kt.tokenizers.train_word_pieces(sentences, self.config.vocabulary_size)
+
+    def make_batches(self, tokenizer):
+        return self._batches(self.train_documents, tokenizer)
+
+    def load_batches(self, path, tokenizer):
+        return kt.data.PretrainingBatches.load(path, tokenizer, *self._sizes())
+
+    def validation(self, tokenizer):
+        if not self.valid_text:
+            return None
+        batches = self._batches(kt.data.split_sentences(self.valid_text), tokenizer)
+        count = batches.steps_per_epoch
+        # Keras warns if a dataset of unknown length ends.
+        return batches.dataset().take(count).apply(tf.data.experimental.assert_cardinality(count))
+
+    def build(self, tokenizer, batches):
+        counts, config = batches.token_counts(), self.config
+        backbone = kt.bert(len(counts), max_sequence_length=config.positions, **config.dimensions())
+        return kt.bert_pretraining(backbone, counts)
+
+    def objective(self, batches):
+        # In the order of the names; a next sentence has no padding.
+        metrics = [
+            [kt.TokenAccuracy(name="accuracy")],
+            [kt.TokenAccuracy(pad_id=-1, name="accuracy")],
+        ]
+        return {"loss": kt.PretrainingLoss(), "metrics": metrics}
+
+    def describe(self, batches):
+        return f"{batches.num_tokens:,} word pieces, {batches.num_passages:,} passages"
+
+    def show_result(self, run):
+        model, tokenizer = run.model(), run.tokenizer()
+        text = max((self.valid_text or self.train_text)[:100], key=len)
+        length = min(self.config.max_length, pictures.LONGEST)
+        inputs = kt.data.pack_segments(tokenizer, tokenizer.tokenize([text]), max_length=length)
+        tokens = {"encoder": attention.names_of(tokenizer, inputs["token_ids"][0].numpy())}
+        scores = model.attention_scores(**inputs)
+        title = f"{text[: pictures.LONGEST]}..."
+        pictures.save_pictures(
+            run, attention.Attention.of_first_example(scores, tokens, tokens, title)
+        )
+        if self.valid_text:
+            self.compile(model, batches=None)
+            logs = model.evaluate(self.validation(tokenizer), verbose=0, return_dict=True)
+            print(
+                f"Masked pieces found: {logs['masked_tokens_accuracy']:.2%}. "
+                f"Next texts told from random ones: {logs['next_sentence_accuracy']:.2%}. "
+                f"Loss of both: {logs['loss']:.4f} nats."
+            )
+
+    def _batches(self, documents, tokenizer):
+        ids = kt.data.tokenize_documents(documents, tokenizer)
+        return kt.data.PretrainingBatches(ids, tokenizer, *self._sizes())
+
+    def _sizes(self):
+        config = self.config
+        sizes = config.batch_size, config.max_length, config.seed, config.masking_rate
+        return *sizes, bool(config.shapes)
 
 
-main = Command("pretraining", __doc__, PretrainingConfig, experiment).main
+main = Command(__doc__, Pretraining).main
 
 if __name__ == "__main__":
-    from train.pretraining import main  # configs/ must fill this class, not that of __main__
-
     main()

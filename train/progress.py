@@ -148,6 +148,30 @@ class EpochLog(keras.callbacks.Callback):
             draft.write_text(text.getvalue())
 
 
+def metric_sums(model):
+    """What the metrics have added up since the epoch began, an array; all workers call it."""
+    return np.array([variable.numpy() for variable in model.metrics_variables], "float64")
+
+
+class InterruptedEpoch(keras.callbacks.Callback):
+    """Lets the first epoch go on with what an earlier process has measured in it.
+
+    Args:
+        sums: `metric_sums` when it was interrupted.
+    """
+
+    def __init__(self, sums):
+        super().__init__()
+        self._sums = sums
+
+    def on_epoch_begin(self, epoch, logs=None):  # after `fit` has reset the metrics
+        variables, sums = self.model.metrics_variables, self._sums
+        if len(sums) == len(variables):  # a run of an earlier version kept none
+            for variable, value in zip(variables, sums, strict=True):
+                variable.assign(value)
+        self._sums = ()
+
+
 class StopWithoutProgress(keras.callbacks.Callback):
     """Stops when a number of epochs in a row have not lowered the validation loss.
 

@@ -43,12 +43,12 @@ def locked(run, strategy):
 
 
 def finished_model(run, experiment, is_chief):
-    """The model of a finished run; None if it is missing, or damaged and can be rebuilt.
+    """The model of a finished run; None if it has more steps to go, or is damaged but rebuildable.
 
     Raises:
         DamagedFile: if it is damaged and there is no checkpoint.
     """
-    if not run.model_file.exists():
+    if not run.is_finished(experiment.config):
         return None
     try:
         model = run.model()

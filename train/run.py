@@ -1,6 +1,5 @@
 """The folder of a run, as training writes it."""
 
-import dataclasses
 import json
 import math
 import pathlib
@@ -23,8 +22,9 @@ from keras_transformer.files import (
 from keras_transformer.serving import RunFolder
 from keras_transformer.serving.run_folder import checksum_of
 from keras_transformer.training.checkpoint_files import steps_in
-from train.progress import read_epochs
-from train.training_config import MAY_CHANGE, in_words
+
+from .progress import StopWithoutProgress, read_epochs
+from .training_config import MAY_CHANGE, in_words
 
 
 class Run(RunFolder):
@@ -43,7 +43,6 @@ class Run(RunFolder):
         self.tokens_file = self.path / "tokens.npz"
         self.lock_file = self.path / "lock"
         self.checkpoints = self.path / "checkpoints"
-        self.best_model_file = self.path / "best.keras"
         self.pretrained_file = self.path / "pretrained.npz"
         self.history_file = self.path / "history.csv"
 
@@ -80,7 +79,8 @@ class Run(RunFolder):
     def holds(self, config):
         """Whether the folder already holds this run.
 
-        An unfinished run may resume with other values of the settings in `MAY_CHANGE`.
+        An unfinished run may resume with other values of the settings in `MAY_CHANGE`; a finished
+        one goes on with them if it has a checkpoint and is given more steps.
 
         Raises:
             ValueError: if it holds a run with other settings, or something else.
@@ -93,11 +93,13 @@ class Run(RunFolder):
                 )
             check_writable(self.path)
             return False
-        finished = self.model_file.exists()
+        before = self.config()
+        goes_on = config.steps > before.steps and bool(steps_in(self.checkpoints))
+        finished = self.is_finished(before) and not goes_on
         refused = {
-            name: (before, now)
-            for name, (before, now) in config.changes_from(self.config()).items()
-            if finished or not (name in MAY_CHANGE and MAY_CHANGE[name](before, now))
+            name: (old, new)
+            for name, (old, new) in config.changes_from(before).items()
+            if finished or not (name in MAY_CHANGE and MAY_CHANGE[name](old, new))
         }
         if refused:
             reason = (
@@ -108,6 +110,17 @@ class Run(RunFolder):
                 f"Received: {in_words(refused)}."
             )
         return True
+
+    def is_finished(self, config):
+        """Whether the run has the model of all steps of a config, or stopped early, as it says."""
+        if not self.model_file.exists():
+            return False
+        steps = steps_in(self.checkpoints)
+        if not steps or steps[-1] >= config.steps:
+            return True
+        losses = self.history().get("val_loss", [])
+        stop = StopWithoutProgress(config.patience, losses)
+        return bool(config.patience) and stop.is_due(len(losses))
 
     def record(self, config):
         """Saves the settings with which a run resumes, and prints the changes in one line."""
@@ -164,7 +177,7 @@ class Run(RunFolder):
 
     def save_config(self, config, has_two_tokenizers=False):
         """Writes the settings as JSON, whole or not at all."""
-        content = {**dataclasses.asdict(config), "target_tokenizer": has_two_tokenizers}
+        content = {**config.model_dump(), "target_tokenizer": has_two_tokenizers}
         content["checksum"] = checksum_of(content)
         with whole(self.config_file) as draft:
             draft.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,14 +1,21 @@
-"""Classes of settings: every field has a flag, a line in --help, and limits that are checked."""
+"""Classes of settings: every field is a flag, a line of --help, a key in YAML, and is checked.
+
+pydantic checks the values and pydantic-settings makes the flags; the messages are ours.
+"""
 
 import argparse
-import functools
-import inspect
+import importlib.util
+import pathlib
+import re
+import sys
 import types
 import typing
 
 import pydantic
-import pydantic.dataclasses
+import yaml
+from pydantic_settings import CliSettingsSource
 
+CONFIGS = pathlib.Path(__file__).parent / "configs"
 LIMITS = {
     "gt": "above",
     "ge": "at least",
@@ -17,21 +24,21 @@ LIMITS = {
     "multiple_of": "a multiple of",
 }
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-PLACEHOLDERS = {int: "N", float: "X"}
+NEVER_GIVEN = "\0"  # stands for None; no command line can contain it
+EXIT_CODE_MISTAKE = 2
+ENTRY_POINT = "keras-transformer"
 
 
-def settings(cls):
-    """Makes a frozen dataclass that checks its values when it is created, also by `replace`.
+class Settings(pydantic.BaseModel):
+    """Settings that cannot change; strings are converted to the type of the field.
 
-    Fields are declared with `setting` or `required`; strings are converted to the type of the
-    field. `__post_init__` may check several fields together.
+    `model_post_init` may check several fields together.
 
     Raises:
         ValueError: from the constructor, with one line for each wrong value.
 
     Example:
-        >>> @settings
-        ... class Options:
+        >>> class Options(Settings):
         ...     steps: int = setting(8, "optimizer steps", ge=1)
         >>> Options(steps="5").steps
         5
@@ -39,24 +46,29 @@ def settings(cls):
         Traceback (most recent call last):
         ValueError: --steps must be a whole number, at least 1. Received: 0.
     """
-    checks = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
-    cls = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=checks)(cls)
-    init = cls.__init__
 
-    @functools.wraps(init)
-    def init_in_plain_words(self, *args, **values):
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def __init__(self, **values):
+        fields = type(self).model_fields
         for name, value in values.items():  # pydantic takes True for 1
-            if isinstance(value, bool) and _kind(fields_of(cls).get(name)) in (int, float):
+            if isinstance(value, bool) and _kind(fields.get(name)) in (int, float):
                 values[name] = str(value)
         try:
-            init(self, *args, **values)
+            super().__init__(**values)
         except pydantic.ValidationError as error:
             problems = error.errors(include_url=False)
-            lines = [_in_plain_words(problem, fields_of(cls)) for problem in problems]
-            raise ValueError("\n".join(lines)) from None
+            raise ValueError(
+                "\n".join(_in_plain_words(each, fields) for each in problems)
+            ) from None
 
-    cls.__init__ = init_in_plain_words
-    return cls
+    def given(self, names):
+        """The settings among these names that are not None, by name."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def replace(self, **changes):
+        """The same settings but for some changes, all checked again."""
+        return type(self)(**{**self.model_dump(), **changes})
 
 
 def setting(default, help_text, **limits):
@@ -67,11 +79,6 @@ def setting(default, help_text, **limits):
 def required(help_text, **limits):
     """A field that must be given."""
     return pydantic.Field(description=help_text, **limits)
-
-
-def fields_of(cls):
-    """The fields of a class of settings: a dictionary from name to pydantic's `FieldInfo`."""
-    return cls.__pydantic_fields__
 
 
 def flag_of(name):
@@ -92,26 +99,112 @@ def allowed(field):
     return ", ".join([KINDS[kind], *filter(None, [" and ".join(limits)])])
 
 
-def add_flags(parser, cls):
-    """Adds a flag for each field to a parser, first for those that the class itself declares.
+class Parser(argparse.ArgumentParser):
+    """A command line whose flags are those of classes of `Settings`.
 
-    Without the flag, a field keeps its default.
+    It reports an error in one line, without the usage. Where a text says `python -m train.name`, it
+    shows how this program was called.
+
+    Args:
+        prog: the command, as called from a clone.
+        description: shown by --help, as `epilog`.
     """
-    declared = inspect.get_annotations(cls)
-    fields = sorted(fields_of(cls).items(), key=lambda field: field[0] not in declared)
-    for name, field in fields:
-        kind, last_word = _kind(field), name.rpartition("_")[2]
-        options = {"metavar": PLACEHOLDERS.get(kind, last_word.upper())}
-        if kind is bool:
-            options = {"action": argparse.BooleanOptionalAction}
-        help_text = _help(field).replace("%", "%%")  # argparse fills in its own numbers
-        options |= {"dest": name, "default": None, "required": field.is_required()}
-        parser.add_argument(flag_of(name), help=help_text, **options)
+
+    def __init__(self, prog, description, epilog=None, **kwargs):
+        super().__init__(
+            as_called(prog), description=as_called(description), epilog=as_called(epilog or ""),
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs,
+        )  # fmt: skip
+        self.add_argument("--version", action="version", version=installed_version())
+
+    def error(self, message):
+        self.exit(EXIT_CODE_MISTAKE, f"{self.prog}: {message}. --help lists all flags.\n")
+
+    def add_settings(self, cls, enforce_required=True):
+        """Adds a flag for each field of a class, first for those that the class itself declares.
+
+        Args:
+            cls: a class of `Settings`.
+            enforce_required: whether `parse_args` refuses to do without a required one.
+
+        Returns:
+            A function from what `parse_args` returns to the values that were given, by name.
+        """
+        own, inherited = self.add_argument_group(), self.add_argument_group()
+
+        def add_flag(parser, *names, dest, help, **options):
+            field = cls.model_fields[dest]
+            words, default = re.fullmatch(
+                r"(.*?)(?: \((default: .*|required)\))?", help, re.S
+            ).groups()
+            details = [allowed(field)] if _kind(field) in (int, float) else []
+            # Of None and an empty text, the words say what they mean.
+            if default and default.removeprefix("default: ").strip(f"{NEVER_GIVEN}\n"):
+                details.append(default)
+            help_text = words + (f" ({'; '.join(details)})" if details else "")
+            group = own if dest in cls.__annotations__ else inherited
+            group.add_argument(*names, dest=dest, help=help_text, **options)
+
+        source = CliSettingsSource(
+            cls, root_parser=self, add_argument_method=add_flag, cli_kebab_case=True,
+            cli_implicit_flags=True, cli_hide_none_type=True, cli_enforce_required=enforce_required,
+            cli_parse_none_str=NEVER_GIVEN,
+        )  # fmt: skip
+        return lambda flags: source(parsed_args=flags)()
 
 
-def given_flags(options, cls):
-    """The fields that were given as flags: a dictionary from name to the text of the value."""
-    return {n: getattr(options, n) for n in fields_of(cls) if getattr(options, n) is not None}
+def as_called(text):
+    """A text with `keras-transformer name` for `python -m train.name`, if that is how we run."""
+    if pathlib.Path(sys.argv[0]).stem != ENTRY_POINT:
+        return text
+    text = re.sub(r"python -m train\.(\w+)", rf"{ENTRY_POINT} \1", text)
+    return re.sub(r"python -m train\b", f"{ENTRY_POINT} demo", text)
+
+
+def installed_version():
+    """The version of keras_transformer, without the seconds that importing it takes."""
+    source = pathlib.Path(importlib.util.find_spec("keras_transformer").origin).read_text("utf-8")
+    return re.search(r'__version__ = "(.+)"', source)[1]
+
+
+def read_config(name, command):
+    """The settings in a YAML file, or in that of train/configs with a given name.
+
+    Args:
+        name: path of a file that ends with .yaml, or the name of an experiment.
+        command: name of the command that the file must be for.
+
+    Returns:
+        A dictionary without the name of the command.
+
+    Raises:
+        ValueError: if there is no such file, or if it is for another command.
+    """
+    known = {path.stem: path for path in sorted(CONFIGS.glob("*.yaml"))}
+    path = pathlib.Path(name) if name.endswith((".yaml", ".yml")) else known.get(name)
+    if path is None:
+        raise ValueError(
+            f"--config must be one of {', '.join(known)}, or a file that ends with .yaml. "
+            f"Received: {name!r}."
+        )
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"--config must be a file of YAML. Received: {name!r}: {reason}") from None
+    if not isinstance(content, dict) or content.get("command") != command:
+        other = content.get("command") if isinstance(content, dict) else None
+        raise ValueError(
+            f"--config must be an experiment of this command, with the line `command: {command}`. "
+            f"Received: {name!r}, of {other}."
+        )
+    return {str(key): value for key, value in content.items() if key != "command"}
+
+
+def config_as_yaml(config):
+    """The text of a file that `read_config` reads: all settings that are not left to the model."""
+    content = {"command": config.command, **config.model_dump(exclude_none=True)}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _kind(field):
@@ -123,25 +216,13 @@ def _kind(field):
     return field.annotation
 
 
-def _help(field):
-    kind = _kind(field)
-    details = [] if kind in (str, bool) else [allowed(field)]
-    default = None if field.is_required() else field.default
-    if isinstance(default, bool):
-        details.append(f"default: {'on' if default else 'off'}")
-    elif default is not None and str(default).strip():
-        details.append(f"default: {default:g}" if kind is float else f"default: {default}")
-    return field.description + (f" ({'; '.join(details)})" if details else "")
-
-
 def _in_plain_words(problem, fields):
     """Turns one of pydantic's problems into a line with what is allowed and what was received."""
-    name = problem["loc"][0] if problem["loc"] else ""
-    if problem["type"] == "value_error":  # of `__post_init__`
+    if problem["type"] == "value_error":  # of `model_post_init`
         return str(problem["ctx"]["error"])
+    name, received = problem["loc"][0], str(problem["input"])[:80]
     if name not in fields:
-        return f"There is no setting {name}. Received: {name}={str(problem['input'])[:80]}."
+        return f"There is no setting {name}. Received: {name}={received}."
     if problem["type"] == "missing":
         return f"{flag_of(name)} is required."
-    received = str(problem["input"])[:80]
     return f"{flag_of(name)} must be {allowed(fields[name])}. Received: {received}."

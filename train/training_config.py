@@ -1,9 +1,9 @@
 """The settings that all experiments share, and which of them may change when a run resumes."""
 
-import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
-from train.settings import fields_of, flag_of, setting, settings
+from .deferred import kt
+from .settings import Settings, flag_of, read_config, setting
 
 SIZE = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
@@ -83,11 +83,11 @@ def in_words(changes):
     return "; ".join(f"{flag_of(n)} was {old} and is {new}" for n, (old, new) in changes.items())
 
 
-@settings
-class TrainingConfig:
+class TrainingConfig(Settings):
     """Settings of all experiments; every field is also a flag of the experiment's command."""
 
-    earlier = {}  # {setting that runs of earlier versions lack: what they do}
+    command: ClassVar[str]
+    earlier: ClassVar[dict] = {}  # {setting that runs of earlier versions lack: what they do}
 
     num_layers: int | None = setting(None, "blocks in a stack; default: set by --size", ge=1)
     hidden_dim: int | None = setting(
@@ -154,7 +154,7 @@ class TrainingConfig:
     )
     tensorboard: bool = setting(False, "write TensorBoard logs into the run's folder")
 
-    def __post_init__(self):
+    def model_post_init(self, context):
         if self.schedule == "inverse_sqrt" and self.warmup_steps < 1:
             raise ValueError(
                 "--warmup-steps must be at least 1 with --schedule inverse_sqrt. "
@@ -191,29 +191,30 @@ class TrainingConfig:
         """The arguments of the model's function that differ from the row of its size."""
         chosen = {"size": self.size, "pre_norm": self.pre_norm, "dtype": self.dtype}
         if self.activation == "gelu_tanh":  # no name of Keras
-            from keras_transformer.layers.feed_forward import gelu_tanh
-
-            chosen["activation"] = gelu_tanh
+            chosen["activation"] = kt.layers.feed_forward.gelu_tanh
         elif self.activation is not None:
             chosen["activation"] = self.activation
         return {**chosen, "remat": self.remat, **self.given((*SIZE, *DROPOUTS))}
 
-    def given(self, names):
-        """The settings among these names that are not None, by name."""
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
     def batch_shapes(self):
         """The argument `shapes` of a class of batches."""
-        from keras_transformer.data import FewShapes, PackedRows
-
         if getattr(self, "packed", False):
-            return PackedRows(self.row_multiple or 1)
-        return FewShapes(self.shapes, self.row_multiple or 1) if self.shapes else None
+            return kt.data.PackedRows(self.row_multiple or 1)
+        return kt.data.FewShapes(self.shapes, self.row_multiple or 1) if self.shapes else None
 
     def changes_from(self, earlier):
         """The changes: a dictionary from the name of a setting to the pair of before and now."""
-        before, now = dataclasses.asdict(earlier), dataclasses.asdict(self)
+        before, now = earlier.model_dump(), self.model_dump()
         return {name: (before[name], now[name]) for name in now if before[name] != now[name]}
+
+    @classmethod
+    def load(cls, name):
+        """The experiment in a YAML file, or in that of train/configs with a given name.
+
+        Raises:
+            ValueError: if there is none, or if a setting is wrong.
+        """
+        return cls(**read_config(name, cls.command))
 
     @classmethod
     def restored(cls, kept, is_old=False, is_edited=False):
@@ -228,7 +229,7 @@ class TrainingConfig:
         Raises:
             ValueError: if a setting is unknown, outside its limits or deleted.
         """
-        missing = fields_of(cls).keys() - kept.keys()
+        missing = cls.model_fields.keys() - kept.keys()
         if is_edited and missing:
             raise ValueError(f"Settings are missing: {', '.join(map(flag_of, sorted(missing)))}.")
         kept = {**CHOSEN_AT_START, **cls.earlier, **kept}

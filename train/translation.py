@@ -18,12 +18,23 @@ Use the trained run (each has its own --help):
     python -m train.translation export --run runs/mine --name mine
 """
 
-from typing import Literal
+import contextlib
+import functools
+import json
+import sys
+import tempfile
+from typing import ClassVar, Literal
 
-from train.command import Command
-from train.options import DecodingOptions, ExportOptions, RunOptions
-from train.settings import required, setting, settings
-from train.training_config import (
+import numpy as np
+
+from .command import Command
+from .deferred import Deferred, kt, tf
+from .experiment import Experiment, log_dropped, plan_in_words, publish
+from .lines import answer_lines, report_cut_texts
+from .options import DecodingOptions, ExportOptions, RunOptions
+from .pretrained import check_packed_model, completed, for_training, pretrained_of
+from .settings import required, setting
+from .training_config import (
     LEAST_PIECES,
     TrainingConfig,
     check_left_to_pretrained,
@@ -31,14 +42,19 @@ from train.training_config import (
     fill_in,
 )
 
+callbacks = Deferred("keras_transformer.training.callbacks")
+pictures = Deferred(f"{__package__}.pictures")
+sacrebleu = Deferred("sacrebleu")
+
+RULES = ("no_repeat_ngram_size", "min_length", "repetition_penalty")  # which have flags
 USUAL_SEARCH = {"num_beams": 5, "length_penalty": 1.0, "scoring": "gnmt", "token_rules": "{}"}
 
 
-@settings
 class TranslationConfig(TrainingConfig):
     """One experiment of `python -m train.translation`."""
 
-    earlier = {"token_rules": USUAL_SEARCH["token_rules"]}
+    command: ClassVar[str] = "translation"
+    earlier: ClassVar[dict] = {"token_rules": USUAL_SEARCH["token_rules"]}
 
     source: str = setting("", "file of source sentences, one per line; may be .gz")
     target: str = setting("", "file of their translations")
@@ -94,8 +110,8 @@ class TranslationConfig(TrainingConfig):
         "any, or those of --pretrained",
     )
 
-    def __post_init__(self):
-        super().__post_init__()
+    def model_post_init(self, context):
+        super().model_post_init(context)
         if self.pretrained:
             check_left_to_pretrained(self, ("size", "activation", "pre_norm", "vocabulary_size"))
         else:
@@ -117,7 +133,6 @@ class TranslationConfig(TrainingConfig):
         }
 
 
-@settings
 class SearchOptions(RunOptions):
     """Decodes with a trained run by beam search."""
 
@@ -142,7 +157,6 @@ class SearchOptions(RunOptions):
     target_language: str = setting("", "likewise language to translate to; default: the run's")
 
 
-@settings
 class EngineOptions(SearchOptions, DecodingOptions):
     """Translates with a trained run."""
 
@@ -152,7 +166,7 @@ class EngineOptions(SearchOptions, DecodingOptions):
         "by n ** exponent, so some translations differ; int8 is faster and less precise",
     )
 
-    def __post_init__(self):
+    def model_post_init(self, context):
         if self.engine != "tensorflow" and self.cache != "auto":
             raise ValueError(
                 "--cache needs --engine tensorflow: CTranslate2 has a cache of its own. "
@@ -160,15 +174,35 @@ class EngineOptions(SearchOptions, DecodingOptions):
             )
 
 
-@settings
 class TranslateOptions(EngineOptions):
     """Translates standard input, one sentence per line, to standard output.
 
     {command} --run runs/mine < in.txt > out.txt
+    {command} --run runs/mine --format json --num-best 3 < in.txt > out.jsonl
     """
 
+    format: Literal["text", "json"] = setting(
+        "text",
+        "text: the best translation of each line; json: an object with the best translations, "
+        "their scores and lengths in tokens, and whether the line was truncated",
+    )
+    num_best: int | None = setting(
+        None, "with --format json: translations of each line; default: one for each beam", ge=1
+    )
 
-@settings
+    def model_post_init(self, context):
+        super().model_post_init(context)
+        if self.num_best is not None and self.format != "json":
+            raise ValueError(
+                f"--num-best needs --format json. Received: --num-best {self.num_best}."
+            )
+        if self.format == "json" and self.engine != "tensorflow":
+            raise ValueError(
+                "--format json needs --engine tensorflow: CTranslate2 gives no scores. "
+                f"Received: --engine {self.engine}."
+            )
+
+
 class EvaluateOptions(EngineOptions):
     """Evaluates the BLEU of a trained run on other text.
 
@@ -179,7 +213,6 @@ class EvaluateOptions(EngineOptions):
     target: str = required("file of their translations")
 
 
-@settings
 class TranslationExportOptions(SearchOptions, ExportOptions):
     """Publishes a trained run as a SavedModel for TensorFlow Serving, which fixes its search.
 
@@ -187,10 +220,268 @@ class TranslationExportOptions(SearchOptions, ExportOptions):
     """
 
 
-def experiment():
-    from train.experiments.translation import Translation
+class Translation(Experiment):
+    """Learns `ParallelText` with an encoder-decoder and shared pieces; is measured by BLEU."""
 
-    return Translation
+    config_class = TranslationConfig
+    what_is_pretrained = (
+        "a finished run of train.translation, or a folder of Marian, M2M100, NLLB or OpenNMT-tf"
+    )
+
+    def __init__(self, config, texts=None, run=None):
+        self.pretrained = pretrained_of(
+            config, kt.models.encoder_decoder.TranslationModel, self.what_is_pretrained, run
+        )
+        super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
+        if self.pretrained is not None:
+            check_packed_model(self.config, self.pretrained)
+            self.target_tokenizer = self.pretrained.target_tokenizer
+            self._tokenizers(self.pretrained.tokenizer)  # raises for languages that it lacks
+
+    @classmethod
+    def completed(cls, config, before=None, pretrained=None):
+        names = (*USUAL_SEARCH, "source_language", "target_language")
+        config = completed(config, names, (), before, pretrained)
+        fill_in(config, USUAL_SEARCH)
+        kt.serving.settings.read_token_rules(config.token_rules)  # raises for wrong ones
+        return config
+
+    def sizes(self):
+        return kt.models.encoder_decoder.SIZES
+
+    def read_texts(self):
+        config = self.config
+        given = [bool(config.source or config.target), bool(config.tsv), bool(config.dataset)]
+        if sum(given) != 1:
+            raise ValueError(
+                "Give one training text: --source and --target, or --tsv, or --dataset. "
+                f"Received: {sum(given)} of them."
+            )
+        languages = config.source_language or config.target_language
+        if languages and not config.dataset and not config.pretrained:
+            raise ValueError(
+                "--source-language and --target-language need a --dataset, or a --pretrained "
+                "model of many languages."
+            )
+        _check_pair(config.source, config.target, "--source and --target")
+        valid = config.valid_source, config.valid_target
+        _check_pair(*valid, "--valid-source and --valid-target")
+        if config.valid_tsv and any(valid):
+            raise ValueError(
+                "Give one validation text: --valid-source and --valid-target, or --valid-tsv. "
+                f"Received: {config.valid_source!r} and {config.valid_tsv!r}."
+            )
+        train_text = self._read("train", config.source, config.target, config.tsv)
+        valid_text = None
+        if config.has_validation():
+            valid_text = self._read("validation", *valid, config.valid_tsv)
+        if config.distinct_sources:
+            train_text = _first_translations(train_text)
+        if config.max_pairs:
+            train_text = kt.data.ParallelText(*(side[: config.max_pairs] for side in train_text))
+        return train_text, valid_text
+
+    def _read(self, split, source, target, tsv):
+        """The text of two files, of one, or else of a split of the data set."""
+        if source:
+            return kt.data.read_files(source, target)
+        if tsv:
+            return kt.data.read_tsv(tsv)
+        config = self.config
+        where = {
+            "source": config.source_language or None,
+            "target": config.target_language or None,
+            "data_dir": config.data_dir or None,
+        }
+        return kt.data.corpora.read_dataset(config.dataset, split, **where)
+
+    def make_tokenizer(self):
+        if self.pretrained is not None:
+            return self.pretrained.tokenizer
+        sentences = [*self.train_text.sources, *self.train_text.targets]
+        return kt.tokenizers.train_sentencepiece(sentences, self.config.vocabulary_size)
+
+    def make_batches(self, tokenizer):
+        sides = self._token_ids(self.train_text, tokenizer)
+        # An empty text may have tokens that name its language.
+        empty = self._token_ids(kt.data.ParallelText([""], [""]), tokenizer)
+        pairs = zip(sides, empty, strict=True)
+        kept = np.all([ids.row_lengths() > text.row_lengths() for ids, text in pairs], axis=0)
+        log_dropped(int((~kept).sum()), len(kept), "pairs with an empty side")
+        return self._batches(*(tf.ragged.boolean_mask(ids, kept) for ids in sides))
+
+    def load_batches(self, path, tokenizer):
+        return kt.data.TokenBatches.load(path, *self._limits(), self.config.batch_shapes())
+
+    def validation(self, tokenizer):
+        if self.valid_text is None:
+            return None
+        return self._batches(*self._token_ids(self.valid_text, tokenizer)).epoch()
+
+    def build(self, tokenizer, batches):
+        if self.pretrained is not None:
+            return for_training(self.pretrained.model, self.config)
+        packed = self.config.packed
+        return kt.translation(tokenizer.vocabulary_size, packed=packed, **self.config.dimensions())
+
+    def objective(self, batches):
+        loss = kt.TokenCrossentropy(self.config.label_smoothing)
+        return {"loss": loss, "metrics": [kt.TokenAccuracy(), kt.Perplexity()]}
+
+    def describe(self, batches):
+        return (
+            f"{batches.num_pairs:,} pairs, {batches.num_target_tokens:,} target tokens, "
+            f"{batches.num_dropped:,} pairs longer than {self.config.max_length} tokens dropped"
+            f"; {plan_in_words(batches)}"
+        )
+
+    def callbacks(self, run, tokenizer):
+        config = self.config
+        if self.valid_text is None or not config.bleu_every:
+            return []
+        settings = kt.serving.SearchSettings(
+            num_beams=config.num_beams,
+            num_best=config.num_beams,
+            length_penalty=config.length_penalty,
+            max_source_length=config.max_length,
+            max_target_length=config.max_length,
+            scoring=config.scoring,
+            token_rules=kt.serving.settings.read_token_rules(config.token_rules),
+        )
+
+        @functools.cache  # compiled searches stay compiled from one epoch to another
+        def translator_of(model):
+            return kt.serving.Translator(model, *self._tokenizers(tokenizer), settings=settings)
+
+        def bleu_of(model):
+            translations = translations_of(translator_of(model), self.valid_text.sources)[0]
+            return sacrebleu.BLEU().corpus_score(translations, [self.valid_text.targets]).score
+
+        return [callbacks.BestScore(bleu_of, run.best_model_file, config.bleu_every, "val_bleu")]
+
+    def show_result(self, run):
+        translator = kt.serving.Translator.load(run.path)
+        text = self.valid_text or self.train_text
+        pictures.save_pictures(run, translator.attention(text.sources[0], text.targets[0]))
+        if self.valid_text is not None:
+            translations, _ = translations_of(translator, text.sources)
+            print(bleu_report(translations, text.targets))
+
+    @staticmethod
+    def translate(options):
+        with _engine(options) as (answer, settings):
+            if options.format == "json":
+                num_best = options.num_best or settings.num_beams
+                if num_best > settings.num_beams:
+                    raise ValueError(
+                        "--num-best must be at most --num-beams. "
+                        f"Received: {num_best} and {settings.num_beams}."
+                    )
+                answer = functools.partial(n_best_of, answer.args[0], num_best)
+            answer_lines(answer, settings.max_source_length)
+
+    @staticmethod
+    def evaluate(options):
+        text = kt.data.read_files(options.source, options.target)
+        with _engine(options) as (answer, settings):
+            translations, is_cut = answer(text.sources)
+        cut = [f"{line:,}" for line, was_cut in enumerate(is_cut, start=1) if was_cut]
+        report_cut_texts(cut, len(is_cut), settings.max_source_length)
+        print(bleu_report(translations, text.targets))
+
+    @staticmethod
+    def export(options):
+        publish(_loaded(options, options.dtype), options)
+
+    def _token_ids(self, text, tokenizer):
+        """The ids of both sides."""
+        source, target = self._tokenizers(tokenizer)
+        return kt.data.tokenize(text.sources, source), kt.data.tokenize(
+            text.targets, target or source
+        )
+
+    def _batches(self, source_ids, target_ids):
+        return kt.data.TokenBatches(
+            source_ids, target_ids, *self._limits(), self.config.batch_shapes()
+        )
+
+    def _tokenizers(self, tokenizer):
+        """Those of source and target, with their languages; the latter None if it is the same."""
+        config, given = self.config, ()
+        if getattr(tokenizer, "languages", None) or not config.dataset:
+            given = config.source_language or None, config.target_language or None
+        return kt.serving.in_languages(tokenizer, self.target_tokenizer, {}, *given)
+
+    def _limits(self):
+        return self.config.tokens_per_batch, self.config.max_length, self.config.seed
+
+
+def translations_of(translator, texts):
+    """The translations, a list of strings, and whether each text was truncated."""
+    answer = translator.answer(texts)
+    return [text.decode() for text in answer["translation"]], answer["truncated"]
+
+
+def n_best_of(translator, num_best, texts):
+    """JSON of the best translations of each text, and whether each text was truncated."""
+    free = {"target_prefix": [""] * len(texts), "max_length": [0] * len(texts)}
+    answer = translator.answer(texts, "translate_nbest", **free)
+    rows = zip(translator.hypotheses(answer), answer["truncated"].tolist(), strict=True)
+    objects = [
+        {"translations": [each._asdict() for each in best[:num_best]], "truncated": was_cut}
+        for best, was_cut in rows
+    ]
+    return [json.dumps(each, ensure_ascii=False) for each in objects], answer["truncated"]
+
+
+def bleu_report(translations, references):
+    """Two lines of BLEU, cased and lower-cased, each with sacreBLEU's signature."""
+    lines = []
+    for label, lowercase in (("BLEU", False), ("BLEU, lower-cased", True)):
+        metric = sacrebleu.BLEU(lowercase=lowercase)
+        score = metric.corpus_score(translations, [references]).score
+        lines.append(f"{label}: {score:.2f}   {metric.get_signature()}")
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _engine(options):
+    """Yields a function that translates texts, like `translations_of`, and the search settings."""
+    is_ours = options.engine == "tensorflow"
+    # CTranslate2 runs models trained in half precision in float32.
+    translator = _loaded(options, None if is_ours else "float32", options.cache)
+    settings = translator.settings
+    if is_ours:
+        yield functools.partial(translations_of, translator), settings
+        return
+    dtype = "int8" if options.engine.endswith("int8") else "float32"
+    with tempfile.TemporaryDirectory() as folder:
+        path = kt.convert.write(translator, "ctranslate2", f"{folder}/model", dtype=dtype)
+        engine = kt.convert.CTranslate2Engine(path, translator)
+        if differences := engine.differences():
+            print(f"CTranslate2 searches with {differences}.", file=sys.stderr)
+        yield engine.answer, settings
+
+
+def _loaded(options, dtype=None, cache="auto"):
+    languages = options.source_language, options.target_language
+    search, rules = (options.num_beams, options.length_penalty), options.given(RULES)
+    return kt.serving.Translator.load(
+        options.run, *search, dtype, cache, *languages, rules, options.weights
+    )
+
+
+def _check_pair(source, target, flags):
+    if bool(source) != bool(target):
+        raise ValueError(f"Give both {flags}. Received: {source!r} and {target!r}.")
+
+
+def _first_translations(text):
+    """Each source once, with the first of its translations."""
+    # Going through them backwards, the first translation is the last to be kept.
+    first = dict(zip(reversed(text.sources), reversed(text.targets), strict=True))
+    sources = list(dict.fromkeys(text.sources))
+    return kt.data.ParallelText(sources, [first[source] for source in sources])
 
 
 SUBCOMMANDS = {
@@ -198,9 +489,7 @@ SUBCOMMANDS = {
     "evaluate": EvaluateOptions,
     "export": TranslationExportOptions,
 }
-main = Command("translation", __doc__, TranslationConfig, experiment, SUBCOMMANDS).main
+main = Command(__doc__, Translation, SUBCOMMANDS).main
 
 if __name__ == "__main__":
-    from train.translation import main  # configs/ must fill this class, not that of __main__
-
     main()

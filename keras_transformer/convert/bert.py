@@ -34,6 +34,7 @@ from keras_transformer.convert.tables import (
 from keras_transformer.convert.tokenizers import load_tokenizer_of
 from keras_transformer.models.bert_models import (
     BertClassifierModel,
+    BertPretrainingModel,
     BertTokenLabellerModel,
     bert,
     bert_classifier,
@@ -384,6 +385,13 @@ def check_word_pieces(text_model):
         )
 
 
+def full_name(model, name):
+    """The name in a checkpoint of BERT of what the table calls `name`."""
+    if not isinstance(model, (BertPretrainingModel, BertClassifierModel)):
+        return name  # a backbone alone has no prefix
+    return name if name.startswith(("cls.", "classifier")) else BERT.prefix + name
+
+
 def labels_texts(model):
     """Whether a BERT has the head for labels of whole texts."""
     return isinstance(model, BertClassifierModel) and not isinstance(model, BertTokenLabellerModel)
@@ -419,11 +427,7 @@ def hugging_face_folder(text_model, draft):
         names = getattr(text_model, "labels", ()) or range(model.output_shape[-1])
         labels = {"id2label": {str(i): str(label) for i, label in enumerate(names)}}
         labels["label2id"] = {label: int(i) for i, label in labels["id2label"].items()}
-    prefix = "" if name == "BertModel" else BERT.prefix
-    arrays = {
-        key if key.startswith(("cls.", "classifier.")) else prefix + key: array
-        for key, array in arrays_of(rows(model)).items()
-    }
+    arrays = {full_name(model, key): array for key, array in arrays_of(rows(model)).items()}
     text_model.tokenizer.save(draft / "vocab.txt")
     write_json(draft / "tokenizer_config.json", {
         "tokenizer_class": "BertTokenizer", "do_lower_case": text_model.tokenizer.lowercase,

@@ -28,7 +28,7 @@ from keras_transformer.convert.tables import (
     rows_of,
 )
 from keras_transformer.convert.tokenizer_json import byte_level, check_added, merges_of
-from keras_transformer.convert.tokenizers import check_byte_level, tokenizer_settings
+from keras_transformer.convert.tokenizers import check_byte_level, naming, tokenizer_settings
 from keras_transformer.layers.embedding import PositionEmbedding
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
@@ -143,40 +143,21 @@ def _tokenizer(folder, size):
     settings = tokenizer_settings(folder)
     check_byte_level(folder, settings)
     settings.warn_of_unread()
-    name = "vocab.json" if folder.has("vocab.json") else "tokenizer.json"
-    file = folder.file(name)
-
-    def vocabulary_and_merges():
-        if name == "vocab.json":
-            return folder.json(name), merges_of(folder.file("merges.txt"))
-        content = folder.json(name)
+    file = folder.file("vocab.json", "tokenizer.json")
+    with naming(file):
+        content = folder.json(file.name)
+        if file.name == "vocab.json":
+            return byte_pairs_of(file, content, merges_of(folder.file("merges.txt")), size)
         check_added(content.get("added_tokens") or [], file)
-        return byte_level(content, file)
-
-    return byte_pairs_of(file, vocabulary_and_merges, size)
+        return byte_pairs_of(file, *byte_level(content, file), size)
 
 
-def byte_pairs_of(file, vocabulary_and_merges, size):
-    """A `BytePairTokenizer` with a piece for each row of a table, which may be padded.
-
-    Args:
-        file: for messages.
-        vocabulary_and_merges: returns the vocabulary and the merges.
-        size: of the table.
-
-    Raises:
-        ConversionError: if there are more pieces than rows, or they are no byte pairs.
-    """
-    try:
-        vocabulary, merges = vocabulary_and_merges()
-        count = len(vocabulary)
-        padding = num_padding_rows(file, count, size)
-        unused = {f"<|unused{i}|>": count + i for i in range(padding)}
-        return BytePairTokenizer(vocabulary | unused, merges, FIRST_ID)
-    except ConversionError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConversionError(f"{file} is a tokenizer that ours cannot be: {error}") from None
+def byte_pairs_of(file, vocabulary, merges, size):
+    """A `BytePairTokenizer` with a piece for each row of a table of `size` rows."""
+    count = len(vocabulary)
+    padding = num_padding_rows(file, count, size)
+    unused = {f"<|unused{i}|>": count + i for i in range(padding)}
+    return BytePairTokenizer(vocabulary | unused, merges, FIRST_ID)
 
 
 def converted(model, tokenizer, settings, dimensions):

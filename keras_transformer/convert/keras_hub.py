@@ -42,6 +42,7 @@ from keras_transformer.convert.tables import (
     rows_of,
 )
 from keras_transformer.convert.tokenizer_json import merges_of
+from keras_transformer.convert.tokenizers import naming
 from keras_transformer.files import in_one_line
 from keras_transformer.layers.embedding import PositionEmbedding
 from keras_transformer.layers.feed_forward import gelu_tanh
@@ -235,10 +236,8 @@ def _word_pieces(folder, size):
     config = _check_tokenizer(folder, split=True, suffix_indicator="##", oov_token="[UNK]")
     lowercase, file = config.flag("lowercase", False), folder.file(WORD_PIECES)
     strips = config.flag("strip_accents", False)
-    try:
+    with naming(file):
         tokenizer = WordPieceTokenizer.load(file, lowercase)
-    except ValueError as error:
-        raise ConversionError(f"{file} is a tokenizer that ours cannot be: {error}") from None
     num_padding_rows(file, tokenizer.vocabulary_size, size)
     if strips is not lowercase:
         logging.getLogger(__name__).warning(
@@ -251,7 +250,8 @@ def _word_pieces(folder, size):
 def _byte_pairs(folder, size):
     _check_tokenizer(folder, add_prefix_space=False)
     file, merges = folder.file(VOCABULARY), folder.file(MERGES)
-    return gpt2.byte_pairs_of(file, lambda: (folder.json(VOCABULARY), merges_of(merges)), size)
+    with naming(file):
+        return gpt2.byte_pairs_of(file, folder.json(VOCABULARY), merges_of(merges), size)
 
 
 def _check_tokenizer(folder, **allowed):

@@ -1,5 +1,6 @@
 """LoRA in the file format of PEFT: adapter_config.json and adapter_model.safetensors."""
 
+import functools
 import json
 import math
 import pathlib
@@ -55,27 +56,19 @@ class Naming(NamedTuple):
 
     Args:
         rows: function from a model to its table.
-        prefix: prefix of the names in the table, except those of `heads`; if the family has heads
-            and the model has none, there is no prefix.
-        heads: prefixes of the names of heads.
+        prefix: what these names begin with there, except those of heads.
+        full_name: function from a model and a name in its table to the name there.
     """
 
     rows: Callable
-    prefix: str = ""
-    heads: tuple[str, ...] = ()
-
-    def full(self, model):
-        """A function from names in the table of a model to those in PEFT's files."""
-        names = [name for row in self.rows(model) for name in row.names]
-        is_bare = self.heads and not any(name.startswith(self.heads) for name in names)
-        prefix = "" if is_bare else self.prefix
-        return lambda name: name if name.startswith(self.heads) else prefix + name
+    prefix: str
+    full_name: Callable
 
 
 FAMILIES = {
-    "bert": Naming(bert.rows, "bert.", heads=("classifier", "cls.")),
-    "gpt2": Naming(gpt2.rows, "transformer."),
-    "marian": Naming(marian.block_rows),
+    "bert": Naming(bert.rows, bert.BERT.prefix, bert.full_name),
+    "gpt2": Naming(gpt2.rows, gpt2.PREFIX, lambda model, name: gpt2.PREFIX + name),
+    "marian": Naming(marian.block_rows, "", lambda model, name: name),
 }
 
 
@@ -152,7 +145,7 @@ def write_peft(model, path, family):
     naming, path = _naming(family), pathlib.Path(path)
     check_free(path, "Choose another folder, or delete it.")
     arrays, expected, modules, trained = {}, {}, [], set()
-    full = naming.full(model)
+    full = functools.partial(naming.full_name, model)
     for module, adapter in _adapters(model, naming):
         modules.append(full(module))
         for end, variable in ((DOWN, adapter.down), (UP, adapter.up)):

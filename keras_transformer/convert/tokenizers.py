@@ -4,6 +4,8 @@ Our models pad with id 0, start with id 2 and end with id 3, so ids come in a di
 unknown, start and end first, then the others in the same order as before.
 """
 
+import contextlib
+
 import numpy as np
 
 from keras_transformer.convert.folder import Folder, Settings
@@ -96,6 +98,17 @@ def load_tokenizer_of(path):
     except Exception as error:  # of a forged file: RuntimeError of tensorflow-text, and more
         message = f"{path} has a tokenizer that is not supported: {in_one_line(error)}"
         raise ConversionError(message) from None
+
+
+@contextlib.contextmanager
+def naming(file):
+    """Raises ConversionError, with the name of the file, where a tokenizer of ours cannot be it."""
+    try:
+        yield
+    except ConversionError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConversionError(f"{file} is a tokenizer that ours cannot be: {error}") from None
 
 
 def tokenizer_settings(folder):

@@ -137,16 +137,7 @@ def _after(gradients, kernel):
 
 
 def compiled_attention_weights(queries, keys, mask=None):
-    """`ops.attention.attention_weights`, which keeps only the weights for the backward pass.
-
-    Args:
-        queries: (..., target, key_dim).
-        keys: (..., source, key_dim).
-        mask: boolean, broadcasts to (..., target, source), or None.
-
-    Returns:
-        (..., target, source), in the dtype of `queries`.
-    """
+    """`ops.attention.attention_weights`, which keeps only the weights for the backward pass."""
 
     @tf.custom_gradient
     def softmax(scores):

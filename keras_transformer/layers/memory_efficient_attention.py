@@ -91,16 +91,8 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
     Source: Rabe and Staats 2021 (https://arxiv.org/abs/2112.05682), without their sum over
     chunks of sources: here each target has one softmax over all sources.
 
-    Args:
-        queries: (batch, heads, target, dim).
-        keys: (batch, heads, source, dim).
-        values: the same shape as `keys`.
-        mask: boolean, broadcasts to (batch, heads, target, source), or None.
-        rate: probability in [0, 1) with which a weight is dropped.
-        seed: of `draw_seed`; needed if `rate` is not 0.
-
-    Returns:
-        (batch, heads, target, dim), in the dtype of `queries`.
+    The arguments are those of `memory_efficient_attention`, but for a seed of `draw_seed` in place
+    of a generator.
     """
     weights_of = _weights_by_chunk(queries, keys, mask, rate, seed)
 
@@ -265,17 +257,10 @@ def has_gpu():
 def fused_attention(queries, keys, values, mask=None, implementation="cudnn"):
     """The context of `dot_product_attention`, in a kernel that never holds the weights.
 
+    The arguments are those of `memory_efficient_attention`, and an `implementation` as in
+    `jax.nn.dot_product_attention`. The context of a fully masked target is zero.
+
     Source: Dao et al. 2022 (https://arxiv.org/abs/2205.14135).
-
-    Args:
-        queries: (batch, heads, target, dim).
-        keys: (batch, heads, source, dim).
-        values: (batch, heads, source, dim).
-        mask: boolean, broadcasts to (batch, heads, target, source), or None.
-        implementation: as in `jax.nn.dot_product_attention`.
-
-    Returns:
-        (batch, heads, target, dim); zeros for a fully masked target.
     """
     by_position = (jnp.swapaxes(tensor, 1, 2) for tensor in (queries, keys, values))
     if mask is not None:

@@ -133,19 +133,11 @@ class RelativeAttention(MultiHeadAttention):
         return (empty, empty, ops.broadcast_to(distances, shape))
 
     def step(self, inputs, cache, mask, position=None):
-        """One position, for several beams of each row.
+        """One position, for several beams of each row, as of `MultiHeadAttention.step`.
 
-        Args:
-            inputs: vectors at the newest position, (batch, beams, dim).
-            cache: what `empty_cache` or the step before returned: keys and values, which grow
-                by one position a beam and step, and projected distances, the farthest
-                first, which grow by one a step; or have their full size.
-            mask: boolean (batch, beams, cached + beams), as of `ops.masks.beam_mask`; None
-                if there is one beam.
-            position: as for `MultiHeadAttention.step`.
-
-        Returns:
-            The pair of outputs, (batch, beams, dim), and the cache, longer if it grows.
+        The cache is what `empty_cache` or the step before returned: keys and values, which grow by
+        one position a beam and step, and projected distances, the farthest first, which grow by one
+        a step; or have their full size.
         """
         queries, key, value = self._project_heads(inputs, self.query_key_value, 3)
         start = None if position is None else position * inputs.shape[1]

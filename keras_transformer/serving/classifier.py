@@ -83,12 +83,13 @@ class Classifier(ServedModel):
         super().__init__(model, tokenizer)
 
     @classmethod
-    def load(cls, run, dtype=None):
+    def load(cls, run, dtype=None, weights="averaged"):
         """Loads a finished run of `python -m train.classification`.
 
         Args:
             run: path of the run folder.
             dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
+            weights: "averaged" or "best", as for `RunFolder.model`.
 
         Returns:
             A `Classifier`.
@@ -100,7 +101,7 @@ class Classifier(ServedModel):
         folder = RunFolder(run)
         names, multi_label = folder.labels()
         max_length = folder.settings()["max_length"]
-        return cls(folder.model(dtype), folder.tokenizer(), names, max_length, multi_label)
+        return cls(folder.model(dtype, weights), folder.tokenizer(), names, max_length, multi_label)
 
     def __call__(self, texts):
         """Labels texts. Warns if texts are longer than `max_length` and lose their middle.

@@ -90,7 +90,7 @@ class Generator(ServedModel):
         self._compiled_sampling = compiled(self._sample_ids)
 
     @classmethod
-    def load(cls, run, dtype=None, cache="auto", token_rules=None):
+    def load(cls, run, dtype=None, cache="auto", token_rules=None, weights="averaged"):
         """Loads a finished run of `python -m train.language_model`.
 
         Args:
@@ -99,6 +99,7 @@ class Generator(ServedModel):
             cache: as for `Generator`.
             token_rules: rules that replace the run's, a dictionary with the names of
                 `decoding.TokenRules`, e.g. {"no_repeat_ngram_size": 3}.
+            weights: "averaged" or "best", as for `RunFolder.model`.
 
         Returns:
             A `Generator` with the context of the run, including the memory of a Transformer-XL.
@@ -110,7 +111,7 @@ class Generator(ServedModel):
         folder = RunFolder(run)
         config = folder.settings()
         context = config.get("context")
-        model = folder.model(dtype)
+        model = folder.model(dtype, weights)
         check_language_model(model)
         if isinstance(model, TransformerXLModel):
             context += model.recurrence.memory_length

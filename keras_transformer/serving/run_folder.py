@@ -13,6 +13,7 @@ from keras_transformer.files import DamagedFile, check_archive, in_one_line, rea
 from keras_transformer.models.copies import with_dtype
 from keras_transformer.tokenizers import load_tokenizer
 
+WEIGHTS = ("averaged", "best")
 AGAIN = "Run its training command again to recreate the file."
 
 
@@ -58,6 +59,7 @@ class RunFolder:
         self.checksums_file = self.path / "checksums.npz"
         self.labels_file = self.path / "labels.json"
         self.model_file = self.path / "model.keras"
+        self.best_model_file = self.path / "best.keras"
         self.is_edited = self.is_old = False
 
     def check(self):
@@ -137,35 +139,49 @@ class RunFolder:
         except DamagedFile as error:
             raise DamagedFile(f"{error} {AGAIN}") from None
 
-    def model(self, dtype=None):
+    def model(self, dtype=None, weights="averaged"):
         """The trained model, not compiled.
 
         Args:
             dtype: "float32" or "bfloat16" converts weights and computation; None keeps both as
                 trained.
+            weights: "averaged" for the mean of the newest checkpoints, which a finished run has;
+                "best" for those with the best score that was measured during training.
 
         Raises:
-            ValueError: if training has not finished, or the file is damaged.
+            ValueError: if training has not finished, if no score was measured, or if the file is
+                damaged.
         """
         self.check()
+        if weights not in WEIGHTS:
+            raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}. Received: {weights!r}.")
+        if weights == "best":
+            return self._load(self.best_model_file, dtype)
         if not self.model_file.exists():
             raise ValueError(
                 f"{self.path} holds no finished model. Run its training command again: it resumes "
                 "from the last checkpoint."
             )
+        return self._load(self.model_file, dtype)
+
+    def _load(self, file, dtype):
+        if not file.exists():
+            raise ValueError(
+                f"{self.path} holds no {file.name}: no score was measured during training, as "
+                "train.translation does with --bleu-every. Use the averaged weights."
+            )
         try:
-            check_archive(self.model_file)
+            check_archive(file)
         except DamagedFile as error:
             raise DamagedFile(f"{error} {AGAIN}") from None
         try:
-            model = keras.saving.load_model(self.model_file, compile=False)
+            model = keras.saving.load_model(file, compile=False)
         except (MemoryError, tf.errors.ResourceExhaustedError):
             raise
         except Exception as error:  # Keras and h5py raise many types for what they cannot load
             reason = in_one_line(str(error).rpartition("Exception encountered: ")[2] or error)
             raise DamagedFile(
-                f"{self.model_file} holds no model that can be loaded: {reason.rstrip('.')}. "
-                f"{AGAIN}"
+                f"{file} holds no model that can be loaded: {reason.rstrip('.')}. {AGAIN}"
             ) from None
         return model if dtype is None else with_dtype(model, dtype)
 

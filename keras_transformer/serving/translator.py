@@ -100,7 +100,7 @@ class Translator(ServedModel):
     @classmethod
     def load(
         cls, run, num_beams=None, length_penalty=None, dtype=None, cache="auto",
-        source_language=None, target_language=None, token_rules=None,
+        source_language=None, target_language=None, token_rules=None, weights="averaged",
     ):  # fmt: skip
         """Loads a finished run of `python -m train.translation`.
 
@@ -115,6 +115,7 @@ class Translator(ServedModel):
             target_language: likewise the language to translate to.
             token_rules: rules that replace the run's, a dictionary with the names of
                 `decoding.TokenRules`, e.g. {"no_repeat_ngram_size": 3}.
+            weights: "averaged" or "best", as for `RunFolder.model`.
 
         Returns:
             A `Translator`.
@@ -124,7 +125,7 @@ class Translator(ServedModel):
                 damaged, or an argument is out of range.
         """
         folder = RunFolder(run)
-        config, model = folder.settings(), folder.model(dtype)
+        config, model = folder.settings(), folder.model(dtype, weights)
         check_translation(model)
         num_beams = config["num_beams"] if num_beams is None else num_beams
         settings = SearchSettings(
@@ -190,6 +191,11 @@ class Translator(ServedModel):
             max_length=[max_length] * len(texts),
         )
         warn_truncated(answer["truncated"], self.settings.max_source_length)
+        return self.hypotheses(answer)
+
+    @staticmethod
+    def hypotheses(answer):
+        """A list with one list of `Hypothesis` per text of an answer of `translate_nbest`."""
         rows = zip(answer["translation"], answer["score"], answer["length"], strict=True)
         return [
             [

@@ -118,6 +118,8 @@ class TokensPerSecond(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._start = self._measured = time.perf_counter()
+        # Of an interrupted epoch, an earlier process has counted the beginning.
+        self._counted = float(self._loss.count.numpy())
         self._rate, self._is_training = None, True
 
     def on_train_batch_end(self, batch, logs=None):
@@ -141,7 +143,8 @@ class TokensPerSecond(keras.callbacks.Callback):
 
     def _measure(self, now):
         # The tracker averages the loss over tokens, so it has counted them.
-        self._rate = round(float(self._loss.count.numpy()) / (now - self._start))
+        counted = float(self._loss.count.numpy()) - self._counted
+        self._rate = round(counted / (now - self._start))
         self._measured = now
 
 

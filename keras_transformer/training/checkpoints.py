@@ -52,8 +52,8 @@ class Checkpoints(keras.callbacks.Callback):
         keep: number of checkpoints to keep, the newest; at least 1.
 
     Attributes:
-        notes: dict of numbers to save with each checkpoint, by name; `restore` fills it with
-            arrays.
+        notes: dict of numbers to save with each checkpoint, or of functions that return them and
+            are called by all workers, by name; `restore` fills it with arrays.
 
     Raises:
         ValueError: if `every` or `keep` is below 1, the model is not compiled, or it carries a
@@ -148,11 +148,12 @@ class Checkpoints(keras.callbacks.Callback):
         step = self._step()
         if step != self._newest:
             check_finite(self._learned, f"The weights are not finite after step {step}")
+        notes = {name: note() if callable(note) else note for name, note in self.notes.items()}
+        notes["backend"] = keras.backend.backend()
         if this_worker(self._strategy).index == 0:
             if step != self._newest:
                 self._check_is_newest(step)
                 path = files.path_of(self._directory, step)
-                notes = {**self.notes, "backend": keras.backend.backend()}
                 files.write(path, self._variables, notes)
             # Even if this step is already saved: the process may have been killed right here.
             for old in self._superseded(step):

@@ -47,7 +47,7 @@ def loss_axis(loss):
     return getattr(loss, "_fn_kwargs", {}).get("axis")
 
 
-def keras_mask(tensor):
+def keras_mask_of(tensor):
     """The mask that Keras attaches to a tensor, or None.
 
     Relies on the attribute `_keras_mask`.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
-from keras_transformer.training.internals import keras_mask, loss_axis
+from keras_transformer.training.internals import keras_mask_of, loss_axis
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 
 if keras.backend.backend() == "tensorflow":
@@ -128,12 +128,12 @@ def _sums(weighted, counted, mask):
 
 def _values_and_mask(loss, y, y_pred):
     """The losses before any weight or mask, and the mask that Keras would apply, or None."""
-    mask = keras_mask(y_pred)
+    mask = keras_mask_of(y_pred)
     if not isinstance(loss, OWN_LOSSES):  # ours accept integers
         y, y_pred = (ops.convert_to_tensor(part, dtype=loss.dtype) for part in (y, y_pred))
         _check_ranks(loss, y, y_pred)
     values = loss.call(y, y_pred)
-    own_mask = keras_mask(values)  # of an `ignore_class`
+    own_mask = keras_mask_of(values)  # of an `ignore_class`
     if mask is None or own_mask is None:
         mask = own_mask if mask is None else mask
     else:

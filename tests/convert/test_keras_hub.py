@@ -19,7 +19,7 @@ from tests.reference import array
 from train import convert as command
 from train.classification import ClassificationConfig
 from train.demo.corpus import demo_corpus
-from train.experiments.fine_tuning import fine_tuned_classifier, pretrained_of
+from train.pretrained import fine_tuned_classifier, pretrained_bert_of
 
 keras_hub = pytest.importorskip("keras_hub")
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
@@ -335,7 +335,7 @@ def test_commands_read_tune_and_write_presets(backbone, words, tmp_path, monkeyp
     given = noisy(keras_hub.models.BertTextClassifier(backbone, 3, cutter))
     given.save_to_preset("preset")
     config = ClassificationConfig(pretrained="preset", pooling="first", max_length=24)
-    found = pretrained_of(config)
+    found = pretrained_bert_of(config)
     tokenizer, model = found.tokenizer, found.model
     tuned = fine_tuned_classifier(config, model, 5)
     assert tuned.output_shape == (None, 5)

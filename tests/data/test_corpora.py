@@ -5,8 +5,7 @@ import gzip
 import pytest
 
 from keras_transformer.data import ParallelText, read_dataset, read_files, read_tsv
-from train.experiments.translation import Translation
-from train.translation import TranslationConfig
+from train.translation import Translation, TranslationConfig
 
 SOURCES = ["a cat", "two cats", "", "no\N{LINE SEPARATOR}cut", "\N{CAT FACE}"]
 TARGETS = ["eine Katze", "zwei Katzen", "Öl", "kein Schnitt", "\N{CAT FACE}"]

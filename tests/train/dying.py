@@ -12,7 +12,7 @@ import keras
 
 import train.loop
 from train import translation
-from train.experiments.translation import Translation
+from train.translation import Translation
 
 
 class Die(keras.callbacks.Callback):

@@ -1,60 +1,108 @@
-import argparse
-import dataclasses
+"""Flags, files of settings, and what answers before TensorFlow is imported."""
+
 import os
 import re
 import subprocess
 import sys
 
 import pytest
+import yaml
 
+import keras_transformer as kt
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.training.distribution import STRATEGIES
+from train import language_model, translation
 from train.classification import ClassificationConfig
-from train.config import CONFIGS, config_of, load_config
+from train.convert import CONFIGS as CLASSES
 from train.language_model import SIZES
 from train.options import TrainOptions
 from train.pretraining import PretrainingConfig
 from train.run import Run
-from train.settings import add_flags, allowed, fields_of
+from train.settings import CONFIGS, Parser, allowed, flag_of, read_config
 from train.translation import TranslationConfig
 
 
 def parse(*flags):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--config")
-    add_flags(parser, TranslationConfig)
-    options = parser.parse_args(flags)
-    return config_of(TranslationConfig, options.config, options)
+    parser = Parser("translation", "")
+    given_in = parser.add_settings(TranslationConfig)
+    return TranslationConfig(**given_in(parser.parse_args(flags)))
+
+
+def printed(capsys, *flags):
+    """The settings of a translation that these flags make."""
+    translation.main([*flags, "--print-config"])
+    return capsys.readouterr().out
 
 
 def test_every_setting_is_a_flag_with_help():
-    parser = argparse.ArgumentParser()
-    add_flags(parser, TranslationConfig)
+    parser = Parser("translation", "")
+    parser.add_settings(TranslationConfig)
     shown = parser.format_help()
-    for name, field in fields_of(TranslationConfig).items():
-        assert "--" + name.replace("_", "-") in shown
+    for name, field in TranslationConfig.model_fields.items():
+        assert f"{flag_of(name)} " in shown or f"{flag_of(name)}," in shown
         assert field.description
 
 
-def test_a_flag_overrides_the_experiment_and_nothing_else():
-    config = parse("--config", "multi30k", "--steps", "7", "--pre-norm", "--peak-rate", "0.5")
-    expected = dataclasses.replace(load_config("multi30k"), steps=7, pre_norm=True, peak_rate=0.5)
-    assert config == expected
+def test_a_flag_overrides_the_experiment_and_nothing_else(capsys):
+    flags = ["--config", "multi30k", "--steps", "7", "--no-pre-norm", "--peak-rate", "0.5"]
+    expected = TranslationConfig.load("multi30k").replace(steps=7, pre_norm=False, peak_rate=0.5)
+    content = yaml.safe_load(printed(capsys, *flags))
+    assert content.pop("command") == "translation"
+    assert TranslationConfig(**content) == expected
+
+
+def test_what_print_config_prints_is_read_again(capsys, tmp_path):
+    flags = ["--source=über.txt", "--target=a: b # c", "--peak-rate=1e-5", "--dropout=0"]
+    text = printed(capsys, *flags, '--token-rules={"min_length": 3}')
+    (tmp_path / "mine.yaml").write_text(text)
+    file = f"--config={tmp_path}/mine.yaml"
+    assert printed(capsys, file) == text
+    assert yaml.safe_load(text) | {"steps": 9} == yaml.safe_load(printed(capsys, file, "--steps=9"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("command: translation\nstepps: 3", "There is no setting stepps. Received: stepps=3."),
+        ("command: translation\nsteps: 0", "--steps must be a whole number, at least 1.*: 0."),
+        ("command: translation\nsteps: 1e3", "--steps must be a whole number.*: 1e3."),
+        ("command: classification", "experiment of this command.*command: translation.*of classif"),
+        ("steps: 3", "with the line `command: translation`. Received: .*, of None."),
+        ("- 3", "with the line `command: translation`"),
+        ("steps: [", "must be a file of YAML. Received: .*mine.yaml.*: while parsing"),
+        (None, "No such file or directory: .*mine.yaml"),
+    ],
+)
+def test_a_wrong_file_of_settings_is_refused_in_a_line(text, expected, tmp_path, capsys):
+    if text is not None:
+        (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        translation.main([f"--config={tmp_path}/mine.yaml", f"--run={tmp_path}/run"])
+    said = capsys.readouterr().err
+    assert caught.value.code == 2 and said.count("\n") == 1
+    assert re.search(expected, said), said
+
+
+def test_an_experiment_of_another_command_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        language_model.main(["--config=imdb", "--run=none"])
+    expected = "an experiment of this command.*Received: 'imdb', of classification"
+    assert re.search(expected, capsys.readouterr().err)
 
 
 def test_an_unknown_experiment_is_named_with_those_that_exist():
-    with pytest.raises(
-        ValueError, match=r"one of bert_imdb, demo, imdb, imdb_bert, multi30k.*Received: 'multi31k'"
-    ):
-        load_config("multi31k")
+    expected = r"one of bert_imdb, demo, imdb, imdb_bert, multi30k.*Received: 'multi31k'"
+    with pytest.raises(ValueError, match=expected):
+        read_config("multi31k", "translation")
 
 
 def test_every_experiment_fits_its_limits():
-    names = [path.stem for path in CONFIGS.glob("[a-z]*.py")]
-    assert len(names) > 10
-    for name in names:
-        config = load_config(name)
-        assert dataclasses.replace(config) == config
+    paths = list(CONFIGS.glob("*.yaml"))
+    assert len(paths) > 10
+    for path in paths:
+        cls = CLASSES[yaml.safe_load(path.read_text())["command"]]
+        config = cls.load(path.stem)
+        assert config.replace() == config
 
 
 def test_a_config_survives_its_file(tmp_path):
@@ -77,17 +125,18 @@ def test_dimensions_leave_the_published_size_alone_unless_asked():
 
 def test_sizes_are_those_of_the_models():
     """Named in the settings too, so that --help needs no TensorFlow."""
-    from train.experiments import classification, language_model, pretraining, translation
-
-    for module, config_class in (
-        (translation, TranslationConfig),
-        (classification, ClassificationConfig),
-        (pretraining, PretrainingConfig),
+    for table, config_class in (
+        (kt.models.encoder_decoder.SIZES, TranslationConfig),
+        (kt.models.encoder_only.SIZES, ClassificationConfig),
+        (kt.models.bert_models.SIZES, PretrainingConfig),
     ):
-        assert allowed(fields_of(config_class)["size"]) == f"one of {', '.join(module.SIZES)}"
-    sizes = {name: tuple(table) for name, table in language_model.SIZES.items()}
-    assert sizes == SIZES
-    assert allowed(fields_of(TrainOptions)["strategy"]) == f"one of {', '.join(STRATEGIES)}"
+        assert allowed(config_class.model_fields["size"]) == f"one of {', '.join(table)}"
+    for model, sizes in SIZES.items():
+        experiment = language_model.LanguageModel(
+            language_model.LanguageModelConfig(model=model, size=sizes[0]), texts=(b"", b"")
+        )
+        assert tuple(experiment.sizes()) == sizes
+    assert allowed(TrainOptions.model_fields["strategy"]) == f"one of {', '.join(STRATEGIES)}"
 
 
 HELP = [

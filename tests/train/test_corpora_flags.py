@@ -1,6 +1,5 @@
 """Which texts a training reads: every text given by a flag is read, or the flag is named."""
 
-import dataclasses
 import itertools
 import logging
 import random
@@ -9,17 +8,13 @@ import re
 import pytest
 
 from keras_transformer.data import ParallelText, corpora
-from train import config, convert, loop, translation
-from train.classification import ClassificationConfig
-from train.experiments.classification import Classification
-from train.experiments.language_model import LanguageModel
-from train.experiments.pretraining import Pretraining
-from train.experiments.translation import Translation
-from train.language_model import LanguageModelConfig
+from train import convert, loop, translation
+from train.classification import Classification, ClassificationConfig
+from train.language_model import LanguageModel, LanguageModelConfig
 from train.launch import __main__ as launch
-from train.pretraining import PretrainingConfig
+from train.pretraining import Pretraining, PretrainingConfig
 from train.settings import flag_of
-from train.translation import TranslationConfig
+from train.translation import Translation, TranslationConfig
 
 CASES = 40  # drawn combinations of each command
 
@@ -163,18 +158,25 @@ def test_a_setting_without_effect_is_named_in_a_warning(given, names, caplog):
 
 
 @pytest.mark.parametrize(
-    ("name", "texts"),
+    ("cls", "name", "texts"),
     [
-        ("multi30k", {"source": "a", "target": "b", "valid_source": "c", "valid_target": "d"}),
-        ("tatoeba", {"tsv": "a"}),
-        ("imdb", {"folder": "a"}),
-        ("sst2", {"tsv": "a", "valid_tsv": "b"}),
-        ("bert_imdb", {"documents": "a"}),
-        *((f"shakespeare{kind}", {"text": "a.txt"}) for kind in ("", "_cpu", "_gpt2")),
+        (
+            TranslationConfig,
+            "multi30k",
+            {"source": "a", "target": "b", "valid_source": "c", "valid_target": "d"},
+        ),
+        (TranslationConfig, "tatoeba", {"tsv": "a"}),
+        (ClassificationConfig, "imdb", {"folder": "a"}),
+        (ClassificationConfig, "sst2", {"tsv": "a", "valid_tsv": "b"}),
+        (PretrainingConfig, "bert_imdb", {"documents": "a"}),
+        *(
+            (LanguageModelConfig, f"shakespeare{kind}", {"text": "a.txt"})
+            for kind in ("", "_cpu", "_gpt2")
+        ),
     ],
 )
-def test_every_setting_of_an_experiment_has_an_effect(name, texts):
-    assert dataclasses.replace(config.load_config(name), **texts).without_effect() == {}
+def test_every_setting_of_an_experiment_has_an_effect(cls, name, texts):
+    assert cls.load(name).replace(**texts).without_effect() == {}
 
 
 @pytest.mark.parametrize(

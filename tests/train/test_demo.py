@@ -1,6 +1,5 @@
 """`python -m train`, the README's command, with fewer sentences and steps than it takes."""
 
-import dataclasses
 import json
 import re
 import sys
@@ -9,8 +8,7 @@ import pytest
 
 from keras_transformer.serving.publishing.c_api import ask
 from train import __main__
-from train.config import load_config
-from train.experiments import demo
+from train.translation import TranslationConfig
 
 pytestmark = pytest.mark.slow
 FEW = {
@@ -23,10 +21,10 @@ FEW = {
 @pytest.fixture
 def demonstrate(tmp_path, monkeypatch, capsys):
     """Runs the command in an empty folder and returns what it prints."""
-    config = dataclasses.replace(load_config("demo"), **FEW)
-    monkeypatch.setattr(demo, "load_config", {"demo": config}.__getitem__)
-    monkeypatch.setattr(demo, "NUM_TRAIN", 300)
-    monkeypatch.setattr(demo, "NUM_HELD_OUT", 7)
+    config = TranslationConfig.load("demo").replace(**FEW)
+    monkeypatch.setattr(TranslationConfig, "load", {"demo": config}.__getitem__)
+    monkeypatch.setattr(__main__, "NUM_TRAIN", 300)
+    monkeypatch.setattr(__main__, "NUM_HELD_OUT", 7)
     monkeypatch.setattr(sys, "argv", ["train"])
     monkeypatch.chdir(tmp_path)
 

@@ -17,7 +17,7 @@ from train.classification import ClassificationConfig
 from train.language_model import LanguageModelConfig
 from train.pretraining import PretrainingConfig
 from train.run import Run
-from train.settings import fields_of, flag_of
+from train.settings import flag_of
 from train.training_config import SIZE
 from train.translation import TranslationConfig
 
@@ -48,7 +48,7 @@ def same(value, found):
 def test_an_edited_setting_is_used_as_it_is_there_or_refused_in_a_line(cls, tmp_path):
     run, draw = Run(tmp_path, cls), random.Random(cls.__name__)
     accepted = refused = 0
-    for name in (*fields_of(cls), "no_such"):
+    for name in (*cls.model_fields, "no_such"):
         for value in draw.sample(VALUES, 11):
             run.save_config(cls())
             edit(tmp_path, **{name: value})
@@ -68,7 +68,7 @@ def test_an_edited_setting_is_used_as_it_is_there_or_refused_in_a_line(cls, tmp_
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_a_deleted_setting_is_named(cls, tmp_path):
     run = Run(tmp_path, cls)
-    for name in fields_of(cls):
+    for name in cls.model_fields:
         run.save_config(cls())
         content = json.loads(run.config_file.read_text())
         del content[name]

@@ -1,6 +1,5 @@
 """What may change when a stopped run goes on, and what may not."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -59,7 +58,7 @@ def test_a_stopped_run_may_go_on_with_a_safe_change_and_keeps_it(name, tmp_path,
     is_sampling = name == "sampling"  # which translation has not
     config = LanguageModelConfig() if is_sampling else TranslationConfig(bleu_every=2)
     run = folder_of(tmp_path / "run", config)
-    now = dataclasses.replace(run.config(), **{name: SAFE[name]})
+    now = run.config().replace(**{name: SAFE[name]})
     assert run.holds(now)
     before = getattr(run.config(), name)
     run.record(now)
@@ -99,7 +98,7 @@ def test_other_changes_are_refused_in_a_line(change, tmp_path):
     before = getattr(run.config(), name)
     with pytest.raises(ValueError, match="was begun with settings that can no longer") as caught:
         # Beside one that might change.
-        run.holds(dataclasses.replace(run.config(), peak_rate=0.5, **change))
+        run.holds(run.config().replace(peak_rate=0.5, **change))
     assert str(caught.value).endswith(f"Received: {flag} was {before} and is {value}.")
 
 
@@ -108,7 +107,7 @@ def test_nothing_of_a_finished_run_changes(tmp_path):
     assert run.holds(run.config())
     expected = "run is already trained: its settings can no longer change.*--peak-rate was 0.001"
     with pytest.raises(ValueError, match=expected):
-        run.holds(dataclasses.replace(run.config(), peak_rate=0.5))
+        run.holds(run.config().replace(peak_rate=0.5))
 
 
 LATER = (*CHOSEN_AT_START, "packed")  # settings that they did not have
@@ -116,7 +115,7 @@ LATER = (*CHOSEN_AT_START, "packed")  # settings that they did not have
 
 def old(config):
     """A config as earlier versions have saved it."""
-    kept = dataclasses.asdict(config)
+    kept = config.model_dump()
     kept = {name: value for name, value in kept.items() if name not in LATER}
     unset = {"activation": "", "memory_length": -1, "stride": 0}
     for name, value in kept.items():
@@ -139,7 +138,7 @@ def test_a_config_of_an_earlier_version_is_read(cls, tmp_path):
 @pytest.mark.parametrize("wrong", [{"no_such": 3}, {"steps": 0}])
 def test_a_config_of_another_command_is_named(wrong, tmp_path):
     run = folder_of(tmp_path / "run", TranslationConfig())
-    run.config_file.write_text(json.dumps(dataclasses.asdict(TranslationConfig()) | wrong))
+    run.config_file.write_text(json.dumps(TranslationConfig().model_dump() | wrong))
     [(name, value)] = wrong.items()
     flag = name if name == "no_such" else f"--{name}"
     with pytest.raises(
@@ -195,3 +194,51 @@ def test_bleu_may_be_measured_later_and_no_more(text, tmp_path, capsys):
     history = run.history()
     assert np.isfinite(history["val_bleu"]).tolist() == [False, True, False]
     assert len(history["val_loss"]) == 3
+
+
+def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_them_from_the_start(
+    text, tmp_path, capsys
+):
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    flags = [*text, *SETTINGS, "--average=1"]
+    translation.main([*flags, "--steps=6", "--run", str(run)])
+    before = (run / "model.keras").read_bytes()
+    translation.main([*flags, "--steps=6", "--run", str(run)])
+    assert "is already trained: nothing to do." in capsys.readouterr().out
+    translation.main([*flags, "--steps=9", "--run", str(run)])
+    said = capsys.readouterr().out
+    assert "--steps was 6 and is 9." in said and "Resuming from step 6 of 9." in said
+    assert (run / "model.keras").read_bytes() != before
+    translation.main([*flags, "--steps=9", "--run", str(whole)])
+    one, two = (RunFolder(path).model().get_weights() for path in (run, whole))
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_that_goes_on_keeps_its_model_until_the_next_is_finished(text, tmp_path, capsys):
+    """Stopped before its first new checkpoint, it is not taken for finished."""
+    run = Run(tmp_path / "run", TranslationConfig)
+    flags = [*text[:2], *text[4:6], *SETTINGS, "--average=1", "--run", str(run.path)]
+    translation.main([*flags, "--steps=3"])
+    run.record(run.config().replace(steps=6))  # as if killed after this
+    assert RunFolder(run.path).model() is not None
+    translation.main([*flags, "--steps=6"])
+    assert "Resuming from step 3 of 6." in capsys.readouterr().out
+    assert run.is_finished(run.config())
+
+
+def test_a_finished_run_without_checkpoints_does_not_go_on(tmp_path):
+    run = folder_of(tmp_path / "run", TranslationConfig(), finished=True)
+    assert run.holds(run.config())
+    with pytest.raises(ValueError, match=r"already trained: its settings.*--steps was 8000"):
+        run.holds(run.config().replace(steps=9000))
+
+
+def test_a_run_that_stopped_early_is_finished_before_its_last_step(tmp_path):
+    run = folder_of(tmp_path / "run", TranslationConfig(patience=2), finished=True)
+    run.checkpoints.mkdir()
+    (run.checkpoints / "step-500.npz").touch()
+    run.history_file.write_text("epoch,val_loss\n0,3.0\n1,4.0\n")
+    assert not run.is_finished(run.config())
+    run.history_file.write_text("epoch,val_loss\n0,3.0\n1,4.0\n2,3.5\n")
+    assert run.is_finished(run.config())

@@ -1,6 +1,5 @@
 """The command from a file of text to a served continuation."""
 
-import dataclasses
 import re
 import types
 
@@ -10,8 +9,7 @@ import tensorflow as tf
 
 from keras_transformer.serving.publishing.c_api import ask
 from train import language_model
-from train.experiments.language_model import LanguageModel, rows_of_a_replica
-from train.language_model import LanguageModelConfig
+from train.language_model import LanguageModel, LanguageModelConfig, rows_of_a_replica
 from train.run import Run
 
 pytestmark = pytest.mark.slow
@@ -122,7 +120,7 @@ def test_validation_of_a_memory_reads_as_far_back_as_training_does():
     config = LanguageModelConfig(model="transformer_xl", context=16, tokens="characters")
     text = TEXT.encode()
     for memory_length, longest in ((None, 16 + 64), (0, 16), (20, 36)):  # 64: the row of the size
-        given = dataclasses.replace(config, memory_length=memory_length)
+        given = config.replace(memory_length=memory_length)
         experiment = LanguageModel(given, (text, text))
         windows = experiment.validation(experiment.make_tokenizer())
         assert next(iter(windows))[0].shape[1] == longest
@@ -148,7 +146,7 @@ def test_no_character_is_cut(hold_out, tmp_path):
             ["--model=lstm"],
             "--model must be one of transformer, gpt2, transformer_xl. Received: lstm",
         ),
-        (["--config=multi30k"], "Received: 'multi30k', a TranslationConfig"),
+        (["--config=multi30k"], "Received: 'multi30k', of translation"),
         (["--schedule=linear"], "--schedule must be one of cosine, inverse_sqrt. Received: linear"),
         (["--average=0"], "--average must be a whole number, at least 1. Received: 0"),
     ],

@@ -11,8 +11,7 @@ from keras_transformer.data import PackedRows
 from keras_transformer.serving import Generator, RunFolder, Translator
 from keras_transformer.tokenizers import SymbolTokenizer
 from train import language_model, loop, translation
-from train.experiments.language_model import document_ids
-from train.language_model import LanguageModelConfig
+from train.language_model import LanguageModelConfig, document_ids
 from train.loop import with_plan
 from train.run import Run
 from train.translation import TranslationConfig

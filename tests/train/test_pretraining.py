@@ -11,11 +11,9 @@ from keras_transformer.data import pack_segments
 from keras_transformer.models.bert_models import bert_backbone
 from keras_transformer.serving.publishing.c_api import ask
 from train import classification, pretraining
-from train.classification import ClassificationConfig
-from train.experiments.classification import Classification, read_folder_or_tsv
-from train.experiments.fine_tuning import fine_tuned_classifier, pretrained_of
-from train.experiments.pretraining import Pretraining
-from train.pretraining import PretrainingConfig
+from train.classification import Classification, ClassificationConfig, read_folder_or_tsv
+from train.pretrained import fine_tuned_classifier, pretrained_bert_of
+from train.pretraining import Pretraining, PretrainingConfig
 from train.run import Run
 
 pytestmark = pytest.mark.slow
@@ -143,7 +141,7 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
             pretrained=str(run.path), from_scratch=from_scratch, pooling="first",
             token_dropout=0.75, dropout=0.25, attention_dropout=0.5, max_length=40,
         )  # fmt: skip
-        model = pretrained_of(config).model
+        model = pretrained_bert_of(config).model
         model = fine_tuned_classifier(config, model, len(text.names))
         encoder = model.get_layer("encoder")
         assert (encoder.dropout, encoder.attention_dropout) == (0.25, 0.5)

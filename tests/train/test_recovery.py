@@ -1,6 +1,5 @@
 """Runs that are damaged, killed, started twice or out of room: they end right, or in one line."""
 
-import dataclasses
 import pathlib
 import random
 import shutil
@@ -14,11 +13,10 @@ from keras_transformer.serving import RunFolder
 from keras_transformer.tokenizers import SymbolTokenizer
 from keras_transformer.tokenizers.sentencepiece import train_sentencepiece
 from train import loop, translation
-from train.experiments.translation import Translation
 from train.loop import train_run
 from train.progress import EpochLog, read_epochs
 from train.run import Run
-from train.translation import TranslationConfig
+from train.translation import Translation, TranslationConfig
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +46,7 @@ def words(seed):
 
 
 def train_small(path, break_at=None, text=3, **settings):
-    config = dataclasses.replace(CONFIG, **settings)
+    config = CONFIG.replace(**settings)
     experiment = Translation(config, (words(text), words(5)))
     if break_at:
         experiment.callbacks = lambda run, tokenizer: [Break(break_at)]

@@ -12,7 +12,7 @@ from train.classification import ClassificationConfig
 from train.language_model import LanguageModelConfig
 from train.launch import __main__ as launch
 from train.pretraining import PretrainingConfig
-from train.settings import LIMITS, allowed, fields_of, flag_of, setting, settings
+from train.settings import LIMITS, Settings, allowed, flag_of, setting
 from train.translation import TranslationConfig
 
 NOWHERE = ["--run", "RUN"]
@@ -82,7 +82,7 @@ def beyond(field):
 
 def numbers_of(cls):
     numbers = ("a whole number", "a number")
-    return {name: field for name, field in fields_of(cls).items() if kind_of(field) in numbers}
+    return {name: field for name, field in cls.model_fields.items() if kind_of(field) in numbers}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -107,7 +107,7 @@ def test_a_number_outside_of_its_limits_is_refused_before_any_work(command, tmp_
 def test_a_choice_is_checked_with_the_numbers(command, tmp_path, capsys):
     run, flags, cls = COMMANDS[command]
     flags = [str(tmp_path / "run") if flag == "RUN" else flag for flag in flags]
-    for name, field in fields_of(cls).items():
+    for name, field in cls.model_fields.items():
         if kind_of(field).startswith("one of"):
             rest = ["--", "true"] if run is launch.main else []
             with pytest.raises(SystemExit):
@@ -171,14 +171,13 @@ def test_help_prints_limits_and_defaults(capsys):
     with pytest.raises(SystemExit):
         language_model.main(["sample", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--top-p X draw among the most likely" in shown
+    assert "--top-p float draw among the most likely" in shown
     assert "(a number, above 0 and at most 1)" in shown
     assert "tokens to write (a whole number, at least 0; default: 500)" in shown
 
 
 def test_a_setting_that_no_class_has_is_named():
-    @settings
-    class Options:
+    class Options(Settings):
         rate: float | None = setting(None, "90 % of it", gt=0)
 
     with pytest.raises(ValueError, match=r"There is no setting rates. Received: rates=3."):
@@ -237,7 +236,9 @@ def test_a_number_at_its_limit_is_accepted_to_the_end(command, end, tmp_path):
     }
     at_limit = {name: value for name, value in at_limit.items() if value is not None}
     given = small | at_limit | ROOM[command]
-    flags = [f"{flag_of(name)}={value}" for name, value in given.items() if name in fields_of(cls)]
+    flags = [
+        f"{flag_of(name)}={value}" for name, value in given.items() if name in cls.model_fields
+    ]
     run([flag, str(tmp_path / "text.txt"), *flags, "--run", str(tmp_path / "run")])
     weights = RunFolder(tmp_path / "run").model().get_weights()
     assert end == "highest" or all(np.isfinite(array).all() for array in weights)

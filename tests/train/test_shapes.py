@@ -32,8 +32,8 @@ def test_rows_that_do_not_divide_are_refused_with_the_flag_to_give(shapes, setti
 
 
 def test_flags_that_a_message_names_are_those_of_the_command():
-    assert "row_multiple" in TranslationConfig.__dataclass_fields__
-    assert "batch_size" not in TranslationConfig.__dataclass_fields__
+    assert "row_multiple" in TranslationConfig.model_fields
+    assert "batch_size" not in TranslationConfig.model_fields
 
 
 @pytest.mark.slow

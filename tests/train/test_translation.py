@@ -3,10 +3,12 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from keras_transformer.serving import RunFolder, Translator, served_model, trans
 from keras_transformer.serving.publishing.c_api import ask
 from keras_transformer.tokenizers import train_sentencepiece
 from train import translation
+from train.progress import read_epochs
 from train.run import Run
 from train.translation import TranslationConfig
 
@@ -101,6 +104,12 @@ def test_an_interrupted_run_ends_with_the_same_weights(text, trained, tmp_path):
     models = RunFolder(run).model(), RunFolder(trained).model()
     for one, other in zip(*(model.weights for model in models), strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
+    # An epoch that was interrupted counts as a whole.
+    ours, theirs = (read_epochs(path / "history.csv") for path in (run, trained))
+    assert len(ours) == len(theirs) > 1
+    for epoch, row in ours.items():
+        row.pop("tokens_per_second")
+        assert row == pytest.approx({name: theirs[epoch][name] for name in row}, rel=1e-6)
 
 
 def test_a_finished_run_is_not_trained_again(text, trained, capsys):
@@ -112,8 +121,8 @@ def test_a_finished_run_is_not_trained_again(text, trained, capsys):
 
 
 def test_other_settings_never_overwrite_a_run(text, trained, capsys):
-    message = exit_message(capsys, *text, *SETTINGS, "--steps=12", "--run", str(trained))
-    assert "--steps was 11 and is 12" in message
+    message = exit_message(capsys, *text, *SETTINGS, "--steps=10", "--run", str(trained))
+    assert "--steps was 11 and is 10" in message
 
 
 def test_translate_keeps_order_and_number_of_lines(trained, monkeypatch, capfdbinary):
@@ -124,6 +133,57 @@ def test_translate_keeps_order_and_number_of_lines(trained, monkeypatch, capfdbi
     answer = sys.stdout.buffer.getvalue().decode().split("\n")
     assert len(answer) == 7 and answer[-1] == ""
     assert answer[0] == answer[5] and answer[1] == answer[4] == ""
+
+
+def test_translate_writes_what_the_translator_finds_as_json(trained, monkeypatch):
+    lines = b"abc\n\n" + b"fed " * 999
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), write_through=True))
+    flags = ["--num-beams=3", "--format=json", "--num-best=2", "--run", str(trained)]
+    translation.main(["translate", *flags])
+    answers = list(map(json.loads, sys.stdout.buffer.getvalue().decode().splitlines()))
+    assert [answer["truncated"] for answer in answers] == [False, False, True]
+    [expected] = Translator.load(trained, num_beams=3).n_best(["abc"])
+    for answer, best in zip(answers[0]["translations"], expected[:2], strict=True):
+        assert answer.pop("score") == pytest.approx(best.score, rel=1e-5)
+        assert answer == {"text": best.text, "num_tokens": best.num_tokens}
+    assert answers[1]["translations"][0]["text"] == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--num-best=2"], "--num-best needs --format json. Received: --num-best 2."),
+        (["--format=json", "--engine=ctranslate2"], "--format json needs --engine tensorflow"),
+        (["--format=json", "--num-best=3"], "--num-best must be at most --num-beams.*3 and 2"),
+    ],
+)
+def test_a_number_of_translations_that_cannot_be_is_refused(flags, expected, trained, capsys):
+    with pytest.raises(SystemExit) as caught:
+        translation.main(["translate", *flags, "--run", str(trained)])
+    assert caught.value.code == 2
+    assert re.search(expected, capsys.readouterr().err)
+
+
+def test_the_best_weights_are_those_with_the_best_bleu(text, trained, tmp_path, capsys):
+    best, averaged = (Translator.load(trained, weights=w) for w in ("best", "averaged"))
+    kept = keras.saving.load_model(trained / "best.keras", compile=False)
+    for one, other in zip(best.model.weights, kept.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    pairs = zip(best.model.weights, averaged.model.weights, strict=True)
+    assert any(np.any(one.numpy() != other.numpy()) for one, other in pairs)
+    flags = ["--run", str(trained), "--directory", str(tmp_path), "--name", "best"]
+    translation.main(["export", *flags, "--weights=best"])
+    request = {"signature_name": "serving_default", "inputs": {"text": ["abc"]}}
+    [answer] = ask(tmp_path / "best" / "1", [request])
+    np.testing.assert_allclose(answer["outputs"]["score"], best.answer(["abc"])["score"], rtol=1e-5)
+    with pytest.raises(ValueError, match="weights must be one of averaged, best"):
+        Translator.load(trained, weights="last")
+    run = shutil.copytree(trained, tmp_path / "run")
+    (run / "best.keras").unlink()
+    with pytest.raises(SystemExit):
+        translation.main(["translate", "--run", str(run), "--weights=best"])
+    assert "no best.keras: no score was measured during training" in capsys.readouterr().err
 
 
 def test_evaluate_prints_bleu_with_its_signature(text, trained, capsys):

@@ -1,6 +1,5 @@
 """--pretrained of translation and language models: runs and released folders, tuned by command."""
 
-import dataclasses
 import io
 import json
 import re
@@ -18,8 +17,8 @@ from tests.reference import array
 from train import classification, language_model, translation
 from train import convert as command
 from train.demo.corpus import demo_corpus
-from train.experiments.pretrained import completed
 from train.language_model import LanguageModelConfig
+from train.pretrained import completed
 from train.translation import TranslationConfig
 
 pytestmark = pytest.mark.slow
@@ -279,7 +278,7 @@ def test_flags_that_contradict_are_refused_in_one_line(files, tmp_path, capsys):
         flags = [*pair, "--pretrained", str(marian), *given, *run]
         assert message in refused(translation.main, flags, capsys), given
     said = refused(translation.main, [*pair, "--pretrained", str(gpt2), *run], capsys)
-    assert "a folder of Marian" in said and "whose model has the" in said
+    assert "a folder of Marian" in said and "whose model is a language_model" in said
     text = ["--text", str(files / "a"), *run]
     for given, message in (
         (["--model=transformer"], "--model must be gpt2, as of --pretrained."),
@@ -305,7 +304,7 @@ def test_a_setting_of_zero_is_taken_from_what_is_tuned():
     names = ("num_beams", "length_penalty", "scoring")
     found = completed(config, names, pretrained=theirs)
     assert (found.num_beams, found.length_penalty, found.scoring) == (3, 0.0, config.scoring)
-    before = dataclasses.replace(found, num_beams=2)
+    before = found.replace(num_beams=2)
     found = completed(config, names, before=before)
     assert (found.num_beams, found.length_penalty) == (2, 0.0)
 

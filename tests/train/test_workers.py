@@ -1,6 +1,5 @@
 """The command on two workers and on two replicas: killed, told to stop, and as one device."""
 
-import dataclasses
 import os
 import pathlib
 import shutil
@@ -106,9 +105,9 @@ def test_the_chief_alone_records_a_changed_setting(text, whole, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("--peak-rate was 0.001 and is 0.0005") == 1
     assert f"Resuming from step {STEPS} of {STEPS + 1}." in done.stdout
-    assert Run(run, TranslationConfig).config() == dataclasses.replace(
-        Run(whole[0], TranslationConfig).config(), steps=STEPS + 1, peak_rate=0.0005
-    )
+    assert Run(run, TranslationConfig).config() == Run(
+        whole[0], TranslationConfig
+    ).config().replace(steps=STEPS + 1, peak_rate=0.0005)
 
 
 @pytest.mark.parametrize(

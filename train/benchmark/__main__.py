@@ -1,7 +1,13 @@
 import sys
 
-from train.benchmark.comparison import main
-from train.command import one_line_errors
+from ..command import one_line_errors
+from . import comparison
 
-with one_line_errors():
-    sys.exit(main())
+
+def main(arguments=None):
+    with one_line_errors():
+        sys.exit(comparison.main(arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 
-from train.benchmark.rounds import answer_of
+from .rounds import answer_of
 
 HIDDEN_DIM, NUM_HEADS, BATCH_SIZE = 512, 8, 1
 PATTERNS = ["dense", "chunks", "strided", "fixed", "local"]
@@ -38,7 +38,7 @@ def measure_attention(pattern, length, repeats):
         Dictionary of `seconds` of a training pass (outputs, then gradients of inputs and
         weights) and of the `bytes` by which it raised the peak of the process's memory.
     """
-    command = [sys.executable, "-m", "train.benchmark.attention", pattern, str(length)]
+    command = [sys.executable, "-m", f"{__package__}.attention", pattern, str(length)]
     command += ["--repeats", str(repeats)]
     return answer_of(command, pattern)
 

@@ -23,12 +23,12 @@ import os
 import sys
 from pathlib import Path
 
-from train.benchmark import attention, decoding, products, scaling, training
-from train.benchmark.device import DEVICES, choose_device
-from train.benchmark.engines import SIZES, Candidate, Workload, size_on
-from train.benchmark.rounds import measure
-from train.benchmark.tables import compare, describe, machine, table
-from train.command import Parser
+from ..settings import Parser
+from . import attention, decoding, products, scaling, training
+from .device import DEVICES, choose_device
+from .engines import SIZES, Candidate, Workload, size_on
+from .rounds import measure
+from .tables import compare, describe, machine, table
 
 EXAMPLES = """
 examples:

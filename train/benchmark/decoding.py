@@ -9,7 +9,7 @@ import tempfile
 
 import numpy as np
 
-from train.benchmark.engines import DIMENSIONS, FIRST_WORD_ID, Engine, import_keras
+from .engines import DIMENSIONS, FIRST_WORD_ID, Engine, import_keras
 
 NUM_BEAMS, SOURCE_TOKENS, OUTPUT_TOKENS = 4, 25, 50
 

@@ -2,8 +2,8 @@
 
 import os
 
-from train.command import without_start_up_notes
-from train.gpus import gpu_count, visible_gpus, warn_of_idle_gpus
+from ..command import without_start_up_notes
+from ..gpus import gpu_count, visible_gpus, warn_of_idle_gpus
 
 DEVICES = ["cpu", "gpu"]
 

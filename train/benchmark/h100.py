@@ -19,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 
-from train.benchmark import training
-from train.benchmark.engines import SIZES, Workload, size_on
-from train.command import Parser, one_line_errors
+from ..command import one_line_errors
+from ..settings import Parser
+from . import training
+from .engines import SIZES, Workload, size_on
 
 PEAK_FLOPS, PEAK_BYTES = 989e12, 3.35e12  # a second: dense in bfloat16; HBM3
 COMPILER = pathlib.Path(__file__).with_name("h100_compiler.py")
@@ -81,7 +82,7 @@ def figures_of(name, size, compiler):
     """The figures of one of `STEPS`, computed in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "program")
-        command = [sys.executable, "-m", "train.benchmark.h100", "--program", name, size, str(path)]
+        command = [sys.executable, "-m", f"{__package__}.h100", "--program", name, size, str(path)]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
-from train.benchmark.engines import (
+from .engines import (
     Engine,
     import_keras,
     import_torch,

@@ -12,8 +12,8 @@ import os
 import subprocess
 import time
 
-from train.benchmark.device import first_gpu
-from train.gpus import HIDDEN
+from ..gpus import HIDDEN
+from .device import first_gpu
 
 # Threads of OpenMP spin for a while when their work is done, and would slow the next engine.
 SECONDS_BETWEEN_ENGINES = 0.3

@@ -12,16 +12,16 @@ import statistics
 import sys
 import time
 
-from train.benchmark.engines import (
+from .engines import (
     DIMENSIONS,
     SIZES,
     Candidate,
     Workload,
     import_keras,
 )
-from train.benchmark.products import training_flops
-from train.benchmark.rounds import answer_of
-from train.benchmark.training import ADAM, keras_training, ours_training, training_batches
+from .products import training_flops
+from .rounds import answer_of
+from .training import ADAM, keras_training, ours_training, training_batches
 
 ARRANGEMENTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 workers": (2, 1)}
 BYTES = 4  # of a float32, in which gradients are reduced
@@ -36,9 +36,17 @@ NVLINK, NETWORK = 200e9, 12.5e9  # bytes a second into one GPU, into one host (1
 def measure_arrangement(name, size_name, steps):
     """Runs an arrangement in separate processes; returns what its chief measured."""
     workers, devices = ARRANGEMENTS[name]
-    command = [sys.executable, "-m", "train.benchmark.scaling", str(devices)]
+    command = [sys.executable, "-m", f"{__package__}.scaling", str(devices)]
     command += ["--size", size_name, "--steps", str(steps)]
-    launch = [sys.executable, "-m", "train.launch", "--workers", str(workers), "--restarts", "0"]
+    launch = [
+        sys.executable,
+        "-m",
+        __package__.replace("benchmark", "launch"),
+        "--workers",
+        str(workers),
+        "--restarts",
+        "0",
+    ]
     return answer_of([*launch, "--", *command], name)
 
 

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from train.benchmark.engines import (
+from .engines import (
     DIMENSIONS,
     FIRST_WORD_ID,
     Engine,

@@ -1,8 +1,8 @@
 """What happens in a demo sentence: persons, things and what they do, drawn at random."""
 
-from train.demo import grammar, numbers, words
-from train.demo.grammar import NOTHING, Clause, join
-from train.demo.words import Person, Phrase
+from . import grammar, numbers, words
+from .grammar import NOTHING, Clause, join
+from .words import Person, Phrase
 
 
 def draw_adjective(draw) -> Phrase:

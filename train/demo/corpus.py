@@ -13,9 +13,10 @@ import importlib.util
 import random
 
 from keras_transformer.data.corpora import ParallelText
-from train.demo import clauses, grammar, numbers, words
-from train.demo.grammar import NOTHING, Clause, join
-from train.demo.words import Person, Phrase
+
+from . import clauses, grammar, numbers, words
+from .grammar import NOTHING, Clause, join
+from .words import Person, Phrase
 
 # Many more can be made, but from here on repeated draws would make it slow.
 MAX_PAIRS = 1_000_000

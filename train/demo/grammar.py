@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from train.demo import words
-from train.demo.words import Noun, Person, Phrase, Verb
+from . import words
+from .words import Noun, Person, Phrase, Verb
 
 
 class Clause(NamedTuple):

@@ -7,9 +7,9 @@ does without them.
 import datetime
 import functools
 
-from train.demo import words
-from train.demo.grammar import NOTHING, join
-from train.demo.words import Phrase
+from . import words
+from .grammar import NOTHING, join
+from .words import Phrase
 
 _LOCALES = ("en_US", "de_DE")
 

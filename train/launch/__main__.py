@@ -17,13 +17,12 @@ import argparse
 import sys
 from typing import Literal
 
-from train.command import Parser, one_line_errors
-from train.launch.local import run_here
-from train.settings import add_flags, given_flags, required, setting, settings
+from ..command import one_line_errors
+from ..settings import Parser, Settings, required, setting
+from .local import run_here
 
 
-@settings
-class LaunchOptions:
+class LaunchOptions(Settings):
     """Flags of the launcher."""
 
     workers: int = required("number of workers", ge=1)
@@ -37,7 +36,7 @@ class LaunchOptions:
     )
     launcher: Literal["local", "ray"] = setting("local", "what starts the workers")
 
-    def __post_init__(self):
+    def model_post_init(self, context):
         if self.launcher == "ray" and self.start_timeout != 300:
             raise ValueError(
                 "--start-timeout needs --launcher local: Ray itself waits for the workers. "
@@ -48,16 +47,16 @@ class LaunchOptions:
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog="python -m train.launch", description=__doc__)
-    add_flags(parser, LaunchOptions)
+    given_in = parser.add_settings(LaunchOptions)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what each worker runs, after --")
     flags = parser.parse_args(arguments)
     command = flags.command[1:] if flags.command[:1] == ["--"] else flags.command
     if not command:
         parser.error("no command given. Write it after --")
     with one_line_errors():
-        options = LaunchOptions(**given_flags(flags, LaunchOptions))
+        options = LaunchOptions(**given_in(flags))
         if options.launcher == "ray":
-            from train.launch.on_ray import run_on_ray
+            from .on_ray import run_on_ray
 
             sys.exit(
                 run_on_ray(command, options.workers, options.restarts, options.gpus_per_worker)

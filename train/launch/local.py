@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 
-from train.command import EXIT_CODE_MISTAKE
-from train.gpus import HIDDEN, divide, gpu_count, visible_gpus
+from ..gpus import HIDDEN, divide, gpu_count, visible_gpus
+from ..settings import EXIT_CODE_MISTAKE
 
 EXIT_CODE_STOPPED = os.EX_TEMPFAIL  # 75: told to stop, and can resume
 EXIT_CODE_NOT_STARTED = 77

@@ -3,8 +3,8 @@
 import os
 import subprocess
 
-from train.command import EXIT_CODE_MISTAKE
-from train.launch.local import EXIT_CODE_STOPPED, end_with_parent
+from ..settings import EXIT_CODE_MISTAKE
+from .local import EXIT_CODE_STOPPED, end_with_parent
 
 FINAL_CODES = (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED)
 

@@ -16,12 +16,11 @@ import socket
 import subprocess
 import sys
 
-from train.command import Parser, one_line_errors, without_start_up_notes
-from train.settings import add_flags, given_flags, setting, settings
+from ..command import one_line_errors, without_start_up_notes
+from ..settings import Parser, Settings, setting
 
 
-@settings
-class ServeOptions:
+class ServeOptions(Settings):
     """Flags of the server."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all networks")
@@ -46,10 +45,10 @@ def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog="python -m train.serve", description=__doc__)
     parser.add_argument("folder", help="folder of NAME/VERSION/saved_model.pb, as from `export`")
-    add_flags(parser, ServeOptions)
+    given_in = parser.add_settings(ServeOptions)
     flags = parser.parse_args(arguments)
     with one_line_errors("Stopped."):
-        options = ServeOptions(**given_flags(flags, ServeOptions))
+        options = ServeOptions(**given_in(flags))
         folder = check_folder(flags.folder)
         check_port(options.host, options.port)
         if "RAY_ADDRESS" not in os.environ:
@@ -113,7 +112,7 @@ def run(folder, options):
     except ImportError as error:
         raise ImportError(f"Serving needs `pip install -e '.[serve]'`: {error}.") from None
     with without_start_up_notes():
-        from train.serve.app import Server
+        from .app import Server
 
     def stop(*_):
         raise KeyboardInterrupt

@@ -14,9 +14,9 @@ from ray import serve
 from ray.serve import metrics
 from starlette.exceptions import HTTPException
 
-from train.serve.looking import Runs
-from train.serve.requests import ROWS, read_request, write_answer
-from train.serve.versions import Models
+from .looking import Runs
+from .requests import ROWS, read_request, write_answer
+from .versions import Models
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the histogram
 LONGEST_BODY = 64 * 2**20  # bytes; the state of a search on the client's side is large

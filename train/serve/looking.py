@@ -4,8 +4,9 @@ import pathlib
 import threading
 
 from keras_transformer.serving import Translator
-from train.convert import text_model_of
-from train.serve.requests import read_json
+
+from ..convert import text_model_of
+from .requests import read_json
 
 LONGEST = 1000  # characters, each of which may be several tokens
 MOST_TOKENS = 256  # the weights, and so the page, grow with their square

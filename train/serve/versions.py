@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 
-from train.serve.saved_model import SavedModel
+from .saved_model import SavedModel
 
 NAME, VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*"), re.compile(r"[0-9]{1,18}")
 LOADING, AVAILABLE, END = "LOADING", "AVAILABLE", "END"  # states of TensorFlow Serving

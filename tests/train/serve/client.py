@@ -48,14 +48,22 @@ def free_port():
 
 
 @contextlib.contextmanager
-def serving(folder, *flags):
-    """Runs the command; yields a port, the one of its metrics, and its process."""
+def serving(folder, *flags, program=(sys.executable, "-m", "train.serve"), place=None):
+    """Runs the command; yields a port, the one of its metrics, and its process.
+
+    Args:
+        folder: folder of models.
+        *flags: of the command.
+        program: a list that starts it.
+        place: folder that holds the package; None for the repository.
+    """
     port, metrics = free_port(), free_port()
     ports = [f"--port={port}", f"--metrics-port={metrics}"]
-    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[3])}
+    place = place or pathlib.Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(place)}
     environment.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(
-        [sys.executable, "-m", "train.serve", str(folder), *ports, *flags],
+        [*program, str(folder), *ports, *flags],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,17 +1,11 @@
 """The model of --pretrained: of a finished run, or of a folder of another library."""
 
-import dataclasses
+from .deferred import Deferred, kt
+from .settings import flag_of
+from .training_config import DROPOUTS
 
-import keras
+opennmt = Deferred("keras_transformer.convert.opennmt")
 
-from keras_transformer import convert
-from keras_transformer.convert import opennmt
-from keras_transformer.serving import RunFolder
-from train.settings import flag_of
-from train.training_config import DROPOUTS
-
-# What has a "dtype" without being a layer of a model.
-_NO_LAYERS = ("InputLayer", "__keras_tensor__")
 _MISSING = (None, "")  # settings that are not given; 0 is given
 
 
@@ -25,9 +19,9 @@ def read_pretrained(path):
     """
     settings = _settings_of_run(path)
     if settings is None:
-        return convert.read(path)
-    run = RunFolder(path)
-    return convert.Converted(
+        return kt.convert.read(path)
+    run = kt.serving.RunFolder(path)
+    return kt.convert.Converted(
         "", run.model(), run.tokenizer(), run.target_tokenizer(), config=settings
     )
 
@@ -36,7 +30,7 @@ def _settings_of_run(path):
     """The settings of a run of our own; None for a folder of another library."""
     if opennmt.is_run(path):
         return None
-    settings = RunFolder(path).settings()
+    settings = kt.serving.RunFolder(path).settings()
     return None if {"model_type", "class_name"} & settings.keys() else settings
 
 
@@ -63,6 +57,34 @@ def pretrained_of(config, model_class, what, run=None):
     return found
 
 
+def pretrained_bert_of(config, run=None):
+    """What a config fine-tunes, as `convert.Converted`; None without --pretrained.
+
+    Args:
+        config: of a classification.
+        run: the `Run` if it has begun.
+
+    Raises:
+        ValueError: if the run holds no finished BERT, or one that cannot read so many tokens.
+    """
+    if not config.pretrained:
+        return None
+    pretrained = (run and run.pretrained()) or read_pretrained(config.pretrained)
+    model = pretrained.model
+    if not isinstance(model, kt.models.bert_models.BertModel):
+        raise ValueError(
+            "--pretrained must be a train.pretraining run, a run that was fine-tuned from one, or "
+            f"a folder of BERT. Received: {config.pretrained}, whose model is not a BERT."
+        )
+    positions = model.positions.max_sequence_length
+    if not 2 < config.max_length <= positions:
+        raise ValueError(
+            f"--max-length must be 3 to {positions} tokens, which the model of --pretrained can "
+            f"read. Received: {config.max_length}."
+        )
+    return pretrained
+
+
 def completed(config, names, fixed=(), before=None, pretrained=None):
     """A config whose missing settings are those of its run or, when it begins, of --pretrained.
 
@@ -81,7 +103,7 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
     given = {name: getattr(config, name) for name in names}
     missing = [name for name, value in given.items() if value in _MISSING]
     if before is not None:
-        theirs = dataclasses.asdict(before)
+        theirs = before.model_dump()
     elif pretrained is not None:
         theirs = pretrained.config
     else:
@@ -93,7 +115,7 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
                 f"Received: {given[name]}."
             )
     known = {name for name in missing if theirs.get(name) not in _MISSING}
-    return dataclasses.replace(config, **{name: theirs[name] for name in known})
+    return config.replace(**{name: theirs[name] for name in known})
 
 
 def for_training(model, config, **changes):
@@ -107,16 +129,37 @@ def for_training(model, config, **changes):
     changes |= {"dtype": config.dtype, "remat": config.remat, **config.given(DROPOUTS)}
     if config.dropout is not None:
         changes["rate"] = config.dropout
-    content = model.get_config()
-    _set(content["layers"], changes)
-    copy = type(model).from_config(content)
-    for old, new in zip(model.weights, copy.weights, strict=True):
-        if old.shape == new.shape or new.trainable:  # a memory may have another number of rows
-            new.assign(keras.ops.convert_to_numpy(old))
-    return copy
+    return kt.models.copies.copy_with(model, **changes)
 
 
-def check_packed(config, pretrained):
+def fine_tuned_classifier(config, model, num_labels):
+    """The backbone of a model with a new head, in the dtype and with the dropout of this config.
+
+    If a pooler is requested and the model has none, it is new.
+    """
+    trained = {layer.name: layer for layer in model.layers}
+    encoder, table = model.encoder, model.token_embedding
+    sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "pre_norm")
+    given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
+    given |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
+    if model.pooler is not None:
+        given["pooler_activation"] = model.pooler.activation
+    backbone = kt.bert(
+        table.vocabulary_size,
+        max_sequence_length=model.positions.max_sequence_length,
+        hidden_dim=table.hidden_dim,
+        **given,
+        **config.given(DROPOUTS),
+    )
+    if not config.from_scratch:
+        for layer in backbone.layers:
+            if layer.weights and layer.name in trained:
+                layer.set_weights(trained[layer.name].get_weights())
+    dropout = backbone.embedding_dropout.rate
+    return kt.bert_classifier(backbone, num_labels, dropout, config.pooling)
+
+
+def check_packed_model(config, pretrained):
     """Raises ValueError if rows are to hold several texts that this model would mix."""
     if config.packed and not _tells_texts_apart(pretrained.model):
         raise ValueError(
@@ -130,23 +173,3 @@ def _tells_texts_apart(model):
     [decoder] = (layer for layer in model.get_config()["layers"] if layer["name"] == "decoder")
     calls = decoder["inbound_nodes"]
     return any(call["kwargs"].get("attention_mask") is not None for call in calls)
-
-
-def _set(config, changes):
-    """Changes the settings of all layers in a nest of configs."""
-    if isinstance(config, (list, tuple)):
-        for part in config:
-            _set(part, changes)
-    if not isinstance(config, dict) or config.get("class_name") in _NO_LAYERS:
-        return
-    settings = config.get("config")
-    if isinstance(settings, dict) and _is_layer(config):
-        settings.update({name: changes[name] for name in changes.keys() & settings.keys()})
-    for part in config.values():
-        _set(part, changes)
-
-
-def _is_layer(config):
-    found = keras.saving.get_registered_object(config.get("registered_name"))
-    ours = isinstance(found, type) and issubclass(found, keras.layers.Layer)
-    return ours or config.get("module") == "keras.layers"

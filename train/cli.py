@@ -1,0 +1,33 @@
+"""The program `keras-transformer NAME`, which does what `python -m train.NAME` does."""
+
+import importlib
+import sys
+
+from .settings import ENTRY_POINT, Parser
+
+MODULES = {
+    "demo": "__main__",
+    "translation": "translation",
+    "language-model": "language_model",
+    "classification": "classification",
+    "pretraining": "pretraining",
+    "convert": "convert",
+    "launch": "launch.__main__",
+    "serve": "serve.__main__",
+    "benchmark": "benchmark.__main__",
+}
+
+
+def main(arguments=None):
+    """Runs the command that the first argument names with the others."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = arguments[0].replace("_", "-") if arguments else "--help"
+    if name not in MODULES:
+        parser = Parser(
+            ENTRY_POINT,
+            f"Runs a command: {', '.join(MODULES)}. Each has its own --help.",
+            usage="%(prog)s COMMAND [flags]",
+        )
+        parser.add_argument("command", choices=MODULES)
+        parser.parse_args([name])
+    importlib.import_module(f".{MODULES[name]}", __package__).main(arguments[1:])

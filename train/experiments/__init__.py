@@ -1,1 +1,0 @@
-"""The work of each command, with TensorFlow; its flags are in train/<name>.py."""
