@@ -18,14 +18,15 @@ from .test_warmup import read_log
 pytestmark = pytest.mark.slow
 
 
-def table_translator(tokenizer, logits=None):
+def table_translator(tokenizer, scores=None):
     """A model of one table: the next token depends on the last one only."""
     table = tf.Variable(tf.random.stateless_normal([307, 307], [2, 3]))
+    scores = scores or (lambda token_ids: tf.gather(table, token_ids))
 
     def step(memory, token_ids, parents, position, cache):
         newest = tf.cast(token_ids, tf.float32)[:, :, None]  # the cache: all earlier tokens
         past = tf.gather(cache, parents, batch_dims=1)
-        return tf.gather(table, token_ids), tf.concat([past, newest], axis=2)
+        return scores(token_ids), tf.concat([past, newest], axis=2)
 
     def start_cache(memory, num_beams):
         return tf.zeros([tf.shape(memory)[0], num_beams, 0])
@@ -35,7 +36,7 @@ def table_translator(tokenizer, logits=None):
         encode=lambda source_ids: source_ids > 0,
         start_cache=start_cache,
         step=step,
-        logits=logits or (lambda source_ids, target_ids: tf.gather(table, target_ids)),
+        logits=lambda source_ids, target_ids: scores(target_ids),
     )
     return Translator(model, tokenizer, settings=SETTINGS)
 
@@ -124,10 +125,9 @@ def test_versions_count_up_and_are_never_replaced(tmp_path):
 
 
 def test_a_failed_check_publishes_nothing_and_gives_the_reason(tokenizer, tmp_path):
-    def with_python(source_ids, target_ids):
-        shape = [*target_ids.shape, 307]
-        scores = tf.py_function(lambda ids: tf.one_hot(ids, 307), [target_ids], tf.float32)
-        return tf.ensure_shape(scores, shape)
+    def with_python(token_ids):
+        scores = tf.py_function(lambda ids: tf.one_hot(ids, 307), [token_ids], tf.float32)
+        return tf.ensure_shape(scores, [*token_ids.shape, 307])
 
     with pytest.raises(
         RuntimeError, match=r"demo was not published. .*EagerPyFunc .* calls Python"
