@@ -30,7 +30,9 @@ def run_demo(run_path, directory):
     warn_of_idle_gpus()
     start = time.perf_counter()
     config = TranslationConfig.load("demo")
-    train_text, held_out = corpus.demo_split(NUM_TRAIN, NUM_HELD_OUT, config.seed)
+    pairs = corpus.demo_corpus(NUM_TRAIN + NUM_HELD_OUT, config.seed)
+    train_text = kt.data.ParallelText(pairs.sources[:NUM_TRAIN], pairs.targets[:NUM_TRAIN])
+    held_out = kt.data.ParallelText(pairs.sources[NUM_TRAIN:], pairs.targets[NUM_TRAIN:])
     run = runs.Run(run_path, TranslationConfig)
     loop.train_run(run, Translation(config, (train_text, held_out)))
 

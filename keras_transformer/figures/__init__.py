@@ -1,8 +1,11 @@
 """Plots and attention maps: arrays in, a matplotlib Figure or an HTML page out."""
 
-from keras_transformer.figures.attention import Attention
-from keras_transformer.figures.heat_maps import attention_grid, attention_heat_map
-from keras_transformer.figures.html_page import attention_page
+from keras_transformer.figures.attention import (
+    Attention,
+    attention_grid,
+    attention_heat_map,
+    attention_page,
+)
 from keras_transformer.figures.plots import learning_curves, positional_encoding, schedule
 
 __all__ = [

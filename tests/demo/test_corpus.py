@@ -1,14 +1,21 @@
-"""The embedded corpus: repeatable, without duplicates, one German answer to an English sentence."""
+"""The demo corpus: repeatable, without duplicates, one German answer to an English sentence.
 
+German word order, endings, numbers, dates and times are each compared with what a German wrote.
+"""
+
+import datetime
 import random
+import re
 import sys
 
 import pytest
 
-from train.demo.corpus import _TEMPLATES, MAX_PAIRS, _written, demo_corpus, demo_split
-
 pytest.importorskip("babel", reason="extra `train`")
 pytest.importorskip("num2words", reason="extra `train`")
+
+from train.demo import corpus, words
+from train.demo.corpus import MAX_PAIRS, demo_corpus
+from train.demo.words import NOTHING, Noun, Text
 
 
 @pytest.fixture(scope="module")
@@ -30,26 +37,21 @@ def test_no_sentence_of_either_language_comes_twice(pairs):
 def test_sentences_with_the_same_translation_are_made_once(monkeypatch):
     """The rules hardly ever make two; here every English sentence has one of three answers."""
 
-    def template(draw):
-        number = draw.randrange(1009)
-        return f"number {number}.", f"nummer {number % 3}."
+    def number(draw):
+        value = draw.randrange(1009)
+        return Text(str(value), str(value % 3))
 
-    monkeypatch.setattr(sys.modules[_written.__module__], "_TEMPLATES", {template: 1})
+    monkeypatch.setitem(corpus.WRITERS, "number", number)
+    sentence = Text("number {number}.", "nummer {number}.")
+    monkeypatch.setattr(words, "SENTENCES", {sentence: 1})
     assert sorted(demo_corpus(3).targets) == [f"Nummer {n}." for n in range(3)]
-
-
-def test_split_shares_no_sentence_in_either_language():
-    train, heldout = demo_split(997, 503, seed=3)
-    assert (len(train.sources), len(heldout.targets)) == (997, 503)
-    assert set(train.sources).isdisjoint(heldout.sources), "no source seen in training"
-    assert set(train.targets).isdisjoint(heldout.targets), "no target either"
 
 
 def test_english_sentence_has_one_german_answer():
     draw, answers = random.Random(5), {}
-    for template in _TEMPLATES:
+    for sentence in words.SENTENCES:
         for _ in range(701):
-            english, german = template(draw)
+            english, german = corpus.fill(draw, sentence)
             assert answers.setdefault(english, german) == german, english
 
 
@@ -65,59 +67,353 @@ def test_sentences_are_short(pairs):
     assert max(lengths) < 25 and sum(lengths) / len(lengths) < 11, "words of a German sentence"
 
 
+def test_every_text_is_used_and_every_blank_can_be_filled():
+    """A text or blank that nothing draws would be dead; a blank that nothing fills, an error."""
+    acts = [rest for *_, rest in words.ACTS]
+    templates = [
+        *words.SENTENCES,
+        *acts,
+        *(text for texts in words.TEXTS.values() for text in texts),
+    ]
+    subjects = {who for _, who, *_ in (*words.ACTS, *words.MAIN, *words.SPEECH)}
+    used = {"past", "not_past"} | subjects
+    for template in templates:
+        english, german = (set(re.findall(r"{(\w+)}", side)) for side in template)
+        assert english == german, template
+        used |= english
+    assert used <= words.TEXTS.keys() | corpus.WRITERS.keys()
+    assert words.TEXTS.keys() <= used
+
+
 GOLDEN = {
-    "_statement": (
-        "Peter picked up 72 old cars at seven o'clock.",
-        "Peter hat um sieben Uhr zweiundsiebzig alte Autos abgeholt.",
+    "{statement}.": ("Peter bought 1.2 liters of milk.", "Peter hat 1,2 Liter Milch gekauft."),
+    "{fronted}.": (
+        "last year, Peter brought along my clock.",
+        "letztes Jahr hat Peter meine Uhr mitgebracht.",
     ),
-    "_fronted": (
-        "At seven o'clock, Peter picked up 72 old cars.",
-        "Um sieben Uhr hat Peter zweiundsiebzig alte Autos abgeholt.",
+    "{question}?": ("did Peter buy 1.2 liters of milk?", "hat Peter 1,2 Liter Milch gekauft?"),
+    "{says} that {subordinate}.": (
+        "he thinks that her aunt pays €25.17 for no red ring at twenty-five to twelve.",
+        "er denkt, dass ihre Tante um fünf nach halb zwölf 25,17 € für keinen roten Ring zahlt.",
     ),
-    "_question": (
-        "Did Peter pick up 72 old cars at seven o'clock?",
-        "Hat Peter um sieben Uhr zweiundsiebzig alte Autos abgeholt?",
+    "{moves} because {subordinate}.": (
+        "the doctor woke up because her aunt pays €25.17 for no red ring at twenty-five to twelve.",
+        "der Arzt ist aufgewacht, weil ihre Tante um fünf nach halb zwölf 25,17 € "
+        "für keinen roten Ring zahlt.",
     ),
-    "_reported": (
-        "She hopes that my uncle must lay the chair in front of the bench.",
-        "Sie hofft, dass mein Onkel den Stuhl vor die Bank legen muss.",
+    "if {present}, {then}.": (
+        "if his daughter sells 1.9 kilograms of flour, we will wake up.",
+        "wenn seine Tochter 1,9 Kilogramm Mehl verkauft, werden wir aufwachen.",
     ),
-    "_reason": (
-        "They are happy because my uncle must lay the chair in front of the bench.",
-        "Sie sind glücklich, weil mein Onkel den Stuhl vor die Bank legen muss.",
+    "{nominative} costs {price}.": ("the car costs €95.66.", "das Auto kostet 95,66 €."),
+    "{things} cost {price}.": (
+        "32 eggs cost €2,485.90.",
+        "zweiunddreißig Eier kosten 2.485,90 €.",
     ),
-    "_condition": (
-        "If my uncle lays the chair in front of the bench, they are happy.",
-        "Wenn mein Onkel den Stuhl vor die Bank legt, sind sie glücklich.",
+    "{nominative} is {at_place}.": (
+        "the car is under the old bench.",
+        "das Auto ist unter der alten Bank.",
     ),
-    "_cost": ("The car costs £99.44.", "Das Auto kostet 99,44 £."),
-    "_place": ("The car is in front of the shelf.", "Das Auto ist vor dem Regal."),
-    "_time": ("It is twenty-five to eight.", "Es ist fünf nach halb acht."),
-    "_hours": (
-        "The museum is open from twenty-five to eight until five to twelve.",
-        "Das Museum ist von fünf nach halb acht bis fünf vor zwölf geöffnet.",
+    "it is {clock}.": ("it is twenty to ten.", "es ist zwanzig vor zehn."),
+    "{house} is open until {clock}.": (
+        "the museum is open until 1:32 PM.",
+        "das Museum ist bis 13:32 Uhr geöffnet.",
     ),
-    "_today": ("Yesterday was Wednesday, May 27, 1953.", "Gestern war Mittwoch, der 27. Mai 1953."),
-    "_born": ("They were born on May 27, 1953.", "Sie wurden am 27. Mai 1953 geboren."),
-    "_age": ("They are 71 years old.", "Sie sind einundsiebzig Jahre alt."),
-    "_inhabitants": (
+    "{house} is {count} years old.": (
+        "the museum is 77 years old.",
+        "das Museum ist siebenundsiebzig Jahre alt.",
+    ),
+    "{house} was built on {date}.": (
+        "the museum was built on July 19, 1983.",
+        "das Museum wurde am 19. Juli 1983 gebaut.",
+    ),
+    "{today} {full_date}.": (
+        "yesterday was Tuesday, July 19, 1983.",
+        "gestern war Dienstag, der 19. Juli 1983.",
+    ),
+    "{city} has {inhabitants} inhabitants.": (
         "Hamburg has 2,486,716 inhabitants.",
         "Hamburg hat 2.486.716 Einwohner.",
     ),
 }
 
 
-@pytest.mark.parametrize("template", _TEMPLATES, ids=lambda template: template.__name__)
-def test_template_makes_the_sentence_that_a_german_checked(template):
-    made = tuple(_written(text) for text in template(random.Random(3)))
-    assert made == GOLDEN[template.__name__]
+@pytest.mark.parametrize("sentence", words.SENTENCES, ids=lambda sentence: sentence.english)
+def test_template_makes_the_sentence_that_a_german_checked(sentence):
+    assert corpus.fill(random.Random(3), sentence) == GOLDEN[sentence.english]
 
 
 def test_sizes_outside_of_the_range_are_refused():
     for num_pairs in (0, -3, MAX_PAIRS + 1):
         with pytest.raises(ValueError, match=rf"1 to 1000000 .*num_pairs={num_pairs}"):
             demo_corpus(num_pairs)
-    with pytest.raises(ValueError, match=r"at least one pair.*num_train=7, num_heldout=0"):
-        demo_split(7, 0)
-    with pytest.raises(ValueError, match=rf"1 to 1000000 .*num_pairs={MAX_PAIRS + 7}"):
-        demo_split(MAX_PAIRS, 7)
+
+
+def test_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "num2words", None)
+    monkeypatch.delitem(sys.modules, "train.demo.corpus")
+    with pytest.raises(ImportError, match=r"pip install babel num2words\. Missing: num2words\."):
+        import train.demo.corpus  # noqa: F401
+
+
+# Clauses
+
+VERBS = {verb.english: verb for verb in (*words.TRADE, *words.GIVE, *words.MOVE)}
+EGGS, MONDAY = Text("three eggs", "drei Eier"), Text("on Monday", "am Montag")
+I, SHE, WE, THEY = (  # noqa: E741
+    next(text for text in words.TEXTS["pronoun"] if text.english == english)
+    for english in ("I", "she", "we", "they")
+)
+ANNA = Text("Anna", "Anna")
+
+
+def clause(order, subject, verb, tense, rest=EGGS):
+    verb = corpus.conjugated(VERBS[verb], tense, words.FORMS.get(subject.english, 1))
+    order = corpus.ORDERS[order]
+    return corpus.fill(None, order, subject=subject, rest=rest, when=MONDAY, **verb)
+
+
+@pytest.mark.parametrize(
+    ("tense", "english", "main", "fronted", "question", "subordinate", "then"),
+    [
+        (
+            "present",
+            "Anna picks up three eggs on Monday",
+            "Anna holt am Montag drei Eier ab",
+            "am Montag holt Anna drei Eier ab",
+            "holt Anna am Montag drei Eier ab",
+            "Anna am Montag drei Eier abholt",
+            "holt Anna ab",
+        ),
+        (
+            "past",
+            "Anna picked up three eggs on Monday",
+            "Anna hat am Montag drei Eier abgeholt",
+            "am Montag hat Anna drei Eier abgeholt",
+            "hat Anna am Montag drei Eier abgeholt",
+            "Anna am Montag drei Eier abgeholt hat",
+            "hat Anna abgeholt",
+        ),
+        (
+            "must",
+            "Anna must pick up three eggs on Monday",
+            "Anna muss am Montag drei Eier abholen",
+            "am Montag muss Anna drei Eier abholen",
+            "muss Anna am Montag drei Eier abholen",
+            "Anna am Montag drei Eier abholen muss",
+            "muss Anna abholen",
+        ),
+    ],
+)
+def test_place_of_a_separable_verb(tense, english, main, fronted, question, subordinate, then):
+    def german(order):
+        return clause(order, ANNA, "pick up", tense).german
+
+    assert clause("statement", ANNA, "pick up", tense) == (english, main), "verb second"
+    assert german("fronted") == fronted, "subject after the verb"
+    assert german("question") == question, "verb first"
+    assert german("subordinate") == subordinate, "verb last"
+    assert german("then") == then, "verb first after a subordinate clause"
+
+
+def test_verbs_agree_with_their_subject():
+    assert clause("statement", I, "give back", "present").german.startswith("ich gebe am")
+    assert clause("statement", SHE, "give back", "present").german.startswith("sie gibt am")
+    assert clause("statement", THEY, "give back", "present").german.startswith("sie geben am")
+    assert clause("statement", WE, "buy", "will").german.startswith("wir werden am")
+    assert clause("statement", I, "buy", "present").english.startswith("I buy three")
+    assert clause("statement", SHE, "buy", "present").english.startswith("she buys three")
+    assert clause("statement", SHE, "give back", "present").english.startswith("she gives back")
+
+
+def test_verbs_of_motion_build_their_past_with_sein():
+    got_up = clause("statement", I, "get up", "past", rest=NOTHING)
+    assert got_up == ("I got up on Monday", "ich bin am Montag aufgestanden")
+    subordinate = clause("subordinate", I, "get up", "past", rest=NOTHING)
+    assert subordinate.german == "ich am Montag aufgestanden bin"
+
+
+@pytest.mark.parametrize(
+    ("subject", "tense", "english", "german"),
+    [
+        (ANNA, "present", "does Anna buy", "kauft Anna"),
+        (THEY, "present", "do they buy", "kaufen sie"),
+        (SHE, "past", "did she buy", "hat sie"),
+        (SHE, "should", "should she buy", "sollte sie"),
+    ],
+)
+def test_english_questions_take_an_auxiliary(subject, tense, english, german):
+    question = clause("question", subject, "buy", tense)
+    assert question.english.startswith(f"{english} three eggs")
+    assert question.german.startswith(f"{german} am Montag drei Eier")
+
+
+# Nouns, numbers and times
+
+COAT = Noun("coat", "der", "Mantel", "Mäntel")
+LAMP = Noun("lamp", "die", "Lampe", "Lampen")
+EGG = Noun("egg", "das", "Ei", "Eier")
+A = Text("a", "ein")
+
+
+class Drawn(random.Random):
+    """Gives the numbers that a test wants, in turn, and the first of all options."""
+
+    def __init__(self, *integers, real=0.3):
+        super().__init__()
+        self._integers, self._real = iter(integers), real
+
+    def randrange(self, *_):
+        return next(self._integers)
+
+    def random(self):
+        return self._real
+
+    def choice(self, options):
+        return options[0]
+
+
+def plain(text):
+    return corpus.fill(None, Text("{text}", "{text}"), text=text)
+
+
+@pytest.fixture
+def red(monkeypatch):
+    monkeypatch.setattr(words, "ADJECTIVES", [Text("red", "rot")])
+
+
+@pytest.mark.usefixtures("red")
+@pytest.mark.parametrize(
+    ("determiner", "case", "expected"),
+    [
+        (words.THE, "nominative", "der rote Mantel, die rote Lampe, das rote Ei"),
+        (words.THE, "accusative", "den roten Mantel, die rote Lampe, das rote Ei"),
+        (words.THE, "dative", "dem roten Mantel, der roten Lampe, dem roten Ei"),
+        (A, "nominative", "ein roter Mantel, eine rote Lampe, ein rotes Ei"),
+        (A, "accusative", "einen roten Mantel, eine rote Lampe, ein rotes Ei"),
+        (A, "dative", "einem roten Mantel, einer roten Lampe, einem roten Ei"),
+        (Text("no", "kein"), "accusative", "keinen roten Mantel, keine rote Lampe, kein rotes Ei"),
+    ],
+)
+def test_endings_after_an_article(determiner, case, expected):
+    phrases = [
+        plain(corpus.draw_noun(Drawn(), case, [noun], [determiner])) for noun in (COAT, LAMP, EGG)
+    ]
+    assert ", ".join(phrase.german for phrase in phrases) == expected
+    english = ", ".join(phrase.english for phrase in phrases)
+    assert english == ", ".join(f"{determiner.english} red {n}" for n in ("coat", "lamp", "egg"))
+
+
+def test_english_article_before_a_vowel_is_an():
+    assert plain(corpus.draw_noun(Drawn(real=0.9), "accusative", [EGG], [A])) == (
+        "an egg",
+        "ein Ei",
+    )
+    assert plain(Text("a egg and a old coat, a red egg", "")).english == (
+        "an egg and an old coat, a red egg"
+    )
+
+
+@pytest.mark.usefixtures("red")
+def test_plural_takes_its_own_form_and_ending(monkeypatch):
+    monkeypatch.setattr(words, "THINGS", [COAT])
+    assert plain(corpus.draw_things(Drawn(3))) == ("three red coats", "drei rote Mäntel")
+    monkeypatch.setattr(words, "THINGS", [EGG])
+    assert plain(corpus.draw_things(Drawn(3, real=0.9))) == ("three eggs", "drei Eier")
+
+
+def test_family_belongs_to_its_owner_and_has_no_adjective(monkeypatch):
+    monkeypatch.setattr(words, "FAMILY", [Noun("mother", "die", "Mutter")])
+    for case, expected in (("nominative", "ihre Mutter"), ("dative", "ihrer Mutter")):
+        drawn = corpus.draw_noun(Drawn(), case, words.FAMILY, [Text("her", "ihr")])
+        assert plain(drawn) == ("her mother", expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "english", "german"),
+    [
+        (2, "two", "zwei"),
+        (12, "twelve", "zwölf"),
+        (13, "13", "dreizehn"),
+        (16, "16", "sechzehn"),
+        (21, "21", "einundzwanzig"),
+        (30, "30", "dreißig"),
+        (77, "77", "siebenundsiebzig"),
+    ],
+)
+def test_german_counts_in_words(value, english, german):
+    assert corpus.draw_count(Drawn(value)) == (english, german)
+
+
+@pytest.mark.parametrize(
+    ("hour", "minute", "english", "german"),
+    [
+        (3, 0, "three o'clock", "drei Uhr"),
+        (1, 0, "one o'clock", "ein Uhr"),
+        (3, 30, "half past three", "halb vier"),
+        (0, 30, "half past twelve", "halb eins"),
+        (0, 15, "quarter past twelve", "Viertel nach zwölf"),
+        (1, 15, "quarter past one", "Viertel nach eins"),
+        (3, 45, "quarter to four", "Viertel vor vier"),
+        (3, 10, "ten past three", "zehn nach drei"),
+        (6, 10, "ten past six", "zehn nach sechs"),
+        (11, 55, "five to twelve", "fünf vor zwölf"),
+        (0, 55, "five to one", "fünf vor eins"),
+        (3, 25, "twenty-five past three", "fünf vor halb vier"),
+        (3, 35, "twenty-five to four", "fünf nach halb vier"),
+    ],
+)
+def test_german_clock_looks_ahead_to_the_next_hour(monkeypatch, hour, minute, english, german):
+    monkeypatch.setattr(words, "CLOCK", words.CLOCK[minute // 5 :])
+    assert corpus.draw_spoken_time(Drawn(hour)) == (english, german)
+
+
+def at(moment):
+    """Draws this moment."""
+    days = (moment - datetime.datetime(1930, 1, 1)) / datetime.timedelta(days=33_000)
+    return Drawn(real=days)
+
+
+@pytest.mark.parametrize(
+    ("hour", "minute", "english", "german"),
+    [
+        (15, 45, "3:45 PM", "15:45"),
+        (0, 7, "12:07 AM", "00:07"),
+        (12, 0, "12:00 PM", "12:00"),
+        (4, 5, "4:05 AM", "04:05"),
+    ],
+)
+def test_german_digits_of_a_time_run_to_24(hour, minute, english, german):
+    draw = at(datetime.datetime(1987, 3, 3, hour, minute, 1))
+    assert plain(corpus.WRITERS["digits"](draw)) == (english, german)
+
+
+@pytest.mark.parametrize(
+    ("blank", "english", "german"),
+    [
+        ("weekday", "Tuesday", "Dienstag"),
+        ("month", "March", "März"),
+        ("month_day", "March 3", "3. März"),
+        ("date", "March 3, 1987", "3. März 1987"),
+        ("full_date", "Tuesday, March 3, 1987", "Dienstag, der 3. März 1987"),
+    ],
+)
+def test_days_take_the_german_order(blank, english, german):
+    assert corpus.WRITERS[blank](at(datetime.datetime(1987, 3, 3, 12))) == (english, german)
+
+
+def test_ordinal_takes_the_dative():
+    day = words.TEXTS["day"][-1]
+    month = Text("March", "März")
+    third = corpus.fill(None, day, ordinal=corpus.WRITERS["ordinal"](Drawn(3)), month=month)
+    assert third == ("on the third of March", "am dritten März")
+
+
+def test_prices_swap_point_and_comma_and_put_the_sign_last():
+    assert plain(corpus.draw_price(Drawn(1250))) == ("€12.50", "12,50 €")
+    assert plain(corpus.draw_price(Drawn(325000))) == ("€3,250.00", "3.250,00 €")
+
+
+def test_decimals_swap_point_and_comma():
+    assert corpus.WRITERS["decimal"](Drawn(25)) == ("2.5", "2,5")
+    assert corpus.WRITERS["inhabitants"](Drawn(1512491)) == ("1,512,491", "1.512.491")

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.figures.html_page import attention_page
+from keras_transformer.figures import attention_page
 
 SOURCE = ["a", "good", "day"]
 TARGET = ["Guten", "Tag"]
@@ -105,13 +105,13 @@ def test_bfloat16_and_rows_with_nothing_to_look_at_are_shown():
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ([np.zeros((2, 3, 3))], r"'cross' of shape=\(2, 3, 3\), 2 row tokens, 3 column tokens"),
-        ([np.zeros((2, 2, 3)), np.zeros((2, 2, 5))], r"'cross' of shape=\(2, 2, 5\)"),
+        ([np.zeros((2, 3, 3))], r"'cross': shape=\(2, 3, 3\), 2 target tokens, 3 source tokens"),
+        ([np.zeros((2, 2, 3)), np.zeros((2, 2, 5))], r"'cross': shape=\(2, 2, 5\)"),
         ([np.zeros((1, 2, 2, 3))], r"of a batch at a time.*shape=\(1, 2, 2, 3\)"),
         ([np.zeros((0, 2, 3))], r"shape=\(0, 2, 3\)"),
-        ([np.full((2, 2, 3), 7.0)], r"after the softmax. Received: 'cross' with .* 7 to 7"),
-        ([np.full((2, 2, 3), -0.1)], r"Received: 'cross' with values from -0.1 to -0.1"),
-        ([np.full((2, 2, 3), np.nan)], r"Received: 'cross' with values from nan to nan"),
+        ([np.full((2, 2, 3), 7.0)], r"after the softmax. Received: 'cross': values from 7 to 7"),
+        ([np.full((2, 2, 3), -0.1)], r"Received: 'cross': values from -0.1 to -0.1"),
+        ([np.full((2, 2, 3), np.nan)], r"finite numbers only. Received: 12 values"),
         ([], r"at least one layer. Received: none for 'cross'"),
     ],
 )

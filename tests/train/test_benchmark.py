@@ -1,15 +1,18 @@
 import json
 import os
+import pathlib
 import time
 
 import pytest
 
-from train.benchmark import comparison as benchmark
-from train.benchmark.device import choose_device
+from train.benchmark import __main__ as benchmark
+from train.benchmark.__main__ import choose_device
+from train.benchmark.attention import PATTERNS, attention_candidates, attention_table
 from train.benchmark.engines import SIZES, Candidate, Engine, Size, Workload, size_on
 from train.benchmark.products import Product, forward_products, training_flops
 from train.benchmark.rounds import measure
-from train.benchmark.tables import compare, table
+from train.benchmark.scaling import arrangement_table, on_paper
+from train.benchmark.tables import compare, engine_table
 
 SIZE = Size(
     num_layers=2,
@@ -25,14 +28,21 @@ TOY_RUN = ["--size", "toy", "--decode-size", "toy", "--repeats", "1", "--steps",
 
 
 def counting_engine(workload):
-    """Does nothing, and tells how often it was asked to."""
-    calls = []
+    """Appends a dot to a file in every unit of work, and tells how many there are."""
+    path = pathlib.Path(os.environ["COUNTED"])
 
     def unit():
-        calls.append(None)
-        return float(len(calls))
+        with path.open("a") as file:
+            file.write(".")
+        return path.stat().st_size
 
-    return Engine("counts", unit, num_parameters=5, measures_itself=True)
+    return Engine("counts", unit, num_parameters=5)
+
+
+def engine_of_a_missing_package(workload):
+    import no_such_package
+
+    return no_such_package
 
 
 def waiting_engine(workload):
@@ -60,17 +70,25 @@ def engine_that_dies(workload):
 
 
 def engine_that_fails_later(workload):
-    calls = iter([1.0, 2.0, 3.0])
-    return Engine("stops", lambda: next(calls), measures_itself=True)
+    calls = iter([1, 2, 3])
+    return Engine("stops", lambda: next(calls))
 
 
-def test_every_engine_does_every_round_in_a_process_of_its_own_that_stays_alive():
+@pytest.fixture(autouse=True)
+def counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("COUNTED", str(tmp_path / "counted"))
+    return tmp_path / "counted"
+
+
+def test_every_engine_does_every_round_in_a_process_of_its_own_that_stays_alive(counted):
     candidates = [
-        Candidate("a", counting_engine, WORKLOAD, "os"),
-        Candidate("b", waiting_engine, WORKLOAD, "os"),
+        Candidate("a", counting_engine, WORKLOAD),
+        Candidate("b", waiting_engine, WORKLOAD),
     ]
     counting, waiting = measure(candidates, repeats=3, steps=2)
-    assert counting["seconds"] == [3.0, 4.0, 5.0], "two calls of warm-up, then one a round"
+    assert counting["result"] == 2, "two units of warm-up"
+    assert counted.read_text() == "." * (2 + 3 * 2), "then two a round"
+    assert len(counting["seconds"]) == 3 and all(counting["seconds"]), "one time a round"
     assert counting["parameters"] == 5, "the engine's own number"
     assert counting["name"] == "counts", "the engine knows its version"
     assert waiting["result"] == "waited", "what the last unit of warm-up gave"
@@ -79,18 +97,18 @@ def test_every_engine_does_every_round_in_a_process_of_its_own_that_stays_alive(
 
 
 def test_the_clock_is_read_when_all_work_is_done():
-    candidate = Candidate("a", engine_that_goes_on_after_it_has_answered, WORKLOAD, "os")
+    candidate = Candidate("a", engine_that_goes_on_after_it_has_answered, WORKLOAD)
     [row] = measure([candidate], repeats=2, steps=3)
     assert row["seconds"] == pytest.approx([0.2, 0.2], rel=0.25), "seconds of one unit"
 
 
 def test_what_is_missing_or_fails_is_told_and_the_others_go_on():
     candidates = [
-        Candidate("missing", counting_engine, WORKLOAD, "no_such_package"),
-        Candidate("unbuilt", engine_that_cannot_be_built, WORKLOAD, "os"),
-        Candidate("dead", engine_that_dies, WORKLOAD, "os"),
-        Candidate("late", engine_that_fails_later, WORKLOAD, "os"),
-        Candidate("well", counting_engine, WORKLOAD, "os"),
+        Candidate("missing", engine_of_a_missing_package, WORKLOAD),
+        Candidate("unbuilt", engine_that_cannot_be_built, WORKLOAD),
+        Candidate("dead", engine_that_dies, WORKLOAD),
+        Candidate("late", engine_that_fails_later, WORKLOAD),
+        Candidate("well", counting_engine, WORKLOAD),
     ]
     rows = measure(candidates, repeats=2, steps=1)
     assert [row["unavailable"] for row in rows] == [
@@ -147,7 +165,7 @@ def test_the_table_is_aligned_and_names_what_is_not_there():
         {"name": "third", "unavailable": "skipped: third is not installed", "seconds": []},
     ]
     compare(rows, tokens=100)
-    assert table(rows) == [
+    assert engine_table(rows) == [
         "engine              tokens/s      ms    ours faster by",
         "ours                     200   500.0",
         "a peer with a name        50  2000.0  4.00 (4.00-4.00)",
@@ -162,12 +180,30 @@ def test_the_table_stands_without_our_own_engine():
         measured("products, fast", [1.0]),
     ]
     compare(rows, tokens=100, flops=1e9)
-    assert table(rows) == [
+    assert engine_table(rows) == [
         "engine          tokens/s      ms  ours faster by  GFLOP/s  of products",
         "peer                  50  2000.0                      0.5          50%",
         "products, fast            1000.0                        1         100%",
         "ours  failed: ValueError: broken",
     ]
+
+
+def test_attention_is_compared_with_dense_attention():
+    assert [c.label for c in attention_candidates(1024, threads=1)] == PATTERNS
+    rows = [
+        {**measured("dense", [0.4]), "result": 8_000_000},
+        {**measured("local", [0.1, 0.3, 0.2]), "result": 2_000_000},
+        {"name": "fixed", "unavailable": "failed: its process ended with code -9", "seconds": []},
+    ]
+    assert attention_table(rows) == [
+        "attention     ms  time of dense  MB  memory of dense",
+        "dense      400.0           100%   8             100%",
+        "local      200.0            50%   2              25%",
+        "fixed  failed: its process ended with code -9",
+    ]
+    assert attention_table([{**rows[2], "name": "dense"}, rows[1]])[1].split() == [
+        "local", "200.0", "2",
+    ], "nothing to compare with"  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -186,16 +222,34 @@ def test_the_table_stands_without_our_own_engine():
 def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     with pytest.raises(SystemExit):
-        benchmark.main(arguments)
+        benchmark.run(arguments)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_toy_run_measures_every_kind_of_attention(capsys):
+    run = [*TOY_RUN, "--threads", "1", "--attention", "--length", "64"]
+    assert benchmark.run(run) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-len(PATTERNS) :]] == PATTERNS
+
+
+def test_scaling_is_shown_as_milliseconds_and_shares():
+    one = {"name": "1 device", "seconds": 0.5, "tokens": 100, "all_reduce_seconds": 0.01}
+    sizes = {"reduced_bytes": 3e6, "model_bytes": 2e6, "table_bytes": 1e6}
+    lines = arrangement_table([{**one, **sizes}])
+    assert lines[1] == "1 device         500.0       200     10.0 ms   2.0%"
+    assert lines[2].startswith("Reduced a step: 3.0 MB in one all-reduce")
+    last = on_paper(SIZES["base"], "base")[-1].split()
+    assert last[:2] == ["8", "64"] and last[-1] == "50%"
 
 
 @pytest.mark.slow
 def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
     report_file = tmp_path / "report.json"
     options = [*TOY_RUN, "--dtype", "bfloat16", "--decode-batch", "2", "--json", str(report_file)]
-    assert benchmark.main(options) == 0, capsys.readouterr().out
+    assert benchmark.run(options) == 0, capsys.readouterr().out
     training, decoding = json.loads(report_file.read_text())["measurements"]
     for row in training["engines"] + decoding["engines"]:
         failure = row["unavailable"] or ""

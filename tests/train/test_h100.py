@@ -8,8 +8,6 @@ The environment of the compiler is described in `train/benchmark/h100.py`.
 import functools
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
@@ -18,7 +16,7 @@ import keras_transformer as kt
 from keras_transformer.decoding import beam_search
 from keras_transformer.layers import memory_efficient_attention
 from train.benchmark.engines import SIZES
-from train.benchmark.h100 import COLUMNS, compiled, figures_of, main, row
+from train.benchmark.h100 import COLUMNS, compiled, figures_of, main, program_of, row
 
 FOUND = {
     "gflop": 989.0, "gib_moved": 3.35e10 / 2**30, "temporary_mib": 1234.4, "fusions": 56,
@@ -39,11 +37,8 @@ def test_without_a_compiler_it_says_what_it_needs(capsys):
 
 
 @pytest.mark.slow
-def test_a_program_holds_the_whole_step_with_the_optimizer(tmp_path):
-    path = tmp_path / "program"
-    command = [sys.executable, "-m", "train.benchmark.h100", "--program", "ours", "toy", str(path)]
-    subprocess.run(command, check=True, capture_output=True)
-    program = path.read_bytes()
+def test_a_program_holds_the_whole_step_with_the_optimizer():
+    program = program_of("ours", "toy")
     assert program[:4] == b"ML\xefR", "MLIR bytecode"
     assert len(program) > 10_000
 

@@ -1,19 +1,16 @@
-"""What sparse attention saves, for `train.benchmark --attention`.
+"""One layer of sparse attention and one of dense attention, for `train.benchmark --attention`.
 
-    python -m train.benchmark.attention strided 4096
-
-measures one pattern at one length in this process, and prints it as JSON.
+An engine's unit of work is a training pass: outputs, then gradients of inputs and weights. Its
+result is the number of bytes by which the passes raised the peak of its process's memory.
 """
 
-import argparse
-import json
+import functools
 import math
 import resource
 import statistics
-import sys
-import time
 
-from .rounds import answer_of
+from .engines import Candidate, Engine, Workload, import_keras
+from .tables import table
 
 HIDDEN_DIM, NUM_HEADS, BATCH_SIZE = 512, 8, 1
 PATTERNS = ["dense", "chunks", "strided", "fixed", "local"]
@@ -26,43 +23,46 @@ DESCRIPTION = (
 WARM_UP_LENGTH = 7
 
 
-def measure_attention(pattern, length, repeats):
-    """Runs one layer in a separate process, because used memory is not given back.
+def attention_candidates(length, threads):
+    """One candidate per pattern, dense attention first.
 
     Args:
-        pattern: one of PATTERNS.
         length: tokens of a sequence.
-        repeats: number of passes for the median.
-
-    Returns:
-        Dictionary of `seconds` of a training pass (outputs, then gradients of inputs and
-        weights) and of the `bytes` by which it raised the peak of the process's memory.
+        threads: threads of each engine.
     """
-    command = [sys.executable, "-m", f"{__package__}.attention", pattern, str(length)]
-    command += ["--repeats", str(repeats)]
-    return answer_of(command, pattern)
+    workload = Workload(None, "float32", BATCH_SIZE, threads)
+    return [
+        Candidate(pattern, functools.partial(attention, pattern, length), workload)
+        for pattern in PATTERNS
+    ]
 
 
-def table(results):
-    """Lines of text.
+def attention_table(rows):
+    """Lines of text, one per pattern, which compare it with dense attention, the first row."""
+    seconds = {row["name"]: statistics.median(row["seconds"]) for row in rows if row["seconds"]}
 
-    Args:
-        results: results of `measure_attention` by (pattern, length), including dense ones.
-    """
-    lines = [f"{'length':>6}  {'attention':9} {'ms':>8} {'of dense':>8} {'MB':>7} {'of dense':>8}"]
-    for (pattern, length), result in results.items():
-        dense = results["dense", length]
-        lines.append(
-            f"{length:6}  {pattern:9} {1000 * result['seconds']:8.1f} "
-            f"{result['seconds'] / dense['seconds']:8.0%} {result['bytes'] / 1e6:7.0f} "
-            f"{result['bytes'] / dense['bytes']:8.0%}"
-        )
-    return lines
+    def share(part, whole):
+        return f"{part / whole:.0%}" if whole else ""
+
+    columns = {
+        "attention": lambda row: row["name"],
+        "ms": lambda row: f"{1000 * seconds[row['name']]:.1f}",
+        "time of dense": lambda row: share(seconds[row["name"]], seconds.get("dense")),
+        "MB": lambda row: f"{row['result'] / 1e6:.0f}",
+        "memory of dense": lambda row: share(row["result"], rows[0].get("result")),
+    }
+    return table(columns, rows)
 
 
-def block_size(length):
-    """The highest power of two up to the square root of the length."""
-    return 2 ** int(math.log2(length) / 2)
+def attention(pattern, length, workload):
+    """A layer with one of PATTERNS, for sequences of so many tokens."""
+    tf, _ = import_keras(workload)
+    compiled = training_pass(pattern, length)
+    if pattern != "chunks":
+        compiled(tf.random.normal((BATCH_SIZE, WARM_UP_LENGTH, HIDDEN_DIM)))  # loads kernels
+    inputs = tf.random.normal((BATCH_SIZE, length, HIDDEN_DIM))
+    before = _peak_bytes()
+    return Engine(pattern, lambda: compiled(inputs), finish=lambda _: _peak_bytes() - before)
 
 
 def training_pass(pattern, length):
@@ -77,7 +77,8 @@ def training_pass(pattern, length):
     if is_dense:
         layer = MultiHeadAttention(NUM_HEADS)
     else:
-        sizes = {"block_size": block_size(length), "summary_size": SUMMARY_SIZE}
+        block_size = 2 ** int(math.log2(length) / 2)  # up to the square root of the length
+        sizes = {"block_size": block_size, "summary_size": SUMMARY_SIZE}
         layer = SparseAttention(NUM_HEADS, pattern, **sizes, causal=True)
     layer.build((BATCH_SIZE, length, HIDDEN_DIM))
 
@@ -96,33 +97,6 @@ def training_pass(pattern, length):
     return gradients
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("pattern", choices=PATTERNS)
-    parser.add_argument("length", type=int)
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-
-    import tensorflow as tf
-
-    run = training_pass(options.pattern, options.length)
-    if options.pattern != "chunks":
-        run(tf.random.normal((BATCH_SIZE, WARM_UP_LENGTH, HIDDEN_DIM)))  # traces, loads kernels
-    inputs = tf.random.normal((BATCH_SIZE, options.length, HIDDEN_DIM))
-    before = _peak_bytes()
-    seconds = []
-    for _ in range(options.repeats + 1):
-        start = time.perf_counter()
-        run(inputs)
-        seconds.append(time.perf_counter() - start)
-    result = {"seconds": statistics.median(seconds[1:]), "bytes": _peak_bytes() - before}
-    print(json.dumps(result))
-
-
 def _peak_bytes():
     """The most memory that this process has ever had; Linux counts it in kilobytes."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-if __name__ == "__main__":
-    main()

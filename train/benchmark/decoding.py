@@ -9,7 +9,7 @@ import tempfile
 
 import numpy as np
 
-from .engines import DIMENSIONS, FIRST_WORD_ID, Engine, import_keras
+from .engines import FIRST_WORD_ID, Engine, import_keras
 
 NUM_BEAMS, SOURCE_TOKENS, OUTPUT_TOKENS = 4, 25, 50
 
@@ -73,8 +73,7 @@ def sources(workload):
 def _our_model(size, dtype):
     from keras_transformer.models.encoder_decoder import translation
 
-    dimensions = {name: getattr(size, name) for name in DIMENSIONS}
-    return translation(size.vocabulary_size, dtype=dtype, **dimensions)
+    return translation(size.vocabulary_size, dtype=dtype, **size.dimensions)
 
 
 def _write_our_model(workload, directory):

@@ -6,7 +6,6 @@ Frameworks are imported inside functions, so that a process has only the one tha
 from collections.abc import Callable
 from typing import NamedTuple
 
-DIMENSIONS = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
 FIRST_WORD_ID = 4  # below it: padding, unknown, start, end
 
 
@@ -21,14 +20,25 @@ class Size(NamedTuple):
     batch_size: int
     length: int  # tokens of every source and every target
 
+    @property
+    def dimensions(self):
+        """Those of the model but its vocabulary, as `translation` names them."""
+        names = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
+        return {name: getattr(self, name) for name in names}
+
+    def describe(self):
+        return (
+            f"{self.num_layers}+{self.num_layers} layers, {self.hidden_dim} wide, "
+            f"{self.intermediate_dim} inside, {self.num_heads} heads, "
+            f"vocabulary {self.vocabulary_size}"
+        )
+
 
 SIZES = {
     "toy": Size(1, 16, 32, 2, 50, 3, 7),
     "small": Size(3, 256, 1024, 8, 8000, 64, 32),
     "base": Size(6, 512, 2048, 8, 32000, 32, 32),
 }
-
-
 GPU_BATCH_SIZES = {"small": 512, "base": 256}  # 16,384 and 8,192 tokens: fewer leave it idle
 
 
@@ -58,7 +68,6 @@ class Engine(NamedTuple):
     unit: Callable  # begins one unit of work, and returns its result, which may not be there yet
     num_parameters: int = 0
     finish: Callable = lambda result: result  # waits for all work; what to report of a result
-    measures_itself: bool = False  # whether that result is the seconds to report
 
 
 class Candidate(NamedTuple):
@@ -67,7 +76,6 @@ class Candidate(NamedTuple):
     label: str
     build: Callable  # makes an `Engine` of a `Workload`
     workload: Workload
-    package: str  # which it needs
 
 
 def import_torch(workload):

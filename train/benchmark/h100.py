@@ -12,11 +12,12 @@ The compiler needs a separate environment (5.5 GB):
     python -m train.benchmark.h100 --compiler h100/bin/python
 """
 
+import concurrent.futures
 import json
+import multiprocessing
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 
 from ..command import one_line_errors
@@ -34,25 +35,27 @@ COLUMNS = (
 
 # For each step, the function of `training` that makes its model, and its settings.
 STEPS = {
-    "ours": ("ours", {"attention_dropout": 0.0}),
-    "ours, with dropout of attention weights": ("ours", {}),
-    "ours, with --remat": ("ours", {"attention_dropout": 0.0, "remat": True}),
-    "KerasHub's layers, with dropout of attention weights": ("kerashub", {}),
+    "ours": (training.ours, {"attention_dropout": 0.0}),
+    "ours, with dropout of attention weights": (training.ours, {}),
+    "ours, with --remat": (training.ours, {"attention_dropout": 0.0, "remat": True}),
+    "KerasHub's layers, with dropout of attention weights": (training.kerashub, {}),
 }
 
 
-def step_program(model, batch_size, length):
-    """The whole step of a compiled Keras model, for ids of one shape, as serialised StableHLO."""
+def step_program(name, size_name):
+    """The whole step of one of `STEPS`, as serialised StableHLO, bytes."""
+    size = size_on("gpu", size_name)
+    function, settings = STEPS[name]
+    workload = Workload(size, "bfloat16", size.batch_size, 1, compiled=True)
+    _, model = function(workload, **settings)
+    model.optimizer.build(model.trainable_variables)
     import tensorflow as tf
-
-    ids = tf.ones([batch_size, length], tf.int32)
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
 
     @tf.function(jit_compile=True, autograph=False)
     def step(source_ids, target_ids, labels):
         return model.train_step(({"source_ids": source_ids, "target_ids": target_ids}, labels))
 
+    ids = tf.ones([size.batch_size, size.length], tf.int32)
     return step.experimental_get_compiler_ir(ids, ids, ids)(stage="stablehlo_serialized")
 
 
@@ -66,28 +69,26 @@ def compiled(program, compiler):
     Raises:
         RuntimeError: if it does not compile.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "program")
-        path.write_bytes(program)
-        given = os.environ.items()
-        environment = {name: v for name, v in given if name not in ("PYTHONPATH", "XLA_FLAGS")}
-        command = [compiler, str(COMPILER), str(path)]
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS")}
+    with tempfile.NamedTemporaryFile() as file:
+        pathlib.Path(file.name).write_bytes(program)
+        command = [compiler, str(COMPILER), file.name]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"The compiler failed: {done.stderr.strip()[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def figures_of(name, size, compiler):
-    """The figures of one of `STEPS`, computed in a separate process."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "program")
-        command = [sys.executable, "-m", f"{__package__}.h100", "--program", name, size, str(path)]
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"No program for {name}: {done.stderr.strip()[-2000:]}")
-        return compiled(path.read_bytes(), compiler)
+def program_of(name, size_name):
+    """What `step_program` returns, called in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(step_program, name, size_name).result()
+
+
+def figures_of(name, size_name, compiler):
+    """The figures of one of `STEPS`."""
+    return compiled(program_of(name, size_name), compiler)
 
 
 def row(name, found):
@@ -105,26 +106,15 @@ def main(arguments=None):
     parser = Parser(prog="python -m train.benchmark.h100", description=__doc__)
     parser.add_argument("--compiler", metavar="PYTHON", help="Python of the compiler's environment")
     parser.add_argument("--size", choices=[*SIZES], default="base", help="default: %(default)s")
-    parser.add_argument(
-        "--program", nargs=3, metavar=("STEP", "SIZE", "FILE"), help="only write one program"
-    )
     options = parser.parse_args(arguments)
+    if options.compiler is None:
+        parser.error("--compiler is required: the Python of an environment with jax[cuda12]")
     with one_line_errors():
-        if options.program:
-            name, size, path = options.program
-            size = size_on("gpu", size)
-            workload = Workload(size, "bfloat16", size.batch_size, 1, compiled=True)
-            function, settings = STEPS[name]
-            _, model = getattr(training, function)(workload, **settings)
-            program = step_program(model, size.batch_size, size.length)
-            pathlib.Path(path).write_bytes(program)
-        elif options.compiler is None:
-            parser.error("--compiler is required: the Python of an environment with jax[cuda12]")
-        else:
-            print(COLUMNS)
-            for name in STEPS:
-                print(row(name, figures_of(name, options.size, options.compiler)), flush=True)
+        print(COLUMNS)
+        for name in STEPS:
+            print(row(name, figures_of(name, options.size, options.compiler)), flush=True)
 
 
 if __name__ == "__main__":
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     main()

@@ -1,8 +1,6 @@
 """The matrix products of a training step, and nothing else: the limit of the machine."""
 
-import functools
 import math
-import time
 from collections import Counter
 from typing import NamedTuple
 
@@ -13,8 +11,6 @@ from .engines import (
     wait_for_tensorflow,
     wait_for_torch,
 )
-
-PRODUCT_CALLS = {"cpu": 3, "gpu": 20}
 
 
 class Product(NamedTuple):
@@ -63,9 +59,9 @@ def tensorflow_products(workload):
         yield lambda: tensorflow.matmul(c, b, transpose_b=True)
         yield lambda: tensorflow.matmul(a, c, transpose_a=True)
 
+    unit = all_products(workload.size, operand, forms)
     name = f"products, TensorFlow {tensorflow.__version__}"
-    unit = functools.partial(_product_seconds, workload, operand, forms, wait_for_tensorflow)
-    return Engine(name, unit, measures_itself=True)
+    return Engine(name, unit, finish=lambda _: wait_for_tensorflow())
 
 
 def pytorch_products(workload):
@@ -80,26 +76,33 @@ def pytorch_products(workload):
         yield lambda: torch.matmul(c, b.mT)
         yield lambda: torch.matmul(a.mT, c)
 
+    unit = all_products(workload.size, operand, forms)
     name = f"products, PyTorch {torch.__version__.partition('+')[0]}"
-    wait = functools.partial(wait_for_torch, device)
-    unit = functools.partial(_product_seconds, workload, operand, forms, wait)
-    return Engine(name, unit, measures_itself=True)
+    return Engine(name, unit, finish=lambda _: wait_for_torch(device))
 
 
-def _product_seconds(workload, operand, forms, wait):
-    """Seconds that a training step would take if it did nothing but its products."""
-    total, calls = 0.0, PRODUCT_CALLS[workload.device]
-    for product, count in forward_products(workload.size).items():
+def all_products(size, operand, forms):
+    """A function that does each product of a training step as often as the step does.
+
+    Args:
+        size: of the model and its batches.
+        operand: function from a shape to a random matrix, or several in a batch.
+        forms: function from the operands and the result of a product to what does it forward, for
+            the gradient of its inputs, and for that of its weights.
+    """
+    calls = []
+    for product, count in forward_products(size).items():
         outer = (product.batch,) if product.batch > 1 else ()
-        a = operand(*outer, product.rows, product.inner)
-        b = operand(*outer, product.inner, product.columns)
-        c = operand(*outer, product.rows, product.columns)
-        for form in forms(a, b, c):
-            form()
-            wait()
-            start = time.perf_counter()
-            for _ in range(calls):
-                form()
-            wait()
-            total += count * (time.perf_counter() - start) / calls
-    return total
+        shapes = (
+            (product.rows, product.inner),
+            (product.inner, product.columns),
+            (product.rows, product.columns),
+        )
+        for form in forms(*(operand(*outer, *shape) for shape in shapes)):
+            calls += [form] * count
+
+    def unit():
+        for call in calls:
+            call()
+
+    return unit

@@ -5,15 +5,11 @@ neighbours differ from minute to minute. Here every engine is built once, stays 
 one round of work on request; the rounds of all engines interleave.
 """
 
-import importlib.util
-import json
 import multiprocessing
 import os
-import subprocess
 import time
 
-from ..gpus import HIDDEN
-from .device import first_gpu
+from ..gpus import HIDDEN, gpu_count, visible_gpus
 
 # Threads of OpenMP spin for a while when their work is done, and would slow the next engine.
 SECONDS_BETWEEN_ENGINES = 0.3
@@ -35,22 +31,18 @@ def measure(candidates, repeats, steps):
     """
     rows, processes = [], []
     try:
-        for label, build, workload, package in candidates:
-            row = {"name": label, "unavailable": None, "seconds": []}
-            rows.append(row)
-            if importlib.util.find_spec(package) is None:
-                row["unavailable"] = f"skipped: {package} is not installed"
-                continue
+        for label, build, workload in candidates:
             process = EngineProcess(build, workload, steps)
+            row = {"name": label, "unavailable": None, "seconds": [], **process.introduction}
+            rows.append(row)
             processes.append((process, row))
-            row.update(process.introduction)
         for _ in range(repeats):
             for process, row in processes:
                 time.sleep(SECONDS_BETWEEN_ENGINES)
                 row["seconds"].append(process.round())
         for process, row in processes:
             if process.failure is not None:
-                row.update(unavailable=f"failed: {process.failure}", seconds=[])
+                row.update(unavailable=process.failure, seconds=[])
     finally:
         for process, _ in processes:
             process.close()
@@ -93,7 +85,8 @@ class EngineProcess:
             answer, self.failure = self._connection.recv()
         except EOFError:
             self._process.join()
-            answer, self.failure = None, f"its process ended with code {self._process.exitcode}"
+            answer = None
+            self.failure = f"failed: its process ended with code {self._process.exitcode}"
         return answer
 
 
@@ -101,10 +94,11 @@ def _serve(connection, build, workload, steps):
     """Runs in the new process: answers each request for a round until the other end closes."""
     for stream in (1, 2):  # frameworks greet and warn; failures go through the connection
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    on_gpu = workload.device == "gpu"
     os.environ.update(
         KERAS_BACKEND="tensorflow",
         TF_CPP_MIN_LOG_LEVEL="3",
-        CUDA_VISIBLE_DEVICES=first_gpu() if workload.device == "gpu" else HIDDEN,
+        CUDA_VISIBLE_DEVICES=visible_gpus(gpu_count(), os.environ)[0] if on_gpu else HIDDEN,
         OMP_NUM_THREADS=str(workload.threads),
     )
     try:
@@ -120,25 +114,16 @@ def _serve(connection, build, workload, steps):
             connection.send((_seconds_a_unit(engine, steps), None))
     except EOFError:
         return
+    except ModuleNotFoundError as error:
+        connection.send((None, f"skipped: {error.name} is not installed"))
     except Exception as error:  # whatever a framework raises becomes a line of the table
         message = (str(error).strip() or "no message").splitlines()[0]
-        connection.send((None, f"{type(error).__name__}: {message}"))
+        connection.send((None, f"failed: {type(error).__name__}: {message}"))
 
 
 def _seconds_a_unit(engine, steps):
-    if engine.measures_itself:
-        return engine.unit()
     start = time.perf_counter()
     for _ in range(steps):
         result = engine.unit()
     engine.finish(result)  # before reading the clock: a GPU is still working when Python continues
     return (time.perf_counter() - start) / steps
-
-
-def answer_of(command, name):
-    """The last line that a command prints on the CPU, read as JSON; `name` is used in errors."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": HIDDEN}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{name} ended with code {done.returncode}: {done.stderr[-1000:]}")
-    return json.loads(done.stdout.splitlines()[-1])

@@ -6,22 +6,20 @@ measures one arrangement in this process and prints it as JSON; with TF_CONFIG i
 """
 
 import argparse
+import functools
 import json
 import math
+import os
 import statistics
+import subprocess
 import sys
 import time
 
-from .engines import (
-    DIMENSIONS,
-    SIZES,
-    Candidate,
-    Workload,
-    import_keras,
-)
+from ..gpus import HIDDEN
+from .engines import SIZES, Candidate, Workload, import_keras
 from .products import training_flops
-from .rounds import answer_of
-from .training import ADAM, keras_training, ours_training, training_batches
+from .tables import table
+from .training import ADAM, keras_training, ours, training_dataset
 
 ARRANGEMENTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 workers": (2, 1)}
 BYTES = 4  # of a float32, in which gradients are reduced
@@ -34,40 +32,36 @@ NVLINK, NETWORK = 200e9, 12.5e9  # bytes a second into one GPU, into one host (1
 
 
 def measure_arrangement(name, size_name, steps):
-    """Runs an arrangement in separate processes; returns what its chief measured."""
+    """Runs an arrangement in separate processes; returns what its chief measured, a dict."""
     workers, devices = ARRANGEMENTS[name]
+    launcher = __package__.replace("benchmark", "launch")
+    launch = [sys.executable, "-m", launcher, "--workers", str(workers), "--restarts", "0"]
     command = [sys.executable, "-m", f"{__package__}.scaling", str(devices)]
-    command += ["--size", size_name, "--steps", str(steps)]
-    launch = [
-        sys.executable,
-        "-m",
-        __package__.replace("benchmark", "launch"),
-        "--workers",
-        str(workers),
-        "--restarts",
-        "0",
-    ]
-    return answer_of([*launch, "--", *command], name)
+    command = [*launch, "--", *command, "--size", size_name, "--steps", str(steps)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": HIDDEN}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{name} ended with code {done.returncode}: {done.stderr[-1000:]}")
+    return {"name": name, **json.loads(done.stdout.splitlines()[-1])}
 
 
-def table(results):
+def arrangement_table(rows):
     """Lines of text, one per arrangement, all with the same global batch."""
-    lines = [
-        f"{'arrangement':12} {'ms a step':>10} {'tokens/s':>9} {'all-reduce':>11} {'share':>6}"
+    columns = {
+        "arrangement": lambda row: row["name"],
+        "ms a step": lambda row: f"{1000 * row['seconds']:.1f}",
+        "tokens/s": lambda row: f"{row['tokens'] / row['seconds']:.0f}",
+        "all-reduce": lambda row: f"{1000 * row['all_reduce_seconds']:.1f} ms",
+        "share": lambda row: f"{row['all_reduce_seconds'] / row['seconds']:.1%}",
+    }
+    first = rows[0]
+    return [
+        *table(columns, rows),
+        f"Reduced a step: {first['reduced_bytes'] / 1e6:.1f} MB in one all-reduce; the model has "
+        f"{first['model_bytes'] / 1e6:.1f} MB of weights, {first['table_bytes'] / 1e6:.1f} MB of "
+        "them token tables, whose gradients are reduced whole: the output projection fills every "
+        "row.",
     ]
-    for name, r in results.items():
-        seconds, reducing = r["seconds"], r["all_reduce_seconds"]
-        lines.append(
-            f"{name:12} {1000 * seconds:10.1f} {r['tokens'] / seconds:9.0f} "
-            f"{1000 * reducing:8.1f} ms {reducing / seconds:6.1%}"
-        )
-    r = next(iter(results.values()))
-    lines.append(
-        f"Reduced a step: {r['reduced_bytes'] / 1e6:.1f} MB in one all-reduce; the model has "
-        f"{r['model_bytes'] / 1e6:.1f} MB of weights, {r['table_bytes'] / 1e6:.1f} MB of them "
-        "token tables, whose gradients are reduced whole: the output projection fills every row."
-    )
-    return lines
 
 
 def on_paper(size, size_name):
@@ -75,61 +69,63 @@ def on_paper(size, size_name):
     parameters = _num_parameters(size)
     sized = size._replace(batch_size=TOKENS_A_GPU // size.length)
     compute = training_flops(sized) / GPU_FLOPS
-    lines = [
-        f"On paper, size {size_name}: {parameters / 1e6:.0f} million parameters, "
-        f"{TOKENS_A_GPU} target tokens a GPU and step in {1000 * compute:.1f} ms "
+
+    def row(hosts, gpus):
+        reduce = 2 * (gpus - 1) / gpus * BYTES * parameters / NVLINK
+        reduce += 2 * (hosts - 1) / hosts * BYTES * parameters / NETWORK
+        return {"hosts": hosts, "gpus": hosts * gpus, "seconds": compute + reduce}
+
+    columns = {
+        "hosts": lambda row: str(row["hosts"]),
+        "GPUs": lambda row: str(row["gpus"]),
+        "ms a step": lambda row: f"{1000 * row['seconds']:.1f}",
+        "tokens/s": lambda row: f"{row['gpus'] * TOKENS_A_GPU / row['seconds']:.0f}",
+        "efficiency": lambda row: f"{compute / row['seconds']:.0%}",
+    }
+    one_host = [row(1, gpus) for gpus in (1, 2, 4, GPUS_A_HOST)]
+    return [
+        f"Size {size_name}: {parameters / 1e6:.0f} million parameters, {TOKENS_A_GPU} target "
+        f"tokens a GPU and step in {1000 * compute:.1f} ms "
         f"({GPU_FLOPS / 1e12:.0f} TFLOP/s of products).",
         f"A ring moves 2(n-1)/n of the gradients' {BYTES * parameters / 1e6:.0f} MB: inside a "
         f"host at {NVLINK / 1e9:.0f} GB/s, between hosts at {NETWORK / 1e9:.1f} GB/s. It begins "
         "when the gradients are complete, so nothing is hidden. Input and stragglers cost nothing.",
-        f"{'hosts':>5} {'GPUs':>5} {'ms a step':>10} {'tokens/s':>11} {'efficiency':>11}",
+        *table(columns, one_host + [row(hosts, GPUS_A_HOST) for hosts in (2, 4, 8)]),
     ]
-    arrangements = [(1, n) for n in (1, 2, 4, GPUS_A_HOST)]
-    for hosts, gpus in arrangements + [(m, GPUS_A_HOST) for m in (2, 4, 8)]:
-        reduce = 2 * (gpus - 1) / gpus * BYTES * parameters / NVLINK
-        reduce += 2 * (hosts - 1) / hosts * BYTES * parameters / NETWORK
-        seconds = compute + reduce
-        rate = hosts * gpus * TOKENS_A_GPU / seconds
-        lines.append(
-            f"{hosts:5} {hosts * gpus:5} {1000 * seconds:10.1f} {rate:11.0f} "
-            f"{compute / seconds:11.0%}"
-        )
-    return lines
 
 
 def step_candidates(size, threads):
     """The exact step and Keras's own, with the same model, loss and Adam; ours first."""
     workload = Workload(size, "float32", size.batch_size, threads)
+    models = {
+        "the exact step": exact_step,
+        "Keras's own step": keras_step,
+        "the exact step, TokenCrossentropy": ours,
+    }
     return [
-        Candidate("the exact step", exact_step, workload, "tensorflow"),
-        Candidate("Keras's own step", keras_step, workload, "tensorflow"),
-        Candidate("the exact step, TokenCrossentropy", ours_training, workload, "tensorflow"),
+        Candidate(label, functools.partial(keras_training, model), workload)
+        for label, model in models.items()
     ]
 
 
-def exact_step(workload):
-    """Our train step with a loss and an Adam that Keras has too."""
+def exact_step(workload, kind=None):
+    """Our model with a loss and an Adam that Keras has too; `kind` for another class of model."""
+    _, keras = import_keras(workload)
+    from keras_transformer.models.encoder_decoder import translation
     from keras_transformer.training import Model
 
-    return _step("the exact step", Model, workload)
+    model = translation(workload.size.vocabulary_size, **workload.size.dimensions)
+    model = (kind or Model)(model.input, model.output)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    model.compile(keras.optimizers.Adam(*ADAM.values()), loss, jit_compile=False)
+    return "the exact step", model
 
 
 def keras_step(workload):
     import keras
 
-    return _step(f"Keras's own step, {keras.__version__}", keras.Model, workload)
-
-
-def _step(name, kind, workload):
-    _, keras = import_keras(workload)
-    from keras_transformer.models.encoder_decoder import translation
-
-    dimensions = {key: getattr(workload.size, key) for key in DIMENSIONS}
-    model = translation(workload.size.vocabulary_size, **dimensions)
-    model = kind(model.input, model.output)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
-    model.compile(keras.optimizers.Adam(*ADAM.values()), loss, jit_compile=False)
-    return keras_training(name, model, workload)
+    _, model = exact_step(workload, keras.Model)
+    return f"Keras's own step, {keras.__version__}", model
 
 
 def _num_parameters(size):
@@ -146,7 +142,6 @@ def main():
     parser.add_argument("--steps", type=int, required=True)
     options = parser.parse_args()
 
-    import numpy as np
     import tensorflow as tf
 
     from keras_transformer.models.encoder_decoder import translation
@@ -157,14 +152,10 @@ def main():
     strategy = choose_strategy()
     size = SIZES[options.size]
     with strategy.scope():
-        dimensions = {name: getattr(size, name) for name in DIMENSIONS}
-        model = translation(size.vocabulary_size, **dimensions)
+        model = translation(size.vocabulary_size, **size.dimensions)
         model.compile(Adam(1e-4), loss=TokenCrossentropy(0.1))
     workload = Workload(size, "float32", size.batch_size, 0)
-    inputs, labels = zip(*training_batches(workload), strict=True)
-    inputs = {key: np.stack([batch[key] for batch in inputs]) for key in inputs[0]}
-    rows = tf.data.Dataset.from_tensor_slices((inputs, np.stack(labels))).unbatch()
-    batches = rows.batch(size.batch_size).repeat()
+    batches = training_dataset(workload)
     iterator = iter(strategy.experimental_distribute_dataset(batches))
     model.make_train_function()
 

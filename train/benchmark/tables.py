@@ -1,6 +1,5 @@
 """From measured seconds to speeds, ratios and a table."""
 
-import os
 import platform
 import statistics
 from pathlib import Path
@@ -36,36 +35,45 @@ def is_limit(row):
     return row["name"].startswith("products")
 
 
-def table(rows):
-    """Lines of text, one row per engine, with aligned columns."""
-    lines = [["engine", "tokens/s", "ms", "ours faster by", "GFLOP/s", "of products"]]
-    for row in rows:
-        if row["unavailable"]:
-            continue
-        line = [row["name"], "", f"{1000 * statistics.median(row['seconds']):.1f}", ""]
-        if "tokens_per_second" in row:
-            line[1] = f"{row['tokens_per_second']:.0f}"
-        if "ours_is_faster_by" in row and row is not rows[0]:
-            line[3] = "{:.2f} ({:.2f}-{:.2f})".format(*row["ours_is_faster_by"])
-        if "gflops" in row:
-            share = row["share_of_products"]
-            line += [f"{row['gflops']:.3g}", f"{share:.0%}" if share else ""]
-        lines.append(line + [""] * (6 - len(line)))
-    width = 6 if any("gflops" in row for row in rows) else 4
-    lines = [line[:width] for line in lines]
+def engine_table(rows):
+    """Lines of text, one per row of `compare`."""
+
+    def ours_faster_by(row):
+        ratios = row.get("ours_is_faster_by") if row is not rows[0] else None
+        return "{:.2f} ({:.2f}-{:.2f})".format(*ratios) if ratios else ""
+
+    def shown(key, form):
+        return lambda row: format(row[key], form) if row.get(key) else ""
+
+    columns = {
+        "engine": lambda row: row["name"],
+        "tokens/s": shown("tokens_per_second", ".0f"),
+        "ms": lambda row: f"{1000 * statistics.median(row['seconds']):.1f}",
+        "ours faster by": ours_faster_by,
+    }
+    if any("gflops" in row for row in rows):
+        columns["GFLOP/s"] = shown("gflops", ".3g")
+        columns["of products"] = shown("share_of_products", ".0%")
+    return table(columns, rows)
+
+
+def table(columns, rows):
+    """Lines of text, the columns aligned.
+
+    Args:
+        columns: dict from a heading to a function from a row to its text.
+        rows: dictionaries; those that say why they are `unavailable` come last, without columns.
+    """
+    measured = [row for row in rows if not row.get("unavailable")]
+    lines = [list(columns), *([text(row) for text in columns.values()] for row in measured)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in lines
+    return [
+        *(
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+            for line in lines
+        ),
+        *(f"{row['name']}  {row['unavailable']}" for row in rows if row.get("unavailable")),
     ]
-    return aligned + [f"{row['name']}  {row['unavailable']}" for row in rows if row["unavailable"]]
-
-
-def describe(size):
-    return (
-        f"{size.num_layers}+{size.num_layers} layers, {size.hidden_dim} wide, "
-        f"{size.intermediate_dim} inside, {size.num_heads} heads, vocabulary {size.vocabulary_size}"
-    )
 
 
 def machine(threads, gpu=None):
@@ -75,9 +83,8 @@ def machine(threads, gpu=None):
         threads: threads of each engine.
         gpu: name of the GPU; None if the CPU was measured.
     """
-    lines = (
-        Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
-    )
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "processor": names[0] if names else platform.processor(),

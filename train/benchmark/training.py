@@ -12,7 +12,6 @@ import math
 import numpy as np
 
 from .engines import (
-    DIMENSIONS,
     FIRST_WORD_ID,
     Engine,
     import_keras,
@@ -36,25 +35,15 @@ def training_batches(workload):
     ]
 
 
-def ours_training(workload):
-    """Our model, loss, Adam and train step, one call of the compiled step at a time."""
-    return keras_training(*ours(workload), workload)
-
-
-def kerashub_training(workload):
-    """KerasHub's layers in Keras's own model; on a CPU in graph mode, where XLA is slower."""
-    return keras_training(*kerashub(workload), workload)
-
-
 def ours(workload, attention_dropout=DROPOUT, remat=False):
-    """The name of our engine, and our model, compiled."""
+    """The name of our engine, and our model, compiled with our loss and Adam."""
     import_keras(workload, mixed=True)
     from keras_transformer.models.encoder_decoder import translation
     from keras_transformer.training import Adam, TokenCrossentropy
 
-    dimensions = {name: getattr(workload.size, name) for name in DIMENSIONS}
+    size = workload.size
     rates = {"dropout": DROPOUT, "attention_dropout": attention_dropout}
-    model = translation(workload.size.vocabulary_size, **dimensions, **rates, remat=remat)
+    model = translation(size.vocabulary_size, **size.dimensions, **rates, remat=remat)
     optimizer = Adam(*ADAM.values())
     loss = TokenCrossentropy(label_smoothing=LABEL_SMOOTHING)
     model.compile(optimizer, loss=loss, jit_compile=workload.compiled)
@@ -62,7 +51,10 @@ def ours(workload, attention_dropout=DROPOUT, remat=False):
 
 
 def kerashub(workload):
-    """The name of KerasHub's engine, and its layers in Keras's own model, compiled."""
+    """The name of KerasHub's engine, and its layers in Keras's own model, compiled.
+
+    On a CPU in graph mode, where XLA is slower.
+    """
     tensorflow, keras = import_keras(workload, mixed=True)
     import keras_hub
 
@@ -179,14 +171,15 @@ def pytorch_training(workload):
     return Engine(name, unit, sum(parameter.numel() for parameter in parameters), finish)
 
 
-def keras_training(name, model, workload):
-    """The step that `fit` runs, without its callbacks and progress bar."""
-    from tensorflow.data import Dataset
+def keras_training(named_model, workload):
+    """The step that `fit` runs, without its callbacks and progress bar.
 
-    inputs, labels = zip(*training_batches(workload), strict=True)
-    inputs = {key: np.stack([batch[key] for batch in inputs]) for key in inputs[0]}
-    dataset = Dataset.from_tensor_slices((inputs, np.stack(labels))).repeat().prefetch(2)
-    batches = iter(dataset)
+    Args:
+        named_model: function from the workload to a name and a compiled model.
+        workload: the work of a step.
+    """
+    name, model = named_model(workload)
+    batches = iter(training_dataset(workload))
     model.make_train_function()
 
     def finish(logs):
@@ -194,6 +187,15 @@ def keras_training(name, model, workload):
         return float(logs["loss"])
 
     return Engine(name, lambda: model.train_function(batches), model.count_params(), finish)
+
+
+def training_dataset(workload):
+    """The same batches, again and again, as a tf.data pipeline."""
+    from tensorflow.data import Dataset
+
+    inputs, labels = zip(*training_batches(workload), strict=True)
+    inputs = {key: np.stack([batch[key] for batch in inputs]) for key in inputs[0]}
+    return Dataset.from_tensor_slices((inputs, np.stack(labels))).repeat().prefetch(2)
 
 
 def _sinusoids(size):

@@ -1,31 +1,37 @@
 """English sentences and their German translations, made by rule, as many as wanted.
 
-They are about dates, times, numbers, prices and quantities, which Babel and
-num2words write in either language, and about who does what, where the grammars
-differ: German puts the verb last in a subordinate clause, splits separable
-verbs, turns subject and verb around after a fronted time, and bends articles
-and adjectives by gender, number and case. An English sentence has exactly one
-German answer, so a model that has learned the rules scores 100 % exact match on
-sentences that it never saw.
+Babel and num2words write their dates, times, numbers and prices. The grammars differ: German puts
+the verb last in a subordinate clause, splits separable verbs, turns subject and verb around after a
+fronted time, and bends articles and adjectives by gender and case. An English sentence has exactly
+one German answer, so that a model which has learned the rules makes no mistake on new sentences.
 """
 
-import importlib.util
+import datetime
+import functools
 import random
+import re
+import string
 
 from keras_transformer.data.corpora import ParallelText
 
-from . import clauses, grammar, numbers, words
-from .grammar import NOTHING, Clause, join
-from .words import Person, Phrase
+from . import words
+from .words import NOTHING, Text, Verb
 
-# Many more can be made, but from here on repeated draws would make it slow.
-MAX_PAIRS = 1_000_000
+try:
+    from babel.dates import format_datetime
+    from babel.numbers import format_currency, format_decimal
+    from num2words import num2words
+except ImportError as error:
+    raise ImportError(
+        "The demonstration corpus needs Babel and num2words: pip install babel num2words. "
+        f"Missing: {error.name}."
+    ) from error
+
+MAX_PAIRS = 1_000_000  # of more, too many would be drawn again
 
 
 def demo_corpus(num_pairs: int, seed: int = 0) -> ParallelText:
     """Makes distinct pairs: no sentence of either language occurs twice.
-
-    Needs the packages Babel and num2words.
 
     Args:
         num_pairs: how many, from 1 to 1,000,000. A smaller corpus of the same
@@ -48,204 +54,165 @@ def demo_corpus(num_pairs: int, seed: int = 0) -> ParallelText:
             f"The demonstration corpus has 1 to {MAX_PAIRS} distinct pairs. "
             f"Received: num_pairs={num_pairs}."
         )
-    _require_packages()
     draw = random.Random(seed)
     sources, targets = {}, {}  # dicts as ordered sets
     while len(sources) < num_pairs:
-        [template] = draw.choices(list(_TEMPLATES), _TEMPLATES.values())
-        source, target = map(_written, template(draw))
+        sentence = fill(draw, *draw.choices(list(words.SENTENCES), words.SENTENCES.values()))
+        source, target = (side[0].upper() + side[1:] for side in sentence)
         if source not in sources and target not in targets:
             sources[source] = targets[target] = None
     return ParallelText(list(sources), list(targets))
 
 
-def demo_split(
-    num_train: int, num_heldout: int, seed: int = 0
-) -> tuple[ParallelText, ParallelText]:
-    """Makes a training and a held-out corpus that share no sentence in either language.
+def fill(draw, template: Text, **parts: Text) -> Text:
+    """Puts the parts into the blanks of their names, and draws what stands in the other blanks."""
+    for _, blank, _, _ in string.Formatter().parse(template.english):
+        if blank in WRITERS and blank not in parts:
+            parts[blank] = WRITERS[blank](draw)
+        elif blank and blank not in parts:
+            parts[blank] = fill(draw, draw.choice(words.TEXTS[blank]))
+    english, german = (
+        # Babel's unbreakable spaces become plain ones, and no part at all leaves no space.
+        " ".join(side.format(**{blank: part[i] for blank, part in parts.items()}).split())
+        for i, side in enumerate(template)
+    )
+    return Text(re.sub(r"\ba (?=[aeiou])", "an ", english), german)
 
-    Args:
-        num_train: pairs to train on, at least 1.
-        num_heldout: pairs held out, at least 1.
-        seed: an integer that fixes the sentences.
 
-    Returns:
-        The two corpora.
+def localized(write, value, *options, **named_options) -> Text:
+    """What a function of Babel writes in either language."""
+    places = ("en_US", "de_DE")
+    return Text(*(write(value, *options, locale=place, **named_options) for place in places))
 
-    Raises:
-        ValueError: if either is smaller than 1 or both together are more than
-            1,000,000.
 
-    Example:
-        >>> train, heldout = demo_split(num_train=5, num_heldout=3)
-        >>> len(train.sources), len(heldout.sources)
-        (5, 3)
-    """
-    if num_train < 1 or num_heldout < 1:
-        raise ValueError(
-            "Both corpora need at least one pair. "
-            f"Received: num_train={num_train}, num_heldout={num_heldout}."
-        )
-    sources, targets = demo_corpus(num_train + num_heldout, seed)
-    return (
-        ParallelText(sources[:num_train], targets[:num_train]),
-        ParallelText(sources[num_train:], targets[num_train:]),
+def draw_moment(draw, english: str, german: str) -> Text:
+    """A minute of the years 1930 to 2020, by patterns of Babel."""
+    moment = datetime.datetime(1930, 1, 1) + datetime.timedelta(days=33_000) * draw.random()
+    sides = (english, "en_US"), (german, "de_DE")
+    return Text(*(format_datetime(moment, pattern, locale=place) for pattern, place in sides))
+
+
+@functools.cache
+def spelled(value: int, kind: str = "cardinal") -> Text:
+    return Text(*(num2words(value, lang=language, to=kind) for language in ("en", "de")))
+
+
+def draw_spoken_time(draw) -> Text:
+    """`half past three`, in German half of the fourth hour."""
+    hour, template = draw.randrange(12), draw.choice(words.CLOCK)
+    time = fill(draw, template, this=spelled(hour or 12), next=spelled(hour + 1))
+    return time._replace(german=time.german.replace("eins Uhr", "ein Uhr"))
+
+
+def draw_count(draw) -> Text:
+    """English spells numbers to twelve, German all of them: `21` is `einundzwanzig`."""
+    value = draw.randrange(2, 100)
+    return spelled(value) if value <= 12 else Text(str(value), spelled(value).german)
+
+
+def draw_price(draw) -> Text:
+    amount = draw.randrange(50, 10_000 if draw.random() < 0.7 else 500_000) / 100
+    return localized(format_currency, amount, draw.choice(("EUR", "EUR", "USD", "GBP")))
+
+
+DECLENSION = {  # the definite article, the ending of ein, kein and mein, that of an adjective there
+    "nominative": {"der": ("der", "", "er"), "die": ("die", "e", "e"), "das": ("das", "", "es")},
+    "accusative": {"der": ("den", "en", "en"), "die": ("die", "e", "e"), "das": ("das", "", "es")},
+    "dative": {"der": ("dem", "em", "en"), "die": ("der", "er", "en"), "das": ("dem", "em", "en")},
+}
+
+
+def draw_adjective(draw, ending: str) -> Text:
+    """Most often none; German bends it."""
+    english, german = draw.choice(words.ADJECTIVES)
+    return Text(english, german + ending) if draw.random() < 0.4 else NOTHING
+
+
+def draw_noun(draw, case: str, nouns=words.THINGS, determiners=(words.THE,)) -> Text:
+    """`the red coat`: `der rote Mantel`, `den roten Mantel`; `my red coat`: `mein roter Mantel`."""
+    noun, determiner = draw.choice(nouns), draw.choice(determiners)
+    article, ending, shown = DECLENSION[case][noun.gender]
+    if determiner == words.THE:
+        shown = "en" if shown == "en" else "e"
+    else:
+        article = determiner.german + ending
+    adjective = NOTHING if nouns == words.FAMILY else draw_adjective(draw, shown)
+    return Text(
+        f"{determiner.english} {adjective.english} {noun.english}",
+        f"{article} {adjective.german} {noun.german}",
     )
 
 
-def _require_packages() -> None:
-    missing = [name for name in ("babel", "num2words") if not importlib.util.find_spec(name)]
-    if missing:
-        raise ImportError(
-            "The demonstration corpus needs Babel and num2words: pip install babel num2words. "
-            f"Missing: {', '.join(missing)}."
-        )
-
-
-def _written(text: str) -> str:
-    """As a sentence: capital first, and plain spaces where Babel writes unbreakable ones."""
-    text = text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NARROW NO-BREAK SPACE}", " ")
-    return text[0].upper() + text[1:]
-
-
-def _statement(draw) -> Phrase:
-    clause = clauses.draw_clause(draw)
-    return Phrase(f"{grammar.english(clause)}.", f"{grammar.german(clause)}.")
-
-
-def _fronted(draw) -> Phrase:
-    clause = clauses.draw_clause(draw)
-    if clause.when == NOTHING:
-        return _fronted(draw)
-    later = grammar.english(clause._replace(when=NOTHING))
-    return Phrase(f"{clause.when.english}, {later}.", f"{grammar.german_fronted(clause)}.")
-
-
-def _question(draw) -> Phrase:
-    clause = clauses.draw_clause(draw)
-    return Phrase(f"{grammar.english_question(clause)}?", f"{grammar.german_question(clause)}?")
-
-
-def _reported(draw) -> Phrase:
-    speaker = draw.choice((*words.PRONOUNS, *words.NAMES))
-    says = Clause(speaker, draw.choice(words.SAY), "present", NOTHING, NOTHING, NOTHING)
-    clause = clauses.draw_clause(draw, other=speaker)
-    return Phrase(
-        f"{grammar.english(says)} that {grammar.english(clause)}.",
-        f"{grammar.german(says)}, dass {grammar.german_subordinate(clause)}.",
+def draw_things(draw) -> Text:
+    """`three old clocks`; the same in nominative and accusative."""
+    number, adjective, noun = draw_count(draw), draw_adjective(draw, "e"), draw.choice(words.THINGS)
+    return Text(
+        f"{number.english} {adjective.english} {noun.english}s",
+        f"{number.german} {adjective.german} {noun.german_plural}",
     )
 
 
-def _reason(draw) -> Phrase:
-    person, feeling = clauses.draw_person(draw), draw.choice(words.FEELINGS)
-    clause = clauses.draw_clause(draw, other=person)
-    return Phrase(
-        join(_is(person).english, feeling.english, "because", f"{grammar.english(clause)}."),
-        f"{_is(person).german} {feeling.german}, weil {grammar.german_subordinate(clause)}.",
-    )
+ORDERS = {  # of the words in a clause
+    "bare": Text("{subject} {verb}", "{subject} {verb} {end}"),
+    "statement": Text("{subject} {verb} {rest} {when}", "{subject} {verb} {when} {rest} {end}"),
+    "question": Text("{do} {subject} {base} {rest} {when}", "{verb} {subject} {when} {rest} {end}"),
+    "fronted": Text("{when}, {subject} {verb} {rest}", "{when} {verb} {subject} {rest} {end}"),
+    "then": Text("{subject} {verb}", "{verb} {subject} {end}"),
+    "subordinate": Text("{subject} {verb} {rest} {when}", "{subject} {when} {rest} {last}"),
+}
 
 
-def _condition(draw) -> Phrase:
-    """The verb of the main clause comes first after a subordinate clause: `..., ist Anna`."""
-    person, feeling = clauses.draw_person(draw), draw.choice(words.FEELINGS)
-    clause = clauses.draw_clause(draw, tense="present", other=person)
-    verb = words.BE.german[person.form]
-    return Phrase(
-        f"if {grammar.english(clause)}, {_is(person).english} {feeling.english}.",
-        f"wenn {grammar.german_subordinate(clause)}, {verb} {person.german} {feeling.german}.",
-    )
+def draw_clause(draw, order: str, tense: str | None = None, acts=words.ACTS) -> Text:
+    """Somebody does something, or something happens, by default in any tense."""
+    [(_, who, verbs, rest)] = draw.choices(acts, [act[0] for act in acts])
+    tense = tense or draw.choice(words.TENSES)
+    subject, when = fill(draw, draw.choice(words.TEXTS[who])), NOTHING
+    if order == "fronted" or draw.random() < 0.6:
+        when = fill(draw, draw.choice(words.TEXTS["past" if tense == "past" else "not_past"]))
+    verb = conjugated(draw.choice(verbs), tense, words.FORMS.get(subject.english, 1))
+    return fill(draw, ORDERS[order], subject=subject, rest=fill(draw, rest), when=when, **verb)
 
 
-def _is(person: Person) -> Phrase:
-    return Phrase(
-        f"{person.english} {words.BE.english[person.form]}",
-        f"{person.german} {words.BE.german[person.form]}",
-    )
+def conjugated(verb: Verb, tense: str, form: int) -> dict[str, tuple]:
+    """The parts of a verb, by their blanks in ORDERS."""
+    if tense == "present":
+        first, _, particle = verb.english.partition(" ")
+        english, do = (f"{first}s {particle}", "does") if form == 1 else (verb.english, "do")
+        german, end = (f"{verb.stem}e", verb.third, f"{verb.stem}en")[form], verb.prefix
+    elif tense == "past":
+        english, do = verb.past, "did"
+        german, end = words.FINITE[verb.auxiliary][form], verb.prefix + verb.participle
+    else:
+        english, do = f"{tense} {verb.english}", tense
+        german, end = words.FINITE[tense][form], f"{verb.prefix}{verb.stem}en"
+    last = f"{end}{german}" if tense == "present" else f"{end} {german}"
+    one_sided = {"do": (do, ""), "base": (verb.english, ""), "end": ("", end), "last": ("", last)}
+    return {"verb": (english, german), **one_sided}
 
 
-def _cost(draw) -> Phrase:
-    noun, adjective, price = (
-        draw.choice(words.NOUNS),
-        clauses.draw_adjective(draw),
-        numbers.price(draw),
-    )
-    if draw.random() < 0.4:
-        goods = grammar.several(numbers.count(draw.randrange(2, 100)), noun, adjective)
-        return Phrase(
-            f"{goods.english} cost {price.english}.", f"{goods.german} kosten {price.german}."
-        )
-    good = draw.choice((grammar.the, grammar.a))(noun, "nominative", adjective)
-    return Phrase(f"{good.english} costs {price.english}.", f"{good.german} kostet {price.german}.")
-
-
-def _place(draw) -> Phrase:
-    thing = grammar.the(draw.choice(words.NOUNS), "nominative", clauses.draw_adjective(draw))
-    preposition = draw.choice(words.PREPOSITIONS)
-    place = grammar.the(draw.choice(words.PLACES), "dative", clauses.draw_adjective(draw))
-    return Phrase(
-        f"{thing.english} is {preposition.english} {place.english}.",
-        f"{thing.german} ist {preposition.german} {place.german}.",
-    )
-
-
-def _time(draw) -> Phrase:
-    clock = numbers.clock(draw)
-    return Phrase(f"it is {clock.english}.", f"es ist {clock.german}.")
-
-
-def _hours(draw) -> Phrase:
-    first, last = numbers.clock(draw), numbers.clock(draw)
-    return Phrase(
-        f"the museum is open from {first.english} until {last.english}.",
-        f"das Museum ist von {first.german} bis {last.german} geöffnet.",
-    )
-
-
-def _today(draw) -> Phrase:
-    today = draw.choice(words.DAYS)
-    date = numbers.date(numbers.day(draw), "full", "EEEE, 'der' d. MMMM y")
-    return Phrase(f"{today.english} {date.english}.", f"{today.german} {date.german}.")
-
-
-def _born(draw) -> Phrase:
-    person, date = clauses.draw_person(draw), numbers.date(numbers.day(draw), "long", "long")
-    was = "were" if person.form == 2 else "was"
-    wurde = "wurden" if person.form == 2 else "wurde"
-    return Phrase(
-        f"{person.english} {was} born on {date.english}.",
-        f"{person.german} {wurde} am {date.german} geboren.",
-    )
-
-
-def _age(draw) -> Phrase:
-    person, years = _is(clauses.draw_person(draw)), numbers.count(draw.randrange(2, 100))
-    return Phrase(
-        f"{person.english} {years.english} years old.", f"{person.german} {years.german} Jahre alt."
-    )
-
-
-def _inhabitants(draw) -> Phrase:
-    city, people = draw.choice(words.CITIES), numbers.decimal(draw.randrange(1_000, 4_000_000))
-    return Phrase(
-        f"{city.english} has {people.english} inhabitants.",
-        f"{city.german} hat {people.german} Einwohner.",
-    )
-
-
-# How often each is drawn, in parts of the sum.
-_TEMPLATES = {
-    _statement: 20,
-    _fronted: 10,
-    _question: 8,
-    _reported: 10,
-    _reason: 8,
-    _condition: 6,
-    _cost: 8,
-    _place: 5,
-    _time: 2,
-    _hours: 3,
-    _today: 3,
-    _born: 5,
-    _age: 4,
-    _inhabitants: 3,
+WRITERS = {  # of the blanks that take more than a choice
+    **{order: functools.partial(draw_clause, order=order) for order in ORDERS},
+    "present": lambda draw: draw_clause(draw, "subordinate", "present"),
+    "says": lambda draw: draw_clause(draw, "bare", "present", words.SPEECH),
+    "moves": lambda draw: draw_clause(draw, "bare", acts=words.MAIN),
+    "then": lambda draw: draw_clause(draw, "then", draw.choice(["present", "will"]), words.MAIN),
+    "nominative": lambda draw: draw_noun(draw, "nominative"),
+    "accusative": lambda draw: draw_noun(draw, "accusative", determiners=words.DETERMINERS),
+    "relative": lambda draw: draw_noun(draw, "nominative", words.FAMILY, words.POSSESSIVES),
+    "receiver": lambda draw: draw_noun(draw, "dative", words.FAMILY, words.POSSESSIVES),
+    "place_dative": lambda draw: draw_noun(draw, "dative", words.PLACES),
+    "place_accusative": lambda draw: draw_noun(draw, "accusative", words.PLACES),
+    "things": draw_things,
+    "count": draw_count,
+    "price": draw_price,
+    "decimal": lambda draw: localized(format_decimal, draw.randrange(11, 100) / 10),
+    "inhabitants": lambda draw: localized(format_decimal, draw.randrange(1_000, 4_000_000)),
+    "spoken_time": draw_spoken_time,
+    "digits": lambda draw: draw_moment(draw, "h:mm a", "HH:mm"),
+    "ordinal": lambda draw: spelled(draw.randrange(1, 29), "ordinal"),
+    "weekday": lambda draw: draw_moment(draw, "EEEE", "EEEE"),
+    "month": lambda draw: draw_moment(draw, "MMMM", "MMMM"),
+    "month_day": lambda draw: draw_moment(draw, "MMMM d", "d. MMMM"),
+    "date": lambda draw: draw_moment(draw, "MMMM d, y", "d. MMMM y"),
+    "full_date": lambda draw: draw_moment(draw, "EEEE, MMMM d, y", "EEEE, 'der' d. MMMM y"),
 }

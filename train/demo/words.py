@@ -1,291 +1,180 @@
-"""The words of the demonstration corpus: English, German, and what bends them."""
+"""What the sentences of the demo corpus are made of, in both languages.
 
+A name in braces is a blank, which `corpus.py` fills: with one of `TEXTS`, or by its `WRITERS`.
+"""
+
+import functools
+import re
 from typing import NamedTuple
 
 
-class Phrase(NamedTuple):
-    """The same words in both languages."""
+class Text(NamedTuple):
+    """The same in both languages."""
 
     english: str
     german: str
 
 
 class Noun(NamedTuple):
-    english: str
-    english_plural: str
+    english: str  # whose plural is regular
+    gender: str  # der, die or das
     german: str
-    german_plural: str
-    gender: str  # masculine "m", feminine "f", neuter "n"
-
-
-class Person(NamedTuple):
-    """Somebody, or a thing that acts: what a clause needs of its subject."""
-
-    english: str
-    german: str
-    form: int  # of the verb: 0 ich, 1 er, 2 wir
-    english_object: str = ""
-    dative: str = ""
-    english_possessive: str = ""
-    possessive: str = ""  # German, without its ending
+    german_plural: str = ""  # "" where the corpus needs none
 
 
 class Verb(NamedTuple):
-    base: str
-    third: str
+    english: str
     past: str
-    stem: str
-    german_third: str
-    participle: str
+    stem: str  # German from here on
+    third: str  # person: "er bringt"
+    participle: str  # without the prefix
     prefix: str = ""  # what a main clause splits off: "kommt ... an"
     auxiliary: str = "haben"
 
 
-def _table(kind, text: str) -> list:
-    """A row a line, its cells in the order of the fields, "_" for a space inside a cell."""
-    return [
-        kind(*(cell.replace("_", " ") for cell in row.split())) for row in text.strip().splitlines()
-    ]
+def _rows(kind, table: str, separator: str = ",") -> list:
+    """The rows of a table, each on a line of its own or between semicolons."""
+    rows = [row for row in re.split("[;\n]", table) if row.strip()]
+    return [kind(*map(str.strip, row.split(separator))) for row in rows]
 
 
-NOUNS = _table(
-    Noun,
-    """
-    apple apples Apfel Äpfel m
-    bag bags Tasche Taschen f
-    ball balls Ball Bälle m
-    bicycle bicycles Fahrrad Fahrräder n
-    book books Buch Bücher n
-    bottle bottles Flasche Flaschen f
-    cake cakes Kuchen Kuchen m
-    car cars Auto Autos n
-    chair chairs Stuhl Stühle m
-    clock clocks Uhr Uhren f
-    coat coats Mantel Mäntel m
-    cup cups Tasse Tassen f
-    egg eggs Ei Eier n
-    flower flowers Blume Blumen f
-    glass glasses Glas Gläser n
-    hat hats Hut Hüte m
-    key keys Schlüssel Schlüssel m
-    knife knives Messer Messer n
-    lamp lamps Lampe Lampen f
-    letter letters Brief Briefe m
-    newspaper newspapers Zeitung Zeitungen f
-    picture pictures Bild Bilder n
-    shirt shirts Hemd Hemden n
-    table tables Tisch Tische m
-    """,
-)
-PLACES = _table(
-    Noun,
-    """
-    table tables Tisch Tische m
-    chair chairs Stuhl Stühle m
-    cupboard cupboards Schrank Schränke m
-    bed beds Bett Betten n
-    sofa sofas Sofa Sofas n
-    shelf shelves Regal Regale n
-    box boxes Kiste Kisten f
-    bench benches Bank Bänke f
-    """,
-)
-FAMILY = _table(
-    Noun,
-    """
-    aunt aunts Tante Tanten f
-    brother brothers Bruder Brüder m
-    daughter daughters Tochter Töchter f
-    father fathers Vater Väter m
-    mother mothers Mutter Mütter f
-    sister sisters Schwester Schwestern f
-    son sons Sohn Söhne m
-    uncle uncles Onkel Onkel m
-    """,
-)
-ADJECTIVES = _table(
-    Phrase,
-    """
-    beautiful schön
-    big groß
-    blue blau
-    cheap billig
-    green grün
-    heavy schwer
-    new neu
-    old alt
-    red rot
-    small klein
-    """,
-)
-I = Person("I", "ich", 0, "me", "mir", "my", "mein")  # noqa: E741
-WE = Person("we", "wir", 2, "us", "uns", "our", "unser")
-PRONOUNS = [
-    I,
-    WE,
-    Person("he", "er", 1, "him", "ihm", "his", "sein"),
-    Person("she", "sie", 1, "her", "ihr", "her", "ihr"),
-    Person("they", "sie", 2, "them", "ihnen", "their", "ihr"),
-]
-NAMES = [Person(n, n, 1, n, n, "her", "ihr") for n in ("Anna", "Julia", "Lena", "Maria")] + [
-    Person(n, n, 1, n, n, "his", "sein") for n in ("Jonas", "Max", "Paul", "Peter")
-]
-TRADE = _table(
-    Verb,
-    """
-    bring_along brings_along brought_along bring bringt mitgebracht mit
-    buy buys bought kauf kauft gekauft
-    find finds found find findet gefunden
-    give_back gives_back gave_back geb gibt zurückgegeben zurück
-    lose loses lost verlier verliert verloren
-    need needs needed brauch braucht gebraucht
-    order orders ordered bestell bestellt bestellt
-    pick_out picks_out picked_out such sucht ausgesucht aus
-    pick_up picks_up picked_up hol holt abgeholt ab
-    see sees saw seh sieht gesehen
-    sell sells sold verkauf verkauft verkauft
-    unpack unpacks unpacked pack packt ausgepackt aus
-    """,
-)
-SUPPLY = [verb for verb in TRADE if verb.base in ("bring along", "buy", "need", "order", "sell")]
-GIVE = _table(
-    Verb,
-    """
-    give gives gave geb gibt gegeben
-    send sends sent schick schickt geschickt
-    show shows showed zeig zeigt gezeigt
-    """,
-)
-MOVE = _table(
-    Verb,
-    """
-    arrive arrives arrived komm kommt angekommen an sein
-    come_back comes_back came_back komm kommt zurückgekommen zurück sein
-    fall_asleep falls_asleep fell_asleep schlaf schläft eingeschlafen ein sein
-    get_up gets_up got_up steh steht aufgestanden auf sein
-    go_out goes_out went_out geh geht ausgegangen aus sein
-    """,
-)
-SAY = _table(
-    Verb,
-    """
-    believe believes believed glaub glaubt geglaubt
-    hope hopes hoped hoff hofft gehofft
-    say says said sag sagt gesagt
-    think thinks thought denk denkt gedacht
-    """,
-)
-PAY = Verb("pay", "pays", "paid", "zahl", "zahlt", "gezahlt")
-LAY = Verb("lay", "lays", "laid", "leg", "legt", "gelegt")
-TRAVEL = Verb("travel", "travels", "traveled", "fahr", "fährt", "gefahren", "", "sein")
-ARRIVE = MOVE[0]
-LEAVE = Verb("leave", "leaves", "left", "fahr", "fährt", "abgefahren", "ab", "sein")
-BEGIN = Verb("begin", "begins", "began", "fang", "fängt", "angefangen", "an")
-END = Verb("end", "ends", "ended", "hör", "hört", "aufgehört", "auf")
-OPEN = Verb("open", "opens", "opened", "mach", "macht", "aufgemacht", "auf")
-CLOSE = Verb("close", "closes", "closed", "mach", "macht", "zugemacht", "zu")
-RISE = Verb("rise", "rises", "rose", "steig", "steigt", "gestiegen", "", "sein")
-FALL = Verb("fall", "falls", "fell", "fall", "fällt", "gefallen", "", "sein")
-EVENTS = [
-    (Person("the train", "der Zug", 1), (ARRIVE, LEAVE)),
-    (Person("the bus", "der Bus", 1), (ARRIVE, LEAVE)),
-    (Person("the film", "der Film", 1), (BEGIN, END)),
-    (Person("the concert", "das Konzert", 1), (BEGIN, END)),
-    (Person("the school", "die Schule", 1), (BEGIN, END)),
-    (Person("the museum", "das Museum", 1), (OPEN, CLOSE)),
-    (Person("the shop", "das Geschäft", 1), (OPEN, CLOSE)),
-]
-AUXILIARIES = {"haben": ("habe", "hat", "haben"), "sein": ("bin", "ist", "sind")}
-MODALS = {
+def _texts(table: str) -> list[Text]:
+    """Rows of `English = German`, or of what is the same in both."""
+    return _rows(lambda *sides: Text(sides[0], sides[-1]), table, "=")
+
+
+_nouns, _verbs = functools.partial(_rows, Noun), functools.partial(_rows, Verb)
+
+
+THINGS = _nouns("""
+    apple, der, Apfel, Äpfel; bag, die, Tasche, Taschen; ball, der, Ball, Bälle
+    bicycle, das, Fahrrad, Fahrräder; book, das, Buch, Bücher; bottle, die, Flasche, Flaschen
+    cake, der, Kuchen, Kuchen; car, das, Auto, Autos; clock, die, Uhr, Uhren
+    coat, der, Mantel, Mäntel; cup, die, Tasse, Tassen; egg, das, Ei, Eier
+    flower, die, Blume, Blumen; hat, der, Hut, Hüte; key, der, Schlüssel, Schlüssel
+    lamp, die, Lampe, Lampen; letter, der, Brief, Briefe; newspaper, die, Zeitung, Zeitungen
+    pear, die, Birne, Birnen; picture, das, Bild, Bilder; ring, der, Ring, Ringe
+    shirt, das, Hemd, Hemden; towel, das, Handtuch, Handtücher; wheel, das, Rad, Räder
+""")
+PLACES = _nouns("""
+    bed, das, Bett; bench, die, Bank; box, die, Kiste; chair, der, Stuhl
+    cupboard, der, Schrank; shelf, das, Regal; sofa, das, Sofa; table, der, Tisch
+""")
+FAMILY = _nouns("""
+    aunt, die, Tante; brother, der, Bruder; daughter, die, Tochter; father, der, Vater
+    mother, die, Mutter; sister, die, Schwester; son, der, Sohn; uncle, der, Onkel
+""")
+THE = Text("the", "der")
+POSSESSIVES = _texts("my = mein; our = unser; his = sein; her = ihr; their = ihr")
+DETERMINERS = [THE, *_texts("a = ein; no = kein"), *POSSESSIVES]
+NOTHING = Text("", "")
+ADJECTIVES = _texts("""
+    beautiful = schön; big = groß; blue = blau; cheap = billig; green = grün
+    heavy = schwer; new = neu; old = alt; red = rot; small = klein
+""")
+TRADE = _verbs("""
+    bring along, brought along, bring, bringt, gebracht, mit
+    buy, bought, kauf, kauft, gekauft
+    find, found, find, findet, gefunden
+    give back, gave back, geb, gibt, gegeben, zurück
+    need, needed, brauch, braucht, gebraucht
+    pick out, picked out, such, sucht, gesucht, aus
+    pick up, picked up, hol, holt, geholt, ab
+    sell, sold, verkauf, verkauft, verkauft
+""")
+GIVE = _verbs("give, gave, geb, gibt, gegeben; show, showed, zeig, zeigt, gezeigt")
+MOVE = _verbs("""
+    come back, came back, komm, kommt, gekommen, zurück, sein
+    fall asleep, fell asleep, schlaf, schläft, geschlafen, ein, sein
+    get up, got up, steh, steht, gestanden, auf, sein
+    wake up, woke up, wach, wacht, gewacht, auf, sein
+""")
+SAY = _verbs("hope, hoped, hoff, hofft, gehofft; think, thought, denk, denkt, gedacht")
+PAY, LAY, TRAVEL, ARRIVE, LEAVE, BEGIN, END, OPEN, CLOSE = _verbs("""
+    pay, paid, zahl, zahlt, gezahlt; lay, laid, leg, legt, gelegt
+    travel, traveled, fahr, fährt, gefahren, , sein
+    arrive, arrived, komm, kommt, gekommen, an, sein; leave, left, fahr, fährt, gefahren, ab, sein
+    begin, began, fang, fängt, gefangen, an; end, ended, hör, hört, gehört, auf
+    open, opened, mach, macht, gemacht, auf; close, closed, mach, macht, gemacht, zu
+""")
+FORMS = {"I": 0, "we": 2, "they": 2}  # of the verb: 0 ich, 1 er, 2 wir; all others are 1
+FINITE = {  # verbs that send another verb to the end of the clause
+    "haben": ("habe", "hat", "haben"),
+    "sein": ("bin", "ist", "sind"),
     "can": ("kann", "kann", "können"),
     "must": ("muss", "muss", "müssen"),
-    "should": ("soll", "soll", "sollen"),
+    "should": ("sollte", "sollte", "sollten"),
     "will": ("werde", "wird", "werden"),
 }
-BE = Phrase(("am", "is", "are"), ("bin", "ist", "sind"))
-CITIES = _table(
-    Phrase,
-    """
-    Berlin Berlin
-    Cologne Köln
-    Geneva Genf
-    Hamburg Hamburg
-    Munich München
-    Prague Prag
-    Rome Rom
-    Vienna Wien
-    """,
-)
-VEHICLES = [Phrase("train", "Zug"), Phrase("bus", "Bus"), Phrase("car", "Auto")]
-PREPOSITIONS = _table(
-    Phrase,
-    """
-    behind hinter
-    in_front_of vor
-    next_to neben
-    on auf
-    under unter
-    """,
-)
-FEELINGS = _table(
-    Phrase,
-    """
-    angry wütend
-    happy glücklich
-    sad traurig
-    tired müde
-    """,
-)
-MEASURES = [
-    (
-        Phrase("kilograms", "Kilogramm"),
-        [
-            Phrase("flour", "Mehl"),
-            Phrase("potatoes", "Kartoffeln"),
-            Phrase("rice", "Reis"),
-            Phrase("sugar", "Zucker"),
-        ],
-    ),
-    (
-        Phrase("liters", "Liter"),
-        [Phrase("juice", "Saft"), Phrase("milk", "Milch"), Phrase("water", "Wasser")],
-    ),
+TENSES = ["present", "present", "past", "past", "can", "must", "should", "will"]
+
+ACTS = [  # how often, who, does what, and what belongs to it
+    (9, "person", TRADE, Text("{object}", "{object}")),
+    (6, "person", GIVE, Text("{receiver} {object}", "{receiver} {object}")),
+    (3, "person", MOVE, NOTHING),
+    (3, "person", [PAY], Text("{price} for {accusative}", "{price} für {accusative}")),
+    (3, "person", [LAY], Text("{accusative} {to_place}", "{accusative} {to_place}")),
+    (3, "person", [TRAVEL], Text("to {city} {company}", "{company} nach {city}")),
+    (2, "transport", [ARRIVE, LEAVE], NOTHING),
+    (2, "show", [BEGIN, END], NOTHING),
+    (2, "house", [OPEN, CLOSE], NOTHING),
 ]
-PRICES = [Person("the price", "der Preis", 1), Person("the rent", "die Miete", 1)]
-PARTS_OF_DAY = [
-    Phrase("morning", "morgen"),
-    Phrase("afternoon", "nachmittag"),
-    Phrase("evening", "abend"),
-]
-PAST_TIMES = [
-    Phrase("yesterday", "gestern"),
-    Phrase("yesterday evening", "gestern Abend"),
-    Phrase("last week", "letzte Woche"),
-    Phrase("last year", "letztes Jahr"),
-]
-OTHER_TIMES = [
-    Phrase("today", "heute"),
-    Phrase("tomorrow", "morgen"),
-    Phrase("tomorrow evening", "morgen Abend"),
-    Phrase("next week", "nächste Woche"),
-    Phrase("every day", "jeden Tag"),
-]
-CLOCK = [  # every five minutes
-    Phrase("{this} o'clock", "{this} Uhr"),
-    Phrase("five past {this}", "fünf nach {this}"),
-    Phrase("ten past {this}", "zehn nach {this}"),
-    Phrase("quarter past {this}", "Viertel nach {this}"),
-    Phrase("twenty past {this}", "zwanzig nach {this}"),
-    Phrase("twenty-five past {this}", "fünf vor halb {next}"),
-    Phrase("half past {this}", "halb {next}"),
-    Phrase("twenty-five to {next}", "fünf nach halb {next}"),
-    Phrase("twenty to {next}", "zwanzig vor {next}"),
-    Phrase("quarter to {next}", "Viertel vor {next}"),
-    Phrase("ten to {next}", "zehn vor {next}"),
-    Phrase("five to {next}", "fünf vor {next}"),
-]
-DAYS = [
-    Phrase("yesterday was", "gestern war"),
-    Phrase("today is", "heute ist"),
-    Phrase("tomorrow is", "morgen ist"),
-]
+MAIN, SPEECH = [(1, "speaker", MOVE, NOTHING)], [(1, "speaker", SAY, NOTHING)]
+SENTENCES = {  # and how often
+    Text("{statement}.", "{statement}."): 20,
+    Text("{fronted}.", "{fronted}."): 10,
+    Text("{question}?", "{question}?"): 8,
+    Text("{says} that {subordinate}.", "{says}, dass {subordinate}."): 10,
+    Text("{moves} because {subordinate}.", "{moves}, weil {subordinate}."): 8,
+    Text("if {present}, {then}.", "wenn {present}, {then}."): 6,
+    Text("{nominative} costs {price}.", "{nominative} kostet {price}."): 5,
+    Text("{things} cost {price}.", "{things} kosten {price}."): 4,
+    Text("{nominative} is {at_place}.", "{nominative} ist {at_place}."): 5,
+    Text("it is {clock}.", "es ist {clock}."): 2,
+    Text("{house} is open until {clock}.", "{house} ist bis {clock} geöffnet."): 3,
+    Text("{house} is {count} years old.", "{house} ist {count} Jahre alt."): 3,
+    Text("{house} was built on {date}.", "{house} wurde am {date} gebaut."): 4,
+    Text("{today} {full_date}.", "{today} {full_date}."): 3,
+    Text("{city} has {inhabitants} inhabitants.", "{city} hat {inhabitants} Einwohner."): 3,
+}
+TEXTS = {
+    "city": _texts("""
+        Berlin; Cologne = Köln; Geneva = Genf; Hamburg
+        Munich = München; Prague = Prag; Rome = Rom; Vienna = Wien
+    """),
+    "clock": _texts("{spoken_time}; {spoken_time}; {digits} = {digits} Uhr"),
+    "company": _texts("by {vehicle} = mit dem {vehicle}; with {receiver} = mit {receiver}"),
+    "at_place": _texts("{preposition} {place_dative}"),
+    "to_place": _texts("{preposition} {place_accusative}"),
+    "goods": _texts("kilograms of flour = Kilogramm Mehl; liters of milk = Liter Milch"),
+    "house": _texts("the museum = das Museum; the shop = das Geschäft; the theater = das Theater"),
+    "name": _texts("Anna; Jonas; Julia; Lena; Maria; Max; Paul; Peter"),
+    "object": _texts("{things}; {things}; {accusative}; {accusative}; {decimal} {goods}"),
+    "person": _texts("{pronoun}; {name}; {relative}"),
+    "preposition": _texts("""
+        behind = hinter; in front of = vor; next to = neben; on = auf; under = unter
+    """),
+    "pronoun": _texts("I = ich; we = wir; he = er; she = sie; they = sie"),
+    "show": _texts("the film = der Film; the concert = das Konzert; the school = die Schule"),
+    "speaker": _texts("{pronoun}; {pronoun}; the doctor = der Arzt; the teacher = die Lehrerin"),
+    "today": _texts("yesterday was = gestern war; today is = heute ist; tomorrow is = morgen ist"),
+    "transport": _texts("the {vehicle} = der {vehicle}"),
+    "vehicle": _texts("bus = Bus; train = Zug"),
+    "past": _texts("{before}; at {clock} = um {clock}; {day}; on {date} = am {date}"),
+    "not_past": _texts("{soon}; at {clock} = um {clock}; {day}; {day}"),
+    "before": _texts("yesterday = gestern; last week = letzte Woche; last year = letztes Jahr"),
+    "soon": _texts("tomorrow = morgen; next week = nächste Woche; every day = jeden Tag"),
+    "day": _texts("""
+        on {weekday} = am {weekday}; on {weekday} {part} = am {weekday}{part}
+        on {month_day} = am {month_day}; on the {ordinal} of {month} = am {ordinal}n {month}
+    """),
+    "part": _texts("morning = morgen; afternoon = nachmittag; evening = abend"),
+}
+CLOCK = _texts("""
+    {this} o'clock = {this} Uhr; five past {this} = fünf nach {this}
+    ten past {this} = zehn nach {this}; quarter past {this} = Viertel nach {this}
+    twenty past {this} = zwanzig nach {this}; twenty-five past {this} = fünf vor halb {next}
+    half past {this} = halb {next}; twenty-five to {next} = fünf nach halb {next}
+    twenty to {next} = zwanzig vor {next}; quarter to {next} = Viertel vor {next}
+    ten to {next} = zehn vor {next}; five to {next} = fünf vor {next}
+""")  # of this hour and the next; every five minutes
