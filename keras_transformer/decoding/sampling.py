@@ -123,7 +123,7 @@ def sample(
             samples = samples._replace(has_ended=samples.has_ended | is_last)
         return position + 1, samples, cache
 
-    count, forced_ids, log_probs, cache = read_forced(prefill, cache, rules)
+    count, forced_ids, log_probs, filled = read_forced(prefill, cache, rules)
     samples = Samples(
         token_ids=begin_with(
             start_ids(shape, rules.start_id, capacity), forced_ids, count, rules.grows
@@ -131,7 +131,7 @@ def sample(
         log_probs=tf.broadcast_to(log_probs[:, None], shape),
         has_ended=tf.broadcast_to(rules.limits[:, None] < 1, shape),
     )
-    samples = run_loop(is_unfinished, advance, samples, cache, count)
+    samples = run_loop(is_unfinished, advance, (count, samples, filled), cache)
     return read_hypotheses(samples.token_ids, samples.log_probs, rules)
 
 

@@ -132,13 +132,13 @@ def beam_search(
 
     finished = num_beams if as_hugging_face else n_best
     beams = start_beams(rules.limits, num_beams, finished, rules.start_id, capacity)
-    count, forced_ids, log_probs, cache = read_forced(prefill, cache, rules, not as_hugging_face)
+    count, forced_ids, log_probs, filled = read_forced(prefill, cache, rules, not as_hugging_face)
     beams = beams._replace(
         live_ids=begin_with(beams.live_ids, forced_ids, count, rules.grows),
         live_log_probs=beams.live_log_probs + log_probs[:, None],
         finished_ids=begin_with(beams.finished_ids, forced_ids * 0, count, rules.grows),
     )
-    beams = run_loop(is_unsettled, advance, beams, cache, count)
+    beams = run_loop(is_unsettled, advance, (count, beams, filled), cache)
     ids, scores = beams.finished_ids[:, :n_best], beams.finished_scores[:, :n_best]
     return read_hypotheses(ids, scores, rules)
 
@@ -349,11 +349,21 @@ def apply_rules(scores, sequences, position, rules):
     )
 
 
-def run_loop(condition, advance, state, cache, start):
-    """Runs `advance(position, state, cache)` while the condition holds; returns the state."""
-    cache = tf.nest.map_structure(tf.convert_to_tensor, cache)
+def run_loop(condition, advance, start, empty_cache):
+    """Runs `advance(position, state, cache)` while the condition holds; returns the state.
+
+    Args:
+        condition: of the position, the state and the cache.
+        advance: returns all three after a step.
+        start: all three before the loop.
+        empty_cache: that before the first step, whose axes of size 0 grow.
+    """
+    position, state, cache = start
+    cache, empty_cache = (
+        tf.nest.map_structure(tf.convert_to_tensor, each) for each in (cache, empty_cache)
+    )
     state_shapes = tf.nest.map_structure(_state_shape, state)
-    shapes = (tf.TensorShape([]), state_shapes, tf.nest.map_structure(_cache_shape, cache))
+    shapes = (tf.TensorShape([]), state_shapes, tf.nest.map_structure(_cache_shape, empty_cache))
 
     def body(position, state, cache):
         after = advance(position, state, cache)
@@ -361,7 +371,7 @@ def run_loop(condition, advance, state, cache, start):
         tf.nest.map_structure(lambda tensor, shape: tensor.set_shape(shape), after, shapes)
         return after
 
-    return tf.while_loop(condition, body, (start, state, cache), shapes)[1]
+    return tf.while_loop(condition, body, (position, state, cache), shapes)[1]
 
 
 def read_hypotheses(token_ids, scores, rules):
