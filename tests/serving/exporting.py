@@ -19,7 +19,8 @@ class Echo(ServedModel):
         return {"serving_default": Signature(self.echo, {"text": TEXT}, {"echo": ()})}
 
     def echo(self, text):
-        return {"echo": text + text}
+        # As all outputs, in UTF-8, which JSON needs.
+        return {"echo": tf.strings.unicode_transcode(text + text, "UTF-8", "UTF-8")}
 
     def warm_up_requests(self, texts):
         self.wait()

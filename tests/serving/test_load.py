@@ -100,7 +100,7 @@ KINDS = {
 @pytest.mark.parametrize("run", KINDS)
 def test_a_run_of_another_kind_is_refused(runs, run, kind):
     if run != kind:
-        with pytest.raises(ValueError, match=r"without a layer|holds no finished run"):
+        with pytest.raises(ValueError, match=r"must come from|holds no finished run"):
             KINDS[kind].load(runs / run)
 
 
