@@ -24,9 +24,8 @@ WITH_MANY = {
         for name in "bert classifier gpt2 language_model transformer_xl translation".split()
     },
     **{
-        f"serving.{name}.{method}": "the inputs of a signature of the model"
+        f"serving.{name}.answer": "the inputs of a signature of the model"
         for name in ("Classifier", "Generator", "Translator")
-        for method in ("answer", "attention_scores")
     },
 }
 

@@ -213,7 +213,7 @@ class Classification(Experiment):
         # Some texts may be empty; the longest of a few has something to show.
         text = max((self.valid_text or self.train_text).texts[:100], key=len)
         pictures.save_pictures(
-            run, model.attention(pictures.beginning(model.tokenizer, text, model.module.max_length))
+            run, model.attention(pictures.beginning(model.tokenizer, text, model.max_length))
         )
         if self.valid_text is not None:
             print(accuracy_report(model, self.valid_text)[0])
@@ -287,7 +287,7 @@ def accuracy_report(model, text):
     Returns:
         The pair of a line of text, and an array of whether each text was too long.
     """
-    check_one_label_each(text, model.module.multi_label)
+    check_one_label_each(text, model.multi_label)
     answer = model.answer(text.texts)
     expected = [",".join(n for n in model.labels if n in labels) for labels in text.labels]
     right = sum(

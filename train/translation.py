@@ -450,7 +450,7 @@ def _engine(options):
     is_ours = options.engine == "tensorflow"
     # CTranslate2 runs models trained in half precision in float32.
     translator = _loaded(options, None if is_ours else "float32", options.cache)
-    settings = translator.module.settings
+    settings = translator.settings
     if is_ours:
         yield functools.partial(translations_of, translator), settings
         return

@@ -52,12 +52,11 @@ def write(text_model, draft, dtype="float32"):
 
     model = text_model.model
     if isinstance(model, TranslationModel):
-        module = text_model.module
-        settings = module.settings
+        settings = text_model.settings
         spec = translation_spec(
             model,
-            pieces_of_rows(module.source_tokenizer, model.source_embedding),
-            pieces_of_rows(module.target_tokenizer, model.target_embedding),
+            pieces_of_rows(text_model.tokenizer, model.source_embedding),
+            pieces_of_rows(text_model.target_tokenizer, model.target_embedding),
             max(settings.max_source_length, settings.max_target_length),
         )
     elif isinstance(model, LanguageModel):
@@ -76,7 +75,7 @@ def example(text_model):
     tokenizer = text_model.tokenizer
     if hasattr(text_model, "n_best"):
         texts = list(EXAMPLES)
-        target = text_model.module.target_tokenizer
+        target = text_model.target_tokenizer
         scores = text_model.score(texts, texts)
         pairs = [_pieces(tokenizer, texts), _pieces(target, texts)]
     else:
@@ -103,8 +102,8 @@ class CTranslate2Engine:
         import ctranslate2
 
         self._engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=threads)
-        self._source, self._target = translator.tokenizer, translator.module.target_tokenizer
-        self.settings = translator.module.settings
+        self._source, self._target = translator.tokenizer, translator.target_tokenizer
+        self.settings = translator.settings
         self._target_pieces = pieces_of_rows(self._target)
         self._first = _pieces(self._target, [""])[0]  # a language, or nothing
 
@@ -218,7 +217,7 @@ def _language_model(specs, text_model):
     spec = specs.TransformerDecoderModelSpec.from_config(
         decoder.num_layers, decoder.num_heads, **_options(decoder)
     )
-    context = getattr(text_model.module.settings, "context", 0)
+    context = getattr(text_model.settings, "context", 0)
     _fill_side(spec.decoder, spec.decoder.embeddings, table, model, decoder, context)
     spec.decoder.projection.weight = _array(table.embeddings)
     spec.config.layer_norm_epsilon = decoder.norm_epsilon

@@ -187,7 +187,7 @@ def hugging_face_folder(text_model, draft):
     num_control_ids = max(tokenizer.vocabulary_size - table.vocabulary_size, 0)
     end = 3 if tokenizer.end_of_text_id is None else tokenizer.end_of_text_id
     ids = {"bos_token_id": end, "eos_token_id": end}
-    sampling = written_sampling(text_model.module.settings, num_control_ids, end)
+    sampling = written_sampling(text_model.settings, num_control_ids, end)
     write_json(draft / GENERATION, ids | sampling)
     name = tokenizer.pieces([end + num_control_ids])[0]
     write_json(draft / "tokenizer_config.json", {

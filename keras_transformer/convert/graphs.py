@@ -169,8 +169,7 @@ def save_beside(text_model, folder):
     "target_tokenizer.model", the names of labels in "labels.json".
     """
     text_model.tokenizer.save(folder / "tokenizer.model")
-    module = getattr(text_model, "module", None)
-    target = getattr(module, "target_tokenizer", None)
+    target = getattr(text_model, "target_tokenizer", None)
     if target is not None and target is not text_model.tokenizer:
         target.save(folder / "target_tokenizer.model")
     if labels := getattr(text_model, "labels", ()):

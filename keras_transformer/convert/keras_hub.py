@@ -344,8 +344,8 @@ def write(text_model, draft):
         backbone = _object("BertBackbone", **config, num_segments=2)
         if isinstance(model, bert_models.BertClassifierModel):
             longest = config["max_sequence_length"]
-            if hasattr(text_model, "module"):
-                longest = text_model.module.max_length + NUM_SPECIAL_TOKENS
+            if hasattr(text_model, "max_length"):
+                longest = text_model.max_length + NUM_SPECIAL_TOKENS
             preprocessor = _object("BertTextClassifierPreprocessor",
                              tokenizer=tokenizer_object, sequence_length=longest)  # fmt: skip
             write_json(draft / "preprocessor.json", preprocessor)

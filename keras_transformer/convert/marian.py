@@ -272,12 +272,12 @@ def _is_one_table(weights, tied):
 
 def hugging_face_folder(text_model, draft):
     """Writes the tokenizers, and returns the config and the arrays of a translation model."""
-    model, settings = text_model.model, text_model.module.settings
+    model, settings = text_model.model, text_model.settings
     encoder, source, target = model.encoder, model.source_embedding, model.target_embedding
     shared = source is target
     _check_written(model, shared)
     longest = max(settings.max_source_length, settings.max_target_length) + 1
-    _save_tokenizers(text_model.module, (source, target), shared, longest, draft)
+    _save_tokenizers(text_model, (source, target), shared, longest, draft)
     ids = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2, "bos_token_id": 2}
     search = written_search(settings)
     write_json(draft / GENERATION, ids | search)
@@ -344,11 +344,11 @@ def _check_written(model, shared):
         )
 
 
-def _save_tokenizers(module, tables, shared, longest, draft):
+def _save_tokenizers(text_model, tables, shared, longest, draft):
     """Writes both tokenizers and the pieces of the tables as Marian's tokenizer reads them."""
     for tokenizer, table, model_file, file in (
-        (module.source_tokenizer, tables[0], "source.spm", "vocab.json"),
-        (module.target_tokenizer, tables[1], "target.spm", "target_vocab.json"),
+        (text_model.tokenizer, tables[0], "source.spm", "vocab.json"),
+        (text_model.target_tokenizer, tables[1], "target.spm", "target_vocab.json"),
     ):
         tokenizer.save(draft / model_file)
         if file == "vocab.json" or not shared:

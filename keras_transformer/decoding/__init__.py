@@ -13,6 +13,10 @@ which returns `(logits, cache)`, the logits (batch, beams, vocabulary). The sear
 the cache. A step function that keeps a state per beam gathers it with
 `tf.gather(state, parents, batch_dims=1)`; keys and values stay in place, and a mask selects those
 of each beam.
+
+What every row is forced to begin with, a prompt or the prefix of a translation, is read in one pass
+if the search has a function `prefill(token_ids, next_ids, count, cache) -> (log_probs, cache)`, as
+`models.LanguageModel.prefill` documents it. The search then goes on from there.
 """
 
 from keras_transformer.decoding.beams import NO_HYPOTHESIS_SCORE, Hypotheses

@@ -80,6 +80,21 @@ def start_ids(shape, start_id, capacity=None):
     return ids if capacity is None else tf.pad(ids, [[0, 0], [0, 0], [0, capacity]])
 
 
+def begin_with(ids, forced_ids, count, grows):
+    """Sequences of the start token with the first `count` of the forced ids of their row after it.
+
+    Args:
+        ids: from `start_ids`, (batch, beams, 1 or 1 + capacity).
+        forced_ids: (batch, steps).
+        count: an integer scalar.
+        grows: whether the ids have no room.
+    """
+    shape = tf.concat([tf.shape(ids)[:2], tf.shape(forced_ids)[1:]], axis=0)
+    forced_ids = tf.broadcast_to(forced_ids[:, None], shape)
+    ids = tf.concat([ids[:, :, :1], forced_ids], axis=2)
+    return ids[:, :, : count + 1] if grows else tf.where(tf.range(shape[2] + 1) <= count, ids, 0)
+
+
 def append_ids(ids, newest, column=None):
     """Appends a token to each sequence, or writes it to a column where there is room."""
     if column is None:

@@ -7,12 +7,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.arguments import check_integer, check_number
-from keras_transformer.decoding.beams import append_ids, start_ids, unchanged_parents
+from keras_transformer.decoding.beams import append_ids, begin_with, start_ids, unchanged_parents
 from keras_transformer.decoding.draws import fold_in, uniform
 from keras_transformer.decoding.search import (
     PAD_ID,
     apply_rules,
     call_step,
+    read_forced,
     read_hypotheses,
     read_rules,
     run_loop,
@@ -43,6 +44,7 @@ def sample(
     prefix=None,
     capacity=None,
     token_rules=None,
+    prefill=None,
 ):
     """Samples each token from the model's distribution, with temperature, top-k and top-p.
 
@@ -77,6 +79,7 @@ def sample(
         prefix: as for `beam_search`.
         capacity: as for `beam_search`; with one, `seed` needs a pair per row.
         token_rules: as for `beam_search`; they change logits before the temperature does.
+        prefill: as for `beam_search`.
 
     Returns:
         `Hypotheses`, not ranked. The score is the sum of the model's log-probabilities, without
@@ -120,12 +123,15 @@ def sample(
             samples = samples._replace(has_ended=samples.has_ended | is_last)
         return position + 1, samples, cache
 
+    count, forced_ids, log_probs, filled = read_forced(prefill, cache, rules)
     samples = Samples(
-        token_ids=start_ids(shape, rules.start_id, capacity),
-        log_probs=tf.zeros(shape),
+        token_ids=begin_with(
+            start_ids(shape, rules.start_id, capacity), forced_ids, count, rules.grows
+        ),
+        log_probs=tf.broadcast_to(log_probs[:, None], shape),
         has_ended=tf.broadcast_to(rules.limits[:, None] < 1, shape),
     )
-    samples = run_loop(is_unfinished, advance, samples, cache)
+    samples = run_loop(is_unfinished, advance, (count, samples, filled), cache)
     return read_hypotheses(samples.token_ids, samples.log_probs, rules)
 
 

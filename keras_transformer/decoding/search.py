@@ -9,6 +9,7 @@ from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.decoding.beams import (
     NO_HYPOTHESIS_SCORE,
     Hypotheses,
+    begin_with,
     best_candidates,
     extend,
     start_beams,
@@ -34,6 +35,7 @@ def beam_search(
     capacity=None,
     scoring="gnmt",
     token_rules=None,
+    prefill=None,
 ):
     """Keeps the `num_beams` most probable sequences at each step and ranks the finished ones.
 
@@ -71,6 +73,9 @@ def beam_search(
             `num_beams` sequences have finished; or "huggingface_never", the same as "huggingface"
             except that the live sequence is scored as if it ended at the limit.
         token_rules: `TokenRules`; None for no further rules.
+        prefill: function `(token_ids, next_ids, count, cache) -> (log_probs, cache)` that reads
+            the tokens that all rows are forced to take in one pass, as `LanguageModel.prefill`
+            does; None takes a step for each.
 
     Returns:
         `Hypotheses`, best first; with a capacity, they have that many columns.
@@ -127,7 +132,13 @@ def beam_search(
 
     finished = num_beams if as_hugging_face else n_best
     beams = start_beams(rules.limits, num_beams, finished, rules.start_id, capacity)
-    beams = run_loop(is_unsettled, advance, beams, cache)
+    count, forced_ids, log_probs, filled = read_forced(prefill, cache, rules, not as_hugging_face)
+    beams = beams._replace(
+        live_ids=begin_with(beams.live_ids, forced_ids, count, rules.grows),
+        live_log_probs=beams.live_log_probs + log_probs[:, None],
+        finished_ids=begin_with(beams.finished_ids, forced_ids * 0, count, rules.grows),
+    )
+    beams = run_loop(is_unsettled, advance, (count, beams, filled), cache)
     ids, scores = beams.finished_ids[:, :n_best], beams.finished_scores[:, :n_best]
     return read_hypotheses(ids, scores, rules)
 
@@ -199,6 +210,7 @@ class Rules(NamedTuple):
     end_id: int
     forbidden_ids: tuple
     token_rules: TokenRules
+    has_prefix: bool
 
 
 def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, token_rules=None):
@@ -220,10 +232,11 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, t
     else:
         steps, limits = capacity, tf.minimum(limits, capacity)
 
+    first_id = token_rules.forced_bos_token_id
+    has_prefix = prefix is not None or first_id is not None
     if prefix is None:
         prefix = tf.zeros((tf.shape(limits)[0], 0), tf.int32)
     prefix = _integers("prefix", prefix, ("batch", "prefix"))
-    first_id = token_rules.forced_bos_token_id
     if first_id is not None:
         prefix = tf.pad(prefix, [[0, 0], [0, tf.cast(tf.equal(tf.shape(prefix)[1], 0), tf.int32)]])
         first = tf.where(prefix[:, :1] != PAD_ID, prefix[:, :1], first_id)
@@ -247,7 +260,49 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, t
         end_id=int(end_id),
         forbidden_ids=tuple(map(int, forbidden_ids)),
         token_rules=token_rules,
+        has_prefix=has_prefix,
     )
+
+
+def read_forced(prefill, cache, rules, with_log_probs=True):
+    """Reads the first tokens, as many as every row is forced to take, in one pass.
+
+    Args:
+        prefill: as for `beam_search`, or None.
+        cache: before the first step.
+        rules: of the search.
+        with_log_probs: whether forced tokens count.
+
+    Returns:
+        The number of these tokens, a scalar; the forced tokens of each row, (batch, steps), 0
+        where there is none; the sum of the log-probabilities of those that were read, (batch,);
+        and the cache.
+    """
+    exists = rules.limits[:, None] > 0  # (batch, 1); no hypothesis, nothing to read
+    forced_ids = tf.where(exists, tf.transpose(rules.forced_ids[:, :, 0]), 0)  # (batch, steps)
+    nothing = tf.zeros_like(rules.limits, tf.float32)
+    if prefill is None or not rules.has_prefix:
+        return tf.constant(0), tf.maximum(forced_ids, 0), nothing, cache
+    # The search itself takes the last token within a limit, and an end token.
+    is_forced = (forced_ids >= 0) & (forced_ids != rules.end_id)
+    is_forced &= tf.range(1, rules.steps + 1) < rules.limits[:, None]
+    by_all = tf.reduce_all(is_forced | ~exists, axis=0)
+    count = tf.reduce_sum(tf.math.cumprod(tf.cast(by_all, tf.int32)))
+    forced_ids = tf.maximum(forced_ids, 0)
+    start_ids = tf.broadcast_to(tf.reshape(rules.start_id, (-1, 1)), tf.shape(exists))
+    token_ids, next_ids = tf.concat([start_ids, forced_ids[:, :-1]], axis=1), forced_ids
+    if rules.grows:
+        token_ids, next_ids = token_ids[:, :count], next_ids[:, :count]
+
+    def read():
+        log_probs, longer = prefill(token_ids, next_ids if with_log_probs else None, count, cache)
+        if not with_log_probs:
+            return nothing, longer
+        is_read = exists & (tf.range(tf.shape(log_probs)[1]) < count)
+        return tf.reduce_sum(tf.where(is_read, log_probs, 0.0), axis=1), longer
+
+    log_probs, cache = tf.cond(count > 0, read, lambda: (nothing, cache))
+    return count, forced_ids, log_probs, cache
 
 
 def call_step(step, token_ids, parents, position, cache, rules):
@@ -294,11 +349,21 @@ def apply_rules(scores, sequences, position, rules):
     )
 
 
-def run_loop(condition, advance, state, cache):
-    """Runs `advance(position, state, cache)` while the condition holds; returns the state."""
-    cache = tf.nest.map_structure(tf.convert_to_tensor, cache)
+def run_loop(condition, advance, start, empty_cache):
+    """Runs `advance(position, state, cache)` while the condition holds; returns the state.
+
+    Args:
+        condition: of the position, the state and the cache.
+        advance: returns all three after a step.
+        start: all three before the loop.
+        empty_cache: that before the first step, whose axes of size 0 grow.
+    """
+    position, state, cache = start
+    cache, empty_cache = (
+        tf.nest.map_structure(tf.convert_to_tensor, each) for each in (cache, empty_cache)
+    )
     state_shapes = tf.nest.map_structure(_state_shape, state)
-    shapes = (tf.TensorShape([]), state_shapes, tf.nest.map_structure(_cache_shape, cache))
+    shapes = (tf.TensorShape([]), state_shapes, tf.nest.map_structure(_cache_shape, empty_cache))
 
     def body(position, state, cache):
         after = advance(position, state, cache)
@@ -306,7 +371,7 @@ def run_loop(condition, advance, state, cache):
         tf.nest.map_structure(lambda tensor, shape: tensor.set_shape(shape), after, shapes)
         return after
 
-    return tf.while_loop(condition, body, (tf.constant(0), state, cache), shapes)[1]
+    return tf.while_loop(condition, body, (position, state, cache), shapes)[1]
 
 
 def read_hypotheses(token_ids, scores, rules):

@@ -23,6 +23,7 @@ def stream(
     jit_compile=False,
     token_rules=None,
     end_id=None,
+    prefill=None,
 ):
     """Continues a prompt and yields each token as soon as it is sampled.
 
@@ -44,6 +45,7 @@ def stream(
             whole context from the start; `seed` must then have the shape (1, 2).
         token_rules: as for `sample`; they see the tokens that the model reads.
         end_id: the token that ends a text, for `token_rules`; required with those.
+        prefill: as for `beam_search`; reads a prompt in one pass.
 
     Yields:
         Integer ids.
@@ -80,10 +82,19 @@ def stream(
         logits = mask_forbidden(logits, tuple(forbidden_ids), last_resort)
         return draw(logits, text_position)[0, 0], cache
 
+    @tf.function(reduce_retracing=True, jit_compile=jit_compile)
+    def read_prompt(token_ids, count, cache):
+        return prefill(token_ids, None, count, cache)[1]
+
     sequence = tf.zeros((1, 1, 0), tf.int32)  # which only the rules look at
     written, past, cache = 0, prompt[-context:], start_cache()
     read = 0  # tokens of `past` in the cache
     while written < num_tokens:
+        if prefill is not None and not read and len(past) > 1:
+            read = len(past) - 1
+            padding = context - read if jit_compile else 0  # one shape, for one program
+            token_ids = tf.constant([past[:-1] + [0] * padding])
+            cache = read_prompt(token_ids, tf.constant(read), cache)
         for token_id in past[read:]:
             text_position = tf.constant(len(prompt) + written - len(past) + read)
             if rules.change_scores:

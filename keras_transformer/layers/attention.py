@@ -17,7 +17,7 @@ from keras_transformer.ops.attention import (
     merge_heads,
     split_heads,
 )
-from keras_transformer.ops.masks import check_attention_mask, combine_masks
+from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 from keras_transformer.ops.projection import known_rows
 
 # While `AttentionScoresMixin.attend` runs: the weights of each attention layer called so far.
@@ -245,7 +245,9 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
         Args:
             inputs: vectors at the newest position, (batch, beams, dim).
             cache: the pair of keys and values of the earlier steps, each
-                (batch, heads, cached, key_dim): one position a beam and step.
+                (batch, heads, cached, key_dim): one position a beam and step. None reads the
+                first positions of a sequence in one pass: the inputs are then
+                (batch, positions, dim), and each sees itself and those before it.
             mask: boolean, (batch, beams, cached + beams), True where a beam may look: at
                 its own past and its newest position, as of `ops.masks.beam_mask`; None if
                 there is one beam.
@@ -257,6 +259,9 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
             The pair of outputs, (batch, beams, dim), and the cache, longer by `beams` if it grows.
         """
         query, key, value = self._project_heads(inputs, self.query_key_value, 3)
+        if cache is None:
+            mask = causal_mask(ops.shape(inputs)[1]) if mask is None else mask
+            return self.attend_heads(query, key, value, mask), (key, value)
         start = None if position is None else position * inputs.shape[1]
         keys = append_to_cache(cache[0], key, start)
         values = append_to_cache(cache[1], value, start)

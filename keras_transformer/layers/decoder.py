@@ -178,7 +178,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
             source_keys_values: what the method of that name returned.
             source_padding_mask: boolean (batch, source), or None.
             cache: the pair of keys and values of the earlier steps, each
-                (batch, heads, cached, key_dim).
+                (batch, heads, cached, key_dim); None as for `MultiHeadAttention.step`.
             mask: boolean (batch, beams, cached + beams), as of `ops.masks.beam_mask`; None if
                 there is one beam.
             position: as for `MultiHeadAttention.step`.
@@ -291,13 +291,15 @@ class Decoder(SourceCallMixin, TransformerStack):
             inputs: vectors at the newest position, (batch, beams, dim).
             source_keys_values: what the method of that name returned.
             source_padding_mask: as for `DecoderBlock.step`.
-            cache: what `empty_cache` or the step before returned.
+            cache: what `empty_cache` or the step before returned; None as for
+                `MultiHeadAttention.step`.
             mask: as for `DecoderBlock.step`.
             position: as for `MultiHeadAttention.step`.
 
         Returns:
             The pair of outputs, (batch, beams, dim), and the cache, longer by `beams` if it grows.
         """
+        cache = [None] * self.num_layers if cache is None else cache
         outputs, longer = inputs, []
         for block, keys_values, block_cache in zip(
             self.blocks, source_keys_values, cache, strict=True

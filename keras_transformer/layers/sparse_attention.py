@@ -153,6 +153,8 @@ class SparseAttention(MultiHeadAttention):
         return self.output_projection(merge_heads(context))
 
     def step(self, inputs, cache, mask, position=None):
+        if cache is None:
+            return super().step(inputs, None, self.pattern_mask(ops.shape(inputs)[1]))
         num_beams = inputs.shape[1]
         cached = ops.shape(cache[0])[2] // num_beams
         length, start = (cached + 1, cached) if position is None else (cached, position)

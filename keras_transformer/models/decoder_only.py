@@ -13,7 +13,9 @@ from keras_transformer.models.text_model import (
     Part,
     TextModel,
     empty_mask,
+    log_probs_of_next,
     mask_of_step,
+    prefilled_cache,
     size_named,
 )
 from keras_transformer.ops.positions import segment_mask, segments_before
@@ -90,7 +92,30 @@ class LanguageModel(TextModel):
         vectors, keys_values = self.decoder.step(
             vectors, no_source, None, cache["keys_values"], mask, position
         )
-        return self.embedding(vectors, reverse=True), {"keys_values": keys_values, name: mask}
+        return self._logits_of(vectors), {"keys_values": keys_values, name: mask}
+
+    def prefill(self, token_ids, next_ids, count, cache):
+        """Reads the tokens that begin every hypothesis in one pass, instead of step by step.
+
+        Args:
+            token_ids: (batch, length), the start token first; one row is read by one beam, and
+                all beams of the row go on from it.
+            next_ids: the token after each, (batch, length); None if no log-probability is wanted.
+            count: how many of the `length` tokens are read, an integer scalar, of a cache of full
+                size; `length` of a cache that grows.
+            cache: from `start_cache`.
+
+        Returns:
+            The pair of the log-probabilities of `next_ids`, float32 (batch, length), or None, and
+            the cache after `count` steps.
+        """
+        vectors = self.positions(self.embedding(token_ids))
+        no_source = self.decoder.source_keys_values(None)
+        vectors, keys_values = self.decoder.step(vectors, no_source, None, None, None)
+        log_probs = None
+        if next_ids is not None:
+            log_probs = log_probs_of_next(self._logits_of, vectors, next_ids)
+        return log_probs, prefilled_cache(cache, keys_values, count)
 
     def logits(self, token_ids):
         """Scores the next token after each position, outside training.
@@ -116,6 +141,9 @@ class LanguageModel(TextModel):
         vectors = self.positions(self.embedding(token_ids))
         pairs = self.decoder.attention_scores(vectors)
         return {"decoder": [self_scores for self_scores, _ in pairs]}
+
+    def _logits_of(self, vectors):
+        return self.embedding(vectors, reverse=True)
 
 
 def language_model(

@@ -17,7 +17,9 @@ from keras_transformer.models.text_model import (
     TextModel,
     check_kind,
     empty_mask,
+    log_probs_of_next,
     mask_of_step,
+    prefilled_cache,
     size_named,
 )
 from keras_transformer.ops.masks import padding_mask
@@ -132,6 +134,30 @@ class TranslationModel(TextModel):
             vectors, source, source_mask, cache["keys_values"], mask, position
         )
         return self._logits_of(vectors), {"keys_values": keys_values, name: mask}
+
+    def prefill(self, encoded, token_ids, next_ids, count, cache):
+        """Reads the tokens that begin every hypothesis in one pass, instead of step by step.
+
+        Args:
+            encoded: the result of `encode`.
+            token_ids: (batch, length), the start token first; one row is read by one beam, and
+                all beams of the row go on from it.
+            next_ids: the token after each, (batch, length); None if no log-probability is wanted.
+            count: how many of the `length` tokens are read, an integer scalar, of a cache of full
+                size; `length` of a cache that grows.
+            cache: from `start_cache`.
+
+        Returns:
+            The pair of the log-probabilities of `next_ids`, float32 (batch, length), or None, and
+            the cache after `count` steps.
+        """
+        vectors = self.positions(self.target_embedding(token_ids))
+        source, source_mask = encoded["keys_values"], encoded["padding_mask"]
+        vectors, keys_values = self.decoder.step(vectors, source, source_mask, None, None)
+        log_probs = None
+        if next_ids is not None:
+            log_probs = log_probs_of_next(self._logits_of, vectors, next_ids)
+        return log_probs, prefilled_cache(cache, keys_values, count)
 
     def logits(self, source_ids, target_ids):
         """Scores the next token after each target position, outside training.

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.ops.attention import append_to_cache
 from keras_transformer.ops.masks import beam_mask
 from keras_transformer.training.model import CLASSES_OF_CONFIGS, FUNCTIONAL, Model
 
@@ -37,8 +38,11 @@ class TextModel(Model, FUNCTIONAL):
     | `encode(source_ids)` | the encoded source, a nest of tensors, batch first | | |
     | `start_cache(...)` | `encoded, num_beams, length` | `batch_size, num_beams, length` | |
     | `step(...)` | `encoded, token_ids, parents, position, cache` | without `encoded` | |
+    | `prefill(...)` | `encoded, token_ids, next_ids, count, cache` | without `encoded` | |
     | `logits(...)` | `source_ids, target_ids` | `token_ids` | `token_ids` |
-    | `attention_scores(...)`, optional | like `logits` | like `logits` | like `logits` |
+    | `attention_scores(...)` | like `logits` | like `logits` | like `logits` |
+
+    Only `prefill` and `attention_scores` are optional.
 
     Attributes:
         kind: name of the kind of model, a string.
@@ -157,6 +161,54 @@ def mask_of_step(cache, parents, position):
         return "mask", beam_mask(cache["mask"], parents), None
     start = position * parents.shape[1]
     return "static_mask", beam_mask(cache["static_mask"], parents, start), position
+
+
+def prefilled_cache(cache, keys_values, count):
+    """The cache after the first beam of each row has read some tokens, which all beams see.
+
+    Args:
+        cache: before the first step, with `keys_values` of a `Decoder` and an `empty_mask`.
+        keys_values: of the tokens, as `Decoder.step` returns them.
+        count: how many of the tokens are read, an integer scalar; all of them if the cache grows.
+    """
+    name = "mask" if "mask" in cache else "static_mask"
+    batch_size, num_beams, columns = ops.shape(cache[name])
+    start, columns = (None, count * num_beams) if name == "mask" else (0, columns)
+
+    def written(past, newest):
+        num_heads, length, dim = ops.shape(newest)[1:]
+        # Every position has a column for each beam; those of the other beams stay empty.
+        newest = ops.pad(newest[:, :, :, None], [[0, 0]] * 3 + [[0, num_beams - 1], [0, 0]])
+        newest = ops.reshape(newest, (batch_size, num_heads, length * num_beams, dim))
+        return append_to_cache(past, newest, start)
+
+    keys_values = [
+        tuple(map(written, past, newest))
+        for past, newest in zip(cache["keys_values"], keys_values, strict=True)
+    ]
+    column = ops.arange(columns, dtype="int32")
+    is_read = ops.logical_and(column % num_beams == 0, column < count * num_beams)
+    mask = ops.broadcast_to(is_read, (batch_size, num_beams, columns))
+    return {"keys_values": keys_values, name: mask}
+
+
+def log_probs_of_next(logits_of, vectors, next_ids):
+    """The log-probability of each next token; row by row, since all logits may be too many.
+
+    Args:
+        logits_of: from vectors, (batch, length, dim), to float32 logits.
+        vectors: (batch, length, dim).
+        next_ids: (batch, length).
+
+    Returns:
+        Float32 (batch, length), in nats.
+    """
+
+    def of_row(row):
+        log_probs = ops.log_softmax(logits_of(row[0][None])[0], axis=-1)
+        return ops.take_along_axis(log_probs, row[1][:, None], axis=-1)[:, 0]
+
+    return ops.map(of_row, (vectors, next_ids))
 
 
 CLASSES_OF_CONFIGS.append(class_of_config)

@@ -1,16 +1,22 @@
-"""Classifies texts with a trained model, from Python."""
+"""Classifies texts with a trained model, from Python or as a SavedModel."""
 
 import tensorflow as tf
 
+from keras_transformer.data.labelled_batches import check_max_length, cut_middle, fill_up
 from keras_transformer.data.segments import pack_segments
 from keras_transformer.figures.attention import Attention, names_of
 from keras_transformer.models.bert_models import BertClassifierModel
 from keras_transformer.models.encoder_only import ClassifierModel
-from keras_transformer.models.text_model import check_kind
-from keras_transformer.serving.classifier_module import ClassifierModule
+from keras_transformer.models.text_model import TextModel, check_kind
+from keras_transformer.serving.reading import read_both_ends
 from keras_transformer.serving.run_folder import RunFolder
-from keras_transformer.serving.text_model import (
+from keras_transformer.serving.served_model import (
+    IDS,
+    NUMBER,
+    TEXT,
     ServedModel,
+    Signature,
+    check_rows,
     check_string,
     check_vocabulary,
     warn_truncated,
@@ -22,6 +28,8 @@ NUM_SPECIAL_TOKENS = 2  # [CLS] and [SEP]
 class Classifier(ServedModel):
     """Labels texts.
 
+    Its signatures are `serving_default`, `tokenize` and `logits`.
+
     Args:
         model: of `kt.classifier` or `kt.bert_classifier`, as built or reloaded; or
             another classifier with the methods that `models.TextModel` documents.
@@ -32,9 +40,15 @@ class Classifier(ServedModel):
             their middle.
         multi_label: whether a text may have any number of labels instead of exactly one.
 
+    Attributes:
+        labels: names of the labels, in the order of the columns of `probabilities`.
+        max_length: text limit in tokens, without the special tokens of BERT.
+        multi_label: as given.
+
     Raises:
-        ValueError: if the model is of another kind, does not return one logit per label or has
-            fewer ids than the tokenizer, or `max_length` is out of range.
+        ValueError: if the model is of another kind, does not return one logit per label (a model
+            of your own: when it is first called) or has fewer ids than the tokenizer, a label is
+            not a string, or `max_length` is out of range.
 
     Examples:
         >>> import keras_transformer as kt
@@ -47,14 +61,26 @@ class Classifier(ServedModel):
     def __init__(self, model, tokenizer, labels, max_length=512, multi_label=False):
         builders = "classifier() or bert_classifier()"
         check_kind(model, (ClassifierModel, BertClassifierModel), ("logits",), builders)
-        read = model
-        if isinstance(model, BertClassifierModel):
-            read = _OfOneText(model, tokenizer, max_length)
+        self._is_bert = isinstance(model, BertClassifierModel)
+        if self._is_bert:
+            check_vocabulary(model.token_embedding.vocabulary_size, tokenizer)
+            num_positions = model.positions.max_sequence_length
+            if not NUM_SPECIAL_TOKENS < max_length <= num_positions:
+                raise ValueError(
+                    "max_length must be at least 3 tokens with BERT, which adds [CLS] and [SEP], "
+                    f"and at most its {num_positions} positions. Received: "
+                    f"max_length={max_length}."
+                )
             max_length -= NUM_SPECIAL_TOKENS
         elif isinstance(model, ClassifierModel):
-            check_vocabulary(model.embedding, tokenizer)
-        module = ClassifierModule(read, tokenizer, labels, max_length, multi_label)
-        super().__init__(model, tokenizer, module)
+            check_vocabulary(model.embedding.vocabulary_size, tokenizer)
+        check_max_length(max_length)
+        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"labels must be a list of strings. Received: labels={labels!r:.100}.")
+        self.labels, self.max_length, self.multi_label = tuple(labels), max_length, multi_label
+        if isinstance(model, TextModel):
+            self._check_logits(model.output_shape)
+        super().__init__(model, tokenizer)
 
     @classmethod
     def load(cls, run, dtype=None, weights="averaged"):
@@ -76,11 +102,6 @@ class Classifier(ServedModel):
         names, multi_label = folder.labels()
         max_length = folder.settings()["max_length"]
         return cls(folder.model(dtype, weights), folder.tokenizer(), names, max_length, multi_label)
-
-    @property
-    def labels(self):
-        """The names of the labels, in the order of the columns of `probabilities`."""
-        return self.module.labels
 
     def __call__(self, texts):
         """Labels texts. Warns if texts are longer than `max_length` and lose their middle.
@@ -125,40 +146,119 @@ class Classifier(ServedModel):
                 `attention_scores`.
         """
         check_string(text, "text")
-        ids = self.module.tokenize(tf.constant([text]))["token_ids"]
-        scores = self.attention_scores(ids)
-        if isinstance(self.module.model, _OfOneText):
-            ids = self.module.model.inputs(ids)["token_ids"]
-        tokens = {"encoder": names_of(self.tokenizer, ids[0].numpy())}
+        inputs = self._model_inputs(self._tokenize(tf.constant([text]))["token_ids"])
+        tokens = {"encoder": names_of(self.tokenizer, inputs[0][0].numpy())}
+        scores = self._attention_scores(*inputs)
         return Attention.of_first_example(scores, tokens, tokens, title=text)
+
+    def _signatures(self):
+        per_label = (len(self.labels),)
+        return {
+            "serving_default": Signature(
+                self._classify,
+                {"text": TEXT},
+                {
+                    "label": (),
+                    "probabilities": per_label,
+                    "labels": per_label,
+                    "truncated": (),
+                },
+            ),
+            "tokenize": Signature(
+                self._tokenize,
+                {"text": TEXT},
+                {"token_ids": (None,), "length": (), "truncated": ()},
+            ),
+            "logits": Signature(
+                self._logits, {"token_ids": IDS, "length": NUMBER}, {"logits": per_label}
+            ),
+        }
+
+    def _classify(self, text):
+        """Labels texts.
+
+        Args:
+            text: (batch,) strings.
+
+        Returns:
+            label, (batch,) strings: the most probable label, or with `multi_label` those with a
+            probability of at least 0.5, joined by commas; probabilities, (batch, labels), and
+            labels, their names in the same shape; truncated, (batch,), whether the text lost its
+            middle.
+        """
+        tokens = self._tokenize(text)
+        logits = self._logits_of(tokens["token_ids"])
+        names = tf.broadcast_to(tf.constant(self.labels), tf.shape(logits))
+        if self.multi_label:
+            probabilities = tf.sigmoid(logits)
+            chosen = tf.ragged.boolean_mask(names, probabilities >= 0.5)
+            label = tf.strings.reduce_join(chosen, axis=1, separator=",")
+        else:
+            probabilities = tf.nn.softmax(logits)
+            label = tf.gather(tf.constant(self.labels), tf.argmax(logits, axis=1))
+        return {
+            "label": label,
+            "probabilities": probabilities,
+            "labels": names,
+            "truncated": tokens["truncated"],
+        }
+
+    def _tokenize(self, text):
+        """The tokens of texts, as the signature `logits` expects them.
+
+        Args:
+            text: (batch,) strings.
+
+        Returns:
+            token_ids, (batch, length), padded with 0; length and truncated, (batch,).
+        """
+        ids, is_cut = read_both_ends(self.tokenizer, text, self.max_length)
+        is_truncated = is_cut | (ids.row_lengths() > self.max_length)
+        ids = cut_middle(ids, self.max_length)
+        lengths = tf.cast(ids.row_lengths(), tf.int32)
+        return {"token_ids": fill_up(ids), "length": lengths, "truncated": is_truncated}
+
+    def _logits(self, token_ids, length):
+        """The logits of tokenised texts.
+
+        Args:
+            token_ids: (batch, length); ids outside the vocabulary count as unknown.
+            length: (batch,) in tokens; columns beyond it are not read.
+
+        Returns:
+            logits, (batch, labels).
+        """
+        check_rows(token_ids, length)
+        is_known = (token_ids >= 0) & (token_ids < self.tokenizer.vocabulary_size)
+        ids = tf.where(is_known, token_ids, self.tokenizer.unknown_id)
+        ids = cut_middle(tf.RaggedTensor.from_tensor(ids, length), self.max_length)
+        return {"logits": self._logits_of(fill_up(ids))}
+
+    def _logits_of(self, ids):
+        """The logits of texts, (batch, labels) float32, from their ids, padded with 0."""
+        logits = self.model.logits(*self._model_inputs(ids))
+        self._check_logits(logits.shape)
+        return tf.cast(logits, tf.float32)
+
+    def _model_inputs(self, ids):
+        """What the model reads: the ids; a BERT, those between [CLS] and [SEP], and segments."""
+        if not self._is_bert:
+            return (ids,)
+        rows = tf.RaggedTensor.from_tensor(ids, padding=self.tokenizer.pad_id)
+        max_length = self.max_length + NUM_SPECIAL_TOKENS
+        inputs = pack_segments(self.tokenizer, rows, max_length=max_length)
+        return inputs["token_ids"], inputs["segment_ids"]
+
+    def _check_logits(self, shape):
+        if not tf.TensorShape(shape).is_compatible_with((None, len(self.labels))):
+            raise ValueError(
+                "The model must return one logit per label, (batch, labels). Received: "
+                f"logits of shape {tuple(shape)}, {len(self.labels)} labels."
+            )
 
     def _checked_answer(self, texts):
         answer = self.answer(texts)
-        limit = self.module.max_length
-        warn_truncated(answer["truncated"], limit, "read without their middle", stacklevel=4)
+        warn_truncated(
+            answer["truncated"], self.max_length, "read without their middle", stacklevel=4
+        )
         return answer
-
-
-class _OfOneText:
-    """A BERT with a head that reads the ids of one text, between [CLS] and [SEP]."""
-
-    def __init__(self, model, tokenizer, max_length):
-        check_vocabulary(model.token_embedding, tokenizer)
-        num_positions = model.positions.max_sequence_length
-        if not NUM_SPECIAL_TOKENS < max_length <= num_positions:
-            raise ValueError(
-                f"max_length must be at least 3 tokens with BERT, which adds [CLS] and [SEP], and "
-                f"at most its {num_positions} positions. Received: max_length={max_length}."
-            )
-        self.weights = model.weights
-        self._model, self._tokenizer, self._max_length = model, tokenizer, max_length
-
-    def inputs(self, ids):
-        rows = tf.RaggedTensor.from_tensor(ids, padding=self._tokenizer.pad_id)
-        return pack_segments(self._tokenizer, rows, max_length=self._max_length)
-
-    def logits(self, ids):
-        return self._model.logits(**self.inputs(ids))
-
-    def attention_scores(self, ids):
-        return self._model.attention_scores(**self.inputs(ids))

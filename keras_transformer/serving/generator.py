@@ -1,37 +1,43 @@
-"""Continues texts with a trained language model, from Python."""
+"""Continues texts with a trained language model, from Python or as a SavedModel."""
 
 import itertools
 
 import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.decoding.compiling import is_static
-from keras_transformer.decoding.sampling import token_sampler
+from keras_transformer.decoding.compiling import bucket, compiled, fill, first_rows, row_bucket
+from keras_transformer.decoding.sampling import sample, token_sampler
 from keras_transformer.decoding.streaming import stream
 from keras_transformer.figures.attention import Attention, names_of
 from keras_transformer.models.decoder_only import LanguageModel
-from keras_transformer.models.text_model import check_kind
+from keras_transformer.models.text_model import TextModel, check_kind
 from keras_transformer.models.xl_model import TransformerXLModel
-from keras_transformer.serving.compiled import CompiledGeneratorModule
-from keras_transformer.serving.generator_module import (
-    AfterControlIds,
-    GeneratorModule,
-)
+from keras_transformer.serving.reading import read_beginning, read_end
 from keras_transformer.serving.run_folder import RunFolder
-from keras_transformer.serving.settings import SamplingSettings, read_sampling
-from keras_transformer.serving.text_model import (
+from keras_transformer.serving.served_model import (
+    IDS,
+    NUMBER,
+    REAL,
+    TEXT,
     ServedModel,
+    Signature,
+    check_rows,
     check_string,
+    check_vocabulary,
     list_of_strings,
     warn_truncated,
 )
-from keras_transformer.tokenizers.sentencepiece import END_ID
+from keras_transformer.serving.settings import SamplingSettings, read_sampling
+from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 
 MAX_CHARACTER_BYTES = 4  # in UTF-8
+CONTROL_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
 
 
 class Generator(ServedModel):
     """Continues and scores texts.
+
+    Its signatures are `serving_default`, `generate`, `score`, `tokenize` and `detokenize`.
 
     Args:
         model: of `kt.language_model`, `kt.gpt2` or `kt.transformer_xl`, as built or reloaded; or
@@ -40,12 +46,16 @@ class Generator(ServedModel):
             no control ids, needs one whose `first_id` is 4.
         settings: defaults to `SamplingSettings()`.
         cache: the cache of keys and values in decoding: "growing"; "static", for a search that XLA
-            compiles; or "auto", static if TensorFlow sees a GPU. Exports always use a growing one.
+            compiles once for each bucket of sizes; or "auto", static if TensorFlow sees a GPU.
+            Exports always use a growing one.
+
+    Attributes:
+        settings: settings of the sampling.
 
     Raises:
-        ValueError: if the model is of another kind, has fewer ids than the tokenizer, fewer
-            positions than `settings.context` or no static cache, or the tokenizer makes no token
-            of `settings.empty_prompt`.
+        ValueError: if the model is of another kind, has fewer ids than the tokenizer (a model of
+            your own: when it is first called), fewer positions than `settings.context` or no
+            static cache, or the tokenizer makes no token of `settings.empty_prompt`.
 
     Examples:
         >>> import keras_transformer as kt
@@ -57,17 +67,27 @@ class Generator(ServedModel):
     """
 
     def __init__(self, model, tokenizer, settings=None, cache="auto"):
-        settings = settings or SamplingSettings()
+        self.settings = settings or SamplingSettings()
         check_language_model(model)
-        decoded = model
+        super().__init__(model, tokenizer, cache=cache)
+        first_id = 0
         if isinstance(model, LanguageModel):
-            _check_positions(model.positions, settings.context)
-            if first_id_of(model, tokenizer):
-                decoded = AfterControlIds(model, tokenizer.end_of_text_id)
-        given, compiled = (decoded, tokenizer, settings), None
-        if is_static(cache, getattr(model, "has_static_cache", False)):
-            compiled = CompiledGeneratorModule(*given)
-        super().__init__(model, tokenizer, GeneratorModule(*given), compiled)
+            _check_positions(model.positions, self.settings.context)
+            first_id = first_id_of(model, tokenizer)
+            if first_id:
+                self._text_model = AfterControlIds(model, tokenizer.end_of_text_id)
+        if isinstance(model, TextModel):
+            self._check_scores(first_id + model.embedding.vocabulary_size)
+        self.empty_prompt_ids = tokenizer.tokenize([self.settings.empty_prompt]).to_list()[0]
+        if not self.empty_prompt_ids:
+            raise ValueError(
+                "empty_prompt must have at least one token with this tokenizer. Choose e.g. "
+                'SamplingSettings(empty_prompt="The"). Received: '
+                f"empty_prompt={self.settings.empty_prompt!r}."
+            )
+        may_end = getattr(self._text_model, "may_end", False)
+        self.forbidden_ids = CONTROL_IDS[:END_ID] if may_end else CONTROL_IDS
+        self._compiled_sampling = compiled(self._sample_ids)
 
     @classmethod
     def load(cls, run, dtype=None, cache="auto", token_rules=None, weights="averaged"):
@@ -122,7 +142,7 @@ class Generator(ServedModel):
             ValueError: if `prompts` is not a list of strings, or an argument is out of range.
         """
         prompts = list_of_strings(prompts, "prompts")
-        settings, count = self.module.settings, len(prompts)
+        settings, count = self.settings, len(prompts)
         max_tokens = settings.max_tokens if max_tokens is None else max_tokens
         temperature, top_k, top_p = self._sampling(temperature, top_k, top_p)
         _check_seed(seed, count)
@@ -164,26 +184,26 @@ class Generator(ServedModel):
             ValueError: if `prompt` is not a string, or an argument is out of range.
         """
         check_string(prompt, "prompt")
-        settings, model = self.module.settings, self.module.model
+        settings, model = self.settings, self._text_model
         temperature, top_k, top_p = self._sampling(temperature, top_k, top_p)
         _check_seed(seed)
         check_integer("max_tokens", max_tokens, 0)
-        is_compiled = self.compiled_module is not None
-        length = [settings.context] if is_compiled else []
+        length = [settings.context] if self._is_static else []
         ids = stream(
             model.step,
             lambda: model.start_cache(1, 1, *length),
-            self.tokenizer.tokenize([prompt]).to_list()[0] or self.module.empty_prompt_ids,
+            self.tokenizer.tokenize([prompt]).to_list()[0] or self.empty_prompt_ids,
             num_tokens=max_tokens,
             context=settings.context,
             seed=tf.constant([[seed, 0]]),  # per row, to sample as the served model does
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            forbidden_ids=self.module.forbidden_ids,
-            jit_compile=is_compiled,
+            forbidden_ids=self.forbidden_ids,
+            jit_compile=self._is_static,
             token_rules=settings.token_rules,
             end_id=END_ID,
+            prefill=getattr(model, "prefill", None),
         )
         return self._pieces(itertools.takewhile(lambda token_id: token_id != END_ID, ids))
 
@@ -203,7 +223,7 @@ class Generator(ServedModel):
         answer = self.answer(texts, "score")
         if answer["truncated"].any():
             raise ValueError(
-                f"Texts must fit into the context of {self.module.settings.context} tokens. "
+                f"Texts must fit into the context of {self.settings.context} tokens. "
                 f"Received: text {answer['truncated'].argmax()} is longer."
             )
         return -answer["nats"]
@@ -225,13 +245,199 @@ class Generator(ServedModel):
         (ids,) = self.tokenizer.tokenize([text]).to_list()
         if not ids:
             raise ValueError(f"text must have at least one token. Received: text={text!r}.")
-        scores = self.attention_scores(tf.constant([ids]))
+        scores = self._attention_scores(tf.constant([ids]))
         tokens = {"decoder": names_of(self.tokenizer, ids)}
         return Attention.of_first_example(scores, tokens, tokens, title=text)
 
+    def _signatures(self):
+        continued = {"continuation": (), "length": (), "truncated": ()}
+        return {
+            "serving_default": Signature(self._continue, {"prompt": TEXT}, continued),
+            "generate": Signature(
+                self._generate,
+                {
+                    "prompt": TEXT,
+                    "max_tokens": NUMBER,
+                    "temperature": REAL,
+                    "top_k": NUMBER,
+                    "top_p": REAL,
+                    "seed": NUMBER,
+                },
+                continued,
+            ),
+            "score": Signature(
+                self._score, {"text": TEXT}, {"nats": (), "length": (), "truncated": ()}
+            ),
+            "tokenize": Signature(
+                self._tokenize, {"text": TEXT}, {"token_ids": (None,), "length": ()}
+            ),
+            "detokenize": Signature(
+                self._detokenize, {"token_ids": IDS, "length": NUMBER}, {"text": ()}
+            ),
+        }
+
+    def _continue(self, prompt):
+        """Continues prompts with the settings of the export and seed 0.
+
+        Args:
+            prompt: (batch,) strings.
+
+        Returns:
+            The outputs of `_generate`; the same prompt always gets the same continuation.
+        """
+        rows = tf.ones([tf.shape(prompt)[0]], tf.int32)
+        return self._generate(
+            prompt,
+            max_tokens=rows * self.settings.max_tokens,
+            temperature=tf.cast(rows, tf.float32) * self.settings.temperature,
+            top_k=rows * (self.settings.top_k or 0),
+            top_p=tf.cast(rows, tf.float32) * self.settings.top_p,
+            seed=rows * 0,
+        )
+
+    def _generate(self, prompt, max_tokens, temperature, top_k, top_p, seed):
+        """Continues prompts.
+
+        Args:
+            prompt: (batch,) strings; prompts that leave no room for the continuation lose their
+                beginning.
+            max_tokens: (batch,) length of the continuation in tokens, clipped to
+                [1, context - 1].
+            temperature: (batch,) below 1 sharpens the distribution; near or below 0, or NaN,
+                takes the most likely token.
+            top_k: (batch,) number of most likely tokens to sample from; 0 for all.
+            top_p: (batch,) probability mass of the most likely tokens to sample from.
+            seed: (batch,) the same seed samples the same text.
+
+        Returns:
+            continuation, (batch,) strings; length, (batch,), of the continuation in tokens;
+            truncated, (batch,), whether the prompt lost its beginning.
+        """
+        check_rows(prompt, max_tokens, temperature, top_k, top_p, seed)
+        context = self.settings.context
+        new = tf.clip_by_value(max_tokens, 1, context - 1)
+        ids, is_cut = self._prompt_ids(prompt)
+        lengths = tf.cast(ids.row_lengths(), tf.int32)
+        kept = tf.minimum(lengths, context - new)
+        newest = tf.ragged.range(lengths - kept, lengths)
+        ids = tf.gather(ids, newest, batch_dims=1).to_tensor(PAD_ID, shape=[None, context])
+        seeds = tf.stack([seed, seed * 0], axis=1)
+        drawn = self._sample(ids, kept + new, seeds, temperature, top_k, top_p)
+        written = drawn.token_ids[:, 0]  # the rest of the prompt, the continuation, the end
+        columns = tf.range(tf.shape(written)[1])
+        is_new = (columns >= (kept - 1)[:, None]) & (columns < (kept - 1 + new)[:, None])
+        return {
+            "continuation": self.tokenizer.detokenize(tf.where(is_new, written, PAD_ID)),
+            "length": new,
+            "truncated": is_cut | (lengths > kept),
+        }
+
+    def _score(self, text):
+        """The negative log-likelihood of texts, each given its first token.
+
+        Args:
+            text: (batch,) strings.
+
+        Returns:
+            nats, (batch,), summed over the tokens; length, (batch,), the number of these tokens;
+            truncated, (batch,), whether the text is longer than context + 1 tokens and the rest
+            was not read.
+        """
+        longest = self.settings.context + 1
+        ids, is_cut = read_beginning(self.tokenizer, text, longest)
+        lengths = tf.cast(ids.row_lengths(), tf.int32)
+        ids = ids[:, :longest].to_tensor(PAD_ID)
+        ids = tf.pad(ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(ids)[1])]])
+        logits = self._logits_of(ids[:, :-1])
+        nats = tf.nn.sparse_softmax_cross_entropy_with_logits(ids[:, 1:], logits)
+        counted = tf.clip_by_value(lengths, 1, longest) - 1
+        inside = tf.sequence_mask(counted, tf.shape(nats)[1], tf.float32)
+        return {
+            "nats": tf.reduce_sum(nats * inside, axis=1),
+            "length": counted,
+            "truncated": is_cut | (lengths > longest),
+        }
+
+    def _tokenize(self, text):
+        """The tokens of texts.
+
+        Args:
+            text: (batch,) strings.
+
+        Returns:
+            token_ids, (batch, length), padded with 0; length, (batch,).
+        """
+        ids = self.tokenizer.tokenize(text)
+        lengths = tf.cast(ids.row_lengths(), tf.int32)
+        return {"token_ids": ids.to_tensor(PAD_ID), "length": lengths}
+
+    def _sample(self, ids, limits, *drawing):
+        """Continues ids; with a static cache, in one program for each bucket of limits."""
+        if not self._is_static:
+            return self._sample_ids(ids, limits, *drawing)
+        rows = tf.shape(ids)[0]
+        num_rows = row_bucket(rows)
+        longest = tf.reduce_max(tf.concat([limits, [0]], axis=0))
+        capacity = tf.minimum(bucket(longest), self.settings.context)
+        filled = [fill(each, num_rows) for each in (limits, *drawing)]
+        ids = fill(ids, num_rows, capacity)
+        return first_rows(self._compiled_sampling(ids, *filled, tf.range(capacity)), rows)
+
+    def _sample_ids(self, ids, limits, seeds, temperature, top_k, top_p, columns=None):
+        """Continues ids (batch, length), padded with 0, up to the limits.
+
+        `columns` are those of a static cache, whose number XLA reads off the shape.
+        """
+        first, rest = ids[:, 0], ids[:, 1:]
+        capacity = [] if columns is None else [tf.size(columns)]
+
+        def step(token_ids, parents, position, cache):
+            logits, cache = self._text_model.step(token_ids, parents, position, cache)
+            self._check_scores(logits.shape[-1])
+            return logits, cache
+
+        return sample(
+            step,
+            self._text_model.start_cache(tf.shape(first)[0], 1, *capacity),
+            limits=limits,
+            start_id=first,
+            end_id=END_ID,
+            seed=seeds,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            forbidden_ids=self.forbidden_ids,
+            prefix=rest,
+            capacity=capacity[0] if capacity else None,
+            token_rules=self.settings.token_rules,
+            prefill=getattr(self._text_model, "prefill", None),
+        )
+
+    def _logits_of(self, ids):
+        logits = self._text_model.logits(ids)
+        self._check_scores(logits.shape[-1])
+        return tf.cast(logits, tf.float32)
+
+    def _check_scores(self, size):
+        check_vocabulary(size, self.tokenizer, "score every id of the tokenizer")
+
+    def _prompt_ids(self, prompt):
+        """The last tokens of each prompt, ragged, and whether it was cut.
+
+        Where there is no token, those of `empty_prompt`.
+        """
+        ids, is_cut = read_end(self.tokenizer, prompt, self.settings.context - 1)
+        is_empty = tf.cast(tf.equal(ids.row_lengths(), 0), tf.int32)
+        replacement = tf.constant(self.empty_prompt_ids, ids.dtype)
+        replacements = tf.RaggedTensor.from_row_lengths(
+            tf.tile(replacement, [tf.reduce_sum(is_empty)]),
+            tf.cast(is_empty * len(self.empty_prompt_ids), tf.int64),
+        )
+        return tf.concat([replacements, ids], axis=1), is_cut
+
     def _sampling(self, temperature, top_k, top_p):
         """Temperature, top_k and top_p, checked; None stands for those of the settings."""
-        settings = self.module.settings
+        settings = self.settings
         temperature = settings.temperature if temperature is None else temperature
         top_k = settings.top_k if top_k is None else top_k
         top_p = settings.top_p if top_p is None else top_p
@@ -256,6 +462,64 @@ class Generator(ServedModel):
                 before, pending = [], pending[1:]
         if pending:
             yield text_of(before + pending)[len(text_of(before)) :]
+
+
+class AfterControlIds:
+    """A language model without control ids, such as GPT-2, whose ids come after the four.
+
+    Serve it with a tokenizer whose `first_id` is 4. Control ids get logits of -1e9.
+
+    Args:
+        model: a language model whose ids all stand for text.
+        end_id: the id with which the model ends a text, such as that of "<|endoftext|>"; it
+            becomes the end among the control ids. None if it has none.
+
+    Attributes:
+        may_end: whether the model ends texts with the end id, 3; otherwise texts have the
+            requested length.
+    """
+
+    def __init__(self, model, end_id=None):
+        self._model, self._end_id = model, end_id
+        self.weights, self.start_cache = model.weights, model.start_cache
+        self.has_static_cache = getattr(model, "has_static_cache", False)
+        self.may_end = end_id is not None
+        self.prefill = self._prefill if hasattr(model, "prefill") else None
+
+    def step(self, token_ids, parents, position, cache):
+        logits, cache = self._model.step(self._own_ids(token_ids), parents, position, cache)
+        return self._with_control_ids(logits), cache
+
+    def logits(self, token_ids):
+        return self._with_control_ids(self._model.logits(self._own_ids(token_ids)))
+
+    def attention_scores(self, token_ids):
+        return self._model.attention_scores(self._own_ids(token_ids))
+
+    def _prefill(self, token_ids, next_ids, count, cache):
+        own_ids = None if next_ids is None else self._own_ids(next_ids)
+        log_probs, cache = self._model.prefill(self._own_ids(token_ids), own_ids, count, cache)
+        if next_ids is not None:
+            is_control = next_ids < len(CONTROL_IDS)
+            if self._end_id is not None:
+                is_control |= next_ids == self._end_id + len(CONTROL_IDS)
+                is_control &= next_ids != END_ID
+            log_probs = tf.where(is_control, -1e9, log_probs)
+        return log_probs, cache
+
+    def _own_ids(self, token_ids):
+        ids = tf.maximum(token_ids - len(CONTROL_IDS), 0)
+        return ids if self._end_id is None else tf.where(token_ids == END_ID, self._end_id, ids)
+
+    def _with_control_ids(self, logits):
+        count = len(CONTROL_IDS)
+        columns = [[0, 0]] * (logits.shape.rank - 1) + [[count, 0]]
+        logits = tf.pad(tf.cast(logits, tf.float32), columns, constant_values=-1e9)
+        if self._end_id is None:
+            return logits
+        ids, end_id = tf.range(tf.shape(logits)[-1]), self._end_id + count
+        end = logits[..., end_id, None]
+        return tf.where(ids == END_ID, end, tf.where(ids == end_id, -1e9, logits))
 
 
 def check_language_model(model):

@@ -91,30 +91,17 @@ class SamplingSettings:
         _check_token_rules(self.token_rules)
 
 
-def read_token_rules(text):
+def read_token_rules(text, changes=None):
     """`TokenRules` from JSON, as config.json of a run holds them.
 
     Args:
         text: a JSON object whose names are those of `TokenRules`; "" or None for no rules.
+        changes: a dictionary of rules that replace those; None for none.
 
     Raises:
-        ValueError: if it is not such an object, or a rule is out of range.
+        ValueError: if either is no such object, or a rule is out of range.
     """
-    return token_rules_of(read_object("token_rules", text))
-
-
-def token_rules_of(values, usual=None):
-    """`TokenRules` from a dictionary, over usual ones.
-
-    Raises:
-        ValueError: if there is no such rule, or one is out of range.
-    """
-    names = [field.name for field in dataclasses.fields(TokenRules)]
-    if not isinstance(values, dict):
-        raise ValueError(f"token_rules must be a JSON object. Received: {values!r:.80}.")
-    if unknown := sorted(set(values) - set(names)):
-        raise ValueError(f"token_rules must be among {', '.join(names)}. Received: {unknown}.")
-    return dataclasses.replace(usual or NO_RULES, **values)
+    return _token_rules(_read_object("token_rules", text), changes)
 
 
 def usual_max_tokens(context):
@@ -133,18 +120,17 @@ def read_sampling(text, context, token_rules=None):
     Raises:
         ValueError: if there is no such setting, or one is out of range.
     """
-    values = {"max_tokens": usual_max_tokens(context)} | read_object("sampling", text)
-    rules = token_rules_of(values.pop("token_rules", {}))
+    values = {"max_tokens": usual_max_tokens(context)} | _read_object("sampling", text)
+    rules = _token_rules(values.pop("token_rules", {}), token_rules)
     names = ("max_tokens", "temperature", "top_k", "top_p")
     if unknown := sorted(set(values) - set(names)):
         raise ValueError(
             f"sampling must be among {', '.join((*names, 'token_rules'))}. Received: {unknown}."
         )
-    rules = token_rules_of(token_rules or {}, rules)
     return SamplingSettings(context=context, **values, token_rules=rules)
 
 
-def read_object(name, text):
+def _read_object(name, text):
     """The JSON object in a text, a dictionary; empty for "" or None.
 
     Raises:
@@ -157,6 +143,16 @@ def read_object(name, text):
     if not isinstance(found, dict):
         raise ValueError(f"{name} must be a JSON object. Received: {text!r:.80}.")
     return found
+
+
+def _token_rules(values, changes):
+    names = [field.name for field in dataclasses.fields(TokenRules)]
+    for each in (values, changes or {}):
+        if not isinstance(each, dict):
+            raise ValueError(f"token_rules must be a JSON object. Received: {each!r:.80}.")
+        if unknown := sorted(set(each) - set(names)):
+            raise ValueError(f"token_rules must be among {', '.join(names)}. Received: {unknown}.")
+    return TokenRules(**(values | (changes or {})))
 
 
 def _check_token_rules(token_rules):

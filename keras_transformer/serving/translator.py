@@ -1,5 +1,6 @@
-"""Translates texts with a trained model, from Python."""
+"""Translates texts with a trained model, from Python or as a SavedModel."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -7,23 +8,32 @@ import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
 from keras_transformer.decoding import NO_HYPOTHESIS_SCORE
-from keras_transformer.decoding.compiling import is_static
+from keras_transformer.decoding.compiling import bucket, compiled, fill, first_rows, row_bucket
+from keras_transformer.decoding.search import beam_search
 from keras_transformer.figures.attention import Attention, names_of
 from keras_transformer.models.encoder_decoder import TranslationModel, check_translation
-from keras_transformer.serving.compiled import CompiledTranslatorModule
 from keras_transformer.serving.languages import check_language, in_languages
+from keras_transformer.serving.reading import read_beginning
 from keras_transformer.serving.run_folder import RunFolder
-from keras_transformer.serving.settings import SearchSettings, read_token_rules, token_rules_of
-from keras_transformer.serving.text_model import (
+from keras_transformer.serving.served_model import (
+    IDS,
+    NUMBER,
+    TEXT,
     ServedModel,
+    Signature,
     batches,
+    check_rows,
     check_string,
     check_vocabulary,
     list_of_strings,
     warn_truncated,
 )
-from keras_transformer.serving.translator_module import TranslatorModule
+from keras_transformer.serving.settings import SearchSettings, read_token_rules
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+
+# The limit of a translation is twice its source plus 8 tokens, so each bucket of sources has one
+# bucket of limits.
+EXTRA, SMALLEST = 8, 16
 
 
 class Hypothesis(NamedTuple):
@@ -45,6 +55,8 @@ class Hypothesis(NamedTuple):
 class Translator(ServedModel):
     """Translates texts with beam search.
 
+    Its signatures are `serving_default`, `translate_nbest`, `tokenize` and `detokenize`.
+
     Args:
         model: of `kt.translation`, as built or reloaded; or another with the methods that
             `models.TextModel` documents.
@@ -53,11 +65,17 @@ class Translator(ServedModel):
             translation begins with its token.
         settings: settings of the search; defaults to `SearchSettings()`.
         cache: the cache of keys and values in decoding: "growing"; "static", for a search that XLA
-            compiles; or "auto", static if TensorFlow sees a GPU. Exports always use a growing one.
+            compiles once for each bucket of sizes; or "auto", static if TensorFlow sees a GPU.
+            Exports always use a growing one.
+
+    Attributes:
+        target_tokenizer: joins translations.
+        settings: settings of the search.
 
     Raises:
-        ValueError: if the model is of another kind, has fewer ids than a tokenizer, or has no
-            static cache; or if a multilingual tokenizer has no language.
+        ValueError: if the model is of another kind, has fewer ids than a tokenizer (a model of
+            your own: when it is first called), or has no static cache; or if a multilingual
+            tokenizer has no language.
 
     Examples:
         >>> import keras_transformer as kt
@@ -72,13 +90,12 @@ class Translator(ServedModel):
         for each in (tokenizer, target_tokenizer or tokenizer):
             check_language(each)
         check_translation(model)
+        self.settings = settings or SearchSettings()
+        super().__init__(model, tokenizer, target_tokenizer, cache)
         if isinstance(model, TranslationModel):
-            check_vocabulary(model.source_embedding, tokenizer)
-        given = (model, tokenizer, target_tokenizer, settings)
-        compiled = None
-        if is_static(cache, getattr(model, "has_static_cache", False)):
-            compiled = CompiledTranslatorModule(*given)
-        super().__init__(model, tokenizer, TranslatorModule(*given), compiled)
+            check_vocabulary(model.source_embedding.vocabulary_size, tokenizer)
+            self._check_scores(model.output_projection.vocabulary_size)
+        self._compiled_search = compiled(self._beam_search)
 
     @classmethod
     def load(
@@ -118,9 +135,7 @@ class Translator(ServedModel):
             max_source_length=config["max_length"],
             max_target_length=config["max_length"],
             scoring=config.get("scoring", "gnmt"),
-            token_rules=token_rules_of(
-                token_rules or {}, read_token_rules(config.get("token_rules"))
-            ),
+            token_rules=read_token_rules(config.get("token_rules"), token_rules),
         )
         tokenizers = in_languages(
             folder.tokenizer(), folder.target_tokenizer(), config, source_language, target_language
@@ -142,7 +157,7 @@ class Translator(ServedModel):
             ValueError: if `texts` is not a list of strings.
         """
         answer = self.answer(texts)
-        warn_truncated(answer["truncated"], self.module.settings.max_source_length)
+        warn_truncated(answer["truncated"], self.settings.max_source_length)
         return [text.decode() for text in answer["translation"]]
 
     def n_best(self, texts, prefixes=None, max_length=0):
@@ -175,7 +190,7 @@ class Translator(ServedModel):
             target_prefix=prefixes,
             max_length=[max_length] * len(texts),
         )
-        warn_truncated(answer["truncated"], self.module.settings.max_source_length)
+        warn_truncated(answer["truncated"], self.settings.max_source_length)
         return self.hypotheses(answer)
 
     @staticmethod
@@ -238,15 +253,14 @@ class Translator(ServedModel):
         check_string(source, "source")
         target = self([source])[0] if target is None else target
         check_string(target, "target")
-        target_tokenizer = self.module.target_tokenizer
         source_ids = [*self.tokenizer.tokenize([source]).to_list()[0], END_ID]
-        ids = target_tokenizer.tokenize([target]).to_list()[0]
+        ids = self.target_tokenizer.tokenize([target]).to_list()[0]
         target_ids = [START_ID, *ids]
-        scores = self.attention_scores(np.array([source_ids]), np.array([target_ids]))
+        scores = self._attention_scores(np.array([source_ids]), np.array([target_ids]))
         sources = names_of(self.tokenizer, source_ids)
-        targets = names_of(target_tokenizer, target_ids)
+        targets = names_of(self.target_tokenizer, target_ids)
         # Each row is labelled with the token it predicts, not with the one it reads.
-        predicted = names_of(target_tokenizer, [*ids, END_ID])
+        predicted = names_of(self.target_tokenizer, [*ids, END_ID])
         return Attention.of_first_example(
             scores,
             row_tokens={"encoder": sources, "decoder": predicted, "cross": predicted},
@@ -254,15 +268,188 @@ class Translator(ServedModel):
             title=source,
         )
 
+    def warm_up_requests(self, texts):
+        one = {"text": texts[:1], "target_prefix": np.array([b""], object)}
+        one["max_length"] = np.zeros(1, np.int32)
+        return [*super().warm_up_requests(texts), ("translate_nbest", one)]
+
+    def _signatures(self):
+        best = (self.settings.num_best,)
+        return {
+            "serving_default": Signature(
+                self._translate,
+                {"text": TEXT},
+                {"translation": (), "score": (), "length": (), "truncated": ()},
+            ),
+            "translate_nbest": Signature(
+                self._translate_nbest,
+                {"text": TEXT, "target_prefix": TEXT, "max_length": NUMBER},
+                {"translation": best, "score": best, "length": best, "truncated": ()},
+            ),
+            "tokenize": Signature(
+                self._tokenize,
+                {"text": TEXT},
+                {"token_ids": (None,), "length": (), "truncated": ()},
+            ),
+            "detokenize": Signature(
+                self._detokenize, {"token_ids": IDS, "length": NUMBER}, {"text": ()}
+            ),
+        }
+
+    def _translate(self, text):
+        """The best translation of each text.
+
+        Args:
+            text: (batch,) strings, possibly empty; bytes that are not UTF-8 count as U+FFFD.
+
+        Returns:
+            translation, (batch,) strings, empty for an empty text; score, (batch,), its
+            log-probability in nats, divided by ((5 + length) / 6) ** length_penalty, or by
+            length ** length_penalty unless the scoring is "gnmt"; length, (batch,), in tokens with
+            the end token; truncated, (batch,), whether the text lost its end.
+        """
+        source_ids, truncated, is_empty = self._source(text)
+        limits, prefix = self._limits(source_ids, is_empty), None
+        if getattr(self.target_tokenizer, "language", None) is not None:
+            empty = tf.fill([tf.shape(source_ids)[0]], "")
+            prefix = self.target_tokenizer.tokenize(empty).to_tensor(PAD_ID)
+        best = self._search(source_ids, limits, 1, prefix)
+        return {
+            "translation": self.target_tokenizer.detokenize(best.token_ids[:, 0]),
+            "score": best.scores[:, 0],
+            "length": best.lengths[:, 0],
+            "truncated": truncated,
+        }
+
+    def _translate_nbest(self, text, target_prefix, max_length):
+        """The `num_best` best translations of each text, with a given beginning.
+
+        Args:
+            text: (batch,) strings.
+            target_prefix: (batch,) the beginning of each translation; "" leaves it free.
+            max_length: (batch,) limit in tokens, end token included; 0 for the model's own
+                limit. The prefix and an end token always fit.
+
+        Returns:
+            translation, score and length as from `translate`, but (batch, num_best), best first;
+            truncated, (batch,), whether text or prefix lost their end. Missing translations are
+            "" with a score of about -1e9.
+        """
+        check_rows(text, target_prefix, max_length)
+        source_ids, is_source_truncated, is_empty = self._source(text)
+        longest = self.settings.max_target_length
+        prefix, is_prefix_cut = read_beginning(self.target_tokenizer, target_prefix, longest - 1)
+        is_prefix_truncated = is_prefix_cut | (prefix.row_lengths() > longest - 1)
+        prefix = prefix[:, : longest - 1]
+        shortest = tf.cast(prefix.row_lengths(), tf.int32) + 1
+        limits = self._limits(source_ids, is_empty)
+        limits = tf.where(max_length > 0, max_length, tf.minimum(limits + shortest - 1, longest))
+        limits = tf.clip_by_value(limits, shortest, longest)
+        count = self.settings.num_best
+        best = self._search(source_ids, limits, count, prefix.to_tensor(PAD_ID))
+        rows, _, length = tf.unstack(tf.shape(best.token_ids))
+        # Every size is explicit: TensorFlow cannot infer a -1 if there are no rows.
+        ids = tf.reshape(best.token_ids, [rows * count, length])
+        return {
+            "translation": tf.reshape(self.target_tokenizer.detokenize(ids), [rows, count]),
+            "score": best.scores,
+            "length": best.lengths,
+            "truncated": is_source_truncated | is_prefix_truncated,
+        }
+
+    def _tokenize(self, text):
+        """The tokens of sources.
+
+        Args:
+            text: (batch,) strings.
+
+        Returns:
+            token_ids, (batch, source), with the end token, padded with 0; length, (batch,);
+            truncated, (batch,).
+        """
+        ids, truncated, _ = self._source(text)
+        return {"token_ids": ids, "length": _lengths(ids), "truncated": truncated}
+
     def _log_probs(self, sources, targets):
         ids = self.tokenizer.tokenize(sources)
         ends = tf.fill([ids.nrows(), 1], END_ID)
         source_ids = tf.concat([ids, ends], axis=1).to_tensor(PAD_ID)
-        ids = self.module.target_tokenizer.tokenize(targets)
+        ids = self.target_tokenizer.tokenize(targets)
         labels = tf.concat([ids, ends], axis=1)
         inside = tf.sequence_mask(labels.row_lengths())
         labels = labels.to_tensor(PAD_ID)
         inputs = tf.concat([ends * 0 + START_ID, ids], axis=1).to_tensor(PAD_ID)
-        logits = tf.cast(self.module.model.logits(source_ids, inputs), tf.float32)
+        logits = tf.cast(self.model.logits(source_ids, inputs), tf.float32)
         nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         return -tf.reduce_sum(tf.where(inside, nats, 0.0), axis=1)
+
+    def _source(self, text):
+        """Source ids with the end token, whether each text was truncated, whether it is empty."""
+        room = self.settings.max_source_length - 1
+        ids, is_cut = read_beginning(self.tokenizer, text, room)
+        lengths = ids.row_lengths()
+        num_languages = int(getattr(self.tokenizer, "language", None) is not None)
+        ends = tf.fill([ids.nrows(), 1], END_ID)
+        ids = tf.concat([ids[:, :room], ends], axis=1).to_tensor(PAD_ID)
+        return ids, is_cut | (lengths > room), lengths == num_languages
+
+    def _limits(self, source_ids, is_empty):
+        """The length limit of each translation: about twice its source, or Hugging Face's."""
+        longest = self.settings.max_target_length
+        if self.settings.scoring != "gnmt":
+            return tf.where(is_empty, 1, longest)
+        limits = tf.maximum(2 * _lengths(source_ids) + 8, self.settings.token_rules.min_length)
+        limits = tf.minimum(limits, longest)
+        return tf.where(is_empty, 1, limits)
+
+    def _search(self, source_ids, limits, num_best, prefix=None):
+        """The best hypotheses; with a static cache, in one program for each bucket of sizes."""
+        if not self._is_static:
+            return self._beam_search(source_ids, limits, num_best, prefix)
+        rows, columns = tf.unstack(tf.shape(source_ids))
+        longest = tf.reduce_max(tf.concat([limits, [0]], axis=0))
+        capacity = tf.minimum(
+            bucket(longest - EXTRA, SMALLEST) + EXTRA, self.settings.max_target_length
+        )
+        num_rows = row_bucket(rows)
+        length = tf.minimum(bucket(columns), self.settings.max_source_length)
+        if prefix is not None:
+            prefix = fill(prefix, num_rows, capacity)
+        source_ids, limits = fill(source_ids, num_rows, length), fill(limits, num_rows)
+        best = self._compiled_search(source_ids, limits, num_best, prefix, tf.range(capacity))
+        return first_rows(best, rows)
+
+    def _beam_search(self, source_ids, limits, num_best, prefix, columns=None):
+        """Searches; `columns` are those of a static cache, whose number XLA reads off the shape."""
+        encoded = self.model.encode(source_ids)
+        prefill = getattr(self.model, "prefill", None)
+        capacity = [] if columns is None else [tf.size(columns)]
+
+        def step(token_ids, parents, position, cache):
+            logits, cache = self.model.step(encoded, token_ids, parents, position, cache)
+            self._check_scores(logits.shape[-1])
+            return logits, cache
+
+        return beam_search(
+            step,
+            self.model.start_cache(encoded, self.settings.num_beams, *capacity),
+            num_beams=self.settings.num_beams,
+            limits=limits,
+            start_id=START_ID,
+            end_id=END_ID,
+            length_penalty=self.settings.length_penalty,
+            prefix=prefix,
+            n_best=num_best,
+            capacity=capacity[0] if capacity else None,
+            scoring=self.settings.scoring,
+            token_rules=self.settings.token_rules,
+            prefill=prefill and functools.partial(prefill, encoded),
+        )
+
+    def _check_scores(self, size):
+        what = "score every piece of the target tokenizer"
+        check_vocabulary(size, self.target_tokenizer, what)
+
+
+def _lengths(ids):
+    return tf.math.count_nonzero(ids, axis=1, dtype=tf.int32)

@@ -12,7 +12,7 @@ from keras_transformer.convert import ModelFolder, assign, generation, load_gpt2
 from keras_transformer.convert.tables import ConversionError, VocabularyPermutation, our_order
 from keras_transformer.decoding import TokenRules, beam_search, sample
 from keras_transformer.serving import SamplingSettings, SearchSettings
-from keras_transformer.serving.generator_module import AfterControlIds
+from keras_transformer.serving.generator import AfterControlIds
 
 # A soak: KERAS_TRANSFORMER_SOAK_DRAWS=100 draws as many settings for each family.
 DRAWS = int(os.environ.get("KERAS_TRANSFORMER_SOAK_DRAWS", 4))

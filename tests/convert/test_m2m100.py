@@ -181,7 +181,7 @@ def test_training_goes_on(folder):
     sources, targets = zip(*PAIRS()[:64], strict=True)
     tokens = [
         kt.data.tokenize(sources, translator.tokenizer),
-        kt.data.tokenize(targets, translator.module.target_tokenizer),
+        kt.data.tokenize(targets, translator.target_tokenizer),
     ]
     batches = kt.data.TokenBatches(*tokens, tokens_per_batch=1024, max_length=64)
     model = translator.model

@@ -218,10 +218,9 @@ def _read_opennmt(folder):
 
 
 def _export(folder):
-    from keras_transformer.serving import export
     from tests.serving.exporting import Echo
 
-    export(Echo(), folder, "echo")
+    Echo().export(folder, "echo")
 
 
 def _read_export(folder):

@@ -5,12 +5,11 @@ import pytest
 
 from keras_transformer import classifier, language_model, translation
 from keras_transformer.serving import (
-    ClassifierModule,
-    GeneratorModule,
+    Classifier,
+    Generator,
     SamplingSettings,
     SearchSettings,
-    TranslatorModule,
-    export,
+    Translator,
     with_dtype,
 )
 from keras_transformer.tokenizers import (
@@ -45,17 +44,17 @@ def model():
 
 @pytest.fixture(scope="session")
 def translator(model, tokenizer):
-    return TranslatorModule(model, tokenizer, settings=SETTINGS)
+    return Translator(model, tokenizer, settings=SETTINGS)
 
 
 @pytest.fixture(scope="session")
 def exported(translator, tmp_path_factory):
-    return export(translator, tmp_path_factory.mktemp("saved_models"), "tiny", SENTENCES[:2])
+    return translator.export(tmp_path_factory.mktemp("saved_models"), "tiny", SENTENCES[:2])
 
 
 @pytest.fixture(scope="session")
 def half_translator(model, tokenizer):
-    return TranslatorModule(with_dtype(model, "bfloat16"), tokenizer, settings=SETTINGS)
+    return Translator(with_dtype(model, "bfloat16"), tokenizer, settings=SETTINGS)
 
 
 SMALL = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
@@ -64,19 +63,19 @@ SMALL = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3
 def small_translator(tokenizer):
     model = translation(tokenizer.vocabulary_size, size="tiny", dropout=0.0, **SMALL)
     settings = SearchSettings(num_beams=3, num_best=2, max_source_length=7, max_target_length=5)
-    return TranslatorModule(model, tokenizer, settings=settings)
+    return Translator(model, tokenizer, settings=settings)
 
 
 def small_classifier(tokenizer, multi_label=False):
     model = classifier(tokenizer.vocabulary_size, 3, **SMALL)
-    return ClassifierModule(
+    return Classifier(
         model, tokenizer, ["bad", "good", "schön"], max_length=7, multi_label=multi_label
     )
 
 
 def small_generator(tokenizer):
     model = language_model(tokenizer.vocabulary_size, **SMALL)
-    return GeneratorModule(model, tokenizer, SamplingSettings(context=11, max_tokens=5))
+    return Generator(model, tokenizer, SamplingSettings(context=11, max_tokens=5))
 
 
 # A served module of each kind, and of each kind of tokenizer; made only when asked for.

@@ -1,32 +1,30 @@
 """Exports for processes of their own, which a test kills."""
 
+import types
+
 import tensorflow as tf
 
-from keras_transformer.serving import export
 from keras_transformer.serving.publishing.draft_folder import draft_folder
-from keras_transformer.serving.signatures import TEXT, ServedModule, signature
+from keras_transformer.serving.served_model import TEXT, ServedModel, Signature
 
 
-class Echo(ServedModule):
-    """The smallest module that can be exported; `wait` is called before it is checked."""
+class Echo(ServedModel):
+    """The smallest model that can be exported; `wait` is called before it is checked."""
 
     def __init__(self, wait=lambda: None):
-        super().__init__([], "echo")
+        super().__init__(types.SimpleNamespace(weights=[]), tokenizer=None)
         self.wait = wait
-        self.endpoints = {"serving_default": signature(self.echo, text=TEXT)}
+
+    def _signatures(self):
+        return {"serving_default": Signature(self.echo, {"text": TEXT}, {"echo": ()})}
 
     def echo(self, text):
-        return {"echo": text + text}
+        # As all outputs, in UTF-8, which JSON needs.
+        return {"echo": tf.strings.unicode_transcode(text + text, "UTF-8", "UTF-8")}
 
-    def default_inputs(self, texts):
-        return {"text": texts}
-
-    def row_shapes(self):
-        return {"serving_default": {"echo": ()}}
-
-    def exercise(self, ask, texts, hard_texts):
+    def warm_up_requests(self, texts):
         self.wait()
-        ask("serving_default", text=texts)
+        return super().warm_up_requests(texts)
 
 
 def export_slowly(directory, name, has_begun, may_end):
@@ -36,14 +34,14 @@ def export_slowly(directory, name, has_begun, may_end):
         has_begun.set()
         assert may_end.wait(600)
 
-    export(Echo(wait), directory, name)
+    Echo(wait).export(directory, name)
 
 
 def export_for_ever(directory, name, has_begun):
     tf.constant(0)  # TensorFlow is up: from now on there are exports
     has_begun.set()
     while True:
-        export(Echo(), directory, name)
+        Echo().export(directory, name)
 
 
 def work_for_ever(directory, name, has_begun):

@@ -25,7 +25,7 @@ def save(function, spec, path):
 
 @pytest.fixture(scope="module")
 def golden(translator):
-    outputs = translator.endpoints["serving_default"](tf.constant(TEXTS))
+    outputs = translator.signatures["serving_default"](tf.constant(TEXTS))
     requests = [("serving_default", {"text": TEXTS})]
     return requests, [{key: value.numpy() for key, value in outputs.items()}]
 
@@ -36,7 +36,7 @@ def naive_export(translator, model, tokenizer, tmp_path_factory):
     naive = tf.Module()
     naive.model, naive.tokenizer = model, tokenizer
     path = str(tmp_path_factory.mktemp("naive"))
-    tf.saved_model.save(naive, path, {"serving_default": translator.endpoints["serving_default"]})
+    tf.saved_model.save(naive, path, {"serving_default": translator.signatures["serving_default"]})
     return path
 
 

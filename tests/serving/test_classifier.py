@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.models.encoder_only import classifier
-from keras_transformer.serving import ClassifierModule, export
+from keras_transformer.serving import Classifier
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import WordPieceTokenizer, train_sentencepiece
 from tests.reference import array, fill
@@ -24,11 +24,11 @@ def model(tokenizer):
 
 
 def module_of(model, tokenizer, multi_label=False):
-    return ClassifierModule(model, tokenizer, LABELS, max_length=7, multi_label=multi_label)
+    return Classifier(model, tokenizer, LABELS, max_length=7, multi_label=multi_label)
 
 
 def ask(module, signature="serving_default", **inputs):
-    outputs = module.endpoints[signature](**{k: tf.constant(v) for k, v in inputs.items()})
+    outputs = module.signatures[signature](**{k: tf.constant(v) for k, v in inputs.items()})
     return {key: value.numpy() for key, value in outputs.items()}
 
 
@@ -71,7 +71,7 @@ def test_ids_beyond_the_length_or_the_vocabulary_do_no_harm(model, tokenizer):
 @pytest.mark.slow
 def test_an_export_answers_in_a_fresh_process(model, tokenizer, tmp_path):
     module = module_of(model, tokenizer)
-    path = export(module, tmp_path, "moods", TEXTS)
+    path = module.export(tmp_path, "moods", TEXTS)
     [answer] = c_api.ask(path, [{"inputs": {"text": TEXTS}}])
     expected = ask(module, text=TEXTS)
     assert answer["outputs"]["label"] == [label.decode() for label in expected["label"]]
@@ -87,13 +87,13 @@ def test_a_large_vocabulary_of_word_pieces_is_exported(tmp_path):
     sizes = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
     model = fill(classifier(tokenizer.vocabulary_size, 3, **sizes))
     texts = ["word3 word19999", "word7"]
-    path = export(module_of(model, tokenizer), tmp_path, "moods", texts)
+    path = module_of(model, tokenizer).export(tmp_path, "moods", texts)
     [answer] = c_api.ask(path, [{"inputs": {"text": texts}, "signature_name": "tokenize"}])
     assert answer["outputs"]["token_ids"] == [[8, 20_004], [12, 0]]
 
 
 def test_a_label_without_a_logit_is_refused(model, tokenizer):
-    with pytest.raises(ValueError, match=r"logits of shape \(1, 3\), 2 labels"):
-        ClassifierModule(model, tokenizer, LABELS[:2])
+    with pytest.raises(ValueError, match=r"logits of shape \(None, 3\), 2 labels"):
+        Classifier(model, tokenizer, LABELS[:2])
     with pytest.raises(ValueError, match="Received: max_length=0"):
-        ClassifierModule(model, tokenizer, LABELS, max_length=0)
+        Classifier(model, tokenizer, LABELS, max_length=0)

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from keras_transformer.serving import export
 from keras_transformer.serving.publishing.draft_folder import draft_folder
 
 from .exporting import Echo, export_for_ever, export_slowly, work_for_ever
@@ -58,7 +57,7 @@ def test_an_export_killed_at_any_moment_is_cleaned_up_by_the_next_one(living, tm
     for _ in range(3):
         kill_after(start(export_for_ever, tmp_path, "killed"), moments.uniform(0.1, 2))
         left += hidden(tmp_path) != of_living
-        assert export(Echo(), tmp_path, "another").startswith(str(tmp_path / "another"))
+        assert Echo().export(tmp_path, "another").startswith(str(tmp_path / "another"))
         assert hidden(tmp_path) == of_living
     assert left, "no kill left anything to clean up"
     published = tmp_path / "killed"
@@ -94,5 +93,5 @@ def test_an_interrupted_export_leaves_nothing(tmp_path, error):
         raise error
 
     with pytest.raises(error):
-        export(Echo(interrupt), tmp_path, "demo")
+        Echo(interrupt).export(tmp_path, "demo")
     assert os.listdir(tmp_path) == []

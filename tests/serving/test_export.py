@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.serving import TranslatorModule, export
+from keras_transformer.serving import Translator
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.serving.publishing.export import HARD_TEXTS, _publish
 from keras_transformer.serving.publishing.warmup import BATCHING_FILE, WARM_UP_FILE
@@ -18,14 +18,15 @@ from .test_warmup import read_log
 pytestmark = pytest.mark.slow
 
 
-def table_translator(tokenizer, logits=None):
+def table_translator(tokenizer, scores=None):
     """A model of one table: the next token depends on the last one only."""
     table = tf.Variable(tf.random.stateless_normal([307, 307], [2, 3]))
+    scores = scores or (lambda token_ids: tf.gather(table, token_ids))
 
     def step(memory, token_ids, parents, position, cache):
         newest = tf.cast(token_ids, tf.float32)[:, :, None]  # the cache: all earlier tokens
         past = tf.gather(cache, parents, batch_dims=1)
-        return tf.gather(table, token_ids), tf.concat([past, newest], axis=2)
+        return scores(token_ids), tf.concat([past, newest], axis=2)
 
     def start_cache(memory, num_beams):
         return tf.zeros([tf.shape(memory)[0], num_beams, 0])
@@ -35,9 +36,9 @@ def table_translator(tokenizer, logits=None):
         encode=lambda source_ids: source_ids > 0,
         start_cache=start_cache,
         step=step,
-        logits=logits or (lambda source_ids, target_ids: tf.gather(table, target_ids)),
+        logits=lambda source_ids, target_ids: scores(target_ids),
     )
-    return TranslatorModule(model, tokenizer, settings=SETTINGS)
+    return Translator(model, tokenizer, settings=SETTINGS)
 
 
 def test_an_export_is_a_version_with_all_that_serving_reads(exported):
@@ -52,7 +53,7 @@ def test_an_export_is_a_version_with_all_that_serving_reads(exported):
 
 def test_a_fresh_process_answers_hard_texts_as_the_model_does(exported, translator):
     texts = [SENTENCES[2].encode(), *HARD_TEXTS]
-    outputs = translator.endpoints["serving_default"](tf.constant(texts))
+    outputs = translator.signatures["serving_default"](tf.constant(texts))
     (answer,) = c_api.ask(exported, [{"inputs": {"text": texts}}])
     translations = [text.decode() for text in outputs["translation"].numpy()]
     assert answer["outputs"]["translation"] == translations
@@ -74,7 +75,7 @@ def test_warm_up_requests_can_be_answered(exported):
 
 
 def test_bfloat16_weights_take_half_the_room(exported, half_translator, tmp_path):
-    path = export(half_translator, tmp_path, "half", SENTENCES[:1])
+    path = half_translator.export(tmp_path, "half", SENTENCES[:1])
     data = "variables/variables.data-00000-of-00001"
     sizes = [os.path.getsize(os.path.join(folder, data)) for folder in (path, exported)]
     assert sizes[0] < 0.6 * sizes[1]
@@ -95,7 +96,7 @@ def test_the_folder_of_a_model_may_be_a(kind, tokenizer, tmp_path, monkeypatch):
         folder.symlink_to(tmp_path / "elsewhere")
     try:
         for version in ("1", "2"):
-            path = export(table_translator(tokenizer), tmp_path / "models", "tiny", SENTENCES[:1])
+            path = table_translator(tokenizer).export(tmp_path / "models", "tiny", SENTENCES[:1])
             assert path == str(folder / version)
         assert sorted(os.listdir(folder)) == ["1", "2"], "no draft is left"
     finally:
@@ -124,31 +125,30 @@ def test_versions_count_up_and_are_never_replaced(tmp_path):
 
 
 def test_a_failed_check_publishes_nothing_and_gives_the_reason(tokenizer, tmp_path):
-    def with_python(source_ids, target_ids):
-        shape = [*target_ids.shape, 307]
-        scores = tf.py_function(lambda ids: tf.one_hot(ids, 307), [target_ids], tf.float32)
-        return tf.ensure_shape(scores, shape)
+    def with_python(token_ids):
+        scores = tf.py_function(lambda ids: tf.one_hot(ids, 307), [token_ids], tf.float32)
+        return tf.ensure_shape(scores, [*token_ids.shape, 307])
 
     with pytest.raises(
         RuntimeError, match=r"demo was not published. .*EagerPyFunc .* calls Python"
     ):
-        export(table_translator(tokenizer, with_python), tmp_path, "demo")
+        table_translator(tokenizer, with_python).export(tmp_path, "demo")
     assert os.listdir(tmp_path) == []
 
 
 def test_a_model_of_any_functions_can_be_exported(tokenizer, tmp_path):
-    path = export(table_translator(tokenizer), tmp_path, "demo")
+    path = table_translator(tokenizer).export(tmp_path, "demo")
     assert path == str(tmp_path / "demo" / "1")
 
 
 def test_invalid_names_and_examples_are_refused(translator, tmp_path):
     for name in ("", "../demo", ".hidden", "a b"):
         with pytest.raises(ValueError, match="name must be a plain folder name"):
-            export(translator, tmp_path, name)
+            translator.export(tmp_path, name)
     for examples in ([], "one text"):
         with pytest.raises(ValueError, match="examples must be a list"):
-            export(translator, tmp_path, "demo", examples)
+            translator.export(tmp_path, "demo", examples)
     for hostile in "[]*?\\":
         with pytest.raises(ValueError, match=r"directory must be a path without \[, \], \*, \?"):
-            export(translator, tmp_path / f"a{hostile}b" / "models", "demo")
+            translator.export(tmp_path / f"a{hostile}b" / "models", "demo")
     assert os.listdir(tmp_path) == []

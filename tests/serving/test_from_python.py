@@ -18,7 +18,7 @@ from keras_transformer.serving import (
     Translator,
 )
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.serving.text_model import TEXTS_PER_BATCH
+from keras_transformer.serving.served_model import TEXTS_PER_BATCH
 
 from .conftest import SETTINGS, SMALL
 
@@ -302,10 +302,6 @@ MISTAKES = {
         lambda t, c, w: Generator(without_scores(w.model), w.tokenizer).attention("a"),
         r"must have a method attention_scores",
     ),
-    "a Translator to export": (
-        lambda t, c, w: kt.serving.export(t, "saved_models", "mine"),
-        r"module must be a ServedModule",
-    ),
     "no penalty": (lambda t, c, w: SearchSettings(length_penalty=-1), r"length_penalty=-1"),
 }
 
@@ -396,3 +392,38 @@ def test_keras_alone_says_which_package_a_saved_model_needs(model, tmp_path):
     assert "'registered_name': 'keras_transformer>Model'" in config
     code = "import sys, keras, keras_transformer; keras.saving.load_model(sys.argv[1])"
     subprocess.run([*command[:2], code, command[3]], check=True)
+
+
+def own_model(size):
+    """A model of the user's own for `size` ids, and the names of its methods that were called."""
+    calls = []
+
+    def step(encoded, token_ids, parents, position, cache):
+        calls.append("step")
+        return tf.zeros([1, token_ids.shape[1], size]), cache
+
+    def language_step(token_ids, parents, position, cache):
+        return step(None, token_ids, parents, position, cache)
+
+    def classify(token_ids):
+        calls.append("logits")
+        return tf.zeros([tf.shape(token_ids)[0], size])
+
+    common = {"weights": [], "start_cache": lambda *_: (), "logits": classify}
+    translation = types.SimpleNamespace(encode=lambda ids: ids, step=step, **common)
+    return translation, types.SimpleNamespace(step=language_step, **common), calls
+
+
+def test_no_model_is_called_before_it_is_asked():
+    tokenizer = kt.tokenizers.SymbolTokenizer("abc")
+    translation, language_model, calls = own_model(tokenizer.vocabulary_size - 1)
+    few = [
+        (Translator(translation, tokenizer), "score every piece of the target tokenizer"),
+        (Generator(language_model, tokenizer), "score every id of the tokenizer"),
+        (Classifier(language_model, tokenizer, ["a", "b"]), "one logit per label"),
+    ]
+    assert not calls
+    for served, message in few:
+        with pytest.raises(ValueError, match=message):
+            served(["a"])
+    assert calls

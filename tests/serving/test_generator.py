@@ -9,11 +9,10 @@ import tensorflow as tf
 from keras_transformer.models.decoder_only import language_model
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.serving import (
-    AfterControlIds,
-    GeneratorModule,
+    Generator,
     SamplingSettings,
-    export,
 )
+from keras_transformer.serving.generator import AfterControlIds
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import BytePairTokenizer, SymbolTokenizer, train_byte_pairs
 from tests.reference import array, fill
@@ -29,11 +28,11 @@ def model():
 
 @pytest.fixture(scope="module")
 def generator(model):
-    return GeneratorModule(model, SymbolTokenizer(), SETTINGS)
+    return Generator(model, SymbolTokenizer(), SETTINGS)
 
 
 def ask(generator, signature, **inputs):
-    outputs = generator.endpoints[signature](**{k: tf.constant(v) for k, v in inputs.items()})
+    outputs = generator.signatures[signature](**{k: tf.constant(v) for k, v in inputs.items()})
     return {key: value.numpy() for key, value in outputs.items()}
 
 
@@ -105,7 +104,7 @@ def test_a_score_is_the_log_likelihood_of_the_text(model, generator):
 
 @pytest.mark.slow
 def test_an_export_answers_in_a_fresh_process(generator, tmp_path):
-    path = export(generator, tmp_path, "writer", ["to be", "or not"])
+    path = generator.export(tmp_path, "writer", ["to be", "or not"])
     expected = ask(generator, "serving_default", prompt=["to be"])
     [answer] = c_api.ask(path, [{"inputs": {"prompt": ["to be"]}}])
     assert answer["outputs"]["continuation"] == [expected["continuation"][0].decode()]
@@ -128,7 +127,7 @@ def test_gpt2_is_served_with_its_own_ids_and_as_many(tmp_path):
     sizes = {"num_layers": 1, "hidden_dim": 12, "num_heads": 3}
     model = fill(gpt2(vocabulary_size=len(vocabulary), max_sequence_length=13, **sizes))
     shifted = AfterControlIds(model)
-    generator = GeneratorModule(shifted, tokenizer, SETTINGS)
+    generator = Generator(shifted, tokenizer, SETTINGS)
     ids = [vocabulary["!"], vocabulary["t"]]  # "!" is 0 to GPT-2
     assert ids[0] == 0
     for _ in range(4):
@@ -136,7 +135,7 @@ def test_gpt2_is_served_with_its_own_ids_and_as_many(tmp_path):
         ids.append(int(scores.argmax()))
     written = greedy(generator, ["!t"], [4])["continuation"][0]
     assert written == tokenizer.detokenize([[i + 4 for i in ids[2:]]]).numpy()[0]
-    path = export(generator, tmp_path, "gpt2", ["to be", "!"])
+    path = generator.export(tmp_path, "gpt2", ["to be", "!"])
     [answer] = c_api.ask(path, [{"inputs": {"prompt": ["to be"]}}])
     expected = ask(generator, "serving_default", prompt=["to be"])["continuation"][0]
     assert answer["outputs"]["continuation"] == [expected.decode()]

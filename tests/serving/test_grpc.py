@@ -29,7 +29,7 @@ def serving(translator):
         def Predict(self, request, context):
             assert request.model_spec.name == "demo"
             inputs = {key: tf.make_ndarray(value) for key, value in request.inputs.items()}
-            endpoint = translator.module.endpoints[request.model_spec.signature_name]
+            endpoint = translator.signatures[request.model_spec.signature_name]
             response = predict_pb2.PredictResponse()
             for key, value in endpoint(**inputs).items():
                 response.outputs[key].CopyFrom(tf.make_tensor_proto(value.numpy()))

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.serving import export
-
 from .conftest import SMALL_MODULES
 from .hostile import NOT_REQUESTS, Server, attack, is_equal
 
@@ -25,7 +23,7 @@ def served(tmp_path_factory):
     def of(kind):
         if kind not in made:
             module = SMALL_MODULES[kind]()
-            made[kind] = export(module, folder, kind), module.row_shapes()
+            made[kind] = module.export(folder, kind), module.row_shapes
         return made[kind]
 
     return of

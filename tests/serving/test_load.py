@@ -47,8 +47,8 @@ def runs(tmp_path_factory):
 
 def test_a_loaded_run_translates_as_its_command_does(runs, capsys, monkeypatch, tmp_path):
     translate = kt.serving.Translator.load(runs / "translation")
-    assert translate.module.settings.num_beams == 3
-    assert translate.module.settings.length_penalty == 0.5
+    assert translate.settings.num_beams == 3
+    assert translate.settings.length_penalty == 0.5
     sources = ["abc dog", "feed"]
     (tmp_path / "in.txt").write_text("\n".join(sources) + "\n")
     with open(tmp_path / "in.txt") as stdin:
@@ -68,7 +68,7 @@ def test_a_loaded_run_classifies_with_the_names_of_its_labels(runs):
 
 def test_a_loaded_run_writes_within_what_it_remembers(runs):
     write = kt.serving.Generator.load(runs / "writer")
-    assert write.module.settings.context == 16 + 20
+    assert write.settings.context == 16 + 20
     assert set("".join(write(["dog "], max_tokens=9))) <= set("abcdefgo \n")
 
 
@@ -100,7 +100,7 @@ KINDS = {
 @pytest.mark.parametrize("run", KINDS)
 def test_a_run_of_another_kind_is_refused(runs, run, kind):
     if run != kind:
-        with pytest.raises(ValueError, match=r"without a layer|holds no finished run"):
+        with pytest.raises(ValueError, match=r"must come from|holds no finished run"):
             KINDS[kind].load(runs / run)
 
 
@@ -129,5 +129,5 @@ def test_labels_of_earlier_versions_are_read(runs, tmp_path):
         json.dumps({"names": ["animal", "thing"], "several": True})
     )
     classify = kt.serving.Classifier.load(tmp_path / "run")
-    assert classify.module.multi_label
+    assert classify.multi_label
     assert np.all(classify.probabilities(["dog"]) < 1)

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.serving import export
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.serving.publishing.checks import check_answers
 from keras_transformer.serving.publishing.export import golden_answers
@@ -23,7 +22,7 @@ OLDER = [folder for folder in os.environ.get("OLDER_TENSORFLOW", "").split(os.pa
 def served(request, tmp_path_factory):
     keras.utils.set_random_seed(3)
     module = SMALL_MODULES[request.param]()
-    path = export(module, tmp_path_factory.mktemp("saved_models"), request.param)
+    path = module.export(tmp_path_factory.mktemp("saved_models"), request.param)
     return path, golden_answers(module, np.array([text.encode() for text in SENTENCES], object))
 
 

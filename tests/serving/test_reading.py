@@ -138,8 +138,7 @@ def test_answers_to_long_texts_are_those_without_the_cut_and_say_so(kind, monkey
     module = SMALL_MODULES[kind]()
     key = "prompt" if kind == "generator" else "text"
     texts = tf.constant([LONG[kind], "a dog", ""])
-    found = module.endpoints["serving_default"](**{key: texts})
-    plain = {"translator": "translate", "classifier": "classify", "generator": "write"}[kind]
+    found = module.signatures["serving_default"](**{key: texts})
     read = []
 
     def uncut(texts, before, after):
@@ -148,7 +147,7 @@ def test_answers_to_long_texts_are_those_without_the_cut_and_say_so(kind, monkey
         return texts, tf.zeros_like(texts, tf.bool)
 
     monkeypatch.setattr(reading, "cut", uncut)
-    expected = tf.function(getattr(module, plain))(texts)
+    expected = tf.function(module.signatures["serving_default"].python_function)(texts)
     assert read and read[0] < len(LONG[kind])
     for name, value in found.items():
         np.testing.assert_array_equal(value.numpy(), expected[name].numpy(), name)
@@ -159,10 +158,10 @@ def test_a_long_text_of_few_tokens_is_truncated_all_the_same():
     """A translator says so if the text, its prefix, or what it scores has lost bytes."""
     spaces = " " * 200_000 + "dog"
     translator = SMALL_MODULES["translator"]()
-    answer = translator.endpoints["serving_default"](text=tf.constant([spaces]))
+    answer = translator.signatures["serving_default"](text=tf.constant([spaces]))
     assert answer["truncated"].numpy().tolist() == [True]
     assert answer["translation"].numpy().tolist() == [b""]
-    answer = translator.endpoints["translate_nbest"](
+    answer = translator.signatures["translate_nbest"](
         text=tf.constant(["dog"]), target_prefix=tf.constant([spaces]), max_length=[0]
     )
     assert answer["truncated"].numpy().tolist() == [True]
@@ -171,7 +170,7 @@ def test_a_long_text_of_few_tokens_is_truncated_all_the_same():
 @pytest.mark.slow
 def test_an_export_cuts_a_text_as_the_module_does(translator, exported):
     text = "A dog runs in the park. " * 50_000
-    expected = translator.endpoints["serving_default"](text=tf.constant([text, "A dog"]))
+    expected = translator.signatures["serving_default"](text=tf.constant([text, "A dog"]))
     [answer] = c_api.ask(exported, [{"inputs": {"text": [text, "A dog"]}}])
     assert answer["outputs"]["truncated"] == [True, False]
     found = [translation.encode() for translation in answer["outputs"]["translation"]]

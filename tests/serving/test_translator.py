@@ -2,20 +2,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.serving import SearchSettings, TranslatorModule
+from keras_transformer.serving import SearchSettings, Translator
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
 from .conftest import SENTENCES, SETTINGS
 
 
 def ask(translator, signature, **inputs):
-    outputs = translator.endpoints[signature](**{k: tf.constant(v) for k, v in inputs.items()})
+    outputs = translator.signatures[signature](**{k: tf.constant(v) for k, v in inputs.items()})
     return {key: value.numpy() for key, value in outputs.items()}
-
-
-def source_of(translator, texts):
-    tokens = ask(translator, "tokenize", text=texts)
-    return {"source_ids": tokens["token_ids"], "source_length": tokens["length"]}
 
 
 def nbest(translator, texts, prefixes=None, lengths=None):
@@ -36,7 +31,7 @@ def log_softmax(scores):
 
 def test_one_beam_translates_as_greedy_decoding_with_the_keras_model_does(model, tokenizer):
     settings = SearchSettings(num_beams=1, num_best=1, max_source_length=13, max_target_length=11)
-    translator = TranslatorModule(model, tokenizer, settings=settings)
+    translator = Translator(model, tokenizer, settings=settings)
     for text in SENTENCES:
         source = np.array([[*tokenizer.tokenize([text]).numpy()[0][:12], END_ID]])
         target, total = [START_ID], 0.0
@@ -72,7 +67,7 @@ def test_empty_text_gives_empty_text(translator):
 def test_a_long_text_is_truncated_and_flagged(translator):
     room = SETTINGS.max_source_length - 1
     long, short = "x " * 999, "x " * (room // 2)  # two pieces each
-    pieces = translator.source_tokenizer.tokenize([short]).row_lengths().numpy()[0]
+    pieces = translator.tokenizer.tokenize([short]).row_lengths().numpy()[0]
     assert pieces == room
     answer = ask(translator, "serving_default", text=[long, short, short + "x"])
     assert answer["truncated"].tolist() == [True, False, True]
@@ -126,46 +121,6 @@ def test_hypotheses_that_do_not_exist_are_empty_with_a_finite_score(translator):
     assert answer["score"][0, 0] > -1e8 > answer["score"][0, 1] > -np.inf
 
 
-def test_token_signatures_equal_the_keras_model(translator, model):
-    source = source_of(translator, SENTENCES)
-    target_ids = np.array([[START_ID, 291, 5], [START_ID, 7, 0], [START_ID, 17, 301]], np.int32)
-    answer = ask(
-        translator, "logits", **source, target_ids=target_ids, target_length=np.int32([3, 2, 3])
-    )
-    expected = model({"source_ids": source["source_ids"], "target_ids": target_ids})
-    np.testing.assert_allclose(answer["logits"], expected, atol=1e-5)
-
-
-def test_decoding_step_by_step_equals_one_pass(translator, model):
-    source = source_of(translator, SENTENCES)
-    target_ids = np.random.default_rng(5).integers(4, 307, (3, 5)).astype(np.int32)
-    state = ask(translator, "encode", **source)
-    steps = []
-    for column in range(5):
-        answer = ask(translator, "decode_step", token_ids=target_ids[:, column], **state)
-        steps.append(answer.pop("logits"))
-        state |= answer
-    expected = model({"source_ids": source["source_ids"], "target_ids": target_ids})
-    np.testing.assert_allclose(np.stack(steps, 1), expected, atol=1e-5)
-    assert state["cache"].shape[1] == 5
-    assert state["cache_length"].tolist() == [5, 5, 5]
-
-
-def test_rows_of_one_step_may_stand_at_different_positions(translator):
-    source = source_of(translator, SENTENCES[:2])
-    state = ask(translator, "encode", **source)
-    first = ask(translator, "decode_step", token_ids=np.int32([START_ID, START_ID]), **state)
-    newer = {**state, "cache": first["cache"], "cache_length": first["cache_length"]}
-    second = ask(translator, "decode_step", token_ids=np.int32([293, 293]), **newer)
-    mixed = {**newer, "cache_length": np.int32([1, 0])}
-    answer = ask(translator, "decode_step", token_ids=np.int32([293, START_ID]), **mixed)
-    np.testing.assert_allclose(answer["logits"][0], second["logits"][0], atol=1e-5)
-    np.testing.assert_allclose(answer["logits"][1], first["logits"][1], atol=1e-5)
-    np.testing.assert_allclose(answer["cache"][0], second["cache"][0], atol=1e-5)
-    np.testing.assert_allclose(answer["cache"][1, :1], first["cache"][1], atol=1e-5)
-    assert answer["cache_length"].tolist() == [2, 1]
-
-
 def fill_up(values, columns=2):
     """Wider rows, as TensorFlow Serving fills them when it merges requests: not with zeros."""
     widths = [(0, 0), (0, columns)] + [(0, 0)] * (values.ndim - 2)
@@ -173,59 +128,15 @@ def fill_up(values, columns=2):
 
 
 def test_columns_beyond_a_length_are_never_read(translator):
-    source = source_of(translator, SENTENCES)
-    wide_source = {**source, "source_ids": fill_up(source["source_ids"])}
-    state, wide = ask(translator, "encode", **source), ask(translator, "encode", **wide_source)
-    assert wide["source_length"].tolist() == state["source_length"].tolist()
-    token_ids = np.int32([START_ID] * 3)
-    step = ask(translator, "decode_step", token_ids=token_ids, **state)
-    wide = {k: fill_up(v + 1.0) if v.ndim == 3 else v for k, v in wide.items()}
-    wide["encoded"][:, : state["encoded"].shape[1]] = state["encoded"]
-    wide_step = ask(translator, "decode_step", token_ids=token_ids, **wide)
-    np.testing.assert_allclose(wide_step["logits"], step["logits"], atol=1e-5)
-
-    target = {
-        "target_ids": np.int32([[2, 5], [2, 7], [2, 291]]),
-        "target_length": np.int32([2] * 3),
-    }
-    wide_target = {**target, "target_ids": fill_up(target["target_ids"])}
-    narrow = ask(translator, "logits", **source, **target)["logits"]
-    answer = ask(translator, "logits", **wide_source, **wide_target)["logits"]
-    np.testing.assert_allclose(answer[:, :2], narrow, atol=1e-5)
-
-    ids = translator.target_tokenizer.tokenize(SENTENCES).to_tensor().numpy()
-    lengths = translator.target_tokenizer.tokenize(SENTENCES).row_lengths().numpy().astype(np.int32)
+    rows = translator.target_tokenizer.tokenize(SENTENCES)
+    ids, lengths = rows.to_tensor().numpy(), rows.row_lengths().numpy().astype(np.int32)
     texts = ask(translator, "detokenize", token_ids=fill_up(ids), length=lengths)["text"]
     assert [text.decode() for text in texts] == SENTENCES
 
 
 def test_ids_and_lengths_out_of_range_are_no_error(translator):
     ids, lengths = np.int32([[5, -3, 2**30], [9, 307, 3]]), np.int32([-2, 99])
-    state = ask(translator, "encode", source_ids=ids, source_length=lengths)
-    assert state["source_length"].tolist() == [0, 3]
-    state["cache_length"] = np.int32([-1, 99])
-    step = ask(translator, "decode_step", token_ids=np.int32([-1, 2**30]), **state)
-    assert np.isfinite(step["logits"]).all()
-    answer = ask(
-        translator,
-        "logits",
-        source_ids=np.zeros([2, 0], np.int32),
-        source_length=lengths,
-        target_ids=ids,
-        target_length=lengths,
-    )
-    assert np.isfinite(answer["logits"]).all()
     assert ask(translator, "detokenize", token_ids=ids, length=lengths)["text"][0] == b""
-
-
-def test_too_many_ids_are_truncated_before_an_end_token(translator):
-    longest = SETTINGS.max_source_length
-    ids = np.full([1, longest + 4], 291, np.int32)
-    ended = np.where(np.arange(longest) == longest - 1, END_ID, ids[:, :longest]).astype(np.int32)
-    cut = ask(translator, "encode", source_ids=ids, source_length=np.int32([longest + 4]))
-    whole = ask(translator, "encode", source_ids=ended, source_length=np.int32([longest]))
-    assert cut["source_length"].tolist() == [longest]
-    np.testing.assert_allclose(cut["encoded"], whole["encoded"], atol=1e-5)
 
 
 def test_inputs_with_different_numbers_of_rows_are_refused(translator):
@@ -234,12 +145,10 @@ def test_inputs_with_different_numbers_of_rows_are_refused(translator):
 
 
 def test_bfloat16_weights_answer_in_float32(translator, half_translator):
-    source = source_of(translator, SENTENCES)
-    target = {"target_ids": np.int32([[2, 5]] * 3), "target_length": np.int32([2] * 3)}
-    exact = ask(translator, "logits", **source, **target)["logits"]
-    rounded = ask(half_translator, "logits", **source, **target)["logits"]
     assert {weight.dtype for weight in half_translator.weights} == {tf.bfloat16}
-    assert rounded.dtype == np.float32
+    assert ask(half_translator, "serving_default", text=SENTENCES)["score"].dtype == np.float32
+    targets = ["Zwei Katzen", "A dog", ""]
+    exact, rounded = (each.score(SENTENCES, targets) for each in (translator, half_translator))
     assert 0 < np.abs(exact - rounded).max() < 0.05 * np.abs(exact).max()
 
 
@@ -255,4 +164,4 @@ def test_a_model_too_small_for_its_tokenizer_is_refused(model, tokenizer):
         vocabulary_size = 311
 
     with pytest.raises(ValueError, match="a model of 307 ids, a tokenizer of 311"):
-        TranslatorModule(model, tokenizer, Larger())
+        Translator(model, tokenizer, Larger())

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
-from keras_transformer.serving.publishing import c_session
+from keras_transformer.serving.publishing import c_api
 from keras_transformer.serving.publishing.warmup import WARM_UP_FILE, prediction_log, write_warm_up
 
 INPUTS = {
@@ -14,13 +14,13 @@ INPUTS = {
 
 def read_log(record):
     """The name, signature and inputs of a PredictionLog, read with TensorFlow's own messages."""
-    predict_log = dict(c_session.fields(record))[6]
-    request = dict(c_session.fields(predict_log))[1]
-    model_spec = dict(c_session.fields(dict(c_session.fields(request))[1]))
+    predict_log = dict(c_api.fields(record))[6]
+    request = dict(c_api.fields(predict_log))[1]
+    model_spec = dict(c_api.fields(dict(c_api.fields(request))[1]))
     inputs = {}
-    for number, value in c_session.fields(request):
+    for number, value in c_api.fields(request):
         if number == 2:
-            entry = dict(c_session.fields(value))
+            entry = dict(c_api.fields(value))
             tensor = tensor_pb2.TensorProto.FromString(entry[2])
             inputs[entry[1].decode()] = tf.make_ndarray(tensor)
     return model_spec[1].decode(), model_spec[3].decode(), inputs

@@ -291,7 +291,7 @@ def test_a_translation_of_two_vocabularies_survives_the_loss_of_checksums(runs, 
     (run / "checksums.npz").unlink()
     edit(run, target_tokenizer=True)
     translator = Translator.load(run)
-    assert translator.module.target_tokenizer is not translator.module.source_tokenizer
+    assert translator.target_tokenizer is not translator.tokenizer
     (run / "target_tokenizer.model").unlink()
     with pytest.raises(DamagedFile, match=r"target_tokenizer.model is missing"):
         Translator.load(run)

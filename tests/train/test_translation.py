@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from keras_transformer.data import TokenBatches, tokenize
-from keras_transformer.serving import RunFolder, Translator, translator
-from keras_transformer.serving.compiled import CompiledTranslatorModule
+from keras_transformer.decoding.compiling import compiled
+from keras_transformer.serving import RunFolder, Translator, served_model, translator
 from keras_transformer.serving.publishing.c_api import ask
 from keras_transformer.tokenizers import train_sentencepiece
 from train import translation
@@ -57,13 +57,12 @@ def test_bleu_during_training_compiles_one_search_for_all_epochs(text, tmp_path,
     """As on a GPU, where the cache is static."""
     searches = []
 
-    class Kept(CompiledTranslatorModule):
-        def __init__(self, *given):
-            super().__init__(*given)
-            searches.append(self._compiled)
+    def kept(search):
+        searches.append(compiled(search))
+        return searches[-1]
 
-    monkeypatch.setattr(translator, "is_static", lambda *_: True)
-    monkeypatch.setattr(translator, "CompiledTranslatorModule", Kept)
+    monkeypatch.setattr(served_model, "is_static", lambda *_: True)
+    monkeypatch.setattr(translator, "compiled", kept)
     run = tmp_path / "run"
     translation.main([*text, *SETTINGS, "--steps=11", "--bleu-every=1", "--run", str(run)])
     assert len(Run(run, TranslationConfig).history()["val_bleu"]) > 1
@@ -210,7 +209,7 @@ def test_search_can_be_changed_after_the_training(text, trained, capsys, tmp_pat
     nbest, best = (answer["outputs"] for answer in ask(tmp_path / "a" / "1", [request, default]))
     assert len(nbest["translation"][0]) == 3 and best["translation"][1] == ""
     ours = Translator.load(trained, num_beams=3, length_penalty=0.5)
-    settings = ours.module.settings
+    settings = ours.settings
     assert (settings.num_beams, settings.length_penalty) == (3, 0.5)
     answer = ours.answer(["abc", ""])
     np.testing.assert_allclose(best["score"], answer["score"], rtol=1e-5)

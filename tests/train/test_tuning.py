@@ -93,7 +93,7 @@ def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files
     assert len(found) > 1 and found[-1] < found[0]
 
     tuned, settings = Translator.load(run), json.loads((run / "config.json").read_text())
-    kept = tuned.module.settings
+    kept = tuned.settings
     theirs = before.settings
     assert (kept.num_beams, kept.length_penalty) == (theirs.num_beams, theirs.length_penalty)
     assert kept.scoring == theirs.scoring == settings["scoring"]
@@ -131,7 +131,7 @@ def test_a_tuned_model_begins_as_the_one_that_it_tunes(files, tmp_path):
     assert (encoder.dropout, encoder.remat) == (0.5, True)
     assert tuned.get_layer("embedding_dropout").rate == 0.5
     assert encoder.compute_dtype == tuned.get_layer("decoder").compute_dtype == "bfloat16"
-    assert Translator.load(tmp_path / "run").module.settings.num_beams == 3
+    assert Translator.load(tmp_path / "run").settings.num_beams == 3
 
 
 @pytest.mark.parametrize(("name", "is_run"), [("gpt2", False), ("preset of gpt2", True)])
@@ -212,7 +212,7 @@ def test_a_run_of_our_own_translation_is_tuned(files, tmp_path, monkeypatch, cap
     translation.main([*first, "--steps=4", "--num-beams=2", "--run", str(tmp_path / "first")])
     flags = [*pair_flags(files), *TUNING, "--pretrained", str(tmp_path / "first"), "--steps=2"]
     translation.main([*flags, "--run", str(tmp_path / "run")])
-    assert Translator.load(tmp_path / "run").module.settings.num_beams == 2
+    assert Translator.load(tmp_path / "run").settings.num_beams == 2
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"A dog.\nIt is\n")))
     capsys.readouterr()
     translation.main(["translate", "--run", str(tmp_path / "run")])

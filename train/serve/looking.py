@@ -53,10 +53,10 @@ class Runs:
             model = self._models[name][1]
         both = isinstance(model, Translator)
         texts = [texts[key] for key in ("text", "target")[: 1 + both] if key in texts]
-        tokenizers = (model.tokenizer, getattr(model.module, "target_tokenizer", None))
+        tokenizers = (model.tokenizer, model.target_tokenizer)
         for text, tokenizer in zip(texts, tokenizers, strict=False):
             count = len(tokenizer.tokenize([text])[0])
-            if min(count, getattr(model.module, "max_length", count)) > MOST_TOKENS:
+            if min(count, getattr(model, "max_length", count)) > MOST_TOKENS:
                 raise ValueError(
                     f"Attention is shown of texts of at most {MOST_TOKENS} tokens. "
                     f"Received: {count} tokens."

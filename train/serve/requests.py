@@ -9,7 +9,7 @@ import struct
 
 import numpy as np
 
-from keras_transformer.serving.publishing.c_session import (
+from keras_transformer.serving.publishing.c_api import (
     DTYPES,
     NUMBERS,
     STRING,

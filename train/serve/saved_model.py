@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  # registers the operations of tokenizers
 from google.protobuf import json_format
 
-from keras_transformer.serving.publishing.c_session import STRING, fields, read_signatures
+from keras_transformer.serving.publishing.c_api import STRING, fields, read_signatures
 from keras_transformer.serving.publishing.checks import read_meta_graph
 from keras_transformer.serving.publishing.warmup import WARM_UP_FILE
 

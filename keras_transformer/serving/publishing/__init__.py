@@ -1,1 +1,1 @@
-"""Writes a module as a SavedModel, checks it in another process, and publishes it atomically."""
+"""Writes a SavedModel, checks it in another process, and publishes it atomically."""

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.serving.publishing.c_session import fields
+from keras_transformer.serving.publishing.c_api import fields
 
 LARGEST_CONSTANT = 100_000  # bytes
 PREDICT = "tensorflow/serving/predict"
@@ -55,7 +55,7 @@ def check_size(path, weights):
 
     Args:
         path: folder of the SavedModel.
-        weights: tf.Variables of the module.
+        weights: tf.Variables of the model.
 
     Raises:
         RuntimeError: if the variables take more than 1.05 times the bytes of `weights`.
@@ -122,12 +122,12 @@ def check_answers(path, requests, expected, tolerance=1e-4, timeout=600, package
 
 
 def check_shapes(requests, answers, row_shapes):
-    """Rejects answers whose shapes differ from those that a module declares.
+    """Rejects answers whose shapes differ from those that a model declares.
 
     Args:
         requests: pairs of a signature and a dictionary of its input arrays.
         answers: for each request a dictionary of its output arrays.
-        row_shapes: from `ServedModule.row_shapes`.
+        row_shapes: of a `ServedModel`.
 
     Raises:
         RuntimeError: names the first output with a wrong number of rows or shape.

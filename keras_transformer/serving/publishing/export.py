@@ -1,4 +1,4 @@
-"""Exports a module as a checked version of a model that TensorFlow Serving picks up."""
+"""Publishes a served model as a checked version that TensorFlow Serving picks up."""
 
 import contextlib
 import os
@@ -15,7 +15,6 @@ from keras_transformer.serving.publishing.checks import (
 )
 from keras_transformer.serving.publishing.draft_folder import draft_folder
 from keras_transformer.serving.publishing.warmup import write_batching, write_warm_up
-from keras_transformer.serving.signatures import ServedModule
 
 EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €")
 
@@ -29,34 +28,8 @@ HARD_TEXTS = (
 )  # fmt: skip
 
 
-def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeout=600) -> str:
-    """Publishes a module as the next version of a served model.
-
-    The draft of the SavedModel gets warm-up requests and batching parameters. Then its graph and
-    size are checked, and its answers in a fresh process without Keras or Python code. Only a
-    draft that passes is renamed to `<directory>/<name>/<next integer>`, in one step.
-
-    Args:
-        module: a `TranslatorModule`, `ClassifierModule` or `GeneratorModule`, e.g. the `module`
-            of a `Translator`.
-        directory: folder of all served models.
-        name: of this model in requests.
-        examples: at least one text, for warm-up and checks.
-        timeout: for the fresh process, in seconds.
-
-    Returns:
-        The path of the new version.
-
-    Raises:
-        ValueError: if `module` is of another kind, `name` is not a plain folder name, no server
-            could load a model from `directory`, or there are no examples.
-        RuntimeError: if a check fails; then nothing is published.
-    """
-    if not isinstance(module, ServedModule):
-        raise ValueError(
-            "module must be a ServedModule, e.g. the module of a Translator. Received: "
-            f"module={module!r}."
-        )
+def export(served, directory, name, examples, timeout):
+    """Publishes a `ServedModel` as its next version; `ServedModel.export` documents it."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise ValueError(
             "name must be a plain folder name of letters, digits, '_', '-' and '.'. "
@@ -78,23 +51,23 @@ def export(module: ServedModule, directory, name: str, examples=EXAMPLES, timeou
         with draft_folder(place, name) as folder:
             draft = os.path.join(folder, name, "1")
             options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-            tf.saved_model.save(module, draft, dict(module.endpoints), options)
+            tf.saved_model.save(served.saved_module(), draft, served.signatures, options)
             texts = np.array([tf.compat.as_bytes(text) for text in examples], object)
-            write_warm_up(draft, name, module.warm_up_requests(texts))
+            write_warm_up(draft, name, served.warm_up_requests(texts))
             write_batching(draft)
-            validate(draft, module, texts, timeout)
+            validate(draft, served, texts, timeout)
             version = os.path.basename(_publish(draft, target))
             return os.path.join(directory, name, version)
     except RuntimeError as error:
         raise RuntimeError(f"{name} was not published. {error}") from error
 
 
-def validate(path, module: ServedModule, examples=EXAMPLES, timeout=600):
-    """Checks that a SavedModel runs in TensorFlow Serving and answers like `module`.
+def validate(path, served, examples=EXAMPLES, timeout=600):
+    """Checks that a SavedModel runs in TensorFlow Serving and answers like the served model.
 
     Args:
         path: folder of the SavedModel.
-        module: from which it was saved.
+        served: the `ServedModel` from which it was saved.
         examples: at least one text to answer.
         timeout: for the fresh process, in seconds.
 
@@ -102,42 +75,47 @@ def validate(path, module: ServedModule, examples=EXAMPLES, timeout=600):
         RuntimeError: with the first failed check.
     """
     check_graph(path)
-    check_size(path, module.weights)
+    check_size(path, served.weights)
     texts = np.array([tf.compat.as_bytes(text) for text in examples], object)
-    requests, expected = golden_answers(module, texts)
-    check_shapes(requests, expected, module.row_shapes())
-    exact = all(weight.dtype != tf.bfloat16 for weight in module.weights)
+    requests, expected = golden_answers(served, texts)
+    check_shapes(requests, expected, served.row_shapes)
+    exact = all(weight.dtype != tf.bfloat16 for weight in served.weights)
     check_answers(path, requests, expected, 1e-4 if exact else 2e-2, timeout)
 
 
-def golden_answers(module: ServedModule, texts):
-    """Requests to every signature, also empty and hard ones, with the answers of this process.
+def golden_answers(served, texts):
+    """Requests to every signature: without rows, with one, and with hard ones among the texts.
 
     Args:
-        module: a `ServedModule`.
+        served: a `ServedModel`.
         texts: (batch,) ordinary texts, bytes.
 
     Returns:
-        The pair of requests, a list of (signature, {input: array}), and answers, a list of
-        {output: array}.
+        The pair of requests, a list of (signature, {input: array}), and the answers of this
+        process, a list of {output: array}.
     """
+    texts = np.concatenate([texts, np.array(HARD_TEXTS, object)])
     requests, expected = [], []
-
-    def ask(signature, **inputs):
-        with tf.device("CPU:0"):  # like the fresh process
-            outputs = module.endpoints[signature](**inputs)
-        requests.append((signature, inputs))
-        expected.append({key: value.numpy() for key, value in outputs.items()})
-        return expected[-1]
-
-    for signature, endpoint in module.endpoints.items():
-        no_rows = {
-            spec.name: np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype)
-            for spec in endpoint.input_signature
+    for signature, function in served.signatures.items():
+        inputs = {
+            spec.name: np.roll(_values(spec, texts), index, axis=0)
+            for index, spec in enumerate(function.input_signature)
         }
-        ask(signature, **no_rows)
-    module.exercise(ask, texts, np.array(HARD_TEXTS, object))
+        for rows in (0, 1, len(texts)):
+            some = {name: values[:rows] for name, values in inputs.items()}
+            with tf.device("CPU:0"):  # like the fresh process
+                outputs = function(**some)
+            requests.append((signature, some))
+            expected.append({key: value.numpy() for key, value in outputs.items()})
     return requests, expected
+
+
+def _values(spec, texts):
+    """The texts, or as many numbers, or rows of ids in and outside of a vocabulary."""
+    row = np.arange(len(texts), dtype=np.int32)
+    if spec.shape.rank == 2:
+        return np.concatenate([row[:, None] * 5 + row[:6] * 13 - 3, row[:, None] + 2**30], axis=1)
+    return {tf.string: texts, tf.int32: row % 7, tf.float32: np.float32(row / len(row))}[spec.dtype]
 
 
 def _publish(draft, target):

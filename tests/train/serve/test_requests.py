@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from keras_transformer.serving.publishing.c_session import STRING
+from keras_transformer.serving.publishing.c_api import STRING
 from train.serve.requests import COLUMNS, ROWS, read_request, write_answer
 
 FLOAT, INT32 = 1, 3

@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 
-from keras_transformer.serving import Translator, export
+from keras_transformer.serving import Translator
 from tests.serving.conftest import SENTENCES
 from tests.serving.exporting import Echo
 from tests.serving.hostile import HostileRequests, is_equal, signatures_of
@@ -153,7 +153,7 @@ def test_hostile_requests_are_refused_and_sound_ones_answered(client, folder):
 
 
 def test_no_request_is_lost_while_versions_come_and_go(server, client, folder):
-    export(Echo(), folder, "echo")
+    Echo().export(folder, "echo")
     wait_for(lambda: client.get("/v1/models/echo")[0] == 200)
     wait_for(lambda: client.predict("echo", {"instances": ["a"]})[0] == 200)
 
@@ -168,7 +168,7 @@ def test_no_request_is_lost_while_versions_come_and_go(server, client, folder):
             for _ in range(4)
         ]
         try:
-            export(Echo(), folder, "echo")
+            Echo().export(folder, "echo")
             wait_for(lambda: states() == {"2": "AVAILABLE", "1": "END"})
             damaged = folder / "echo" / "3"
             shutil.copytree(folder / "echo" / "2", damaged.with_suffix(".draft"))
@@ -192,13 +192,13 @@ def test_no_request_is_lost_while_versions_come_and_go(server, client, folder):
 
 def test_no_request_is_lost_by_two_replicas_that_load_a_version_each_in_its_time(tmp_path):
     folder = tmp_path / "saved_models"
-    export(Echo(), folder, "echo")
+    Echo().export(folder, "echo")
     may_end, text = threading.Event(), ["a"]
     flags = "--replicas=2", "--poll-seconds=0.2"
     with serving(folder, *flags) as (port, _, _), concurrent.futures.ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(ask_for_ever, port, "echo", text, ["aa"], may_end) for _ in range(4)]
         try:
-            export(Echo(), folder, "echo")
+            Echo().export(folder, "echo")
             with contextlib.closing(Client(port)) as client:
                 # Both replicas have it once many answers in a row are of it.
                 wait_for(lambda: {versions_of(client) for _ in range(20)} == {"2"})

@@ -1,0 +1,270 @@
+"""What translators, classifiers and generators share: signatures, batches of texts, the export."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import rich.console
+import rich.progress
+import tensorflow as tf
+
+from keras_transformer.decoding.compiling import is_static
+from keras_transformer.serving.publishing.export import EXAMPLES, export
+from keras_transformer.tokenizers.sentencepiece import PAD_ID
+
+TEXTS_PER_BATCH = 64
+LISTED = 5  # indices of truncated texts in a warning
+
+TEXT = tf.TensorSpec([None], tf.string)
+NUMBER = tf.TensorSpec([None], tf.int32)  # one per row, e.g. a length
+REAL = tf.TensorSpec([None], tf.float32)
+IDS = tf.TensorSpec([None, None], tf.int32)
+
+
+class Signature(NamedTuple):
+    """A function that a SavedModel serves.
+
+    Attributes:
+        method: from tensors to a dictionary of tensors, the batch first.
+        inputs: {name: tf.TensorSpec}, in the order of the method's arguments; texts first.
+        outputs: {name: shape of one row}; None is a size that depends on the request.
+    """
+
+    method: Callable
+    inputs: dict[str, tf.TensorSpec]
+    outputs: dict[str, tuple]
+
+    def function(self):
+        """The method as a tf.function, traced when it is first called."""
+        specs = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in self.inputs.items()]
+        return tf.function(self.method, input_signature=specs, autograph=False)
+
+
+class ServedModel:
+    """A trained model with its tokenizers, ready for texts: from Python, or as a SavedModel.
+
+    It shares the weights of the model: after `model.fit` it answers with the new ones. A subclass
+    defines `_signatures`.
+
+    In all signatures the batch is the first axis, and the answer to a row does not depend on the
+    other rows, which may come from other requests that TensorFlow Serving merged. Token ids come
+    with their lengths, and columns beyond a length are never read, because TensorFlow Serving
+    pads rows with arbitrary values. Floating-point outputs are float32.
+
+    Args:
+        model: with the methods and the `weights` that `models.TextModel` documents.
+        tokenizer: splits the input texts into tokens.
+        target_tokenizer: joins output texts; defaults to `tokenizer`.
+        cache: "growing", "static" or "auto", as for `Translator`.
+
+    Attributes:
+        model: the model.
+        tokenizer: splits the input texts into tokens.
+        signatures: {name: tf.function}, what this process answers with and a SavedModel serves;
+            each is traced when it is first called.
+        row_shapes: {name: {output: shape of one row}}, to check exports.
+    """
+
+    def __init__(self, model, tokenizer, target_tokenizer=None, cache="growing"):
+        self.model, self.tokenizer = model, tokenizer
+        self._text_model = model  # a subclass may adapt it to the ids of the tokenizer
+        self.target_tokenizer = target_tokenizer or tokenizer
+        self._use_cache(is_static(cache, getattr(model, "has_static_cache", False)))
+
+    def _use_cache(self, is_static):
+        signatures = self._signatures()
+        self._is_static = is_static
+        self.signatures = {name: each.function() for name, each in signatures.items()}
+        self.row_shapes = {name: each.outputs for name, each in signatures.items()}
+
+    def _signatures(self):
+        """{name: `Signature`}, `serving_default` among them."""
+        raise NotImplementedError
+
+    @property
+    def weights(self):
+        """The tensors behind the Keras variables, which is what a SavedModel stores."""
+        return [w if isinstance(w, tf.Variable) else w.value for w in self.model.weights]
+
+    def answer(self, texts, signature="serving_default", **others):
+        """The outputs of a signature of the SavedModel, for any number of texts.
+
+        Texts of similar length share a batch. On a terminal, a progress bar shows.
+
+        Args:
+            texts: a list of strings.
+            signature: one whose outputs have the same shape for every text.
+            **others: further inputs of the signature, lists with one value per text.
+
+        Returns:
+            A dictionary of arrays with one row per text, in the order of `texts`; strings are
+            bytes.
+
+        Raises:
+            ValueError: if `texts` is not a list of strings.
+        """
+        texts = list_of_strings(texts)
+        function = self.signatures[signature]
+        specs = function.input_signature
+        inputs = {specs[0].name: texts, **others}
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+        parts = []
+        for rows in batches(order):
+            values = [[inputs[spec.name][row] for row in rows] for spec in specs]
+            outputs = function(
+                *(
+                    tf.constant(column, spec.dtype, [len(rows)])
+                    for column, spec in zip(values, specs, strict=True)
+                )
+            )
+            parts.append({key: value.numpy() for key, value in outputs.items()})
+        original_order = np.argsort(np.array(order, int))
+        return {
+            key: np.concatenate([part[key] for part in parts])[original_order] for key in parts[0]
+        }
+
+    def _attention_scores(self, *inputs):
+        """The attention weights of the model, as its `attention_scores` returns them.
+
+        Args:
+            *inputs: the inputs of the model, (batch, length) each.
+
+        Raises:
+            ValueError: if the model has no such method.
+        """
+        if not hasattr(self._text_model, "attention_scores"):
+            raise ValueError("The model must have a method attention_scores. Received: none.")
+        return self._text_model.attention_scores(*inputs)
+
+    def export(self, directory, name, examples=EXAMPLES, timeout=600):
+        """Publishes the next version of a served model, once it has passed all checks.
+
+        The draft of the SavedModel gets warm-up requests and batching parameters. Then its graph
+        and size are checked, and its answers in a fresh process without Keras or Python code.
+        Only a draft that passes is renamed to `<directory>/<name>/<next integer>`, in one step.
+        Its cache always grows, because TensorFlow Serving disables XLA by default.
+
+        Args:
+            directory: folder of all served models.
+            name: of this model in requests.
+            examples: at least one text, for warm-up and checks.
+            timeout: for the fresh process, in seconds.
+
+        Returns:
+            The path of the new version.
+
+        Raises:
+            ValueError: if `name` is not a plain folder name, no server could load a model from
+                `directory`, or there are no examples.
+            RuntimeError: if a check fails; then nothing is published.
+        """
+        return export(self.with_growing_cache(), directory, name, examples, timeout)
+
+    def with_growing_cache(self):
+        """This model, or a copy that shares its weights and needs no XLA."""
+        if not self._is_static:
+            return self
+        growing = copy.copy(self)
+        growing._use_cache(is_static=False)
+        return growing
+
+    def saved_module(self):
+        """What a SavedModel stores: weights and tokenizers.
+
+        Never the Keras model: with a Keras layer in it, a `tf.Module` saves each weight twice, and
+        the second copy is linked to the first in Python only.
+        """
+        module = tf.Module(type(self).__name__.lower())
+        module.weights = self.weights
+        module.tokenizer, module.target_tokenizer = self.tokenizer, self.target_tokenizer
+        return module
+
+    def warm_up_requests(self, texts):
+        """Pairs of a signature and its inputs, for the most common request sizes.
+
+        Args:
+            texts: (batch,) ordinary texts, bytes.
+        """
+        name = self.signatures["serving_default"].input_signature[0].name
+        return [("serving_default", {name: some}) for some in (texts[:1], texts)]
+
+    def _detokenize(self, token_ids, length):
+        """Joins tokens to texts, without control ids.
+
+        Args:
+            token_ids: (batch, length).
+            length: (batch,) in tokens; columns beyond it are not read.
+
+        Returns:
+            text, (batch,) strings.
+        """
+        check_rows(token_ids, length)
+        inside = tf.sequence_mask(length, tf.shape(token_ids)[1])
+        return {"text": self.target_tokenizer.detokenize(tf.where(inside, token_ids, PAD_ID))}
+
+
+def check_rows(first, *others):
+    """Fails if the inputs of a request have different numbers of rows."""
+    for other in others:
+        tf.debugging.assert_equal(
+            tf.shape(first)[0], tf.shape(other)[0], "All inputs need the same number of rows."
+        )
+
+
+def batches(order):
+    """Splits row indices into batches, at least one; on a terminal, a progress bar shows."""
+    starts = range(0, max(len(order), 1), TEXTS_PER_BATCH)
+    console = rich.console.Console(stderr=True)
+    hidden = len(starts) == 1 or not console.is_terminal
+    for start in rich.progress.track(
+        starts, "Reading", console=console, transient=True, disable=hidden
+    ):
+        yield order[start : start + TEXTS_PER_BATCH]
+
+
+def list_of_strings(texts, name="texts"):
+    """Any iterable of strings as a list; raises ValueError for anything else."""
+    is_iterable = np.iterable(texts) and not isinstance(texts, (str, bytes))
+    strings = list(texts) if is_iterable else [None]
+    if not all(isinstance(text, str) for text in strings):
+        raise ValueError(
+            f"{name} must be a list of strings; put a single text into a list. Received: "
+            f"{name}={texts!r:.100}"
+        )
+    return strings
+
+
+def check_string(text, name):
+    """Raises ValueError unless `text` is one string."""
+    if not isinstance(text, str):
+        raise ValueError(f"{name} must be a string. Received: {name}={text!r:.100}")
+
+
+def check_vocabulary(size, tokenizer, what="embed every id of the tokenizer"):
+    """Raises ValueError if a model has fewer ids than a tokenizer; None is any number of ids."""
+    if size is not None and size < tokenizer.vocabulary_size:
+        raise ValueError(
+            f"The model must {what}. Received: a model of {size} ids, a tokenizer of "
+            f"{tokenizer.vocabulary_size}."
+        )
+
+
+def warn_truncated(is_truncated, max_length, how="truncated", stacklevel=3):
+    """Warns if texts were too long to be read whole.
+
+    Args:
+        is_truncated: (texts,) booleans.
+        max_length: in tokens.
+        how: what happened to them, a participle.
+        stacklevel: of `warnings.warn`; 3 is the caller of the caller.
+    """
+    rows = [str(row) for row in np.flatnonzero(is_truncated)]
+    if rows:
+        listed = ", ".join(rows[:LISTED]) + (", ..." if len(rows) > LISTED else "")
+        warnings.warn(
+            f"{len(rows):,} of {len(is_truncated):,} texts are longer than {max_length} tokens "
+            f"and were {how}: texts {listed}.",
+            stacklevel=stacklevel,
+        )

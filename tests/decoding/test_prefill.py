@@ -1,0 +1,177 @@
+"""A prefix read in one pass gives what it gives token by token."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_transformer as kt
+from keras_transformer.decoding import TokenRules, beam_search, sample, stream
+
+SIZE, LENGTH = 23, 11
+DIMENSIONS = {"num_layers": 2, "hidden_dim": 12, "intermediate_dim": 17, "num_heads": 3}
+PREFIX = np.array([[5, 7, 9, 11, 4], [6, 5, 8, 0, 0], [9, 4, 7, 7, 0], [5, 5, 5, 5, 5]], "int32")
+START_ID, END_ID = 2, 3
+
+
+def shaken(model):
+    draw = np.random.default_rng(3)
+    for weight in model.weights:
+        weight.assign(weight + draw.normal(0, 0.3, weight.shape))
+    return model
+
+
+@pytest.fixture(scope="module")
+def translation():
+    keras.utils.set_random_seed(3)
+    model = shaken(kt.translation(SIZE, size="tiny", dropout=0.0, **DIMENSIONS))
+    source_ids = tf.constant([[5, 7, 3, 0], [9, 9, 4, 3], [8, 3, 0, 0], [6, 7, 8, 3]])
+    return model, model.encode(source_ids)
+
+
+def language_model(kind):
+    keras.utils.set_random_seed(5)
+    options = dict(DIMENSIONS)
+    if kind == "learned positions":
+        options["max_sequence_length"] = LENGTH
+    elif kind != "sinusoids":
+        options["attention_pattern"] = {"pattern": kind, "block_size": 3, "summary_size": 1}
+    return shaken(kt.language_model(SIZE, **options))
+
+
+LANGUAGE_MODELS = ["sinusoids", "learned positions", "local", "strided", "fixed"]
+
+
+def compared(search, prefill):
+    """Both results, and how many steps the search took with `prefill`."""
+    with_one, alone = (search(prefill=each) for each in (prefill, None))
+    np.testing.assert_array_equal(with_one.token_ids, alone.token_ids)
+    np.testing.assert_array_equal(with_one.lengths, alone.lengths)
+    np.testing.assert_allclose(with_one.scores, alone.scores, rtol=1e-5, atol=1e-5)
+    return alone
+
+
+CASES = [  # limits, prefix, rules
+    ([9, 11, 7, 6], PREFIX, None),
+    ([9, 0, 7, 6], PREFIX * [[1], [0], [1], [1]], None),
+    ([9, 3, 7, 6], PREFIX, TokenRules(no_repeat_ngram_size=2, forces_end=False)),
+    ([9, 11, 1, 6], PREFIX, None),
+    ([9, 11, 8, 6], PREFIX[:, :0], TokenRules(forced_bos_token_id=7)),
+]
+HOW = {
+    "eager": lambda search: search,
+    "graph": tf.function,
+    "xla": functools.partial(tf.function, jit_compile=True),
+}
+
+
+@pytest.mark.parametrize("scoring", ["gnmt", "huggingface", "huggingface_early_stopping"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_forced_prefix_of_a_translation(translation, num_beams, scoring):
+    for case in CASES:
+        check_translation(translation, "eager", num_beams, scoring, *case)
+
+
+@pytest.mark.parametrize("how", ["graph", "xla"])
+@pytest.mark.parametrize("scoring", ["gnmt", "huggingface"])
+def test_a_forced_prefix_of_a_compiled_search(translation, scoring, how):
+    for case in CASES[:2]:
+        check_translation(translation, how, 3, scoring, *case)
+
+
+def check_translation(translation, how, num_beams, scoring, limits, prefix, rules):
+    model, encoded = translation
+    room = [LENGTH] if how == "xla" else []
+
+    @HOW[how]
+    def search(prefill):
+        return beam_search(
+            functools.partial(model.step, encoded),
+            model.start_cache(encoded, num_beams, *room),
+            num_beams=num_beams,
+            limits=limits,
+            start_id=START_ID,
+            end_id=END_ID,
+            prefix=prefix,
+            scoring=scoring,
+            capacity=LENGTH if room else None,
+            token_rules=rules,
+            prefill=prefill,
+        )
+
+    found = compared(search, functools.partial(model.prefill, encoded))
+    assert found.lengths.numpy().max() > 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [*((kind, "eager") for kind in LANGUAGE_MODELS), ("strided", "xla")]
+)
+def test_a_prompt_of_a_language_model(kind, how):
+    model = language_model(kind)
+    room = [LENGTH] if how == "xla" else []
+
+    @HOW[how]
+    def search(prefill):
+        return sample(
+            model.step,
+            model.start_cache(4, 2, *room),
+            limits=[9, 11, 0, 8],
+            start_id=tf.constant([5, 6, 7, 8]),
+            end_id=END_ID,
+            seed=tf.constant([[n, 1] for n in range(4)]),
+            num_samples=2,
+            prefix=PREFIX,
+            capacity=LENGTH if room else None,
+            prefill=prefill,
+        )
+
+    found = compared(search, model.prefill)
+    assert found.lengths.numpy()[2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_compiled"),
+    [("sinusoids", False), ("learned positions", True), ("fixed", False)],
+)
+def test_a_streamed_text_may_outgrow_its_context(kind, is_compiled):
+    model = language_model(kind)
+    room = [LENGTH] if is_compiled else []
+    one_pass, by_steps = (
+        list(
+            stream(
+                model.step,
+                lambda: model.start_cache(1, 1, *room),
+                [5, 7, 9, 4, 8],
+                num_tokens=15,
+                context=LENGTH,
+                seed=tf.constant([[3, 0]]),
+                jit_compile=is_compiled,
+                prefill=prefill,
+            )
+        )
+        for prefill in (model.prefill, None)
+    )
+    assert one_pass == by_steps
+
+
+def test_what_is_read_in_one_pass_takes_no_step(translation):
+    model, encoded = translation
+    positions = []
+
+    def step(token_ids, parents, position, cache):
+        positions.append(int(position))
+        return model.step(encoded, token_ids, parents, position, cache)
+
+    prefill = functools.partial(model.prefill, encoded)
+    options = {"num_beams": 2, "start_id": START_ID, "end_id": END_ID, "prefix": PREFIX}
+    beam_search(
+        step, model.start_cache(encoded, 2), limits=[9, 9, 9, 9], prefill=prefill, **options
+    )
+    assert positions[0] == 3, "the row with the shortest prefix decides"
+    positions.clear()
+    beam_search(
+        step, model.start_cache(encoded, 2), limits=[9, 2, 9, 9], prefill=prefill, **options
+    )
+    assert positions[0] == 1, "the end of the row with the lowest limit is left to the search"
