@@ -27,8 +27,8 @@ from keras_transformer.training import (
     TokenAccuracy,
     TokenCrossentropy,
     choose_strategy,
-    parts,
     split_cpu,
+    train_step,
 )
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.distribution import check_workers_agree, this_worker
@@ -154,9 +154,9 @@ def trainings(strategy):
     # 8, 8 and 1 rows: at the end only one replica has any.
     yield "empty share", train(strategy, uneven, 3, sgd, validated=True)
     yield "everything", train(strategy, uneven, 3, sgd, validated=True, **everything)
-    parts.PACK_BYTES, usual = 64, parts.PACK_BYTES
+    train_step.PACK_BYTES, usual = 64, train_step.PACK_BYTES
     yield "packs", train(strategy, uneven, 3, sgd, **everything)
-    parts.PACK_BYTES = usual
+    train_step.PACK_BYTES = usual
     yield "buckets", train(strategy, buckets(), 2, sgd, clip_norm=0.25)
     with strategy.scope():
         loss, accuracy = keras_loss(), keras.metrics.SparseCategoricalAccuracy()
