@@ -14,13 +14,13 @@ class AdditiveAttention(MultiHeadAttention):
     It is called, cached and masked like `MultiHeadAttention`. With `num_heads=1` the scores are
     those of the paper, from a decoder's state to an encoder's; the heads, and the projections
     of values and outputs, are the Transformer's. Its scores need `key_dim` times the memory of
-    the dot product, so use it for short texts and for comparisons.
+    the dot product, so use it for short texts and for comparisons. `kernel_initializer` also
+    draws v.
 
     Source: Bahdanau et al. 2014, section A.1.2 (https://arxiv.org/abs/1409.0473).
 
     Args:
-        num_heads: and all further arguments as for `MultiHeadAttention`;
-            `kernel_initializer` also draws v.
+        num_heads: and all further arguments as for `MultiHeadAttention`.
 
     Call arguments:
         As for `MultiHeadAttention`.

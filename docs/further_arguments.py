@@ -1,0 +1,30 @@
+"""For the reference: lists the arguments that a docstring leaves to that of another class."""
+
+import re
+
+import griffe
+
+FURTHER = re.compile(r"^    (\w+): and all further arguments as for `(\w+)`\.$", re.MULTILINE)
+
+
+class FurtherArguments(griffe.Extension):
+    def on_package(self, *, pkg, **kwargs):
+        docstrings = {c.name: c.docstring for c in classes_in(pkg) if c.docstring}
+        for docstring in docstrings.values():
+            docstring.value = FURTHER.sub(
+                lambda found: arguments_of(docstrings[found[2]].value, first=found[1]),
+                docstring.value,
+            )
+
+
+def classes_in(parent):
+    for member in parent.members.values():
+        if not member.is_alias and (member.is_class or member.is_module):
+            yield from classes_in(member)
+            yield from [member] if member.is_class else []
+
+
+def arguments_of(docstring, first):
+    """The lines of an Args section, from one argument on."""
+    section = re.search(r"^Args:\n((?:    .*\n)+)", docstring, re.MULTILINE)[1]
+    return section[section.index(f"    {first}: ") :].rstrip()
