@@ -14,10 +14,10 @@ class Deferred:
     """
 
     def __init__(self, name):
-        self._name = name
+        self.module_name = name
 
     def __getattr__(self, attribute):
-        return getattr(importlib.import_module(self._name), attribute)
+        return getattr(importlib.import_module(self.module_name), attribute)
 
 
 keras = Deferred("keras")

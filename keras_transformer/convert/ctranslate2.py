@@ -279,7 +279,7 @@ def _options(stack):
     check_dense(stack, "CTranslate2", needs_bias=False)
     names = Activation.RELU, Activation.SWISH, Activation.GELU, Activation.GELUTanh
     activation = activation_of(stack, names, "CTranslate2")
-    return {"normalize_first": stack.normalize_first, "activation": activation}
+    return {"pre_norm": stack.normalize_first, "activation": activation}
 
 
 def _pieces(tokenizer, texts):

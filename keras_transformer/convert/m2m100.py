@@ -58,7 +58,7 @@ def read(folder: ModelFolder):
     weights = weights.without(marian.POSITIONS).joined(Weights.of(no_bias))
     assign(marian.rows(model, order, order), weights, "M2M100")
     search, language = in_language(folder, search_settings(folder, order, 1024), tokenizer)
-    run = run_settings(search, tokenizer.vocabulary_size) | dimensions
+    run = run_settings(search, tokenizer.vocabulary_size, dimensions)
     run |= _languages(folder) | language
     return Converted("translation", model, tokenizer, settings=search, config=run)
 

@@ -144,7 +144,7 @@ def test_a_vocabulary_that_does_not_fit_the_table_is_one_line(family):
     for file in files:
         before = with_pieces(file, -2)
         found = convert.read(folder)
-        texts = ["it is ten past 6", "A dog runs. 12,50"]
+        texts = ["it is ten", "A dog 12,50"]
         for tokenizer in (found.tokenizer, found.target_tokenizer or found.tokenizer):
             table = found.model.weights[0].shape[0] + getattr(tokenizer, "first_id", 0)
             ids = tokenizer.tokenize(texts).flat_values.numpy()

@@ -266,7 +266,8 @@ def trained(stack, remat, dtype, dropout=0.3, **options):
         keras.layers.Dense(6, dtype=dtype, name=f"before_{index}")(tensor)
         for index, tensor in enumerate(symbols)
     ]
-    layer = stack(2, 3, 7, dropout, **of_blocks, **options, dtype=dtype, name="stack")
+    sizes = {"num_heads": 3, "intermediate_dim": 7, "dropout": dropout}
+    layer = stack(2, **sizes, **of_blocks, **options, dtype=dtype, name="stack")
     if stack is Decoder:
         outputs = layer(*given)
     elif stack is TransformerXL:

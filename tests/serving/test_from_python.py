@@ -385,11 +385,14 @@ def test_keras_alone_says_which_package_a_saved_model_needs(model, tmp_path):
     assert run.returncode == 1
     # Keras imports no package of others by itself. It asks for the import, and then shows what it
     # looks for: the package is the first word of the module.
-    assert last.startswith("TypeError: Could not locate class 'Model'. Make sure"), last[:500]
+    assert last.startswith("TypeError: Could not locate class 'TranslationModel'. Make sure"), last[
+        :500
+    ]
     asked, _, config = last.partition(" Full object config: ")
     assert "make sure they are all imported" in asked
-    assert config.startswith("{'module': 'keras_transformer.training.model', 'class_name': 'Model'")
-    assert "'registered_name': 'keras_transformer>Model'" in config
+    module = "keras_transformer.models.encoder_decoder"
+    assert config.startswith(f"{{'module': '{module}', 'class_name': 'TranslationModel'")
+    assert "'registered_name': 'keras_transformer>TranslationModel'" in config
     code = "import sys, keras, keras_transformer; keras.saving.load_model(sys.argv[1])"
     subprocess.run([*command[:2], code, command[3]], check=True)
 
