@@ -3,8 +3,6 @@
 import importlib
 import sys
 
-from .settings import ENTRY_POINT, Parser
-
 MODULES = {
     "demo": "__main__",
     "translation": "translation",
@@ -20,6 +18,15 @@ MODULES = {
 
 def main(arguments=None):
     """Runs the command that the first argument names with the others."""
+    try:
+        from .settings import ENTRY_POINT, Parser
+    except ModuleNotFoundError as error:  # pydantic, where only the library is installed
+        print(
+            f"error: {error}. The commands need the extra `train`: "
+            "pip install 'keras-transformer-toolkit[train]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     arguments = sys.argv[1:] if arguments is None else arguments
     name = arguments[0].replace("_", "-") if arguments else "--help"
     if name not in MODULES:

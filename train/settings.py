@@ -150,7 +150,10 @@ class Parser(argparse.ArgumentParser):
             cli_implicit_flags=True, cli_hide_none_type=True, cli_enforce_required=enforce_required,
             cli_parse_none_str=NEVER_GIVEN,
         )  # fmt: skip
-        return lambda flags: source(parsed_args=flags)()
+        # Only flags: a command line, as of `launch`, may hold quotes and brackets.
+        return lambda flags: source(
+            parsed_args={n: v for n, v in vars(flags).items() if n in cls.model_fields}
+        )()
 
 
 def as_called(text):

@@ -1,6 +1,7 @@
 """Multi-head attention, written once and called on whole sequences or step by step."""
 
 import contextvars
+import itertools
 
 import keras
 from keras import ops
@@ -37,6 +38,14 @@ class AttentionScoresMixin:
     takes other arguments `attention_scores`, to name them.
     """
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "attend" in vars(cls):  # which `call` called before version 0.3
+            raise TypeError(
+                "Override `call`, and call `record_scores` in it, instead of `attend`. Received: "
+                f"{cls.__name__}."
+            )
+
     def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
         """The attention weights of a call with the same arguments.
 
@@ -71,6 +80,11 @@ class AttentionScoresMixin:
 
     def scores_in(self, recorded):
         """The scores of this layer among those recorded, a dictionary from layer to weights."""
+        if self not in recorded:
+            raise ValueError(
+                "Attention is shown of a call with tensors, not with symbols, and of layers whose "
+                f"call records it with `record_scores`. Received: none from {self.name}."
+            )
         return recorded[self]
 
 
@@ -300,7 +314,10 @@ def _check_key(value_shape, key_shape):
     if key_shape is None:
         return
     shapes = [None if shape is None else tuple(shape) for shape in (value_shape, key_shape)]
-    if value_shape is None or shapes[0][1:] != shapes[1][1:]:
+    if value_shape is None or any(
+        None not in sizes and sizes[0] != sizes[1]
+        for sizes in itertools.zip_longest(*(shape[1:] for shape in shapes), fillvalue=0)
+    ):
         raise ValueError(
             "key must have the shape of value, with which it goes. Received: value of shape {}, "
             "key of shape {}.".format(*shapes)

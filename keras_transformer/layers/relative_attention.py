@@ -78,8 +78,8 @@ class RelativeAttention(MultiHeadAttention):
         small = keras.initializers.RandomNormal(stddev=0.02)
         is_trained = self.lora is None
         self.content_bias, self.distance_bias = (
-            self.add_weight(shape, small.clone(), trainable=is_trained, name=name)
-            for name in ("content_bias", "distance_bias")
+            self.add_weight(shape, draw, trainable=is_trained, name=name)
+            for name, draw in (("content_bias", small), ("distance_bias", small.clone()))
         )
 
     def call(self, query, memory=None, *, padding_mask=None, attention_mask=None, training=None):

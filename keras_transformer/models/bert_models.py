@@ -73,7 +73,6 @@ class BertModel(TextModel):
         """The attention weights of all layers and heads for tokenised texts.
 
         Args:
-            model: of any function here, as built or reloaded.
             token_ids: (batch, length), 0 for padding.
             segment_ids: (batch, length).
 

@@ -19,7 +19,7 @@ from .requests import ROWS, read_request, write_answer
 from .versions import Models
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the histogram
-LONGEST_BODY = 64 * 2**20  # bytes; the state of a search on the client's side is large
+LONGEST_BODY = 64 * 2**20  # bytes; older exports have signatures with the state of a search
 MOST_ROWS = 1024  # of a request
 MOST_TEXT = 4 * 2**20  # bytes of a request that may be tokenised, which takes 140 times as many
 LONGEST_READ = 2**20  # bytes of a text; models cut longer ones, but for the signature `tokenize`
