@@ -155,6 +155,11 @@ class TransformerBlock(TransformerLayer):
             return _rematerialised(self, function, *inputs)
         return function(*inputs)
 
+    def _attended(self, inputs, attention, residual, *sources, training=None, **masks):
+        """An attention of `inputs`, to themselves or to a source, with the residual around it."""
+        outputs = attention(residual.before(inputs), *sources, training=training, **masks)
+        return residual(inputs, outputs, training=training)
+
     def feed_forward_step(self, inputs, training=None):
         """The feed-forward network with the residual connection around it."""
         residual = self.around_feed_forward

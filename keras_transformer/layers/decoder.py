@@ -141,24 +141,24 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
             )
 
         def forward(inputs, source=None):
-            residual = self.around_self_attention
-            attended = self.self_attention(
-                residual.before(inputs),
+            outputs = self._attended(
+                inputs,
+                self.self_attention,
+                self.around_self_attention,
                 padding_mask=padding_mask,
                 attention_mask=attention_mask,
                 training=training,
             )
-            outputs = residual(inputs, attended, training=training)
             if source is not None:
-                residual = self.around_cross_attention
-                attended = self.cross_attention(
-                    residual.before(outputs),
+                outputs = self._attended(
+                    outputs,
+                    self.cross_attention,
+                    self.around_cross_attention,
                     source,
                     padding_mask=source_padding_mask,
                     attention_mask=source_attention_mask,
                     training=training,
                 )
-                outputs = residual(outputs, attended, training=training)
             return self.feed_forward_step(outputs, training)
 
         tensors = [inputs] if source is None else [inputs, source]

@@ -63,14 +63,14 @@ class EncoderBlock(TransformerBlock):
         padding_mask = implicit_mask(inputs, padding_mask)
 
         def forward(inputs):
-            residual = self.around_self_attention
-            attended = self.self_attention(
-                residual.before(inputs),
+            outputs = self._attended(
+                inputs,
+                self.self_attention,
+                self.around_self_attention,
                 padding_mask=padding_mask,
                 attention_mask=attention_mask,
                 training=training,
             )
-            outputs = residual(inputs, attended, training=training)
             return self.feed_forward_step(outputs, training)
 
         return self.rematerialised(forward, training, [inputs])

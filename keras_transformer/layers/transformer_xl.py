@@ -55,14 +55,15 @@ class TransformerXLBlock(TransformerBlock):
 
         def forward(inputs, memory=None):
             residual = self.around_self_attention
-            attended = self.self_attention(
-                residual.before(inputs),
+            outputs = self._attended(
+                inputs,
+                self.self_attention,
+                residual,
                 None if memory is None else residual.before(memory),
                 padding_mask=padding_mask,
                 attention_mask=attention_mask,
                 training=training,
             )
-            outputs = residual(inputs, attended, training=training)
             return self.feed_forward_step(outputs, training)
 
         tensors = [inputs] if memory is None else [inputs, memory]
