@@ -1,7 +1,6 @@
 """Trains a run to its end, from wherever it was stopped, on one device or many."""
 
 import contextlib
-import functools
 import logging
 
 import keras
@@ -22,10 +21,9 @@ from keras_transformer.training.distribution import (
 from .devices import choose_devices, exit_when_a_worker_is_lost, make_deterministic
 from .progress import (
     EpochLog,
-    InterruptedEpoch,
+    EpochSums,
     StopWithoutProgress,
     check_log,
-    metric_sums,
     opened_log,
     progress,
 )
@@ -223,17 +221,16 @@ def _fit(model, config, batches, validation, callbacks):
             name = type(callback).__name__
             callback.saved_state[:] = checkpoints.notes.get(name, callback.saved_state)
             checkpoints.notes[name] = callback.saved_state
-    sums = checkpoints.notes.get("metrics", ())
-    checkpoints.notes["metrics"] = functools.partial(metric_sums, model)
+    per_epoch = batches.steps_per_epoch
+    epoch_sums = EpochSums(model, checkpoints.notes.get("metrics", ()) if step % per_epoch else ())
+    checkpoints.notes["metrics"] = epoch_sums.sums
+    callbacks = [epoch_sums, *callbacks]
     if step and is_chief:
         print(f"Resuming from step {step} of {config.steps}.")
-    per_epoch = batches.steps_per_epoch
     stops = [callback for callback in callbacks if isinstance(callback, StopWithoutProgress)]
     model.stop_training = any(stop.is_due(step // per_epoch) for stop in stops)
     while step < config.steps and not model.stop_training:
         epoch, done = divmod(step, per_epoch)
-        if done:
-            callbacks = [InterruptedEpoch(sums), *callbacks]
         # An interrupted epoch is finished first; all later ones are whole, except the last.
         epochs = 1 if done else max(1, (config.steps - step) // per_epoch)
         steps = min(per_epoch - done, config.steps - step)

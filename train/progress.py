@@ -148,28 +148,35 @@ class EpochLog(keras.callbacks.Callback):
             draft.write_text(text.getvalue())
 
 
-def metric_sums(model):
-    """What the metrics have added up since the epoch began, an array; all workers call it."""
-    return np.array([variable.numpy() for variable in model.metrics_variables], "float64")
-
-
-class InterruptedEpoch(keras.callbacks.Callback):
-    """Lets the first epoch go on with what an earlier process has measured in it.
+class EpochSums(keras.callbacks.Callback):
+    """Lets an epoch that is interrupted go on with what has been measured in it.
 
     Args:
-        sums: `metric_sums` when it was interrupted.
+        model: the compiled model.
+        begun: `sums()` of the epoch that an earlier process began; empty if it began none.
     """
 
-    def __init__(self, sums):
+    def __init__(self, model, begun=()):
         super().__init__()
-        self._sums = sums
+        self._trained, self._begun, self._before_validation = model, begun, None
+
+    def sums(self):
+        """What the metrics have added up since the epoch began, an array; all workers call it."""
+        if self._before_validation is not None:
+            return self._before_validation
+        variables = self._trained.metrics_variables
+        return np.array([variable.numpy() for variable in variables], "float64")
 
     def on_epoch_begin(self, epoch, logs=None):  # after `fit` has reset the metrics
-        variables, sums = self.model.metrics_variables, self._sums
-        if len(sums) == len(variables):  # a run of an earlier version kept none
-            for variable, value in zip(variables, sums, strict=True):
+        self._before_validation = None
+        variables, begun = self._trained.metrics_variables, self._begun
+        if len(begun) == len(variables):  # a run of an earlier version kept none
+            for variable, value in zip(variables, begun, strict=True):
                 variable.assign(value)
-        self._sums = ()
+        self._begun = ()
+
+    def on_test_begin(self, logs=None):  # before validation uses the same metrics
+        self._before_validation = self.sums()
 
 
 class StopWithoutProgress(keras.callbacks.Callback):

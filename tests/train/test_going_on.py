@@ -213,6 +213,10 @@ def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_them_from_the_start
     one, two = (RunFolder(path).model().get_weights() for path in (run, whole))
     for a, b in zip(one, two, strict=True):
         np.testing.assert_array_equal(a, b)
+    # Also the epoch within which it had ended, although validation has used the same metrics since.
+    (ours,), (theirs,) = (read_epochs(path / "history.csv").values() for path in (run, whole))
+    for name in theirs.keys() - {"tokens_per_second"}:
+        assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5), name
 
 
 def test_a_run_that_goes_on_keeps_its_model_until_the_next_is_finished(text, tmp_path, capsys):
