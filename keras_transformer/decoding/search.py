@@ -210,7 +210,7 @@ class Rules(NamedTuple):
     end_id: int
     forbidden_ids: tuple
     token_rules: TokenRules
-    has_prefix: bool
+    prefix_length: tf.Tensor | None  # None without a prefix
 
 
 def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, token_rules=None):
@@ -243,8 +243,9 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, t
         prefix = tf.concat([first, prefix[:, 1:]], axis=1)
     first_free = tf.math.count_nonzero(prefix, axis=1, dtype=tf.int32)
     prefix = prefix[:, :steps]
-    missing = steps - tf.shape(prefix)[1]
-    prefix = tf.transpose(tf.pad(prefix, [[0, 0], [0, missing]], constant_values=PAD_ID))
+    prefix_length = tf.shape(prefix)[1]
+    missing = [[0, 0], [0, steps - prefix_length]]
+    prefix = tf.transpose(tf.pad(prefix, missing, constant_values=PAD_ID))
     forced_ids = tf.where(prefix != PAD_ID, prefix, -1)  # (steps, batch)
     # If both force a token, the limit wins.
     is_last = tf.range(steps)[:, None] + 1 >= limits
@@ -260,7 +261,7 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, t
         end_id=int(end_id),
         forbidden_ids=tuple(map(int, forbidden_ids)),
         token_rules=token_rules,
-        has_prefix=has_prefix,
+        prefix_length=prefix_length if has_prefix else None,
     )
 
 
@@ -281,7 +282,7 @@ def read_forced(prefill, cache, rules, with_log_probs=True):
     exists = rules.limits[:, None] > 0  # (batch, 1); no hypothesis, nothing to read
     forced_ids = tf.where(exists, tf.transpose(rules.forced_ids[:, :, 0]), 0)  # (batch, steps)
     nothing = tf.zeros_like(rules.limits, tf.float32)
-    if prefill is None or not rules.has_prefix:
+    if prefill is None or rules.prefix_length is None:
         return tf.constant(0), tf.maximum(forced_ids, 0), nothing, cache
     # The search itself takes the last token within a limit, and an end token.
     is_forced = (forced_ids >= 0) & (forced_ids != rules.end_id)
@@ -291,8 +292,8 @@ def read_forced(prefill, cache, rules, with_log_probs=True):
     forced_ids = tf.maximum(forced_ids, 0)
     start_ids = tf.broadcast_to(tf.reshape(rules.start_id, (-1, 1)), tf.shape(exists))
     token_ids, next_ids = tf.concat([start_ids, forced_ids[:, :-1]], axis=1), forced_ids
-    if rules.grows:
-        token_ids, next_ids = token_ids[:, :count], next_ids[:, :count]
+    length = count if rules.grows else rules.prefix_length  # XLA knows the latter
+    token_ids, next_ids = token_ids[:, :length], next_ids[:, :length]
 
     def read():
         log_probs, longer = prefill(token_ids, next_ids if with_log_probs else None, count, cache)

@@ -390,11 +390,17 @@ class Generator(ServedModel):
         """
         first, rest = ids[:, 0], ids[:, 1:]
         capacity = [] if columns is None else [tf.size(columns)]
+        prefill = getattr(self._text_model, "prefill", None)
 
         def step(token_ids, parents, position, cache):
             logits, cache = self._text_model.step(token_ids, parents, position, cache)
             self._check_scores(logits.shape[-1])
             return logits, cache
+
+        def read_prompt(token_ids, _, count, cache):
+            """Without log-probabilities of the prompt, which nobody asks for."""
+            _, cache = prefill(token_ids, None, count, cache)
+            return tf.zeros(tf.shape(token_ids)), cache
 
         return sample(
             step,
@@ -410,7 +416,7 @@ class Generator(ServedModel):
             prefix=rest,
             capacity=capacity[0] if capacity else None,
             token_rules=self.settings.token_rules,
-            prefill=getattr(self._text_model, "prefill", None),
+            prefill=prefill and read_prompt,
         )
 
     def _logits_of(self, ids):

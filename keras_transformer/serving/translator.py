@@ -414,7 +414,7 @@ class Translator(ServedModel):
         num_rows = row_bucket(rows)
         length = tf.minimum(bucket(columns), self.settings.max_source_length)
         if prefix is not None:
-            prefix = fill(prefix, num_rows, capacity)
+            prefix = fill(prefix, num_rows, tf.minimum(bucket(tf.shape(prefix)[1]), capacity))
         source_ids, limits = fill(source_ids, num_rows, length), fill(limits, num_rows)
         best = self._compiled_search(source_ids, limits, num_best, prefix, tf.range(capacity))
         return first_rows(best, rows)
