@@ -9,15 +9,7 @@ from keras_transformer.layers.embedding import (
     SinusoidalEncoding,
     TokenEmbedding,
 )
-from keras_transformer.models.text_model import (
-    Part,
-    TextModel,
-    empty_mask,
-    log_probs_of_next,
-    mask_of_step,
-    prefilled_cache,
-    size_named,
-)
+from keras_transformer.models.text_model import DecoderModel, Part, TokenModel, size_named
 from keras_transformer.ops.positions import segment_mask, segments_before
 
 END_ID = 3  # of every document
@@ -43,7 +35,7 @@ SIZES = {
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class LanguageModel(TextModel):
+class LanguageModel(DecoderModel, TokenModel):
     """A causal Transformer, of `language_model` or `gpt2`: its logits score each next token.
 
     Attributes:
@@ -53,10 +45,7 @@ class LanguageModel(TextModel):
     """
 
     kind = "language_model"
-    has_static_cache = True
     embedding = Part("embedding")
-    positions = Part("positions")
-    decoder = Part("decoder")
 
     def start_cache(self, batch_size, num_beams=1, length=None):
         """The cache before the first step.
@@ -71,8 +60,7 @@ class LanguageModel(TextModel):
             A nested structure of tensors, batch first; their axis of size 0 grows by
             `num_beams` with each step.
         """
-        keys_values = self.decoder.empty_cache(batch_size, length, num_beams)
-        return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams)}
+        return self._empty_cache(batch_size, length, num_beams)
 
     def step(self, token_ids, parents, position, cache):
         """Scores the next token of every beam.
@@ -86,13 +74,8 @@ class LanguageModel(TextModel):
         Returns:
             The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
         """
-        vectors = self.positions.step(self.embedding(token_ids), position)
-        name, mask, position = mask_of_step(cache, parents, position)
-        no_source = self.decoder.source_keys_values(None)
-        vectors, keys_values = self.decoder.step(
-            vectors, no_source, None, cache["keys_values"], mask, position
-        )
-        return self._logits_of(vectors), {"keys_values": keys_values, name: mask}
+        no_source = self.decoder.source_keys_values(None), None
+        return self._decode_step(self.embedding(token_ids), *no_source, parents, position, cache)
 
     def prefill(self, token_ids, next_ids, count, cache):
         """Reads the tokens that begin every hypothesis in one pass, instead of step by step.
@@ -109,24 +92,8 @@ class LanguageModel(TextModel):
             The pair of the log-probabilities of `next_ids`, float32 (batch, length), or None, and
             the cache after `count` steps.
         """
-        vectors = self.positions(self.embedding(token_ids))
-        no_source = self.decoder.source_keys_values(None)
-        vectors, keys_values = self.decoder.step(vectors, no_source, None, None, None)
-        log_probs = None
-        if next_ids is not None:
-            log_probs = log_probs_of_next(self._logits_of, vectors, next_ids)
-        return log_probs, prefilled_cache(cache, keys_values, count)
-
-    def logits(self, token_ids):
-        """Scores the next token after each position, outside training.
-
-        Args:
-            token_ids: (batch, length).
-
-        Returns:
-            Float32 logits, (batch, length, vocabulary).
-        """
-        return self(token_ids, training=False)
+        no_source = self.decoder.source_keys_values(None), None
+        return self._prefill(self.embedding(token_ids), *no_source, next_ids, count, cache)
 
     def attention_scores(self, token_ids):
         """The attention weights of all layers and heads for tokenised texts.

@@ -12,16 +12,7 @@ from keras_transformer.layers.embedding import (
     VocabularyBias,
 )
 from keras_transformer.layers.encoder import Encoder
-from keras_transformer.models.text_model import (
-    Part,
-    TextModel,
-    check_kind,
-    empty_mask,
-    log_probs_of_next,
-    mask_of_step,
-    prefilled_cache,
-    size_named,
-)
+from keras_transformer.models.text_model import DecoderModel, Part, check_kind, size_named
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.positions import segment_mask, segments_after, segments_before
 
@@ -55,7 +46,7 @@ SIZES = {
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TranslationModel(TextModel):
+class TranslationModel(DecoderModel):
     """An encoder-decoder, of `translation`: its logits score each next target token.
 
     Attributes:
@@ -70,15 +61,12 @@ class TranslationModel(TextModel):
     """
 
     kind = "translation"
-    has_static_cache = True
     source_embedding = Part("source_embedding", "target_embedding")
     target_embedding = Part("target_embedding")
     output_projection = Part("output_projection", "target_embedding")
     output_bias = Part("output_bias")
     source_without_end = Part("source_without_end")
-    positions = Part("positions")
     encoder = Part("encoder")
-    decoder = Part("decoder")
 
     def encode(self, source_ids):
         """Encodes the source once for all decoding steps.
@@ -110,8 +98,7 @@ class TranslationModel(TextModel):
             `num_beams` with each step.
         """
         batch_size = ops.shape(encoded["padding_mask"])[0]
-        keys_values = self.decoder.empty_cache(batch_size, length, num_beams)
-        return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams)}
+        return self._empty_cache(batch_size, length, num_beams)
 
     def step(self, encoded, token_ids, parents, position, cache):
         """Scores the next token of every beam.
@@ -126,14 +113,10 @@ class TranslationModel(TextModel):
         Returns:
             The pair of float32 logits, (batch, beams, vocabulary), and the extended cache.
         """
-        vectors = self.target_embedding(token_ids)
-        vectors = self.positions.step(vectors, position)
-        name, mask, position = mask_of_step(cache, parents, position)
-        source, source_mask = encoded["keys_values"], encoded["padding_mask"]
-        vectors, keys_values = self.decoder.step(
-            vectors, source, source_mask, cache["keys_values"], mask, position
+        source = encoded["keys_values"], encoded["padding_mask"]
+        return self._decode_step(
+            self.target_embedding(token_ids), *source, parents, position, cache
         )
-        return self._logits_of(vectors), {"keys_values": keys_values, name: mask}
 
     def prefill(self, encoded, token_ids, next_ids, count, cache):
         """Reads the tokens that begin every hypothesis in one pass, instead of step by step.
@@ -151,13 +134,8 @@ class TranslationModel(TextModel):
             The pair of the log-probabilities of `next_ids`, float32 (batch, length), or None, and
             the cache after `count` steps.
         """
-        vectors = self.positions(self.target_embedding(token_ids))
-        source, source_mask = encoded["keys_values"], encoded["padding_mask"]
-        vectors, keys_values = self.decoder.step(vectors, source, source_mask, None, None)
-        log_probs = None
-        if next_ids is not None:
-            log_probs = log_probs_of_next(self._logits_of, vectors, next_ids)
-        return log_probs, prefilled_cache(cache, keys_values, count)
+        source = encoded["keys_values"], encoded["padding_mask"]
+        return self._prefill(self.target_embedding(token_ids), *source, next_ids, count, cache)
 
     def logits(self, source_ids, target_ids):
         """Scores the next token after each target position, outside training.

@@ -7,7 +7,7 @@ from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import SinusoidalEncoding, TokenDropout, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
-from keras_transformer.models.text_model import Part, TextModel, size_named
+from keras_transformer.models.text_model import Part, TokenModel, size_named
 from keras_transformer.ops.masks import padding_mask
 
 # former: the classifier of Bloem 2019 (https://peterbloem.nl/blog/transformers), with its
@@ -31,7 +31,7 @@ SIZES = {
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class ClassifierModel(TextModel):
+class ClassifierModel(TokenModel):
     """An encoder with a pooled vector and a head, of `classifier`.
 
     Attributes:
@@ -46,17 +46,6 @@ class ClassifierModel(TextModel):
     positions = Part("positions")
     encoder = Part("encoder")
     head = Part("head")
-
-    def logits(self, token_ids):
-        """Scores every label, outside training.
-
-        Args:
-            token_ids: (batch, length), 0 for padding.
-
-        Returns:
-            Float32 logits, (batch, labels).
-        """
-        return self(token_ids, training=False)
 
     def attention_scores(self, token_ids):
         """The attention weights of all layers and heads for tokenised texts.

@@ -42,7 +42,9 @@ class TextModel(Model, FUNCTIONAL):
     | `logits(...)` | `source_ids, target_ids` | `token_ids` | `token_ids` |
     | `attention_scores(...)` | like `logits` | like `logits` | like `logits` |
 
-    Only `prefill` and `attention_scores` are optional.
+    Only `prefill` and `attention_scores` are optional. Such an object has `weights`, its Keras
+    variables or tf.Variables, and may have `has_static_cache` and, as a language model, `may_end`:
+    whether it ends texts with the end token.
 
     Attributes:
         kind: name of the kind of model, a string.
@@ -53,6 +55,58 @@ class TextModel(Model, FUNCTIONAL):
 
     kind = None
     has_static_cache = False
+
+
+class TokenModel(TextModel):
+    """A model whose only input is `token_ids`."""
+
+    def logits(self, token_ids):
+        """Scores each next token, or of a classifier every label, outside training.
+
+        Args:
+            token_ids: (batch, length); 0 is padding, except in a `LanguageModel`.
+
+        Returns:
+            Float32 logits, (batch, length, vocabulary) or (batch, labels).
+        """
+        return self(token_ids, training=False)
+
+
+class DecoderModel(TextModel):
+    """A model with a `Decoder`, which reads tokens step by step or several at once.
+
+    A subclass has `_logits_of`, from vectors to logits.
+
+    Attributes:
+        positions: adds positions to the vectors of tokens.
+        decoder: `Decoder`.
+    """
+
+    has_static_cache = True
+    positions = Part("positions")
+    decoder = Part("decoder")
+
+    def _empty_cache(self, batch_size, length, num_beams):
+        keys_values = self.decoder.empty_cache(batch_size, length, num_beams)
+        return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams)}
+
+    def _decode_step(self, embedded, source, source_mask, parents, position, cache):
+        """Logits and the extended cache, of embedded tokens (batch, beams, dim)."""
+        vectors = self.positions.step(embedded, position)
+        name, mask, position = mask_of_step(cache, parents, position)
+        vectors, keys_values = self.decoder.step(
+            vectors, source, source_mask, cache["keys_values"], mask, position
+        )
+        return self._logits_of(vectors), {"keys_values": keys_values, name: mask}
+
+    def _prefill(self, embedded, source, source_mask, next_ids, count, cache):
+        """Log-probabilities or None, and the cache, of embedded tokens (batch, length, dim)."""
+        vectors = self.positions(embedded)
+        vectors, keys_values = self.decoder.step(vectors, source, source_mask, None, None)
+        log_probs = None
+        if next_ids is not None:
+            log_probs = log_probs_of_next(self._logits_of, vectors, next_ids)
+        return log_probs, prefilled_cache(cache, keys_values, count)
 
 
 def class_of_config(config):
@@ -193,7 +247,7 @@ def prefilled_cache(cache, keys_values, count):
 
 
 def log_probs_of_next(logits_of, vectors, next_ids):
-    """The log-probability of each next token; row by row, since all logits may be too many.
+    """The log-probability of each next token; a few rows at a time, for all logits may be too many.
 
     Args:
         logits_of: from vectors, (batch, length, dim), to float32 logits.

@@ -10,7 +10,7 @@ from keras_transformer.layers.segment_recurrence import SegmentRecurrence
 from keras_transformer.layers.transformer_xl import TransformerXL
 from keras_transformer.models.text_model import (
     Part,
-    TextModel,
+    TokenModel,
     empty_mask,
     mask_of_step,
     size_named,
@@ -58,7 +58,7 @@ SIZES = {
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TransformerXLModel(TextModel):
+class TransformerXLModel(TokenModel):
     """A language model with a memory of earlier segments, of `transformer_xl`.
 
     Attributes:
@@ -174,17 +174,6 @@ class TransformerXLModel(TextModel):
             self.embedding(token_ids), cache["stack"], mask, position
         )
         return self.embedding(vectors, reverse=True), {"stack": stack, name: mask}
-
-    def logits(self, token_ids):
-        """Scores the next token after each position, outside training.
-
-        Args:
-            token_ids: (batch, length), 0 for padding.
-
-        Returns:
-            Float32 logits, (batch, length, vocabulary).
-        """
-        return self(token_ids, training=False)
 
     def attention_scores(self, token_ids):
         """The attention weights of all layers and heads for tokenised texts, without a memory.
