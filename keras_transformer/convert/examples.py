@@ -28,11 +28,9 @@ def texts_and_ids(tokenizer):
 def drawn_inputs(model):
     """Random inputs without padding, {name: (3, 7) int32}; every position is masked."""
     draw = np.random.default_rng(0)
-    parts = (getattr(model, f"{part}embedding", None) for part in ("source_", "token_", ""))
-    table = next(part for part in parts if part is not None)
-    inputs = {}
+    tables = (layer for layer in model.layers if hasattr(layer, "vocabulary_size"))
+    size, inputs = min(table.vocabulary_size for table in tables), {}
     for tensor in keras.tree.flatten(model.input):
-        size = (model.target_embedding if tensor.name == "target_ids" else table).vocabulary_size
         ids = draw.integers(FIRST_WORD_ID, size, (NUM_EXAMPLES, EXAMPLE_LENGTH), "int32")
         if tensor.name == "segment_ids":
             ids %= 2

@@ -170,10 +170,11 @@ class RunFolder:
                 f"{self.path} holds no {file.name}: no score was measured during training, as "
                 "train.translation does with --bleu-every. Use the averaged weights."
             )
+        advice = AGAIN if file == self.model_file else "Use the averaged weights."
         try:
             check_archive(file)
         except DamagedFile as error:
-            raise DamagedFile(f"{error} {AGAIN}") from None
+            raise DamagedFile(f"{error} {advice}") from None
         try:
             model = keras.saving.load_model(file, compile=False)
         except (MemoryError, tf.errors.ResourceExhaustedError):
@@ -181,7 +182,7 @@ class RunFolder:
         except Exception as error:  # Keras and h5py raise many types for what they cannot load
             reason = in_one_line(str(error).rpartition("Exception encountered: ")[2] or error)
             raise DamagedFile(
-                f"{file} holds no model that can be loaded: {reason.rstrip('.')}. {AGAIN}"
+                f"{file} holds no model that can be loaded: {reason.rstrip('.')}. {advice}"
             ) from None
         return model if dtype is None else with_dtype(model, dtype)
 

@@ -74,7 +74,7 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
                 _check_gradients(gradient)
                 self.optimizer.apply_gradients([(g, weights[i]) for i, g in gradient.items()])
             if step.average is not None:
-                step.average.update([weight.value for weight in weights])
+                step.average.update()
         return self._logs(sums, penalty)
 
     def test_step(self, data):
