@@ -60,8 +60,11 @@ def test_a_stopped_run_goes_on_to_the_same_weights(version, name, folders, monke
         for folder in ("stopped", "runs")
     )
     for weight, expected in zip(resumed, whole, strict=True):
-        # A step is about 1e-3. The bias of keys has no gradient but rounding, which Adam enlarges.
-        np.testing.assert_allclose(weight, expected, atol=2e-4, err_msg=weight.path)
+        # A step is about 1e-3. The bias of keys has no gradient but rounding, which differs from
+        # machine to machine, and which Adam enlarges to whole steps.
+        is_rounding = "key" in weight.path and weight.path.endswith("bias")
+        atol = 6e-3 if is_rounding else 2e-4
+        np.testing.assert_allclose(weight, expected, atol=atol, err_msg=weight.path)
 
 
 def ask(command, *flags):
