@@ -43,6 +43,7 @@ class StepSettings:
     """What a train step needs, in one object, so that Keras does not track and save its parts."""
 
     loss: keras.losses.Loss | None = None  # from `resolve_loss`
+    num_weights: int | None = None  # that are trained; None if the model was not built
     clip_norm: float | None = None
     accumulation_steps: int = 1
     ema_momentum: float | None = None
@@ -128,6 +129,7 @@ class CompileMixin:
             objective = Objective(self, summed_loss, token_metrics, needs_logits)
         self._step = StepSettings(
             loss=summed_loss,
+            num_weights=len(self.trainable_variables) if self.built else None,
             clip_norm=clip_norm,
             accumulation_steps=accumulation_steps,
             ema_momentum=ema_momentum,
