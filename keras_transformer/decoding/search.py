@@ -143,32 +143,13 @@ def beam_search(
     return read_hypotheses(ids, scores, rules)
 
 
-def greedy_search(
-    step,
-    cache,
-    *,
-    limits,
-    start_id,
-    end_id,
-    forbidden_ids=None,
-    length_penalty=0.6,
-    prefix=None,
-    capacity=None,
-    token_rules=None,
-):
+def greedy_search(step, cache, **settings):
     """Chooses the most probable token at each step: a beam search with one beam.
 
     Args:
         step: as for `beam_search`; it gets token_ids of shape (batch, 1).
         cache: as for `beam_search`, with one beam.
-        limits: as for `beam_search`.
-        start_id: as for `beam_search`.
-        end_id: as for `beam_search`.
-        forbidden_ids: as for `beam_search`.
-        length_penalty: as for `beam_search`; affects only the score.
-        prefix: as for `beam_search`.
-        capacity: as for `beam_search`.
-        token_rules: as for `beam_search`.
+        **settings: the other arguments of `beam_search`, except for `num_beams`.
 
     Returns:
         `Hypotheses`, one per row.
@@ -183,19 +164,7 @@ def greedy_search(
         >>> greedy_search(step, (), limits=[9], start_id=2, end_id=5).token_ids.numpy().tolist()
         [[[3, 4, 5]]]
     """
-    return beam_search(
-        step,
-        cache,
-        num_beams=1,
-        limits=limits,
-        start_id=start_id,
-        end_id=end_id,
-        forbidden_ids=forbidden_ids,
-        length_penalty=length_penalty,
-        prefix=prefix,
-        capacity=capacity,
-        token_rules=token_rules,
-    )
+    return beam_search(step, cache, num_beams=1, **settings)
 
 
 class Rules(NamedTuple):

@@ -101,26 +101,6 @@ def _softmax(scores):
     return ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
 
 
-def dot_product_attention(queries, keys, values, mask=None, dropout=None, bias=None):
-    """Mixes the values of the source positions by their attention weights.
-
-    Args:
-        queries: (..., heads, target, key_dim).
-        keys: (..., heads, source, key_dim).
-        values: (..., heads, source, value_dim).
-        mask: as for `attention_weights`.
-        dropout: a function from weights to weights, or None.
-        bias: as for `attention_weights`.
-
-    Returns:
-        The pair of context, (..., heads, target, value_dim), and weights before
-        dropout, (..., heads, target, source).
-    """
-    weights = attention_weights(queries, keys, mask, bias)
-    dropped = weights if dropout is None else dropout(weights)
-    return ops.matmul(dropped, values), weights
-
-
 def relative_shift(scores):
     """Moves scores from the column of their distance to the column of their source position.
 

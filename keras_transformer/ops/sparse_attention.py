@@ -3,7 +3,7 @@
 A sequence of n positions is cut into blocks of l. A position compares itself with the
 positions of a few blocks nearby and with a few that it can see everywhere: about l + n / l of
 them, so with l near the square root of n, time and memory grow as n * sqrt(n). All functions
-equal `dot_product_attention` under the mask of the same name in `ops.masks`.
+equal dense attention under the mask of the same name in `ops.masks`.
 """
 
 import math

@@ -14,7 +14,7 @@ from keras_transformer.training.loss_sums import (
     loss_sums,
     single_output,
 )
-from keras_transformer.training.losses import TokenCrossentropy, token_weights, without_scatter
+from keras_transformer.training.losses import TokenCrossentropy, token_weights
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
 from keras_transformer.training.projected_loss import (
     compiled_projected_loss,
@@ -161,8 +161,7 @@ class Objective:
         model, rows = self._model, _num_rows(x)
         y_pred = model(x, training=training)  # Keras leaves it out of a call without it
         labels, outputs, weights = single_output(self._loss, y, y_pred, sample_weight)
-        with without_scatter(self._is_compiled):
-            sums = loss_sums(self._loss, labels, outputs, weights)
+        sums = loss_sums(self._loss, labels, outputs, weights)
         if (metrics := internals.compiled_metrics(model)) is not None:
             metrics.update_state(y, y_pred, sample_weight=sample_weight)
         return StepSums(

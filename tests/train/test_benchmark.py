@@ -113,7 +113,7 @@ def test_what_is_missing_or_fails_is_told_and_the_others_go_on():
     assert [row["unavailable"] for row in rows] == [
         "skipped: no_such_package is not installed",
         "failed: ValueError: no such layer",
-        "failed: its process ended with code 7",
+        "failed: its process ended",
         "failed: StopIteration: no message",
         None,
     ]
