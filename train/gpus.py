@@ -108,9 +108,9 @@ def warn_of_idle_gpus(root="/"):
         return
     count = gpu_count(root)
     if visible_gpus(count, os.environ):
-        found = "an NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
+        hardware = "an NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
     elif not count and pathlib.Path(root, "proc/driver/nvidia/version").exists():
-        found = "an NVIDIA driver"
+        hardware = "an NVIDIA driver"
     else:
         return
     backend, extra = "TensorFlow", "pip install -e '.[cuda]'"
@@ -125,7 +125,7 @@ def warn_of_idle_gpus(root="/"):
         seen = tf.config.list_physical_devices("GPU")
     if not seen:
         LOG.warning(
-            f"This machine has {found}, but {backend} sees no GPU and will use the CPU. Install "
+            f"This machine has {hardware}, but {backend} sees no GPU and will use the CPU. Install "
             f"the CUDA libraries: {extra}. If you have them, see GPUs in docs/install.md."
         )
 

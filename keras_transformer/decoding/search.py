@@ -352,8 +352,8 @@ def read_hypotheses(token_ids, scores, rules):
     # Without forbidden_ids, 0 may be a token like any other before the last one.
     lengths = tf.reduce_max(tf.where(token_ids != PAD_ID, columns, 0), axis=2)
     scores = tf.where(lengths > 0, scores, NO_HYPOTHESIS_SCORE)
-    found = Hypotheses(token_ids, scores, lengths)
-    return trim(found) if rules.grows else found
+    hypotheses = Hypotheses(token_ids, scores, lengths)
+    return trim(hypotheses) if rules.grows else hypotheses
 
 
 def trim(hypotheses):

@@ -35,7 +35,7 @@ REFUSED_OPTIMIZER_SETTINGS = {
     "use_ema": "ema_momentum",
 }
 
-OF_WHOLE_BATCHES = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
+WHOLE_BATCH_LAYERS = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,7 +287,7 @@ def _check_layer(layer, split):
             "Weights that their gradient overwrites, as in float8, cannot be trained here. "
             f"Received: the layer {layer.name}."
         )
-    if split and layer.trainable and isinstance(layer, OF_WHOLE_BATCHES):
+    if split and layer.trainable and isinstance(layer, WHOLE_BATCH_LAYERS):
         raise ValueError(
             f"On replicas or with accumulation_steps, {type(layer).__name__} would see a part of "
             "each batch, and its numbers would not be those of one device. Use "

@@ -4,24 +4,19 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.ops import causal_mask, combine_masks, local_mask
+from keras_transformer.ops import combine_masks
 from keras_transformer.ops.attention import attention_weights
-from keras_transformer.ops.masks import fixed_mask, strided_mask
-from keras_transformer.ops.sparse_attention import (
-    fixed_attention,
-    local_attention,
-    strided_attention,
-)
+from keras_transformer.ops.sparse_attention import SparsePattern
 from tests import reference
 from tests.reference import array, normal, truth
 
 PATTERNS = {
-    "local": (local_attention, local_mask, {"radius": 5}),
-    "local, neighbours": (local_attention, local_mask, {"radius": 1}),
-    "strided": (strided_attention, strided_mask, {"stride": 3}),
-    "strided, every position": (strided_attention, strided_mask, {"stride": 1}),
-    "fixed": (fixed_attention, fixed_mask, {"block_size": 5, "summary_size": 2}),
-    "fixed, whole blocks": (fixed_attention, fixed_mask, {"block_size": 3, "summary_size": 3}),
+    "local": ("local", 5),
+    "local, neighbours": ("local", 1),
+    "strided": ("strided", 3),
+    "strided, every position": ("strided", 1),
+    "fixed": ("fixed", 5, 2),
+    "fixed, whole blocks": ("fixed", 3, 3),
 }
 EACH_PATTERN = pytest.mark.parametrize("pattern", PATTERNS)
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["both sides", "causal"])
@@ -37,14 +32,12 @@ def heads(length, key_dim=7, value_dim=11):
 
 
 def pattern_mask(pattern, length, causal):
-    _, mask_function, sizes = PATTERNS[pattern]
-    mask = mask_function(length, **sizes)
-    return combine_masks(mask, causal_mask(length) if causal else None)
+    return SparsePattern(*PATTERNS[pattern], causal=causal).mask(length)
 
 
-def sparse(pattern, inputs, **arguments):
-    function, _, sizes = PATTERNS[pattern]
-    return function(*(keras.ops.array(x) for x in inputs), **sizes, **arguments)
+def sparse(pattern, inputs, causal=False, **arguments):
+    inputs = [keras.ops.array(x) for x in inputs]
+    return SparsePattern(*PATTERNS[pattern], causal=causal).attend(*inputs, **arguments)
 
 
 @EACH_PATTERN
@@ -125,11 +118,10 @@ def test_dropped_weights_are_not_made_up_for(pattern):
     np.testing.assert_allclose(array(halved), 0.5 * array(whole), atol=1e-5)
 
 
-def test_blocks_of_no_length_are_refused():
-    inputs = heads(3)
-    with pytest.raises(ValueError, match=r"radius must be an integer.*Received: \w+=0"):
-        local_attention(*inputs, radius=0)
-    with pytest.raises(ValueError, match=r"stride must be an integer.*Received: \w+=0"):
-        strided_attention(*inputs, stride=0)
+def test_sizes_out_of_their_range_are_refused():
+    with pytest.raises(ValueError, match=r"at least 1. Received: block_size=0"):
+        SparsePattern("local", 0)
+    with pytest.raises(ValueError, match=r"at least 1. Received: summary_size=0"):
+        SparsePattern("fixed", 2, 0)
     with pytest.raises(ValueError, match=r"at most block_size.*block_size=2, summary_size=3"):
-        fixed_attention(*inputs, block_size=2, summary_size=3)
+        SparsePattern("fixed", 2, 3)
