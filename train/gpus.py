@@ -69,16 +69,7 @@ def divide(gpus, workers, each=None):
     """
     if each is None and not gpus:
         return None
-    each = share(len(gpus), workers, each)
-    return [gpus[index * each : (index + 1) * each] for index in range(workers)]
-
-
-def share(count, workers, each=None):
-    """The number of GPUs per worker; warns if equal shares leave some unused.
-
-    Raises:
-        ValueError: if there are too few.
-    """
+    count = len(gpus)
     if count < workers * (1 if each is None else each):
         wanted = "one" if each is None else f"--gpus-per-worker {each}"
         raise ValueError(
@@ -92,7 +83,7 @@ def share(count, workers, each=None):
                 f"{count} GPUs do not divide equally among {workers} workers: each gets {each}, "
                 f"{unused} stay{'s' if unused == 1 else ''} unused."
             )
-    return each
+    return [gpus[index * each : (index + 1) * each] for index in range(workers)]
 
 
 def warn_of_idle_gpus(root="/"):

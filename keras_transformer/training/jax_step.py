@@ -160,7 +160,7 @@ def _parts_of(data, count):
 
 
 def _count(data, loss):
-    """The divisor of the mean loss of some rows, a scalar: tokens, weights or rows."""
+    """What the mean loss of some rows is divided by, a scalar: tokens, weights or rows."""
     _, y, sample_weight = data
     if isinstance(loss, TokenCrossentropy):
         return ops.sum(loss.weights(y, sample_weight))
