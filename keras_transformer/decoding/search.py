@@ -235,7 +235,7 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, t
 
 
 def read_forced(prefill, cache, rules, with_log_probs=True):
-    """Reads the first tokens, as many as every row is forced to take, in one pass.
+    """Reads the tokens that all rows are forced to begin with, in one pass.
 
     Args:
         prefill: as for `beam_search`, or None.
@@ -250,9 +250,9 @@ def read_forced(prefill, cache, rules, with_log_probs=True):
     """
     exists = rules.limits[:, None] > 0  # (batch, 1); no hypothesis, nothing to read
     forced_ids = tf.where(exists, tf.transpose(rules.forced_ids[:, :, 0]), 0)  # (batch, steps)
-    nothing = tf.zeros_like(rules.limits, tf.float32)
+    zeros = tf.zeros_like(rules.limits, tf.float32)
     if prefill is None or rules.prefix_length is None:
-        return tf.constant(0), tf.maximum(forced_ids, 0), nothing, cache
+        return tf.constant(0), tf.maximum(forced_ids, 0), zeros, cache
     # The search itself takes the last token within a limit, and an end token.
     is_forced = (forced_ids >= 0) & (forced_ids != rules.end_id)
     is_forced &= tf.range(1, rules.steps + 1) < rules.limits[:, None]
@@ -267,11 +267,11 @@ def read_forced(prefill, cache, rules, with_log_probs=True):
     def read():
         log_probs, longer = prefill(token_ids, next_ids if with_log_probs else None, count, cache)
         if not with_log_probs:
-            return nothing, longer
+            return zeros, longer
         is_read = exists & (tf.range(tf.shape(log_probs)[1]) < count)
         return tf.reduce_sum(tf.where(is_read, log_probs, 0.0), axis=1), longer
 
-    log_probs, cache = tf.cond(count > 0, read, lambda: (nothing, cache))
+    log_probs, cache = tf.cond(count > 0, read, lambda: (zeros, cache))
     return count, forced_ids, log_probs, cache
 
 

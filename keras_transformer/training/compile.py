@@ -82,7 +82,8 @@ class CompileMixin:
             check_strategy(self, steps_per_execution)
         check_model(self, accumulation_steps, ema_momentum)
         is_sum = getattr(summed_loss, "reduction", None) == "sum"
-        if is_sum and accumulation_steps > 1 and not ON_TENSORFLOW and _has_penalties(self):
+        is_penalised = any(weight.regularizer is not None for weight in self.trainable_weights)
+        if is_sum and is_penalised and accumulation_steps > 1 and not ON_TENSORFLOW:
             raise ValueError(
                 "On JAX, accumulation_steps must be 1 with regularisers and a loss that is a sum: "
                 "each part would add the penalties of all weights. Received: "
@@ -270,10 +271,6 @@ def check_model(model, accumulation_steps, ema_momentum):
         )
     for layer in internals.all_layers(model):
         _check_layer(layer, split)
-
-
-def _has_penalties(model):
-    return any(getattr(w, "regularizer", None) is not None for w in model.trainable_weights)
 
 
 def _check_layer(layer, split):

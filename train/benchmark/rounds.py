@@ -38,11 +38,11 @@ def measure(candidates, repeats, steps):
             context = multiprocessing.get_context("spawn")  # a fork inherits threads and memory
             processes.append(concurrent.futures.ProcessPoolExecutor(1, context))
             rows.append(row)
-            row.update(_asked(row, processes[-1], _start, build, workload) or {})
+            row.update(_ask(row, processes[-1], _start, build, workload) or {})
         for _ in range(repeats):
             for process, row in zip(processes, rows, strict=True):
                 time.sleep(SECONDS_BETWEEN_ENGINES)
-                row["seconds"].append(_asked(row, process, _seconds_a_unit, steps))
+                row["seconds"].append(_ask(row, process, _seconds_a_unit, steps))
         for row in rows:
             if row["unavailable"]:
                 row["seconds"] = []
@@ -52,8 +52,8 @@ def measure(candidates, repeats, steps):
     return rows
 
 
-def _asked(row, process, function, *arguments):
-    """What a function returns in a process; None, and a reason in the row, if it has failed."""
+def _ask(row, process, function, *arguments):
+    """Calls a function in a process; if it fails, writes why into the row and returns None."""
     if row["unavailable"]:
         return None
     try:
