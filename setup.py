@@ -45,7 +45,7 @@ setup(
     package_dir={"keras_transformer_train": "train"},
     package_data={
         "keras_transformer.figures": ["*.html"],
-        "keras_transformer_train": ["configs/*.yaml", "serve/*.html", "benchmark/*.textproto"],
+        "keras_transformer_train": ["configs/*.yaml", "serve/*.html"],
     },
     entry_points={"console_scripts": ["keras-transformer = keras_transformer_train.cli:main"]},
     python_requires=">=3.11",

@@ -105,12 +105,13 @@ def a_mask_goes_with_its_tensor():
         assert mask_of(embedded).numpy().tolist() == [[True, False]]
 
 
-@canary("layers.is_compiled")
+@canary("layers.is_compiled", "training.is_compiled")
 def a_function_that_xla_will_compile_is_known_while_it_is_traced():
-    for settings in ({}, {"jit_compile": True}):
-        traced = tf.function(lambda: tf.constant(of_layers.is_compiled()), **settings)
-        assert traced().numpy() == bool(settings)
-    assert not of_layers.is_compiled()
+    for is_compiled in (of_layers.is_compiled, internals.is_compiled):
+        for settings in ({}, {"jit_compile": True}):
+            traced = tf.function(lambda ask=is_compiled: tf.constant(ask()), **settings)
+            assert traced().numpy() == bool(settings)
+        assert not is_compiled()
 
 
 @canary("layers.keep_mask", "layers.keep_mask_from_seed", "layers.draw_seed")

@@ -11,8 +11,6 @@ import keras_transformer
 PACKAGE = pathlib.Path(keras_transformer.__file__).parent
 INTERNALS = sorted(PACKAGE.rglob("internals.py"))
 ROOT = PACKAGE.parent
-# Runs in an environment of its own, whose version of JAX is pinned.
-PINNED = ROOT / "train" / "benchmark" / "h100_compiler.py"
 PRIVATE_MODULES = (
     *("keras.src", "tensorflow.core", "tensorflow.python", "tensorflow_text.python"),
     *("jax._src", "jaxlib"),
@@ -87,7 +85,7 @@ def offences(sources, common=frozenset()):
 
 @pytest.mark.parametrize("folder", COMMON)
 def test_no_other_file_uses_a_private_name_of_keras_or_tensorflow(folder):
-    paths = {*(ROOT / folder).rglob("*.py")} - {*INTERNALS, PINNED}
+    paths = {*(ROOT / folder).rglob("*.py")} - {*INTERNALS}
     sources = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in paths}
     found = sorted(offences(sources, COMMON[folder]))
     assert not found, (

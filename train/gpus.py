@@ -69,16 +69,7 @@ def divide(gpus, workers, each=None):
     """
     if each is None and not gpus:
         return None
-    each = share(len(gpus), workers, each)
-    return [gpus[index * each : (index + 1) * each] for index in range(workers)]
-
-
-def share(count, workers, each=None):
-    """The number of GPUs per worker; warns if equal shares leave some unused.
-
-    Raises:
-        ValueError: if there are too few.
-    """
+    count = len(gpus)
     if count < workers * (1 if each is None else each):
         wanted = "one" if each is None else f"--gpus-per-worker {each}"
         raise ValueError(
@@ -92,7 +83,7 @@ def share(count, workers, each=None):
                 f"{count} GPUs do not divide equally among {workers} workers: each gets {each}, "
                 f"{unused} stay{'s' if unused == 1 else ''} unused."
             )
-    return each
+    return [gpus[index * each : (index + 1) * each] for index in range(workers)]
 
 
 def warn_of_idle_gpus(root="/"):
@@ -108,9 +99,9 @@ def warn_of_idle_gpus(root="/"):
         return
     count = gpu_count(root)
     if visible_gpus(count, os.environ):
-        found = "an NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
+        hardware = "an NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
     elif not count and pathlib.Path(root, "proc/driver/nvidia/version").exists():
-        found = "an NVIDIA driver"
+        hardware = "an NVIDIA driver"
     else:
         return
     backend, extra = "TensorFlow", "pip install -e '.[cuda]'"
@@ -125,7 +116,7 @@ def warn_of_idle_gpus(root="/"):
         seen = tf.config.list_physical_devices("GPU")
     if not seen:
         LOG.warning(
-            f"This machine has {found}, but {backend} sees no GPU and will use the CPU. Install "
+            f"This machine has {hardware}, but {backend} sees no GPU and will use the CPU. Install "
             f"the CUDA libraries: {extra}. If you have them, see GPUs in docs/install.md."
         )
 

@@ -197,7 +197,7 @@ def run_settings(settings, vocabulary_size, dimensions):
         "length_penalty": settings.length_penalty,
         "scoring": settings.scoring,
         "max_length": settings.max_target_length,
-        "token_rules": json.dumps(settings.token_rules.given()),
+        "token_rules": json.dumps(settings.token_rules.changed()),
     }
 
 
@@ -209,7 +209,7 @@ def run_sampling(settings):
     names = ("max_tokens", "temperature", "top_k", "top_p")
     values = {name: getattr(settings, name) for name in names}
     changed = {name: values[name] for name in names if values[name] != getattr(usual, name)}
-    if rules := settings.token_rules.given():
+    if rules := settings.token_rules.changed():
         changed["token_rules"] = rules
     return json.dumps(changed)
 
@@ -272,7 +272,7 @@ def power_penalty(settings, length=20):
 
 def _written_rules(rules, theirs=int):
     """`TokenRules` with their ids, without what only a search has."""
-    written = rules.given()
+    written = rules.changed()
     for name in ("forces_end", "start_counts_as"):
         written.pop(name, None)
     for name in ("suppress_tokens", "begin_suppress_tokens"):

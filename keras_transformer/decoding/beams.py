@@ -191,8 +191,10 @@ def best_candidates(
         free = _in_blocks(free)
         choice = free, tf.reduce_max(free, axis=3), live_log_probs[:, :, None]
     free_log_probs, indices = _top_indices(*choice, forbidden_ids, count)
-    given = live_log_probs[:, :, None] if forced_are_free else None
-    forced_log_probs, forced_indices = _forced(logits, offsets, forced_ids, blocks, count, given)
+    free_of_charge = live_log_probs[:, :, None] if forced_are_free else None
+    forced_log_probs, forced_indices = _forced(
+        logits, offsets, forced_ids, blocks, count, free_of_charge
+    )
     is_forced = forced_ids >= 0
     indices = tf.where(is_forced, forced_indices, indices)
     padded_size = blocks.shape[2] * blocks.shape[3]

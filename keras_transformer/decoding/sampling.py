@@ -161,9 +161,9 @@ def mask_forbidden(logits, forbidden_ids, last_resort=None):
         logits += tf.tensor_scatter_nd_update(tf.zeros(size), ids, updates)
     if last_resort is None:
         return logits
-    has_one = tf.reduce_any(tf.math.is_finite(logits), axis=2, keepdims=True)
+    any_left = tf.reduce_any(tf.math.is_finite(logits), axis=2, keepdims=True)
     is_last_resort = tf.equal(tf.range(logits.shape[2]), last_resort)
-    return tf.where(has_one | ~is_last_resort, logits, 0.0)
+    return tf.where(any_left | ~is_last_resort, logits, 0.0)
 
 
 def token_sampler(seed, temperature=1.0, top_k=None, top_p=None):

@@ -143,32 +143,13 @@ def beam_search(
     return read_hypotheses(ids, scores, rules)
 
 
-def greedy_search(
-    step,
-    cache,
-    *,
-    limits,
-    start_id,
-    end_id,
-    forbidden_ids=None,
-    length_penalty=0.6,
-    prefix=None,
-    capacity=None,
-    token_rules=None,
-):
+def greedy_search(step, cache, **settings):
     """Chooses the most probable token at each step: a beam search with one beam.
 
     Args:
         step: as for `beam_search`; it gets token_ids of shape (batch, 1).
         cache: as for `beam_search`, with one beam.
-        limits: as for `beam_search`.
-        start_id: as for `beam_search`.
-        end_id: as for `beam_search`.
-        forbidden_ids: as for `beam_search`.
-        length_penalty: as for `beam_search`; affects only the score.
-        prefix: as for `beam_search`.
-        capacity: as for `beam_search`.
-        token_rules: as for `beam_search`.
+        **settings: the other arguments of `beam_search`, except for `num_beams`.
 
     Returns:
         `Hypotheses`, one per row.
@@ -183,19 +164,7 @@ def greedy_search(
         >>> greedy_search(step, (), limits=[9], start_id=2, end_id=5).token_ids.numpy().tolist()
         [[[3, 4, 5]]]
     """
-    return beam_search(
-        step,
-        cache,
-        num_beams=1,
-        limits=limits,
-        start_id=start_id,
-        end_id=end_id,
-        forbidden_ids=forbidden_ids,
-        length_penalty=length_penalty,
-        prefix=prefix,
-        capacity=capacity,
-        token_rules=token_rules,
-    )
+    return beam_search(step, cache, num_beams=1, **settings)
 
 
 class Rules(NamedTuple):
@@ -266,7 +235,7 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, t
 
 
 def read_forced(prefill, cache, rules, with_log_probs=True):
-    """Reads the first tokens, as many as every row is forced to take, in one pass.
+    """Reads the tokens that all rows are forced to begin with, in one pass.
 
     Args:
         prefill: as for `beam_search`, or None.
@@ -281,9 +250,9 @@ def read_forced(prefill, cache, rules, with_log_probs=True):
     """
     exists = rules.limits[:, None] > 0  # (batch, 1); no hypothesis, nothing to read
     forced_ids = tf.where(exists, tf.transpose(rules.forced_ids[:, :, 0]), 0)  # (batch, steps)
-    nothing = tf.zeros_like(rules.limits, tf.float32)
+    zeros = tf.zeros_like(rules.limits, tf.float32)
     if prefill is None or rules.prefix_length is None:
-        return tf.constant(0), tf.maximum(forced_ids, 0), nothing, cache
+        return tf.constant(0), tf.maximum(forced_ids, 0), zeros, cache
     # The search itself takes the last token within a limit, and an end token.
     is_forced = (forced_ids >= 0) & (forced_ids != rules.end_id)
     is_forced &= tf.range(1, rules.steps + 1) < rules.limits[:, None]
@@ -298,11 +267,11 @@ def read_forced(prefill, cache, rules, with_log_probs=True):
     def read():
         log_probs, longer = prefill(token_ids, next_ids if with_log_probs else None, count, cache)
         if not with_log_probs:
-            return nothing, longer
+            return zeros, longer
         is_read = exists & (tf.range(tf.shape(log_probs)[1]) < count)
         return tf.reduce_sum(tf.where(is_read, log_probs, 0.0), axis=1), longer
 
-    log_probs, cache = tf.cond(count > 0, read, lambda: (nothing, cache))
+    log_probs, cache = tf.cond(count > 0, read, lambda: (zeros, cache))
     return count, forced_ids, log_probs, cache
 
 
@@ -383,8 +352,8 @@ def read_hypotheses(token_ids, scores, rules):
     # Without forbidden_ids, 0 may be a token like any other before the last one.
     lengths = tf.reduce_max(tf.where(token_ids != PAD_ID, columns, 0), axis=2)
     scores = tf.where(lengths > 0, scores, NO_HYPOTHESIS_SCORE)
-    found = Hypotheses(token_ids, scores, lengths)
-    return trim(found) if rules.grows else found
+    hypotheses = Hypotheses(token_ids, scores, lengths)
+    return trim(hypotheses) if rules.grows else hypotheses
 
 
 def trim(hypotheses):

@@ -78,7 +78,7 @@ class TokenRules:
     def _freeze(self, name, value):
         object.__setattr__(self, name, value)  # a frozen dataclass
 
-    def given(self):
+    def changed(self):
         """The rules that differ from their defaults, a dictionary that JSON can hold."""
         fields = dataclasses.fields(self)
         values = {field.name: getattr(self, field.name) for field in fields}
@@ -94,7 +94,7 @@ class TokenRules:
     def change_scores(self):
         """Whether there are rules besides forced tokens."""
         names = {"forced_bos_token_id", "forces_end", "start_counts_as"}
-        return not self.given().keys() <= names
+        return not self.changed().keys() <= names
 
     def apply(self, scores, sequences, seen, position, first_free, end_id):
         """The scores of the next token: minus infinity where a rule forbids it.

@@ -1,10 +1,11 @@
 """Additive attention: a small network, not a dot product, compares queries and keys."""
 
 import keras
+from keras import ops
 
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.projection import add_projection
-from keras_transformer.ops.attention import additive_attention_weights
+from keras_transformer.ops.attention import masked_softmax
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -47,4 +48,7 @@ class AdditiveAttention(MultiHeadAttention):
         ).kernel
 
     def weights_of(self, queries, keys, mask=None, bias=None):
-        return additive_attention_weights(queries, keys, self.directions, mask, bias)
+        directions = ops.cast(self.directions, queries.dtype)[:, None, :, None]
+        pairs = ops.tanh(queries[..., :, None, :] + keys[..., None, :, :])
+        # (..., heads, target, source, key_dim) by (heads, 1, key_dim, 1)
+        return masked_softmax(ops.matmul(pairs, directions)[..., 0], mask, bias)

@@ -26,7 +26,7 @@ _recorded_scores = contextvars.ContextVar("recorded_scores", default=None)
 
 
 def scores_are_recorded():
-    """Whether somebody asks for the attention weights of the call that is running."""
+    """Whether the call that is running must record its attention weights."""
     return _recorded_scores.get() is not None
 
 
@@ -37,14 +37,6 @@ class AttentionScoresMixin:
     somebody asks for them. A layer that holds others overrides `scores_in`, and one whose call
     takes other arguments `attention_scores`, to name them.
     """
-
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        if "attend" in vars(cls):  # which `call` called before version 0.3
-            raise TypeError(
-                "Override `call`, and call `record_scores` in it, instead of `attend`. Received: "
-                f"{cls.__name__}."
-            )
 
     def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
         """The attention weights of a call with the same arguments.
@@ -82,8 +74,8 @@ class AttentionScoresMixin:
         """The scores of this layer among those recorded, a dictionary from layer to weights."""
         if self not in recorded:
             raise ValueError(
-                "Attention is shown of a call with tensors, not with symbols, and of layers whose "
-                f"call records it with `record_scores`. Received: none from {self.name}."
+                "Attention scores come from a call with tensors, not symbolic inputs, of a layer "
+                f"whose call passes them to `record_scores`. Received: none from {self.name}."
             )
         return recorded[self]
 

@@ -52,8 +52,8 @@ def normalise(inputs, gamma, beta, epsilon):
         keeping it.
     """
     rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
-    # Counted from the first number of each row, the variance keeps its digits where the mean is
-    # large. Half precision has no such digits, and XLA would read the rows once more.
+    # Relative to the first number of each row, the variance keeps its precision where the mean is
+    # large. Half precision has none to keep, and XLA would read the rows once more.
     first = tf.cast(rows[:, :1], tf.float32) if inputs.dtype == tf.float32 else 0.0
     wide = tf.cast(rows, tf.float32) - first
     offset = tf.reduce_mean(wide, axis=-1, keepdims=True)

@@ -59,4 +59,4 @@ class ReproducibleDropout(keras.layers.Dropout):
 
 
 class InnerDropout(NotQuantizedMixin, ReproducibleDropout):
-    """The dropout within a layer with projections, which so refuses to be quantized."""
+    """Dropout inside a layer with projections; Keras asks it, not the layer, to be quantized."""

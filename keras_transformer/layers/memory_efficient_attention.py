@@ -23,7 +23,7 @@ CHUNK_ROWS = 256  # targets at a time
 
 
 def memory_efficient_attention(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
-    """The context of `dot_product_attention`, or None where that serves as well.
+    """The values mixed by their attention weights, or None where holding all weights is as good.
 
     Args:
         queries: (batch, heads, target, dim).
@@ -83,10 +83,10 @@ def attention_by_length(queries, keys, values, mask=None, rate=0.0, seed_generat
 
 
 def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
-    """The context of `dot_product_attention`, computed for some of the targets at a time.
+    """The same context, computed for some of the targets at a time.
 
     The weights of a chunk are recomputed in the backward pass. Dropout draws for each chunk, so
-    its noise differs from that of `dot_product_attention`.
+    its noise differs from that of all weights at once.
 
     Source: Rabe and Staats 2021 (https://arxiv.org/abs/2112.05682), without their sum over
     chunks of sources: here each target has one softmax over all sources.
@@ -255,7 +255,7 @@ def has_gpu():
 
 
 def fused_attention(queries, keys, values, mask=None, implementation="cudnn"):
-    """The context of `dot_product_attention`, in a kernel that never holds the weights.
+    """The same context, in a kernel that never holds the weights.
 
     The arguments are those of `memory_efficient_attention`, and an `implementation` as in
     `jax.nn.dot_product_attention`. The context of a fully masked target is zero.

@@ -7,7 +7,7 @@ from keras_transformer.arguments import check_integer
 from keras_transformer.layers.attention import AttentionScoresMixin
 from keras_transformer.layers.checks import InputChecksMixin, NotQuantizedMixin, implicit_mask
 from keras_transformer.layers.projection import add_projection
-from keras_transformer.ops.attention import dot_product_attention, merge_heads, split_heads
+from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
 from keras_transformer.ops.masks import check_attention_mask, combine_masks
 
 
@@ -93,9 +93,9 @@ class SlicedAttention(
             kernel = ops.reshape(self.query_key_value, (self.num_heads, 3 * dim, dim))
             kernel = ops.swapaxes(ops.cast(kernel, slices.dtype), 1, 2)
             queries, keys, values = ops.split(ops.matmul(slices, kernel), 3, axis=-1)
-        context, weights = dot_product_attention(queries, keys, values, mask)
+        weights = attention_weights(queries, keys, mask)
         self.record_scores(weights)
-        outputs = merge_heads(context)
+        outputs = merge_heads(ops.matmul(weights, values))
         return self.output_projection(outputs) if self.use_projections else outputs
 
     def compute_output_shape(self, input_shape):

@@ -1,28 +1,14 @@
 """Multi-head attention within one sequence that computes only what a sparse pattern allows."""
 
-import functools
-
 import keras
 from keras import ops
 
-from keras_transformer.arguments import check_integer
 from keras_transformer.layers.attention import MultiHeadAttention, scores_are_recorded
 from keras_transformer.layers.checks import implicit_mask
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.ops.attention import merge_heads
-from keras_transformer.ops.masks import (
-    causal_mask,
-    check_summary_size,
-    combine_masks,
-    fixed_mask,
-    local_mask,
-    strided_mask,
-)
-from keras_transformer.ops.sparse_attention import (
-    fixed_attention,
-    local_attention,
-    strided_attention,
-)
+from keras_transformer.ops.masks import combine_masks
+from keras_transformer.ops.sparse_attention import SparsePattern
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -87,23 +73,7 @@ class SparseAttention(MultiHeadAttention):
         **kwargs,
     ):
         super().__init__(num_heads, key_dim, dropout, use_bias, kernel_initializer, **kwargs)
-        if pattern == "local":
-            functions, sizes = (local_mask, local_attention), {"radius": block_size}
-        elif pattern == "strided":
-            functions, sizes = (strided_mask, strided_attention), {"stride": block_size}
-        elif pattern == "fixed":
-            check_summary_size(block_size, summary_size)
-            sizes = {"block_size": block_size, "summary_size": summary_size}
-            functions = (fixed_mask, fixed_attention)
-        else:
-            raise ValueError(
-                f"pattern must be 'strided', 'fixed' or 'local'. Received: pattern={pattern!r}."
-            )
-        check_integer("block_size", block_size)
-        check_integer("summary_size", summary_size)
-        self._pattern_mask, self._pattern_attention = (
-            functools.partial(f, **sizes) for f in functions
-        )
+        self._pattern = SparsePattern(pattern, block_size, summary_size, causal)
         # One for each part of a pattern: `remat` counts on one draw from each random state.
         self._dropouts = [self._dropout]
         if pattern != "local":
@@ -115,10 +85,7 @@ class SparseAttention(MultiHeadAttention):
 
     def pattern_mask(self, target_length, source_length=None, start=0):
         """What the pattern allows, boolean (1, target, source); arguments as of `local_mask`."""
-        mask = self._pattern_mask(target_length, source_length, start=start)
-        if not self.causal:
-            return mask
-        return combine_masks(mask, causal_mask(target_length, source_length, start))
+        return self._pattern.mask(target_length, source_length, start)
 
     def call(
         self,
@@ -130,7 +97,7 @@ class SparseAttention(MultiHeadAttention):
         attention_mask=None,
         training=None,
     ):
-        if any(given is not None for given in (value, key, attention_mask)):
+        if any(tensor is not None for tensor in (value, key, attention_mask)):
             shapes = (getattr(tensor, "shape", None) for tensor in (value, key, attention_mask))
             raise ValueError(
                 "SparseAttention attends within one sequence, to what its pattern allows. Use "
@@ -144,9 +111,8 @@ class SparseAttention(MultiHeadAttention):
             )
         self._check_inputs(query=query)
         dropouts = iter(self._dropouts)
-        context = self._pattern_attention(
+        context = self._pattern.attend(
             *self._project_heads(query, self.query_key_value, 3),
-            causal=self.causal,
             padding_mask=implicit_mask(query, padding_mask),
             dropout=lambda powers: next(dropouts)(powers, training=training),
         )

@@ -1,4 +1,4 @@
-"""Dot-product and additive attention, heads, scores by distance, and the cache of decoding."""
+"""Dot-product attention, heads, scores by distance, and the cache of decoding."""
 
 import math
 
@@ -48,35 +48,6 @@ def attention_weights(queries, keys, mask=None, bias=None):
     return masked_softmax(ops.matmul(queries, ops.swapaxes(keys, -1, -2)), mask, bias)
 
 
-def additive_attention_weights(queries, keys, directions, mask=None, bias=None):
-    """Like `attention_weights`, by a small network in place of the dot product.
-
-    softmax(v . tanh(q + k)), the softmax in float32. The tanh of every pair of a target and a
-    source position is held in memory: `dim` times as many numbers as there are weights.
-
-    Source: Bahdanau et al. 2014, section A.1.2 (https://arxiv.org/abs/1409.0473).
-
-    Args:
-        queries: (..., heads, target, dim).
-        keys: (..., heads, source, dim).
-        directions: v, one for each head, (heads, dim).
-        mask: as for `attention_weights`.
-        bias: as for `attention_weights`.
-
-    Returns:
-        Weights in [0, 1], (..., heads, target, source), in the dtype of `queries`.
-
-    Examples:
-        >>> queries, keys = keras.ops.zeros((2, 3, 5, 7)), keras.ops.zeros((2, 3, 4, 7))
-        >>> weights = additive_attention_weights(queries, keys, keras.ops.ones((3, 7)))
-        >>> weights[0, 0, 0].numpy().tolist()
-        [0.25, 0.25, 0.25, 0.25]
-    """
-    directions = ops.cast(directions, queries.dtype)[:, None, :, None]  # (heads, 1, dim, 1)
-    pairs = ops.tanh(queries[..., :, None, :] + keys[..., None, :, :])
-    return masked_softmax(ops.matmul(pairs, directions)[..., 0], mask, bias)
-
-
 def masked_softmax(scores, mask=None, bias=None):
     """Weights, in the dtype of the scores, (..., heads, target, source).
 
@@ -99,26 +70,6 @@ def masked_softmax(scores, mask=None, bias=None):
 def _softmax(scores):
     # Keras warns of a softmax over one number; at the first step of decoding there is just one.
     return ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
-
-
-def dot_product_attention(queries, keys, values, mask=None, dropout=None, bias=None):
-    """Mixes the values of the source positions by their attention weights.
-
-    Args:
-        queries: (..., heads, target, key_dim).
-        keys: (..., heads, source, key_dim).
-        values: (..., heads, source, value_dim).
-        mask: as for `attention_weights`.
-        dropout: a function from weights to weights, or None.
-        bias: as for `attention_weights`.
-
-    Returns:
-        The pair of context, (..., heads, target, value_dim), and weights before
-        dropout, (..., heads, target, source).
-    """
-    weights = attention_weights(queries, keys, mask, bias)
-    dropped = weights if dropout is None else dropout(weights)
-    return ops.matmul(dropped, values), weights
 
 
 def relative_shift(scores):

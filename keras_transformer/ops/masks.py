@@ -71,8 +71,8 @@ def causal_mask(target_length, source_length=None, start=0):
         >>> causal_mask(2, start=1).numpy().tolist()
         [[[True, True, False], [True, True, True]]]
     """
-    distance = _distance(target_length, source_length, start)
-    return distance <= 0
+    targets, sources = mask_positions(target_length, source_length, start)
+    return sources <= targets
 
 
 def local_mask(target_length, source_length=None, radius=1, start=0):
@@ -95,63 +95,8 @@ def local_mask(target_length, source_length=None, radius=1, start=0):
         [[[True, True, False], [True, True, True], [False, True, True]]]
     """
     check_integer("radius", radius, 0)
-    return ops.abs(_distance(target_length, source_length, start)) <= radius
-
-
-def strided_mask(target_length, source_length=None, *, stride, start=0):
-    """Allows each target position what is near, and every `stride`-th position beyond.
-
-    Near are the positions at most `stride` away. For both patterns of the paper, which are
-    causal, `combine_masks` with `causal_mask`.
-
-    Source: Child et al. 2019, section 4.3 (https://arxiv.org/abs/1904.10509).
-
-    Args:
-        target_length: as for `causal_mask`, like `source_length` and `start`.
-        stride: distance in tokens, at least 1; l in the paper.
-
-    Returns:
-        Boolean (1, target, source).
-
-    Raises:
-        ValueError: if `stride` is below 1.
-
-    Examples:
-        >>> strided_mask(1, 7, stride=3, start=6).numpy().tolist()
-        [[[True, False, False, True, True, True, True]]]
-    """
-    check_integer("stride", stride)
-    distance = ops.abs(_distance(target_length, source_length, start))
-    return ops.logical_or(distance <= stride, distance % stride == 0)
-
-
-def fixed_mask(target_length, source_length=None, *, block_size, summary_size, start=0):
-    """Allows each target position its own block, and the end of every other block.
-
-    Blocks are `block_size` positions long, the first begins at position 0.
-
-    Source: Child et al. 2019, section 4.3 (https://arxiv.org/abs/1904.10509).
-
-    Args:
-        target_length: as for `causal_mask`, like `source_length` and `start`.
-        block_size: length of a block in tokens, at least 1; l in the paper.
-        summary_size: how many positions at the end of a block all others may attend to,
-            from 1 to `block_size`; c in the paper.
-
-    Returns:
-        Boolean (1, target, source).
-
-    Raises:
-        ValueError: if a size is out of its range.
-
-    Examples:
-        >>> fixed_mask(1, 7, block_size=3, summary_size=1, start=6).numpy().tolist()
-        [[[False, False, True, False, False, True, True]]]
-    """
-    check_summary_size(block_size, summary_size)
-    targets, sources = _positions(target_length, source_length, start)
-    same_block = targets // block_size == sources // block_size
-    return ops.logical_or(same_block, sources % block_size >= block_size - summary_size)
+    targets, sources = mask_positions(target_length, source_length, start)
+    return ops.abs(sources - targets) <= radius
 
 
 def beam_mask(mask, parents, start=None):
@@ -247,24 +192,7 @@ def check_attention_mask(mask):
     )
 
 
-def check_summary_size(block_size, summary_size):
-    """Raises unless 1 <= summary_size <= block_size, or not as long as their summary."""
-    check_integer("block_size", block_size)
-    check_integer("summary_size", summary_size)
-    if summary_size > block_size:
-        raise ValueError(
-            "summary_size must be at most block_size: the summary is the end of a block. "
-            f"Received: block_size={block_size}, summary_size={summary_size}."
-        )
-
-
-def _distance(target_length, source_length, start):
-    """Source position minus target position, (1, target, source)."""
-    targets, sources = _positions(target_length, source_length, start)
-    return sources - targets
-
-
-def _positions(target_length, source_length, start):
+def mask_positions(target_length, source_length, start):
     """Target positions, (1, target, 1), and source positions, (1, 1, source)."""
     if source_length is None:
         source_length = start + target_length

@@ -2,112 +2,99 @@
 
 A sequence of n positions is cut into blocks of l. A position compares itself with the
 positions of a few blocks nearby and with a few that it can see everywhere: about l + n / l of
-them, so with l near the square root of n, time and memory grow as n * sqrt(n). All functions
-equal `dot_product_attention` under the mask of the same name in `ops.masks`.
+them, so with l near the square root of n, time and memory grow as n * sqrt(n).
 """
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
 from keras import ops
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.ops.masks import (
-    causal_mask,
-    check_summary_size,
-    combine_masks,
-    local_mask,
-)
+from keras_transformer.ops.masks import causal_mask, combine_masks, local_mask, mask_positions
 from keras_transformer.ops.projection import highest_at_least, known_rows
 
+PATTERNS = ("strided", "fixed", "local")
 FORBIDDEN = -1e30  # finite, so that it minus itself is a number
 
 
-def local_attention(queries, keys, values, radius, causal=False, padding_mask=None, dropout=None):
-    """Attention to the positions at most `radius` away, as `local_mask` allows them.
+@dataclasses.dataclass(frozen=True)
+class SparsePattern:
+    """Which positions of a sequence attend to which others.
 
-    Time and memory grow as length * radius.
+    Source: Child et al. 2019, section 4.3 (https://arxiv.org/abs/1904.10509); both of its sets
+    of positions in every head, which section 5.1 calls merged.
 
     Args:
-        queries: (batch, heads, length, key_dim).
-        keys: (batch, heads, length, key_dim).
-        values: (batch, heads, length, value_dim).
-        radius: largest allowed distance, in tokens, at least 1.
+        kind: "local" allows the positions at most `block_size` away; "strided" those and every
+            `block_size`-th position beyond; "fixed" the own block and the ends of all blocks, the
+            first of which begins at position 0.
+        block_size: in tokens, at least 1; l in the paper.
+        summary_size: of "fixed", how many positions at the end of a block all others may attend
+            to, from 1 to `block_size`; c in the paper.
         causal: whether later positions are forbidden.
-        padding_mask: boolean (batch, length), True for a real token; None if all are.
-        dropout: a function that drops some of the attention weights, or None. It is called
-            for several parts of them, and before they are normalised.
-
-    Returns:
-        Context, (batch, heads, length, value_dim); zeros for a fully masked position.
 
     Raises:
-        ValueError: if `radius` is below 1, or `padding_mask` is not boolean.
-
-    Examples:
-        >>> heads = keras.ops.ones((2, 3, 11, 5))
-        >>> tuple(local_attention(heads, heads, heads, radius=4).shape)
-        (2, 3, 11, 5)
+        ValueError: if the kind is none of these, or a size is out of its range.
     """
-    check_integer("radius", radius)
-    blocks = _cut(queries, keys, values, padding_mask, radius)
-    return _joined([_window(blocks, causal, dropout)], ops.shape(queries)[2])
 
+    kind: str
+    block_size: int
+    summary_size: int = 8
+    causal: bool = False
 
-def strided_attention(queries, keys, values, stride, causal=False, padding_mask=None, dropout=None):
-    """Attention to nearby positions and to every `stride`-th, as `strided_mask` allows them.
+    def __post_init__(self):
+        if self.kind not in PATTERNS:
+            raise ValueError(
+                f"pattern must be 'strided', 'fixed' or 'local'. Received: pattern={self.kind!r}."
+            )
+        check_integer("block_size", self.block_size)
+        check_integer("summary_size", self.summary_size)
+        if self.kind == "fixed" and self.summary_size > self.block_size:
+            raise ValueError(
+                "summary_size must be at most block_size: the summary is the end of a block. "
+                f"Received: block_size={self.block_size}, summary_size={self.summary_size}."
+            )
 
-    Time and memory grow as length * (stride + length / stride).
+    def mask(self, target_length, source_length=None, start=0):
+        """What is allowed, boolean (1, target, source); arguments as of `local_mask`."""
+        targets, sources = mask_positions(target_length, source_length, start)
+        size, distance = self.block_size, ops.abs(sources - targets)
+        if self.kind == "fixed":
+            near = targets // size == sources // size
+            far = sources % size >= size - self.summary_size
+        else:
+            near, far = distance <= size, distance % size == 0
+        mask = near if self.kind == "local" else ops.logical_or(near, far)
+        causal = causal_mask(target_length, source_length, start) if self.causal else None
+        return combine_masks(mask, causal)
 
-    Source: Child et al. 2019, section 4.3 (https://arxiv.org/abs/1904.10509); both of its sets
-    of positions in every head, which section 5.1 calls merged.
+    def attend(self, queries, keys, values, padding_mask=None, dropout=None):
+        """Equals dense attention under `mask`.
 
-    Args:
-        queries: and all other arguments but `stride` as for `local_attention`.
-        stride: distance in tokens, at least 1; l in the paper.
+        Args:
+            queries: (batch, heads, length, key_dim).
+            keys: (batch, heads, length, key_dim).
+            values: (batch, heads, length, value_dim).
+            padding_mask: boolean (batch, length), True for a real token; None if all are.
+            dropout: a function that drops some of the attention weights, or None. It is called
+                for several parts of them, and before they are normalised.
 
-    Raises:
-        ValueError: if `stride` is below 1.
-    """
-    check_integer("stride", stride)
-    blocks = _cut(queries, keys, values, padding_mask, stride)
-    parts = [_window(blocks, causal, dropout), _columns(blocks, causal, dropout)]
-    return _joined(parts, ops.shape(queries)[2])
-
-
-def fixed_attention(
-    queries,
-    keys,
-    values,
-    block_size,
-    summary_size,
-    causal=False,
-    padding_mask=None,
-    dropout=None,
-):
-    """Attention to the own block and the ends of all blocks, as `fixed_mask` allows them.
-
-    Time and memory grow as length * (block_size + summary_size * length / block_size).
-
-    Source: Child et al. 2019, section 4.3 (https://arxiv.org/abs/1904.10509); both of its sets
-    of positions in every head, which section 5.1 calls merged.
-
-    Args:
-        queries: and all other arguments but the two sizes as for `local_attention`.
-        block_size: length of a block in tokens, at least 1; l in the paper.
-        summary_size: how many positions at the end of a block all other blocks may
-            attend to, from 1 to `block_size`; c in the paper.
-
-    Raises:
-        ValueError: if a size is out of its range.
-    """
-    check_summary_size(block_size, summary_size)
-    blocks = _cut(queries, keys, values, padding_mask, block_size)
-    parts = [
-        _own_block(blocks, causal, dropout),
-        _summaries(blocks, summary_size, causal, dropout),
-    ]
-    return _joined(parts, ops.shape(queries)[2])
+        Returns:
+            Context, (batch, heads, length, value_dim); zeros for a fully masked position.
+        """
+        blocks = _cut(queries, keys, values, padding_mask, self.block_size)
+        if self.kind == "fixed":
+            parts = [
+                _own_block(blocks, self.causal, dropout),
+                _summaries(blocks, self.summary_size, self.causal, dropout),
+            ]
+        else:
+            parts = [_window(blocks, self.causal, dropout)]
+            if self.kind == "strided":
+                parts.append(_columns(blocks, self.causal, dropout))
+        return _joined(parts, ops.shape(queries)[2])
 
 
 class _Blocks(NamedTuple):

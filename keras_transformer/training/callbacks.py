@@ -112,8 +112,8 @@ class TokensPerSecond(keras.callbacks.Callback):
     async_safe = True
 
     def on_train_begin(self, logs=None):
-        of_tokens = isinstance(self.model.loss, TokenCrossentropy)
-        self._name = "tokens_per_second" if of_tokens else "examples_per_second"
+        counts_tokens = isinstance(self.model.loss, TokenCrossentropy)
+        self._name = "tokens_per_second" if counts_tokens else "examples_per_second"
         self._loss = loss_tracker(self.model)
 
     def on_epoch_begin(self, epoch, logs=None):

@@ -35,7 +35,7 @@ REFUSED_OPTIMIZER_SETTINGS = {
     "use_ema": "ema_momentum",
 }
 
-OF_WHOLE_BATCHES = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
+WHOLE_BATCH_LAYERS = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,7 @@ class StepSettings:
     """What a train step needs, in one object, so that Keras does not track and save its parts."""
 
     loss: keras.losses.Loss | None = None  # from `resolve_loss`
+    num_weights: int | None = None  # that are trained; None if the model was not built
     clip_norm: float | None = None
     accumulation_steps: int = 1
     ema_momentum: float | None = None
@@ -81,7 +82,8 @@ class CompileMixin:
             check_strategy(self, steps_per_execution)
         check_model(self, accumulation_steps, ema_momentum)
         is_sum = getattr(summed_loss, "reduction", None) == "sum"
-        if is_sum and accumulation_steps > 1 and not ON_TENSORFLOW and _has_penalties(self):
+        is_penalised = any(weight.regularizer is not None for weight in self.trainable_weights)
+        if is_sum and is_penalised and accumulation_steps > 1 and not ON_TENSORFLOW:
             raise ValueError(
                 "On JAX, accumulation_steps must be 1 with regularisers and a loss that is a sum: "
                 "each part would add the penalties of all weights. Received: "
@@ -128,6 +130,7 @@ class CompileMixin:
             objective = Objective(self, summed_loss, token_metrics, needs_logits)
         self._step = StepSettings(
             loss=summed_loss,
+            num_weights=len(self.trainable_variables) if self.built else None,
             clip_norm=clip_norm,
             accumulation_steps=accumulation_steps,
             ema_momentum=ema_momentum,
@@ -270,10 +273,6 @@ def check_model(model, accumulation_steps, ema_momentum):
         _check_layer(layer, split)
 
 
-def _has_penalties(model):
-    return any(getattr(w, "regularizer", None) is not None for w in model.trainable_weights)
-
-
 def _check_layer(layer, split):
     if getattr(layer, "variable_dtype", None) == "float16":
         raise ValueError(
@@ -285,7 +284,7 @@ def _check_layer(layer, split):
             "Weights that their gradient overwrites, as in float8, cannot be trained here. "
             f"Received: the layer {layer.name}."
         )
-    if split and layer.trainable and isinstance(layer, OF_WHOLE_BATCHES):
+    if split and layer.trainable and isinstance(layer, WHOLE_BATCH_LAYERS):
         raise ValueError(
             f"On replicas or with accumulation_steps, {type(layer).__name__} would see a part of "
             "each batch, and its numbers would not be those of one device. Use "

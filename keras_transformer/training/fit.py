@@ -13,7 +13,7 @@ from keras_transformer.training.losses import TokenCrossentropy
 
 
 class FitMixin:
-    """The methods of `keras.Model` that take data, with checks of it."""
+    """The methods of `keras.Model` that take data, which they check first."""
 
     def fit(
         self,

@@ -148,10 +148,10 @@ def input_limits(model):
     for layer, arguments, call_inputs in calls_of(model):
         for place, count, longest in _declared(layer, arguments):
             if count is not None:
-                for source in _sources(call_inputs[place], of_ids=True):
+                for source in _sources(call_inputs[place], follows_ids=True):
                     counts[source] = min(count, counts.get(source, count))
             if longest is not None:
-                for source in _sources(call_inputs[place], of_ids=False):
+                for source in _sources(call_inputs[place], follows_ids=False):
                     lengths[source] = min(longest, lengths.get(source, longest))
     return {
         (0, place, tensor.name): IdLimits(
@@ -175,15 +175,15 @@ def _declared(layer, arguments):
         yield 0, None, layer.num_positions - arguments.get("start", 0)
 
 
-def _sources(tensor, of_ids):
+def _sources(tensor, follows_ids):
     """The Python ids of the inputs from which a tensor has its ids or, if not, its positions."""
     layer, _, inputs = last_call(tensor)
     if isinstance(layer, keras.layers.InputLayer):
         return {id(tensor)}
     is_table = hasattr(layer, "num_ids") or isinstance(layer, keras.layers.Embedding)
     keeps_positions = is_table or isinstance(layer, KEEPS_POSITIONS)
-    if getattr(layer, "keeps_ids", False) or (keeps_positions and not of_ids):
-        return set().union(*(_sources(each, of_ids) for each in inputs))
+    if getattr(layer, "keeps_ids", False) or (keeps_positions and not follows_ids):
+        return set().union(*(_sources(each, follows_ids) for each in inputs))
     return set()
 
 

@@ -71,6 +71,16 @@ def forget_compiled_metrics(model):
     model._compile_metrics = None
 
 
+def is_compiled():
+    """Whether TensorFlow is tracing a function that XLA will compile, as far as can be known.
+
+    Relies on `tf.function(jit_compile=True)` entering what TensorFlow calls an XLA context.
+    """
+    from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+    return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
 def last_call(tensor):
     """The layer that made an output of a functional model, the arguments, and the inputs.
 

@@ -11,6 +11,13 @@ import keras
 from keras import ops
 
 from keras_transformer.training.compile import CompileMixin, check_labels
+from keras_transformer.training.internals import all_layers
+from keras_transformer.training.loss_sums import (
+    ADDED_LOSS,
+    ADDITIVE,
+    checked_losses,
+    single_output,
+)
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 from keras_transformer.training.metrics import loss_tracker
 
@@ -61,7 +68,8 @@ class JaxTrainStep(CompileMixin):
             optimizer_state, gradients, weights
         )
         if step.average is not None:
-            _, metrics_state = self._stateless(metrics_state, lambda: step.average.update(weights))
+            pairs = zip(self.trainable_variables, weights, strict=True)
+            _, metrics_state = self._stateless(metrics_state, step.average.update, pairs)
         logs, metrics_state = self._logs(metrics_state, loss, total)
         return logs, (weights, others, optimizer_state, metrics_state)
 
@@ -75,11 +83,35 @@ class JaxTrainStep(CompileMixin):
         logs, metrics_state = self._logs(metrics_state, loss, _count(data, self._step.loss))
         return logs, (weights, others, metrics_state)
 
+    def make_train_function(self, force=False):
+        # Before Keras moves the weights to the step: after an error there they would be lost.
+        compiled, now = self._step.num_weights, len(self.trainable_variables)
+        if compiled not in (None, now):
+            raise ValueError(
+                "Compile the model again after you freeze or unfreeze layers. "
+                f"Received: {now} weights to train, {compiled} when it was compiled."
+            )
+        super().make_train_function(force)
+
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self._check_sums_over_rows(y, y_pred, sample_weight)
         if not isinstance(getattr(self, "loss", None), PretrainingLoss):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         # Keras would expect one loss for each of the two outputs.
         return self.loss(y, y_pred, sample_weight) + sum(ops.sum(loss) for loss in self.losses)
+
+    def _check_sums_over_rows(self, y, y_pred, sample_weight):
+        """Raises for losses that the step refuses on TensorFlow too."""
+        loss = self._step.loss
+        labels, outputs, _ = single_output(loss, y, y_pred, sample_weight)
+        if not isinstance(loss, PretrainingLoss):
+            jax.eval_shape(lambda *pair: checked_losses(loss, *pair)[0], labels, outputs)
+        regularizers = [layer.activity_regularizer for layer in all_layers(self)]
+        regularizers = [each for each in regularizers if each is not None]
+        penalties = sum(weight.regularizer is not None for weight in self.trainable_weights)
+        added = len(self.losses) - penalties
+        if added > len(regularizers) or any(type(r) not in ADDITIVE for r in regularizers):
+            raise ValueError(ADDED_LOSS.format(f"{added} loss(es) of layers of {self.name}"))
 
     def _metrics_after(self, metrics_state, data, outputs):
         """The state of the metrics after some rows."""
@@ -97,10 +129,13 @@ class JaxTrainStep(CompileMixin):
 
         return self._stateless(metrics_state, update)
 
-    def _stateless(self, metrics_state, function):
-        """What a function returns, and the state of the metrics after it."""
+    def _stateless(self, metrics_state, function, others=()):
+        """What a function returns, and the state of the metrics after it.
+
+        It sees the values of `others`, pairs of a variable and its value, too.
+        """
         variables = self.metrics_variables
-        pairs = list(zip(variables, metrics_state, strict=True))
+        pairs = [*zip(variables, metrics_state, strict=True), *others]
         with keras.StatelessScope(state_mapping=pairs) as scope:
             result = function()
         return result, [scope.get_current_value(variable) for variable in variables]
@@ -125,7 +160,7 @@ def _parts_of(data, count):
 
 
 def _count(data, loss):
-    """The divisor of the mean loss of some rows, a scalar: tokens, weights or rows."""
+    """What the mean loss of some rows is divided by, a scalar: tokens, weights or rows."""
     _, y, sample_weight = data
     if isinstance(loss, TokenCrossentropy):
         return ops.sum(loss.weights(y, sample_weight))

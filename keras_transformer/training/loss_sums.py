@@ -1,11 +1,9 @@
-"""Sums of a loss over rows, from which parts of a batch give the loss of the whole batch.
+"""Which losses can be summed over rows, and on TensorFlow the sums of a part of a batch.
 
 Keras reduces the losses of a batch to one number. Such numbers cannot be combined over parts of
-a batch, which differ in rows, masks and weights. The sums below can, and `LossSums.divisor`
+a batch, which differ in rows, masks and weights. Sums can, and `StepSums.divisor` (step_sums.py)
 turns those of a whole batch into Keras's number.
 """
-
-from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -21,25 +19,13 @@ COMPARES_ROWS = (
     "The loss of a row must not depend on the other rows: replicas see only their own rows, and "
     "would give different numbers. Received: {}."
 )
-
-
-class LossSums(NamedTuple):
-    """Sums over a part of a batch, scalars; add up those of all parts, field by field."""
-
-    loss: "tf.Tensor"  # the weighted losses
-    values: "tf.Tensor"  # number of losses, masked ones included
-    weights: "tf.Tensor"  # sample weights times mask; the number of losses without either
-    unmasked: "tf.Tensor"  # number of True in the mask
-    mask_size: "tf.Tensor"
-    rows: "tf.Tensor | float" = 0.0  # filled in by the step
-
-    def divisor(self, reduction):
-        """The scalar by which Keras divides the summed loss of a batch."""
-        if reduction == "sum":
-            return tf.ones_like(self.loss)
-        if reduction == "mean_with_sample_weight":
-            return self.weights
-        return self.values * tf.math.divide_no_nan(self.unmasked, self.mask_size)
+# Sums over all numbers, so parts of a batch add up. A custom regulariser may be no such sum.
+ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+ADDED_LOSS = (
+    "The exact train step adds up penalties of rows: those of the activity regularisers L1, L2 and "
+    "L1L2, one for each layer. A loss from add_loss may not be such a sum, and replicas would give "
+    "different numbers. Include it in the loss. Received: {}."
+)
 
 
 class LossFunction(keras.losses.Loss):
@@ -90,7 +76,7 @@ def loss_sums(loss, y, y_pred, sample_weight):
             more or less.
 
     Returns:
-        `LossSums`, whose rows are to be filled in.
+        Five scalars, the fields of `StepSums` from `loss` to `mask_size`.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -99,9 +85,12 @@ def loss_sums(loss, y, y_pred, sample_weight):
         values, mask = loss.call(y, y_pred), None
         weights = loss.weights(y, sample_weight)
         return _sums(values * weights, tf.reduce_sum(weights), mask)
-    values, mask = _values_and_mask(loss, y, y_pred)
+    values, mask = checked_losses(loss, y, y_pred)
     if not isinstance(loss, OWN_LOSSES):
-        values = _checked_rows(values, y, y_pred, loss)
+        message = f"The loss must return a value for each row. Received: {loss.name}."
+        check = tf.debugging.assert_equal(tf.shape(values)[0], tf.shape(y_pred)[0], message)
+        with tf.control_dependencies([check]):
+            values = tf.identity(values)
     weights = None if sample_weight is None else ops.cast(sample_weight, values.dtype)
     if mask is not None:
         unmasked = ops.cast(mask, values.dtype)
@@ -123,11 +112,15 @@ def _sums(weighted, counted, mask):
     true = 1 if mask is None else tf.math.count_nonzero(mask)
     loss = tf.reduce_sum(tf.cast(weighted, dtype))
     others = (tf.size(weighted), counted, true, size)
-    return LossSums(loss, *(tf.cast(value, dtype) for value in others))
+    return loss, *(tf.cast(value, dtype) for value in others)
 
 
-def _values_and_mask(loss, y, y_pred):
-    """The losses before any weight or mask, and the mask that Keras would apply, or None."""
+def checked_losses(loss, y, y_pred):
+    """The losses before any weight or mask, and the mask that Keras would apply, or None.
+
+    Raises:
+        ValueError: unless the first axis of the losses, and no other, is known to be the rows.
+    """
     mask = keras_mask_of(y_pred)
     if not isinstance(loss, OWN_LOSSES):  # ours accept integers
         y, y_pred = (ops.convert_to_tensor(part, dtype=loss.dtype) for part in (y, y_pred))
@@ -138,7 +131,10 @@ def _values_and_mask(loss, y, y_pred):
         mask = own_mask if mask is None else mask
     else:
         mask = mask & own_mask
-    return ops.convert_to_tensor(values, dtype=loss.dtype), mask
+    values = ops.convert_to_tensor(values, dtype=loss.dtype)
+    if not isinstance(loss, OWN_LOSSES):
+        _check_rows(loss, tuple(values.shape), y, y_pred)
+    return values, mask
 
 
 def single_output(loss, y, y_pred, sample_weight):
@@ -156,18 +152,17 @@ def single_output(loss, y, y_pred, sample_weight):
 
 def _aligned(first, second):
     """Aligns two tensors as Keras does: one may have an extra last axis of size 1."""
-    if second.shape.rank == first.shape.rank + 1:
+    first_rank, second_rank = len(first.shape), len(second.shape)
+    if second_rank == first_rank + 1:
         return _aligned(second, first)[::-1]
-    if first.shape.rank == second.shape.rank + 1 and first.shape[-1] == 1:
-        if second.shape.rank == 1:
-            return first, second[:, None]
-        return tf.squeeze(first, axis=-1), second
+    if first_rank == second_rank + 1 and first.shape[-1] == 1:
+        return (first, second[:, None]) if second_rank == 1 else (first[..., 0], second)
     return first, second
 
 
 def _same_rank(values, weights, what, of, loss):
     values, weights = _aligned(values, weights)
-    fits = values.shape.rank == weights.shape.rank
+    fits = len(values.shape) == len(weights.shape)
     sizes = zip(values.shape, weights.shape, strict=fits)
     if not fits or any(None not in (a, b) and 1 not in (a, b) and a != b for a, b in sizes):
         raise ValueError(
@@ -198,8 +193,9 @@ def _check_adds_up(loss):
 
 def _check_ranks(loss, y, y_pred):
     """Raises where Keras would broadcast labels against all rows."""
-    wide = y if y.shape.rank > y_pred.shape.rank else y_pred
-    if not hasattr(loss, "fn") and y.shape.rank != y_pred.shape.rank and wide.shape[-1] == 1:
+    ranks = len(y.shape), len(y_pred.shape)
+    wide = y if ranks[0] > ranks[1] else y_pred
+    if not hasattr(loss, "fn") and ranks[0] != ranks[1] and wide.shape[-1] == 1:
         raise ValueError(
             "Labels and predictions must have the same rank, or each row would be compared with "
             f"all rows. Received: labels of shape {tuple(y.shape)}, predictions of shape "
@@ -207,35 +203,30 @@ def _check_ranks(loss, y, y_pred):
         )
     axis = loss_axis(loss)
     axes = axis if isinstance(axis, (list, tuple)) else [axis]
-    if 0 in axes or -y_pred.shape.rank in axes:
+    if 0 in axes or -ranks[1] in axes:
         raise ValueError(COMPARES_ROWS.format(f"{loss.name} with axis={axis}"))
 
 
-def _checked_rows(values, y, y_pred, loss):
-    """Returns the losses after checking that their first axis, and no other, is the rows."""
+def _check_rows(loss, shape, y, y_pred):
     received = (
-        f"Received: losses of shape {tuple(values.shape)} from {loss.name}, for predictions of "
-        f"shape {tuple(y_pred.shape)}."
+        f"Received: losses of shape {shape} from {loss.name}, for predictions of shape "
+        f"{tuple(y_pred.shape)}."
     )
-    if values.shape.rank == 0:
+    if not shape:
         raise ValueError(
             "The loss must return one value per row or token, not a scalar: only sums can be "
             "divided by those of the whole batch. If outputs have one axis, Keras's losses "
             "average over the rows: add a last axis of size 1 to the outputs. "
             f"Received: a scalar from {loss.name}."
         )
-    if None in values.shape[1:] and None not in [*y.shape[1:], *y_pred.shape[1:]]:
+    if None in shape[1:] and None not in [*y.shape[1:], *y_pred.shape[1:]]:
         raise ValueError(
             "The loss of a row must not depend on the other rows. Are labels broadcast against "
             f"predictions? {received}"
         )
-    message = f"The loss must return a value, or several, for each row. {received}"
-    counts = values.shape[0], y_pred.shape[0]
+    counts = shape[0], y_pred.shape[0]
     if None not in counts and counts[0] != counts[1]:
-        raise ValueError(message)
-    check = tf.debugging.assert_equal(tf.shape(values)[0], tf.shape(y_pred)[0], message)
-    with tf.control_dependencies([check]):
-        return tf.identity(values)
+        raise ValueError(f"The loss must return a value, or several, for each row. {received}")
 
 
 def _is_config(loss):

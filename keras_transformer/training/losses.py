@@ -1,34 +1,13 @@
 """Cross-entropy of token ids, summed over real tokens and never over padding."""
 
-import contextlib
-import contextvars
-
 import keras
 from keras import ops
 
 from keras_transformer.arguments import LARGEST_INTEGER, check_integer, check_probability
+from keras_transformer.training.internals import is_compiled
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
-
-_COMPARES_IDS = contextvars.ContextVar("_COMPARES_IDS", default=False)
-
-
-@contextlib.contextmanager
-def without_scatter(enabled=True):
-    """In this context, gradients of losses compare ids instead of scattering to the labels.
-
-    On CPUs that is slower. On GPUs it is better: XLA fuses it, while it can scatter only with
-    atomic sums.
-
-    Args:
-        enabled: False changes nothing.
-    """
-    before = _COMPARES_IDS.set(enabled)
-    try:
-        yield
-    finally:
-        _COMPARES_IDS.reset(before)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -191,7 +170,9 @@ def _crossentropy(labels, logits):
 
     # TensorFlow's own operation takes ten times as long as its softmax, which gives both the
     # loss and its gradient, softmax - one_hot(label). The gradient of a gather is slow too.
-    compares_ids = _COMPARES_IDS.get()
+    # With XLA it compares ids instead of scattering to the labels: XLA fuses the comparison, while
+    # it can scatter only with atomic sums. Without XLA, scattering is faster.
+    compares_ids = is_compiled()
 
     @tf.custom_gradient
     def crossentropy(logits):

@@ -42,8 +42,8 @@ class Model(OwnStep, keras.Model):
       slice per occurrence of a token, and adaptive ones square each slice instead of their sum.
 
     What cannot be exact on replicas is refused on one device too: losses that return a scalar,
-    compare rows with each other or are not reduced, several outputs and `add_loss`. `compile`
-    refuses the same on JAX. Custom metrics must be sums over rows: their variables are summed over
+    compare rows with each other or are not reduced, several outputs and `add_loss`, on
+    TensorFlow and JAX alike. Custom metrics must be sums over rows: their variables are summed over
     replicas.
 
     On TensorFlow, a functional model looks at the data on the host, before each step: an id or a

@@ -37,11 +37,10 @@ class MovingAverage:
         self._weights, self._momentum = weights, momentum
         self.values = list(map(_copy_of, weights))
 
-    def update(self, values=None):
-        """Moves the averages towards values, a list of tensors; None for those of the weights."""
-        values = [weight.value for weight in self._weights] if values is None else values
-        for value, average in zip(values, self.values, strict=True):
-            change = (1 - self._momentum) * (value - average.value)
+    def update(self):
+        """Moves the averages towards the weights."""
+        for weight, average in zip(self._weights, self.values, strict=True):
+            change = (1 - self._momentum) * (weight.value - average.value)
             if ON_TENSORFLOW:
                 average.value.assign_add(change)  # in place; Keras would write a sum first
             else:

@@ -8,12 +8,13 @@ from keras import ops
 
 from keras_transformer.training import internals
 from keras_transformer.training.loss_sums import (
+    ADDED_LOSS,
+    ADDITIVE,
     OWN_LOSSES,
-    LossSums,
     loss_sums,
     single_output,
 )
-from keras_transformer.training.losses import TokenCrossentropy, token_weights, without_scatter
+from keras_transformer.training.losses import TokenCrossentropy, token_weights
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
 from keras_transformer.training.projected_loss import (
     compiled_projected_loss,
@@ -23,23 +24,27 @@ from keras_transformer.training.projected_loss import (
 
 # The field of `TokenSums` from which each metric is made where the loss is projected.
 PROJECTED_METRICS = {TokenAccuracy: "hits", Perplexity: "nats"}
-# Sums over all numbers, so parts of a batch add up. A custom regulariser may be no such sum.
-ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
-
-
-class MetricSums(NamedTuple):
-    """The sums from which a token metric is made, scalars."""
-
-    total: tf.Tensor
-    tokens: tf.Tensor
 
 
 class StepSums(NamedTuple):
-    """The sums of a step over the parts of a batch and over replicas, scalars."""
+    """Sums over a part of a batch, scalars; those of all parts and replicas add up."""
 
-    loss: LossSums
-    metrics: tuple  # a `MetricSums` for each token metric
+    loss: tf.Tensor  # the weighted losses
+    values: tf.Tensor  # number of losses, masked ones included
+    weights: tf.Tensor  # sample weights times mask; the number of losses without either
+    unmasked: tf.Tensor  # number of True in the mask
+    mask_size: tf.Tensor
+    rows: tf.Tensor
+    metrics: tuple = ()  # for each token metric the pair of its sum and the tokens
     activity: tuple = ()  # the penalties of layers' outputs, times rows
+
+    def divisor(self, reduction):
+        """The scalar by which Keras divides the summed loss of a batch."""
+        if reduction == "sum":
+            return tf.ones_like(self.loss)
+        if reduction == "mean_with_sample_weight":
+            return self.weights
+        return self.values * tf.math.divide_no_nan(self.unmasked, self.mask_size)
 
 
 class StepGradients(NamedTuple):
@@ -101,23 +106,23 @@ class Objective:
         with tf.GradientTape(persistent=self._has_activity) as tape:
             sums = self._sums_of_logits(x, y, sample_weight, training=True)
         weights = self._model.trainable_weights  # the first call may have created them
-        loss_gradients = _gradients(tape, sums.loss.loss, weights, factor)
+        loss_gradients = _gradients(tape, sums.loss, weights, factor)
         if not self._has_activity:
             return sums, StepGradients(loss_gradients, {})
         return sums, StepGradients(loss_gradients, _gradients(tape, sums.activity, weights, factor))
 
     def scale(self, sums):
         """The inverse of Keras's divisor of the loss of a whole batch, a scalar."""
-        divisor = sums.loss.divisor(self._loss.reduction)
+        divisor = sums.divisor(self._loss.reduction)
         return tf.math.divide_no_nan(tf.ones_like(divisor), divisor)
 
     def penalty_divisor(self, sums):
         """Keras's divisor of the activity penalties of a batch, a scalar."""
-        return sums.loss.rows if self._divides_penalties else tf.ones_like(sums.loss.rows)
+        return sums.rows if self._divides_penalties else tf.ones_like(sums.rows)
 
     def count(self, sums):
         """The weight of a batch in the loss of an epoch: its tokens, or its rows as in Keras."""
-        return sums.loss.weights if isinstance(self._loss, OWN_LOSSES) else sums.loss.rows
+        return sums.weights if isinstance(self._loss, OWN_LOSSES) else sums.rows
 
     def _is_projected(self, sample_weight):
         return self.projection is not None and sample_weight is None
@@ -134,10 +139,8 @@ class Objective:
         projected = self._projected_loss(features, table, y, smoothing, pad_id, gradients)
         tokens, rows = projected.sums.tokens, tf.cast(_num_rows(x), tf.float32)
         fields = [PROJECTED_METRICS[type(metric)] for metric in self.token_metrics]
-        sums = StepSums(
-            LossSums(projected.sums.loss, tokens, tokens, tokens, tokens, rows),
-            tuple(MetricSums(getattr(projected.sums, field), tokens) for field in fields),
-        )
+        metrics = tuple((getattr(projected.sums, field), tokens) for field in fields)
+        sums = StepSums(projected.sums.loss, tokens, tokens, tokens, tokens, rows, metrics)
         return sums, *projected[1:]
 
     def _projected_and_gradients(self, x, y):
@@ -158,12 +161,12 @@ class Objective:
         model, rows = self._model, _num_rows(x)
         y_pred = model(x, training=training)  # Keras leaves it out of a call without it
         labels, outputs, weights = single_output(self._loss, y, y_pred, sample_weight)
-        with without_scatter(self._is_compiled):
-            sums = loss_sums(self._loss, labels, outputs, weights)
+        sums = loss_sums(self._loss, labels, outputs, weights)
         if (metrics := internals.compiled_metrics(model)) is not None:
             metrics.update_state(y, y_pred, sample_weight=sample_weight)
         return StepSums(
-            sums._replace(rows=tf.cast(rows, sums.loss.dtype)),
+            *sums,
+            tf.cast(rows, sums[0].dtype),
             tuple(_metric_sums(metric, labels, outputs) for metric in self.token_metrics),
             _activity_penalties(model, rows if self._divides_penalties else 1),
         )
@@ -179,7 +182,7 @@ def is_token_sum(metric, loss):
 def _metric_sums(metric, labels, outputs):
     real = token_weights(labels, metric.pad_id)  # Keras does not weigh it by `sample_weight`
     total = tf.reduce_sum(metric.values(labels, outputs) * real)
-    return MetricSums(total, tf.reduce_sum(real))
+    return total, tf.reduce_sum(real)
 
 
 def _num_rows(x):
@@ -221,12 +224,7 @@ def _activity_penalties(model, divisor):
     for layer in internals.all_layers(model):
         own = internals.added_losses(layer)
         if own and (type(layer.activity_regularizer) not in ADDITIVE or len(own) > 1):
-            raise ValueError(
-                "The exact train step adds up penalties of rows: those of the activity "
-                "regularisers L1, L2 and L1L2, one for each layer. A loss from add_loss may not be "
-                "such a sum, and replicas would give different numbers. Include it in the loss. "
-                f"Received: {len(own)} loss(es) of the layer {layer.name}."
-            )
+            raise ValueError(ADDED_LOSS.format(f"{len(own)} loss(es) of the layer {layer.name}"))
         penalties += [tf.cast(loss, tf.float32) * tf.cast(divisor, tf.float32) for loss in own]
     return tuple(penalties)
 

@@ -4,8 +4,9 @@ Keras's step will not do: with several replicas it averages the means of the rep
 before it sums, and accumulates in the optimizer. Each of these changes the numbers of one device.
 
 `compile` (compile.py) checks and keeps the settings of the step in `self._step`. The step calls
-`Objective` (step_sums.py) for the sums of the model's losses (loss_sums.py), and what outlives it
-is in step_state.py.
+`Objective` (step_sums.py) for the sums of losses and their gradients. If the model ends in a
+projection to tokens, these come from projected_loss.py, otherwise from loss_sums.py. What outlives
+a step is in step_state.py.
 """
 
 import contextlib
@@ -87,7 +88,7 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
     def _logs(self, sums, penalty):
         """Updates the metrics with sums over all replicas: every replica logs the same."""
         objective = self._step.objective
-        loss = sums.loss.loss * objective.scale(sums)
+        loss = sums.loss * objective.scale(sums)
         for activity in sums.activity:
             loss += tf.math.divide_no_nan(activity, objective.penalty_divisor(sums))
         if penalty is not None:
@@ -97,7 +98,7 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
         share = objective.count(sums) / replicas
         loss_tracker(self).update_state(loss, sample_weight=share)
         for metric, metric_sums in zip(objective.token_metrics, sums.metrics, strict=True):
-            metric.add_sums(metric_sums.total, metric_sums.tokens)
+            metric.add_sums(*metric_sums)
         logs = self.get_metrics_result()
         if (metrics := internals.compiled_metrics(self)) is not None:
             # Each replica has counted its own rows.

@@ -262,9 +262,9 @@ def test_rules_that_leave_no_token_leave_no_hypothesis(prefix_table):
 
 def test_rules_are_told_as_what_differs_from_none():
     rules = TokenRules(min_length=5, bad_words_ids=[[4, 5], [6]])
-    assert rules.given() == {"min_length": 5, "bad_words_ids": ((4, 5), (6,))}
-    assert TokenRules(**rules.given()) == rules
-    assert not TokenRules().given()
+    assert rules.changed() == {"min_length": 5, "bad_words_ids": ((4, 5), (6,))}
+    assert TokenRules(**rules.changed()) == rules
+    assert not TokenRules().changed()
     assert dataclasses.replace(rules, min_length=0, bad_words_ids=()) == TokenRules()
 
 

@@ -7,7 +7,6 @@ import pytest
 from keras_transformer.layers.additive_attention import AdditiveAttention
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.ops import causal_mask, valid_length_mask
-from keras_transformer.ops.attention import additive_attention_weights
 from tests.layer_check import check_layer
 from tests.reference import array, exact, fill, normal
 
@@ -65,6 +64,12 @@ def test_attention_equals_two_loops_over_targets_and_sources(cross, masked):
     np.testing.assert_allclose(array(scores), weights, atol=1e-5)
 
 
+def weights_of(queries, keys, directions):
+    layer = AdditiveAttention(len(directions))
+    layer.directions = directions
+    return layer.weights_of(queries, keys)
+
+
 def test_scores_are_those_of_the_layer_of_keras():
     queries, keys, direction = normal(2, 1, 5, 7), normal(2, 1, 3, 7), normal(1, 7)
     layer = keras.layers.AdditiveAttention()
@@ -72,7 +77,7 @@ def test_scores_are_those_of_the_layer_of_keras():
     layer.set_weights([direction[0]])
     inputs = [keras.ops.array(x[:, 0]) for x in (queries, keys, keys)]
     _, weights = layer(inputs, return_attention_scores=True)
-    ours = additive_attention_weights(*map(keras.ops.array, (queries, keys, direction)))
+    ours = weights_of(*map(keras.ops.array, (queries, keys, direction)))
     np.testing.assert_allclose(array(ours)[:, 0], array(weights), atol=1e-6)
 
 
@@ -109,7 +114,7 @@ def test_the_softmax_is_computed_in_float32_under_bfloat16():
     # Keys far from zero: every tanh is exactly one or minus one, and no score is rounded.
     signs = np.random.choice([-64.0, 64.0], size=(1, 1, 1009, 2))
     directions = np.array([[1.0, 2.0]])
-    weights = additive_attention_weights(
+    weights = weights_of(
         keras.ops.zeros((1, 1, 1, 2), dtype="bfloat16"),
         keras.ops.cast(signs, "bfloat16"),
         keras.ops.array(directions, dtype="float32"),

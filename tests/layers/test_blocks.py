@@ -15,7 +15,8 @@ from keras_transformer.layers import (
     TransformerXL,
 )
 from keras_transformer.layers.residual import Residual
-from keras_transformer.ops import beam_mask, causal_mask, local_mask
+from keras_transformer.ops import causal_mask, local_mask
+from keras_transformer.ops.masks import beam_mask
 from tests import reference
 from tests.reference import array, exact, fill, normal
 

@@ -4,7 +4,7 @@ import pytest
 
 from keras_transformer.layers import TokenEmbedding
 from keras_transformer.layers.relative_attention import RelativeAttention
-from keras_transformer.ops import beam_mask
+from keras_transformer.ops.masks import beam_mask
 from tests import reference
 from tests.layer_check import check_layer
 from tests.reference import array, fill, normal

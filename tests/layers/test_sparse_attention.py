@@ -12,7 +12,7 @@ from keras_transformer.layers import (
     TokenEmbedding,
 )
 from keras_transformer.layers.sparse_attention import SparseAttention
-from keras_transformer.ops import beam_mask, causal_mask
+from keras_transformer.ops.masks import beam_mask, causal_mask
 from tests.layer_check import check_layer
 from tests.reference import array, fill, normal, truth
 

@@ -4,13 +4,12 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.ops import (
+from keras_transformer.ops.attention import (
     attention_weights,
-    dot_product_attention,
     merge_heads,
+    relative_shift,
     split_heads,
 )
-from keras_transformer.ops.attention import relative_shift
 from tests import reference
 from tests.reference import array, normal
 
@@ -36,7 +35,8 @@ def test_weights_are_those_computed_by_hand():
     queries = keras.ops.array([[[[2.0, 0, 0, 0]]]])
     keys = keras.ops.array([[[[math.log(3), 0, 0, 0], [0.0, 5, 5, 5]]]])
     values = keras.ops.array([[[[4.0, 0.0], [0.0, 8.0]]]])
-    context, weights = dot_product_attention(queries, keys, values)
+    weights = attention_weights(queries, keys)
+    context = keras.ops.matmul(weights, values)
     np.testing.assert_allclose(array(weights).ravel(), [0.75, 0.25], atol=1e-6)
     np.testing.assert_allclose(array(context).ravel(), [3, 2], atol=1e-5)
 
@@ -47,10 +47,11 @@ def test_attention_equals_numpy(dtype, masked):
     # Beams stand before the heads, as in decoding; key and value widths differ.
     queries, keys, values = normal(2, 7, 3, 5, 11), normal(2, 7, 3, 13, 11), normal(2, 7, 3, 13, 17)
     mask = np.random.uniform(size=(2, 1, 1, 5, 13)) < 0.6 if masked else None
-    context, weights = dot_product_attention(
-        *(keras.ops.cast(x, dtype) for x in (queries, keys, values)),
+    weights = attention_weights(
+        *(keras.ops.cast(x, dtype) for x in (queries, keys)),
         None if mask is None else keras.ops.array(mask),
     )
+    context = keras.ops.matmul(weights, keras.ops.cast(values, dtype))
     expected = reference.attention_weights(queries, keys, mask)
     assert keras.backend.standardize_dtype(weights.dtype) == dtype, "the dtype of the queries"
     np.testing.assert_allclose(array(weights), expected, atol=DTYPES[dtype], err_msg="weights")
@@ -64,7 +65,8 @@ def test_a_target_that_may_attend_to_nothing_takes_nothing(dtype):
     queries, keys, values = (keras.ops.cast(100 * normal(2, 3, 5, 7), dtype) for _ in range(3))
     mask = np.ones((2, 1, 5, 5), bool)
     mask[0, 0, 2] = mask[1] = False
-    context, weights = dot_product_attention(queries, keys, values, keras.ops.array(mask))
+    weights = attention_weights(queries, keys, keras.ops.array(mask))
+    context = keras.ops.matmul(weights, values)
     nothing = ~mask.any(axis=-1)[:, 0]
     for name, result in (("weights", weights), ("context", context)):
         rows = np.moveaxis(array(result), 1, 2)  # (batch, target, heads, ...)
@@ -113,13 +115,6 @@ def test_scaling_before_the_product_spares_float16_an_overflow():
     queries = keras.ops.full((1, 1, 1, 16), 100.0, dtype="float16")
     keys = keras.ops.cast([[[[100.0] * 16, [0.0] * 16]]], "float16")
     assert array(attention_weights(queries, keys)).ravel().tolist() == [1.0, 0.0]
-
-
-def test_dropout_changes_the_context_and_not_the_weights_that_are_returned():
-    queries, keys, values = (keras.ops.array(normal(2, 3, 5, 7)) for _ in range(3))
-    context, weights = dot_product_attention(queries, keys, values, dropout=lambda w: 0 * w)
-    assert not array(context).any(), "what is mixed are the dropped weights"
-    np.testing.assert_allclose(array(weights).sum(axis=-1), 1, rtol=1e-5, err_msg="returned ones")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

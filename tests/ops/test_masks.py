@@ -8,12 +8,11 @@ from keras_transformer.ops.masks import (
     beam_mask,
     causal_mask,
     combine_masks,
-    fixed_mask,
     local_mask,
     padding_mask,
-    strided_mask,
     valid_length_mask,
 )
+from keras_transformer.ops.sparse_attention import SparsePattern
 from tests.reference import truth
 
 
@@ -85,7 +84,7 @@ PLACES = pytest.mark.parametrize(
 def test_strided_mask_allows_what_is_near_and_every_stride_th_position(
     target, source, start, stride
 ):
-    mask = strided_mask(target, source, stride=stride, start=start)
+    mask = SparsePattern("strided", stride).mask(target, source, start)
     source = start + target if source is None else source
 
     def rule(b, t, s):
@@ -101,8 +100,7 @@ def test_strided_mask_allows_what_is_near_and_every_stride_th_position(
 def test_fixed_mask_allows_the_own_block_and_the_ends_of_all(
     target, source, start, block_size, summary_size
 ):
-    sizes = {"block_size": block_size, "summary_size": summary_size}
-    mask = fixed_mask(target, source, **sizes, start=start)
+    mask = SparsePattern("fixed", block_size, summary_size).mask(target, source, start)
     source = start + target if source is None else source
     blocks = [range(first, first + block_size) for first in range(0, 60, block_size)]
 
@@ -114,22 +112,11 @@ def test_fixed_mask_allows_the_own_block_and_the_ends_of_all(
     np.testing.assert_array_equal(truth(mask), expected, err_msg="blocks begin at position 0")
 
 
-def test_the_masks_of_the_sparse_transformer_are_causal_beside_a_causal_mask():
-    strided = combine_masks(strided_mask(8, stride=3), causal_mask(8))
+def test_the_patterns_of_the_sparse_transformer_may_be_causal():
+    strided = SparsePattern("strided", 3, causal=True).mask(8)
     assert np.flatnonzero(truth(strided)[0, 6]).tolist() == [0, 3, 4, 5, 6], "strided"
-    fixed = combine_masks(fixed_mask(8, block_size=3, summary_size=1), causal_mask(8))
+    fixed = SparsePattern("fixed", 3, summary_size=1, causal=True).mask(8)
     assert np.flatnonzero(truth(fixed)[0, 7]).tolist() == [2, 5, 6, 7], "fixed"
-
-
-def test_sizes_of_sparse_patterns_out_of_their_range_are_refused():
-    with pytest.raises(ValueError, match=r"stride must be an integer.*Received: \w+=0"):
-        strided_mask(3, stride=0)
-    with pytest.raises(ValueError, match=r"at least 1. Received: block_size=0"):
-        fixed_mask(3, block_size=0, summary_size=1)
-    with pytest.raises(ValueError, match=r"at least 1. Received: summary_size=0"):
-        fixed_mask(3, block_size=2, summary_size=0)
-    with pytest.raises(ValueError, match=r"at most block_size.*block_size=2, summary_size=3"):
-        fixed_mask(3, block_size=2, summary_size=3)
 
 
 def test_a_start_known_only_at_run_time_gives_the_same_masks():
@@ -140,17 +127,10 @@ def test_a_start_known_only_at_run_time_gives_the_same_masks():
     np.testing.assert_array_equal(
         truth(local_mask(3, 5, 1, start)), truth(local_mask(3, 5, 1, 2)), err_msg="local"
     )
-    np.testing.assert_array_equal(
-        truth(strided_mask(3, 5, stride=2, start=start)),
-        truth(strided_mask(3, 5, stride=2, start=2)),
-        err_msg="strided",
-    )
-    sizes = {"block_size": 2, "summary_size": 1}
-    np.testing.assert_array_equal(
-        truth(fixed_mask(3, 5, **sizes, start=start)),
-        truth(fixed_mask(3, 5, **sizes, start=2)),
-        err_msg="fixed",
-    )
+    for pattern in (SparsePattern("strided", 2), SparsePattern("fixed", 2, 1)):
+        np.testing.assert_array_equal(
+            truth(pattern.mask(3, 5, start)), truth(pattern.mask(3, 5, 2)), err_msg=pattern.kind
+        )
 
 
 def test_combined_masks_allow_what_all_of_them_allow():

@@ -4,23 +4,19 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.ops import causal_mask, combine_masks, dot_product_attention, local_mask
-from keras_transformer.ops.masks import fixed_mask, strided_mask
-from keras_transformer.ops.sparse_attention import (
-    fixed_attention,
-    local_attention,
-    strided_attention,
-)
+from keras_transformer.ops import combine_masks
+from keras_transformer.ops.attention import attention_weights
+from keras_transformer.ops.sparse_attention import SparsePattern
 from tests import reference
 from tests.reference import array, normal, truth
 
 PATTERNS = {
-    "local": (local_attention, local_mask, {"radius": 5}),
-    "local, neighbours": (local_attention, local_mask, {"radius": 1}),
-    "strided": (strided_attention, strided_mask, {"stride": 3}),
-    "strided, every position": (strided_attention, strided_mask, {"stride": 1}),
-    "fixed": (fixed_attention, fixed_mask, {"block_size": 5, "summary_size": 2}),
-    "fixed, whole blocks": (fixed_attention, fixed_mask, {"block_size": 3, "summary_size": 3}),
+    "local": ("local", 5),
+    "local, neighbours": ("local", 1),
+    "strided": ("strided", 3),
+    "strided, every position": ("strided", 1),
+    "fixed": ("fixed", 5, 2),
+    "fixed, whole blocks": ("fixed", 3, 3),
 }
 EACH_PATTERN = pytest.mark.parametrize("pattern", PATTERNS)
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["both sides", "causal"])
@@ -36,14 +32,12 @@ def heads(length, key_dim=7, value_dim=11):
 
 
 def pattern_mask(pattern, length, causal):
-    _, mask_function, sizes = PATTERNS[pattern]
-    mask = mask_function(length, **sizes)
-    return combine_masks(mask, causal_mask(length) if causal else None)
+    return SparsePattern(*PATTERNS[pattern], causal=causal).mask(length)
 
 
-def sparse(pattern, inputs, **arguments):
-    function, _, sizes = PATTERNS[pattern]
-    return function(*(keras.ops.array(x) for x in inputs), **sizes, **arguments)
+def sparse(pattern, inputs, causal=False, **arguments):
+    inputs = [keras.ops.array(x) for x in inputs]
+    return SparsePattern(*PATTERNS[pattern], causal=causal).attend(*inputs, **arguments)
 
 
 @EACH_PATTERN
@@ -81,7 +75,7 @@ def test_scores_too_large_for_exponentials_stay_numbers(pattern):
     queries, keys, values = heads(23)
     inputs = [keras.ops.array(x) for x in (300 * queries, keys, values)]
     mask = pattern_mask(pattern, 23, causal=True)
-    expected, _ = dot_product_attention(*inputs, mask[:, None])
+    expected = keras.ops.matmul(attention_weights(*inputs[:2], mask[:, None]), inputs[2])
     computed = sparse(pattern, inputs, causal=True)
     np.testing.assert_allclose(array(computed), array(expected), atol=1e-3)
 
@@ -91,9 +85,8 @@ def test_under_bfloat16_only_the_last_digits_differ(pattern):
     inputs = [keras.ops.cast(x, "bfloat16") for x in heads(23)]
     real = np.arange(23) < np.array([[23], [0]])
     mask = combine_masks(keras.ops.array(real), pattern_mask(pattern, 23, causal=True))
-    expected, _ = dot_product_attention(
-        *(keras.ops.cast(x, "float32") for x in inputs), mask[:, None]
-    )
+    queries, keys, values = (keras.ops.cast(x, "float32") for x in inputs)
+    expected = keras.ops.matmul(attention_weights(queries, keys, mask[:, None]), values)
     computed = sparse(pattern, inputs, causal=True, padding_mask=keras.ops.array(real))
     assert keras.backend.standardize_dtype(computed.dtype) == "bfloat16", "dtype of the values"
     np.testing.assert_allclose(array(computed), array(expected), atol=0.04)
@@ -125,11 +118,10 @@ def test_dropped_weights_are_not_made_up_for(pattern):
     np.testing.assert_allclose(array(halved), 0.5 * array(whole), atol=1e-5)
 
 
-def test_blocks_of_no_length_are_refused():
-    inputs = heads(3)
-    with pytest.raises(ValueError, match=r"radius must be an integer.*Received: \w+=0"):
-        local_attention(*inputs, radius=0)
-    with pytest.raises(ValueError, match=r"stride must be an integer.*Received: \w+=0"):
-        strided_attention(*inputs, stride=0)
+def test_sizes_out_of_their_range_are_refused():
+    with pytest.raises(ValueError, match=r"at least 1. Received: block_size=0"):
+        SparsePattern("local", 0)
+    with pytest.raises(ValueError, match=r"at least 1. Received: summary_size=0"):
+        SparsePattern("fixed", 2, 0)
     with pytest.raises(ValueError, match=r"at most block_size.*block_size=2, summary_size=3"):
-        fixed_attention(*inputs, block_size=2, summary_size=3)
+        SparsePattern("fixed", 2, 3)

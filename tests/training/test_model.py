@@ -170,6 +170,58 @@ def test_the_steps_of_tensorflow_and_jax_refuse_the_same(settings, message):
         model.compile(optimizer, settings.get("loss", "mse"), **others)
 
 
+class Added(keras.layers.Layer):
+    def call(self, inputs):
+        self.add_loss(keras.ops.sum(inputs))
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("hidden", "loss", "message"),
+    [
+        (Added(), "mse", "penalties of rows.*A loss from add_loss may not be such a sum"),
+        (keras.layers.Dense(3, activity_regularizer=keras.ops.max), "mse", "penalties of rows"),
+        (None, lambda y, p: keras.ops.mean(y - p), "one value per row or token, not a scalar"),
+        (None, keras.losses.CosineSimilarity(axis=0), "must not depend on the other rows"),
+    ],
+)
+def test_the_steps_of_tensorflow_and_jax_refuse_the_same_losses(hidden, loss, message):
+    if keras.backend.backend() not in ("tensorflow", "jax"):
+        pytest.skip("Keras's own step")
+    for method in ("fit", "evaluate"):
+        inputs = keras.Input((3,))
+        model = Model(inputs, keras.layers.Dense(2)(inputs if hidden is None else hidden(inputs)))
+        model.compile("sgd", loss)
+        with pytest.raises(ValueError, match=message):
+            getattr(model, method)(np.ones((5, 3)), np.ones((5, 2)), verbose=0)
+
+
+def test_penalties_of_regularisers_are_not_taken_for_added_losses():
+    regularizers = {"kernel_regularizer": "l2", "activity_regularizer": "l1"}
+    inputs = keras.Input((3,))
+    model = Model(inputs, keras.layers.Dense(2, **regularizers)(inputs))
+    model.compile("sgd", "mse")
+    logs = model.fit(np.ones((5, 3)), np.ones((5, 2)), verbose=0).history
+    assert np.isfinite(logs["loss"])
+
+
+@pytest.mark.parametrize("ema_momentum", [None, 0.75])
+def test_layers_are_frozen_once_the_model_is_compiled_again(ema_momentum):
+    model = language_model()
+    settings = {} if ema_momentum is None else {"ema_momentum": ema_momentum}
+    model.compile("sgd", TokenCrossentropy(), **settings)
+    model.fit(IDS, LABELS, verbose=0)
+    dense = model.layers[2]
+    dense.trainable, before = False, dense.get_weights()
+    if keras.backend.backend() == "jax":
+        with pytest.raises(ValueError, match="Compile the model again after you freeze"):
+            model.fit(IDS, LABELS, verbose=0)
+    model.compile("sgd", TokenCrossentropy(), **settings)
+    model.fit(IDS, LABELS, verbose=0)
+    for weight, kept in zip(dense.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, kept)
+
+
 @pytest.mark.parametrize("loss", ["mse", keras.losses.MeanSquaredError(reduction="sum")])
 def test_parts_of_a_batch_add_up_on_tensorflow_and_jax(loss):
     if keras.backend.backend() not in ("tensorflow", "jax"):

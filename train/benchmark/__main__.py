@@ -28,7 +28,7 @@ from pathlib import Path
 from ..command import one_line_errors, without_start_up_notes
 from ..gpus import gpu_count, visible_gpus, warn_of_idle_gpus
 from ..settings import Parser
-from . import attention, decoding, products, scaling, training
+from . import decoding, products, scaling, training
 from .engines import SIZES, Candidate, Workload, size_on
 from .rounds import measure
 from .tables import compare, engine_table, machine
@@ -40,7 +40,6 @@ examples:
     python -m train.benchmark --train --size small --dtype bfloat16
     python -m train.benchmark --device gpu --train --json gpu.json
     python -m train.benchmark --scaling                         devices, workers, all-reduce
-    python -m train.benchmark --attention                       sparse and dense attention
     python -m train.benchmark --decode --decode-batch 1 --repeats 9 --json decoding.json
     python -m train.benchmark --size toy --decode-size toy --repeats 1 --steps 1
         a quick check that it runs; ignore its numbers
@@ -51,8 +50,7 @@ CHOICES = {
     "train": "training steps; measured together with --decode if neither is given",
     "decode": "decoding from an exported SavedModel",
     "scaling": "instead: one step on 1, 2 and 4 virtual devices and on 2 workers, the exact step "
-    "compared with Keras's own, and an estimate for GPUs and hosts",
-    "attention": "instead: time and memory of a layer of sparse attention and of dense attention",
+    "compared with Keras's own",
 }
 DTYPES = ["float32", "bfloat16"]
 DTYPE_HELP = "bfloat16 trains in mixed precision, and compares decoding in bfloat16 with int8"
@@ -129,16 +127,6 @@ def measure_scaling(options):
     rows = measure(scaling.step_candidates(size, options.threads), options.repeats, options.steps)
     compare(rows, size.batch_size * size.length)
     yield "On one device:", rows, engine_table(rows)
-    yield "On paper:", [], scaling.on_paper(SIZES["base"], "base")
-
-
-def measure_attention(options):
-    for length in options.length:
-        rows = measure(
-            attention.attention_candidates(length, options.threads), options.repeats, options.steps
-        )
-        title = f"attention of {length} tokens: {attention.DESCRIPTION}; ms per training pass"
-        yield title, rows, attention.attention_table(rows)
 
 
 def choose_device(wanted=None):
@@ -186,7 +174,6 @@ def parse(arguments):
     count = {"type": _positive, "metavar": "N"}
     for name, text in CHOICES.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
-    add("--length", attention.LENGTHS, "tokens, with --attention", **several, **count)
     add("--size", ["small", "base"], "models to train", **several, choices=SIZES)
     add("--decode-size", "base", "model to decode with", choices=SIZES)
     add("--decode-batch", [32, 1], "sentences decoded at once", **several, **count)
@@ -206,19 +193,16 @@ def parse(arguments):
         "--json", type=Path, metavar="FILE", help="file for all numbers of every round"
     )
     options = parser.parse_args(arguments)
-    on_cpus = options.scaling or options.attention
     if options.scaling:
         options.parts = [measure_scaling]
-    elif options.attention:
-        options.parts = [measure_attention]
     else:
         both = not options.train and not options.decode
         options.parts = [measure_training] * (options.train or both)
         options.parts += [measure_decoding] * (options.decode or both)
-    if on_cpus and options.device == "gpu":
-        parser.error("--scaling and --attention measure CPUs. Received: --device gpu")
+    if options.scaling and options.device == "gpu":
+        parser.error("--scaling measures CPUs. Received: --device gpu")
     try:
-        options.device, options.gpu = choose_device("cpu" if on_cpus else options.device)
+        options.device, options.gpu = choose_device("cpu" if options.scaling else options.device)
     except ValueError as error:
         parser.error(str(error))
     options.dtype = options.dtype or (["bfloat16"] if options.device == "gpu" else DTYPES)

@@ -24,8 +24,8 @@ def ours_decoding(workload):
     source_ids = tf.constant(sources(workload))
 
     def unit():
-        found = loaded.signatures["serving_default"](source_ids=source_ids)
-        return np.unique(found["lengths"]).tolist()
+        outputs = loaded.signatures["serving_default"](source_ids=source_ids)
+        return np.unique(outputs["lengths"]).tolist()
 
     return Engine(f"keras_transformer {workload.dtype}", unit, num_parameters)
 
@@ -88,7 +88,7 @@ def _write_our_model(workload, directory):
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, "source_ids")])
     def decode(source_ids):
         encoded = model.encode(source_ids)
-        found = beam_search(
+        hypotheses = beam_search(
             functools.partial(model.step, encoded),
             model.start_cache(encoded, NUM_BEAMS),
             num_beams=NUM_BEAMS,
@@ -98,7 +98,7 @@ def _write_our_model(workload, directory):
             # No end before the limit, where the search puts one whatever is forbidden.
             forbidden_ids=(PAD_ID, START_ID, END_ID),
         )
-        return {"token_ids": found.token_ids, "lengths": found.lengths}
+        return {"token_ids": hypotheses.token_ids, "lengths": hypotheses.lengths}
 
     module = tf.Module()
     module.weights = [variable.value for variable in model.variables]  # raw, as when served

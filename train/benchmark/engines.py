@@ -22,7 +22,7 @@ class Size(NamedTuple):
 
     @property
     def dimensions(self):
-        """Those of the model but its vocabulary, as `translation` names them."""
+        """The arguments of `translation`, except for the vocabulary."""
         names = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
         return {name: getattr(self, name) for name in names}
 

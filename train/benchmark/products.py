@@ -82,13 +82,13 @@ def pytorch_products(workload):
 
 
 def all_products(size, operand, forms):
-    """A function that does each product of a training step as often as the step does.
+    """A function that computes each product of a training step as often as the step does.
 
     Args:
         size: of the model and its batches.
         operand: function from a shape to a random matrix, or several in a batch.
-        forms: function from the operands and the result of a product to what does it forward, for
-            the gradient of its inputs, and for that of its weights.
+        forms: function from two operands and a result to the three products of a step: forward,
+            for the gradient of the inputs, and for that of the weights.
     """
     calls = []
     for product, count in forward_products(size).items():

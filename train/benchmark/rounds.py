@@ -5,6 +5,7 @@ neighbours differ from minute to minute. Here every engine is built once, stays 
 one round of work on request; the rounds of all engines interleave.
 """
 
+import concurrent.futures
 import multiprocessing
 import os
 import time
@@ -13,6 +14,7 @@ from ..gpus import HIDDEN, gpu_count, visible_gpus
 
 # Threads of OpenMP spin for a while when their work is done, and would slow the next engine.
 SECONDS_BETWEEN_ENGINES = 0.3
+_engines = []  # in the process of an engine, that engine
 
 
 def measure(candidates, repeats, steps):
@@ -32,67 +34,43 @@ def measure(candidates, repeats, steps):
     rows, processes = [], []
     try:
         for label, build, workload in candidates:
-            process = EngineProcess(build, workload, steps)
-            row = {"name": label, "unavailable": None, "seconds": [], **process.introduction}
+            row = {"name": label, "unavailable": None, "seconds": []}
+            context = multiprocessing.get_context("spawn")  # a fork inherits threads and memory
+            processes.append(concurrent.futures.ProcessPoolExecutor(1, context))
             rows.append(row)
-            processes.append((process, row))
+            row.update(_ask(row, processes[-1], _start, build, workload) or {})
         for _ in range(repeats):
-            for process, row in processes:
+            for process, row in zip(processes, rows, strict=True):
                 time.sleep(SECONDS_BETWEEN_ENGINES)
-                row["seconds"].append(process.round())
-        for process, row in processes:
-            if process.failure is not None:
-                row.update(unavailable=process.failure, seconds=[])
+                row["seconds"].append(_ask(row, process, _seconds_a_unit, steps))
+        for row in rows:
+            if row["unavailable"]:
+                row["seconds"] = []
     finally:
-        for process, _ in processes:
-            process.close()
+        for process in processes:
+            process.shutdown()
     return rows
 
 
-class EngineProcess:
-    """An engine in its own process.
-
-    Args:
-        build: function from a `Workload` to an `Engine`.
-        workload: the work of the engine.
-        steps: units of work per round.
-    """
-
-    def __init__(self, build, workload, steps):
-        self.failure = None
-        context = multiprocessing.get_context("spawn")  # a fork would inherit threads and memory
-        self._connection, far_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(far_end, build, workload, steps))
-        self._process.start()
-        far_end.close()  # otherwise its end would go unnoticed
-        self.introduction = self._receive() or {}
-
-    def round(self):
-        """Seconds per unit of work; None from an engine that has failed."""
-        if self.failure is not None:
-            return None
-        self._connection.send("round")
-        return self._receive()
-
-    def close(self):
-        self._connection.close()  # the process finds no more requests, and ends
-        self._process.join(timeout=30)
-        if self._process.is_alive():
-            self._process.terminate()
-
-    def _receive(self):
-        try:
-            answer, self.failure = self._connection.recv()
-        except EOFError:
-            self._process.join()
-            answer = None
-            self.failure = f"failed: its process ended with code {self._process.exitcode}"
-        return answer
+def _ask(row, process, function, *arguments):
+    """Calls a function in a process; if it fails, writes why into the row and returns None."""
+    if row["unavailable"]:
+        return None
+    try:
+        return process.submit(function, *arguments).result()
+    except ModuleNotFoundError as error:
+        row["unavailable"] = f"skipped: {error.name} is not installed"
+    except concurrent.futures.process.BrokenProcessPool:
+        row["unavailable"] = "failed: its process ended"
+    except Exception as error:  # whatever a framework raises becomes a line of the table
+        message = (str(error).strip() or "no message").splitlines()[0]
+        row["unavailable"] = f"failed: {type(error).__name__}: {message}"
+    return None
 
 
-def _serve(connection, build, workload, steps):
-    """Runs in the new process: answers each request for a round until the other end closes."""
-    for stream in (1, 2):  # frameworks greet and warn; failures go through the connection
+def _start(build, workload):
+    """Builds the engine of this process and warms it up."""
+    for stream in (1, 2):  # frameworks greet and warn; failures are raised
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     on_gpu = workload.device == "gpu"
     os.environ.update(
@@ -101,27 +79,15 @@ def _serve(connection, build, workload, steps):
         CUDA_VISIBLE_DEVICES=visible_gpus(gpu_count(), os.environ)[0] if on_gpu else HIDDEN,
         OMP_NUM_THREADS=str(workload.threads),
     )
-    try:
-        engine = build(workload)
-        engine.finish(engine.unit())  # traces, compiles and allocates
-        introduction = {
-            "name": engine.name,
-            "parameters": engine.num_parameters,
-            "result": engine.finish(engine.unit()),
-        }
-        connection.send((introduction, None))
-        while connection.recv():
-            connection.send((_seconds_a_unit(engine, steps), None))
-    except EOFError:
-        return
-    except ModuleNotFoundError as error:
-        connection.send((None, f"skipped: {error.name} is not installed"))
-    except Exception as error:  # whatever a framework raises becomes a line of the table
-        message = (str(error).strip() or "no message").splitlines()[0]
-        connection.send((None, f"failed: {type(error).__name__}: {message}"))
+    engine = build(workload)
+    _engines.append(engine)
+    engine.finish(engine.unit())  # traces, compiles and allocates
+    result = engine.finish(engine.unit())
+    return {"name": engine.name, "parameters": engine.num_parameters, "result": result}
 
 
-def _seconds_a_unit(engine, steps):
+def _seconds_a_unit(steps):
+    [engine] = _engines
     start = time.perf_counter()
     for _ in range(steps):
         result = engine.unit()

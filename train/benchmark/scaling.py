@@ -17,18 +17,11 @@ import time
 
 from ..gpus import HIDDEN
 from .engines import SIZES, Candidate, Workload, import_keras
-from .products import training_flops
 from .tables import table
 from .training import ADAM, keras_training, ours, training_dataset
 
 ARRANGEMENTS = {"1 device": (1, 1), "2 devices": (1, 2), "4 devices": (1, 4), "2 workers": (2, 1)}
 BYTES = 4  # of a float32, in which gradients are reduced
-
-# Assumptions of the estimate about one GPU and the connections between GPUs.
-GPU_FLOPS = 0.4 * 312e12  # an A100's bfloat16 products, of which training reaches 40 %
-TOKENS_A_GPU = 12_500  # of a step, on either side
-GPUS_A_HOST = 8
-NVLINK, NETWORK = 200e9, 12.5e9  # bytes a second into one GPU, into one host (100 Gbit/s)
 
 
 def measure_arrangement(name, size_name, steps):
@@ -54,43 +47,9 @@ def arrangement_table(rows):
         "all-reduce": lambda row: f"{1000 * row['all_reduce_seconds']:.1f} ms",
         "share": lambda row: f"{row['all_reduce_seconds'] / row['seconds']:.1%}",
     }
-    first = rows[0]
     return [
         *table(columns, rows),
-        f"Reduced a step: {first['reduced_bytes'] / 1e6:.1f} MB in one all-reduce; the model has "
-        f"{first['model_bytes'] / 1e6:.1f} MB of weights, {first['table_bytes'] / 1e6:.1f} MB of "
-        "them token tables, whose gradients are reduced whole: the output projection fills every "
-        "row.",
-    ]
-
-
-def on_paper(size, size_name):
-    """Lines of text: an estimate for GPUs and hosts, from a formula."""
-    parameters = _num_parameters(size)
-    sized = size._replace(batch_size=TOKENS_A_GPU // size.length)
-    compute = training_flops(sized) / GPU_FLOPS
-
-    def row(hosts, gpus):
-        reduce = 2 * (gpus - 1) / gpus * BYTES * parameters / NVLINK
-        reduce += 2 * (hosts - 1) / hosts * BYTES * parameters / NETWORK
-        return {"hosts": hosts, "gpus": hosts * gpus, "seconds": compute + reduce}
-
-    columns = {
-        "hosts": lambda row: str(row["hosts"]),
-        "GPUs": lambda row: str(row["gpus"]),
-        "ms a step": lambda row: f"{1000 * row['seconds']:.1f}",
-        "tokens/s": lambda row: f"{row['gpus'] * TOKENS_A_GPU / row['seconds']:.0f}",
-        "efficiency": lambda row: f"{compute / row['seconds']:.0%}",
-    }
-    one_host = [row(1, gpus) for gpus in (1, 2, 4, GPUS_A_HOST)]
-    return [
-        f"Size {size_name}: {parameters / 1e6:.0f} million parameters, {TOKENS_A_GPU} target "
-        f"tokens a GPU and step in {1000 * compute:.1f} ms "
-        f"({GPU_FLOPS / 1e12:.0f} TFLOP/s of products).",
-        f"A ring moves 2(n-1)/n of the gradients' {BYTES * parameters / 1e6:.0f} MB: inside a "
-        f"host at {NVLINK / 1e9:.0f} GB/s, between hosts at {NETWORK / 1e9:.1f} GB/s. It begins "
-        "when the gradients are complete, so nothing is hidden. Input and stragglers cost nothing.",
-        *table(columns, one_host + [row(hosts, GPUS_A_HOST) for hosts in (2, 4, 8)]),
+        f"Reduced a step: {rows[0]['reduced_bytes'] / 1e6:.1f} MB in one all-reduce.",
     ]
 
 
@@ -126,13 +85,6 @@ def keras_step(workload):
 
     _, model = exact_step(workload, keras.Model)
     return f"Keras's own step, {keras.__version__}", model
-
-
-def _num_parameters(size):
-    dim, inside = size.hidden_dim, size.intermediate_dim
-    attention, feed_forward = 4 * dim * (dim + 1), 2 * dim * inside + dim + inside
-    blocks = size.num_layers * (3 * attention + 2 * feed_forward + 5 * 2 * dim)
-    return size.vocabulary_size * dim + blocks + 2 * 2 * dim
 
 
 def main():
@@ -172,7 +124,6 @@ def main():
     def _local(values):
         return strategy.experimental_local_results(values)[0].numpy()
 
-    tables = [v for v in model.trainable_variables if v.path.endswith("embeddings")]
     result = {
         "seconds": _median_seconds(
             lambda: _local(model.train_function(iterator)["loss"]), options.steps
@@ -180,8 +131,6 @@ def main():
         "all_reduce_seconds": _median_seconds(lambda: _local(reduce_once()), options.steps),
         "tokens": size.batch_size * size.length,
         "reduced_bytes": BYTES * (4 + sum(math.prod(v.shape) for v in model.trainable_variables)),
-        "model_bytes": BYTES * model.count_params(),
-        "table_bytes": BYTES * sum(math.prod(v.shape) for v in tables),
     }
     if strategy.num_replicas_in_sync == 1:
         result["all_reduce_seconds"] = 0.0  # there is nothing to reduce

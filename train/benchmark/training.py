@@ -35,15 +35,15 @@ def training_batches(workload):
     ]
 
 
-def ours(workload, attention_dropout=DROPOUT, remat=False):
+def ours(workload):
     """The name of our engine, and our model, compiled with our loss and Adam."""
     import_keras(workload, mixed=True)
     from keras_transformer.models.encoder_decoder import translation
     from keras_transformer.training import Adam, TokenCrossentropy
 
     size = workload.size
-    rates = {"dropout": DROPOUT, "attention_dropout": attention_dropout}
-    model = translation(size.vocabulary_size, **size.dimensions, **rates, remat=remat)
+    rates = {"dropout": DROPOUT, "attention_dropout": DROPOUT}
+    model = translation(size.vocabulary_size, **size.dimensions, **rates)
     optimizer = Adam(*ADAM.values())
     loss = TokenCrossentropy(label_smoothing=LABEL_SMOOTHING)
     model.compile(optimizer, loss=loss, jit_compile=workload.compiled)
