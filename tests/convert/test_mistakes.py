@@ -71,7 +71,9 @@ def with_setting(file, names, value):
     return before
 
 
-BUILDERS = (marian, "translation"), (m2m100, "translation"), (gpt2, "gpt2")
+BUILDERS = (
+    (marian, "translation"), (m2m100, "translation"), (gpt2, "gpt2"), (bert, "bert"),
+)  # fmt: skip
 
 
 def build_once(monkeypatch):
