@@ -2,7 +2,9 @@
 
 import train  # noqa: F401  # isort: skip  # sets TensorFlow's variables before it is imported
 
+import gc
 import os
+import tempfile
 
 import keras
 import pytest
@@ -12,6 +14,21 @@ import pytest
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 )
+
+
+# What one process compiles with JAX, the others of this run load: workers and commands that tests
+# start compile mostly the same.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    programs = tempfile.TemporaryDirectory()
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": programs.name,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+# Tracing makes millions of objects that live on, and the usual thresholds have the collector look
+# through all of them again and again.
+gc.set_threshold(100_000, 20, 10)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """What all tests share: the same random numbers each time, and the public data."""
 
+import gc
 import gzip
 import os
 import pathlib
@@ -29,6 +30,7 @@ def pytest_collection_modifyitems(config, items):
     left_out = [item for item in items if any(map(item.get_closest_marker, unasked))]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+    gc.freeze()  # what has been imported stays
 
 
 # pytest.importorskip's of a module that is missing, or too old.
@@ -67,6 +69,22 @@ def pytest_make_collect_report(collector):
 @pytest.fixture(autouse=True)
 def same_random_numbers():
     keras.utils.set_random_seed(7)
+
+
+@pytest.fixture(scope="session")
+def small_pictures():
+    """Most of the time of drawing a run's attention is that of its tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.pictures.LONGEST", 5)
+        yield
+
+
+@pytest.fixture
+def untold_results(monkeypatch):
+    """Trainings of this process end without pictures and scores, which take as long as they do."""
+    for name in ("classification.Classification", "language_model.LanguageModel",
+                 "pretraining.Pretraining", "translation.Translation"):  # fmt: skip
+        monkeypatch.setattr(f"train.{name}.show_result", lambda self, run: None)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ from keras_transformer.serving.publishing import c_api
 from tests.test_wheel import GUIDES
 from train import classification, language_model, pretraining, translation
 
+pytestmark = pytest.mark.usefixtures("small_pictures")
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 BLOCK = re.compile(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -78,7 +79,7 @@ def texts(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def workplace(texts):
+def workplace(texts, small_pictures):
     """The folder with a tiny run of each kind that the pages load."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(texts)

@@ -389,6 +389,7 @@ def epochs_from(start_step, steps_per_epoch, plan_of, batch_of) -> tf.data.Datas
     """
     first_epoch, first_batch = divmod(start_step, steps_per_epoch)
 
+    @tf.autograph.experimental.do_not_convert
     def batches_of(epoch):
         plan = plan_of(epoch)
         first = tf.where(epoch == first_epoch, tf.constant(first_batch, tf.int64), 0)
@@ -400,6 +401,8 @@ def epochs_from(start_step, steps_per_epoch, plan_of, batch_of) -> tf.data.Datas
 
 def batched(rows: tf.data.Dataset, batch_of) -> tf.data.Dataset:
     """Maps the rows of batches to the batches, prefetched."""
+    # AutoGraph would rewrite the source of all that makes a batch, seconds for a loop it has not.
+    batch_of = tf.autograph.experimental.do_not_convert(batch_of)
     return prefetched(rows.map(batch_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
 
 

@@ -27,10 +27,12 @@ def tokenize(texts: Sequence[str], tokenizer) -> tf.RaggedTensor:
         >>> tokenize(["ab", "b"], SymbolTokenizer("ab")).to_list()
         [[4, 5], [5]]
     """
+    # AutoGraph would rewrite the tokenizer's source, for a loop that it has not.
+    tokenize_chunk = tf.autograph.experimental.do_not_convert(tokenizer.tokenize)
     chunks = (
         tf.data.Dataset.from_tensor_slices(tf.constant(list(texts), tf.string))
         .batch(_TEXTS_PER_TOKENIZER_CALL)
-        .map(tokenizer.tokenize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .map(tokenize_chunk, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     )
     ids, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
     for chunk in chunks:

@@ -77,6 +77,7 @@ class TextWindows(_LongText):
         """
         ids = tf.constant(self._ids)
 
+        @tf.autograph.experimental.do_not_convert
         def batch(step):
             seed = tf.stack([tf.constant(self._seed, tf.int64), step])
             # A named generator: the default one may differ between processors.
@@ -137,6 +138,7 @@ class TextSegments(_LongText):
         """
         ids = tf.constant(self._ids)
 
+        @tf.autograph.experimental.do_not_convert
         def batch(step):
             epoch, place = step // self.steps_per_epoch, step % self.steps_per_epoch
             streams = (tf.range(self._batch_size, dtype=tf.int64) + epoch) % self._batch_size

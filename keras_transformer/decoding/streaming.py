@@ -72,7 +72,7 @@ def stream(
     first_free = tf.constant([len(prompt) - 1])
     last_resort = end_id if rules.change_scores else None
 
-    @tf.function(reduce_retracing=True, jit_compile=jit_compile)
+    @tf.function(reduce_retracing=True, jit_compile=jit_compile, autograph=False)
     def advance(token_id, position, text_position, cache, sequence):
         logits, cache = step(token_id[None, None], unchanged_parents(1, 1), position, cache)
         logits = tf.cast(logits, tf.float32)
@@ -82,7 +82,7 @@ def stream(
         logits = mask_forbidden(logits, tuple(forbidden_ids), last_resort)
         return draw(logits, text_position)[0, 0], cache
 
-    @tf.function(reduce_retracing=True, jit_compile=jit_compile)
+    @tf.function(reduce_retracing=True, jit_compile=jit_compile, autograph=False)
     def read_prompt(token_ids, count, cache):
         return prefill(token_ids, None, count, cache)[1]
 

@@ -109,7 +109,7 @@ def with_checked_ids(model, loss, x, y=None):
             _check_batch(batch, limits, IdLimits.check_in_graph)
             return batch if is_tuple else batch[0]
 
-        return x.map(checked)
+        return x.map(tf.autograph.experimental.do_not_convert(checked))  # not each time anew
     if isinstance(x, types.GeneratorType):
         return _checked_batches(x, limits)
     if not hasattr(x, "__getitem__") or isinstance(x, keras.utils.PyDataset):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import convert
-from keras_transformer.convert import ConversionError, bert
+from keras_transformer.convert import ConversionError, bert, gpt2, m2m100, marian
 from keras_transformer.convert.folder import Settings
 from tests.convert.folders import EXTRA, FAMILIES, PIECES, config_of, save_config
 from tests.reference import array
@@ -71,6 +71,29 @@ def with_setting(file, names, value):
     return before
 
 
+BUILDERS = (
+    (marian, "translation"), (m2m100, "translation"), (gpt2, "gpt2"), (bert, "bert"),
+)  # fmt: skip
+
+
+def build_once(monkeypatch):
+    """Has the readers build each model once, and then only fill it again: most of their time."""
+
+    def remembered(build):
+        built = {}
+
+        def model_of(*arguments, **options):
+            key = repr((arguments, sorted(options.items())))
+            if key not in built:
+                built[key] = build(*arguments, **options)
+            return built[key]
+
+        return model_of
+
+    for module, name in BUILDERS:
+        monkeypatch.setattr(module, name, remembered(getattr(module, name)))
+
+
 def one_line(error, path):
     return "\n" not in str(error) and str(path) in str(error)
 
@@ -79,6 +102,7 @@ def test_a_setting_of_a_wrong_kind_is_one_line_or_has_a_default(family, monkeypa
     if not (family / "config.json").exists():
         pytest.skip("OpenNMT-tf has no config.json")
     places = places_read(family, monkeypatch)
+    build_once(monkeypatch)
     refused, accepted = 0, []
     for file, *names in places:
         for value in WRONG:

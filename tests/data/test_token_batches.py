@@ -1,12 +1,14 @@
 """Batches by token budget: each pair once, the same order under a seed, resumed anywhere."""
 
 import collections
+import inspect
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_transformer.data import TokenBatches, read_files, tokenize
+from keras_transformer.data.batch_plans import batched, epochs_from
 from keras_transformer.tokenizers import END_ID, START_ID, train_sentencepiece
 
 
@@ -232,3 +234,21 @@ def test_the_checksum_sees_one_other_token(text, batches, tokenizer):
     sources, targets = text
     other = token_batches(sources, [*targets[:-1], "q"], tokenizer, tokenizer, BUDGET, LONGEST)
     assert other.checksum() != batches.checksum()
+
+
+def test_autograph_rewrites_nothing_that_makes_a_batch():
+    """It would take seconds of every start."""
+    files = set()
+
+    def note_file(number):
+        files.add(inspect.currentframe().f_code.co_filename)  # another one of rewritten code
+        return number
+
+    class Tokenizer:
+        def tokenize(self, texts):
+            return tf.ragged.stack([[note_file(3)]])
+
+    rows = epochs_from(0, 2, note_file, lambda plan, step: note_file(step))
+    assert list(batched(rows, note_file).take(1).as_numpy_iterator()) == [0]
+    assert tokenize(["a"], Tokenizer()).to_list() == [[3]]
+    assert files == {__file__}

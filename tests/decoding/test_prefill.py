@@ -62,8 +62,8 @@ CASES = [  # limits, prefix, rules
 ]
 HOW = {
     "eager": lambda search: search,
-    "graph": tf.function,
-    "xla": functools.partial(tf.function, jit_compile=True),
+    "graph": functools.partial(tf.function, autograph=False),
+    "xla": functools.partial(tf.function, autograph=False, jit_compile=True),
 }
 
 

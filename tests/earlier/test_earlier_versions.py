@@ -13,6 +13,7 @@ import pytest
 
 from .record import MODELS, RUNS, SINCE_0_3, inputs_of, outputs_of
 
+pytestmark = pytest.mark.usefixtures("small_pictures")
 VERSIONS = {"0.2.0": MODELS, "0.3.0.dev0": MODELS | SINCE_0_3}
 SAVED = [(version, name) for version, models in VERSIONS.items() for name in models]
 
@@ -49,6 +50,7 @@ def test_a_finished_run_gives_the_answer_it_gave(version, name, folders, monkeyp
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("untold_results")
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_stopped_run_goes_on_to_the_same_weights(version, name, folders, monkeypatch):

@@ -15,11 +15,8 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="session", autouse=True)
-def small_pictures():
-    """Most of the time of drawing a run's attention is that of its tokens."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.pictures.LONGEST", 5)
-        yield
+def only_small_pictures(small_pictures):
+    """For every run of this folder."""
 
 
 @pytest.fixture(scope="session")

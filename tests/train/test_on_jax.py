@@ -62,16 +62,23 @@ def whole(text, tmp_path_factory):
     return run
 
 
-def test_a_run_told_to_end_goes_on_to_bit_identical_weights(text, whole, tmp_path):
-    flags = [*text, *SETTINGS, f"--steps={STEPS}", "--run", tmp_path / "run"]
-    dies = {"DIES": "0:7:15", "DIED": str(tmp_path / "died")}
-    done = on_jax("tests.train.dying", *flags, **dies)
+@pytest.fixture(scope="module")
+def told_to_end(text, tmp_path_factory):
+    """The same run, told to end after its seventh step."""
+    folder = tmp_path_factory.mktemp("runs")
+    flags = [*text, *SETTINGS, f"--steps={STEPS}", "--run", folder / "run"]
+    done = on_jax("tests.train.dying", *flags, DIES="0:7:15", DIED=str(folder / "died"))
     assert done.returncode == 75, done.stderr[-3000:]
-    assert max(steps_in(tmp_path / "run/checkpoints")) == 7
-    done = on_jax("tests.train.dying", *flags, **dies)
+    assert max(steps_in(folder / "run/checkpoints")) == 7
+    return folder / "run"
+
+
+def test_a_run_told_to_end_goes_on_to_bit_identical_weights(text, whole, told_to_end, tmp_path):
+    run = shutil.copytree(told_to_end, tmp_path / "run")
+    done = on_jax("train.translation", *text, *SETTINGS, f"--steps={STEPS}", "--run", run)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"Resuming from step 7 of {STEPS}." in done.stdout
-    runs = (RunFolder(folder).model().weights for folder in (tmp_path / "run", whole))
+    runs = (RunFolder(folder).model().weights for folder in (run, whole))
     for one, other in zip(*runs, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -106,21 +113,26 @@ def test_a_run_is_measured_used_and_exported_under_tensorflow(text, whole, tmp_p
     assert len(answer["outputs"]["translation"]) == 1
 
 
-@pytest.mark.parametrize("saved_on", ["jax", "tensorflow"])
-def test_a_run_begun_on_one_backend_ends_on_the_other(text, tmp_path, saved_on):
-    flags = [*text, *SETTINGS, f"--steps={STEPS}", "--run", tmp_path / "run", "--shapes=16"]
-    died = tmp_path / "died"
-    dies = {"DIES": "0:7:15", "DIED": str(died)}
-    other = {"jax": "tensorflow", "tensorflow": "jax"}[saved_on]
-    done = on_jax("tests.train.dying", *flags, **dies, KERAS_BACKEND=saved_on)
-    assert done.returncode == 75, done.stderr[-3000:]
-    done = on_jax("tests.train.dying", *flags, **dies, KERAS_BACKEND=other)
+OTHER_NOISE = "step-{}.npz was saved on {}. On {}, dropout draws other noise from here on."
+
+
+@pytest.mark.usefixtures("untold_results")
+def test_a_run_begun_on_jax_ends_on_tensorflow(text, told_to_end, tmp_path, capsys, caplog):
+    run = shutil.copytree(told_to_end, tmp_path / "run")
+    translation.main([*text, *SETTINGS, f"--steps={STEPS}", "--run", str(run)])
+    assert f"Resuming from step 7 of {STEPS}." in capsys.readouterr().out
+    assert caplog.text.count(OTHER_NOISE.format(7, "jax", "tensorflow")) == 1
+
+
+@pytest.mark.usefixtures("untold_results")
+def test_a_run_begun_on_tensorflow_ends_on_jax(text, tmp_path):
+    flags = [*text, *SETTINGS, "--run", str(tmp_path / "run"), "--shapes=16"]
+    translation.main([*flags, "--steps=6"])
+    (tmp_path / "run" / "model.keras").unlink()  # as if stopped just before its end
+    done = on_jax("train.translation", *flags, f"--steps={STEPS}")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert f"Resuming from step 7 of {STEPS}." in done.stdout
-    line = (
-        f"step-7.npz was saved on {saved_on}. On {other}, dropout draws other noise from here on."
-    )
-    assert done.stderr.count(line) == 1
+    assert f"Resuming from step 6 of {STEPS}." in done.stdout
+    assert done.stderr.count(OTHER_NOISE.format(6, "tensorflow", "jax")) == 1
 
 
 WITH_SGD = """
@@ -134,6 +146,7 @@ translation.main(sys.argv[1:])
 """
 
 
+@pytest.mark.usefixtures("untold_results")
 def test_steps_on_another_backend_are_those_of_one_but_for_rounding(text, tmp_path, monkeypatch):
     """SGD adds the gradients up; Adam divides them by their size, and with it their rounding."""
     monkeypatch.setattr("train.experiment.optimizer_of", lambda _: keras.optimizers.SGD(0.1))
@@ -155,6 +168,7 @@ def test_steps_on_another_backend_are_those_of_one_but_for_rounding(text, tmp_pa
             assert np.abs(one - first).max() > 1e-4, "it has learned"
 
 
+@pytest.mark.usefixtures("untold_results")
 @pytest.mark.parametrize(
     ("trainer", "flags", "devices"),
     [

@@ -6,6 +6,7 @@ A program of its own, since the devices must be split before TensorFlow starts. 
 it is one of several workers. Writes FOLDER/<index of the worker>.npz.
 """
 
+import gc
 import pathlib
 import sys
 
@@ -173,16 +174,20 @@ def trainings(strategy):
     yield "rematerialised blocks", train(strategy, uneven, 1, sgd, remat=True)
     yield "adam", train(strategy, uneven, 1, adam)
     yield "lora", train(strategy, uneven, 3, sgd, lora=True, remat=False, **everything)
-    yield "bfloat16", train(strategy, even, 3, sgd, dtype="mixed_bfloat16", clip_norm=0.125)
-    in_two = {"dtype": "mixed_bfloat16", "clip_norm": 0.125, "accumulation_steps": 2}
-    yield "bfloat16 in two parts", train(strategy, even, 3, sgd, **in_two)
+    replicas, bfloat16 = strategy.num_replicas_in_sync, {"dtype": "mixed_bfloat16"}
+    if replicas == 1:
+        in_two = {"accumulation_steps": 2, **bfloat16}
+        yield "bfloat16 in two parts", train(strategy, even, 3, sgd, clip_norm=0.125, **in_two)
+    if replicas == 2:
+        yield "bfloat16", train(strategy, even, 3, sgd, clip_norm=0.125, **bfloat16)
     half = {"dtype": "mixed_float16", "loss_scale": 2.0**26, "ema_momentum": 0.75}
     yield "float16", train(strategy, even, 3, adam, clip_norm=0.125, **half)
     yield "float16 compiled", train(strategy, uneven, 3, sgd, jit_compile=True, **half)
     # Each worker takes its part of every batch, as of `TokenBatches`: the same rows on the same
     # replicas in all arrangements.
     shares = sharded(even, tf.data.experimental.AutoShardPolicy.DATA)
-    yield "dropout", train(strategy, shares, 3, sgd, dropout=0.5)
+    if replicas > 1:
+        yield "dropout", train(strategy, shares, 3, sgd, dropout=0.5)
     for name, jit_compile in ("plain", False), ("compiled", True):
         settings = {**everything, "dropout": 0.5, "jit_compile": jit_compile}
         yield f"{name} everything", train(strategy, shares, 1, sgd, validated=True, **settings)
@@ -317,6 +322,7 @@ def refusals(strategy, folder):
 
 
 def main(devices, folder):
+    gc.set_threshold(100_000, 20, 10)  # as in conftest.py
     split_cpu(int(devices))
     strategy = choose_strategy()
     folder = pathlib.Path(folder)
