@@ -399,7 +399,7 @@ class LanguageModel(Experiment):
         if config.model == "transformer_xl":
             return kt.data.TextSegments, (config.context, config.batch_size)
         if config.packed:
-            sizes = config.context, config.batch_size, config.seed, config.row_multiple or 1
+            sizes = config.context, config.batch_size, config.seed, config.batch_shapes()
             return kt.data.PackedDocuments, sizes
         return kt.data.TextWindows, (
             config.context,

@@ -140,7 +140,7 @@ NO_EFFECT = [
     (LanguageModelConfig(text="a.txt", model="transformer_xl", evaluate_every=3),
      ["evaluate_every"]),
     (LanguageModelConfig(text="a.txt", shapes=3, row_multiple=2), ["shapes", "row_multiple"]),
-    (PretrainingConfig(documents="a", shapes=3, row_multiple=2), ["row_multiple"]),
+    (PretrainingConfig(documents="a", shapes=3, row_multiple=2), []),
     (PretrainingConfig(documents="a", hold_out=3, patience=2), []),
 ]  # fmt: skip
 
