@@ -24,6 +24,7 @@ TRAIN = [
 ]
 # importlib-resources: imported by tensorflow-datasets when it reads files, but not required by it.
 DATASETS = ["tensorflow-datasets>=4.9.7,<5", "importlib-resources>=6,<8"]
+TABLES = "pyarrow>=18,<27"
 TORCH = "torch>=2.6,<2.14"
 SERVE = "ray[serve]>=2.60,<3"
 HUB = "keras-hub>=0.20,<0.33"
@@ -63,9 +64,11 @@ setup(
     extras_require={
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         "train": [*TRAIN, *DATASETS],
+        "tables": [TABLES],
         "test": [
             *TRAIN,
             *DATASETS,
+            TABLES,
             HUB,
             "jax>=0.7,<0.11",
             "hypothesis>=6.170,<7",

@@ -19,7 +19,9 @@ import shutil
 import subprocess
 import sys
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import keras_transformer as kt
 from keras_transformer.serving.publishing import c_api
@@ -67,6 +69,10 @@ def texts(tmp_path_factory):
         (folder / name).write_text("\n".join(lines) + "\n")
     (folder / "texts.txt").write_text("\n".join(lines[:7]) + "\n")
     (folder / "pairs.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
+    for split in ("train", "validation", "test"):
+        (folder / "wmt16" / split).mkdir(parents=True)
+        table = pyarrow.table({"translation": [{"en": line, "de": line} for line in lines]})
+        parquet.write_table(table, folder / "wmt16" / split / "0.parquet")
     for name in ("shakespeare.txt", "other.txt"):
         (folder / name).write_text("\n".join(lines))
     for split in ("train", "test"):

@@ -13,7 +13,7 @@ Use the trained run (each has its own --help):
 --pretrained fine-tunes the BERT of a train.pretraining run, or of a run that was fine-tuned before.
 
 Texts come from a folder with one subfolder of .txt files per label, from a file with two columns
-(text TAB label, several labels joined by commas), or from TensorFlow Datasets.
+(text TAB label, several labels joined by commas), from a table, or from TensorFlow Datasets.
 """
 
 from typing import ClassVar, Literal
@@ -26,6 +26,7 @@ from .options import ExportOptions, RunOptions
 from .pretrained import fine_tuned_classifier, pretrained_bert_of
 from .settings import flag_of, setting
 from .training_config import (
+    TABLE,
     TrainingConfig,
     check_left_to_pretrained,
     check_pieces,
@@ -47,6 +48,10 @@ class ClassificationConfig(TrainingConfig):
     valid_folder: str = setting("", "the same for validation")
     tsv: str = setting("", "instead: one file, text TAB label; may be .gz")
     valid_tsv: str = setting("", "the same for validation")
+    table: str = setting("", f"instead: {TABLE}")
+    valid_table: str = setting("", "the same for validation")
+    text_column: str = setting("text", "column of texts in a table")
+    label_column: str = setting("label", "column of labels in a table")
     dataset: str = setting("", "instead: a TFDS name, e.g. imdb_reviews")
     data_dir: str = setting("", "folder where TFDS keeps its data")
     hold_out: int = setting(
@@ -82,10 +87,16 @@ class ClassificationConfig(TrainingConfig):
             check_left_to_pretrained(self, names)
 
     def has_validation(self):
-        return bool(self.valid_folder or self.valid_tsv or self.dataset or self.hold_out)
+        files = self.valid_folder or self.valid_tsv or self.valid_table
+        return bool(files or self.dataset or self.hold_out)
 
     def needs(self):
-        return super().needs() | {"data_dir": (bool(self.dataset), "--dataset")}
+        has_table = (bool(self.table or self.valid_table), "--table or --valid-table")
+        return super().needs() | {
+            "data_dir": (bool(self.dataset), "--dataset"),
+            "text_column": has_table,
+            "label_column": has_table,
+        }
 
 
 class ClassifyOptions(RunOptions):
@@ -104,6 +115,9 @@ class EvaluateOptions(RunOptions):
 
     folder: str = setting("", "folder with one subfolder of .txt files per label")
     tsv: str = setting("", "instead: one file, text TAB label; may be .gz")
+    table: str = setting("", f"instead: {TABLE}")
+    text_column: str = setting("text", "column of texts in a table")
+    label_column: str = setting("label", "column of labels in a table")
 
 
 class Classification(Experiment):
@@ -120,27 +134,28 @@ class Classification(Experiment):
 
     def read_texts(self):
         config = self.config
-        if sum(map(bool, (config.folder, config.tsv, config.dataset))) != 1:
-            raise ValueError("Give training texts: one of --folder, --tsv and --dataset.")
-        valid = [
-            name for name in ("valid_folder", "valid_tsv", "hold_out") if getattr(config, name)
-        ]
+        if sum(map(bool, (config.folder, config.tsv, config.table, config.dataset))) != 1:
+            raise ValueError("Give training texts: one of --folder, --tsv, --table and --dataset.")
+        kinds = ("valid_folder", "valid_tsv", "valid_table", "hold_out")
+        valid = [name for name in kinds if getattr(config, name)]
         if len(valid) > 1:
             raise ValueError(
-                "Give one kind of validation texts: --valid-folder, --valid-tsv or --hold-out. "
+                f"Give one kind of validation texts: {', '.join(map(flag_of, kinds))}. "
                 f"Received: {' and '.join(map(flag_of, valid))}."
             )
+        columns = config.text_column, config.label_column
         if config.dataset:
             where = config.data_dir or None
             text = kt.data.read_labelled_dataset(config.dataset, "train", data_dir=where)
         else:
-            text = read_folder_or_tsv(config.folder, config.tsv)
+            text = read_texts(config.folder, config.tsv, config.table, columns)
         if config.hold_out:
             text, held_out = kt.data.hold_out(text, config.hold_out, config.seed)
             return without_empty(text), held_out
         text = without_empty(text)
         if valid:
-            return text, read_folder_or_tsv(config.valid_folder, config.valid_tsv, text.names)
+            files = config.valid_folder, config.valid_tsv, config.valid_table
+            return text, read_texts(*files, columns, text.names)
         if config.dataset:
             return text, kt.data.read_labelled_dataset(config.dataset, "test", text.names, where)
         return text, None
@@ -233,7 +248,8 @@ class Classification(Experiment):
     @staticmethod
     def evaluate(options):
         model = kt.serving.Classifier.load(options.run, weights=options.weights)
-        text = read_folder_or_tsv(options.folder, options.tsv, model.labels)
+        columns = options.text_column, options.label_column
+        text = read_texts(options.folder, options.tsv, options.table, columns, model.labels)
         report, is_cut = accuracy_report(model, text)
         print(report)
         places = (
@@ -243,7 +259,7 @@ class Classification(Experiment):
         )
         cut = [place for place, was_cut in zip(places, is_cut, strict=True) if was_cut]
         cut = list(map(str if options.folder else "{:,}".format, cut))
-        word = "files" if options.folder else "lines"
+        word = "files" if options.folder else "rows" if options.table else "lines"
         report_cut_texts(cut, len(is_cut), _max_length(options), LOST_MIDDLE, word)
 
     @staticmethod
@@ -322,14 +338,15 @@ def check_names(names, text):
         )
 
 
-def read_folder_or_tsv(folder, tsv, names=None):
-    if bool(folder) == bool(tsv):
-        raise ValueError("Give evaluation texts: a folder or a TSV file.")
-    return (
-        kt.data.read_labelled_folder(folder, names)
-        if folder
-        else kt.data.read_labelled_tsv(tsv, names)
-    )
+def read_texts(folder, tsv, table, columns, names=None):
+    """The `LabelledText` of the one that is given, with the allowed labels."""
+    if sum(map(bool, (folder, tsv, table))) != 1:
+        raise ValueError("Give evaluation texts: one of --folder, --tsv and --table.")
+    if folder:
+        return kt.data.read_labelled_folder(folder, names)
+    if tsv:
+        return kt.data.read_labelled_tsv(tsv, names)
+    return kt.data.read_labelled_table(table, *columns, names)
 
 
 def _max_length(options):

@@ -13,13 +13,15 @@ import sys
 import tempfile
 import textwrap
 
-from .gpus import warn_of_idle_gpus
+from .gpus import gpu_count, warn_of_idle_gpus
 from .options import TrainOptions
-from .settings import EXIT_CODE_MISTAKE, Parser, config_as_yaml, flag_of, read_config
+from .settings import EXIT_CODE_MISTAKE, Parser, as_called, config_as_yaml, flag_of, read_config
 from .training_config import MAY_CHANGE
 
 EXIT_CODE_CTRL_C = 130  # 128 + SIGINT
 EXIT_CODE_NO_READER = 141  # 128 + SIGPIPE
+
+SEVERITIES = (b"I0000 ", b"W0000 ", b"E0000 ")  # of TensorFlow's notes, as its log levels count
 
 ANSWERING = ("translate", "classify", "sample", "evaluate")  # on standard output
 
@@ -140,14 +142,16 @@ def one_line_errors(stopped=""):
         The names of the standard streams that the caller has closed, a list.
     """
     closed = open_closed_streams()
-    logging.basicConfig(format="%(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Message())
+    logging.basicConfig(handlers=[handler])
     try:
         yield closed
         sys.stdout.flush()
     except BrokenPipeError:  # as with `| head -1`: the reader has closed the pipe
         sys.exit(EXIT_CODE_NO_READER)
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
-        _say("".join(f"error: {line}\n" for line in str(error).splitlines()))
+        _say("".join(f"error: {line}\n" for line in as_called(str(error)).splitlines()))
         sys.exit(EXIT_CODE_MISTAKE)
     except KeyboardInterrupt:
         _say(f"{stopped}\n" if stopped else "")
@@ -158,6 +162,13 @@ def one_line_errors(stopped=""):
                 stream.flush()
             except OSError:  # Python flushes once more when it ends
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _Message(logging.Formatter):
+    """The message alone, with the commands as they are called here."""
+
+    def format(self, record):
+        return as_called(super().format(record))
 
 
 def _say(text):
@@ -198,12 +209,13 @@ def check_open(name, closed):
 
 @contextlib.contextmanager
 def without_start_up_notes():
-    """Hides the notes that TensorFlow writes to standard error while it starts.
+    """Hides the notes below TF_CPP_MIN_LOG_LEVEL that TensorFlow writes while it starts.
 
-    It writes them before it reads TF_CPP_MIN_LOG_LEVEL. Set that to 0 to see them. One of them says
-    that CUDA does not start; `warn_of_idle_gpus` warns of GPUs that TensorFlow does not see.
+    It writes them to standard error before it reads that level. A machine without an NVIDIA GPU
+    does not need the error that CUDA does not start either.
     """
-    if "tensorflow" in sys.modules or os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0":
+    level = os.environ["TF_CPP_MIN_LOG_LEVEL"]
+    if "tensorflow" in sys.modules or level not in ("1", "2", "3"):
         yield
         return
     stderr = os.dup(2)
@@ -217,6 +229,8 @@ def without_start_up_notes():
             os.dup2(stderr, 2)
             os.close(stderr)
             written.seek(0)
-            notes = (b"WARNING: All log messages before absl", b"I0000 ", b"W0000 ")
-            lines = (line for line in written if not line.startswith(notes))
-            os.write(2, b"".join(line for line in lines if b"failed call to cuInit" not in line))
+            hidden = (b"WARNING: All log messages before absl", *SEVERITIES[: int(level)])
+            lines = [line for line in written if not line.startswith(hidden)]
+            if not gpu_count():
+                lines = [line for line in lines if b"failed call to cuInit" not in line]
+            os.write(2, b"".join(lines))

@@ -27,6 +27,7 @@ from .pretrained import check_packed_model, completed, for_training, pretrained_
 from .settings import required, setting
 from .training_config import (
     LARGEST_SEED,
+    TABLE,
     TrainingConfig,
     check_left_to_pretrained,
     check_packed,
@@ -57,8 +58,9 @@ class LanguageModelConfig(TrainingConfig):
     command: ClassVar[str] = "language_model"
     earlier: ClassVar[dict] = {"sampling": USUAL_MODEL["sampling"]}
 
-    text: str = setting("", "file of text to learn from, may be .gz; or a TFDS name")
-    valid_text: str = setting("", "file of text for validation")
+    text: str = setting("", f"file of text to learn from, may be .gz; or {TABLE}; or a TFDS name")
+    valid_text: str = setting("", "file of text, or table, for validation")
+    text_column: str = setting("text", "column of texts in a table")
     data_dir: str = setting("", "folder where TFDS keeps its data")
     hold_out: float = setting(
         0.0, "instead: share of the text, at its end, to hold out for validation", ge=0, lt=1
@@ -154,8 +156,11 @@ class LanguageModelConfig(TrainingConfig):
 
     def needs(self):
         in_windows = self.model != "transformer_xl" and not self.packed
+        texts = filter(None, (self.text, self.valid_text))
+        has_table = any(map(kt.data.tables.is_table, texts))
         return super().needs() | {
             "data_dir": (self.is_dataset(), "a TFDS name as --text"),
+            "text_column": (has_table, "a table as --text or --valid-text"),
             "vocabulary_size": (self.tokens == "pieces", "--tokens pieces"),
             "evaluate_every": (in_windows, "windows: neither --model transformer_xl nor --packed"),
             "stride": (in_windows, "windows: neither --model transformer_xl nor --packed"),
@@ -205,7 +210,8 @@ class EvaluateOptions(RunOptions):
     {command} --run runs/shakespeare --text other.txt --stride 16
     """
 
-    text: str = required("file of text; may be .gz")
+    text: str = required("file of text, may be .gz; or a table")
+    text_column: str = setting("text", "column of texts in a table")
     context: int | None = setting(None, "window in tokens; default: as trained", ge=2)
     stride: int | None = setting(
         None, "tokens that the window moves; default: half of --context", ge=1
@@ -264,11 +270,12 @@ class LanguageModel(Experiment):
                 f"Received: {config.valid_text!r} and {config.hold_out}."
             )
         if config.is_dataset():
-            text = kt.data.corpora.read_text_dataset(config.text, "train", config.data_dir or None)
+            where = config.data_dir or None, separator_of(config)
+            text = kt.data.corpora.read_text_dataset(config.text, "train", *where)
         else:
-            text = kt.data.corpora.read_file(config.text)
+            text = read_text(config.text, config.text_column, config)
         if config.valid_text:
-            return text, kt.data.corpora.read_file(config.valid_text)
+            return text, read_text(config.valid_text, config.text_column, config)
         cut = len(text) - int(len(text) * config.hold_out)
         while cut < len(text) and text[cut] & 0xC0 == 0x80:  # inside a character of UTF-8
             cut += 1
@@ -383,7 +390,7 @@ class LanguageModel(Experiment):
     @staticmethod
     def evaluate(options):
         config = evaluated(runs.Run(options.run, LanguageModelConfig).config(), options)
-        text = kt.data.corpora.read_file(options.text)
+        text = read_text(options.text, options.text_column, config)
         generator = kt.serving.Generator.load(options.run, weights=options.weights)
         print(report(config, generator, text))
 
@@ -399,7 +406,7 @@ class LanguageModel(Experiment):
         if config.model == "transformer_xl":
             return kt.data.TextSegments, (config.context, config.batch_size)
         if config.packed:
-            sizes = config.context, config.batch_size, config.seed, config.row_multiple or 1
+            sizes = config.context, config.batch_size, config.seed, config.batch_shapes()
             return kt.data.PackedDocuments, sizes
         return kt.data.TextWindows, (
             config.context,
@@ -420,6 +427,15 @@ def token_ids(tokenizer, text):
 
 def document_ids(tokenizer, text):
     return kt.data.tokenize(documents_of(text), tokenizer)
+
+
+def read_text(path, column, config):
+    return kt.data.read_text(path, column, separator_of(config))
+
+
+def separator_of(config):
+    """What joins the texts of a table or a data set: with --packed they are documents."""
+    return b"\n\n" if config.packed else b"\n"
 
 
 def documents_of(text):

@@ -40,7 +40,7 @@ class PretrainingConfig(TrainingConfig):
         "mini", "published dimensions to start from"
     )
     pre_norm: bool = setting(False, "normalise before each sub-layer instead of after")
-    batch_size: int = setting(32, "pairs of texts per batch", ge=1)
+    batch_size: int = setting(32, "maximum pairs of texts per batch", ge=1)
     max_length: int = setting(128, "maximum tokens of a pair", ge=5)
     masking_rate: float = setting(0.15, "share of the tokens to mask", gt=0, le=1)
     positions: int = setting(512, "longest text in tokens that the model can ever read", ge=5)
@@ -65,9 +65,6 @@ class PretrainingConfig(TrainingConfig):
 
     def has_validation(self):
         return bool(self.hold_out)
-
-    def needs(self):
-        return super().needs() | {"row_multiple": (False, "batches of varying rows")}
 
 
 class Pretraining(Experiment):
@@ -161,7 +158,7 @@ class Pretraining(Experiment):
     def _sizes(self):
         config = self.config
         sizes = config.batch_size, config.max_length, config.seed, config.masking_rate
-        return *sizes, bool(config.shapes)
+        return *sizes, config.batch_shapes()
 
 
 main = Command(__doc__, Pretraining).main

@@ -15,6 +15,8 @@ import pydantic
 import yaml
 from pydantic_settings import CliSettingsSource
 
+from .cli import MODULES
+
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 LIMITS = {
     "gt": "above",
@@ -26,7 +28,8 @@ LIMITS = {
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 NEVER_GIVEN = "\0"  # stands for None; no command line can contain it
 EXIT_CODE_MISTAKE = 2
-ENTRY_POINT = "keras-transformer"
+ENTRY_POINT, PROJECT = "keras-transformer", "keras-transformer-toolkit"
+IS_CLONE = (pathlib.Path(__file__).parents[1] / "setup.py").exists()
 
 
 class Settings(pydantic.BaseModel):
@@ -157,11 +160,22 @@ class Parser(argparse.ArgumentParser):
 
 
 def as_called(text):
-    """A text with `keras-transformer name` for `python -m train.name`, if that is how we run."""
-    if pathlib.Path(sys.argv[0]).stem != ENTRY_POINT:
+    """A help text or a message, with the commands as this installation has them.
+
+    Texts say `python -m train.name`, `train.name` and `pip install -e '.[extra]'`, which is right
+    in a clone. The program is `keras-transformer name`.
+    """
+    if not IS_CLONE:
+        text = re.sub(r"pip install -e '\.\[(\w+)\]'", rf"pip install '{PROJECT}[\1]'", text)
+    if IS_CLONE and pathlib.Path(sys.argv[0]).stem != ENTRY_POINT:
         return text
-    text = re.sub(r"python -m train\.(\w+)", rf"{ENTRY_POINT} \1", text)
-    return re.sub(r"python -m train\b", f"{ENTRY_POINT} demo", text)
+    names = "|".join(name.replace("-", "_") for name in MODULES)
+    text = re.sub(
+        rf"(?:python -m )?\btrain\.({names})\b(?!\.\w)",
+        lambda match: f"{ENTRY_POINT} {match[1].replace('_', '-')}",
+        text,
+    )
+    return re.sub(r"python -m train\b(?!\.)", f"{ENTRY_POINT} demo", text)
 
 
 def installed_version():

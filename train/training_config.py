@@ -9,6 +9,9 @@ SIZE = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 LARGEST_SEED = 2**32 - 1  # NumPy's limit
 LEAST_PIECES = 261  # 4 control ids, 256 bytes and a piece
+TABLE = (
+    "a table: a .parquet file, a pattern or folder of them, or a folder of Hugging Face datasets"
+)
 
 # What earlier versions saved, instead of null, for a setting taken from --size.
 LEFT_TO_SIZE = {

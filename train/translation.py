@@ -33,9 +33,10 @@ from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .lines import answer_lines, report_cut_texts
 from .options import DecodingOptions, ExportOptions, RunOptions
 from .pretrained import check_packed_model, completed, for_training, pretrained_of
-from .settings import required, setting
+from .settings import setting
 from .training_config import (
     LEAST_PIECES,
+    TABLE,
     TrainingConfig,
     check_left_to_pretrained,
     check_packed,
@@ -62,6 +63,12 @@ class TranslationConfig(TrainingConfig):
     valid_target: str = setting("", "file of their translations")
     tsv: str = setting("", "instead: one file, source TAB target")
     valid_tsv: str = setting("", "the same for validation")
+    table: str = setting("", f"instead: {TABLE}")
+    valid_table: str = setting("", "the same for validation")
+    source_column: str = setting(
+        "source", "column of source sentences in a table, e.g. en, or translation.en if nested"
+    )
+    target_column: str = setting("target", "column of their translations")
     dataset: str = setting("", "instead: a TFDS name, e.g. ted_hrlr_translate/pt_to_en")
     source_language: str = setting(
         "", "language to translate from, with --dataset or a multilingual model"
@@ -124,11 +131,15 @@ class TranslationConfig(TrainingConfig):
             )
 
     def has_validation(self):
-        return bool(self.valid_source or self.valid_target or self.valid_tsv or self.dataset)
+        pair = self.valid_source or self.valid_target
+        return bool(pair or self.valid_tsv or self.valid_table or self.dataset)
 
     def needs(self):
+        has_table = (bool(self.table or self.valid_table), "--table or --valid-table")
         return super().needs() | {
             "data_dir": (bool(self.dataset), "--dataset"),
+            "source_column": has_table,
+            "target_column": has_table,
             "bleu_every": (self.has_validation(), "a validation text"),
         }
 
@@ -207,10 +218,20 @@ class EvaluateOptions(EngineOptions):
     """Evaluates the BLEU of a trained run on other text.
 
     {command} --run runs/mine --source test.en --target test.de
+    {command} --run runs/mine --table test.parquet --source-column en --target-column de
     """
 
-    source: str = required("file of sentences, one per line; may be .gz")
-    target: str = required("file of their translations")
+    source: str = setting("", "file of sentences, one per line; may be .gz")
+    target: str = setting("", "file of their translations")
+    table: str = setting("", f"instead: {TABLE}")
+    source_column: str = setting("source", "column of the sentences in a table")
+    target_column: str = setting("target", "column of their translations")
+
+    def model_post_init(self, context):
+        super().model_post_init(context)
+        if bool(self.table) == bool(self.source or self.target):
+            raise ValueError("Give an evaluation text: --source and --target, or --table.")
+        _check_pair(self.source, self.target, "--source and --target")
 
 
 class TranslationExportOptions(SearchOptions, ExportOptions):
@@ -251,11 +272,12 @@ class Translation(Experiment):
 
     def read_texts(self):
         config = self.config
-        given = [bool(config.source or config.target), bool(config.tsv), bool(config.dataset)]
-        if sum(given) != 1:
+        pair = config.source, config.target
+        kinds = [any(pair), *map(bool, (config.tsv, config.table, config.dataset))]
+        if sum(kinds) != 1:
             raise ValueError(
-                "Give one training text: --source and --target, or --tsv, or --dataset. "
-                f"Received: {sum(given)} of them."
+                "Give one training text: --source and --target, or --tsv, or --table, or "
+                f"--dataset. Received: {sum(kinds)} of them."
             )
         languages = config.source_language or config.target_language
         if languages and not config.dataset and not config.pretrained:
@@ -263,31 +285,34 @@ class Translation(Experiment):
                 "--source-language and --target-language need a --dataset, or a --pretrained "
                 "model of many languages."
             )
-        _check_pair(config.source, config.target, "--source and --target")
+        _check_pair(*pair, "--source and --target")
         valid = config.valid_source, config.valid_target
         _check_pair(*valid, "--valid-source and --valid-target")
-        if config.valid_tsv and any(valid):
+        kinds = [any(valid), *map(bool, (config.valid_tsv, config.valid_table))]
+        if sum(kinds) > 1:
             raise ValueError(
-                "Give one validation text: --valid-source and --valid-target, or --valid-tsv. "
-                f"Received: {config.valid_source!r} and {config.valid_tsv!r}."
+                "Give one validation text: --valid-source and --valid-target, or --valid-tsv, or "
+                f"--valid-table. Received: {sum(kinds)} of them."
             )
-        train_text = self._read("train", config.source, config.target, config.tsv)
+        train_text = self._read("train", pair, config.tsv, config.table)
         valid_text = None
         if config.has_validation():
-            valid_text = self._read("validation", *valid, config.valid_tsv)
+            valid_text = self._read("validation", valid, config.valid_tsv, config.valid_table)
         if config.distinct_sources:
             train_text = _first_translations(train_text)
         if config.max_pairs:
             train_text = kt.data.ParallelText(*(side[: config.max_pairs] for side in train_text))
         return train_text, valid_text
 
-    def _read(self, split, source, target, tsv):
-        """The text of two files, of one, or else of a split of the data set."""
-        if source:
-            return kt.data.read_files(source, target)
+    def _read(self, split, pair, tsv, table):
+        """The text of two files, of one, of a table, or else of a split of the data set."""
+        config = self.config
+        if any(pair):
+            return kt.data.read_files(*pair)
         if tsv:
             return kt.data.read_tsv(tsv)
-        config = self.config
+        if table:
+            return kt.data.read_table(table, config.source_column, config.target_column)
         where = {
             "source": config.source_language or None,
             "target": config.target_language or None,
@@ -382,7 +407,11 @@ class Translation(Experiment):
 
     @staticmethod
     def evaluate(options):
-        text = kt.data.read_files(options.source, options.target)
+        if options.table:
+            columns = options.source_column, options.target_column
+            text = kt.data.read_table(options.table, *columns)
+        else:
+            text = kt.data.read_files(options.source, options.target)
         with _engine(options) as (answer, settings):
             translations, is_cut = answer(text.sources)
         cut = [f"{line:,}" for line, was_cut in enumerate(is_cut, start=1) if was_cut]

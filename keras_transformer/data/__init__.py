@@ -23,6 +23,7 @@ from keras_transformer.data.masking import mask_tokens
 from keras_transformer.data.packed_documents import PackedDocuments
 from keras_transformer.data.pretraining_batches import PretrainingBatches
 from keras_transformer.data.segments import pack_segments
+from keras_transformer.data.tables import read_labelled_table, read_table, read_text
 from keras_transformer.data.token_batches import TokenBatches
 from keras_transformer.data.token_ids import tokenize, tokenize_documents
 from keras_transformer.data.windows import TextSegments, TextWindows, sliding_windows
@@ -48,7 +49,10 @@ __all__ = [
     "read_files",
     "read_labelled_dataset",
     "read_labelled_folder",
+    "read_labelled_table",
     "read_labelled_tsv",
+    "read_table",
+    "read_text",
     "read_text_dataset",
     "read_tsv",
     "sliding_windows",

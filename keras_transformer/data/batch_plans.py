@@ -4,10 +4,14 @@
 `PackedPlan` puts several texts into each row. Both regroup them every epoch.
 """
 
+import dataclasses
+import types
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from keras_transformer.arguments import check_integer
 
 LENGTH_MULTIPLE = 2  # bounds are multiples of it, in tokens
 ROW_MULTIPLE = 8  # preferred by a GPU's matrix products
@@ -15,7 +19,8 @@ _TEXTS_AT_A_TIME = 4096  # that `PackedPlan` places
 _ROWS_KEPT_OPEN = 256  # that are searched for room for the next texts
 
 
-class FewShapes(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class FewShapes:
     """Batches in a few shapes, for a step that is compiled once for each.
 
     Rows are padded to one of a few lengths, those that need the least padding, and batches of one
@@ -26,22 +31,50 @@ class FewShapes(NamedTuple):
         count: maximum number of shapes, at least 1.
         row_multiple: the rows of each batch are a multiple of it, and also of 8 where the budget
             allows: the number of replicas.
+
+    Raises:
+        ValueError: if either is not an integer of at least 1.
     """
 
     count: int
     row_multiple: int = 1
 
+    def __post_init__(self):
+        hint = " It is the maximum number of shapes; shapes=None allows any shape."
+        check_integer("count", self.count, reason=hint)
+        check_integer("row_multiple", self.row_multiple)
 
-class PackedRows(NamedTuple):
+
+@dataclasses.dataclass(frozen=True)
+class PackedRows:
     """Batches of one shape, of rows that hold several texts one after another, with little padding.
 
     For a model built with `packed=True`, which reads each text on its own.
 
     Args:
         row_multiple: the rows of each batch are a multiple of it: the number of replicas.
+
+    Raises:
+        ValueError: if it is not an integer of at least 1.
     """
 
     row_multiple: int = 1
+
+    def __post_init__(self):
+        check_integer("row_multiple", self.row_multiple)
+
+
+_SHAPES = {FewShapes: "FewShapes(count)", PackedRows: "PackedRows()", types.NoneType: "None"}
+
+
+def check_shapes(shapes, *kinds):
+    """Raises ValueError unless `shapes` is None or of one of these classes."""
+    kinds = (*kinds, types.NoneType)
+    if not isinstance(shapes, kinds):
+        raise ValueError(
+            f"shapes must be {' or '.join(_SHAPES[kind] for kind in kinds)}. "
+            f"Received: shapes={shapes!r}."
+        )
 
 
 class LengthPlan:
@@ -67,8 +100,7 @@ class LengthPlan:
         padding: share of padding in all batches, of both sides together, in [0, 1).
 
     Raises:
-        ValueError: if `shapes` is anything else, or not even `row_multiple` of the longest rows fit
-            into a batch.
+        ValueError: if not even `row_multiple` of the longest rows fit into a batch.
 
     Examples:
         >>> plan = LengthPlan(np.arange(4), *[np.array([2, 5, 2, 5])] * 2, tokens_per_batch=10)
@@ -77,11 +109,6 @@ class LengthPlan:
     """
 
     def __init__(self, rows, source_lengths, target_lengths, tokens_per_batch, seed=0, shapes=None):
-        if not isinstance(shapes, FewShapes | None):
-            raise ValueError(
-                "shapes must be FewShapes(count), or None for the least padding. "
-                f"Received: shapes={shapes!r}."
-            )
         self._lengths = np.stack([source_lengths, target_lengths])
         self._tokens_per_batch, self._seed = tokens_per_batch, seed
         self._rows, self._has_bounds = rows, shapes is not None
@@ -177,12 +204,12 @@ def best_plan(lengths, shapes: FewShapes, tokens_per_batch) -> BoundedPlan:
         ([4, 9], [[7, 4, 4], [7, 4, 4], [3, 9, 9], [3, 9, 9], [3, 9, 9]])
     """
     longest = int(lengths.max())
-    if min(shapes) < 1 or shapes.row_multiple * longest > tokens_per_batch:
+    if shapes.row_multiple * longest > tokens_per_batch:
         raise ValueError(
             "A batch must hold at least one of the longest rows per replica. Give "
             "more tokens_per_batch, or a lower max_length. Received: "
             f"tokens_per_batch={tokens_per_batch}, row_multiple={shapes.row_multiple}, a row of "
-            f"{longest} tokens, shapes={shapes.count}."
+            f"{longest} tokens."
         )
     plans = [
         _plan_for_bounds(lengths, np.minimum(bounds, longest), tokens_per_batch, shapes)

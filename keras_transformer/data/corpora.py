@@ -59,11 +59,13 @@ def read_tsv(path) -> ParallelText:
         ValueError: if a line has not exactly two columns, or the file holds no
             text or is not UTF-8.
     """
-    sources, targets = columns_of(path, "source", "target")
+    return checked_pairs(*columns_of(path, "source", "target"), path)
+
+
+def checked_pairs(sources, targets, path) -> ParallelText:
+    """The parallel text of a file; raises ValueError if a side has no text."""
     if not any(map(str.strip, sources)) or not any(map(str.strip, targets)):
-        raise ValueError(
-            f"Expected a source and a target a line. Received: {path}, which has no text."
-        )
+        raise ValueError(f"Expected a source and a target. Received: {path}, which has no text.")
     return ParallelText(sources, targets)
 
 
@@ -112,13 +114,18 @@ def read_file(path) -> bytes:
     """
     with opened(path) as file:
         text = file.read()
+    return checked_text(text, path)
+
+
+def checked_text(text: bytes, path) -> bytes:
+    """The text of a file; raises ValueError if it is empty."""
     if not text:
         raise ValueError(f"Expected a text. Received: {path}, which is empty.")
     return text
 
 
-def read_text_dataset(name, split: str, data_dir=None) -> bytes:
-    """Reads the texts of a data set of TensorFlow Datasets as one, joined by line breaks.
+def read_text_dataset(name, split: str, data_dir=None, separator=b"\n") -> bytes:
+    """Reads the texts of a data set of TensorFlow Datasets as one, joined by `separator`.
 
     Raises:
         ImportError: if TensorFlow Datasets is not installed.
@@ -130,7 +137,7 @@ def read_text_dataset(name, split: str, data_dir=None) -> bytes:
         raise ValueError(
             f"{builder.info.full_name} must have one feature that is text. Received: {texts}."
         )
-    return b"\n".join(
+    return separator.join(
         example[texts[0]] for example in builder.as_dataset(split=split).as_numpy_iterator()
     )
 

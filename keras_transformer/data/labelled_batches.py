@@ -3,7 +3,14 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.batch_plans import LengthPlan, PlannedBatchesMixin, batched, sizes_of
+from keras_transformer.data.batch_plans import (
+    FewShapes,
+    LengthPlan,
+    PlannedBatchesMixin,
+    batched,
+    check_shapes,
+    sizes_of,
+)
 from keras_transformer.data.token_ids import checked_ids, checksum_of, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import PAD_ID
@@ -89,8 +96,8 @@ class LabelledBatches(PlannedBatchesMixin):
 
     Raises:
         ValueError: if the labels do not fit the texts or the names, an id is below 1,
-            `max_length` is below 1, or a text, or `row_multiple` times the longest text, exceeds
-            `tokens_per_batch`.
+            `max_length` is below 1, a text, or `row_multiple` times the longest text, exceeds
+            `tokens_per_batch`, or `shapes` is anything else.
 
     Examples:
         >>> batches = LabelledBatches([[4, 5], [6]], [[0, 1], [1, 0]], ["bad", "good"])
@@ -110,6 +117,7 @@ class LabelledBatches(PlannedBatchesMixin):
         prepare=None,
         shapes=None,
     ):
+        check_shapes(shapes, FewShapes)
         ids = checked_ids(ids, "ids")
         if max_length is not None:
             check_max_length(max_length)

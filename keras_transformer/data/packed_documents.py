@@ -3,7 +3,13 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.batch_plans import PackedPlan, PlannedBatchesMixin, sizes_of
+from keras_transformer.data.batch_plans import (
+    PackedPlan,
+    PackedRows,
+    PlannedBatchesMixin,
+    check_shapes,
+    sizes_of,
+)
 from keras_transformer.data.token_ids import check_no_ends, checked_ids, checksum_of, ragged
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID
@@ -24,7 +30,7 @@ class PackedDocuments(PlannedBatchesMixin):
         length: length of a row, in tokens.
         batch_size: maximum rows in a batch.
         seed: integer that fixes the order of every epoch.
-        row_multiple: the rows of each batch are a multiple of it: the number of replicas.
+        shapes: `PackedRows`, whose `row_multiple` is the number of replicas; None for its defaults.
 
     Attributes:
         num_documents: number of documents.
@@ -35,8 +41,8 @@ class PackedDocuments(PlannedBatchesMixin):
         padding: share of padding in the batches of an epoch.
 
     Raises:
-        ValueError: if an id is below 1 or means start or end, if there is no token, or a size is
-            below 1.
+        ValueError: if an id is below 1 or means start or end, if there is no token, a size is
+            below 1, `shapes` is anything else, or `batch_size` is below its `row_multiple`.
 
     Examples:
         >>> documents = PackedDocuments([[4, 5], [6], [7, 8, 9]], length=5, batch_size=2)
@@ -45,7 +51,8 @@ class PackedDocuments(PlannedBatchesMixin):
         ([[7, 8, 9, 3, 0], [6, 3, 4, 5, 3]], [[8, 9, 3, 0, 0], [3, 0, 5, 3, 0]])
     """
 
-    def __init__(self, ids, length, batch_size, seed=0, row_multiple=1):
+    def __init__(self, ids, length, batch_size, seed=0, shapes: PackedRows | None = None):
+        check_shapes(shapes, PackedRows)
         ids = checked_ids(ids, "ids")
         check_no_ends(ids)
         self._ids = ids
@@ -67,6 +74,7 @@ class PackedDocuments(PlannedBatchesMixin):
         self._read, self._next = ragged(inputs, lengths), ragged(labels, lengths)
         is_end = (lengths == 1) & (inputs[np.cumsum(lengths) - 1] == END_ID)  # without a label
         kept = np.flatnonzero(~is_end)
+        row_multiple = (shapes or PackedRows()).row_multiple
         self._follow(PackedPlan(kept, [lengths], length, batch_size, seed, row_multiple))
 
     def save(self, path) -> None:
@@ -75,11 +83,13 @@ class PackedDocuments(PlannedBatchesMixin):
         save_arrays(path, [("ids", self._ids.flat_values.numpy()), ("lengths", lengths)])
 
     @classmethod
-    def load(cls, path, length, batch_size, seed=0, row_multiple=1) -> "PackedDocuments":
+    def load(
+        cls, path, length, batch_size, seed=0, shapes: PackedRows | None = None
+    ) -> "PackedDocuments":
         """The batches of documents that `save` wrote, without tokenising them again."""
         arrays = load_arrays(path)
         ids = ragged(arrays["ids"], arrays["lengths"])
-        return cls(ids, length, batch_size, seed, row_multiple)
+        return cls(ids, length, batch_size, seed, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token of a document."""

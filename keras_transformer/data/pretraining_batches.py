@@ -10,7 +10,8 @@ import logging
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.data.batch_plans import batched, epochs_from
+from keras_transformer.arguments import check_integer
+from keras_transformer.data.batch_plans import FewShapes, batched, check_shapes, epochs_from
 from keras_transformer.data.masking import check_masking_rate, mask_tokens
 from keras_transformer.data.segments import pack_segments
 from keras_transformer.data.token_ids import checked_ids, checksum_of, ragged
@@ -42,22 +43,25 @@ class PretrainingBatches:
             tensor, as `tokenize_documents` returns it, or sequences of sequences of integers.
             Documents with fewer than two sentences that have tokens are dropped and reported.
         tokenizer: the `WordPieceTokenizer` of these ids.
-        batch_size: rows in a batch; the last batch of an epoch may have fewer.
+        batch_size: maximum rows in a batch.
         max_length: length of a row, in tokens, special ones included.
         seed: integer that fixes the pairs, the masks and the order of every epoch.
         masking_rate: share of a row's tokens to predict, in (0, 1].
-        one_shape: whether to fill up the last batch of an epoch with empty rows, for a step that
-            is compiled for each shape.
+        shapes: None if the last batch of an epoch may have fewer rows; `FewShapes` for a step that
+            is compiled once: all batches then have one shape, of as many rows as `batch_size` and
+            `row_multiple` allow, and empty rows fill up the last one.
 
     Attributes:
         num_tokens: tokens in all documents.
         num_passages: passages of the text, the rows of an epoch.
         num_dropped: documents that were dropped.
         steps_per_epoch: batches in an epoch.
+        shapes: rows and length of each batch, (steps, 2); the rows are -1 without `FewShapes`.
 
     Raises:
-        ValueError: if an id is below 1, fewer than two documents are left, `batch_size` is below 1,
-            `max_length` leaves no room for two texts, or `masking_rate` is outside (0, 1].
+        ValueError: if an id is below 1, fewer than two documents are left, `batch_size` is below 1
+            or `row_multiple`, `max_length` leaves no room for two texts, `masking_rate` is outside
+            (0, 1], or `shapes` is anything else.
 
     Examples:
         >>> from keras_transformer.data import tokenize_documents
@@ -80,14 +84,14 @@ class PretrainingBatches:
         max_length: int = 128,
         seed: int = 0,
         masking_rate: float = 0.15,
-        one_shape: bool = False,
+        shapes: FewShapes | None = None,
     ):
-        if batch_size < 1 or max_length < _NUM_SPECIAL + 2:
-            raise ValueError(
-                f"batch_size must be at least 1 and max_length at least {_NUM_SPECIAL + 2} tokens: "
-                f"{_NUM_SPECIAL} special ones and one of each text. "
-                f"Received: batch_size={batch_size}, max_length={max_length}."
-            )
+        check_shapes(shapes, FewShapes)
+        row_multiple = shapes.row_multiple if shapes else 1
+        check_integer("batch_size", batch_size, row_multiple)
+        batch_size -= batch_size % row_multiple
+        reason = f" A row has {_NUM_SPECIAL} special tokens and one or more of each text."
+        check_integer("max_length", max_length, _NUM_SPECIAL + 2, reason=reason)
         check_masking_rate(masking_rate)
         documents = checked_ids(documents, "documents", rank=3)
         largest = documents.flat_values.numpy().max(initial=0)
@@ -97,7 +101,7 @@ class PretrainingBatches:
                 f"Received: an id {largest}."
             )
         self._tokenizer, self._batch_size, self._seed = tokenizer, batch_size, seed
-        self._masking_rate, self._one_shape = masking_rate, one_shape
+        self._masking_rate, self._has_weights = masking_rate, bool(shapes)
         self._max_length, self._room = max_length, max_length - _NUM_SPECIAL
         arrays = self._keep(documents)
         ids, starts, first_sentences = arrays
@@ -109,6 +113,7 @@ class PretrainingBatches:
         ]
         self.num_passages = len(passages)
         self.steps_per_epoch = -(-self.num_passages // batch_size)
+        self.shapes = np.tile([batch_size if shapes else -1, max_length], (self.steps_per_epoch, 1))
         with tf.device("CPU:0"):  # tf.data reads tensors in place, without copies
             self._passages = tf.constant(passages, tf.int64)
             self._ids, self._starts, self._first_sentences = map(tf.constant, arrays)
@@ -122,7 +127,7 @@ class PretrainingBatches:
 
         Returns:
             Elements `(inputs, labels)` for `bert_pretraining` and `PretrainingLoss`; int32,
-            padded with 0, except the weights, which are float32. With `one_shape` also sample
+            padded with 0, except the weights, which are float32. With `shapes` also sample
             weights, float32 (batch,), 0 for empty rows, whose `next_sentence` is -1.
         """
 
@@ -159,14 +164,14 @@ class PretrainingBatches:
         max_length=128,
         seed=0,
         masking_rate=0.15,
-        one_shape=False,
+        shapes: FewShapes | None = None,
     ) -> "PretrainingBatches":
         """The batches of documents that `save` wrote, without tokenising them again."""
         kept = load_arrays(path)
         sentences = ragged(kept["ids"], np.diff(kept["starts"]))
         documents = ragged(sentences, np.diff(kept["first_sentences"]))
-        sizes = (batch_size, max_length, seed, masking_rate, one_shape)
-        batches = cls(documents, tokenizer, *sizes)
+        sizes = (batch_size, max_length, seed, masking_rate)
+        batches = cls(documents, tokenizer, *sizes, shapes)
         batches.num_dropped = int(kept["num_dropped"])
         return batches
 
@@ -229,7 +234,7 @@ class PretrainingBatches:
             "masked_weights": is_masked * rows / tf.maximum(tf.reduce_sum(is_masked), 1.0),
             "next_sentence": tf.cast(is_random, tf.int32),
         }
-        if not self._one_shape:
+        if not self._has_weights:
             return inputs, labels
         real = tf.ones_like(labels["next_sentence"], tf.float32)
         inputs, labels, weights = tf.nest.map_structure(self._fill_up, (inputs, labels, real))

@@ -15,6 +15,7 @@ from keras_transformer.data.batch_plans import (
     PackedPlan,
     PackedRows,
     PlannedBatchesMixin,
+    check_shapes,
     sizes_of,
 )
 from keras_transformer.data.token_ids import check_no_ends, checked_ids, checksum_of, ragged
@@ -95,6 +96,7 @@ class TokenBatches(PlannedBatchesMixin):
                 "Each source needs one target. "
                 f"Received: {num_texts} sources, {int(target_ids.nrows())} targets."
             )
+        check_shapes(shapes, FewShapes, PackedRows)
         self._packed = isinstance(shapes, PackedRows)
         if self._packed:
             check_no_ends(source_ids)

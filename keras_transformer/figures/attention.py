@@ -94,8 +94,12 @@ class Attention(NamedTuple):
         )
 
     def page(self):
-        """An HTML page to browse all layers and heads, a string; see `attention_page`."""
-        weights = (self.scores, self.row_tokens, self.column_tokens)
+        """An HTML page to browse all layers and heads, a string; see `attention_page`.
+
+        It opens on the kind that `figure` draws: of a translation, the cross-attention.
+        """
+        scores = dict(reversed(self.scores.items()))
+        weights = (scores, self.row_tokens, self.column_tokens)
         return attention_page(*weights, title=f"Attention: {self.title}")
 
 
@@ -224,9 +228,9 @@ def _separate_cells(axes, num_rows, num_columns):
 def attention_page(attention_scores, row_tokens, column_tokens, title="Attention"):
     """Makes a page to explore attention by kind, layer and head.
 
-    It shows the tokens in two columns, connected by lines whose strength is the attention, and a
-    heat map. Pointing at a token highlights what it attends to, or what attends to it; the arrow
-    keys switch heads and layers. Weights are rounded to three digits.
+    It opens on the first kind, and shows the tokens in two columns, connected by lines whose
+    strength is the attention, and a heat map. Pointing at a token highlights what it attends to, or
+    what attends to it; the arrow keys switch heads and layers. Weights are rounded to three digits.
 
     Args:
         attention_scores: {kind of attention: list of arrays (heads, target, source), one per

@@ -8,7 +8,13 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
-from keras_transformer.data import FewShapes, LabelledBatches, PretrainingBatches, TokenBatches
+from keras_transformer.data import (
+    FewShapes,
+    LabelledBatches,
+    PackedRows,
+    PretrainingBatches,
+    TokenBatches,
+)
 from keras_transformer.data.batch_plans import LENGTH_MULTIPLE, _best_bounds, best_plan
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 
@@ -172,14 +178,22 @@ def test_empty_rows_of_documents_count_for_nothing():
     metrics = [[TokenAccuracy(name="accuracy")], [TokenAccuracy(pad_id=-1, name="accuracy")]]
     model.compile("sgd", kt.training.PretrainingLoss(), metrics=metrics)
     logs = []
-    for one_shape in (False, True):
-        batches = PretrainingBatches(ids, tokenizer, 64, 16, one_shape=one_shape)
+    for shapes in (None, FewShapes(1, row_multiple=16)):
+        batches = PretrainingBatches(ids, tokenizer, 65, 16, shapes=shapes)
         assert batches.steps_per_epoch == 1
         logs.append(logs_of(model, batches.dataset().take(1)))
     assert logs[0] == pytest.approx(logs[1], rel=1e-5)
     inputs, _, weights = next(iter(batches.dataset()))
-    assert inputs["token_ids"].shape[0] == 64
+    assert tuple(inputs["token_ids"].shape) == tuple(batches.shapes[0]) == (64, 16)
     assert float(tf.reduce_sum(weights)) == batches.num_passages
+
+
+def test_a_number_of_shapes_that_cannot_be_says_what_was_expected():
+    with pytest.raises(ValueError, match=r"^count must be an integer of at least 1\. .*count=0\."):
+        FewShapes(0)
+    for kind in (PackedRows, lambda row_multiple: FewShapes(1, row_multiple)):
+        with pytest.raises(ValueError, match=r"^row_multiple must be .* Received: row_multiple=0"):
+            kind(row_multiple=0)
 
 
 def test_a_budget_that_is_too_small_for_the_replicas_is_refused():

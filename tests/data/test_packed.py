@@ -8,7 +8,13 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
-from keras_transformer.data import LabelledBatches, PackedDocuments, PackedRows, TokenBatches
+from keras_transformer.data import (
+    FewShapes,
+    LabelledBatches,
+    PackedDocuments,
+    PackedRows,
+    TokenBatches,
+)
 from keras_transformer.data.batch_plans import PackedPlan
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 
@@ -212,10 +218,15 @@ def test_saved_documents_are_the_same(documents, tmp_path):
 
 
 def test_what_cannot_be_packed_is_refused():
-    with pytest.raises(ValueError, match=r"must be FewShapes\(count\).*Received: shapes=Packed"):
+    few, packed = r"FewShapes\(count\) or ", r"PackedRows\(\) or "
+    with pytest.raises(ValueError, match=rf"must be {few}None\. Received: shapes=Packed"):
         LabelledBatches([[4], [5]], np.eye(2), ["a", "b"], shapes=PackedRows())
-    with pytest.raises(ValueError, match=r"must be FewShapes\(count\).*Received: shapes=3"):
+    with pytest.raises(ValueError, match=rf"must be {few}{packed}None\. Received: shapes=3"):
         TokenBatches([[4]], [[5]], shapes=3)
+    with pytest.raises(ValueError, match=rf"must be {packed}None\. Received: shapes=FewShapes"):
+        PackedDocuments([[4]], 5, 2, shapes=FewShapes(2))
+    with pytest.raises(ValueError, match=r"room for 2 rows of 5 tokens, row_multiple=3"):
+        PackedDocuments([[4]], 5, 2, shapes=PackedRows(3))
     message = r"must not hold the ids 2 and 3, which mark .* Received: ids that include 3"
     with pytest.raises(ValueError, match=message):
         TokenBatches([[4]], [[5, 3]], shapes=PackedRows())

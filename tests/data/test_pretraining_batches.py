@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.data import (
+    FewShapes,
     PretrainingBatches,
     read_documents,
     split_sentences,
@@ -290,9 +291,11 @@ def test_texts_and_settings_that_cannot_work_are_refused():
     for documents in ([], [["a", "a"]], [["a", "a"], ["a"]]):
         with pytest.raises(ValueError, match=r"at least two documents.*Received: \d documents"):
             pretraining_batches(documents, tokenizer)
-    with pytest.raises(ValueError, match=r"max_length at least 5 tokens.*max_length=4"):
+    with pytest.raises(ValueError, match=r"max_length must be .* at least 5\..*max_length=4"):
         pretraining_batches([["a", "a"]] * 2, tokenizer, max_length=4)
     with pytest.raises(ValueError, match=r"batch_size=0"):
         pretraining_batches([["a", "a"]] * 2, tokenizer, batch_size=0)
+    with pytest.raises(ValueError, match=r"batch_size must be .* at least 3\..*batch_size=2"):
+        pretraining_batches([["a", "a"]] * 2, tokenizer, batch_size=2, shapes=FewShapes(1, 3))
     with pytest.raises(ValueError, match=r"masking_rate=1.5"):
         pretraining_batches([["a", "a"]] * 2, tokenizer, masking_rate=1.5)

@@ -11,14 +11,14 @@ import yaml
 import keras_transformer as kt
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.training.distribution import STRATEGIES
-from train import language_model, translation
+from train import command, language_model, settings, translation
 from train.classification import ClassificationConfig
 from train.convert import CONFIGS as CLASSES
 from train.language_model import SIZES
 from train.options import TrainOptions
 from train.pretraining import PretrainingConfig
 from train.run import Run
-from train.settings import CONFIGS, Parser, allowed, flag_of, read_config
+from train.settings import CONFIGS, Parser, allowed, as_called, flag_of, read_config
 from train.translation import TranslationConfig
 
 
@@ -167,6 +167,52 @@ def test_a_command_that_starts_tensorflow_prints_nothing_of_its_own():
     environment = {name: v for name, v in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stderr.startswith("error: none ") and done.stderr.count("\n") == 1, done.stderr
+
+
+NOTES = [
+    b"WARNING: All log messages before absl::InitializeLog() is called\n",
+    b"I0000 00:00:1 port.cc:153] oneDNN is on\n",
+    b"W0000 00:00:1 gpu.cc:1] a warning\n",
+    b"E0000 00:00:1 cuda_platform.cc:52] failed call to cuInit: UNKNOWN ERROR (303)\n",
+    b"Segmentation fault\n",
+]
+
+
+@pytest.mark.parametrize(
+    ("level", "gpus", "shown"),
+    [("0", 0, NOTES), ("1", 0, [NOTES[2], NOTES[4]]), ("2", 0, [NOTES[4]]), ("3", 0, [NOTES[4]]),
+     ("1", 1, NOTES[2:]), ("2", 1, NOTES[3:]), ("3", 1, [NOTES[4]])],
+)  # fmt: skip
+def test_the_notes_of_a_start_have_the_level_that_is_asked_for(
+    level, gpus, shown, monkeypatch, capfdbinary
+):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    monkeypatch.setattr(command, "gpu_count", lambda: gpus)
+    with command.without_start_up_notes():
+        os.write(2, b"".join(NOTES))
+    assert capfdbinary.readouterr().err == b"".join(shown)
+
+
+def test_messages_name_the_commands_as_they_are_called(monkeypatch, capsys):
+    text = (
+        "train.translation, python -m train.language_model sample, `python -m train`, train.de, "
+        "python -m train.benchmark.h100, pip install -e '.[serve]'"
+    )
+    assert as_called(text) == text
+    program = (
+        "keras-transformer translation, keras-transformer language-model sample, "
+        "`keras-transformer demo`, train.de, python -m train.benchmark.h100, "
+    )
+    monkeypatch.setattr(sys, "argv", ["/bin/keras-transformer"])
+    assert as_called(text) == program + "pip install -e '.[serve]'"
+    monkeypatch.setattr(settings, "IS_CLONE", False)
+    monkeypatch.setattr(sys, "argv", ["translation.py"])
+    installed = program + "pip install 'keras-transformer-toolkit[serve]'"
+    assert as_called(text) == installed
+    with pytest.raises(SystemExit), command.one_line_errors():
+        raise ValueError(text)
+    assert capsys.readouterr().err == f"error: {installed}\n"
 
 
 def test_mistakes_need_no_tensorflow():

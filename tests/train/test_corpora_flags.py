@@ -5,9 +5,11 @@ import logging
 import random
 import re
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from keras_transformer.data import ParallelText, corpora
+from keras_transformer.data import ParallelText, corpora, tables
 from train import convert, loop, translation
 from train.classification import Classification, ClassificationConfig
 from train.language_model import LanguageModel, LanguageModelConfig
@@ -16,7 +18,7 @@ from train.pretraining import Pretraining, PretrainingConfig
 from train.settings import flag_of
 from train.translation import Translation, TranslationConfig
 
-CASES = 40  # drawn combinations of each command
+CASES = 60  # drawn combinations of each command
 
 
 @pytest.fixture
@@ -25,25 +27,39 @@ def files(tmp_path, monkeypatch):
     lines = [f"{'abcdefg'[i % 7]} b{i}\t{'xy'[i % 2]}" for i in range(20)]
     for name in ("tsv", "valid_tsv"):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    table = pyarrow.table({
+        name: [line.split("\t")[side] for line in lines]
+        for side, names in enumerate((("source", "text"), ("target", "label")))
+        for name in names
+    })  # fmt: skip
+    for name in ("table", "valid_table"):
+        parquet.write_table(table, tmp_path / name)
     for name in ("source", "target", "valid_source", "valid_target", "text", "valid_text"):
         (tmp_path / name).write_text("a b c\n\nb a\n\n" * 10)
     for name, label in itertools.product(("folder", "valid_folder"), "xy"):
         (tmp_path / name / label).mkdir(parents=True)
         (tmp_path / name / label / "1.txt").write_text(f"{label} a. b.")
-    read, opened = set(), corpora.opened
+    read = set()
 
-    def noted(path):
-        read.add(str(path))
-        return opened(path)
+    def noted(function):
+        def note(path):
+            read.add(str(path))
+            return function(path)
+
+        return note
 
     for module in ("corpora", "labelled_text"):
-        monkeypatch.setattr(f"keras_transformer.data.{module}.opened", noted)
+        monkeypatch.setattr(f"keras_transformer.data.{module}.opened", noted(corpora.opened))
+    monkeypatch.setattr(tables, "_files_of", noted(tables._files_of))
     return tmp_path, read
 
 
 TEXTS = {
-    Translation: ("source", "target", "valid_source", "valid_target", "tsv", "valid_tsv"),
-    Classification: ("folder", "valid_folder", "tsv", "valid_tsv"),
+    Translation: (
+        *("source", "target", "valid_source", "valid_target", "tsv", "valid_tsv"),
+        *("table", "valid_table"),
+    ),
+    Classification: ("folder", "valid_folder", "tsv", "valid_tsv", "table", "valid_table"),
     LanguageModel: ("text", "valid_text"),
 }
 CONFIGS = {
@@ -70,7 +86,7 @@ def test_every_text_is_read_or_its_flag_is_named(experiment, files):
     draw = random.Random(experiment.__name__)
     accepted = 0
     for _ in range(CASES):
-        names = [name for name in TEXTS[experiment] if draw.random() < 0.5]
+        names = [name for name in TEXTS[experiment] if draw.random() < 0.3]
         others = {
             name: values[experiment]
             for name, values in OTHERS.items()
@@ -100,16 +116,26 @@ def test_every_text_is_read_or_its_flag_is_named(experiment, files):
     assert accepted >= 5
 
 
-@pytest.mark.parametrize("train", ["pair", "tsv"])
-@pytest.mark.parametrize("valid", ["pair", "tsv"])
+@pytest.mark.parametrize("train", ["pair", "tsv", "table"])
+@pytest.mark.parametrize("valid", ["pair", "tsv", "table"])
 def test_training_and_validation_text_may_be_of_different_kinds(train, valid, files):
     folder, _ = files
-    names = {"pair": ("source", "target"), "tsv": ("tsv",)}
+    names = {"pair": ("source", "target"), "tsv": ("tsv",), "table": ("table",)}
     given = [*names[train], *(f"valid_{name}" for name in names[valid])]
     ready = Translation(TranslationConfig(**{name: str(folder / name) for name in given}))
-    first = {"pair": "a b c", "tsv": "a b0"}
+    first = {"pair": "a b c", "tsv": "a b0", "table": "a b0"}
     assert ready.train_text.sources[0] == first[train]
     assert ready.valid_text.sources[0] == first[valid]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_language_model_reads_a_column_of_a_table(packed, tmp_path):
+    parquet.write_table(pyarrow.table({"t": ["a b", "c"]}), tmp_path / "a.parquet")
+    table = str(tmp_path / "a.parquet")
+    config = LanguageModelConfig(text=table, valid_text=table, text_column="t", packed=packed)
+    text = b"a b\n\nc" if packed else b"a b\nc"
+    ready = LanguageModel(config)
+    assert (ready.train_text, ready.valid_text) == (text, text)
 
 
 def test_a_data_set_may_have_a_validation_text_of_its_own(files, monkeypatch):
@@ -131,6 +157,11 @@ NO_EFFECT = [
     (TranslationConfig(tsv="a", row_multiple=3), ["row_multiple"]),
     (TranslationConfig(tsv="a", row_multiple=3, shapes=2), []),
     (TranslationConfig(tsv="a", row_multiple=3, packed=True), []),
+    (TranslationConfig(tsv="a", source_column="en"), ["source_column"]),
+    (TranslationConfig(tsv="a", valid_table="b", source_column="en"), []),
+    (ClassificationConfig(tsv="a", label_column="en"), ["label_column"]),
+    (LanguageModelConfig(text="a.txt", text_column="en"), ["text_column"]),
+    (LanguageModelConfig(text="a.parquet", text_column="en"), []),
     (LanguageModelConfig(text="a.txt", vocabulary_size=300), ["vocabulary_size"]),
     (LanguageModelConfig(text="a.txt", tokens="pieces", vocabulary_size=300), []),
     (LanguageModelConfig(text="a.txt", model="transformer_xl", stride=3), ["stride"]),
@@ -140,7 +171,7 @@ NO_EFFECT = [
     (LanguageModelConfig(text="a.txt", model="transformer_xl", evaluate_every=3),
      ["evaluate_every"]),
     (LanguageModelConfig(text="a.txt", shapes=3, row_multiple=2), ["shapes", "row_multiple"]),
-    (PretrainingConfig(documents="a", shapes=3, row_multiple=2), ["row_multiple"]),
+    (PretrainingConfig(documents="a", shapes=3, row_multiple=2), []),
     (PretrainingConfig(documents="a", hold_out=3, patience=2), []),
 ]  # fmt: skip
 

@@ -7,11 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
-from keras_transformer.data import pack_segments
+from keras_transformer.data import pack_segments, read_labelled_folder
 from keras_transformer.models.bert_models import bert_backbone
 from keras_transformer.serving.publishing.c_api import ask
 from train import classification, pretraining
-from train.classification import Classification, ClassificationConfig, read_folder_or_tsv
+from train.classification import Classification, ClassificationConfig
 from train.pretrained import fine_tuned_classifier, pretrained_bert_of
 from train.pretraining import Pretraining, PretrainingConfig
 from train.run import Run
@@ -135,7 +135,7 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
     inputs = pack_segments(run.tokenizer(), ids, max_length=24)
     expected = bert_backbone(run.model())(inputs)["vectors"].numpy()
     trained = run.model().get_layer("encoder").get_weights()
-    text = read_folder_or_tsv(str(folder / "reviews"), "")
+    text = read_labelled_folder(folder / "reviews")
     for from_scratch in (False, True):
         config = ClassificationConfig(
             pretrained=str(run.path), from_scratch=from_scratch, pooling="first",

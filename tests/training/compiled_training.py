@@ -76,7 +76,8 @@ def pretrained():
         [sentence for text in texts for sentence in text], vocabulary_size=13
     )
     ids = tokenize_documents(texts, tokenizer)
-    batches = [PretrainingBatches(ids, tokenizer, rows, 24, one_shape=True) for rows in (8, 16)]
+    shapes = FewShapes(1)
+    batches = [PretrainingBatches(ids, tokenizer, rows, 24, shapes=shapes) for rows in (8, 16)]
     model = kt.bert_pretraining(kt.bert(13, **SIZES, max_sequence_length=24))
     metrics = [[TokenAccuracy(name="accuracy")], [TokenAccuracy(pad_id=-1, name="accuracy")]]
     return model, batches, {"loss": PretrainingLoss(), "metrics": metrics}

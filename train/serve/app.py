@@ -183,9 +183,9 @@ class Server:
     @app.post("/v1/models/{name}:attention")
     async def attention(self, name: str, request: Request):
         """A page of where the model looked; see `Runs.page`."""
-        self.models.find(name)
+        model = self.models.find(name)
         body = await body_of(request)
-        return HTMLResponse(await asyncio.to_thread(self.runs.page, name, body))
+        return HTMLResponse(await asyncio.to_thread(self.runs.page, model, body))
 
     @app.post("/v1/models/{name}:stream")
     async def stream(self, name: str, request: Request):

@@ -1,7 +1,13 @@
-"""Where a model looked: the attention of the run that a served model was exported from."""
+"""Where a model looked: its attention, from the run that it was exported from.
+
+An export has no attention weights, but the weights of the model: the run's model gets them.
+"""
 
 import pathlib
 import threading
+import weakref
+
+import tensorflow as tf
 
 from keras_transformer.serving import Translator
 
@@ -13,7 +19,7 @@ MOST_TOKENS = 256  # the weights, and so the page, grow with their square
 
 
 class Runs:
-    """The runs of a folder, each loaded on first use, and again after another training.
+    """The runs of a folder, each loaded on first use, and again for each new version served.
 
     Args:
         folder: folder with one run folder per model, with the model's name; it need not
@@ -22,23 +28,25 @@ class Runs:
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        self._models, self._lock = {}, threading.Lock()
+        self._models, self._lock = {}, threading.Lock()  # {name: (a weak `SavedModel`, model)}
 
     def has(self, name):
         """Whether there is a trained run with a model's name."""
         return (self.folder / name / "model.keras").is_file()
 
-    def page(self, name, body):
+    def page(self, served, body):
         """The page of `figures.attention_page` for a text, and for its translation.
 
         Args:
-            name: name of the model and of its run.
+            served: a `SavedModel`, which has the name of its run.
             body: JSON, {"text": ...} and, for a translation model, "target".
 
         Raises:
             LookupError: if there is no such run.
-            ValueError: if the body is anything else, or the model has no attention to show.
+            ValueError: if the body is anything else, the model has no attention to show, or the
+                run has another model by now.
         """
+        name = served.name
         if not self.has(name):
             raise LookupError(f"{self.folder} has no run called {name}. Start with --runs FOLDER.")
         texts = read_json(body)
@@ -46,10 +54,10 @@ class Runs:
             raise ValueError('Expected {"text": ...} and, for a translation, "target".')
         if not all(isinstance(t, str) and len(t) <= LONGEST for t in texts.values()):
             raise ValueError(f"Texts are strings of at most {LONGEST} characters.")
-        written = (self.folder / name / "model.keras").stat().st_mtime_ns
         with self._lock:
-            if self._models.get(name, (None,))[0] != written:  # never read, or trained again
-                self._models[name] = written, text_model_of(self.folder / name)
+            if name not in self._models or self._models[name][0]() is not served:
+                model = with_weights(text_model_of(self.folder / name), served)
+                self._models[name] = weakref.ref(served), model
             model = self._models[name][1]
         both = isinstance(model, Translator)
         texts = [texts[key] for key in ("text", "target")[: 1 + both] if key in texts]
@@ -62,3 +70,20 @@ class Runs:
                     f"Received: {count} tokens."
                 )
         return model.attention(*texts).page()
+
+
+def with_weights(model, served):
+    """The model of a run, with the weights of a SavedModel that was exported from it.
+
+    Raises:
+        ValueError: if they are not those of such a model.
+    """
+    shapes = [[weight.shape.as_list() for weight in each.weights] for each in (model, served)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"The run {served.name} has other weights than the model served: it was trained with "
+            "other settings after the export, or an earlier version exported it. Export it again."
+        )
+    for ours, exported in zip(model.weights, served.weights, strict=True):
+        ours.assign(tf.cast(exported, ours.dtype))
+    return model

@@ -24,6 +24,7 @@ class SavedModel:
 
     Attributes:
         signatures: {signature: {"inputs": {key: {"name", "dtype", "shape"}}, "outputs": the same}}.
+        weights: those of the model, in its order, tf.Variables; empty in other people's exports.
 
     Raises:
         OSError, ValueError, tf.errors.OpError: if TensorFlow cannot load it, or a warm-up request
@@ -40,7 +41,8 @@ class SavedModel:
             )
             for key, value in graph.signature_def.items()
         }
-        self._loaded = tf.saved_model.load(str(self.path))  # holds the weights
+        self._loaded = tf.saved_model.load(str(self.path))
+        self.weights = list(getattr(self._loaded, "weights", ()))
         for signature, inputs in self._warm_up_requests():
             self.run(signature, inputs)
 

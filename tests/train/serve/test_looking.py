@@ -1,35 +1,72 @@
-"""The attention that a server shows, of the run that a model was exported from."""
+"""The attention that a server shows, of the weights that were exported from a run."""
 
 import json
+import re
 import shutil
 
 import pytest
 
 from keras_transformer.serving import RunFolder, Translator
+from tests.serving.conftest import SENTENCES
+from train.convert import text_model_of
 from train.serve.looking import Runs
+from train.serve.saved_model import SavedModel
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_attention_of_a_run_that_was_trained_again_is_the_new_one(runs, tmp_path):
-    shutil.copytree(runs / "tiny", tmp_path / "tiny")
-    shown, body = Runs(tmp_path), json.dumps({"text": "A dog runs."}).encode()
-    before = shown.page("tiny", body)
-    model = RunFolder(tmp_path / "tiny").model()
+def changed(model, factor):
     for weight in model.weights:
-        weight.assign(1.5 * weight)
-    model.save(tmp_path / "tiny" / "model.keras")
-    after = shown.page("tiny", body)
-    assert after != before
-    assert after == Translator.load(tmp_path / "tiny").attention("A dog runs.").page()
+        weight.assign(factor * weight)
+    return model
 
 
-def test_attention_is_shown_of_so_many_tokens(runs):
+def body_of(*texts):
+    return json.dumps(dict(zip(("text", "target"), texts, strict=False))).encode()
+
+
+def test_the_attention_is_computed_by_the_weights_that_were_exported(runs, tmp_path):
+    run = tmp_path / "tiny"
+    shutil.copytree(runs / "tiny", run)
+    changed(RunFolder(run).model(), 1.5).save(run / "best.keras")
+    shown, pages = Runs(tmp_path), {}
+    for version, weights in enumerate(("best", "averaged"), start=1):
+        path = text_model_of(run, weights).export(tmp_path / "served", "tiny", SENTENCES[:2])
+        served = SavedModel("tiny", version, path)
+        pages[weights] = shown.page(served, body_of("A dog runs."))
+        model = Translator.load(run, weights=weights)
+        assert pages[weights] == model.attention("A dog runs.").page()
+    assert pages["best"] != pages["averaged"]
+    # Another training does not change what is served.
+    changed(RunFolder(run).model(), 0.5).save(run / "model.keras")
+    for again in (shown, Runs(tmp_path)):
+        text, answer = "A dog runs.", model(["A dog runs."])[0]
+        assert again.page(served, body_of(text, answer)) == pages["averaged"]
+    shutil.copy(runs / "mood" / "model.keras", run / "model.keras")
+    with pytest.raises(ValueError, match="model"):
+        Runs(tmp_path).page(served, body_of("A dog runs."))
+
+
+def test_a_run_with_another_model_is_told(runs, folder):
+    served = SavedModel("tiny", 1, folder / "tiny" / "1")
+    served.weights = served.weights[1:]
+    with pytest.raises(ValueError, match=r"run tiny has other weights .* Export it again\."):
+        Runs(runs).page(served, body_of("A dog runs."))
+
+
+def test_the_page_of_a_translation_opens_on_its_cross_attention(runs, folder):
+    served = SavedModel("tiny", 1, folder / "tiny" / "1")
+    page = Runs(runs).page(served, body_of("A dog runs.", "Ein Hund"))
+    data = re.search(r'id="data">(.*)</script>', page)[1]
+    assert [kind["name"] for kind in json.loads(data)] == ["cross", "decoder", "encoder"]
+
+
+def test_attention_is_shown_of_so_many_tokens(runs, folder):
     shown, parrots = Runs(runs), "\U0001f99c" * 99  # four bytes each, and as many tokens
+    served = {name: SavedModel(name, 1, folder / name / "1") for name in ("tiny", "writer", "mood")}
     message = r"of texts of at most 256 tokens\. Received: 397 tokens\."
     for name, texts in [("tiny", [parrots]), ("tiny", ["a", parrots]), ("writer", [parrots])]:
-        body = json.dumps(dict(zip(("text", "target"), texts, strict=False))).encode()
         with pytest.raises(ValueError, match=message.replace("397", "39[67]")):
-            shown.page(name, body)
+            shown.page(served[name], body_of(*texts))
     # What a classifier does not read does not count.
-    assert shown.page("mood", json.dumps({"text": parrots}).encode()).startswith("<!doctype")
+    assert shown.page(served["mood"], body_of(parrots)).startswith("<!doctype")

@@ -276,7 +276,7 @@ document.querySelector("button").click();
 """
 SHOWN = """document.body.dataset.state && {
     output: document.querySelector("output").textContent,
-    labels: [...document.querySelectorAll("tr")].map(row => row.cells[0].textContent),
+    table: [...document.querySelectorAll("tr")].map(row => [...row.cells].map(c => c.textContent)),
     looked: document.querySelector("iframe").srcdoc,
     notes: document.querySelector("#notes").textContent,
 }"""
@@ -287,6 +287,24 @@ async def shown_in_browser(address, folder, fields):
         await until(evaluate, "document.querySelectorAll('option').length")
         await evaluate(FILL_AND_ASK % json.dumps(fields))
         return await until(evaluate, SHOWN)
+
+
+def n_best_request(text):
+    row = {"text": text, "target_prefix": "", "max_length": 0}
+    return {"signature_name": "translate_nbest", "instances": [row]}
+
+
+def test_the_page_shows_the_best_translations_with_their_scores(client):
+    status, page = client.get("/")
+    assert status == 200 and b"translate_nbest" in page
+    request = n_best_request(SENTENCES[0])
+    inputs = client.get("/v1/models/tiny/metadata")[1]["metadata"]["signature_def"]["signature_def"]
+    assert request["instances"][0].keys() == inputs["translate_nbest"]["inputs"].keys()
+    [best] = client.predict("tiny", request)[1]["predictions"]
+    [row] = client.predict("tiny", {"instances": SENTENCES[:1]})[1]["predictions"]
+    assert best["translation"][0] == row["translation"] and len(best["translation"]) == 3
+    assert best["score"][0] == pytest.approx(row["score"], rel=1e-5)
+    assert best["score"] == sorted(best["score"], reverse=True)
 
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
@@ -304,8 +322,13 @@ def test_the_page_answers_in_a_browser(server, client, name, tmp_path):
     if name == "writer":
         [row] = client.predict(name, request_of(text, 9))[1]["predictions"]
         expected = text + row["continuation"]
+    columns = [row.get("labels", []), [f"{share:.3f}" for share in row.get("probabilities", [])]]
+    if name == "tiny":
+        [best] = client.predict(name, n_best_request(text))[1]["predictions"]
+        scores = [f"{score:.3f}" for score in best["score"]]
+        columns = [best["translation"], scores, list(map(str, best["length"]))]
     assert shown["output"] == expected
-    assert shown["labels"] == row.get("labels", [])
+    assert shown["table"] == list(map(list, zip(*columns, strict=True)))
     translated = {"text": text, "target": expected}
     looked = {"tiny": translated, "mood": {"text": text}, "writer": {"text": expected}}[name]
     page = client.send("POST", f"/v1/models/{name}:attention", looked)[1].decode()
