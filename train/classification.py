@@ -78,7 +78,7 @@ class ClassificationConfig(TrainingConfig):
         if self.from_scratch and not self.pretrained:
             raise ValueError("--from-scratch needs --pretrained, which it compares with.")
         if self.pretrained:
-            names = ("size", "activation", "pre_norm", "tokens", "vocabulary_size")
+            names = ("size", "activation", "normalize_first", "tokens", "vocabulary_size")
             check_left_to_pretrained(self, names)
 
     def has_validation(self):
@@ -106,7 +106,7 @@ class EvaluateOptions(RunOptions):
     tsv: str = setting("", "instead: one file, text TAB label; may be .gz")
 
 
-class Classification(Experiment):
+class ClassificationExperiment(Experiment):
     """Learns `LabelledText` with a new encoder or a pretrained BERT; is measured by accuracy."""
 
     config_class = ClassificationConfig
@@ -338,7 +338,7 @@ def _max_length(options):
 
 
 SUBCOMMANDS = {"classify": ClassifyOptions, "evaluate": EvaluateOptions, "export": ExportOptions}
-main = Command(__doc__, Classification, SUBCOMMANDS).main
+main = Command(__doc__, ClassificationExperiment, SUBCOMMANDS).main
 
 if __name__ == "__main__":
     main()

@@ -271,7 +271,7 @@ def test_flags_that_contradict_are_refused_in_one_line(files, tmp_path, capsys):
         (["--size=big"], "has its own dimensions and vocabulary. Received: --size big."),
         (["--num-layers=3"], "Received: --num-layers 3."),
         (["--vocabulary-size=300"], "Received: --vocabulary-size 300."),
-        (["--no-pre-norm"], "Received: --pre-norm False."),
+        (["--no-normalize-first"], "Received: --normalize-first False."),
         (["--packed"], "--packed needs a --pretrained that was trained with --packed."),
         (["--target-language=de"], "Only multilingual models"),
     ):
