@@ -183,6 +183,10 @@ class ClassificationExperiment(Experiment):
             **config.dimensions(),
         )
 
+    def new_layers(self, model):
+        is_new = self.pretrained is not None and self.pretrained.model.pooler is None
+        return ["head", "pooler"] if is_new and model.pooler is not None else ["head"]
+
     def objective(self, batches):
         smoothing = self.config.label_smoothing
         mean = "mean_with_sample_weight"  # the weight of an empty row is 0

@@ -126,6 +126,18 @@ class TrainingConfig(Settings):
         False, "save memory: recompute the activations of each block in the backward pass"
     )
 
+    lora_rank: int = setting(
+        0, "train only two matrices of this rank beside each projection; 0: all weights", ge=0
+    )
+    lora_alpha: float | None = setting(
+        None, "LoRA's products are scaled by this / rank; default: twice the rank", gt=0
+    )
+    lora_targets: str = setting(
+        "query,value",
+        "projections to tune, of query, key, value, output, widen, narrow, key_value and "
+        "query_key_value",
+    )
+
     shapes: int | None = setting(
         None,
         "maximum number of batch shapes; 0: any shape, least padding; default: 16 where the step "
@@ -187,6 +199,8 @@ class TrainingConfig(Settings):
         return {
             "patience": (self.has_validation(), "a validation text"),
             "row_multiple": (few, "--shapes or --packed"),
+            "lora_alpha": (bool(self.lora_rank), "--lora-rank"),
+            "lora_targets": (bool(self.lora_rank), "--lora-rank"),
         }
 
     def without_effect(self):
