@@ -13,7 +13,7 @@ from .command import STOPPED_TRAINING, one_line_errors, start_tensorflow
 from .deferred import Deferred, kt
 from .gpus import warn_of_idle_gpus
 from .settings import Parser
-from .translation import Translation, TranslationConfig, bleu_report, translations_of
+from .translation import TranslationConfig, TranslationExperiment, bleu_report, translations_of
 
 corpus = Deferred(f"{__package__}.demo.corpus")
 c_api = Deferred("keras_transformer.serving.publishing.c_api")
@@ -34,7 +34,7 @@ def run_demo(run_path, directory):
     train_text = kt.data.ParallelText(pairs.sources[:NUM_TRAIN], pairs.targets[:NUM_TRAIN])
     held_out = kt.data.ParallelText(pairs.sources[NUM_TRAIN:], pairs.targets[NUM_TRAIN:])
     run = runs.Run(run_path, TranslationConfig)
-    loop.train_run(run, Translation(config, (train_text, held_out)))
+    loop.train_run(run, TranslationExperiment(config, (train_text, held_out)))
 
     translator = kt.serving.Translator.load(run.path)
     translations, _ = translations_of(translator, held_out.sources)

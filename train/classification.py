@@ -83,7 +83,7 @@ class ClassificationConfig(TrainingConfig):
         if self.from_scratch and not self.pretrained:
             raise ValueError("--from-scratch needs --pretrained, which it compares with.")
         if self.pretrained:
-            names = ("size", "activation", "pre_norm", "tokens", "vocabulary_size")
+            names = ("size", "activation", "normalize_first", "tokens", "vocabulary_size")
             check_left_to_pretrained(self, names)
 
     def has_validation(self):
@@ -120,7 +120,7 @@ class EvaluateOptions(RunOptions):
     label_column: str = setting("label", "column of labels in a table")
 
 
-class Classification(Experiment):
+class ClassificationExperiment(Experiment):
     """Learns `LabelledText` with a new encoder or a pretrained BERT; is measured by accuracy."""
 
     config_class = ClassificationConfig
@@ -197,6 +197,10 @@ class Classification(Experiment):
             token_dropout=config.token_dropout,
             **config.dimensions(),
         )
+
+    def new_layers(self, model):
+        is_new = self.pretrained is not None and self.pretrained.model.pooler is None
+        return ["head", "pooler"] if is_new and model.pooler is not None else ["head"]
 
     def objective(self, batches):
         smoothing = self.config.label_smoothing
@@ -355,7 +359,7 @@ def _max_length(options):
 
 
 SUBCOMMANDS = {"classify": ClassifyOptions, "evaluate": EvaluateOptions, "export": ExportOptions}
-main = Command(__doc__, Classification, SUBCOMMANDS).main
+main = Command(__doc__, ClassificationExperiment, SUBCOMMANDS).main
 
 if __name__ == "__main__":
     main()

@@ -97,6 +97,10 @@ class Experiment:
         """Further callbacks that measure and write during training, on the chief only."""
         return []
 
+    def new_layers(self, model):
+        """Names of the layers that no --pretrained has, which are trained beside LoRA."""
+        return []
+
     def finish(self, run):
         """Completes the folder of a run that has its model; called again at each later start."""
 
@@ -108,7 +112,11 @@ class Experiment:
         return tokenizer, self.make_batches(tokenizer)
 
     def compiled_model(self, tokenizer, batches):
-        model = self.build(tokenizer, batches)
+        model, config = self.build(tokenizer, batches), self.config
+        if config.lora_rank:
+            targets = [name.strip() for name in config.lora_targets.split(",")]
+            new = self.new_layers(model)
+            model = kt.add_lora(model, config.lora_rank, config.lora_alpha, targets, new)
         self.compile(model, batches)
         return model
 

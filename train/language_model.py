@@ -112,7 +112,7 @@ class LanguageModelConfig(TrainingConfig):
 
     def model_post_init(self, context):
         if self.pretrained:
-            check_left_to_pretrained(self, ("activation", "pre_norm", "vocabulary_size"))
+            check_left_to_pretrained(self, ("activation", "normalize_first", "vocabulary_size"))
         else:
             fill_in(self, USUAL_MODEL)
         if None not in (self.model, self.size, self.tokens, self.context):
@@ -221,7 +221,7 @@ class EvaluateOptions(RunOptions):
     )
 
 
-class LanguageModel(Experiment):
+class LanguageModelExperiment(Experiment):
     """Learns to continue one long text, bytes; is measured in nats per token."""
 
     config_class = LanguageModelConfig
@@ -539,7 +539,7 @@ def report(config, generator, text):
 
 
 SUBCOMMANDS = {"sample": SampleOptions, "evaluate": EvaluateOptions, "export": ExportOptions}
-main = Command(__doc__, LanguageModel, SUBCOMMANDS).main
+main = Command(__doc__, LanguageModelExperiment, SUBCOMMANDS).main
 
 if __name__ == "__main__":
     main()

@@ -39,7 +39,7 @@ class PretrainingConfig(TrainingConfig):
     size: Literal["tiny", "mini", "small", "base", "large"] = setting(
         "mini", "published dimensions to start from"
     )
-    pre_norm: bool = setting(False, "normalise before each sub-layer instead of after")
+    normalize_first: bool = setting(False, "normalise before each sub-layer instead of after")
     batch_size: int = setting(32, "maximum pairs of texts per batch", ge=1)
     max_length: int = setting(128, "maximum tokens of a pair", ge=5)
     masking_rate: float = setting(0.15, "share of the tokens to mask", gt=0, le=1)
@@ -67,7 +67,7 @@ class PretrainingConfig(TrainingConfig):
         return bool(self.hold_out)
 
 
-class Pretraining(Experiment):
+class PretrainingExperiment(Experiment):
     """Learns lists of documents, and is measured by the share of masked pieces it predicts."""
 
     config_class = PretrainingConfig
@@ -161,7 +161,7 @@ class Pretraining(Experiment):
         return *sizes, config.batch_shapes()
 
 
-main = Command(__doc__, Pretraining).main
+main = Command(__doc__, PretrainingExperiment).main
 
 if __name__ == "__main__":
     main()

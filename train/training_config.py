@@ -22,6 +22,9 @@ LEFT_TO_SIZE = {
     "stride": 0,
 }
 
+# Earlier names of settings, in configs and the folders of runs.
+RENAMED = {"pre_norm": "normalize_first"}
+
 # Settings that are chosen for the devices when a run begins and then stay; the values are those of
 # runs of earlier versions.
 CHOSEN_AT_START = {"shapes": 0, "row_multiple": 1}
@@ -63,6 +66,11 @@ def check_left_to_pretrained(config, names):
             "The model of --pretrained has its own dimensions and vocabulary. "
             f"Received: {', '.join(f'{flag_of(n)} {getattr(config, n)}' for n in given)}."
         )
+
+
+def renamed(values):
+    """A dictionary of settings by the names that they have now."""
+    return {RENAMED.get(name, name): value for name, value in values.items()}
 
 
 def fill_in(config, values):
@@ -112,13 +120,25 @@ class TrainingConfig(Settings):
     activation: str | None = setting(
         None, "Keras activation name, or gelu_tanh; default: the model's"
     )
-    pre_norm: bool = setting(True, "normalise before each sub-layer instead of after")
+    normalize_first: bool = setting(True, "normalise before each sub-layer instead of after")
     # Weights in half precision would hardly change.
     dtype: Literal["float32", "mixed_bfloat16", "mixed_float16"] = setting(
         "float32", "Keras dtype policy"
     )
     remat: bool = setting(
         False, "save memory: recompute the activations of each block in the backward pass"
+    )
+
+    lora_rank: int = setting(
+        0, "train only two matrices of this rank beside each projection; 0: all weights", ge=0
+    )
+    lora_alpha: float | None = setting(
+        None, "LoRA's products are scaled by this / rank; default: twice the rank", gt=0
+    )
+    lora_targets: str = setting(
+        "query,value",
+        "projections to tune, of query, key, value, output, widen, narrow, key_value and "
+        "query_key_value",
     )
 
     shapes: int | None = setting(
@@ -157,6 +177,9 @@ class TrainingConfig(Settings):
     )
     tensorboard: bool = setting(False, "write TensorBoard logs into the run's folder")
 
+    def __init__(self, **values):
+        super().__init__(**renamed(values))
+
     def model_post_init(self, context):
         if self.schedule == "inverse_sqrt" and self.warmup_steps < 1:
             raise ValueError(
@@ -179,6 +202,8 @@ class TrainingConfig(Settings):
         return {
             "patience": (self.has_validation(), "a validation text"),
             "row_multiple": (few, "--shapes or --packed"),
+            "lora_alpha": (bool(self.lora_rank), "--lora-rank"),
+            "lora_targets": (bool(self.lora_rank), "--lora-rank"),
         }
 
     def without_effect(self):
@@ -192,7 +217,7 @@ class TrainingConfig(Settings):
 
     def dimensions(self):
         """The arguments of the model's function that differ from the row of its size."""
-        chosen = {"size": self.size, "normalize_first": self.pre_norm, "dtype": self.dtype}
+        chosen = {"size": self.size, "normalize_first": self.normalize_first, "dtype": self.dtype}
         if self.activation == "gelu_tanh":  # no name of Keras
             chosen["activation"] = kt.layers.feed_forward.gelu_tanh
         elif self.activation is not None:
@@ -232,6 +257,7 @@ class TrainingConfig(Settings):
         Raises:
             ValueError: if a setting is unknown, outside its limits or deleted.
         """
+        kept = renamed(kept)
         missing = cls.model_fields.keys() - kept.keys()
         if is_edited and missing:
             raise ValueError(f"Settings are missing: {', '.join(map(flag_of, sorted(missing)))}.")

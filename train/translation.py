@@ -120,7 +120,8 @@ class TranslationConfig(TrainingConfig):
     def model_post_init(self, context):
         super().model_post_init(context)
         if self.pretrained:
-            check_left_to_pretrained(self, ("size", "activation", "pre_norm", "vocabulary_size"))
+            names = ("size", "activation", "normalize_first", "vocabulary_size")
+            check_left_to_pretrained(self, names)
         else:
             fill_in(self, USUAL_SEARCH)
         check_packed(self)
@@ -241,7 +242,7 @@ class TranslationExportOptions(SearchOptions, ExportOptions):
     """
 
 
-class Translation(Experiment):
+class TranslationExperiment(Experiment):
     """Learns `ParallelText` with an encoder-decoder and shared pieces; is measured by BLEU."""
 
     config_class = TranslationConfig
@@ -518,7 +519,7 @@ SUBCOMMANDS = {
     "evaluate": EvaluateOptions,
     "export": TranslationExportOptions,
 }
-main = Command(__doc__, Translation, SUBCOMMANDS).main
+main = Command(__doc__, TranslationExperiment, SUBCOMMANDS).main
 
 if __name__ == "__main__":
     main()

@@ -1,11 +1,10 @@
 """The base class of all models here, and what a search asks of a model."""
 
-import keras
 from keras import ops
 
 from keras_transformer.ops.attention import append_to_cache
 from keras_transformer.ops.masks import beam_mask
-from keras_transformer.training.model import CLASSES_OF_CONFIGS, FUNCTIONAL, Model
+from keras_transformer.training.model import FUNCTIONAL, Model
 
 
 class Part(property):
@@ -107,51 +106,6 @@ class DecoderModel(TextModel):
         if next_ids is not None:
             log_probs = log_probs_of_next(self._logits_of, vectors, next_ids)
         return log_probs, prefilled_cache(cache, keys_values, count)
-
-
-def class_of_config(config):
-    """The class of a model that version 0.2, or an earlier one, saved as a plain `Model`.
-
-    Args:
-        config: of a functional model.
-
-    Returns:
-        A subclass of `TextModel`; None for a model of another kind, also one that adds layers to
-        one of ours.
-    """
-    from keras_transformer.models import (
-        bert_models,
-        decoder_only,
-        encoder_decoder,
-        encoder_only,
-        xl_model,
-    )
-
-    names = {layer["name"] for layer in config["layers"]}
-    outputs = {part for part in keras.tree.flatten(config["output_layers"]) if part in names}
-    with_tokens = bert_models.BertTokenLabellerModel
-    if {"pooler", "pooling"} & names:
-        with_tokens = bert_models.BertClassifierModel
-    # The layers that give the outputs, and others that tell the models apart.
-    kinds = [
-        ({"target_embedding"}, {"encoder", "decoder"}, encoder_decoder.TranslationModel),
-        ({"output_projection"}, {"encoder", "decoder"}, encoder_decoder.TranslationModel),
-        ({"output_bias"}, {"encoder", "decoder"}, encoder_decoder.TranslationModel),
-        ({"embedding"}, {"recurrence"}, xl_model.TransformerXLModel),
-        ({"embedding"}, {"positions", "decoder"}, decoder_only.LanguageModel),
-        ({"encoder", "pooler"}, {"token_embedding"}, bert_models.BertModel),
-        (
-            {"masked_token_bias", "next_sentence"},
-            {"token_embedding"},
-            bert_models.BertPretrainingModel,
-        ),
-        ({"head"}, {"token_embedding", "encoder"}, with_tokens),
-        ({"head"}, {"embedding", "positions", "encoder"}, encoder_only.ClassifierModel),
-    ]
-    for ends, others, model_class in kinds:
-        if outputs == ends and others <= names:
-            return model_class
-    return None
 
 
 def check_kind(model, model_class, methods, builders):
@@ -263,6 +217,3 @@ def log_probs_of_next(logits_of, vectors, next_ids):
         return ops.take_along_axis(log_probs, row[1][:, None], axis=-1)[:, 0]
 
     return ops.map(of_row, (vectors, next_ids))
-
-
-CLASSES_OF_CONFIGS.append(class_of_config)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_transformer.files import DamagedFile, check_archive, in_one_line, read_arrays, read_json
 from keras_transformer.models.copies import with_dtype
+from keras_transformer.models.lora import lora_of, merge_lora
 from keras_transformer.tokenizers import load_tokenizer
 
 WEIGHTS = ("averaged", "best")
@@ -140,7 +141,7 @@ class RunFolder:
             raise DamagedFile(f"{error} {AGAIN}") from None
 
     def model(self, dtype=None, weights="averaged"):
-        """The trained model, not compiled.
+        """The trained model, not compiled; LoRA is merged into its kernels.
 
         Args:
             dtype: "float32" or "bfloat16" converts weights and computation; None keeps both as
@@ -184,6 +185,8 @@ class RunFolder:
             raise DamagedFile(
                 f"{file} holds no model that can be loaded: {reason.rstrip('.')}. {advice}"
             ) from None
+        if lora_of(model) is not None:
+            model = merge_lora(model)
         return model if dtype is None else with_dtype(model, dtype)
 
     def labels(self):

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from keras_transformer.data import ParallelText, read_dataset, read_files, read_tsv
-from train.translation import Translation, TranslationConfig
+from train.translation import TranslationConfig, TranslationExperiment
 
 SOURCES = ["a cat", "two cats", "", "no\N{LINE SEPARATOR}cut", "\N{CAT FACE}"]
 TARGETS = ["eine Katze", "zwei Katzen", "Öl", "kein Schnitt", "\N{CAT FACE}"]
@@ -195,10 +195,10 @@ def test_name_is_resolved_prepared_and_read_from_source_to_target(
 def test_a_training_chooses_its_direction(registered, tmp_path):
     flags = {"dataset": "cats_translate/pt_to_en", "data_dir": str(tmp_path)}
     for languages, first in (({}, "gato"), ({"source_language": "en"}, "cat")):
-        for text in Translation(TranslationConfig(**flags, **languages)).read_texts():
+        for text in TranslationExperiment(TranslationConfig(**flags, **languages)).read_texts():
             assert text.sources[0].startswith(first)
     with pytest.raises(ValueError, match="--target-language need a --dataset"):
-        Translation(TranslationConfig(tsv="a.tsv", source_language="en")).read_texts()
+        TranslationExperiment(TranslationConfig(tsv="a.tsv", source_language="en")).read_texts()
 
 
 def test_unknown_name_is_refused_in_one_line(tfds, tmp_path):

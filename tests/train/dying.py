@@ -13,7 +13,7 @@ import keras
 
 import train.loop
 from train import translation
-from train.translation import Translation
+from train.translation import TranslationExperiment
 
 
 class Die(keras.callbacks.Callback):
@@ -30,7 +30,7 @@ class Die(keras.callbacks.Callback):
             os.kill(os.getpid(), self.number)
 
 
-read_texts = Translation.read_texts
+read_texts = TranslationExperiment.read_texts
 
 
 def read_turned(experiment):
@@ -49,7 +49,7 @@ def main():
         if index == int(worker) and step.isdigit():
             train.loop.StopOnNonFiniteLoss = lambda: Die(int(step), int(number))
         elif index == int(worker):
-            Translation.read_texts = read_turned
+            TranslationExperiment.read_texts = read_turned
     translation.main(sys.argv[1:])
 
 

@@ -44,8 +44,10 @@ def test_every_setting_is_a_flag_with_help():
 
 
 def test_a_flag_overrides_the_experiment_and_nothing_else(capsys):
-    flags = ["--config", "multi30k", "--steps", "7", "--no-pre-norm", "--peak-rate", "0.5"]
-    expected = TranslationConfig.load("multi30k").replace(steps=7, pre_norm=False, peak_rate=0.5)
+    flags = ["--config", "multi30k", "--steps", "7", "--no-normalize-first", "--peak-rate", "0.5"]
+    expected = TranslationConfig.load("multi30k").replace(
+        steps=7, normalize_first=False, peak_rate=0.5
+    )
     content = yaml.safe_load(printed(capsys, *flags))
     assert content.pop("command") == "translation"
     assert TranslationConfig(**content) == expected
@@ -132,7 +134,7 @@ def test_sizes_are_those_of_the_models():
     ):
         assert allowed(config_class.model_fields["size"]) == f"one of {', '.join(table)}"
     for model, sizes in SIZES.items():
-        experiment = language_model.LanguageModel(
+        experiment = language_model.LanguageModelExperiment(
             language_model.LanguageModelConfig(model=model, size=sizes[0]), texts=(b"", b"")
         )
         assert tuple(experiment.sizes()) == sizes
@@ -222,3 +224,13 @@ def test_mistakes_need_no_tensorflow():
         lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
         assert done.returncode == 2 and expected in lines[0] and len(lines) == 1
         assert "tensorflow" not in done.stderr
+
+
+def test_settings_have_their_earlier_names_too(tmp_path):
+    """In a file of settings, and in the folder of a run."""
+    path = tmp_path / "earlier.yaml"
+    path.write_text("command: translation\npre_norm: false\n")
+    assert not TranslationConfig.load(str(path)).normalize_first
+    kept = TranslationConfig().model_dump()
+    kept["pre_norm"] = not kept.pop("normalize_first")
+    assert not TranslationConfig.restored(kept, is_edited=True).normalize_first

@@ -11,12 +11,12 @@ from pyarrow import parquet
 
 from keras_transformer.data import ParallelText, corpora, tables
 from train import convert, loop, translation
-from train.classification import Classification, ClassificationConfig
-from train.language_model import LanguageModel, LanguageModelConfig
+from train.classification import ClassificationConfig, ClassificationExperiment
+from train.language_model import LanguageModelConfig, LanguageModelExperiment
 from train.launch import __main__ as launch
-from train.pretraining import Pretraining, PretrainingConfig
+from train.pretraining import PretrainingConfig, PretrainingExperiment
 from train.settings import flag_of
-from train.translation import Translation, TranslationConfig
+from train.translation import TranslationConfig, TranslationExperiment
 
 CASES = 60  # drawn combinations of each command
 
@@ -55,24 +55,35 @@ def files(tmp_path, monkeypatch):
 
 
 TEXTS = {
-    Translation: (
+    TranslationExperiment: (
         *("source", "target", "valid_source", "valid_target", "tsv", "valid_tsv"),
         *("table", "valid_table"),
     ),
-    Classification: ("folder", "valid_folder", "tsv", "valid_tsv", "table", "valid_table"),
-    LanguageModel: ("text", "valid_text"),
+    ClassificationExperiment: (
+        "folder",
+        "valid_folder",
+        "tsv",
+        "valid_tsv",
+        "table",
+        "valid_table",
+    ),
+    LanguageModelExperiment: ("text", "valid_text"),
 }
 CONFIGS = {
-    Translation: TranslationConfig,
-    Classification: ClassificationConfig,
-    LanguageModel: LanguageModelConfig,
-    Pretraining: PretrainingConfig,
+    TranslationExperiment: TranslationConfig,
+    ClassificationExperiment: ClassificationConfig,
+    LanguageModelExperiment: LanguageModelConfig,
+    PretrainingExperiment: PretrainingConfig,
 }
 OTHERS = {
-    "hold_out": {Classification: 1, LanguageModel: 0.1},
+    "hold_out": {ClassificationExperiment: 1, LanguageModelExperiment: 0.1},
     "patience": dict.fromkeys(CONFIGS, 2),
-    "bleu_every": {Translation: 1},
-    "data_dir": {Translation: "nowhere", Classification: "nowhere", LanguageModel: "nowhere"},
+    "bleu_every": {TranslationExperiment: 1},
+    "data_dir": {
+        TranslationExperiment: "nowhere",
+        ClassificationExperiment: "nowhere",
+        LanguageModelExperiment: "nowhere",
+    },
 }
 
 
@@ -122,7 +133,7 @@ def test_training_and_validation_text_may_be_of_different_kinds(train, valid, fi
     folder, _ = files
     names = {"pair": ("source", "target"), "tsv": ("tsv",), "table": ("table",)}
     given = [*names[train], *(f"valid_{name}" for name in names[valid])]
-    ready = Translation(TranslationConfig(**{name: str(folder / name) for name in given}))
+    ready = TranslationExperiment(TranslationConfig(**{name: str(folder / name) for name in given}))
     first = {"pair": "a b c", "tsv": "a b0", "table": "a b0"}
     assert ready.train_text.sources[0] == first[train]
     assert ready.valid_text.sources[0] == first[valid]
@@ -134,7 +145,7 @@ def test_a_language_model_reads_a_column_of_a_table(packed, tmp_path):
     table = str(tmp_path / "a.parquet")
     config = LanguageModelConfig(text=table, valid_text=table, text_column="t", packed=packed)
     text = b"a b\n\nc" if packed else b"a b\nc"
-    ready = LanguageModel(config)
+    ready = LanguageModelExperiment(config)
     assert (ready.train_text, ready.valid_text) == (text, text)
 
 
@@ -147,9 +158,11 @@ def test_a_data_set_may_have_a_validation_text_of_its_own(files, monkeypatch):
         return ParallelText(["a"], ["b"])
 
     monkeypatch.setattr(corpora, "read_dataset", read_dataset)
-    ready = Translation(TranslationConfig(dataset="some", valid_tsv=str(folder / "valid_tsv")))
+    ready = TranslationExperiment(
+        TranslationConfig(dataset="some", valid_tsv=str(folder / "valid_tsv"))
+    )
     assert splits == ["train"] and ready.valid_text.sources[0] == "a b0"
-    Translation(TranslationConfig(dataset="some"))
+    TranslationExperiment(TranslationConfig(dataset="some"))
     assert splits == ["train", "train", "validation"]
 
 
@@ -236,7 +249,7 @@ def test_a_flag_that_would_be_ignored_is_refused(run, flags, expected, tmp_path,
 def test_a_share_that_holds_out_nothing_is_refused(files):
     folder, _ = files
     with pytest.raises(ValueError, match=r"must hold out at least one .*0.0001 of a text of 120"):
-        LanguageModel(LanguageModelConfig(text=str(folder / "text"), hold_out=0.0001))
+        LanguageModelExperiment(LanguageModelConfig(text=str(folder / "text"), hold_out=0.0001))
 
 
 def test_pairs_with_an_empty_side_are_dropped_and_counted(caplog):
@@ -249,7 +262,7 @@ def test_pairs_with_an_empty_side_are_dropped_and_counted(caplog):
     expected = [pair for pair in pairs if pair in words]
     settings = TranslationConfig(vocabulary_size=264, tokens_per_batch=64, max_length=16)
     texts = [ParallelText(*map(list, zip(*rows, strict=True))) for rows in (pairs, expected)]
-    ours, theirs = (Translation(settings, (text, text)) for text in texts)
+    ours, theirs = (TranslationExperiment(settings, (text, text)) for text in texts)
     tokenizer = theirs.make_tokenizer()
     batches, plain = ours.make_batches(tokenizer), theirs.make_batches(tokenizer)
     assert batches.num_pairs == 23 and batches.checksum() == plain.checksum()
@@ -262,7 +275,7 @@ def test_empty_texts_are_dropped_but_evaluated(tmp_path, caplog):
     rows = ["a b\tx", "\ty", "b\ty", "  \tx", "\t", "b a\tx"]
     (tmp_path / "texts").write_text("".join(f"{row}\n" for row in rows))
     given = {"tsv": str(tmp_path / "texts"), "valid_tsv": str(tmp_path / "texts")}
-    ready = Classification(ClassificationConfig(**given))
+    ready = ClassificationExperiment(ClassificationConfig(**given))
     assert ready.train_text.texts == ["a b", "b", "b a"]
     assert ready.train_text.labels == [("x",), ("y",), ("x",)]
     assert len(ready.valid_text.texts) == 6
@@ -272,7 +285,7 @@ def test_empty_texts_are_dropped_but_evaluated(tmp_path, caplog):
 def test_empty_documents_are_dropped_and_counted(caplog):
     settings = LanguageModelConfig(packed=True, context=8, batch_size=2)
     text = b"\n\n  \n\nab a\n\nb a b\n"
-    ready = LanguageModel(settings, (text, text))
+    ready = LanguageModelExperiment(settings, (text, text))
     batches = ready.make_batches(ready.make_tokenizer())
     assert batches.num_documents == 2
     assert caplog.messages == ["Dropped 2 of 4 training examples: empty documents."]
@@ -282,7 +295,9 @@ def test_documents_without_text_are_dropped_and_counted(tmp_path, caplog):
     (tmp_path / "texts").mkdir()
     for number, text in enumerate(("a. b.", "", "b. a.", " \n")):
         (tmp_path / "texts" / f"{number}.txt").write_text(text)
-    ready = Pretraining(PretrainingConfig(documents=str(tmp_path / "texts"), vocabulary_size=8))
+    ready = PretrainingExperiment(
+        PretrainingConfig(documents=str(tmp_path / "texts"), vocabulary_size=8)
+    )
     batches = ready.make_batches(ready.make_tokenizer())
     assert batches.num_dropped == 2
     assert any(re.search(r"2 of 4 documents", message) for message in caplog.messages)

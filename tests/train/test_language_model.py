@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_transformer.serving.publishing.c_api import ask
 from train import language_model
-from train.language_model import LanguageModel, LanguageModelConfig, rows_of_a_replica
+from train.language_model import LanguageModelConfig, LanguageModelExperiment, rows_of_a_replica
 from train.run import Run
 
 pytestmark = pytest.mark.slow
@@ -121,7 +121,7 @@ def test_validation_of_a_memory_reads_as_far_back_as_training_does():
     text = TEXT.encode()
     for memory_length, longest in ((None, 16 + 64), (0, 16), (20, 36)):  # 64: the row of the size
         given = config.replace(memory_length=memory_length)
-        experiment = LanguageModel(given, (text, text))
+        experiment = LanguageModelExperiment(given, (text, text))
         windows = experiment.validation(experiment.make_tokenizer())
         assert next(iter(windows))[0].shape[1] == longest
 
@@ -130,7 +130,7 @@ def test_validation_of_a_memory_reads_as_far_back_as_training_does():
 def test_no_character_is_cut(hold_out, tmp_path):
     (tmp_path / "text.txt").write_text("дом€😀" * 9, "utf-8")
     config = LanguageModelConfig(text=str(tmp_path / "text.txt"), hold_out=hold_out)
-    rest, held_out = (part.decode() for part in LanguageModel(config).read_texts())
+    rest, held_out = (part.decode() for part in LanguageModelExperiment(config).read_texts())
     assert rest + held_out == "дом€😀" * 9
     assert len(held_out.encode()) == pytest.approx(117 * hold_out, abs=4)
 

@@ -11,9 +11,9 @@ from keras_transformer.data import pack_segments, read_labelled_folder
 from keras_transformer.models.bert_models import bert_backbone
 from keras_transformer.serving.publishing.c_api import ask
 from train import classification, pretraining
-from train.classification import Classification, ClassificationConfig
+from train.classification import ClassificationConfig, ClassificationExperiment
 from train.pretrained import fine_tuned_classifier, pretrained_bert_of
-from train.pretraining import Pretraining, PretrainingConfig
+from train.pretraining import PretrainingConfig, PretrainingExperiment
 from train.run import Run
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ FLAGS = [
     "--vocabulary-size=80", "--num-layers=1", "--hidden-dim=32", "--intermediate-dim=32",
     "--num-heads=2", "--max-length=24", "--positions=40", "--batch-size=8", "--warmup-steps=5",
     "--peak-rate=0.005", "--checkpoint-every=30", "--average=1", "--dropout=0",
-    "--attention-dropout=0", "--pre-norm", "--hold-out=20",
+    "--attention-dropout=0", "--normalize-first", "--hold-out=20",
 ]  # fmt: skip
 TUNING = [
     "--max-length=40", "--tokens-per-batch=320", "--warmup-steps=5", "--peak-rate=0.01",
@@ -63,7 +63,7 @@ def test_masked_pieces_are_found(pretrained, capsys):
 def test_training_starts_from_the_frequencies_of_the_text():
     texts = [text for text, _ in documents()]
     config = PretrainingConfig(size="tiny", vocabulary_size=80, max_length=24)
-    experiment = Pretraining(config, (texts, []))
+    experiment = PretrainingExperiment(config, (texts, []))
     tokenizer, batches = experiment.make_data()
     model = experiment.build(tokenizer, batches)
     shares = np.exp(model.get_layer("masked_token_bias").get_weights()[0])
@@ -122,8 +122,9 @@ def test_pretraining_and_tuning_hold_out_the_same_texts(pretrained, beside, tmp_
     documents = PretrainingConfig(documents=str(folder), **given)
     labelled = ClassificationConfig(folder=str(folder), **given)
     (texts, held_out), (labelled_texts, labelled_held_out) = (
-        Pretraining(documents).read_texts(), Classification(labelled).read_texts()
-    )  # fmt: skip
+        PretrainingExperiment(documents).read_texts(),
+        ClassificationExperiment(labelled).read_texts(),
+    )
     assert held_out == labelled_held_out.texts
     assert texts == labelled_texts.texts + ["unsup/1"] * ("unsup/1" in beside)
 
@@ -194,7 +195,10 @@ def test_mistakes_are_one_line_and_leave_nothing(pretrained, flags, expected, tm
     ("flags", "expected"),
     [
         (["--num-layers=3"], "has its own dimensions and vocabulary. Received: --num-layers 3"),
-        (["--tokens=pieces", "--no-pre-norm"], "Received: --pre-norm False, --tokens pieces"),
+        (
+            ["--tokens=pieces", "--no-normalize-first"],
+            "Received: --normalize-first False, --tokens pieces",
+        ),
         (["--max-length=41"], "must be 3 to 40 tokens"),
     ],
 )

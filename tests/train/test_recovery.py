@@ -16,7 +16,7 @@ from train import loop, translation
 from train.loop import train_run
 from train.progress import EpochLog, read_epochs
 from train.run import Run
-from train.translation import Translation, TranslationConfig
+from train.translation import TranslationConfig, TranslationExperiment
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def words(seed):
 
 def train_small(path, break_at=None, text=3, **settings):
     config = CONFIG.replace(**settings)
-    experiment = Translation(config, (words(text), words(5)))
+    experiment = TranslationExperiment(config, (words(text), words(5)))
     if break_at:
         experiment.callbacks = lambda run, tokenizer: [Break(break_at)]
     return train_run(Run(path, TranslationConfig), experiment)
@@ -239,7 +239,7 @@ def test_an_update_that_is_not_finite_ends_the_run_without_a_model(tmp_path, mon
                 weight = self.model.trainable_variables[3]
                 weight.assign(weight.value * np.nan)
 
-    experiment = Translation(CONFIG, (words(3), None))
+    experiment = TranslationExperiment(CONFIG, (words(3), None))
     experiment.callbacks = lambda run, tokenizer: [Spoil()]
     run = Run(tmp_path / "run", TranslationConfig)
     for _ in range(2):  # the same again when it is started again
@@ -257,7 +257,7 @@ def test_the_best_score_outlasts_the_process(tmp_path):
     from keras_transformer.training.callbacks import BestScore
 
     run, scores = Run(tmp_path / "run", TranslationConfig), iter([5.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-    experiment = Translation(CONFIG, (words(3), None))
+    experiment = TranslationExperiment(CONFIG, (words(3), None))
 
     def callbacks(break_at):
         best = BestScore(lambda model: next(scores), run.best_model_file, name="val_bleu")
@@ -336,7 +336,7 @@ def test_a_run_on_a_full_disk_goes_on_once_there_is_room(
     expected, small_disk, monkeypatch, step, moment, file
 ):
     run = Run(small_disk / "run", TranslationConfig)
-    experiment = Translation(CONFIG, (words(3), words(5)))
+    experiment = TranslationExperiment(CONFIG, (words(3), words(5)))
     fill = FillDisk(small_disk, step, moment)
     experiment.callbacks = lambda run, tokenizer: [fill]
     if moment == "model":

@@ -6,11 +6,13 @@ import re
 import shutil
 import sys
 
+import keras
 import numpy as np
 import pytest
 
 from keras_transformer import convert
 from keras_transformer.convert import Converted
+from keras_transformer.models.lora import lora_of, merge_lora
 from keras_transformer.serving import RunFolder, Translator
 from tests.convert.folders import FAMILIES
 from tests.reference import array
@@ -252,6 +254,36 @@ def test_a_stopped_tuning_resumes_without_its_pretrained(name, files, tmp_path, 
     assert "theirs holds no run" in refused(trainer.main, flags, capsys), "no weights to begin with"
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_lora_trains_only_its_matrices_resumes_and_is_merged(name, files, tmp_path, capsys):
+    (trainer, flags), pretrained = TUNED[name], family_of(name, tmp_path)
+    rows = [f"{'A dog' if i % 2 else 'It is'} {i}\t{'ab'[i % 2]}" for i in range(20)]
+    (tmp_path / "tsv").write_text("\n".join(rows) + "\n")
+    flags = [flag.format(a=files / "a", tsv=tmp_path / "tsv") for flag in flags]
+    flags += [*SHORT, "--steps=8", "--lora-rank=3", "--lora-targets=query, output"]
+    flags += ["--pretrained", str(pretrained), "--run", str(tmp_path / "run")]
+    trainer.main(flags)
+    trained = keras.saving.load_model(tmp_path / "run" / "model.keras", compile=False)
+    lora = lora_of(trained)
+    assert (lora.rank, lora.alpha, lora.targets) == (3, 6.0, ("query", "output"))
+    theirs = {array(weight).tobytes() for weight in convert.read(pretrained).model.weights}
+    for weight in trained.weights:
+        is_new = "_lora_" in weight.name or "head" in weight.path
+        if weight.trainable or weight.dtype == "float32":
+            assert weight.trainable == is_new
+            assert is_new or array(weight).tobytes() in theirs, weight.path
+    expected = RunFolder(tmp_path / "run").model()
+    assert lora_of(expected) is None
+    for one, other in zip(merge_lora(trained).get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    stopped_at(tmp_path / "run", 4)
+    trainer.main(flags)
+    assert "Resuming from step 4 of 8." in capsys.readouterr().out
+    again = RunFolder(tmp_path / "run").model().get_weights()
+    for one, other in zip(expected.get_weights(), again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def refused(main, flags, capsys):
     with pytest.raises(SystemExit) as caught:
         main(flags)
@@ -271,7 +303,7 @@ def test_flags_that_contradict_are_refused_in_one_line(files, tmp_path, capsys):
         (["--size=big"], "has its own dimensions and vocabulary. Received: --size big."),
         (["--num-layers=3"], "Received: --num-layers 3."),
         (["--vocabulary-size=300"], "Received: --vocabulary-size 300."),
-        (["--no-pre-norm"], "Received: --pre-norm False."),
+        (["--no-normalize-first"], "Received: --normalize-first False."),
         (["--packed"], "--packed needs a --pretrained that was trained with --packed."),
         (["--target-language=de"], "Only multilingual models"),
     ):
