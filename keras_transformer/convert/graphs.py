@@ -116,8 +116,8 @@ def _litert_file(function, model, path):
             with _quiet():
                 content = converter.convert()
         except Exception as error:  # the converter's own class is private
-            found = re.search(r"^(?:TF Select|Custom) ops: (.*)$", str(error), re.MULTILINE)
-            raise _refusal("LiteRT", path, _reason(found, error)) from None
+            operations = re.search(r"^(?:TF Select|Custom) ops: (.*)$", str(error), re.MULTILINE)
+            raise _refusal("LiteRT", path, _reason(operations, error)) from None
     path.with_suffix(".tflite").write_bytes(content)
 
 
@@ -142,8 +142,8 @@ def _openvino_files(function, model, path):
         try:
             graph = openvino.Core().read_model(folder)
         except RuntimeError as error:
-            found = re.search(r"No conversion rule found for operations: (.*)", str(error))
-            raise _refusal("OpenVINO", path, _reason(found, error)) from None
+            operations = re.search(r"No conversion rule found for operations: (.*)", str(error))
+            raise _refusal("OpenVINO", path, _reason(operations, error)) from None
         openvino.save_model(graph, path.with_suffix(".xml"), compress_to_fp16=False)
 
 
