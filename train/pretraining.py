@@ -136,7 +136,7 @@ class PretrainingExperiment(Experiment):
         text = max((self.valid_text or self.train_text)[:100], key=len)
         length = min(self.config.max_length, pictures.LONGEST)
         inputs = kt.data.pack_segments(tokenizer, tokenizer.tokenize([text]), max_length=length)
-        tokens = {"encoder": attention.names_of(tokenizer, inputs["token_ids"][0].numpy())}
+        tokens = {"encoder": attention.token_labels(tokenizer, inputs["token_ids"][0].numpy())}
         scores = model.attention_scores(**inputs)
         title = f"{text[: pictures.LONGEST]}..."
         pictures.save_pictures(

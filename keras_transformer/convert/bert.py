@@ -266,7 +266,7 @@ def read(folder: ModelFolder):
         **dimensions,
     )
     dropout = family.head_dropout or dimensions["dropout"]
-    dropout = settings.share(names["head_dropout"], dropout)
+    dropout = settings.number(names["head_dropout"], dropout, below=1)
     activation = family.head_activation or activation
     model, labels = _with_head(folder, weights, backbone, head, dropout, activation)
     _assign(folder, rows(model, family, order), weights, family)

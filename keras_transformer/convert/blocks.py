@@ -61,13 +61,13 @@ def read_dimensions(settings, names, intermediate_dim=None):
         names: {our name of a setting: theirs}.
         intermediate_dim: the usual one; None if it must be given.
     """
-    dropout = settings.share(names["dropout"], 0.1)
+    dropout = settings.number(names["dropout"], 0.1, below=1)
     return {
         "num_layers": settings.count(names["num_layers"]),
         **settings.heads_of(names["hidden_dim"], names["num_heads"]),
         "intermediate_dim": settings.count(names["intermediate_dim"], intermediate_dim),
         "dropout": dropout,
-        "attention_dropout": settings.share(names["attention_dropout"], 0.1),
+        "attention_dropout": settings.number(names["attention_dropout"], 0.1, below=1),
     }
 
 

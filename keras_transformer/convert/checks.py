@@ -199,13 +199,8 @@ def compare_graphs(runner, has_decoder, arrays):
         state |= {name.removeprefix("next_"): array for name, array in answers.items()}
 
 
-CHECKS = {
-    check.__name__: check
-    for check in (huggingface, keras_hub, ctranslate2, peft, onnx, litert, openvino)
-}
-
 if __name__ == "__main__":
     import numpy
 
     name, folder, example = sys.argv[1:]
-    CHECKS[name](pathlib.Path(folder), dict(numpy.load(example)))
+    globals()[name](pathlib.Path(folder), dict(numpy.load(example)))

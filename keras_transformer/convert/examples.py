@@ -5,7 +5,9 @@ import json
 import keras
 import numpy as np
 
+from keras_transformer.convert.tables import ConversionError
 from keras_transformer.models.copies import with_dtype
+from keras_transformer.training.internals import all_layers
 
 TEXTS = ("A dog runs.", "it is ten past 6", "12,50")
 NUM_EXAMPLES, EXAMPLE_LENGTH, FIRST_WORD_ID = 3, 7, 4
@@ -26,23 +28,48 @@ def texts_and_ids(tokenizer):
 
 
 def drawn_inputs(model):
-    """Random inputs without padding, {name: (3, 7) int32}; every position is masked."""
-    draw = np.random.default_rng(0)
-    tables = (layer for layer in model.layers if hasattr(layer, "vocabulary_size"))
-    size, inputs = min(table.vocabulary_size for table in tables), {}
-    for tensor in keras.tree.flatten(model.input):
-        ids = draw.integers(FIRST_WORD_ID, size, (NUM_EXAMPLES, EXAMPLE_LENGTH), "int32")
+    """Random inputs without padding, {name: (3, 7) int32}; every position is masked.
+
+    An input of a fixed length has that length instead of 7.
+
+    Raises:
+        ConversionError: if an input is not a batch of token ids, or no embedding says how many ids
+            there are.
+    """
+    tensors = keras.tree.flatten(model.input)
+    layers = list(all_layers(model))
+    tables = [layer.vocabulary_size for layer in layers if hasattr(layer, "vocabulary_size")]
+    theirs = [layer.input_dim for layer in layers if isinstance(layer, keras.layers.Embedding)]
+    sizes = tables or theirs
+    if not sizes or any(len(tensor.shape) != 2 for tensor in tensors):
+        raise ConversionError(
+            "To check a converted model, its inputs must be token ids, (batch, length), and one of "
+            "its layers an embedding of them. Received: inputs of the shapes "
+            f"{[tuple(tensor.shape) for tensor in tensors]}, {len(sizes)} embeddings."
+        )
+    draw, size, inputs = np.random.default_rng(0), min(sizes), {}
+    for tensor in tensors:
+        shape = NUM_EXAMPLES, tensor.shape[1] or EXAMPLE_LENGTH
+        ids = draw.integers(min(FIRST_WORD_ID, size - 1), size, shape, "int32")
         if tensor.name == "segment_ids":
             ids %= 2
         if tensor.name == "masked_positions":
-            ids[:] = np.arange(EXAMPLE_LENGTH)
+            ids[:] = np.arange(shape[1])
         inputs[tensor.name] = ids
     return inputs
 
 
 def answers(model, inputs):
-    """The outputs of a model, {name: array}; a single one is called "logits"."""
+    """The outputs of a model, {name: array}, as `named_outputs` names them."""
     packed = keras.tree.pack_sequence_as(model.input, [*inputs.values()])
-    outputs = model(packed, training=False)
-    outputs = outputs if isinstance(outputs, dict) else {"logits": outputs}
+    outputs = named_outputs(model(packed, training=False))
     return {name: keras.ops.convert_to_numpy(output) for name, output in outputs.items()}
+
+
+def named_outputs(outputs):
+    """The outputs of a model by name: "logits" if there is one, of a list "output_0" and so on."""
+    if isinstance(outputs, dict):
+        return outputs
+    if isinstance(outputs, (list, tuple)) and len(outputs) > 1:
+        return {f"output_{index}": output for index, output in enumerate(outputs)}
+    return {"logits": keras.tree.flatten(outputs)[0]}

@@ -155,10 +155,6 @@ number, at least 1. Received: '3'.
             self._refuse(name, f"a number, at least 0{limit}", value)
         return value
 
-    def share(self, name, default):
-        """A probability of dropping something, in [0, 1)."""
-        return self.number(name, default, below=1)
-
     def flag(self, name, default):
         value = self._value_or(name, default)
         if not isinstance(value, bool):

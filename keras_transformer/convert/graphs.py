@@ -16,7 +16,7 @@ import tempfile
 import keras
 import numpy as np
 
-from keras_transformer.convert.examples import answers, drawn_inputs, float32_model
+from keras_transformer.convert.examples import answers, drawn_inputs, float32_model, named_outputs
 from keras_transformer.convert.tables import ConversionError, require
 from keras_transformer.files import in_one_line
 from keras_transformer.models.encoder_decoder import END_ID, START_ID, TranslationModel
@@ -54,6 +54,11 @@ def _write_graphs(text_model, draft, write_file):
 
     `write_file` is called with a tf.function, the model, and a path without suffix.
     """
+    if not hasattr(text_model.model, "input"):  # a Sequential, or a subclass with a `call`
+        raise ConversionError(
+            "Only a functional model can be written as a graph. Build it as keras.Model(inputs, "
+            f"outputs). Received: {text_model.model!r}."
+        )
     model = float32_model(text_model)
     functions = {"model": forward(model)}
     if isinstance(model, TranslationModel):
@@ -111,8 +116,8 @@ def _litert_file(function, model, path):
             with _quiet():
                 content = converter.convert()
         except Exception as error:  # the converter's own class is private
-            found = re.search(r"^(?:TF Select|Custom) ops: (.*)$", str(error), re.MULTILINE)
-            raise _refusal("LiteRT", path, _reason(found, error)) from None
+            operations = re.search(r"^(?:TF Select|Custom) ops: (.*)$", str(error), re.MULTILINE)
+            raise _refusal("LiteRT", path, _reason(operations, error)) from None
     path.with_suffix(".tflite").write_bytes(content)
 
 
@@ -137,8 +142,8 @@ def _openvino_files(function, model, path):
         try:
             graph = openvino.Core().read_model(folder)
         except RuntimeError as error:
-            found = re.search(r"No conversion rule found for operations: (.*)", str(error))
-            raise _refusal("OpenVINO", path, _reason(found, error)) from None
+            operations = re.search(r"No conversion rule found for operations: (.*)", str(error))
+            raise _refusal("OpenVINO", path, _reason(operations, error)) from None
         openvino.save_model(graph, path.with_suffix(".xml"), compress_to_fp16=False)
 
 
@@ -184,8 +189,7 @@ def forward(model):
         model: a functional Keras model.
 
     Returns:
-        A function from the inputs, by name, to a dictionary of outputs; a single output without a
-        name is called `logits`.
+        A function from the inputs, by name, to a dictionary of outputs; see `named_outputs`.
     """
     import tensorflow as tf
 
@@ -193,8 +197,8 @@ def forward(model):
 
     @tf.function(input_signature=spec, autograph=False)
     def compute(*tensors):
-        outputs = model(keras.tree.pack_sequence_as(model.input, tensors), training=False)
-        return outputs if isinstance(outputs, dict) else {"logits": outputs}
+        inputs = keras.tree.pack_sequence_as(model.input, tensors)
+        return named_outputs(model(inputs, training=False))
 
     return compute
 

@@ -190,7 +190,7 @@ def dimensions_of(folder, normalize_first, activation):
         "num_layers": settings.count("encoder_layers"),
         "intermediate_dim": settings.count("encoder_ffn_dim"),
         **settings.heads_of("d_model", "encoder_attention_heads"),
-        "dropout": settings.share("dropout", 0.1),
+        "dropout": settings.number("dropout", 0.1, below=1),
         "normalize_first": normalize_first,
         "activation": ACTIVATIONS[settings.one_of("activation_function", *names)],
     }
@@ -199,7 +199,7 @@ def dimensions_of(folder, normalize_first, activation):
 def dropouts_of(settings):
     """The dropouts inside of a block, as arguments of `translation`."""
     names = ("attention_dropout", "activation_dropout")
-    return {name: settings.share(name, 0.0) for name in names}
+    return {name: settings.number(name, 0.0, below=1) for name in names}
 
 
 def check_weights(folder, weights, family, shared, dimensions):

@@ -103,8 +103,8 @@ class Attention(NamedTuple):
         return attention_page(*weights, title=f"Attention: {self.title}")
 
 
-def names_of(tokenizer, token_ids):
-    """The tokens of ids as labels, a list of strings with control characters escaped."""
+def token_labels(tokenizer, token_ids):
+    """The tokens with these ids as labels, a list of strings with control characters escaped."""
     return [
         "".join(c if c.isprintable() else repr(c)[1:-1] for c in piece)
         for piece in tokenizer.pieces(token_ids)

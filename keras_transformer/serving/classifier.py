@@ -4,11 +4,11 @@ import tensorflow as tf
 
 from keras_transformer.data.labelled_batches import check_max_length, cut_middle, fill_up
 from keras_transformer.data.segments import pack_segments
-from keras_transformer.figures.attention import Attention, names_of
+from keras_transformer.figures.attention import Attention, token_labels
 from keras_transformer.models.bert_models import BertClassifierModel
 from keras_transformer.models.encoder_only import ClassifierModel
 from keras_transformer.models.text_model import TextModel, check_kind
-from keras_transformer.serving.reading import read_both_ends
+from keras_transformer.serving.reading import read_part
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.served_model import (
     IDS,
@@ -147,7 +147,7 @@ class Classifier(ServedModel):
         """
         check_string(text, "text")
         inputs = self._model_inputs(self._tokenize(tf.constant([text]))["token_ids"])
-        tokens = {"encoder": names_of(self.tokenizer, inputs[0][0].numpy())}
+        tokens = {"encoder": token_labels(self.tokenizer, inputs[0][0].numpy())}
         scores = self._attention_scores(*inputs)
         return Attention.of_first_example(scores, tokens, tokens, title=text)
 
@@ -212,7 +212,7 @@ class Classifier(ServedModel):
         Returns:
             token_ids, (batch, length), padded with 0; length and truncated, (batch,).
         """
-        ids, is_cut = read_both_ends(self.tokenizer, text, self.max_length)
+        ids, is_cut = read_part(self.tokenizer, text, self.max_length, end=True)
         is_truncated = is_cut | (ids.row_lengths() > self.max_length)
         ids = cut_middle(ids, self.max_length)
         lengths = tf.cast(ids.row_lengths(), tf.int32)

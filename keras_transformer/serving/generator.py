@@ -8,11 +8,11 @@ from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.compiling import bucket, compiled, fill, first_rows, row_bucket
 from keras_transformer.decoding.sampling import sample, token_sampler
 from keras_transformer.decoding.streaming import stream
-from keras_transformer.figures.attention import Attention, names_of
+from keras_transformer.figures.attention import Attention, token_labels
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.models.text_model import TextModel, check_kind
 from keras_transformer.models.xl_model import TransformerXLModel
-from keras_transformer.serving.reading import read_beginning, read_end
+from keras_transformer.serving.reading import read_part
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.served_model import (
     IDS,
@@ -246,7 +246,7 @@ class Generator(ServedModel):
         if not ids:
             raise ValueError(f"text must have at least one token. Received: text={text!r}.")
         scores = self._attention_scores(tf.constant([ids]))
-        tokens = {"decoder": names_of(self.tokenizer, ids)}
+        tokens = {"decoder": token_labels(self.tokenizer, ids)}
         return Attention.of_first_example(scores, tokens, tokens, title=text)
 
     def _signatures(self):
@@ -344,7 +344,7 @@ class Generator(ServedModel):
             was not read.
         """
         longest = self.settings.context + 1
-        ids, is_cut = read_beginning(self.tokenizer, text, longest)
+        ids, is_cut = read_part(self.tokenizer, text, longest)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         ids = ids[:, :longest].to_tensor(PAD_ID)
         ids = tf.pad(ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(ids)[1])]])
@@ -432,7 +432,7 @@ class Generator(ServedModel):
 
         Where there is no token, those of `empty_prompt`.
         """
-        ids, is_cut = read_end(self.tokenizer, prompt, self.settings.context - 1)
+        ids, is_cut = read_part(self.tokenizer, prompt, self.settings.context - 1, False, end=True)
         is_empty = tf.cast(tf.equal(ids.row_lengths(), 0), tf.int32)
         replacement = tf.constant(self.empty_prompt_ids, ids.dtype)
         replacements = tf.RaggedTensor.from_row_lengths(

@@ -17,15 +17,15 @@ def in_languages(tokenizer, target_tokenizer, config, source_language=None, targ
     Raises:
         ValueError: if a language is missing or unknown.
     """
-    given = {"source_language": source_language, "target_language": target_language}
+    requested = {"source_language": source_language, "target_language": target_language}
     if not _languages(tokenizer):
-        if any(given.values()):
+        if any(requested.values()):
             raise ValueError(
                 "Only multilingual models, such as M2M100, accept source_language and "
                 "target_language. Received: a model of one pair of languages."
             )
         return tokenizer, target_tokenizer
-    sides = zip(given.items(), (tokenizer, target_tokenizer or tokenizer), strict=True)
+    sides = zip(requested.items(), (tokenizer, target_tokenizer or tokenizer), strict=True)
     tokenizers = []
     for (name, language), side in sides:
         language = language or config.get(name)

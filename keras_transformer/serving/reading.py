@@ -7,34 +7,24 @@ LARGEST_TEXT = 2**30 - 1  # bytes; twice as many are still an int32
 SPARE_TOKENS = 16  # the last tokens of a cut text may differ from those of the whole text
 
 
-def read_beginning(tokenizer, texts, num_tokens):
-    """Tokenises the beginnings of texts.
+def read_part(tokenizer, texts, num_tokens, beginning=True, end=False):
+    """Tokenises the beginning of long texts, their end, or both without the middle.
 
-    The first `num_tokens` tokens are those of the whole text: `bytes_of` has the reason and the
-    exceptions, in which a text has fewer of them.
+    The first or last `num_tokens` tokens are those of the whole text: `bytes_of` has the reason and
+    the exceptions, in which a text has fewer of them.
 
     Args:
         tokenizer: with `tokenize` and `longest_token`.
         texts: (batch,) strings.
         num_tokens: how many tokens of a text count, at least 1.
+        beginning: whether to read the beginning.
+        end: whether to read the end.
 
     Returns:
         The ids, ragged (batch, None), and (batch,) whether a text was cut.
     """
-    texts, is_cut = cut(texts, bytes_of(tokenizer, num_tokens), 0)
-    return tokenizer.tokenize(texts), is_cut
-
-
-def read_end(tokenizer, texts, num_tokens):
-    """Tokenises the ends of texts, as `read_beginning` does their beginnings."""
-    texts, is_cut = cut(texts, 0, bytes_of(tokenizer, num_tokens))
-    return tokenizer.tokenize(texts), is_cut
-
-
-def read_both_ends(tokenizer, texts, num_tokens):
-    """Tokenises texts without the middle of long ones, as `read_beginning` does beginnings."""
     size = bytes_of(tokenizer, num_tokens)
-    texts, is_cut = cut(texts, size, size)
+    texts, is_cut = cut(texts, size if beginning else 0, size if end else 0)
     return tokenizer.tokenize(texts), is_cut
 
 

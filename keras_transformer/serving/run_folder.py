@@ -120,14 +120,14 @@ class RunFolder:
         Raises:
             ValueError: if config.json does not say so, but there is a second one.
         """
-        found = "target_tokenizer" in self.checksums() or self.target_tokenizer_file.exists()
-        said = self.settings().get("target_tokenizer", found)
-        if not isinstance(said, bool) or said < found:
+        has_second = "target_tokenizer" in self.checksums() or self.target_tokenizer_file.exists()
+        stated = self.settings().get("target_tokenizer", has_second)
+        if not isinstance(stated, bool) or stated < has_second:
             raise DamagedFile(
-                f"target_tokenizer in {self.config_file} must be {str(found).lower()}, as the "
-                f"files of the run say. Received: {json.dumps(said):.80}."
+                f"target_tokenizer in {self.config_file} must be {str(has_second).lower()}, as the "
+                f"files of the run say. Received: {json.dumps(stated):.80}."
             )
-        return said
+        return stated
 
     def _tokenizer(self, file):
         if not file.exists():

@@ -45,8 +45,8 @@ class SearchSettings:
         check_integer("num_beams", self.num_beams, 1)
         if self.num_best is None:
             object.__setattr__(self, "num_best", min(4, self.num_beams))  # a frozen dataclass
-        given = self.num_beams, self.num_best, self.length_penalty, self.scoring
-        check_search(*given, n_best_name="num_best")
+        search = self.num_beams, self.num_best, self.length_penalty, self.scoring
+        check_search(*search, n_best_name="num_best")
         reason = " There must be room for one token and the end token."
         for name in ("max_source_length", "max_target_length"):
             check_integer(name, getattr(self, name), 2, reason=reason)
@@ -137,12 +137,12 @@ def _read_object(name, text):
         ValueError: if it is something else.
     """
     try:
-        found = json.loads(text or "{}")
+        content = json.loads(text or "{}")
     except (ValueError, TypeError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise ValueError(f"{name} must be a JSON object. Received: {text!r:.80}.")
-    return found
+    return content
 
 
 def _token_rules(values, changes):

@@ -10,10 +10,10 @@ from keras_transformer.arguments import check_integer
 from keras_transformer.decoding import NO_HYPOTHESIS_SCORE
 from keras_transformer.decoding.compiling import bucket, compiled, fill, first_rows, row_bucket
 from keras_transformer.decoding.search import beam_search
-from keras_transformer.figures.attention import Attention, names_of
+from keras_transformer.figures.attention import Attention, token_labels
 from keras_transformer.models.encoder_decoder import TranslationModel, check_translation
 from keras_transformer.serving.languages import check_language, in_languages
-from keras_transformer.serving.reading import read_beginning
+from keras_transformer.serving.reading import read_part
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.served_model import (
     IDS,
@@ -257,10 +257,10 @@ class Translator(ServedModel):
         ids = self.target_tokenizer.tokenize([target]).to_list()[0]
         target_ids = [START_ID, *ids]
         scores = self._attention_scores(np.array([source_ids]), np.array([target_ids]))
-        sources = names_of(self.tokenizer, source_ids)
-        targets = names_of(self.target_tokenizer, target_ids)
+        sources = token_labels(self.tokenizer, source_ids)
+        targets = token_labels(self.target_tokenizer, target_ids)
         # Each row is labelled with the token it predicts, not with the one it reads.
-        predicted = names_of(self.target_tokenizer, [*ids, END_ID])
+        predicted = token_labels(self.target_tokenizer, [*ids, END_ID])
         return Attention.of_first_example(
             scores,
             row_tokens={"encoder": sources, "decoder": predicted, "cross": predicted},
@@ -338,7 +338,7 @@ class Translator(ServedModel):
         check_rows(text, target_prefix, max_length)
         source_ids, is_source_truncated, is_empty = self._source(text)
         longest = self.settings.max_target_length
-        prefix, is_prefix_cut = read_beginning(self.target_tokenizer, target_prefix, longest - 1)
+        prefix, is_prefix_cut = read_part(self.target_tokenizer, target_prefix, longest - 1)
         is_prefix_truncated = is_prefix_cut | (prefix.row_lengths() > longest - 1)
         prefix = prefix[:, : longest - 1]
         shortest = tf.cast(prefix.row_lengths(), tf.int32) + 1
@@ -386,7 +386,7 @@ class Translator(ServedModel):
     def _source(self, text):
         """Source ids with the end token, whether each text was truncated, whether it is empty."""
         room = self.settings.max_source_length - 1
-        ids, is_cut = read_beginning(self.tokenizer, text, room)
+        ids, is_cut = read_part(self.tokenizer, text, room)
         lengths = ids.row_lengths()
         num_languages = int(getattr(self.tokenizer, "language", None) is not None)
         ends = tf.fill([ids.nrows(), 1], END_ID)

@@ -93,6 +93,28 @@ def test_the_loop_of_the_guide_translates_as_we_do(
     assert len(set(expected)) > 6
 
 
+@pytest.mark.parametrize("length", [None, 5])
+def test_a_functional_model_of_keras_layers_is_written(length, format, tokenizer, tmp_path):
+    ids = keras.Input((length,), dtype="int32")
+    vectors = keras.layers.Embedding(50, 4)(ids)
+    inner = keras.Model(ids, [keras.layers.Dense(3)(vectors), keras.layers.Dense(2)(vectors)])
+    ids = keras.Input((length,), dtype="int32")
+    own = keras.Model([ids], inner(ids))
+    path = convert.write(convert.Converted("", own, tokenizer), format, tmp_path / "model")
+    assert list(path.glob(f"model{FORMATS[format][1]}"))
+
+
+def test_a_model_without_an_embedding_or_not_functional_is_refused(format, tokenizer, tmp_path):
+    numbers = keras.Input((5,))
+    own = keras.Model(numbers, keras.layers.Dense(3)(numbers))
+    with pytest.raises(convert.ConversionError, match=r"an embedding .* 0 embeddings\.$"):
+        convert.write(convert.Converted("", own, tokenizer), format, tmp_path / "model")
+    sequence = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    with pytest.raises(convert.ConversionError, match=r"Only a functional model .*<Sequential"):
+        convert.write(convert.Converted("", sequence, tokenizer), format, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_an_engine_cannot_hold_is_refused_in_one_line(format, tokenizer, tmp_path, capfd):
     tokens = keras.Input((None,), name="token_ids", dtype="int32")
     special = keras.layers.Lambda(lambda x: keras.ops.erfinv(x * 0.01))(

@@ -13,9 +13,7 @@ from keras_transformer.serving.publishing import c_api
 from keras_transformer.serving.reading import (
     bytes_of,
     cut,
-    read_beginning,
-    read_both_ends,
-    read_end,
+    read_part,
 )
 from keras_transformer.tokenizers import (
     SentencePieceTokenizer,
@@ -86,16 +84,17 @@ def test_the_tokens_that_count_are_those_of_the_whole_text(kind, space, monkeypa
     texts += [b"", b"a dog"]
     whole = tokenizer.tokenize(texts).to_list()
     is_long = [len(text) > size for text in texts]
-    readers = [(read_beginning, 1), (read_end, 1), (read_both_ends, 2)]
-    for read, count in readers if space else readers[:1]:
-        found, is_cut = read(tokenizer, texts, TOKENS)
+    parts = [(True, False), (False, True), (True, True)]
+    for part in parts if space else parts[:1]:
+        found, is_cut = read_part(tokenizer, texts, TOKENS, *part)
+        count = sum(part)
         assert is_cut.numpy().tolist() == [len(text) > count * size for text in texts]
         for text, ids, expected in zip(texts, found.to_list(), whole, strict=True):
             if len(text) <= count * size:
                 assert ids == expected
-            elif read is read_beginning:
+            elif part == (True, False):
                 assert ids[:TOKENS] == expected[:TOKENS], text
-            elif read is read_end:
+            elif part == (False, True):
                 assert ids[-TOKENS:] == expected[-TOKENS:], text
             else:
                 assert ids[:before] == expected[:before], text
