@@ -27,7 +27,8 @@ def measure(candidates, repeats, steps):
         One dictionary per candidate, in the same order: `name`; `unavailable`, why it was skipped
         or failed, or None; `parameters`, their number; `result` of the last unit of warm-up
         (the loss, or the lengths of the outputs, to verify that all did the same work);
-        `seconds` per unit of work, a list with one number per round.
+        `seconds` per unit of work, a list with one number per round; and what an engine has of
+        `details`.
     """
     rows, processes = [], []
     try:
@@ -39,8 +40,9 @@ def measure(candidates, repeats, steps):
         for _ in range(repeats):
             for process, row in processes:
                 time.sleep(SECONDS_BETWEEN_ENGINES)
-                row["seconds"].append(process.round())
+                row["seconds"].append(process.answer("round"))
         for process, row in processes:
+            row.update(process.answer("details") or {})
             if process.failure is not None:
                 row.update(unavailable=process.failure, seconds=[])
     finally:
@@ -67,11 +69,11 @@ class EngineProcess:
         far_end.close()  # otherwise its end would go unnoticed
         self.introduction = self._receive() or {}
 
-    def round(self):
-        """Seconds per unit of work; None from an engine that has failed."""
+    def answer(self, request):
+        """Seconds per unit of work of a "round", or the "details"; None if the engine failed."""
         if self.failure is not None:
             return None
-        self._connection.send("round")
+        self._connection.send(request)
         return self._receive()
 
     def close(self):
@@ -95,12 +97,8 @@ def _serve(connection, build, workload, steps):
     for stream in (1, 2):  # frameworks greet and warn; failures go through the connection
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     on_gpu = workload.device == "gpu"
-    os.environ.update(
-        KERAS_BACKEND="tensorflow",
-        TF_CPP_MIN_LOG_LEVEL="3",
-        CUDA_VISIBLE_DEVICES=visible_gpus(gpu_count(), os.environ)[0] if on_gpu else HIDDEN,
-        OMP_NUM_THREADS=str(workload.threads),
-    )
+    visible = visible_gpus(gpu_count(), os.environ)[0] if on_gpu else HIDDEN
+    os.environ.update(workload.environment(visible))
     try:
         engine = build(workload)
         engine.finish(engine.unit())  # traces, compiles and allocates
@@ -110,8 +108,9 @@ def _serve(connection, build, workload, steps):
             "result": engine.finish(engine.unit()),
         }
         connection.send((introduction, None))
-        while connection.recv():
-            connection.send((_seconds_a_unit(engine, steps), None))
+        answers = {"round": lambda: _seconds_a_unit(engine, steps), "details": engine.details}
+        while True:
+            connection.send((answers[connection.recv()](), None))
     except EOFError:
         return
     except ModuleNotFoundError as error:
