@@ -10,6 +10,8 @@ import types
 import keras
 import numpy as np
 
+__all__ = ["ON_JAX", "tf"]
+
 ON_JAX = keras.backend.backend() == "jax"
 
 if ON_JAX:
@@ -107,4 +109,4 @@ if ON_JAX:
         nest=types.SimpleNamespace(map_structure=jax.tree.map),
     )
 else:
-    pass
+    import tensorflow as tf

@@ -50,7 +50,7 @@ def training_part(name, options):
     """Tables of training steps of one size, one for each dtype, and one of the largest kernels."""
     size = SIZES["toy"] if options.toy else size_on(options.device, name)
     flops = products.training_flops(size)
-    for dtype in DTYPES:
+    for dtype in DTYPES[:1] if options.toy else DTYPES:
         ours = Workload(size, dtype, size.batch_size, options.threads, options.device, True, "jax")
         candidates = [
             Candidate("ours", functools.partial(jax_training, training.ours), ours),
@@ -104,7 +104,7 @@ def exact_part(options):
 def long_part(options):
     """Tables of long attention, one for each dtype."""
     lengths = {"batch_size": 2, "length": 64} if options.toy else LONG
-    for dtype in DTYPES:
+    for dtype in DTYPES[1:] if options.toy else DTYPES:
         candidates = attention.attention_candidates(
             **lengths, dtype=dtype, threads=options.threads, device=options.device
         )
