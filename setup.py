@@ -70,7 +70,7 @@ setup(
             *DATASETS,
             TABLES,
             HUB,
-            "jax>=0.7,<0.11",
+            "jax>=0.7,<0.12",
             "hypothesis>=6.170,<7",
             "pytest>=8,<10",
             "pytest-timeout>=2.3,<3",

@@ -84,7 +84,7 @@ def untold_results(monkeypatch):
     """Trainings of this process end without pictures and scores, which take as long as they do."""
     for name in ("classification.Classification", "language_model.LanguageModel",
                  "pretraining.Pretraining", "translation.Translation"):  # fmt: skip
-        monkeypatch.setattr(f"train.{name}.show_result", lambda self, run: None)
+        monkeypatch.setattr(f"train.{name}Experiment.show_result", lambda self, run: None)
 
 
 @pytest.fixture(scope="session")

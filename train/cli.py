@@ -13,6 +13,7 @@ MODULES = {
     "launch": "launch.__main__",
     "serve": "serve.__main__",
     "benchmark": "benchmark.__main__",
+    "device": "device.__main__",
 }
 
 

@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
+from keras import ops
+
+from keras_transformer.decoding.backend import tf
 
 # The score of a missing hypothesis. Finite, because JSON has no infinity.
 NO_HYPOTHESIS_SCORE = -1e9
@@ -89,7 +91,7 @@ def begin_with(ids, forced_ids, count, grows):
         count: an integer scalar.
         grows: whether the ids have no room.
     """
-    shape = tf.concat([tf.shape(ids)[:2], tf.shape(forced_ids)[1:]], axis=0)
+    shape = (*ops.shape(ids)[:2], ops.shape(forced_ids)[1])
     forced_ids = tf.broadcast_to(forced_ids[:, None], shape)
     ids = tf.concat([ids[:, :, :1], forced_ids], axis=2)
     return ids[:, :, : count + 1] if grows else tf.where(tf.range(shape[2] + 1) <= count, ids, 0)

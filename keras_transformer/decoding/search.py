@@ -2,10 +2,11 @@
 
 from typing import NamedTuple
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_transformer.arguments import check_integer, check_number
+from keras_transformer.decoding.backend import ON_JAX, tf
 from keras_transformer.decoding.beams import (
     NO_HYPOTHESIS_SCORE,
     Hypotheses,
@@ -185,6 +186,8 @@ class Rules(NamedTuple):
 def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, token_rules=None):
     """Checks the arguments that searches and sampling share, and returns them as `Rules`."""
     token_rules = token_rules or NO_RULES
+    if ON_JAX and capacity is None:
+        raise ValueError("On JAX nothing can grow: a search needs a capacity. Received: None.")
     if tf.is_tensor(start_id):
         start_id = _integers("start_id", start_id, ("batch",))
     else:
@@ -279,7 +282,7 @@ def call_step(step, token_ids, parents, position, cache, rules):
     """Calls the step function and checks its logits; returns them in float32, and the cache."""
     logits, cache = step(token_ids, parents, position, cache)
     size, expected = logits.shape[-1], token_ids.shape[1]
-    if logits.shape.rank != 3 or size is None or logits.shape[1] not in (None, expected):
+    if len(logits.shape) != 3 or size is None or logits.shape[1] not in (None, expected):
         raise ValueError(
             f"step must return logits of shape (batch, {expected}, vocabulary) with a static "
             f"vocabulary. Received: logits of shape {logits.shape}."
@@ -291,7 +294,8 @@ def call_step(step, token_ids, parents, position, cache, rules):
             f"vocabulary size {size}. Received: start_id={start_id}, end_id={rules.end_id}, "
             f"forbidden_ids={rules.forbidden_ids}, token_rules={rules.token_rules}."
         )
-    logits.set_shape((None, expected, size))
+    if not ON_JAX:
+        logits.set_shape((None, expected, size))
     # bfloat16 has 8 significant bits: a sum of log-probabilities needs more.
     return tf.cast(logits, tf.float32), cache
 
@@ -332,6 +336,8 @@ def run_loop(condition, advance, start, empty_cache):
     cache, empty_cache = (
         tf.nest.map_structure(tf.convert_to_tensor, each) for each in (cache, empty_cache)
     )
+    if ON_JAX:
+        return tf.while_loop(condition, advance, (position, state, cache), None)[1]
     state_shapes = tf.nest.map_structure(_state_shape, state)
     shapes = (tf.TensorShape([]), state_shapes, tf.nest.map_structure(_cache_shape, empty_cache))
 
@@ -387,10 +393,12 @@ def _length_penalties(rules, length_penalty, as_hugging_face):
 def _integers(name, values, axes):
     """Checks that the values are integers with the given axes; returns an int32 tensor."""
     values = tf.convert_to_tensor(values)
-    if not values.dtype.is_integer or values.shape.rank not in (None, len(axes)):
+    dtype = keras.backend.standardize_dtype(values.dtype)
+    rank = len(values.shape) if ON_JAX else values.shape.rank  # None is any
+    if "int" not in dtype or rank not in (None, len(axes)):
         raise ValueError(
             f"{name} must be integers of shape ({', '.join(axes)}{',' * (len(axes) == 1)}). "
-            f"Received: {values.dtype.name} of shape {values.shape}."
+            f"Received: {dtype} of shape {values.shape}."
         )
     return tf.cast(values, tf.int32)
 

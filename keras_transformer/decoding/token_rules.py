@@ -3,9 +3,10 @@
 import dataclasses
 
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
 from keras_transformer.arguments import check_integer, check_number
+from keras_transformer.decoding.backend import tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +137,7 @@ class TokenRules:
             forbidden.append(([word[-1] for word in words], matches & (seen >= length - 1)))
         if not forbidden:
             return scores
-        shape = tf.shape(scores)[:2]
+        shape = ops.shape(scores)[:2]
         parts = [_broadcast(ids, which, shape) for ids, which in forbidden]
         ids, which = (tf.concat(part, axis=2) for part in zip(*parts, strict=True))
         return tf.where(_marked(ids, which, size), -np.inf, scores)
@@ -166,14 +167,14 @@ def _last(sequences, seen, count):
 
 def _broadcast(ids, which, shape):
     """Ids and booleans with the axes (batch, beams, ids)."""
-    count = tf.shape(ids)[-1:]
-    shape = tf.concat([shape, count], axis=0)
+    ids = tf.convert_to_tensor(ids)
+    shape = (*shape, ops.shape(ids)[-1])
     return tf.broadcast_to(ids, shape), tf.broadcast_to(which, shape)
 
 
 def _marked(ids, which, size):
     """Which ids of the vocabulary are among (batch, beams, n) ids where a boolean is True."""
-    batch, beams, count = tf.unstack(tf.shape(ids))
+    batch, beams, count = ops.shape(ids)
     which = tf.cast(tf.broadcast_to(which, (batch, beams, count)), tf.int32)
     rows = tf.reshape(tf.range(batch * beams), (batch, beams, 1))
     counts = tf.math.unsorted_segment_sum(which, ids + rows * size, batch * beams * size)

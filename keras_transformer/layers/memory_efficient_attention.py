@@ -1,7 +1,7 @@
 """Dot-product attention that does not hold all of its weights at once.
 
-On TensorFlow, long sequences are computed in chunks of targets; on JAX with a GPU, one kernel of
-cuDNN computes everything.
+Long sequences are computed in chunks of targets, unless, on JAX with a GPU, one kernel of cuDNN
+computes everything.
 """
 
 import keras
@@ -36,23 +36,28 @@ def memory_efficient_attention(queries, keys, values, mask=None, rate=0.0, seed_
     Returns:
         (batch, heads, target, dim), or None.
     """
-    if may_need_chunks(queries, keys):
-        return attention_by_length(queries, keys, values, mask, rate, seed_generator)
     if not rate and suits_cudnn(queries, keys):
         return fused_attention(queries, keys, values, mask)
+    if may_need_chunks(queries, keys):
+        by_length = attention_by_length
+        if keras.backend.backend() == "jax":
+            by_length = chunked_attention_on_jax
+        return by_length(queries, keys, values, mask, rate, seed_generator)
     return None
 
 
 def may_need_chunks(queries, keys):
     """Whether attention of (..., target, dim) to (..., source, dim) is long, or may be.
 
-    Unknown lengths may be long where XLA compiles a program for each of them. Without XLA they
-    count as short: a branch would slow down every step of short sequences. So does float64, which
-    the sums over chunks would round to float32.
+    On TensorFlow, unknown lengths may be long where XLA compiles a program for each of them.
+    Without XLA they count as short: a branch would slow down every step of short sequences. So does
+    float64, which the sums over chunks would round to float32.
     """
+    lengths = queries.shape[-2], keys.shape[-2]
+    if keras.backend.backend() == "jax":
+        return None not in lengths and lengths[0] * lengths[1] >= MIN_WEIGHTS
     if keras.backend.backend() != "tensorflow" or queries.dtype == "float64":
         return False
-    lengths = queries.shape[-2], keys.shape[-2]
     if None in lengths:
         return is_compiled()
     return lengths[0] * lengths[1] >= MIN_WEIGHTS
@@ -234,6 +239,31 @@ def _out_of_chunks(tensor, target):
     return tf.reshape(tf.transpose(tensor, [1, 2, 0, 3, 4]), [-1, heads, chunks * rows, dim])[
         :, :, :target
     ]
+
+
+def chunked_attention_on_jax(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
+    """`chunked_attention` on JAX, whose transformations write the backward pass."""
+    target, chunks, rows, missing = _sizes(queries)
+    seed = seed_generator.next() if rate else None
+
+    def cut(tensor):  # (batch, heads, target, dim) -> (chunks, batch, heads, rows, dim)
+        padded = jnp.pad(tensor, [(0, 0), (0, 0), (0, missing), (0, 0)])
+        return jnp.moveaxis(padded.reshape(*tensor.shape[:2], chunks, rows, -1), 2, 0)
+
+    @jax.checkpoint
+    def context(inputs):
+        chunk, chunk_queries, chunk_mask = inputs
+        weights = attention_weights(chunk_queries, keys, mask if chunk_mask is None else chunk_mask)
+        if rate:
+            kept = jax.random.bernoulli(jax.random.fold_in(seed, chunk), 1 - rate, weights.shape)
+            weights = drop(weights, kept, rate)
+        return jnp.matmul(weights, values)
+
+    masks = cut(mask) if mask is not None and mask.shape[2] != 1 else None
+    contexts = jax.lax.map(context, (jnp.arange(chunks), cut(queries), masks))
+    batch_size, num_heads, _, dim = queries.shape
+    contexts = jnp.moveaxis(contexts, 0, 2).reshape(batch_size, num_heads, chunks * rows, dim)
+    return contexts[:, :, :target]
 
 
 def suits_cudnn(queries, keys):

@@ -10,10 +10,13 @@ import zlib
 from collections import Counter
 from typing import NamedTuple
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_transformer.training.internals import workers_on_split_cpus
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
 
 STRATEGIES = ("auto", "one", "mirrored", "multiworker")
 
@@ -128,8 +131,8 @@ def gpu_models():
 
 
 def has_workers(strategy):
-    """Whether a strategy trains on several workers."""
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    """Whether a strategy trains on several workers; None, on JAX, does not."""
+    return strategy is not None and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def this_worker(strategy):

@@ -35,6 +35,57 @@ def test_drawn_attention_and_its_gradients_equal_ours(number):
             np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.parametrize("number", range(6))
+def test_attention_in_chunks_and_its_gradients_equal_ours(number, monkeypatch):
+    import jax
+
+    monkeypatch.setattr(module, "CHUNK_ROWS", 7)
+    draw = np.random.default_rng(number)
+    batch, heads, dim = draw.integers(1, 4, 3)
+    target, source = draw.integers(6, 40, 2)
+    shapes = [(batch, heads, length, dim) for length in (target, source, source)]
+    tensors = [draw.normal(size=shape).astype("float32") for shape in shapes]
+    sizes = [(batch, 1, target, source), (batch, heads, target, source), (1, 1, 1, source)]
+    mask = None if number == 0 else jax.numpy.array(draw.random(sizes[number % 3]) < 0.4)
+
+    def in_chunks(*tensors):
+        return module.chunked_attention_on_jax(*tensors, mask)
+
+    def ours(*tensors):
+        return dot_product_attention(*tensors, mask)[0]
+
+    upstream = draw.normal(size=shapes[0]).astype("float32")
+    for function in (lambda f: f(*tensors), lambda f: jax.vjp(f, *tensors)[1](upstream)):
+        for one, other in zip(function(in_chunks), function(ours), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_chunks_drop_weights_at_the_rate_and_alike_in_both_passes(monkeypatch):
+    import jax
+
+    monkeypatch.setattr(module, "CHUNK_ROWS", 7)
+    shape, rate = (2, 3, 50, 8), 0.25
+    draw = np.random.default_rng(0)
+    queries, keys = (draw.normal(size=shape).astype("float32") for _ in range(2))
+    values = np.ones(shape, "float32")  # each context is the sum of the kept weights
+    seed = keras.random.SeedGenerator(3)
+
+    def attend(values):
+        return module.chunked_attention_on_jax(
+            queries, keys, values, None, rate, keras.random.SeedGenerator(3)
+        )
+
+    contexts, gradients_of = jax.vjp(attend, values)
+    assert abs(float(contexts.mean()) - 1) < 0.02 and float(contexts.std()) > 0.01
+    again = module.chunked_attention_on_jax(queries, keys, values, None, rate, seed)
+    np.testing.assert_array_equal(contexts, again)
+    # What the values get back is the same weights, transposed.
+    upstream = draw.normal(size=shape).astype("float32")
+    forward = (np.asarray(attend(upstream)) * values).sum()
+    backward = (np.asarray(gradients_of(values)[0]) * upstream).sum()
+    np.testing.assert_allclose(forward, backward, rtol=1e-4)
+
+
 def test_a_layer_uses_it_on_a_gpu_in_half_precision_without_dropout_or_scores(monkeypatch):
     calls, fused_attention = [], module.fused_attention
 

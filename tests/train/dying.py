@@ -42,7 +42,7 @@ def read_turned(experiment):
 def main():
     dies = os.environ.get("DIES")
     if dies:
-        Translation.show_result = lambda experiment, run: None
+        TranslationExperiment.show_result = lambda experiment, run: None
     index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
     if dies and not pathlib.Path(os.environ["DIED"]).exists():
         worker, step, number = dies.split(":")

@@ -38,8 +38,10 @@ SIZES = {
     "toy": Size(1, 16, 32, 2, 50, 3, 7),
     "small": Size(3, 256, 1024, 8, 8000, 64, 32),
     "base": Size(6, 512, 2048, 8, 32000, 32, 32),
+    "big": Size(6, 1024, 4096, 16, 32000, 32, 32),
 }
-GPU_BATCH_SIZES = {"small": 512, "base": 256}  # 16,384 and 8,192 tokens: fewer leave it idle
+# 16,384 and 8,192 tokens on each side: fewer leave a GPU idle.
+GPU_BATCH_SIZES = {"small": 512, "base": 256, "big": 256}
 
 
 def size_on(device, name):
@@ -59,6 +61,22 @@ class Workload(NamedTuple):
     threads: int
     device: str = "cpu"  # or "gpu"
     compiled: bool = False  # whether XLA or torch.compile fuses the training step
+    backend: str = "tensorflow"  # of Keras; or "jax"
+
+    def environment(self, visible):
+        """Variables of the process that does the work.
+
+        Args:
+            visible: the value of CUDA_VISIBLE_DEVICES.
+        """
+        return {
+            "KERAS_BACKEND": self.backend,
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "CUDA_VISIBLE_DEVICES": visible,
+            "OMP_NUM_THREADS": str(self.threads),
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # several processes share the GPU
+            **({} if self.device == "gpu" else {"JAX_PLATFORMS": "cpu"}),
+        }
 
 
 class Engine(NamedTuple):
@@ -68,6 +86,7 @@ class Engine(NamedTuple):
     unit: Callable  # begins one unit of work, and returns its result, which may not be there yet
     num_parameters: int = 0
     finish: Callable = lambda result: result  # waits for all work; what to report of a result
+    details: Callable = dict  # what else to report once all rounds are done
 
 
 class Candidate(NamedTuple):
@@ -106,11 +125,16 @@ def wait_for_tensorflow():
 
 
 def import_keras(workload, mixed=False):
-    """TensorFlow and Keras, set to the threads and, with `mixed`, to the dtype of the workload."""
-    import tensorflow
+    """TensorFlow and Keras, set to the threads and, with `mixed`, to the dtype of the workload.
 
-    tensorflow.config.threading.set_intra_op_parallelism_threads(workload.threads)
-    tensorflow.config.threading.set_inter_op_parallelism_threads(workload.threads)
+    On another backend, None takes the place of TensorFlow, which need not be installed.
+    """
+    tensorflow = None
+    if workload.backend == "tensorflow":
+        import tensorflow
+
+        tensorflow.config.threading.set_intra_op_parallelism_threads(workload.threads)
+        tensorflow.config.threading.set_inter_op_parallelism_threads(workload.threads)
     import keras
 
     keras.utils.set_random_seed(0)

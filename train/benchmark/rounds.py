@@ -29,7 +29,8 @@ def measure(candidates, repeats, steps):
         One dictionary per candidate, in the same order: `name`; `unavailable`, why it was skipped
         or failed, or None; `parameters`, their number; `result` of the last unit of warm-up
         (the loss, or the lengths of the outputs, to verify that all did the same work);
-        `seconds` per unit of work, a list with one number per round.
+        `seconds` per unit of work, a list with one number per round; and what an engine has of
+        `details`.
     """
     rows, processes = [], []
     try:
@@ -43,7 +44,8 @@ def measure(candidates, repeats, steps):
             for process, row in zip(processes, rows, strict=True):
                 time.sleep(SECONDS_BETWEEN_ENGINES)
                 row["seconds"].append(_ask(row, process, _seconds_a_unit, steps))
-        for row in rows:
+        for process, row in zip(processes, rows, strict=True):
+            row.update(_ask(row, process, _details) or {})
             if row["unavailable"]:
                 row["seconds"] = []
     finally:
@@ -73,12 +75,8 @@ def _start(build, workload):
     for stream in (1, 2):  # frameworks greet and warn; failures are raised
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     on_gpu = workload.device == "gpu"
-    os.environ.update(
-        KERAS_BACKEND="tensorflow",
-        TF_CPP_MIN_LOG_LEVEL="3",
-        CUDA_VISIBLE_DEVICES=visible_gpus(gpu_count(), os.environ)[0] if on_gpu else HIDDEN,
-        OMP_NUM_THREADS=str(workload.threads),
-    )
+    visible = visible_gpus(gpu_count(), os.environ)[0] if on_gpu else HIDDEN
+    os.environ.update(workload.environment(visible))
     engine = build(workload)
     _engines.append(engine)
     engine.finish(engine.unit())  # traces, compiles and allocates
@@ -93,3 +91,7 @@ def _seconds_a_unit(steps):
         result = engine.unit()
     engine.finish(result)  # before reading the clock: a GPU is still working when Python continues
     return (time.perf_counter() - start) / steps
+
+
+def _details():
+    return _engines[0].details()

@@ -85,13 +85,16 @@ def kerashub(workload):
     model = keras.Model({"source_ids": source_ids, "target_ids": target_ids}, logits)
 
     def loss(labels, logits):
-        # Smoothing without one-hot vectors, on top of TensorFlow's fused cross-entropy.
-        labels = tensorflow.cast(labels, "int32")  # Keras passes both in float32
-        sparse = tensorflow.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        chosen = tensorflow.gather(logits, labels, batch_dims=2)
-        smoothed = sparse + LABEL_SMOOTHING * (chosen - tensorflow.reduce_mean(logits, axis=-1))
-        real = tensorflow.cast(labels != 0, "float32")
-        return tensorflow.reduce_sum(smoothed * real) / tensorflow.reduce_sum(real)
+        # Smoothing without one-hot vectors, on top of the backend's cross-entropy.
+        ops, labels = keras.ops, keras.ops.cast(labels, "int32")  # Keras passes both in float32
+        sparse = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        if tensorflow is not None:
+            chosen = tensorflow.gather(logits, labels, batch_dims=2)
+        else:
+            chosen = ops.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        smoothed = sparse + LABEL_SMOOTHING * (chosen - ops.mean(logits, axis=-1))
+        real = ops.cast(labels != 0, "float32")
+        return ops.sum(smoothed * real) / ops.sum(real)
 
     model.compile(keras.optimizers.Adam(*ADAM.values()), loss=loss, jit_compile=workload.compiled)
     return f"KerasHub {keras_hub.__version__} layers", model

@@ -1,0 +1,1 @@
+"""Measures this library on a machine with a GPU and without TensorFlow."""
