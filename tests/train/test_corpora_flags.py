@@ -18,7 +18,7 @@ from train.pretraining import PretrainingConfig, PretrainingExperiment
 from train.settings import flag_of
 from train.translation import TranslationConfig, TranslationExperiment
 
-CASES = 60  # drawn combinations of each command
+CASES = 200  # drawn combinations of each command, most of which are refused
 
 
 @pytest.fixture
