@@ -15,7 +15,8 @@ import numpy as np
 
 from keras_transformer.training.internals import workers_on_split_cpus
 
-if keras.backend.backend() == "tensorflow":
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+if ON_TENSORFLOW:
     import tensorflow as tf
 
 STRATEGIES = ("auto", "one", "mirrored", "multiworker")
@@ -131,8 +132,8 @@ def gpu_models():
 
 
 def has_workers(strategy):
-    """Whether a strategy trains on several workers; None, on JAX, does not."""
-    return strategy is not None and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    """Whether a strategy trains on several workers, which only TensorFlow's do."""
+    return ON_TENSORFLOW and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def this_worker(strategy):
