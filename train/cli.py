@@ -13,7 +13,6 @@ MODULES = {
     "launch": "launch.__main__",
     "serve": "serve.__main__",
     "benchmark": "benchmark.__main__",
-    "device": "device.__main__",
 }
 
 

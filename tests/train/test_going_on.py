@@ -110,7 +110,8 @@ def test_nothing_of_a_finished_run_changes(tmp_path):
         run.holds(run.config().replace(peak_rate=0.5))
 
 
-LATER = (*CHOSEN_AT_START, "packed")  # settings that they did not have
+# Settings that they did not have.
+LATER = (*CHOSEN_AT_START, "packed", "lora_rank", "lora_alpha", "lora_targets")
 
 
 def old(config):
