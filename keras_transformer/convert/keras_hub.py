@@ -203,10 +203,8 @@ def _with_head(model, folder, weights):
     task = Settings(folder.json("task.json"), folder.path / "task.json")
     kind, config = task.text("class_name"), task.part("config")
     if kind == "BertTextClassifier":
-        labels, dropout = (
-            config.count("num_classes", least=2),
-            config.number("dropout", 0.1, below=1),
-        )
+        labels = config.count("num_classes", least=2)
+        dropout = config.number("dropout", 0.1, below=1)
         name = f"{HEAD_WEIGHTS}/layers/dense/vars/0"
         hidden_dim = model.token_embedding.hidden_dim
         weights.check({name: (hidden_dim, labels)}, "KerasHub's BERT")

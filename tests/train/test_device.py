@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.layers.test_backends import HIDE_TENSORFLOW
 from train.device import __main__ as device
 from train.device.carry import collect
 from train.device.machine import check_machine
@@ -15,20 +16,6 @@ from train.device.training import summed
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 TOY = ["--device=cpu", "--toy", "--repeats=1", "--steps=1", "--threads=1"]
-HIDE_TENSORFLOW = """
-import importlib.machinery
-import sys
-
-class Others(importlib.machinery.PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        if name.split(".")[0] in ("tensorflow", "tensorflow_text"):
-            return None
-        return super().find_spec(name, path, target)
-
-files = sys.meta_path.index(importlib.machinery.PathFinder)
-sys.meta_path[files] = Others
-"""
 
 
 @pytest.fixture
