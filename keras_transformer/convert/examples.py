@@ -7,6 +7,7 @@ import numpy as np
 
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.models.copies import with_dtype
+from keras_transformer.training.id_checks import input_limits
 from keras_transformer.training.internals import all_layers
 
 TEXTS = ("A dog runs.", "it is ten past 6", "12,50")
@@ -37,25 +38,27 @@ def drawn_inputs(model):
             there are.
     """
     tensors = keras.tree.flatten(model.input)
-    layers = list(all_layers(model))
-    tables = [layer.vocabulary_size for layer in layers if hasattr(layer, "vocabulary_size")]
-    theirs = [layer.input_dim for layer in layers if isinstance(layer, keras.layers.Embedding)]
-    sizes = tables or theirs
-    if not sizes or any(len(tensor.shape) != 2 for tensor in tensors):
+    num_ids = {name: limits.count for (_, _, name), limits in input_limits(model).items()}
+    num_rows = [
+        layer.input_dim if isinstance(layer, keras.layers.Embedding) else layer.num_ids
+        for layer in all_layers(model)
+        if isinstance(layer, keras.layers.Embedding) or hasattr(layer, "num_ids")
+    ]
+    if not num_rows or any(len(tensor.shape) != 2 for tensor in tensors):
         raise ConversionError(
             "To check a converted model, its inputs must be token ids, (batch, length), and one of "
             "its layers an embedding of them. Received: inputs of the shapes "
-            f"{[tuple(tensor.shape) for tensor in tensors]}, {len(sizes)} embeddings."
+            f"{[tuple(tensor.shape) for tensor in tensors]}, {len(num_rows)} embeddings."
         )
-    draw, size, inputs = np.random.default_rng(0), min(sizes), {}
+    draw, inputs = np.random.default_rng(0), {}
     for tensor in tensors:
         shape = NUM_EXAMPLES, tensor.shape[1] or EXAMPLE_LENGTH
-        ids = draw.integers(min(FIRST_WORD_ID, size - 1), size, shape, "int32")
-        if tensor.name == "segment_ids":
-            ids %= 2
+        # The table that reads an input may be out of sight, inside of a layer: any may be it.
+        size = num_ids.get(tensor.name) or min(num_rows)
+        first = FIRST_WORD_ID if size > FIRST_WORD_ID else 0
+        inputs[tensor.name] = draw.integers(first, size, shape, "int32")
         if tensor.name == "masked_positions":
-            ids[:] = np.arange(shape[1])
-        inputs[tensor.name] = ids
+            inputs[tensor.name][:] = np.arange(shape[1])
     return inputs
 
 

@@ -11,6 +11,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert import ConversionError, ModelFolder, Row, arrays_of, assign
+from keras_transformer.convert.examples import answers, drawn_inputs
 from train import convert as command
 
 
@@ -164,6 +165,18 @@ def test_weights_of_torch_are_those_of_safetensors(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConversionError, match=r"Reading .*model\.bin needs torch\. Install"):
         convert.read(path)
+
+
+def test_ids_drawn_for_a_check_are_rows_of_the_table_that_reads_them():
+    """Of a large table of ours beside a small one of Keras; BERT's segments have two rows."""
+    words = keras.Input((None,), dtype="int32", name="words")
+    tags = keras.Input((None,), dtype="int32", name="tags")
+    vectors = kt.layers.TokenEmbedding(50, 4)(words) + keras.layers.Embedding(5, 4)(tags)
+    ids = drawn_inputs(keras.Model([words, tags], vectors))
+    assert 40 < ids["words"].max() < 50 and ids["tags"].max() == 4
+    assert answers(keras.Model([words, tags], vectors), ids)["logits"].shape == (3, 7, 4)
+    ids = drawn_inputs(kt.bert(50, "tiny", num_layers=1, hidden_dim=4, num_heads=2))
+    assert ids["token_ids"].max() > 40 and set(ids["segment_ids"].flat) == {0, 1}
 
 
 @pytest.mark.parametrize(
