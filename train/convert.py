@@ -58,8 +58,8 @@ def main(arguments=None):
         "BLEU during training",
     )  # fmt: skip
     flags = parser.parse_args(arguments)
-    given = {name for name in (*TO_RUN, *TO_FORMAT) if getattr(flags, name) is not None}
-    if given not in (set(TO_RUN), set(TO_FORMAT)):
+    flags_set = {name for name in (*TO_RUN, *TO_FORMAT) if getattr(flags, name) is not None}
+    if flags_set not in (set(TO_RUN), set(TO_FORMAT)):
         parser.error("give either --from and --run, or --run, --to and --output")
     if flags.dtype is not None and flags.to is None:
         parser.error("--dtype needs --to: --from keeps the dtype of the weights")
@@ -82,7 +82,7 @@ def main(arguments=None):
 
 
 def save_run(converted, path):
-    """Saves a converted model as a run, whole or not at all.
+    """Saves a converted model as a run, which appears once it is complete.
 
     Raises:
         ValueError: if no command works with such a model.
@@ -122,9 +122,9 @@ def text_model_of(run, weights="averaged"):
     kind = next((SIGNS[name] for name in SIGNS if name in settings), "language_model")
     Run(run, CONFIGS[kind]).check_settings()
     dtype = None if settings.get("dtype", "float32") == "float32" else "float32"
-    if "num_beams" in settings:
+    if kind == "translation":
         return serving.Translator.load(run, dtype=dtype, weights=weights)
-    if "masking_rate" in settings:
+    if kind == "pretraining":
         return convert.Converted("pretraining", folder.model(dtype, weights), folder.tokenizer())
     if "labels" in settings or folder.labels_file.exists():
         return serving.Classifier.load(run, dtype, weights)

@@ -6,7 +6,7 @@ from .training_config import DROPOUTS
 
 opennmt = Deferred("keras_transformer.convert.opennmt")
 
-_MISSING = (None, "")  # settings that are not given; 0 is given
+_MISSING = (None, "")  # of a setting that nobody has set; 0 is a value
 
 
 def read_pretrained(path):
@@ -48,13 +48,13 @@ def pretrained_of(config, model_class, what, run=None):
     """
     if not config.pretrained:
         return None
-    found = (run and run.pretrained()) or read_pretrained(config.pretrained)
-    if not isinstance(found.model, model_class):
+    pretrained = (run and run.pretrained()) or read_pretrained(config.pretrained)
+    if not isinstance(pretrained.model, model_class):
         raise ValueError(
             f"--pretrained must be {what}. Received: {config.pretrained}, whose model is a "
-            f"{getattr(found.model, 'kind', 'model of another library')}."
+            f"{getattr(pretrained.model, 'kind', 'model of another library')}."
         )
-    return found
+    return pretrained
 
 
 def pretrained_bert_of(config, run=None):
@@ -67,16 +67,11 @@ def pretrained_bert_of(config, run=None):
     Raises:
         ValueError: if the run holds no finished BERT, or one that cannot read so many tokens.
     """
-    if not config.pretrained:
+    what = "a train.pretraining run, a run fine-tuned from one, or a folder of BERT"
+    pretrained = pretrained_of(config, kt.models.bert_models.BertModel, what, run)
+    if pretrained is None:
         return None
-    pretrained = (run and run.pretrained()) or read_pretrained(config.pretrained)
-    model = pretrained.model
-    if not isinstance(model, kt.models.bert_models.BertModel):
-        raise ValueError(
-            "--pretrained must be a train.pretraining run, a run that was fine-tuned from one, or "
-            f"a folder of BERT. Received: {config.pretrained}, whose model is not a BERT."
-        )
-    positions = model.positions.max_sequence_length
+    positions = pretrained.model.positions.max_sequence_length
     if not 2 < config.max_length <= positions:
         raise ValueError(
             f"--max-length must be 3 to {positions} tokens, which the model of --pretrained can "
@@ -91,17 +86,17 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
     Args:
         config: of a command.
         names: of the settings, missing where they are None or "".
-        fixed: those of them that cannot be others than those of --pretrained.
+        fixed: those of them that must equal those of --pretrained.
         before: the config of the run; None if it has not begun.
         pretrained: of `read_pretrained`, if it has been read.
 
     Raises:
-        ValueError: if a fixed one is given and is another.
+        ValueError: if a fixed one is set to another value.
     """
     if not config.pretrained:
         return config
-    given = {name: getattr(config, name) for name in names}
-    missing = [name for name, value in given.items() if value in _MISSING]
+    values = {name: getattr(config, name) for name in names}
+    missing = [name for name, value in values.items() if value in _MISSING]
     if before is not None:
         theirs = before.model_dump()
     elif pretrained is not None:
@@ -109,10 +104,10 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
     else:
         theirs = _settings_of_run(config.pretrained) or read_pretrained(config.pretrained).config
     for name in fixed:
-        if name not in missing and given[name] != theirs.get(name, given[name]):
+        if name not in missing and values[name] != theirs.get(name, values[name]):
             raise ValueError(
                 f"{flag_of(name)} must be {theirs[name]}, as of --pretrained. "
-                f"Received: {given[name]}."
+                f"Received: {values[name]}."
             )
     known = {name for name in missing if theirs.get(name) not in _MISSING}
     return config.replace(**{name: theirs[name] for name in known})
@@ -140,15 +135,15 @@ def fine_tuned_classifier(config, model, num_labels):
     trained = {layer.name: layer for layer in model.layers}
     encoder, table = model.encoder, model.token_embedding
     sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "normalize_first")
-    given = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
-    given |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
+    options = {name: getattr(encoder, name) for name in (*sizes, "norm_epsilon")}
+    options |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
     if model.pooler is not None:
-        given["pooler_activation"] = model.pooler.activation
+        options["pooler_activation"] = model.pooler.activation
     backbone = kt.bert(
         table.vocabulary_size,
         max_sequence_length=model.positions.max_sequence_length,
         hidden_dim=table.hidden_dim,
-        **given,
+        **options,
         **config.given(DROPOUTS),
     )
     if not config.from_scratch:

@@ -109,7 +109,7 @@ def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, tmp_path, caps
     flags = ["--pretrained", str(tmp_path / "plain"), "--tsv", str(tmp_path / "lengths.tsv")]
     with pytest.raises(SystemExit):
         classification.main([*flags, "--run", str(tmp_path / "never")])
-    assert "whose model is not a BERT" in capsys.readouterr().err
+    assert "or a folder of BERT. Received" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("beside", [[], ["unsup/1", "urls"], ["cat/empty"]])
