@@ -17,7 +17,6 @@ WITH_MANY = {
         for name in layers.__all__
         if hasattr(getattr(layers, name), "attend")
     },
-    "convert.ModelFolder.file": "any number of names",
     "decoding.greedy_search": "the arguments of beam_search",
     "training.Model.evaluate": "by which Keras validates",
     **{

@@ -11,6 +11,7 @@ from keras_transformer.convert.blocks import (
     ACTIVATIONS,
     activation_of,
     check_dense,
+    check_equal,
     read_dimensions,
     written_dimensions,
 )
@@ -52,7 +53,7 @@ NEXT_SENTENCE = {"cls.seq_relationship": "head for the next sentence"}
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How a relative of BERT names its layers and settings, and what it has differently.
+    """The names that a relative of BERT gives its layers and settings, and how it differs.
 
     Args:
         name: for messages.
@@ -60,13 +61,13 @@ class Family:
         heads: {name in config.json: the function that adds this head to a backbone, or None}.
         blocks: what the names of all blocks begin with.
         block: {path of a layer of a block: their name}.
-        dense: {name of a Dense layer of a model: their name}.
-        classifier: those that are others in a classifier of texts.
-        masked_token: their names for the norm, the bias and the projection of masked tokens.
+        layers: {name of a layer of a model: their name}.
+        classifier: the names that differ in a classifier of texts.
+        masked_token: their names for the bias and the projection of masked tokens.
         settings: {our name of a setting: theirs}.
         allowed: {setting: its supported values, the usual one first}.
-        unused: settings that change nothing here.
-        head_dropout: dropout before the labels where none is given; None for the blocks'.
+        tokenizer: class of its tokenizer.
+        head_dropout: default dropout before the labels; None for the blocks'.
         head_activation: activation of the head for masked tokens; None for the blocks'.
         pooler_activation: activation of the pooler.
         first_position: their position of the first token.
@@ -78,11 +79,11 @@ class Family:
     heads: dict
     blocks: str
     block: dict
-    dense: dict
-    masked_token: tuple[str, str, str]
+    layers: dict
+    masked_token: tuple[str, str]
     settings: dict
     allowed: dict
-    unused: str
+    tokenizer: type = WordPieceTokenizer
     classifier: dict = dataclasses.field(default_factory=dict)
     head_dropout: float | None = None
     head_activation: Any = None
@@ -112,17 +113,15 @@ BERT = Family(
         "feed_forward.narrow": "output.dense",
         "around_feed_forward.norm": "output.LayerNorm",
     },
-    dense={
+    layers={
+        "embedding_norm": "embeddings.LayerNorm",
         "pooler": "pooler.dense",
         "masked_token_dense": "cls.predictions.transform.dense",
+        "masked_token_norm": "cls.predictions.transform.LayerNorm",
         "next_sentence": "cls.seq_relationship",
         "head": "classifier",
     },
-    masked_token=(
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions.bias",
-        "cls.predictions.decoder",
-    ),
+    masked_token=("cls.predictions.bias", "cls.predictions.decoder"),
     settings={
         "vocabulary_size": "vocab_size",
         "max_sequence_length": "max_position_embeddings",
@@ -137,9 +136,6 @@ BERT = Family(
         "head_dropout": "classifier_dropout",
     },
     allowed={"type_vocab_size": (2,), "pad_token_id": (0,)},
-    # What its blocks never had, or only other heads have.
-    unused="directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
-    "pooler_size_per_head pooler_type tie_word_embeddings",
 )
 # It has no token types, and its classifier has a pooler with ReLU in place of tanh.
 DISTILBERT = Family(
@@ -159,8 +155,13 @@ DISTILBERT = Family(
         "feed_forward.narrow": "ffn.lin2",
         "around_feed_forward.norm": "output_layer_norm",
     },
-    dense=BERT.dense | {"pooler": "pre_classifier", "masked_token_dense": "vocab_transform"},
-    masked_token=("vocab_layer_norm", "vocab_projector.bias", "vocab_projector"),
+    layers=BERT.layers
+    | {
+        "pooler": "pre_classifier",
+        "masked_token_dense": "vocab_transform",
+        "masked_token_norm": "vocab_layer_norm",
+    },
+    masked_token=("vocab_projector.bias", "vocab_projector"),
     settings={
         "num_layers": "n_layers",
         "hidden_dim": "dim",
@@ -172,8 +173,6 @@ DISTILBERT = Family(
         "head_dropout": "seq_classif_dropout",
     },
     allowed={"pad_token_id": (0,)},
-    # The positions are stored, sinusoidal or not; there is no head for questions.
-    unused="qa_dropout sinusoidal_pos_embds tie_weights_ tie_word_embeddings",
     head_dropout=0.2,
     pooler_activation="relu",
     segments={"missing": 0.0},
@@ -190,11 +189,12 @@ ROBERTA = dataclasses.replace(
         "RobertaForSequenceClassification": bert_classifier,
         "RobertaForTokenClassification": bert_token_labeller,
     },
-    dense=BERT.dense | {"masked_token_dense": "lm_head.dense"},
+    layers=BERT.layers
+    | {"masked_token_dense": "lm_head.dense", "masked_token_norm": "lm_head.layer_norm"},
     classifier={"head": "classifier.out_proj", "pooler": "classifier.dense"},
-    masked_token=("lm_head.layer_norm", "lm_head.bias", "lm_head.decoder"),
+    masked_token=("lm_head.bias", "lm_head.decoder"),
     allowed={"type_vocab_size": (1,), "pad_token_id": (1,)},
-    unused="tie_word_embeddings",
+    tokenizer=BytePairTokenizer,
     head_activation="gelu",
     first_position=2,
     # Both texts of a pair have the one type.
@@ -214,7 +214,7 @@ def rows(model, family=BERT, order=None):
     token, bias = model.token_embedding, layer_at(model, "masked_token_bias.bias")
     if order is None:
         order = VocabularyPermutation(range(token.vocabulary_size))
-    norm_name, bias_name, decoder_name = family.masked_token
+    bias_name, decoder_name = family.masked_token
     tied = [] if bias is None else [f"{decoder_name}.weight"]
     yield order.row(token.embeddings, "embeddings.word_embeddings.weight", *tied)
     first = family.first_position
@@ -225,13 +225,11 @@ def rows(model, family=BERT, order=None):
         to_theirs=lambda array: np.pad(array, ((first, 0), (0, 0))),
     )
     yield Row(model.segment_embedding.embeddings, (TOKEN_TYPES,), **family.segments)
-    yield from rows_of(model, {"embedding_norm": "embeddings.LayerNorm"})
     for index, block in enumerate(model.encoder.blocks):
         yield from rows_of(block, family.block, f"{family.blocks}.{index}.")
-    dense = family.dense | (family.classifier if labels_texts(model) else {})
-    yield from rows_of(model, dense, transpose=True)
+    layers = family.layers | (family.classifier if labels_texts(model) else {})
+    yield from rows_of(model, layers, transpose=True)
     if bias is not None:
-        yield from rows_of(model, {"masked_token_norm": norm_name})
         yield order.row(bias, bias_name, f"{decoder_name}.bias")
 
 
@@ -240,11 +238,9 @@ def read(folder: ModelFolder):
     settings = folder.settings
     family = FAMILIES[settings.raw("model_type")]
     head = folder.head(family.heads)
-    settings.without_effect(family.unused.split())
     settings.one_of("is_encoder_decoder", False)
     settings.one_of("position_embedding_type", "absolute", None)
-    for name, values in family.allowed.items():
-        settings.one_of(name, *values)
+    settings.check(family.allowed)
     names, first = family.settings, family.first_position
     activations = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
     activation = ACTIVATIONS[settings.one_of(names["activation"], *activations)]
@@ -254,9 +250,18 @@ def read(folder: ModelFolder):
     epsilon = 1e-12
     if "norm_epsilon" in names:
         epsilon = settings.number(names["norm_epsilon"], epsilon)
-    weights = folder.arrays().renamed(lambda name: _modern(name.removeprefix(family.prefix)))
-    _check_weights(weights, family, size, longest, dimensions)
-    tokenizer, order = (_byte_pairs if family is ROBERTA else _word_pieces)(folder, size)
+    weights = folder.arrays().renamed(lambda name: _current_name(name.removeprefix(family.prefix)))
+    last = f"{family.blocks}.{dimensions['num_layers'] - 1}."
+    hidden_dim, widen = dimensions["hidden_dim"], family.block["feed_forward.widen"]
+    weights.check(
+        {
+            f"{last}{widen}.weight": (dimensions["intermediate_dim"], hidden_dim),
+            "embeddings.word_embeddings.weight": (size, hidden_dim),
+            "embeddings.position_embeddings.weight": (longest + first, hidden_dim),
+        },
+        family.name,
+    )
+    tokenizer, order = _tokenizer(folder, family, size)
     backbone = bert(
         size,
         max_sequence_length=longest,
@@ -273,23 +278,11 @@ def read(folder: ModelFolder):
     return converted(model, tokenizer, labels, longest, dimensions)
 
 
-def _modern(name):
-    """The name of an array as newer versions write it."""
+def _current_name(name):
+    """The name that newer versions give to an array."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"
     )
-
-
-def _check_weights(weights, family, size, longest, dimensions):
-    """Compares the dimensions with the arrays, before a model is built."""
-    hidden, last = dimensions["hidden_dim"], dimensions["num_layers"] - 1
-    widen = f"{family.blocks}.{last}.{family.block['feed_forward.widen']}.weight"
-    shapes = {
-        widen: (dimensions["intermediate_dim"], hidden),
-        "embeddings.word_embeddings.weight": (size, hidden),
-        "embeddings.position_embeddings.weight": (longest + family.first_position, hidden),
-    }
-    weights.check(shapes, family.name)
 
 
 def _with_head(folder, weights, backbone, head, dropout, activation):
@@ -321,10 +314,7 @@ def _labels(folder, weights):
     known = named if isinstance(named, dict) else {}
     labels = [known.get(str(index)) for index in range(len(known))]
     if len(labels) < 2 or not all(isinstance(label, str) for label in labels):
-        raise ConversionError(
-            f"{settings.file}: id2label must name at least two labels, those of 0, 1 and so on. "
-            f"Received: {named!r:.80}."
-        )
+        settings.refuse("id2label", "names of at least two labels, of 0, 1 and so on", named)
     check_shape(head, (len(labels), *weights.shape(head)[1:]), weights.shape(head))
     return tuple(labels)
 
@@ -332,7 +322,7 @@ def _labels(folder, weights):
 def _assign(folder, table, arrays, family):
     """Assigns a table; a warning names the parts that a folder lacks, which stay random."""
     table = list(table)
-    may_be_new = {family.dense["pooler"]: "pooler"} | NEXT_SENTENCE
+    may_be_new = {family.layers["pooler"]: "pooler"} | NEXT_SENTENCE
     new = {name: what for name, what in may_be_new.items() if f"{name}.weight" not in arrays}
     kept = [row for row in table if row.names[0].rpartition(".")[0] not in new]
     assign(kept, arrays, family.name)
@@ -352,37 +342,17 @@ def converted(model, tokenizer, labels, longest, dimensions):
     return Converted(command, model, tokenizer, labels=labels, config=run)
 
 
-def _word_pieces(folder, size):
-    """BERT's tokenizer, and None for the order of the rows of the table, which is ours."""
+def _tokenizer(folder, family, size):
+    """The tokenizer, and the order of all rows of the table: those without a piece last."""
     tokenizer, theirs = load_tokenizer_of(folder.path)
-    if not isinstance(tokenizer, WordPieceTokenizer) or theirs[0] != 0:
+    [pad_id] = family.allowed["pad_token_id"]
+    if not isinstance(tokenizer, family.tokenizer) or theirs[PAD_ID] != pad_id:
         raise ConversionError(
-            f"{folder.path} must hold BERT's word pieces, starting with [PAD]. Received: a "
-            f"{type(tokenizer).__name__} whose first id is {theirs[0]}."
+            f"{folder.path} must hold a {family.tokenizer.__name__} that pads with id {pad_id}. "
+            f"Received: a {type(tokenizer).__name__} with id {theirs[PAD_ID]}."
         )
-    num_padding_rows(folder.path, tokenizer.vocabulary_size, size)
-    return tokenizer, None
-
-
-def _byte_pairs(folder, size):
-    """RoBERTa's tokenizer, and the order of all rows of the table: those without a piece last."""
-    tokenizer, theirs = load_tokenizer_of(folder.path)
-    if not isinstance(tokenizer, BytePairTokenizer) or theirs[PAD_ID] != 1:
-        raise ConversionError(
-            f"{folder.path} must hold byte pairs with <s>, <pad>, </s> and <unk>, <pad> the "
-            f"second. Received: a {type(tokenizer).__name__} whose <pad> is {theirs[PAD_ID]}."
-        )
-    padding = num_padding_rows(folder.path, len(theirs), size)
-    return tokenizer, VocabularyPermutation([*theirs, *range(size - padding, size)])
-
-
-def check_word_pieces(text_model):
-    """Raises ConversionError if the tokenizer of a BERT is not BERT's, e.g. that of RoBERTa."""
-    if not isinstance(text_model.tokenizer, WordPieceTokenizer):
-        raise ConversionError(
-            "A BERT of another library has a WordPieceTokenizer. "
-            f"Received: a {type(text_model.tokenizer).__name__}."
-        )
+    num_unused = num_padding_rows(folder.path, len(theirs), size)
+    return tokenizer, VocabularyPermutation([*theirs, *range(size - num_unused, size)])
 
 
 def full_name(model, name):
@@ -398,7 +368,7 @@ def labels_texts(model):
 
 
 def pooler_of(model):
-    """The name of the pooler's activation, which DistilBERT has another of; "tanh" without one."""
+    """The name of the pooler's activation; "tanh" if there is no pooler."""
     pooler = model.pooler
     return "tanh" if pooler is None else keras.activations.serialize(pooler.activation)
 
@@ -409,19 +379,14 @@ def hugging_face_folder(text_model, draft):
     encoder, positions = model.encoder, model.positions
     dense, head = getattr(model, "masked_token_dense", None), getattr(model, "head", None)
     check_dense(encoder)
-    check_word_pieces(text_model)
-    pooler, pools = pooler_of(model), getattr(model, "pooling", None) is not None
-    if encoder.normalize_first or pools or pooler != "tanh":
-        raise ConversionError(
-            "A BERT of Hugging Face is post-norm and classifies by [CLS], with a tanh pooler. "
-            f"Received: normalize_first={encoder.normalize_first}, pooling={pools}, "
-            f"pooler={pooler}."
-        )
-    if dense is not None and dense.activation is not encoder.activation:
-        raise ConversionError(
-            "A BERT of Hugging Face has the same activation in its head as in its blocks. "
-            f"Received: {getattr(dense.activation, '__name__', dense.activation)}."
-        )
+    activation = encoder.activation
+    check_equal("Hugging Face's BERT", {
+        "tokenizer": (type(text_model.tokenizer), WordPieceTokenizer),
+        "normalize_first": (encoder.normalize_first, False),
+        "pooling": (getattr(model, "pooling", None), None),
+        "pooler of": (pooler_of(model), "tanh"),
+        "activation in its head": (getattr(dense, "activation", activation), activation),
+    })  # fmt: skip
     name, labels = "BertModel" if dense is None else "BertForPreTraining", {}
     if head is not None:
         name = f"BertFor{'Sequence' if labels_texts(model) else 'Token'}Classification"

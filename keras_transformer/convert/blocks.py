@@ -1,4 +1,4 @@
-"""The settings of our blocks, as other libraries name them and as far as these hold them."""
+"""The settings of our blocks that other libraries have, under their names."""
 
 import keras
 
@@ -14,6 +14,19 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
+
+
+def check_equal(library, settings):
+    """Raises ConversionError if a library lacks a setting of our model.
+
+    Args:
+        library: whose model it is to be, such as "KerasHub's BERT", for the message.
+        settings: {name: (ours, the one that the library has)}.
+    """
+    for name, (ours, theirs) in settings.items():
+        if ours != theirs:
+            ours, theirs = (getattr(value, "__name__", value) for value in (ours, theirs))
+            raise ConversionError(f"{library} has {name}: {theirs}. Received: {ours}.")
 
 
 def check_dense(stack, library="Hugging Face", needs_bias=True):
@@ -59,7 +72,7 @@ def read_dimensions(settings, names, intermediate_dim=None):
     Args:
         settings: `Settings`.
         names: {our name of a setting: theirs}.
-        intermediate_dim: the usual one; None if it must be given.
+        intermediate_dim: its default; None if the settings must have it.
     """
     dropout = settings.number(names["dropout"], 0.1, below=1)
     return {
@@ -85,7 +98,7 @@ def written_dimensions(model, stack, table, names):
     return {names[name]: value for name, value in ours.items() if name in names}
 
 
-def pieces_of_rows(tokenizer, table=None):
+def row_names(tokenizer, table=None):
     """A name for each id of a tokenizer, or for each row of a table of embeddings.
 
     A table may have more rows, whose names are made up, or lack those of the control ids, as that

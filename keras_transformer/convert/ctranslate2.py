@@ -9,7 +9,7 @@ import json
 import keras
 import numpy as np
 
-from keras_transformer.convert.blocks import activation_of, check_dense, pieces_of_rows
+from keras_transformer.convert.blocks import activation_of, check_dense, row_names
 from keras_transformer.convert.generation import power_penalty
 from keras_transformer.convert.graphs import save_beside
 from keras_transformer.convert.tables import ConversionError, layer_at, require
@@ -55,8 +55,8 @@ def write(text_model, draft, dtype="float32"):
         settings = text_model.settings
         spec = translation_spec(
             model,
-            pieces_of_rows(text_model.tokenizer, model.source_embedding),
-            pieces_of_rows(text_model.target_tokenizer, model.target_embedding),
+            row_names(text_model.tokenizer, model.source_embedding),
+            row_names(text_model.target_tokenizer, model.target_embedding),
             max(settings.max_source_length, settings.max_target_length),
         )
     elif isinstance(model, LanguageModel):
@@ -104,11 +104,11 @@ class CTranslate2Engine:
         self._engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=threads)
         self._source, self._target = translator.tokenizer, translator.target_tokenizer
         self.settings = translator.settings
-        self._target_pieces = pieces_of_rows(self._target)
+        self._target_pieces = row_names(self._target)
         self._first = _pieces(self._target, [""])[0]  # a language, or nothing
 
     def differences(self):
-        """What the engine does otherwise than the settings say, in words; "" for nothing."""
+        """How the engine departs from the settings, in words; "" if it does not."""
         settings, rules = self.settings, self.settings.token_rules
         differences = []
         if settings.num_beams > 1:
@@ -221,7 +221,7 @@ def _language_model(specs, text_model):
     _fill_side(spec.decoder, spec.decoder.embeddings, table, model, decoder, context)
     spec.decoder.projection.weight = _array(table.embeddings)
     spec.config.layer_norm_epsilon = decoder.norm_epsilon
-    pieces = pieces_of_rows(text_model.tokenizer, table)
+    pieces = row_names(text_model.tokenizer, table)
     spec.config.unk_token = pieces[1]
     spec.config.bos_token = pieces[2]
     end = getattr(text_model.tokenizer, "end_of_text_id", None)

@@ -29,7 +29,7 @@ def texts_and_ids(tokenizer):
 
 
 def drawn_inputs(model):
-    """Random inputs without padding, {name: (3, 7) int32}; every position is masked.
+    """Random inputs without padding, {name: (3, 7) int32}; `masked_positions` are all positions.
 
     An input of a fixed length has that length instead of 7.
 

@@ -90,29 +90,32 @@ number, at least 1. Received: '3'.
         if not isinstance(values, dict):
             raise ConversionError(f"{file} must hold a JSON object. Received: {values!r:.80}.")
         self.values, self.file = values, file
-        self._known, self._usual = set(), {}
+        self._known, self._expected = set(), {}
 
-    def without_effect(self, names):
-        """Takes settings as known which change nothing that we compute."""
+    def ignore(self, names):
+        """Marks settings as known that change no number here."""
         self._known.update(names)
 
-    def usual(self, **values):
-        """Takes settings as known as long as they have these values."""
-        self._usual.update(values)
+    def expect(self, **values):
+        """Marks settings as known at these values; others get a warning."""
+        self._expected.update(values)
 
-    def warn_of_unread(self):
-        """Logs one warning that names the settings that nobody has read; null is no setting."""
-        unread = [
-            name
+    def unread(self):
+        """The settings that nobody has read, {name: value}; null is no setting."""
+        return {
+            name: value
             for name, value in self.values.items()
             if value is not None
             and name not in self._known
-            and not (name in self._usual and self._usual[name] == value)
-        ]
-        if unread:
+            and not (name in self._expected and self._expected[name] == value)
+        }
+
+    def warn_of_unread(self):
+        """Logs one warning that names the settings that nobody has read."""
+        if unread := self.unread():
             logging.getLogger(__name__).warning(
                 "%s has settings that are not supported and have no effect here: %s.",
-                self.file, ", ".join(f"{name}={self.values[name]!r:.80}" for name in unread),
+                self.file, ", ".join(f"{name}={value!r:.80}" for name, value in unread.items()),
             )  # fmt: skip
 
     def raw(self, name):
@@ -131,54 +134,51 @@ number, at least 1. Received: '3'.
         is_bool = isinstance(value, bool)
         if not any(value == one and is_bool == isinstance(one, bool) for one in allowed):
             supported = " or ".join(map(repr, allowed))
-            self._refuse(name, f"{supported}; nothing else is supported", value)
+            self.refuse(name, f"{supported}; nothing else is supported", value)
         return value
 
-    def null_or(self, allowed):
-        """Checks settings of which only null and some values are supported, {name: values}."""
+    def check(self, allowed):
+        """Raises ConversionError unless `one_of` supports all settings, {name: values}."""
         for name, values in allowed.items():
-            self.one_of(name, None, *values)
+            self.one_of(name, *values)
 
     def count(self, name, default=None, least=1):
-        """A whole number; one without a default must be there."""
-        value = self._value_or(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            self._refuse(name, f"a whole number, at least {least}", value)
-        return value
+        """A whole number, required unless there is a default."""
+        return self._checked(
+            name, default, f"a whole number, at least {least}",
+            lambda value: type(value) is int and value >= least,
+        )  # fmt: skip
 
     def number(self, name, default, below=math.inf):
         """A number, at least 0 and below a limit."""
-        value = self._value_or(name, default)
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not is_number or not 0 <= value < below:
-            limit = "" if below == math.inf else f" and below {below}"
-            self._refuse(name, f"a number, at least 0{limit}", value)
-        return value
+        return self._checked(
+            name, default, "a number, at least 0" + f" and below {below}" * (below < math.inf),
+            lambda value: isinstance(value, numbers.Real)
+            and not isinstance(value, bool)
+            and 0 <= value < below,
+        )  # fmt: skip
 
     def flag(self, name, default):
-        value = self._value_or(name, default)
-        if not isinstance(value, bool):
-            self._refuse(name, "true or false", value)
-        return value
+        return self._checked(name, default, "true or false", lambda v: isinstance(v, bool))
 
     def text(self, name, default=None):
-        value = self._value_or(name, default)
-        if not isinstance(value, str):
-            self._refuse(name, "a text", value)
-        return value
+        return self._checked(name, default, "a string", lambda value: isinstance(value, str))
+
+    def part(self, name):
+        """The settings of an object inside of this one."""
+        value = self._checked(name, None, "a JSON object", lambda value: isinstance(value, dict))
+        return Settings(value, self.file)
 
     def items(self, name):
         """The values of a list or of an object, none if it is missing."""
         value = self.raw(name)
         if value is not None and not isinstance(value, (list, dict)):
-            self._refuse(name, "a list or a JSON object", value)
+            self.refuse(name, "a list or a JSON object", value)
         return list(value.values() if isinstance(value, dict) else value or [])
 
-    def part(self, name):
-        """The settings of an object inside of this one."""
-        if not isinstance(self._value_or(name, None), dict):
-            self._refuse(name, "a JSON object", self.values[name])
-        return Settings(self.values[name], self.file)
+    def refuse(self, name, allowed, value):
+        """Raises ConversionError for a setting, with what it must be and the value it has."""
+        raise ConversionError(f"{self.file}: {name} must be {allowed}. Received: {value!r:.80}.")
 
     def heads_of(self, hidden, heads):
         """The width of a model and its number of heads, which must divide it.
@@ -189,19 +189,19 @@ number, at least 1. Received: '3'.
         """
         width, count = self.count(hidden), self.count(heads)
         if width % count:
-            self._refuse(heads, f"a divisor of {hidden}, {width}", count)
+            self.refuse(heads, f"a divisor of {hidden}, {width}", count)
         return {"hidden_dim": width, "num_heads": count}
 
-    def _value_or(self, name, default):
+    def _checked(self, name, default, allowed, is_allowed):
+        """A setting or, if it is null or missing, its default; raises if it is not allowed."""
         value = self.raw(name)
         if value is None and default is not None:
             return default
         if name not in self.values:
             raise ConversionError(f"{self.file} must have {name!r}.")
+        if not is_allowed(value):
+            self.refuse(name, allowed, value)
         return value
-
-    def _refuse(self, name, allowed, value):
-        raise ConversionError(f"{self.file}: {name} must be {allowed}. Received: {value!r:.80}.")
 
 
 class Folder:
@@ -233,16 +233,15 @@ class Folder:
             )
         return target.is_file()
 
-    def file(self, *names):
-        """The path of the first of some files that exists.
+    def file(self, name):
+        """The path of a file.
 
         Raises:
-            ConversionError: if none of them exists.
+            ConversionError: if it does not exist.
         """
-        for name in names:
-            if self.has(name):
-                return self.path / name
-        raise ConversionError(f"{self.path} must hold {' or '.join(names)}.")
+        if not self.has(name):
+            raise ConversionError(f"{self.path} must hold {name}.")
+        return self.path / name
 
     def json(self, name):
         """The content of a JSON file, a dictionary.
@@ -293,16 +292,13 @@ config.json. Nothing is downloaded: give the path of a released model.
         """
         names = self.settings.raw("architectures") or [*heads][:1]
         if not isinstance(names, list) or names[0] not in [*heads]:
-            raise ConversionError(
-                f"{self.settings.file}: architectures must be a list of one of "
-                f"{', '.join(heads)}. Received: {names!r:.80}."
-            )
+            self.settings.refuse("architectures", f"a list of one of {', '.join(heads)}", names)
         return heads[names[0]]
 
     def arrays(self):
         """The weights, {name: array}, of *.safetensors, or of pytorch_model.bin by torch.
 
-        As in Hugging Face's library, one whole file comes before the parts that an index names.
+        As in Hugging Face's library, a single file takes precedence over the parts of an index.
 
         Returns:
             `Weights`, whose arrays are read when they are asked for.
@@ -311,9 +307,9 @@ config.json. Nothing is downloaded: give the path of a released model.
             ConversionError: if there are none, a file is damaged, lies outside of the folder or has
                 an array that another one has, or torch is needed and not installed.
         """
-        others = sorted(path.name for path in self.path.glob("*.safetensors"))
-        if files := self._files(SAFETENSORS) or others:
-            if unread := sorted(set(others) - set(files)):
+        all_files = sorted(path.name for path in self.path.glob("*.safetensors"))
+        if files := self._files(SAFETENSORS) or all_files:
+            if unread := sorted(set(all_files) - set(files)):
                 logging.getLogger(__name__).warning(
                     "%s: only %s is read. Not read: %s.",
                     self.path, " and ".join(files), ", ".join(unread),

@@ -1,7 +1,7 @@
 """How Hugging Face's models search and sample: generation_config.json, or an older config.json.
 
-Every setting is honoured, or has the one value that asks for nothing, or changes no result, or is
-refused. The names of all others are in a warning.
+Every setting is honoured, is switched off by its value, changes no result, or is refused; a warning
+names all others.
 """
 
 import dataclasses
@@ -24,36 +24,27 @@ EARLY_STOPPING = {
     True: "huggingface_early_stopping",
     "never": "huggingface_never",
 }
-# Settings that our searches lack, with the values besides null that switch them off.
-ASKS_FOR_NOTHING = {
-    "constraints": (),
-    "diversity_penalty": (0,),
-    "dola_layers": (),
-    "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,),
-    "exponential_decay_length_penalty": (),
-    "force_words_ids": (),
-    "guidance_scale": (1,),
-    "max_time": (),
-    "num_beam_groups": (1,),
-    "penalty_alpha": (0,),
-    "renormalize_logits": (False,),
-    "sequence_bias": (),
-    "stop_strings": (),
-    "token_healing": (False,),
-    "watermarking_config": (),
+# Settings that our searches lack, with the values that switch them off.
+UNSUPPORTED = {
+    **dict.fromkeys(
+        ("constraints", "dola_layers", "exponential_decay_length_penalty", "force_words_ids",
+         "max_time", "sequence_bias", "stop_strings", "watermarking_config"), (None,)
+    ),
+    **dict.fromkeys(
+        ("diversity_penalty", "encoder_no_repeat_ngram_size", "penalty_alpha"), (None, 0)
+    ),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beam_groups"), (None, 1)),
+    **dict.fromkeys(("renormalize_logits", "token_healing"), (None, False)),
+}  # fmt: skip
+UNSUPPORTED_IN_SAMPLING = {
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_p"), (None, 0)),
+    "top_h": (None,),
+    "typical_p": (None, 1),
 }
-OF_SAMPLES = {
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "min_p": (0,),
-    "top_h": (),
-    "typical_p": (1,),
-}
-OF_LANGUAGE_MODELS = {
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "num_beams": (1,),
+UNSUPPORTED_IN_LANGUAGE_MODELS = {
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "num_beams": (None, 1),
 }
 HONOURED = (
     "bad_words_ids", "begin_suppress_tokens", "do_sample", "early_stopping", "eos_token_id",
@@ -62,7 +53,7 @@ HONOURED = (
     "repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p",
 )  # fmt: skip
 # Ids that the weights and tokenizers decide; how to compute, and what to return besides.
-CHANGES_NO_RESULT = (
+IGNORED = (
     "_from_model_config", "assistant_confidence_threshold", "assistant_early_exit",
     "assistant_ensemble_weight", "assistant_lookbehind", "bos_token_id", "cache_config",
     "cache_implementation", "compile_config", "continuous_batching_config",
@@ -73,7 +64,7 @@ CHANGES_NO_RESULT = (
     "remove_invalid_values", "return_dict_in_generate", "speculation_type", "target_lookbehind",
     "transformers_version", "use_cache", "use_mtp",
 )  # fmt: skip
-KNOWN = {*HONOURED, *ASKS_FOR_NOTHING, *OF_SAMPLES, *CHANGES_NO_RESULT}
+KNOWN = {*HONOURED, *UNSUPPORTED, *UNSUPPORTED_IN_SAMPLING, *IGNORED}
 
 
 def read_settings(folder):
@@ -84,7 +75,7 @@ def read_settings(folder):
     if not folder.has(GENERATION):
         return folder.settings
     settings = Settings(folder.json(GENERATION), folder.path / GENERATION)
-    settings.without_effect(KNOWN)
+    settings.ignore(KNOWN)
     settings.warn_of_unread()
     return settings
 
@@ -99,8 +90,8 @@ def search_settings(folder, order, positions):
     """
     settings = read_settings(folder)
     end = int(order.theirs[END_ID])
-    of_translations = {"do_sample": (False,), "forced_eos_token_id": (end, [end])}
-    settings.null_or(ASKS_FOR_NOTHING | of_translations | {"eos_token_id": (end, [end])})
+    ends = dict.fromkeys(("eos_token_id", "forced_eos_token_id"), (None, end, [end]))
+    settings.check(UNSUPPORTED | {"do_sample": (None, False)} | ends)
     ours = order.ours.tolist()
     ours[end] = END_ID  # where the start token is a second one, it is not what this id stands for
     forces_end = settings.has("forced_eos_token_id")
@@ -112,10 +103,8 @@ def search_settings(folder, order, positions):
         rules = dataclasses.replace(rules, start_counts_as=ours[order.theirs[START_ID]])
     forced = {rules.forced_bos_token_id, END_ID if rules.forces_end else None}
     if clash := forced & set(rules.suppress_tokens):
-        raise ConversionError(
-            f"{settings.file}: suppress_tokens must hold no id that another setting forces. "
-            f"Received: {order.theirs[sorted(clash)].tolist()}."
-        )
+        ids = order.theirs[sorted(clash)].tolist()
+        settings.refuse("suppress_tokens", "ids that no other setting forces", ids)
     early = settings.one_of("early_stopping", *EARLY_STOPPING, None)
     longest = settings.count("max_length", positions, least=3) - 1  # without the start
     return SearchSettings(
@@ -144,8 +133,8 @@ def in_language(folder, settings, tokenizer):
         return settings, {}
     languages = {index: language for language, index in tokenizer.languages.items()}
     if rules.forced_bos_token_id not in languages:
-        value = read_settings(folder).values[name]
-        _refuse(read_settings(folder), name, "the id of a language", value)
+        search = read_settings(folder)
+        search.refuse(name, "the id of a language", search.values[name])
     language = languages[rules.forced_bos_token_id]
     rules = dataclasses.replace(rules, forced_bos_token_id=None)
     return dataclasses.replace(settings, token_rules=rules), {"target_language": language}
@@ -162,7 +151,9 @@ def sampling_settings(folder, size, context, end):
     """
     settings = read_settings(folder)
     samples = settings.flag("do_sample", False)
-    settings.null_or(ASKS_FOR_NOTHING | OF_LANGUAGE_MODELS | (OF_SAMPLES if samples else {}))
+    settings.check(
+        UNSUPPORTED | UNSUPPORTED_IN_LANGUAGE_MODELS | (UNSUPPORTED_IN_SAMPLING if samples else {})
+    )
     if settings.has("max_length") and not settings.has("max_new_tokens"):
         logging.getLogger(__name__).warning(
             "%s: max_length counts the prompt and is not read; give max_new_tokens, or max_tokens "
@@ -172,7 +163,7 @@ def sampling_settings(folder, size, context, end):
     ours = list(range(4, 4 + size))
     if end is not None:
         ours[end] = END_ID
-        settings.null_or({"eos_token_id": (end, [end])})
+        settings.one_of("eos_token_id", None, end, [end])
     values = {"max_tokens": settings.count("max_new_tokens", usual_max_tokens(context))}
     if samples:
         values["temperature"] = settings.number("temperature", 1.0)
@@ -286,47 +277,39 @@ def _written_rules(rules, theirs=int):
 def _token_rules(settings, ours, **changes):
     """`TokenRules` with our ids for theirs, and with changes."""
 
-    def list_of(name, value):
-        if not isinstance(value, list):
-            _refuse(settings, name, "a list of ids" if name != WORDS else "a list of such", value)
-        return value
-
-    def id_of(name, value):
-        is_id = isinstance(value, int) and not isinstance(value, bool)
-        if not is_id or not 0 <= value < len(ours):
-            _refuse(settings, name, f"ids below {len(ours)}", value)
+    def our_id(name, value):
+        if type(value) is not int or not 0 <= value < len(ours):
+            settings.refuse(name, f"ids below {len(ours)}", value)
         return ours[value]
 
-    def ids_of(name, value):
-        return [id_of(name, each) for each in list_of(name, value or [])]
+    def our_ids(name, values):
+        if not isinstance(values, list):
+            settings.refuse(name, "lists of ids", values)
+        return [our_id(name, value) for value in values]
 
-    values = settings.values
-    words = [ids_of(WORDS, word) for word in list_of(WORDS, values.get(WORDS) or [])]
+    values = {name: value for name, value in settings.values.items() if value}
+    words = values.get(WORDS, [])
+    if not isinstance(words, list):
+        settings.refuse(WORDS, "lists of ids", words)
+    words = [our_ids(WORDS, word) for word in words]
     usual = ([PAD_ID], [START_ID], [END_ID])  # the first two never occur, and the last one may
-    first = values.get("forced_bos_token_id")
-    rules = {
-        "no_repeat_ngram_size": settings.count("no_repeat_ngram_size", 0, least=0),
-        "repetition_penalty": settings.number("repetition_penalty", 1.0),
-        "min_length": settings.count("min_length", 0, least=0),
-        "min_new_tokens": settings.count("min_new_tokens", 0, least=0),
-        "bad_words_ids": [word for word in words if word not in usual],
-        "suppress_tokens": [
-            each
-            for each in ids_of("suppress_tokens", values.get("suppress_tokens"))
-            if each not in (PAD_ID, START_ID)
-        ],
-        "begin_suppress_tokens": ids_of(
-            "begin_suppress_tokens", values.get("begin_suppress_tokens")
-        ),
-        "forced_bos_token_id": None if first is None else id_of("forced_bos_token_id", first),
-    }
-    if rules["min_new_tokens"]:
-        rules["min_length"] = 0
+    suppressed = our_ids("suppress_tokens", values.get("suppress_tokens", []))
+    first = settings.values.get("forced_bos_token_id")
+    min_new_tokens = settings.count("min_new_tokens", 0, least=0)
+    min_length = settings.count("min_length", 0, least=0)
     try:
-        return TokenRules(**rules, **changes)
+        return TokenRules(
+            no_repeat_ngram_size=settings.count("no_repeat_ngram_size", 0, least=0),
+            repetition_penalty=settings.number("repetition_penalty", 1.0),
+            min_length=0 if min_new_tokens else min_length,
+            min_new_tokens=min_new_tokens,
+            bad_words_ids=[word for word in words if word not in usual],
+            suppress_tokens=[each for each in suppressed if each not in (PAD_ID, START_ID)],
+            begin_suppress_tokens=our_ids(
+                "begin_suppress_tokens", values.get("begin_suppress_tokens", [])
+            ),
+            forced_bos_token_id=None if first is None else our_id("forced_bos_token_id", first),
+            **changes,
+        )
     except ValueError as error:
         raise ConversionError(f"{settings.file}: {error}") from None
-
-
-def _refuse(settings, name, allowed, value):
-    raise ConversionError(f"{settings.file}: {name} must hold {allowed}. Received: {value!r:.80}.")

@@ -4,6 +4,7 @@ from keras_transformer.convert.blocks import (
     ACTIVATIONS,
     activation_of,
     check_dense,
+    check_equal,
     read_dimensions,
     written_dimensions,
 )
@@ -27,18 +28,12 @@ from keras_transformer.convert.tables import (
     assign,
     rows_of,
 )
-from keras_transformer.convert.tokenizer_json import byte_level, check_added, merges_of
-from keras_transformer.convert.tokenizers import check_byte_level, naming, tokenizer_settings
+from keras_transformer.convert.tokenizers import load_tokenizer_of, name_in_errors
 from keras_transformer.layers.embedding import PositionEmbedding
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 
 PREFIX = "transformer."
-# Of other heads, of its attention in half precision, and of older versions.
-UNUSED = (
-    "n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout "
-    "summary_proj_to_labels summary_type summary_use_proj"
-)
 SETTINGS = {
     "vocabulary_size": "vocab_size",
     "max_sequence_length": "n_positions",
@@ -103,7 +98,6 @@ def read(folder: ModelFolder):
     """Reads a folder of GPT-2: weights, byte pairs and the longest context."""
     config = folder.settings
     folder.head(dict.fromkeys(("GPT2LMHeadModel", "GPT2Model")))
-    config.without_effect(UNUSED.split())
     config.one_of("is_encoder_decoder", False)
     config.one_of("scale_attn_weights", True)
     config.one_of("scale_attn_by_inverse_layer_idx", False)
@@ -112,7 +106,7 @@ def read(folder: ModelFolder):
     activation = config.one_of("activation_function", *activations)
     size, context = config.count("vocab_size"), config.count("n_positions", least=2)
     dimensions = read_dimensions(config, SETTINGS, intermediate_dim=4 * config.count("n_embd"))
-    config.usual(embd_pdrop=dimensions["dropout"])
+    config.expect(embd_pdrop=dimensions["dropout"])
     weights, hidden_dim = folder.arrays().renamed(_without_prefix), dimensions["hidden_dim"]
     last = f"h.{dimensions['num_layers'] - 1}.mlp.c_fc.weight"
     shapes = {
@@ -139,20 +133,19 @@ def _without_prefix(name):
 
 
 def _tokenizer(folder, size):
-    """The byte pairs of a folder for a table of `size` rows."""
-    settings = tokenizer_settings(folder)
-    check_byte_level(folder, settings)
-    settings.warn_of_unread()
-    file = folder.file("vocab.json", "tokenizer.json")
-    with naming(file):
-        content = folder.json(file.name)
-        if file.name == "vocab.json":
-            return byte_pairs_of(file, content, merges_of(folder.file("merges.txt")), size)
-        check_added(content.get("added_tokens") or [], file)
-        return byte_pairs_of(file, *byte_level(content, file), size)
+    """The byte pairs of a folder, in the order of their ids, for a table of `size` rows."""
+    tokenizer, theirs = load_tokenizer_of(folder.path)
+    if not isinstance(tokenizer, BytePairTokenizer):
+        raise ConversionError(
+            f"{folder.path} must hold byte pairs. Received: a {type(tokenizer).__name__}."
+        )
+    pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
+    vocabulary = {piece: int(i) for piece, i in zip(pieces, theirs, strict=True) if i >= 0}
+    with name_in_errors(folder.path):
+        return padded_byte_pairs(folder.path, vocabulary, tokenizer.merges, size)
 
 
-def byte_pairs_of(file, vocabulary, merges, size):
+def padded_byte_pairs(file, vocabulary, merges, size):
     """A `BytePairTokenizer` with a piece for each row of a table of `size` rows."""
     count = len(vocabulary)
     padding = num_padding_rows(file, count, size)
@@ -171,18 +164,14 @@ def hugging_face_folder(text_model, draft):
     """Writes the tokenizer, and returns the config and the arrays of a language model."""
     model = text_model.model
     decoder, table, positions = model.decoder, model.embedding, model.positions
-    if not isinstance(positions, PositionEmbedding) or not decoder.normalize_first or table.scale:
-        raise ConversionError(
-            "Of language models only gpt2() can be written: learned positions, pre-norm, unscaled "
-            f"embeddings. Received: {model!r}."
-        )
-    check_dense(decoder)
     tokenizer = text_model.tokenizer
-    if not isinstance(tokenizer, BytePairTokenizer):
-        raise ConversionError(
-            "A GPT-2 of Hugging Face needs byte pairs: --tokens pieces. Received: "
-            f"{type(tokenizer).__name__}."
-        )
+    check_dense(decoder)
+    check_equal("Hugging Face's GPT-2", {
+        "learned positions": (isinstance(positions, PositionEmbedding), True),
+        "normalize_first": (decoder.normalize_first, True),
+        "scale_embedding": (bool(table.scale), False),
+        "tokenizer (--tokens pieces)": (type(tokenizer), BytePairTokenizer),
+    })  # fmt: skip
     tokenizer.save_files(draft / "vocab.json", draft / "merges.txt")
     num_control_ids = max(tokenizer.vocabulary_size - table.vocabulary_size, 0)
     end = 3 if tokenizer.end_of_text_id is None else tokenizer.end_of_text_id

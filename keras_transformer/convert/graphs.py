@@ -25,34 +25,15 @@ ONNX_OPSET = 15
 TOLERANCE = 1e-4  # of an engine's answers: its rounding differs in a deep model
 
 
-def write_onnx(text_model, draft):
-    """Writes `model.onnx`, and for a translation model also `encoder.onnx` and `decoder.onnx`."""
-    require("tf2onnx")
-    _write_graphs(text_model, draft, _onnx_file)
-
-
-def write_litert(text_model, draft):
-    """Writes `model.tflite`, of a translation model also `encoder.tflite` and `decoder.tflite`.
-
-    Every operation is built into LiteRT.
-    """
-    _write_graphs(text_model, draft, _litert_file)
-
-
-def write_openvino(text_model, draft):
-    """Writes `model.xml` and `model.bin`, of a translation model also those of encoder and decoder.
-
-    OpenVINO computes in lower precision where the processor has it, unless it is told otherwise by
-    `{"INFERENCE_PRECISION_HINT": "f32"}`.
-    """
-    require("openvino")
-    _write_graphs(text_model, draft, _openvino_files)
-
-
-def _write_graphs(text_model, draft, write_file):
+def write(text_model, draft, write_file):
     """Writes `model`, of a translation model also `encoder` and `decoder`, and what stands beside.
 
-    `write_file` is called with a tf.function, the model, and a path without suffix.
+    Args:
+        text_model: with a functional `model`, a `tokenizer`, and perhaps `target_tokenizer` and
+            `labels`.
+        draft: path of the folder.
+        write_file: function of the format, `write_onnx`, `write_litert` or `write_openvino`. It
+            takes a tf.function, the model, and a path without suffix.
     """
     if not hasattr(text_model.model, "input"):  # a Sequential, or a subclass with a `call`
         raise ConversionError(
@@ -68,7 +49,9 @@ def _write_graphs(text_model, draft, write_file):
     save_beside(text_model, draft)
 
 
-def _onnx_file(function, model, path):
+def write_onnx(function, model, path):
+    """Writes *.onnx."""
+    require("tf2onnx")
     import onnx
     import tensorflow as tf
     import tf2onnx
@@ -88,7 +71,7 @@ def _onnx_file(function, model, path):
         tf.compat.v1.reset_default_graph()
     known = {schema.name for schema in onnx.defs.get_all_schemas()}
     if others := sorted({node.op_type for node in proto.graph.node} - known):
-        raise _refusal("ONNX", path, f"it has no operation for {', '.join(others)}")
+        raise _refusal("ONNX", path, ", ".join(others))
     path.with_suffix(".onnx").write_bytes(proto.SerializeToString())
 
 
@@ -104,7 +87,8 @@ def _erfc(context, node, name, args):
     context.copy_shape(output, after.output[0])
 
 
-def _litert_file(function, model, path):
+def write_litert(function, model, path):
+    """Writes *.tflite, whose operations are all built into LiteRT."""
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as folder:
@@ -117,13 +101,13 @@ def _litert_file(function, model, path):
                 content = converter.convert()
         except Exception as error:  # the converter's own class is private
             operations = re.search(r"^(?:TF Select|Custom) ops: (.*)$", str(error), re.MULTILINE)
-            raise _refusal("LiteRT", path, _reason(operations, error)) from None
+            raise _refusal("LiteRT", path, operations and operations[1], error) from None
     path.with_suffix(".tflite").write_bytes(content)
 
 
 @contextlib.contextmanager
 def _quiet():
-    """Leaves out the pages that the converter writes to standard error when it fails."""
+    """Hides the pages that the converter writes to standard error when it fails."""
     stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:
@@ -134,7 +118,13 @@ def _quiet():
         os.close(nothing)
 
 
-def _openvino_files(function, model, path):
+def write_openvino(function, model, path):
+    """Writes *.xml and *.bin.
+
+    OpenVINO computes in lower precision where the processor has it, unless it is told otherwise by
+    `{"INFERENCE_PRECISION_HINT": "f32"}`.
+    """
+    require("openvino")
     import openvino
 
     with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +133,7 @@ def _openvino_files(function, model, path):
             graph = openvino.Core().read_model(folder)
         except RuntimeError as error:
             operations = re.search(r"No conversion rule found for operations: (.*)", str(error))
-            raise _refusal("OpenVINO", path, _reason(operations, error)) from None
+            raise _refusal("OpenVINO", path, operations and operations[1], error) from None
         openvino.save_model(graph, path.with_suffix(".xml"), compress_to_fp16=False)
 
 
@@ -156,22 +146,19 @@ def _save_saved_model(function, model, folder):
     tf.saved_model.save(module, str(folder), {"serving_default": function})
 
 
-def _reason(operations, error):
-    """Why an engine cannot hold a graph: operations, a match in the message, or its beginning."""
+def _refusal(engine, path, operations, error=""):
+    """The ConversionError for operations that an engine lacks or, without any, for its error."""
+    reason = in_one_line(error).rstrip(".")
     if operations:
-        return f"it has no operation for {operations[1].rstrip('.')}"
-    return in_one_line(error).rstrip(".")
-
-
-def _refusal(engine, path, reason):
+        reason = f"it has no operation for {operations.rstrip('.')}"
     return ConversionError(f"{engine} cannot hold {path.name}: {reason}.")
 
 
 def save_beside(text_model, folder):
     """Saves what is needed besides a model: tokenizers, and names of labels.
 
-    The tokenizer stands in "tokenizer.model", that of another target vocabulary in
-    "target_tokenizer.model", the names of labels in "labels.json".
+    The tokenizer is in "tokenizer.model", that of another target vocabulary in
+    "target_tokenizer.model"; the names of labels are in "labels.json".
     """
     text_model.tokenizer.save(folder / "tokenizer.model")
     target = getattr(text_model, "target_tokenizer", None)

@@ -16,6 +16,7 @@ import numpy as np
 from keras_transformer.convert import bert, gpt2
 from keras_transformer.convert.blocks import (
     check_dense,
+    check_equal,
     read_dimensions,
     written_dimensions,
 )
@@ -41,14 +42,14 @@ from keras_transformer.convert.tables import (
     layer_at,
     rows_of,
 )
-from keras_transformer.convert.tokenizer_json import merges_of
-from keras_transformer.convert.tokenizers import naming
+from keras_transformer.convert.tokenizers import name_in_errors
 from keras_transformer.files import in_one_line
 from keras_transformer.layers.embedding import PositionEmbedding
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models import bert_models, gpt2_model
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.serving.settings import SamplingSettings, usual_max_tokens
+from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer, merges_of
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
 BACKBONE_WEIGHTS, HEAD_WEIGHTS = "model.weights.h5", "task.weights.h5"
@@ -112,7 +113,7 @@ def rows(model):
     for index, block in enumerate(stack.blocks):
         prefix = f"{BACKBONE_WEIGHTS}/{_block_name(name, index)}/"
         for row in rows_of(block, _BLOCK, prefix, _ENDINGS, transpose=True):
-            yield row._replace(**_layout(row, stack.num_heads))
+            yield row._replace(shape=_shape_with_heads(row, stack.num_heads))
 
 
 def _stack(model):
@@ -126,30 +127,14 @@ def _block_name(stack, index):
     return f"layers/transformer_{stack}{f'_{index}' if index else ''}"
 
 
-def _layout(row, heads):
-    """How KerasHub shapes the kernels and biases of attention, options of a `Row`."""
-    dim = row.variable.shape[-1]
-    if len(row.names) > 1 and row.transpose:
-        return {
-            "transpose": False,
-            "to_ours": lambda array: array.reshape(3, dim, -1).swapaxes(1, 2).reshape(-1, dim),
-            "to_theirs": lambda array: (
-                array.reshape(3, -1, dim).swapaxes(1, 2).reshape(3 * dim, heads, -1)
-            ),
-        }
-    if len(row.names) > 1:
-        return {
-            "to_ours": lambda array: array.reshape(-1),
-            "to_theirs": lambda array: array.reshape(3 * heads, -1),
-        }
-    if row.transpose and "output_dense" in row.names[0] and "_self_attention" in row.names[0]:
-        width = row.variable.shape[0]
-        return {
-            "transpose": False,
-            "to_ours": lambda array: array.reshape(-1, width).T,
-            "to_theirs": lambda array: array.T.reshape(heads, -1, width),
-        }
-    return {}
+def _shape_with_heads(row, heads):
+    """The shape of KerasHub's arrays for a row of attention, which have an axis of heads."""
+    size, *inputs = row.variable.shape
+    if row.names[0].endswith("/output_dense/vars/0"):
+        return heads, inputs[0] // heads, size
+    if len(row.names) == 1:
+        return None
+    return *inputs, heads, size // (len(row.names) * heads)
 
 
 def read(folder: ModelFolder, with_tokenizer=True):
@@ -161,14 +146,21 @@ def read(folder: ModelFolder, with_tokenizer=True):
             f"Received: {kind}."
         )
     for settings in (folder.settings, config):
-        settings.without_effect(_OBJECT)
+        settings.ignore(_OBJECT)
     is_bert = kind == "BertBackbone"
     family = f"KerasHub's {'BERT' if is_bert else 'GPT-2'}"
     dimensions = read_dimensions(config, _SETTINGS | {"attention_dropout": "dropout"})
     size = config.count("vocabulary_size")
     longest = config.count("max_sequence_length", least=3 if is_bert else 2)
     weights, tokenizer, labels = _arrays(folder), None, ()
-    _check_weights(weights, family, "encoder" if is_bert else "decoder", size, longest, dimensions)
+    hidden_dim, last = dimensions["hidden_dim"], dimensions["num_layers"] - 1
+    block = _block_name("encoder" if is_bert else "decoder", last)
+    shapes = {
+        f"{block}/_feedforward_intermediate_dense": (hidden_dim, dimensions["intermediate_dim"]),
+        "layers/reversible_embedding": (size, hidden_dim),
+        "layers/position_embedding": (longest, hidden_dim),
+    }
+    weights.check({f"{BACKBONE_WEIGHTS}/{n}/vars/0": shapes[n] for n in shapes}, family)
     if with_tokenizer:
         tokenizer = (_word_pieces if is_bert else _byte_pairs)(folder, size)
     if is_bert:
@@ -221,23 +213,11 @@ def _with_head(model, folder, weights):
     return model, ()  # e.g. TextEmbedder, which adds nothing
 
 
-def _check_weights(weights, family, stack, size, longest, dimensions):
-    """Compares the dimensions with the arrays, before a model is built."""
-    hidden_dim, last = dimensions["hidden_dim"], dimensions["num_layers"] - 1
-    inner = f"{_block_name(stack, last)}/_feedforward_intermediate_dense/vars/0"
-    shapes = {
-        inner: (hidden_dim, dimensions["intermediate_dim"]),
-        "layers/reversible_embedding/vars/0": (size, hidden_dim),
-        "layers/position_embedding/vars/0": (longest, hidden_dim),
-    }
-    weights.check({f"{BACKBONE_WEIGHTS}/{name}": shapes[name] for name in shapes}, family)
-
-
 def _word_pieces(folder, size):
     config = _check_tokenizer(folder, split=True, suffix_indicator="##", oov_token="[UNK]")
     lowercase, file = config.flag("lowercase", False), folder.file(WORD_PIECES)
     strips = config.flag("strip_accents", False)
-    with naming(file):
+    with name_in_errors(file):
         tokenizer = WordPieceTokenizer.load(file, lowercase)
     num_padding_rows(file, tokenizer.vocabulary_size, size)
     if strips is not lowercase:
@@ -251,8 +231,8 @@ def _word_pieces(folder, size):
 def _byte_pairs(folder, size):
     _check_tokenizer(folder, add_prefix_space=False)
     file, merges = folder.file(VOCABULARY), folder.file(MERGES)
-    with naming(file):
-        return gpt2.byte_pairs_of(file, folder.json(VOCABULARY), merges_of(merges), size)
+    with name_in_errors(file):
+        return gpt2.padded_byte_pairs(file, folder.json(VOCABULARY), merges_of(merges), size)
 
 
 def _check_tokenizer(folder, **allowed):
@@ -260,8 +240,8 @@ def _check_tokenizer(folder, **allowed):
     config = Settings(folder.json("tokenizer.json"), file).part("config")
     for name, value in allowed.items():
         config.one_of(name, value)
-    config.without_effect([*_OBJECT, "config_file", "lowercase", "strip_accents"])
-    config.usual(special_tokens_in_strings=False)
+    config.ignore([*_OBJECT, "config_file", "lowercase", "strip_accents"])
+    config.expect(special_tokens_in_strings=False)
     config.warn_of_unread()
     return config
 
@@ -334,36 +314,31 @@ def write(text_model, draft):
     Of a model of `bert_pretraining` only the backbone is written, without the heads.
     """
     model, tokenizer = text_model.model, text_model.tokenizer
-    if isinstance(model, bert_models.BertModel):
-        bert.check_word_pieces(text_model)
-    config = _config(model)
+    config = _config(model, tokenizer)
     (draft / "assets/tokenizer").mkdir(parents=True)
     if isinstance(model, bert_models.BertModel):
         tokenizer.save(draft / WORD_PIECES)
-        lowercase = tokenizer.lowercase
-        tokenizer_object = _object("BertTokenizer", lowercase=lowercase, strip_accents=lowercase)
-        backbone = _object("BertBackbone", **config, num_segments=2)
-        if isinstance(model, bert_models.BertClassifierModel):
-            longest = config["max_sequence_length"]
-            if hasattr(text_model, "max_length"):
-                longest = text_model.max_length + NUM_SPECIAL_TOKENS
-            preprocessor = _object("BertTextClassifierPreprocessor",
-                             tokenizer=tokenizer_object, sequence_length=longest)  # fmt: skip
-            write_json(draft / "preprocessor.json", preprocessor)
-            write_json(draft / "task.json", _object(
-                "BertTextClassifier", backbone=backbone, preprocessor=preprocessor,
-                num_classes=model.output_shape[-1], activation="linear",
-                dropout=model.head_dropout.rate,
-            ))  # fmt: skip
+        options = dict.fromkeys(("lowercase", "strip_accents"), tokenizer.lowercase)
+        tokenizer_object = _object("BertTokenizer", **options)
+        backbone, task = _object("BertBackbone", **config, num_segments=2), "BertTextClassifier"
     else:
         _save_byte_pairs(tokenizer, config["vocabulary_size"], draft)
         tokenizer_object = _object("GPT2Tokenizer")
-        backbone = _object("GPT2Backbone", **config)
+        backbone, task = _object("GPT2Backbone", **config), "GPT2CausalLM"
+    is_classifier = isinstance(model, bert_models.BertClassifierModel)
+    if is_classifier or task == "GPT2CausalLM":
         longest = config["max_sequence_length"]
+        if is_classifier and hasattr(text_model, "max_length"):
+            longest = text_model.max_length + NUM_SPECIAL_TOKENS
         preprocessor = _object(
-            "GPT2CausalLMPreprocessor", tokenizer=tokenizer_object, sequence_length=longest
+            f"{task}Preprocessor", tokenizer=tokenizer_object, sequence_length=longest
         )
         write_json(draft / "preprocessor.json", preprocessor)
+    if is_classifier:
+        write_json(draft / "task.json", _object(
+            task, backbone=backbone, preprocessor=preprocessor, activation="linear",
+            num_classes=model.output_shape[-1], dropout=model.head_dropout.rate,
+        ))  # fmt: skip
     write_json(draft / "config.json", backbone)
     write_json(draft / "tokenizer.json", tokenizer_object)
     write_json(draft / "metadata.json", {
@@ -401,7 +376,7 @@ def example(text_model):
     }
 
 
-def _config(model):
+def _config(model, tokenizer):
     """The settings of KerasHub's backbone; raises if none describes ours."""
     is_bert = isinstance(model, bert_models.BertModel)
     if not is_bert and not isinstance(model, LanguageModel):
@@ -413,31 +388,21 @@ def _config(model):
     check_dense(stack, "KerasHub")
     pools = getattr(model, "pooling", None) is not None
     labels_tokens = isinstance(model, bert_models.BertTokenLabellerModel)
-    epsilon = BERT_EPSILON if is_bert else GPT2_EPSILON
-    for what, received, wanted in (
-        ("activation", getattr(stack.activation, "__name__", stack.activation), "gelu_tanh"),
-        ("norm_epsilon", stack.norm_epsilon, epsilon),
-        ("normalize_first", stack.normalize_first, not is_bert),
-        ("learned positions", isinstance(model.positions, PositionEmbedding), True),
-        ("pooler of", bert.pooler_of(model) if is_bert else "tanh", "tanh"),
-        ("pooling", "mean or max" if pools else "first", "first"),
-        ("labels of", "tokens" if labels_tokens else "texts", "texts"),
-        ("scale_embedding", bool(not is_bert and table.scale), False),
-    ):  # fmt: skip
-        if received != wanted:
-            raise ConversionError(
-                f"KerasHub's {'BERT' if is_bert else 'GPT-2'} has {what}: {wanted}. "
-                f"Received: {received}."
-            )
+    check_equal(f"KerasHub's {'BERT' if is_bert else 'GPT-2'}", {
+        "tokenizer": (type(tokenizer), WordPieceTokenizer if is_bert else BytePairTokenizer),
+        "activation": (stack.activation, gelu_tanh),
+        "norm_epsilon": (stack.norm_epsilon, BERT_EPSILON if is_bert else GPT2_EPSILON),
+        "normalize_first": (stack.normalize_first, not is_bert),
+        "learned positions": (isinstance(model.positions, PositionEmbedding), True),
+        "pooler of": (bert.pooler_of(model) if is_bert else "tanh", "tanh"),
+        "pooling": ("mean or max" if pools else "first", "first"),
+        "labels of": ("tokens" if labels_tokens else "texts", "texts"),
+        "scale_embedding": (bool(not is_bert and table.scale), False),
+    })  # fmt: skip
     return written_dimensions(model, stack, table, _SETTINGS)
 
 
 def _save_byte_pairs(tokenizer, size, draft):
-    if not hasattr(tokenizer, "save_files"):
-        raise ConversionError(
-            "KerasHub's GPT-2 needs byte pairs: --tokens pieces. Received: "
-            f"{type(tokenizer).__name__}."
-        )
     tokenizer.save_files(draft / VOCABULARY, draft / MERGES)
     pieces = json.loads((draft / VOCABULARY).read_text("utf-8"))
     if len(pieces) != size:

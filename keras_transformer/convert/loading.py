@@ -15,15 +15,19 @@ FAMILIES = {
     "marian": marian.read,
     "roberta": bert.read,
 }
-# Settings of Hugging Face's models, of any family, that change none of their numbers; those of the
-# search are in generation.py.
+# Settings of Hugging Face's models, of any family, that change none of our numbers: of training,
+# of heads that are not read, of how to compute. Those of the search are in generation.py.
 HARMLESS = frozenset(
     "_attn_implementation _attn_implementation_autoset _name_or_path _num_labels architectures "
-    "attn_implementation chunk_size_feed_forward cls_token_id dtype finetuning_task "
+    "attn_implementation chunk_size_feed_forward cls_token_id directionality dtype finetuning_task "
     "gradient_checkpointing id2label initializer_factor initializer_range init_std label2id "
-    "mask_token_id model_type name_or_path num_labels output_attentions output_hidden_states "
-    "output_past problem_type return_dict sep_token_id task_specific_params tf_legacy_loss "
-    "torch_dtype torchscript transformers_version unk_token_id use_bfloat16 use_return_dict".split()
+    "mask_token_id model_type n_ctx name_or_path num_labels output_attentions output_hidden_states "
+    "output_past pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
+    "pooler_size_per_head pooler_type problem_type qa_dropout reorder_and_upcast_attn return_dict "
+    "sep_token_id sinusoidal_pos_embds summary_activation summary_first_dropout "
+    "summary_proj_to_labels summary_type summary_use_proj task_specific_params tf_legacy_loss "
+    "tie_weights_ tie_word_embeddings torch_dtype torchscript transformers_version unk_token_id "
+    "use_bfloat16 use_return_dict".split()
 )
 # Settings of every family that would change its numbers at any other value.
 NEUTRAL = {
@@ -60,10 +64,9 @@ def read(path):
             f"{path} must hold a model of type {', '.join(sorted(FAMILIES))}, or a preset of "
             f"KerasHub. Received: model_type={family!r:.80}."
         )
-    settings.without_effect(HARMLESS | KNOWN)
+    settings.ignore(HARMLESS | KNOWN)
     try:
-        for setting, neutral in NEUTRAL.items():
-            settings.one_of(setting, *neutral)
+        settings.check(NEUTRAL)
         converted = (keras_hub.read if is_preset else FAMILIES[family])(folder)
         settings.warn_of_unread()
         return converted
@@ -86,7 +89,7 @@ def load(path, source_language=None, target_language=None):
         A `serving.Translator`, `serving.Generator` or `serving.Classifier`.
 
     Raises:
-        ConversionError: as for `read`; or if the model alone does nothing with texts, such as
+        ConversionError: as for `read`; or if the model does nothing with texts by itself, such as
             the backbone of BERT.
         ValueError: if a multilingual model does not know a language, or no language is given.
     """
@@ -110,6 +113,6 @@ def load(path, source_language=None, target_language=None):
             model, tokenizer, converted.labels, converted.config["max_length"]
         )
     raise ConversionError(
-        f"{path} holds a model that alone does nothing with texts. Call `read`, which returns the "
-        "model and its tokenizer."
+        f"{path} holds a model that does nothing with texts by itself. Call `read`, which returns "
+        "the model and its tokenizer."
     )

@@ -8,12 +8,7 @@ from keras_transformer.convert import marian
 from keras_transformer.convert.folder import Converted, ModelFolder, Settings, num_padding_rows
 from keras_transformer.convert.generation import in_language, run_settings, search_settings
 from keras_transformer.convert.sentencepiece import with_languages
-from keras_transformer.convert.tables import (
-    ConversionError,
-    VocabularyPermutation,
-    Weights,
-    assign,
-)
+from keras_transformer.convert.tables import ConversionError, VocabularyPermutation, assign
 from keras_transformer.convert.tokenizers import SETTINGS, load_tokenizer_of
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
@@ -53,10 +48,8 @@ def read(folder: ModelFolder):
     )
     # Only to exclude the start token, which duplicates the end token.
     model.output_bias.trainable = False
-    no_bias = {"final_logits_bias": np.zeros((1, config.count("vocab_size")), "float32")}
     marian.check_positions(model, weights)
-    weights = weights.without(marian.POSITIONS).joined(Weights.of(no_bias))
-    assign(marian.rows(model, order, order), weights, "M2M100")
+    assign(marian.rows(model, order, order), weights.without(marian.POSITIONS), "M2M100")
     search, language = in_language(folder, search_settings(folder, order, 1024), tokenizer)
     run = run_settings(search, tokenizer.vocabulary_size, dimensions)
     run |= _languages(folder) | language
@@ -67,11 +60,8 @@ def _languages(folder):
     """The languages that the tokenizer's settings name, "" for none."""
     values = folder.json(SETTINGS) if folder.has(SETTINGS) else {}
     settings = Settings(values, folder.path / SETTINGS)
-    if settings.flag("legacy_behaviour", False):
-        raise ConversionError(
-            f"{settings.file}: the language must come before the text; legacy_behaviour, which "
-            "puts it after the text, is not supported. Received: legacy_behaviour=True."
-        )
+    # With it, the language comes after the text instead of before it.
+    settings.one_of("legacy_behaviour", False)
     return {ours: settings.text(theirs, "") for ours, theirs in LANGUAGE_SETTINGS.items()}
 
 
@@ -83,10 +73,7 @@ def _order(folder, theirs):
     control = {"pad_token_id": theirs[PAD_ID], "eos_token_id": theirs[END_ID]}
     for name, index in control.items():
         if config.count(name, least=0) != index:
-            raise ConversionError(
-                f"{folder.path}: {name} must be {index}, as in the tokenizer. "
-                f"Received: {config.count(name, least=0)}."
-            )
+            config.refuse(name, f"{index}, as in the tokenizer", config.count(name, least=0))
     theirs = np.array(theirs)
     theirs[START_ID] = start
     num_padding_rows(folder.path, int(theirs.max()) + 1, size)

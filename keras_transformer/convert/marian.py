@@ -1,7 +1,8 @@
 """MarianMT models, such as OPUS-MT, in Hugging Face's format, and Pegasus, which is only written.
 
 A translation model that normalises after its sub-layers is a Marian, one that normalises before
-them a Pegasus.
+them a Pegasus. `read` takes files and settings from folder.py, fills the model by tables.py, builds
+the tokenizers by sentencepiece.py, and leaves the settings of the search to generation.py.
 """
 
 import logging
@@ -14,7 +15,8 @@ from keras_transformer.convert.blocks import (
     ACTIVATIONS,
     activation_of,
     check_dense,
-    pieces_of_rows,
+    check_equal,
+    row_names,
 )
 from keras_transformer.convert.folder import (
     Converted,
@@ -90,8 +92,9 @@ def rows(model, source_order, target_order):
         yield target_order.row(
             model.output_bias.bias,
             "final_logits_bias",
+            shape=(1, len(target_order.ours)),
+            missing=0.0,
             to_ours=lambda array: _bias_in_our_order(array, target_order),
-            to_theirs=lambda array: array[target_order.ours][None],
         )
     yield from block_rows(model)
     yield from rows_of(model, FINAL_NORMS)  # which only models with normalize_first have
@@ -105,8 +108,8 @@ def block_rows(model):
 
 
 def _bias_in_our_order(bias, order):
-    """Their biases, (1, size), in our order; `NEVER` for a start token that is another one too."""
-    ours = bias[0][order.theirs]
+    """Their biases in our order; `NEVER` for a start token that is another token, too."""
+    ours = bias[order.theirs]
     if order.repeats_start:
         ours[START_ID] = NEVER
     return ours
@@ -135,10 +138,10 @@ def read(folder: ModelFolder):
     )
     check_positions(model, weights)
     assign(rows(model, *orders), weights.without(POSITIONS), "Marian")
-    of_tokenizer = tokenizer_settings(folder)
-    of_tokenizer.without_effect(("source_lang", "target_lang"))
-    of_tokenizer.usual(separate_vocabs=not shared)
-    of_tokenizer.warn_of_unread()
+    tokenizer_config = tokenizer_settings(folder)
+    tokenizer_config.ignore(("source_lang", "target_lang"))
+    tokenizer_config.expect(separate_vocabs=not shared)
+    tokenizer_config.warn_of_unread()
     tokenizers = [
         rearranged(read_model(folder.file(file)), [pieces[i] for i in order.theirs])
         for file, pieces, order in zip(
@@ -159,8 +162,8 @@ def dimensions_of(folder, normalize_first, activation):
     """
     settings = folder.settings
     settings.one_of("is_encoder_decoder", True)
-    # What older versions wrote, and their library no longer reads.
-    settings.usual(
+    # What older versions wrote and the library no longer reads, and what only training uses.
+    settings.expect(
         add_bias_logits=False,
         add_final_layer_norm=normalize_first,
         classif_dropout=0.0,
@@ -169,9 +172,10 @@ def dimensions_of(folder, normalize_first, activation):
         normalize_before=normalize_first,
         normalize_embedding=False,
         static_position_embeddings=True,
+        encoder_layerdrop=0.0,
+        decoder_layerdrop=0.0,
+        num_hidden_layers=settings.raw("encoder_layers"),
     )
-    settings.usual(encoder_layerdrop=0.0, decoder_layerdrop=0.0)
-    settings.usual(num_hidden_layers=settings.raw("encoder_layers"))
     for name in ("layers", "attention_heads", "ffn_dim"):
         sides = [settings.count(f"{side}_{name}") for side in ("encoder", "decoder")]
         if sides[0] != sides[1]:
@@ -180,10 +184,7 @@ def dimensions_of(folder, normalize_first, activation):
                 f"Received: {sides}."
             )
     if settings.count("d_model", least=4) % 2:
-        raise ConversionError(
-            f"{settings.file}: d_model must be even, for sines and cosines. "
-            f"Received: {settings.count('d_model')}."
-        )
+        settings.refuse("d_model", "even, for sines and cosines", settings.count("d_model"))
     # A dictionary keeps the first place of a name that comes twice.
     names = dict.fromkeys((activation, "swish", "silu", "relu", "gelu"))
     return {
@@ -209,7 +210,7 @@ def check_weights(folder, weights, family, shared, dimensions):
     shapes = {last: (dimensions["intermediate_dim"], hidden_dim)}
     tables = [(ONE_TABLE + OUTPUT, "vocab_size")]
     if shared:
-        settings.without_effect(["decoder_vocab_size"])
+        settings.ignore(["decoder_vocab_size"])
     else:
         tables = [(SOURCE, "vocab_size"), (TARGET + OUTPUT, "decoder_vocab_size")]
     for names, size in tables:
@@ -252,19 +253,19 @@ def _order(folder, pieces):
     settings, size = folder.settings, len(pieces)
     pad, end = (settings.count(name, least=0) for name in ("pad_token_id", "eos_token_id"))
     start = settings.count("decoder_start_token_id", pad, least=0)
-    if not {pad, end, start} <= set(range(size)):
-        raise ConversionError(
-            f"{settings.file}: pad_token_id, eos_token_id and decoder_start_token_id must be below "
-            f"{size}, the pieces of the vocabulary. Received: {pad}, {end}, {start}."
-        )
+    ids = {"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": start}
+    for name, value in ids.items():
+        if value >= size:
+            settings.refuse(name, f"below {size}, the pieces of the vocabulary", value)
     unknown = pieces.index("<unk>") if "<unk>" in pieces else pad
     return VocabularyPermutation(our_order(size, pad, unknown, start, end))
 
 
 def _is_one_table(weights, tied):
-    """Whether what a folder shares is one table: if it is not tied, both sides may have their own.
+    """Whether source and target have one table.
 
-    Then Hugging Face's library uses each of them, and the shared one for nothing.
+    If it is not tied to the output, each side may have its own, and Hugging Face's library then
+    ignores the shared one.
     """
     sides = [name for name in SOURCE + TARGET if name in weights]
     return tied or len(sides) < 2 or np.array_equal(*(weights[name] for name in sides))
@@ -288,13 +289,13 @@ def hugging_face_folder(text_model, draft):
             "will differ.",
             search["length_penalty"],
         )
-    arrays = arrays_of(_rows_with_sines_first(model))
+    arrays = _arrays_with_sines_first(model)
     if "final_logits_bias" not in arrays:
         arrays["final_logits_bias"] = np.zeros((1, target.vocabulary_size), "float32")
     kind, name = "marian", "MarianMTModel"
     if encoder.normalize_first:
         kind, name = "pegasus", "PegasusForConditionalGeneration"
-    of_sides = {
+    sizes = {
         "layers": encoder.num_layers,
         "attention_heads": encoder.num_heads,
         "ffn_dim": encoder.intermediate_dim,
@@ -307,7 +308,7 @@ def hugging_face_folder(text_model, draft):
         "share_encoder_decoder_embeddings": shared,
         "tie_word_embeddings": True,
         "d_model": target.hidden_dim,
-        **{f"{s}_{name}": size for s in ("encoder", "decoder") for name, size in of_sides.items()},
+        **{f"{s}_{name}": size for s in ("encoder", "decoder") for name, size in sizes.items()},
         "dropout": encoder.dropout,
         "attention_dropout": encoder.attention_dropout,
         "activation_dropout": encoder.activation_dropout,
@@ -322,26 +323,16 @@ def hugging_face_folder(text_model, draft):
 def _check_written(model, shared):
     """Raises ConversionError if neither Marian nor Pegasus is such a model."""
     encoder, positions = model.encoder, model.positions
-    sees_end = model.source_without_end is None
-    if (positions.max_wavelength, positions.first_position) != (10000, 0) or not sees_end:
-        raise ConversionError(
-            "Hugging Face's Marian and Pegasus have the paper's positions and see the end token. "
-            f"Received: max_wavelength={positions.max_wavelength}, "
-            f"first_position={positions.first_position}, and an encoder that "
-            f"{'sees' if sees_end else 'does not see'} it."
-        )
-    tied = model.output_projection is model.target_embedding
-    if not tied or (encoder.normalize_first and not shared):
-        raise ConversionError(
-            "A Pegasus (pre-norm) shares one vocabulary, and Marian and Pegasus tie the output "
-            f"projection to it. Received: normalize_first={encoder.normalize_first}, "
-            f"{'one vocabulary' if shared else 'two vocabularies'}, tie_output={tied}."
-        )
     check_dense(encoder)
-    if encoder.norm_epsilon != EPSILON:
-        raise ConversionError(
-            f"norm_epsilon must be {EPSILON} there. Received: {encoder.norm_epsilon}."
-        )
+    is_pegasus = encoder.normalize_first
+    check_equal(f"Hugging Face's {'Pegasus (pre-norm)' if is_pegasus else 'Marian (post-norm)'}", {
+        "max_wavelength of positions": (positions.max_wavelength, 10000),
+        "first_position": (positions.first_position, 0),
+        "an encoder that sees the end token": (model.source_without_end is None, True),
+        "one vocabulary": (shared or not is_pegasus, True),
+        "tie_output": (model.output_projection is model.target_embedding, True),
+        "norm_epsilon": (encoder.norm_epsilon, EPSILON),
+    })  # fmt: skip
 
 
 def _save_tokenizers(text_model, tables, shared, longest, draft):
@@ -352,7 +343,7 @@ def _save_tokenizers(text_model, tables, shared, longest, draft):
     ):
         tokenizer.save(draft / model_file)
         if file == "vocab.json" or not shared:
-            pieces = pieces_of_rows(tokenizer, table)
+            pieces = row_names(tokenizer, table)
             write_json(draft / file, {piece: index for index, piece in enumerate(pieces)})
     write_json(draft / "tokenizer_config.json", {
         "tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared,
@@ -361,27 +352,17 @@ def _save_tokenizers(text_model, tables, shared, longest, draft):
     })  # fmt: skip
 
 
-def _rows_with_sines_first(model):
-    """The table of a written model, with the columns of Marian's positions, all sines first."""
+def _arrays_with_sines_first(model):
+    """The arrays of a model, whose token vectors have the columns of Marian's positions."""
     tables = model.source_embedding, model.target_embedding
     orders = [VocabularyPermutation(range(table.vocabulary_size)) for table in tables]
-    columns = np.arange(tables[1].hidden_dim)
+    arrays = arrays_of(rows(model, *orders))
     if model.positions.interleaved:
-        columns = np.concatenate([columns[::2], columns[1::2]])
-    for row in rows(model, *orders):
-        yield row._replace(to_theirs=_with_columns(row, columns))
-
-
-def _with_columns(row, columns):
-    """`to_theirs` of a row, after the columns of the token vectors are put in another order."""
-    axes = _hidden_axes(row.names[0])
-
-    def to_theirs(array):
-        for axis in axes:
-            array = np.take(array, columns, axis)
-        return row.to_theirs(array)
-
-    return to_theirs
+        columns = np.arange(tables[1].hidden_dim).reshape(-1, 2).T.ravel()
+        for name in arrays:
+            for axis in _hidden_axes(name):
+                arrays[name] = np.take(arrays[name], columns, axis)
+    return arrays
 
 
 def _hidden_axes(name):

@@ -264,7 +264,7 @@ def _description(path):
             f"Received: {', '.join(kinds) or None}."
         )
     settings = Settings(arguments, file)
-    settings.without_effect(_READ)
+    settings.ignore(_READ)
     settings.warn_of_unread()
     values = {"dropout": "0.1", "ffn_activation": "relu", "position_encoder_class": SINES}
     heads, ends = MODELS[kinds[0]]
@@ -310,7 +310,7 @@ class OpenNMTSettings:
                 "source_vocabulary and target_vocabulary under data. Copy it there."
             )
         self.file, self._config = named
-        self._data = self._config["data"]
+        self._data = Settings(self._config["data"], self.file)
 
     def words(self, side, arrays, table):
         """The words of the "source" or "target" in the order of their ids, without <unk>.
@@ -319,7 +319,7 @@ class OpenNMTSettings:
             arrays: the arrays of the checkpoint.
             table: the name of the embeddings.
         """
-        file = self._file_named(self._data[f"{side}_vocabulary"])
+        file = self._file_named(self._data.text(f"{side}_vocabulary"))
         lines = file.read_bytes().decode("utf-8", "replace").split("\n")
         words = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
         rows = len(arrays[table])
@@ -333,17 +333,14 @@ class OpenNMTSettings:
 
     def source_end(self, default):
         """Whether sources end with </s>."""
-        controls = self._data.get("source_sequence_controls") or {"end": default}
-        controls = Settings(controls, self.file).values
-        if controls.get("start"):
-            raise ConversionError(
-                f"{self.file}: source_sequence_controls must not have start; it is not supported."
-            )
-        return bool(controls.get("end"))
+        controls = self._data.raw("source_sequence_controls") or {"end": default}
+        controls = Settings(controls, self.file)
+        controls.one_of("start", False, None)
+        return bool(controls.raw("end"))
 
     def search(self):
         params = Settings(self._config.get("params") or {}, self.file)
-        params.without_effect(SEARCH + TRAINING)
+        params.ignore(SEARCH + TRAINING)
         params.warn_of_unread()
         return SearchSettings(
             num_beams=params.count("beam_width", 4),
@@ -371,42 +368,34 @@ class OpenNMTSettings:
         return rearranged(model, ["<blank>", "<unk>", "<s>", "</s>", *words[3:]])
 
     def _sentencepiece_file(self, side):
-        tokenization = self._data.get(f"{side}_tokenization")
+        name = f"{side}_tokenization"
+        tokenization = self._data.raw(name)
         if isinstance(tokenization, str):
             tokenization = _yaml(self._file_named(tokenization))
         if tokenization and not isinstance(tokenization, dict):
-            raise ConversionError(
-                f"{self.file}: {side}_tokenization must be a mapping or a file with one. "
-                f"Received: {tokenization!r:.80}."
-            )
+            self._data.refuse(name, "a mapping or a file with one", tokenization)
         if not tokenization:  # texts were tokenised beforehand
             files = sorted(self.file.parent.glob("*.model"))
             if len(files) == 1:
                 return files[0]
             raise ConversionError(
-                f"{self.file} must name a SentencePiece model under data: {side}_tokenization, or "
+                f"{self.file} must name a SentencePiece model under data: {name}, or "
                 f"one file *.model must be next to it. Received: {len(files)} of them."
             )
-        kind, params = (
-            tokenization.get("type", "OpenNMTTokenizer"),
-            tokenization.get("params", tokenization),
-        )
-        if kind == "SentencePieceTokenizer" and "model" in params:
-            return self._file_named(params["model"])
+        settings = Settings(tokenization, self.file)
+        kind = settings.text("type", "OpenNMTTokenizer")
+        params = settings.part("params") if settings.has("params") else settings
+        if kind == "SentencePieceTokenizer" and params.has("model"):
+            return self._file_named(params.text("model"))
         plain = {"mode": "none", "spacer_annotate": True}
-        others = {name: value for name, value in params.items() if value != plain.get(name)}
-        if kind != "OpenNMTTokenizer" or "mode" not in params or [*others] != ["sp_model_path"]:
-            raise ConversionError(
-                f"{self.file}: {side}_tokenization must be a SentencePieceTokenizer, or an "
-                "OpenNMTTokenizer with mode none and sp_model_path alone; no other is supported. "
-                f"Received: {kind} with {params}."
-            )
-        return self._file_named(params["sp_model_path"])
+        others = [key for key, value in params.values.items() if value != plain.get(key)]
+        if kind != "OpenNMTTokenizer" or not params.has("mode") or others != ["sp_model_path"]:
+            supported = "a SentencePieceTokenizer, or an OpenNMTTokenizer with mode none"
+            self._data.refuse(name, f"{supported} and sp_model_path alone", tokenization)
+        return self._file_named(params.text("sp_model_path"))
 
     def _file_named(self, name):
         """The path of a file that the settings name."""
-        if not isinstance(name, str):
-            raise ConversionError(f"{self.file} must name files by texts. Received: {name!r:.80}.")
         places = [
             self.file.parent / name,
             pathlib.Path(name),

@@ -14,11 +14,11 @@ from keras_transformer.convert import bert, gpt2, marian
 from keras_transformer.convert.folder import Folder, Settings, safetensors_of
 from keras_transformer.convert.tables import (
     ConversionError,
+    Row,
     arrays_of,
     assign,
     check_shape,
-    finite_float32,
-    same,
+    unchanged,
 )
 from keras_transformer.convert.writing import check
 from keras_transformer.files import atomic_path, check_free
@@ -42,7 +42,7 @@ NEUTRAL = {
     ),
 }  # fmt: skip
 # What only training, or other values than those above, make use of.
-WITHOUT_EFFECT = (
+IGNORED = (
     "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode "
     "lora_ga_config loftq_config megatron_core peft_version qalora_group_size revision "
     "velora_config".split()
@@ -56,7 +56,7 @@ class Naming(NamedTuple):
 
     Args:
         rows: function from a model to its table.
-        prefix: what these names begin with there, except those of heads.
+        prefix: what the names of layers begin with, heads excepted.
         full_name: function from a model and a name in its table to the name there.
     """
 
@@ -101,30 +101,20 @@ def read_peft(model, path, family):
     }
     if not targets:
         raise ConversionError(f"{path} tunes {len(modules)} layers, but none of this model.")
-    further = [row for row in naming.rows(model) if row.names[0] in arrays]
-    train = {row.variable.path.split("/")[0]: None for row in further}
+    saved = [row for row in naming.rows(model) if row.names[0] in arrays]
+    train = {row.variable.path.split("/")[0]: None for row in saved}
     tuned = add_lora(model, rank, alpha, tuple(targets), tuple(train))
 
-    values, known = [], set()
-    for module, adapter in _adapters(tuned, naming):
-        for name, variable in ((module + DOWN, adapter.down), (module + UP, adapter.up)):
-            known.add(name)
-            if name in arrays:
-                check_shape(name, variable.shape, arrays.shape(name))
-                values.append((variable, finite_float32(name, arrays[name])))
-    rows = [row for row in naming.rows(tuned) if row.names[0] in arrays]
-    known |= {name for row in rows for name in row.names}
-    if unknown := sorted(set(arrays) - known):
+    table = [*_adapter_rows(tuned, naming), *naming.rows(tuned)]
+    rows = [row for row in table if row.names[0] in arrays]
+    if unknown := sorted(set(arrays) - {name for row in rows for name in row.names}):
         raise ConversionError(f"{path} tunes a layer that this model does not have: {unknown[0]}.")
-    names = [name for row in rows for name in row.names if name in arrays]
-    assign(rows, {name: arrays[name] for name in names}, family)
-    for variable, value in values:
-        variable.assign(value)
+    assign(rows, arrays, family)
     return tuned
 
 
 def write_peft(model, path, family):
-    """Writes the LoRA of a model in PEFT's format, to a folder that appears whole or not at all.
+    """Writes the LoRA of a model in PEFT's format, to a folder that appears once it is complete.
 
     `peft.PeftModel.from_pretrained` applies it to the tuned model in Hugging Face's format. A fresh
     process does so, on layers of zeros, before the folder gets its name; if PEFT is not installed,
@@ -144,38 +134,37 @@ def write_peft(model, path, family):
     """
     naming, path = _naming(family), pathlib.Path(path)
     check_free(path, "Choose another folder, or delete it.")
-    arrays, expected, modules, trained = {}, {}, [], set()
     full = functools.partial(naming.full_name, model)
-    for module, adapter in _adapters(model, naming):
-        modules.append(full(module))
-        for end, variable in ((DOWN, adapter.down), (UP, adapter.up)):
-            array = keras.ops.convert_to_numpy(variable).astype("float32")
-            arrays[START + full(module) + end] = array
-            trained.add(variable.path)
-        product = keras.ops.matmul(adapter.up, adapter.down) * adapter.scale
-        expected[f"added:{full(module)}"] = keras.ops.convert_to_numpy(product)
-    if not modules:
+    adapters = {full(module): adapter for module, adapter in _adapters(model, naming)}
+    if not adapters:
         raise ConversionError("The model must have LoRA, from add_lora. Received: one without.")
-    further = [row for row in naming.rows(model) if row.variable.trainable]
-    for name, array in arrays_of(further).items():
-        arrays[START + full(name)] = array
+    expected = {
+        f"added:{module}": keras.ops.convert_to_numpy(
+            keras.ops.matmul(adapter.up, adapter.down) * adapter.scale
+        )
+        for module, adapter in adapters.items()
+    }
+    trainable = [row for row in naming.rows(model) if row.variable.trainable]
+    for name, array in arrays_of(trainable).items():
         if array.ndim == 2:
             expected[f"saved:{full(name).removesuffix('.weight')}"] = array
-    trained |= {row.variable.path for row in further}
-    if left := [w.path for w in model.trainable_weights if w.path not in trained]:
-        raise ConversionError(f"{family} has no place for {left[0]}, which the model trains.")
+    rows = [*_adapter_rows(model, naming), *trainable]
+    arrays = {START + full(name): array for name, array in arrays_of(rows).items()}
+    saved = {row.variable.path for row in rows}
+    if unsaved := [w.path for w in model.trainable_weights if w.path not in saved]:
+        raise ConversionError(f"{family} has no place for {unsaved[0]}, which the model trains.")
 
     from safetensors.numpy import save_file
 
     lora = lora_of(model)
-    to_save = {full(name.rpartition(".")[0]) for row in further for name in row.names}
+    to_save = {full(name.rpartition(".")[0]) for row in trainable for name in row.names}
     config = {
         "peft_type": "LORA",
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": modules,
+        "target_modules": [*adapters],
         "modules_to_save": sorted(to_save) or None,
         "fan_in_fan_out": any(row.transpose for row, _ in _placed(model, naming)),
         "inference_mode": True,
@@ -201,18 +190,16 @@ def _files(path):
     if not folder.has(CONFIG) or not folder.has(WEIGHTS):
         raise ConversionError(f"{path} must hold {CONFIG} and {WEIGHTS}.")
     settings = Settings(folder.json(CONFIG), folder.path / CONFIG)
-    kind = settings.raw("peft_type")
-    if kind != "LORA":
-        raise ConversionError(f"{settings.file} must be of type LORA. Received: {kind!r:.80}.")
-    for name, values in NEUTRAL.items():
-        settings.one_of(name, *values)
-    settings.without_effect(WITHOUT_EFFECT)
-    settings.usual(lora_dropout=0.0, ensure_weight_tying=False)
+    if settings.text("peft_type") != "LORA":
+        settings.refuse("peft_type", "LORA", settings.text("peft_type"))
+    settings.check(NEUTRAL)
+    settings.ignore(IGNORED)
+    settings.expect(lora_dropout=0.0, ensure_weight_tying=False)
     weights = safetensors_of(folder.path / WEIGHTS)
     _check_modules(settings, weights)
     rank, alpha = settings.count("r"), settings.number("lora_alpha", None)
     if not alpha:  # the matrices would do nothing
-        raise ConversionError(f"{settings.file}: lora_alpha must be above 0. Received: {alpha!r}.")
+        settings.refuse("lora_alpha", "above 0", alpha)
     if settings.flag("use_rslora", False):
         alpha *= math.sqrt(rank)
     settings.warn_of_unread()
@@ -256,11 +243,11 @@ def _names(names, module, settings):
 
 def _placed(model, naming):
     """Pairs of a row of the table and the projection whose kernel it is."""
-    of_kernel = {id(projection.kernel): projection for projection in projections(model)}
+    by_kernel = {id(projection.kernel): projection for projection in projections(model)}
     for row in naming.rows(model):
-        if id(row.variable) in of_kernel:
-            assert row.to_ours is same, "LoRA's matrices are kept as they are"
-            yield row, of_kernel[id(row.variable)]
+        if id(row.variable) in by_kernel:
+            assert row.to_ours is unchanged, "LoRA's matrices are kept as they are"
+            yield row, by_kernel[id(row.variable)]
 
 
 def _modules_and_targets(row):
@@ -281,3 +268,10 @@ def _adapters(model, naming):
                     f"Received: {adapter.target}."
                 )
             yield modules[targets.index(adapter.target)], adapter
+
+
+def _adapter_rows(model, naming):
+    """The table of the matrices of LoRA."""
+    for module, adapter in _adapters(model, naming):
+        yield Row(adapter.down, (module + DOWN,))
+        yield Row(adapter.up, (module + UP,))

@@ -100,13 +100,13 @@ class Weights(Mapping):
         return next(iter(self.shape(name)), 0)
 
     def joined(self, other):
-        """These arrays and others.
+        """These arrays together with those of another checkpoint.
 
         Raises:
             ConversionError: if both have an array of one name.
         """
         if twice := sorted(self._entries.keys() & other._entries.keys()):
-            raise ConversionError(f"Each array must be there once. Received: {twice[0]} twice.")
+            raise ConversionError(f"Each array must occur once. Received: {twice[0]} twice.")
         return Weights({**self._entries, **other._entries})
 
     def renamed(self, new_name):
@@ -122,7 +122,7 @@ class Weights(Mapping):
         for name, entry in self._entries.items():
             if new_name(name) in entries:
                 raise ConversionError(
-                    f"Each array must be there once. Received: {new_name(name)} twice, with and "
+                    f"Each array must occur once. Received: {new_name(name)} twice, with and "
                     "without a prefix or under its older name."
                 )
             entries[new_name(name)] = entry
@@ -152,7 +152,7 @@ class Weights(Mapping):
                 check_dtype(name, entry.dtype)
 
 
-def same(array):
+def unchanged(array):
     return array
 
 
@@ -165,19 +165,22 @@ class Row(NamedTuple):
             the first axis, in equal parts.
         transpose: whether theirs are (input, output) where ours is (output, input), or the
             other way round.
+        shape: the shape of each array, if it has the same numbers in more axes than ours, such as
+            an axis of heads.
         to_ours: maps the joined and already transposed array to ours, e.g. permutes its columns.
         to_theirs: the inverse.
-        missing: the number that fills an array that a checkpoint lacks; None if the checkpoint
-            must have the array.
+        missing: the number that fills the arrays if a checkpoint has none of them; None if it must
+            have them.
         twins: further names under which a checkpoint may hold the array of a row with one name.
-            The first of all that is there is read; any other must be equal.
+            The first one that the checkpoint has is read; any other must be equal to it.
     """
 
     variable: Any
     names: tuple[str, ...]
     transpose: bool = False
-    to_ours: Callable = same
-    to_theirs: Callable = same
+    shape: tuple[int, ...] | None = None
+    to_ours: Callable = unchanged
+    to_theirs: Callable = unchanged
     missing: float | None = None
     twins: tuple[str, ...] = ()
 
@@ -223,7 +226,7 @@ class VocabularyPermutation:
         theirs: their id for each of ours, an integer array that contains all of their ids.
 
     Attributes:
-        theirs: as given.
+        theirs: the argument.
         ours: our id for each of theirs, an integer array; the first one of a row that appears
             twice.
         repeats_start: whether the row of the start token appears twice.
@@ -277,25 +280,26 @@ def assign(rows: Iterable[Row], arrays: Mapping[str, Any], family: str):
     values, known = [], set()
     for row in rows:
         known.update(row.names, row.twins)
-        shape = tuple(row.variable.shape)
-        if row.missing is not None and row.names[0] not in arrays:
-            values.append((row.variable, np.full(shape, row.missing, "float32")))
-            continue
+        shape = _shape_of_parts(row)
+        is_missing = row.missing is not None and not any(name in arrays for name in row.names)
         parts = []
-        theirs = _shape_of_parts(row, shape)
         for name in row.names:
-            part = _array(name, row.twins, arrays, family)
-            check_shape(name, theirs[::-1] if row.transpose else theirs, part.shape)
+            if is_missing:
+                part = np.full(shape, row.missing, "float32")
+            else:
+                part = _array(name, row.twins, arrays, family)
+                check_shape(name, row.shape or shape, part.shape)
+                part = part.reshape(shape)
             parts.append(part.T if row.transpose else part)
         values.append((row.variable, row.to_ours(np.concatenate(parts))))
     for variable, value in values:
         variable.assign(value)
-    left = [name for name in arrays if name not in known and not BUFFERS.search(name)]
-    if left:
-        others = f" and {len(left) - NUM_NAMED} others" if len(left) > NUM_NAMED else ""
+    unread = [name for name in arrays if name not in known and not BUFFERS.search(name)]
+    if unread:
+        others = f" and {len(unread) - NUM_NAMED} others" if len(unread) > NUM_NAMED else ""
         logging.getLogger(__name__).warning(
             "This model of %s has no place for these arrays, which were not read: %s%s.",
-            family, ", ".join(left[:NUM_NAMED]), others,
+            family, ", ".join(unread[:NUM_NAMED]), others,
         )  # fmt: skip
 
 
@@ -312,7 +316,8 @@ def arrays_of(rows: Iterable[Row]):
     for row in rows:
         value = row.to_theirs(keras.ops.convert_to_numpy(row.variable).astype("float32"))
         for name, part in zip(row.names, np.split(value, len(row.names)), strict=True):
-            arrays[name] = np.ascontiguousarray(part.T if row.transpose else part)
+            part = part.T if row.transpose else part
+            arrays[name] = np.ascontiguousarray(part.reshape(row.shape or part.shape))
     return arrays
 
 
@@ -367,11 +372,11 @@ def finite_float32(name, array):
 
 
 def _array(name, twins, arrays, family):
-    """An array in float32, once it is equal to all of its twins that are there."""
-    there = [other for other in (name, *twins) if other in arrays]
+    """An array in float32, equal to each twin that the checkpoint has."""
+    present = [other for other in (name, *twins) if other in arrays]
     name = first_of((name, *twins), arrays, family)
     array = finite_float32(name, arrays[name])
-    for twin in there[1:]:
+    for twin in present[1:]:
         if not np.array_equal(array, finite_float32(twin, arrays[twin])):
             raise ConversionError(
                 f"{twin} must be equal to {name}, because this model of {family} has one array for "
@@ -380,8 +385,9 @@ def _array(name, twins, arrays, family):
     return array
 
 
-def _shape_of_parts(row, shape):
-    """The shape of each of their arrays, transposed, so that together they have our shape."""
+def _shape_of_parts(row):
+    """The shape of each of their arrays, without further axes."""
     # The inverse of `to_ours` returns the shape that `to_ours` accepts.
-    joined = row.to_theirs(np.broadcast_to(np.float32(0), shape)).shape
-    return (joined[0] // len(row.names), *joined[1:])
+    joined = row.to_theirs(np.broadcast_to(np.float32(0), tuple(row.variable.shape))).shape
+    shape = joined[0] // len(row.names), *joined[1:]
+    return shape[::-1] if row.transpose else shape

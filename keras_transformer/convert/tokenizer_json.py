@@ -47,7 +47,7 @@ def read_tokenizer_json(path):
     """
     settings = Settings(json_object(path), path)
     kind, content = settings.part("model").text("type"), settings.values
-    settings.without_effect(_PARTS.split())
+    settings.ignore(_PARTS.split())
     settings.warn_of_unread()
     check_added(content.get("added_tokens") or [], path)
     readers = {"BPE": _byte_pairs, "Unigram": _unigram, "WordPiece": _word_pieces}
@@ -90,37 +90,14 @@ def byte_pairs(path, vocabulary, merges):
     return BytePairTokenizer({names[i]: n for n, i in enumerate(theirs)}, merges), theirs
 
 
-def merges_of(path):
-    """The pairs of a `merges.txt`, the first one first."""
-    lines = path.read_text("utf-8").split("\n")
-    return [line for line in lines if line and not line.startswith("#version")]
-
-
 def _byte_pairs(content, added, path):
     if content["model"].get("byte_fallback") or "Metaspace" in str(content.get("pre_tokenizer")):
         return _sentencepiece_byte_pairs(content, added, path)
-    return byte_pairs(path, *byte_level(content, path))
-
-
-def byte_level(content, path):
-    """The vocabulary and merges of a tokenizer.json that splits texts as GPT-2 does.
-
-    Args:
-        content: content of the file.
-        path: path of the file, for errors.
-
-    Raises:
-        ConversionError: if it splits texts in another way.
-    """
-    if content["model"]["type"] != "BPE":
-        raise ConversionError(
-            f"{path} must hold byte pairs. Received: type={content['model']['type']!r}."
-        )
     _steps(content, "normalizer", [], path)
     steps = _steps(content, "pre_tokenizer", ["ByteLevel"], path, needed="ByteLevel")
     _require(steps["ByteLevel"], _BYTE_LEVEL, path, "trim_offsets")
     _require(content["model"], _PAIRS | _NO_MARKS, path, *_READ)
-    return _vocabulary_and_merges(content)
+    return byte_pairs(path, *_vocabulary_and_merges(content))
 
 
 def _vocabulary_and_merges(content):
@@ -241,21 +218,17 @@ def _steps(content, name, allowed, path, needed=None):
     return steps
 
 
-def _require(settings, allowed, path, *others):
+def _require(values, allowed, path, *others):
     """Raises ConversionError if a model or a step has other settings than ours has.
 
     Args:
-        settings: the settings, a dictionary.
+        values: the settings, a dictionary.
         allowed: {name: value} of those with one value; null counts as that value.
         path: path of the file, for errors.
         *others: names of those that are read, or have no effect here.
     """
-    for name, value in settings.items():
-        if value is None or (name in ("type", *others) and name not in allowed):
-            continue
-        if name not in allowed:
-            raise ConversionError(f"{path}: {name} is not supported. Received: {value!r:.80}.")
-        if value != allowed[name] or type(value) is not type(allowed[name]):
-            raise ConversionError(
-                f"{path}: {name} must be {allowed[name]!r}. Received: {value!r:.80}."
-            )
+    settings = Settings({name: value for name, value in values.items() if value is not None}, path)
+    settings.check({name: (value,) for name, value in allowed.items()})
+    settings.ignore(("type", *others))
+    for name, value in settings.unread().items():
+        raise ConversionError(f"{path}: {name} is not supported. Received: {value!r:.80}.")

@@ -11,13 +11,9 @@ import numpy as np
 from keras_transformer.convert.folder import Folder, Settings
 from keras_transformer.convert.sentencepiece import in_our_order, read_model
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.convert.tokenizer_json import (
-    byte_pairs,
-    check_added,
-    merges_of,
-    read_tokenizer_json,
-)
+from keras_transformer.convert.tokenizer_json import byte_pairs, check_added, read_tokenizer_json
 from keras_transformer.files import in_one_line
+from keras_transformer.tokenizers.byte_pairs import merges_of
 from keras_transformer.tokenizers.sentencepiece_format import PieceType
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
@@ -36,7 +32,7 @@ CLASSES = {
 SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 # Settings that name special tokens, files and versions, or count tokens and pad them, which serving
 # does by its own settings.
-WITHOUT_EFFECT = (
+IGNORED = (
     "added_tokens_decoder additional_special_tokens backend bos_token chat_template cls_token "
     "eos_token errors extra_special_tokens init_inputs is_local legacy local_files_only mask_token "
     "max_len max_length merges_file model_input_names model_max_length name_or_path pad_token "
@@ -46,7 +42,7 @@ WITHOUT_EFFECT = (
     "use_default_system_prompt".split()
 )
 # Those with an effect, at the values at which our tokenizers do the same.
-USUAL = {
+EXPECTED = {
     "add_bos_token": False,
     "add_eos_token": False,
     "add_prefix_space": False,
@@ -101,14 +97,14 @@ def load_tokenizer_of(path):
 
 
 @contextlib.contextmanager
-def naming(file):
-    """Raises ConversionError, with the name of the file, where a tokenizer of ours cannot be it."""
+def name_in_errors(file):
+    """Turns errors of our tokenizers into a ConversionError that names the file."""
     try:
         yield
     except ConversionError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConversionError(f"{file} is a tokenizer that ours cannot be: {error}") from None
+        raise ConversionError(f"{file} cannot be one of our tokenizers: {error}") from None
 
 
 def tokenizer_settings(folder):
@@ -124,18 +120,15 @@ def tokenizer_settings(folder):
     both = (folder.json(name) if folder.has(name) else {} for name in (SPECIAL_TOKENS, SETTINGS))
     tokens, values = both
     settings = Settings(tokens | values, folder.path / SETTINGS)
-    settings.without_effect(WITHOUT_EFFECT)
-    settings.usual(**USUAL)
+    settings.ignore(IGNORED)
+    settings.expect(**EXPECTED)
     special = [token for key, token in settings.values.items() if key.endswith("_token")]
     special += [token for key in SPECIAL_LISTS for token in settings.items(key)]
     special = {_content(token) for token in special if isinstance(token, (str, dict))}
     added = settings.items("added_tokens_decoder")
     contents = [token.get("content") if isinstance(token, dict) else None for token in added]
     if not all(isinstance(content, str) for content in contents):
-        raise ConversionError(
-            f"{settings.file}: added_tokens_decoder must hold objects with a content. "
-            f"Received: {added!r:.80}."
-        )
+        settings.refuse("added_tokens_decoder", "objects with a content", added)
     known = special.union(contents)
     if folder.has(ADDED):
         added += [{"content": name} for name in folder.json(ADDED) if name not in known]
@@ -145,64 +138,49 @@ def tokenizer_settings(folder):
 
 def _read(folder):
     settings, path = tokenizer_settings(folder), folder.path
-    arrangements = {T5_FILE: _t5_pieces, LLAMA_FILE: _as_they_are, FAIRSEQ_FILE: _fairseq_pieces}
-    files = [name for name in arrangements if folder.has(name)]
     vocabulary = folder.json(VOCABULARY) if folder.has(VOCABULARY) else {}
-    if "M2M100" in settings.text("tokenizer_class", "") or vocabulary:
-        # It gives M2M100's pieces their ids.
-        arrangements[FAIRSEQ_FILE] = lambda _, settings: _m2m100_pieces(vocabulary, settings)
-    known = [name for name in files if _is_of_its_class(name, settings)]
-    if known:
-        result = _of_pieces(path / known[0], settings, arrangements[known[0]])
+    present = [name for name in CLASSES if folder.has(name)]
+    file = next((name for name in present if _is_of_its_class(name, settings)), None)
+    if file in (T5_FILE, LLAMA_FILE, FAIRSEQ_FILE):
+        result = _of_pieces(path / file, settings, vocabulary)
     elif folder.has(TOKENIZER_JSON):
         result = read_tokenizer_json(folder.file(TOKENIZER_JSON))
         if isinstance(result[0], WordPieceTokenizer):
             _check_words(settings, result[0].lowercase)
-    elif files:
-        _refuse_class(path / files[0], settings)
-    elif folder.has(WORD_PIECES):
+    elif file == WORD_PIECES:
         # Without the settings capitals decide.
         lowercase = settings.flag("do_lower_case", True) if folder.has(SETTINGS) else None
-        tokenizer = WordPieceTokenizer.load(folder.file(WORD_PIECES), lowercase)
+        tokenizer = WordPieceTokenizer.load(path / file, lowercase)
         _check_words(settings, tokenizer.lowercase)
-        if not _is_of_its_class(WORD_PIECES, settings):
-            _refuse_class(path / WORD_PIECES, settings)
         result = tokenizer, np.arange(tokenizer.vocabulary_size)
-    elif vocabulary and folder.has(MERGES):
-        check_byte_level(folder, settings)
-        result = byte_pairs(path / VOCABULARY, vocabulary, merges_of(folder.file(MERGES)))
+    elif file == MERGES and vocabulary:
+        settings.one_of("add_prefix_space", False, None)
+        result = byte_pairs(path / VOCABULARY, vocabulary, merges_of(path / file))
+    elif present and file is None:
+        raise ConversionError(
+            f"{path / present[0]} is supported for {', '.join(CLASSES[present[0]])}. "
+            f"Received: a tokenizer_class of {settings.text('tokenizer_class')}."
+        )
     else:
         raise ConversionError(
             f"{path} must hold {T5_FILE}, {LLAMA_FILE}, {FAIRSEQ_FILE}, {TOKENIZER_JSON}, "
             f"{WORD_PIECES}, or {VOCABULARY} and {MERGES}."
         )
-    settings.without_effect(("src_lang", "tgt_lang", "num_madeup_words", "legacy_behaviour"))
+    settings.ignore(("src_lang", "tgt_lang", "num_madeup_words", "legacy_behaviour"))
     settings.warn_of_unread()
     return result
 
 
-def check_byte_level(folder, settings):
-    """Raises ConversionError if vocab.json and merges.txt are not used as GPT-2 does."""
-    settings.one_of("add_prefix_space", False, None)
-    if not _is_of_its_class(MERGES, settings):
-        _refuse_class(folder.path / MERGES, settings)
-
-
 def _check_words(settings, lowercase):
     """Raises ConversionError if words are split or changed in another way than BERT's."""
-    settings.one_of("do_lower_case", lowercase, None)
-    settings.one_of("strip_accents", None, lowercase)
-    settings.one_of("tokenize_chinese_chars", True, None)
-    settings.one_of("do_basic_tokenize", True, None)
-    settings.one_of("never_split", None, [])
-    settings.without_effect(("add_bos_token", "add_eos_token", "clean_up_tokenization_spaces"))
-
-
-def _refuse_class(file, settings):
-    raise ConversionError(
-        f"{file} is supported for {', '.join(CLASSES[file.name])}. "
-        f"Received: a tokenizer_class of {settings.text('tokenizer_class')}."
-    )
+    settings.check({
+        "do_lower_case": (lowercase, None),
+        "strip_accents": (None, lowercase),
+        "tokenize_chinese_chars": (True, None),
+        "do_basic_tokenize": (True, None),
+        "never_split": (None, []),
+    })  # fmt: skip
+    settings.ignore(("add_bos_token", "add_eos_token", "clean_up_tokenization_spaces"))
 
 
 def _is_of_its_class(file, settings):
@@ -211,41 +189,34 @@ def _is_of_its_class(file, settings):
     return name in ("", "PreTrained", *CLASSES[file])
 
 
-def _of_pieces(file, settings, arrange):
-    """A SentencePiece model, its pieces by their ids given by `arrange(names, settings)`."""
+def _of_pieces(file, settings, vocabulary):
+    """A SentencePiece model, whose pieces have the ids that the class of the tokenizer gives them.
+
+    Args:
+        file: path of the SentencePiece model.
+        settings: the `Settings` of the tokenizer.
+        vocabulary: what vocab.json of M2M100 holds, which gives its pieces their ids.
+    """
     model = read_model(file)
     unknown = next((p.piece for p in model.pieces if p.type == PieceType.UNKNOWN), None)
     if unknown is None:
         raise ConversionError(f"{file} must have an unknown piece. Received: none.")
-    names = arrange([piece.piece for piece in model.pieces], settings)
+    names, class_name = [p.piece for p in model.pieces], settings.text("tokenizer_class", "")
+    if file.name == T5_FILE:
+        extra = settings.count("extra_ids", 100, least=0)
+        names += [f"<extra_id_{index}>" for index in reversed(range(extra))]
+    elif file.name == FAIRSEQ_FILE and (vocabulary or "M2M100" in class_name):
+        if not vocabulary:
+            raise ConversionError("A tokenizer of M2M100 must have vocab.json. Received: none.")
+        languages = M2M100_LANGUAGES[settings.one_of("language_codes", *M2M100_LANGUAGES)]
+        names = [*sorted(vocabulary, key=vocabulary.get), *(f"__{name}__" for name in languages)]
+    elif file.name == FAIRSEQ_FILE:
+        usual = MBART_LANGUAGES if "MBart" in class_name else []
+        languages = settings.items(SPECIAL_LISTS[0]) or settings.items(SPECIAL_LISTS[1]) or usual
+        names = ["<s>", "<pad>", "</s>", "<unk>", *names[3:], *map(_content, languages), "<mask>"]
     usual = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     control = [_content(settings.raw(name) or piece) for name, piece in usual.items()]
     return in_our_order(model, names, unknown, control)
-
-
-def _as_they_are(names, settings):
-    return names
-
-
-def _t5_pieces(names, settings):
-    extra = settings.count("extra_ids", 100, least=0)
-    return [*names, *(f"<extra_id_{index}>" for index in reversed(range(extra)))]
-
-
-def _fairseq_pieces(names, settings):
-    """<s>, <pad>, </s>, <unk>, the pieces from the fourth on, languages, <mask>."""
-    languages = settings.items(SPECIAL_LISTS[0]) or settings.items(SPECIAL_LISTS[1])
-    if not languages:
-        languages = MBART_LANGUAGES if "MBart" in settings.text("tokenizer_class", "") else []
-    languages = [_content(language) for language in languages]
-    return ["<s>", "<pad>", "</s>", "<unk>", *names[3:], *languages, "<mask>"]
-
-
-def _m2m100_pieces(vocabulary, settings):
-    if not vocabulary:
-        raise ConversionError("A tokenizer of M2M100 must have vocab.json. Received: none.")
-    languages = M2M100_LANGUAGES[settings.one_of("language_codes", *M2M100_LANGUAGES)]
-    return [*sorted(vocabulary, key=vocabulary.get), *(f"__{name}__" for name in languages)]
 
 
 def _content(token):

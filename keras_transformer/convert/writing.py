@@ -1,5 +1,6 @@
 """Writes our models in other libraries' formats, each checked with the foreign library."""
 
+import functools
 import importlib.util
 import os
 import pathlib
@@ -36,21 +37,25 @@ class Format(NamedTuple):
     dtypes: tuple[str, ...] = ("float32",)
 
 
+def _graph_writer(write_file):
+    return functools.partial(graphs.write, write_file=write_file)
+
+
 WRITERS = {
     "ctranslate2": Format(
         ctranslate2.write, ctranslate2.example, ("ctranslate2",), ctranslate2.DTYPES
     ),
     "huggingface": Format(huggingface.write, huggingface.example, ("transformers", "torch")),
     "keras_hub": Format(keras_hub.write, keras_hub.example, ("keras_hub",)),
-    "litert": Format(graphs.write_litert, graphs.example, ("ai_edge_litert",)),
-    "onnx": Format(graphs.write_onnx, graphs.example, ("onnxruntime",)),
-    "openvino": Format(graphs.write_openvino, graphs.example, ("openvino",)),
+    "litert": Format(_graph_writer(graphs.write_litert), graphs.example, ("ai_edge_litert",)),
+    "onnx": Format(_graph_writer(graphs.write_onnx), graphs.example, ("onnxruntime",)),
+    "openvino": Format(_graph_writer(graphs.write_openvino), graphs.example, ("openvino",)),
 }
 TIMEOUT = 600  # seconds
 
 
 def write(text_model, format, output, dtype="float32"):
-    """Writes a model in another format, to a folder that appears whole or not at all.
+    """Writes a model in another format, to a folder that appears once it is complete.
 
     A fresh process loads the draft with the foreign library and compares its answers with ours
     before the folder gets its name; if the library is not installed, a warning says that the

@@ -64,6 +64,7 @@ class BytePairTokenizer(tf.Module):
             batches and `serving.Generator` need, if the vocabulary does not have them.
 
     Attributes:
+        merges: the argument, as a tuple.
         control_ids: ids that stand for no text, such as the end.
         end_of_text_id: id of "<|endoftext|>" in the vocabulary, without `first_id`, or None.
         pad_id, unknown_id, class_id, separator_id: 0 to 3; the last two start and end a text
@@ -103,7 +104,7 @@ class BytePairTokenizer(tf.Module):
             )
         # As tuples: a tf.Module would wrap a dictionary or list into a kind of its own.
         self._pieces = tuple(sorted(vocabulary, key=vocabulary.get))
-        self._merges = tuple(merges)
+        self.merges = tuple(merges)
         control = [name for name in (*CONTROL_PIECES, END_OF_TEXT) if name in vocabulary]
         self.first_id = first_id
         self.end_of_text_id = vocabulary.get(END_OF_TEXT)
@@ -113,7 +114,7 @@ class BytePairTokenizer(tf.Module):
             bytes(map(_BYTES.get, piece)) if set(piece) <= _BYTES.keys() else piece.encode()
             for piece in self._pieces
         )
-        self._merge = lasting_tokenizer(_merging_model(self._pieces, self._merges))
+        self._merge = lasting_tokenizer(_merging_model(self._pieces, self.merges))
 
     @property
     def vocabulary_size(self) -> int:
@@ -160,7 +161,7 @@ class BytePairTokenizer(tf.Module):
     def save(self, path) -> None:
         """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
         vocabulary = {piece: number for number, piece in enumerate(self._pieces)}
-        content = {"vocabulary": vocabulary, "merges": self._merges, "first_id": self.first_id}
+        content = {"vocabulary": vocabulary, "merges": self.merges, "first_id": self.first_id}
         with atomic_path(path) as draft:
             draft.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
 
@@ -170,7 +171,7 @@ class BytePairTokenizer(tf.Module):
         with atomic_path(vocabulary_path) as draft:
             draft.write_text(json.dumps(vocabulary, ensure_ascii=False), "utf-8")
         with atomic_path(merges_path) as draft:
-            draft.write_text("\n".join(["#version: 0.2", *self._merges, ""]), "utf-8")
+            draft.write_text("\n".join(["#version: 0.2", *self.merges, ""]), "utf-8")
 
     @classmethod
     def load(cls, path) -> "BytePairTokenizer":
@@ -180,9 +181,13 @@ class BytePairTokenizer(tf.Module):
     @classmethod
     def from_files(cls, vocabulary_path, merges_path, first_id=0) -> "BytePairTokenizer":
         """Reads GPT-2's `vocab.json` and `merges.txt` as they were released."""
-        lines = pathlib.Path(merges_path).read_text("utf-8").split("\n")
-        merges = [line for line in lines if line and not line.startswith("#version")]
-        return cls(read_json(vocabulary_path), merges, first_id)
+        return cls(read_json(vocabulary_path), merges_of(merges_path), first_id)
+
+
+def merges_of(path):
+    """The pairs of a `merges.txt`, the first one first."""
+    lines = pathlib.Path(path).read_text("utf-8").split("\n")
+    return [line for line in lines if line and not line.startswith("#version")]
 
 
 def _split_words(texts, has_end):

@@ -58,9 +58,9 @@ class WordPieceTokenizer(tf.Module):
             accents before they are looked up.
 
     Attributes:
-        lowercase: as given.
-        pad_id, unknown_id, class_id, separator_id, mask_id: the ids of [PAD], [UNK], [CLS],
-            [SEP] and [MASK].
+        lowercase: the argument.
+        special_ids: the ids of [PAD], [UNK], [CLS], [SEP] and [MASK].
+        pad_id, unknown_id, class_id, separator_id, mask_id: each of them.
 
     Raises:
         ValueError: if a piece occurs twice or is longer than 256 bytes, a special piece is
@@ -80,8 +80,9 @@ class WordPieceTokenizer(tf.Module):
         pieces = list(pieces)
         _check_pieces(pieces)
         self.lowercase = lowercase
-        special_ids = [pieces.index(piece) for piece in _SPECIAL_PIECES]
-        self.pad_id, self.unknown_id, self.class_id, self.separator_id, self.mask_id = special_ids
+        self.special_ids = tuple(pieces.index(piece) for piece in _SPECIAL_PIECES)
+        self.pad_id, self.unknown_id, *others = self.special_ids
+        self.class_id, self.separator_id, self.mask_id = others
         self._pieces = tuple(pieces)
         try:
             self._cut_word = tensorflow_text.FastWordpieceTokenizer(
@@ -100,11 +101,6 @@ class WordPieceTokenizer(tf.Module):
     def vocabulary_size(self) -> int:
         """Number of ids, the special ones included."""
         return len(self._pieces)
-
-    @property
-    def special_ids(self) -> list[int]:
-        """The ids of [PAD], [UNK], [CLS], [SEP] and [MASK]."""
-        return [self._pieces.index(piece) for piece in _SPECIAL_PIECES]
 
     @property
     def longest_token(self) -> int:

@@ -150,9 +150,7 @@ def test_a_bert_with_the_tokenizer_of_roberta_is_written_as_no_bert(tmp_path):
     saved(tmp_path / "theirs", "RobertaModel", "gelu_new")
     found = convert.read(tmp_path / "theirs")
     for form in ("huggingface", "keras_hub"):
-        with pytest.raises(
-            convert.ConversionError, match=r"WordPieceTokenizer.*Received: a BytePa"
-        ):
+        with pytest.raises(convert.ConversionError, match=r"WordPieceTokenizer.*Received: BytePa"):
             convert.write(found, form, tmp_path / "again")
     assert not (tmp_path / "again").exists()
 

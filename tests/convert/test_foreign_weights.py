@@ -187,7 +187,7 @@ def test_an_array_that_is_there_twice_must_be_the_same(family):
 
 def test_a_name_with_and_without_its_prefix_is_refused(gpt2):
     change(gpt2, lambda a: a.update({"wte.weight": a["transformer.wte.weight"]}))
-    refused(gpt2, r"Each array must be there once\. Received: wte\.weight twice")
+    refused(gpt2, r"Each array must occur once\. Received: wte\.weight twice")
 
 
 OUTSIDE = ["../outside.safetensors", "/etc/passwd", "a/../../outside.safetensors", ".", "..", "",
@@ -245,7 +245,7 @@ def test_one_whole_file_comes_first_and_others_are_named(gpt2, caplog):
     np.testing.assert_array_equal(array(convert.read(gpt2).model.weights[0]), before)
     assert "only model.safetensors is read. Not read: z.safetensors." in caplog.text
     (gpt2 / FILE).rename(gpt2 / "a.safetensors")
-    refused(gpt2, r"Each array must be there once\. Received: transformer\.h\.0\.\S+ twice")
+    refused(gpt2, r"Each array must occur once\. Received: transformer\.h\.0\.\S+ twice")
 
 
 DEEP = "[" * 10**5

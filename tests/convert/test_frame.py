@@ -20,7 +20,9 @@ def variables(*shapes):
 
 
 def table(kernel, bias, extra):
-    """Two of theirs stand in one of ours, transposed, with permuted columns; one may be missing."""
+    """Two of theirs are in one of ours, transposed, with permuted columns; one has a further axis,
+    one may be missing.
+    """
     order = np.array([2, 0, 1])
     yield Row(
         kernel,
@@ -29,8 +31,15 @@ def table(kernel, bias, extra):
         to_ours=lambda array: array[:, order],
         to_theirs=lambda array: array[:, np.argsort(order)],
     )
-    yield Row(bias, ("b",))
-    yield Row(extra, ("maybe",), missing=-1.0)
+    yield Row(bias, ("b",), shape=(1, 5))
+    scale = np.float32([1, 2])
+    yield Row(
+        extra,
+        ("maybe",),
+        missing=-1.0,
+        to_ours=lambda array: array * scale,
+        to_theirs=lambda array: array / scale,
+    )
 
 
 SHAPES = (4, 3), (5,), (2,)
@@ -38,7 +47,7 @@ SHAPES = (4, 3), (5,), (2,)
 
 def drawn(generator):
     q, k = generator.normal(size=(2, 3, 2)).astype("float32")
-    return {"q": q, "k": k, "b": generator.normal(size=5).astype("float32")}
+    return {"q": q, "k": k, "b": generator.normal(size=(1, 5)).astype("float32")}
 
 
 def test_a_table_reads_and_writes_the_same_numbers():
@@ -47,6 +56,8 @@ def test_a_table_reads_and_writes_the_same_numbers():
     kernel = keras.ops.convert_to_numpy(ours[0])
     np.testing.assert_array_equal(kernel[:2], arrays["q"].T[:, [2, 0, 1]])
     np.testing.assert_array_equal(kernel[2:], arrays["k"].T[:, [2, 0, 1]])
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(ours[1]), arrays["b"][0])
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(ours[2]), [-1, -2])
     back = arrays_of(table(*ours))
     np.testing.assert_array_equal(back.pop("maybe"), [-1, -1])
     assert back.keys() == arrays.keys()

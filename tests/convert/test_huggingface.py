@@ -128,13 +128,13 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
 def test_models_that_they_lack_are_refused_and_nothing_is_left(tokenizer, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     for options, message in (
-        ({"target_vocabulary_size": 405}, r"A Pegasus \(pre-norm\) shares one vocabulary"),
-        ({"tie_output": False}, "tie the output projection"),
+        ({"target_vocabulary_size": 405}, r"Pegasus \(pre-norm\) has one vocabulary: True"),
+        ({"tie_output": False}, "has tie_output: True. Received: False"),
         ({"use_bias": False}, "use_bias=False"),
         ({"key_dim": 8}, "key_dim=8"),
         ({"activation": "tanh"}, "Received: tanh"),
-        ({"positions": {"first_position": 2}}, "have the paper's positions and see the end token"),
-        ({"norm_epsilon": 1e-3}, "norm_epsilon must be 1e-05"),
+        ({"positions": {"first_position": 2}}, "first_position: 0. Received: 2"),
+        ({"norm_epsilon": 1e-3}, "norm_epsilon: 1e-05. Received: 0.001"),
     ):
         with pytest.raises(convert.ConversionError, match=message):
             convert.write(translator_of(tokenizer, **options), "huggingface", tmp_path / "model")

@@ -221,7 +221,7 @@ def test_what_keras_hub_lacks_is_refused_and_nothing_is_left(tmp_path, monkeypat
         (generator(norm_epsilon=1e-6), "GPT-2 has norm_epsilon: 1e-05"),
         (generator(use_bias=False), r"KerasHub needs dense attention with biases.*use_bias=False"),
         (generator(key_dim=3), "as wide as the model.*key_dim=3"),
-        (of_letters, "byte pairs: --tokens pieces. Received: SymbolTokenizer"),
+        (of_letters, "tokenizer: BytePairTokenizer. Received: SymbolTokenizer"),
     ):
         with pytest.raises(convert.ConversionError, match=message) as error:
             convert.write(ours, "keras_hub", tmp_path / "preset")

@@ -219,7 +219,7 @@ def test_the_sentencepiece_model_of_nllb_has_its_ids_one_higher(tmp_path):
         (
             "tokenizer_config.json",
             {"legacy_behaviour": True},
-            "which puts it after the text, is not supported",
+            "legacy_behaviour must be False; nothing else is supported",
         ),
     ],
 )

@@ -239,7 +239,7 @@ def test_a_table_with_more_rows_than_pieces_gives_the_logits_of_all_rows(tmp_pat
 def test_names_of_labels_that_are_none_are_one_line(labels, tmp_path):
     FAMILIES["bert"](tmp_path)
     save_config(tmp_path, config_of(tmp_path) | {"id2label": labels})
-    with pytest.raises(ConversionError, match="id2label must name at least two labels") as error:
+    with pytest.raises(ConversionError, match="id2label must be names of at least two") as error:
         convert.read(tmp_path)
     assert one_line(error.value, tmp_path)
 

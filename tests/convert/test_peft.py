@@ -75,7 +75,7 @@ def test_mistakes_are_told(tmp_path):
     with pytest.raises(ConversionError, match=r"use_dora must be False or None.*Received: True"):
         read_peft(model, lora, "gpt2")
     changed(lora, peft_type="IA3")
-    with pytest.raises(ConversionError, match=r"must be of type LORA\. Received: 'IA3'"):
+    with pytest.raises(ConversionError, match=r"peft_type must be LORA\. Received: 'IA3'"):
         read_peft(model, lora, "gpt2")
     changed(lora, peft_type="LORA", use_dora=False)
     (lora / "adapter_model.safetensors").write_bytes(b"1")

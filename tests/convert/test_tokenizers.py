@@ -335,9 +335,9 @@ def test_added_tokens_are_refused_unless_they_are_special(kind, where, special, 
         ({"do_basic_tokenize": False}, "do_basic_tokenize must be True"),
         ({"never_split": ["covid-19"]}, "never_split must be None"),
         ({"tokenizer_class": "BertJapaneseTokenizer"}, "tokenizer_class of BertJapaneseTokenizer"),
-        ({"added_tokens_decoder": {"5": "x"}}, "must hold objects with a content"),
+        ({"added_tokens_decoder": {"5": "x"}}, "must be objects with a content"),
         ({"additional_special_tokens": 3}, "must be a list or a JSON object"),
-        ({"tokenizer_class": 3}, "tokenizer_class must be a text"),
+        ({"tokenizer_class": 3}, "tokenizer_class must be a string"),
     ],
 )
 def test_settings_of_word_pieces_that_ours_have_not_are_refused(settings, said, tmp_path):

@@ -130,9 +130,9 @@ def test_special_ids_and_ids_outside_of_the_vocabulary_are_not_joined(tokenizer)
 def test_special_ids_are_where_the_vocabulary_has_them():
     released = ["[PAD]", *(f"[unused{i}]" for i in range(99)), *SPECIAL[1:], "a"]
     tokenizer = WordPieceTokenizer(released)
-    assert tokenizer.special_ids == [0, 100, 101, 102, 103]
+    assert tokenizer.special_ids == (0, 100, 101, 102, 103)
     own = [tokenizer.pad_id, tokenizer.unknown_id, tokenizer.class_id]
-    assert [*own, tokenizer.separator_id, tokenizer.mask_id] == tokenizer.special_ids
+    assert (*own, tokenizer.separator_id, tokenizer.mask_id) == tokenizer.special_ids
     assert tokenizer.tokenize(["a [MASK]"]).to_list() == [[104, 100, 100, 100]], "text stays text"
 
 
