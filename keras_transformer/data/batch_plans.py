@@ -437,9 +437,7 @@ def prefetched(batches: tf.data.Dataset) -> tf.data.Dataset:
     """Batches that are made ahead of time, and divided among replicas."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    # An endless iterator that is dropped waits for the thread that tunes it, which sleeps twice as
-    # long each time: the end of `fit` took up to as long as all its steps.
-    options.autotune.enabled = False
+    options.autotune.enabled = False  # the end of `fit` would wait for its thread
     return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 

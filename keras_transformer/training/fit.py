@@ -42,7 +42,7 @@ class FitMixin:
             first = validation_data[0] if is_tuple else validation_data
             _check_sharding(first, self.distribute_strategy)
             rest = validation_data[1:2] if is_tuple else ()
-            first = with_checked_ids(self, self._step.loss, first, *rest)
+            first = untuned(with_checked_ids(self, self._step.loss, first, *rest))
             validation_data = validation_data if is_tuple else first
         self._step.dropout_seeds.spread()
         callback_list = keras.tree.flatten(callbacks or [])
@@ -101,7 +101,7 @@ class FitMixin:
         Labels are checked if there is a loss; `predict` reads none.
         """
         try:
-            yield with_checked_ids(self, loss, x, y)
+            yield untuned(with_checked_ids(self, loss, x, y))
         except tf.errors.InvalidArgumentError as error:
             if (value_error := as_value_error(error)) is None:
                 raise
@@ -124,6 +124,19 @@ class FitMixin:
         _check_one_replica(self, "predict_on_batch")
         with_checked_ids(self, None, x)
         return super().predict_on_batch(x)
+
+
+def untuned(data):
+    """A dataset without the thread that tunes it, unless its own options ask for one.
+
+    An iterator that is dropped waits for that thread, which sleeps twice as long each time: the end
+    of `fit` took up to as long as all its steps. What is left to `AUTOTUNE` uses all cores.
+    """
+    if not isinstance(data, tf.data.Dataset) or data.options().autotune.enabled is not None:
+        return data
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return data.with_options(options)
 
 
 def _check_compiled(model, method):

@@ -19,6 +19,18 @@ def only_small_pictures(small_pictures):
     """For every run of this folder."""
 
 
+@pytest.fixture(autouse=True)
+def results_of_few(request):
+    """Trainings draw and score what they learnt only in tests that ask for `told_results`."""
+    if "told_results" not in request.fixturenames:
+        request.getfixturevalue("untold_results")
+
+
+@pytest.fixture
+def told_results():
+    """Trainings of this process end as usual, with pictures and scores."""
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """Flags for a training and a validation text, letters spelled backwards, one file packed."""

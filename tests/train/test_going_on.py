@@ -19,7 +19,7 @@ from train.translation import TranslationConfig
 
 from .conftest import SETTINGS
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("untold_results")]
+pytestmark = pytest.mark.slow
 
 CONFIGS = (TranslationConfig, LanguageModelConfig, ClassificationConfig, PretrainingConfig)
 

@@ -116,7 +116,6 @@ def test_a_run_is_measured_used_and_exported_under_tensorflow(text, whole, tmp_p
 OTHER_NOISE = "step-{}.npz was saved on {}. On {}, dropout draws other noise from here on."
 
 
-@pytest.mark.usefixtures("untold_results")
 def test_a_run_begun_on_jax_ends_on_tensorflow(text, told_to_end, tmp_path, capsys, caplog):
     run = shutil.copytree(told_to_end, tmp_path / "run")
     translation.main([*text, *SETTINGS, f"--steps={STEPS}", "--run", str(run)])
@@ -124,7 +123,6 @@ def test_a_run_begun_on_jax_ends_on_tensorflow(text, told_to_end, tmp_path, caps
     assert caplog.text.count(OTHER_NOISE.format(7, "jax", "tensorflow")) == 1
 
 
-@pytest.mark.usefixtures("untold_results")
 def test_a_run_begun_on_tensorflow_ends_on_jax(text, tmp_path):
     flags = [*text, *SETTINGS, "--run", str(tmp_path / "run"), "--shapes=16"]
     translation.main([*flags, "--steps=6"])
@@ -146,7 +144,6 @@ translation.main(sys.argv[1:])
 """
 
 
-@pytest.mark.usefixtures("untold_results")
 def test_steps_on_another_backend_are_those_of_one_but_for_rounding(text, tmp_path, monkeypatch):
     """SGD adds the gradients up; Adam divides them by their size, and with it their rounding."""
     monkeypatch.setattr("train.experiment.optimizer_of", lambda _: keras.optimizers.SGD(0.1))
@@ -168,7 +165,6 @@ def test_steps_on_another_backend_are_those_of_one_but_for_rounding(text, tmp_pa
             assert np.abs(one - first).max() > 1e-4, "it has learned"
 
 
-@pytest.mark.usefixtures("untold_results")
 @pytest.mark.parametrize(
     ("trainer", "flags", "devices"),
     [

@@ -60,6 +60,7 @@ def test_a_packed_translation_resumes_exactly_and_is_served(text, tmp_path, caps
     assert "packed was True and is False" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("told_results")
 def test_packed_documents_resume_exactly_and_are_continued(tmp_path, capsys, monkeypatch):
     (tmp_path / "text.txt").write_text(DOCUMENTS)
     flags = ["--text", str(tmp_path / "text.txt"), *FLAGS, "--packed", "--schedule=inverse_sqrt"]

@@ -49,6 +49,7 @@ def pretrained(tmp_path_factory):
     return folder, flags
 
 
+@pytest.mark.usefixtures("told_results")
 def test_masked_pieces_are_found(pretrained, capsys):
     folder, flags = pretrained
     assert "[CLS]" in (folder / "bert" / "attention.html").read_text()
@@ -72,6 +73,7 @@ def test_training_starts_from_the_frequencies_of_the_text():
     assert shares[dot] == pytest.approx(dots, rel=0.05) and shares.sum() == pytest.approx(1)
 
 
+@pytest.mark.usefixtures("told_results")
 def test_a_pretrained_model_is_tuned_and_served(pretrained, capsys):
     folder, _ = pretrained
     flags = ["--pretrained", str(folder / "bert"), "--folder", str(folder / "reviews"), *TUNING]
@@ -87,6 +89,7 @@ def test_a_pretrained_model_is_tuned_and_served(pretrained, capsys):
     assert list(answer["outputs"]["truncated"]) == [False, True]
 
 
+@pytest.mark.usefixtures("told_results")
 def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, tmp_path, capsys):
     folder, _ = pretrained
     flags = ["--pretrained", str(folder / "bert"), "--folder", str(folder / "reviews"), *TUNING]

@@ -53,6 +53,7 @@ def test_a_run_leaves_model_history_and_pictures(trained):
     assert np.isfinite(history["loss"]).all() and history["val_loss"]
 
 
+@pytest.mark.usefixtures("told_results")
 def test_bleu_during_training_compiles_one_search_for_all_epochs(text, tmp_path, monkeypatch):
     """As on a GPU, where the cache is static."""
     searches = []
@@ -70,6 +71,7 @@ def test_bleu_during_training_compiles_one_search_for_all_epochs(text, tmp_path,
     assert searches[0].experimental_get_tracing_count() == 1
 
 
+@pytest.mark.usefixtures("told_results")
 def test_a_run_without_a_validation_text_has_pictures_too(text, tmp_path):
     run = tmp_path / "run"
     translation.main([*text[:2], *text[4:6], *SETTINGS, "--steps=2", "--run", str(run)])

@@ -137,6 +137,7 @@ def test_a_tuned_model_begins_as_the_one_that_it_tunes(files, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "is_run"), [("gpt2", False), ("preset of gpt2", True)])
+@pytest.mark.usefixtures("told_results")
 def test_a_gpt2_is_tuned_from_a_folder_or_a_run(name, is_run, files, tmp_path, capsys):
     pretrained = family_of(name, tmp_path)
     if is_run:

@@ -110,7 +110,6 @@ def test_the_chief_alone_records_a_changed_setting(text, whole, tmp_path):
     ).config().replace(steps=STEPS + 1, peak_rate=0.0005)
 
 
-@pytest.mark.usefixtures("untold_results")
 @pytest.mark.parametrize(
     ("trainer", "flags", "said"),
     [
