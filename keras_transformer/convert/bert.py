@@ -48,6 +48,10 @@ from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 # The head of a masked language model predicts no next sentence.
 NEXT_SENTENCE = {"cls.seq_relationship": "head for the next sentence"}
+# Of a classifier of texts, by whether a text may have several labels; and of one that predicts a
+# number.
+PROBLEM_TYPES = {False: "single_label_classification", True: "multi_label_classification"}
+REGRESSION = "regression"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,9 +272,9 @@ def read(folder: ModelFolder):
     dropout = family.head_dropout or dimensions["dropout"]
     dropout = settings.number(names["head_dropout"], dropout, below=1)
     activation = family.head_activation or activation
-    model, labels = _with_head(folder, weights, backbone, head, dropout, activation)
+    model, labels, multi_label = _with_head(folder, weights, backbone, head, dropout, activation)
     _assign(folder, rows(model, family, order), weights, family)
-    return converted(model, tokenizer, labels, longest, dimensions)
+    return converted(model, tokenizer, labels, longest, dimensions, multi_label)
 
 
 def _modern(name):
@@ -293,7 +297,7 @@ def _check_weights(weights, family, size, longest, dimensions):
 
 
 def _with_head(folder, weights, backbone, head, dropout, activation):
-    """A backbone with a head, and the names of its labels.
+    """A backbone with a head, the names of its labels, and whether a text may have several.
 
     Args:
         folder: whose config.json names the labels.
@@ -304,19 +308,24 @@ def _with_head(folder, weights, backbone, head, dropout, activation):
         activation: of a head for masked tokens.
     """
     if head is None:
-        return backbone, ()
+        return backbone, (), False
     if head is bert_pretraining:
         folder.settings.one_of("tie_word_embeddings", True)
-        return head(backbone, activation=activation), ()
-    labels = _labels(folder, weights)
-    return head(backbone, len(labels), dropout=dropout), labels
+        return head(backbone, activation=activation), (), False
+    name = first_of(("classifier.weight", "classifier.out_proj.weight"), weights, folder.path)
+    one = PROBLEM_TYPES[False]
+    allowed = (*PROBLEM_TYPES.values(), REGRESSION) if head is bert_classifier else (one,)
+    kind = folder.settings.one_of("problem_type", None, *allowed)
+    # Without a type, transformers takes one output for a number.
+    if kind == REGRESSION or (kind is None and head is bert_classifier and weights.rows(name) == 1):
+        check_shape(name, (1, *weights.shape(name)[1:]), weights.shape(name))
+        return head(backbone, 1, dropout=dropout), (), False
+    labels = _labels(folder, weights, name)
+    return head(backbone, len(labels), dropout=dropout), labels, kind == PROBLEM_TYPES[True]
 
 
-def _labels(folder, weights):
-    head = first_of(("classifier.weight", "classifier.out_proj.weight"), weights, folder.path)
-    count = weights.rows(head)
-    settings = folder.settings
-    settings.one_of("problem_type", "single_label_classification", None)
+def _labels(folder, weights, head):
+    count, settings = weights.rows(head), folder.settings
     named = settings.raw("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
     known = named if isinstance(named, dict) else {}
     labels = [known.get(str(index)) for index in range(len(known))]
@@ -342,14 +351,18 @@ def _assign(folder, table, arrays, family):
         )
 
 
-def converted(model, tokenizer, labels, longest, dimensions):
+def converted(model, tokenizer, labels, longest, dimensions, multi_label=False):
     """A BERT with the settings of the runs of its command: a classifier's, or of pretraining."""
     is_classifier = labels_texts(model)
     run = {"max_length": min(longest, 512), **dimensions}
+    if is_classifier and not labels:
+        run |= {"task": "regression"}
+    elif is_classifier and multi_label:
+        run |= {"task": "multi_label"}
     if not is_classifier:
         run |= {"positions": longest, "max_length": min(longest, 128)}
     command = "classification" if is_classifier else "pretraining"
-    return Converted(command, model, tokenizer, labels=labels, config=run)
+    return Converted(command, model, tokenizer, labels=labels, multi_label=multi_label, config=run)
 
 
 def _word_pieces(folder, size):
@@ -427,6 +440,10 @@ def hugging_face_folder(text_model, draft):
         name = f"BertFor{'Sequence' if labels_texts(model) else 'Token'}Classification"
         names = getattr(text_model, "labels", ()) or range(model.output_shape[-1])
         labels = {"id2label": {str(i): str(label) for i, label in enumerate(names)}}
+        if labels_texts(model):
+            several = getattr(text_model, "multi_label", False)
+            is_number = model.output_shape[-1] == 1
+            labels["problem_type"] = REGRESSION if is_number else PROBLEM_TYPES[several]
         labels["label2id"] = {label: int(i) for i, label in labels["id2label"].items()}
     arrays = {full_name(model, key): array for key, array in arrays_of(rows(model)).items()}
     text_model.tokenizer.save(draft / "vocab.txt")

@@ -344,6 +344,11 @@ def write(text_model, draft):
         tokenizer_object = _object("BertTokenizer", lowercase=lowercase, strip_accents=lowercase)
         backbone = _object("BertBackbone", **config, num_segments=2)
         if isinstance(model, bert_models.BertClassifierModel):
+            if getattr(text_model, "multi_label", False) or model.output_shape[-1] == 1:
+                raise ConversionError(
+                    "KerasHub's BertTextClassifier gives each text one of several labels. "
+                    "Received: a model of several labels per text, or of numbers."
+                )
             longest = config["max_sequence_length"]
             if hasattr(text_model, "max_length"):
                 longest = text_model.max_length + NUM_SPECIAL_TOKENS

@@ -83,7 +83,7 @@ def load(path, source_language=None, target_language=None):
         target_language: likewise the language to translate to.
 
     Returns:
-        A `serving.Translator`, `serving.Generator` or `serving.Classifier`.
+        A `serving.Translator`, `serving.Generator`, `serving.Classifier` or `serving.Regressor`.
 
     Raises:
         ConversionError: as for `read`; or if the model alone does nothing with texts, such as
@@ -106,9 +106,10 @@ def load(path, source_language=None, target_language=None):
     if converted.command == "language_model":
         return serving.Generator(model, tokenizer, settings=converted.settings)
     if converted.command == "classification":
-        return serving.Classifier(
-            model, tokenizer, converted.labels, converted.config["max_length"]
-        )
+        labels, max_length = converted.labels, converted.config["max_length"]
+        if not labels:
+            return serving.Regressor(model, tokenizer, max_length)
+        return serving.Classifier(model, tokenizer, labels, max_length, converted.multi_label)
     raise ConversionError(
         f"{path} holds a model that alone does nothing with texts. Call `read`, which returns the "
         "model and its tokenizer."

@@ -1,12 +1,12 @@
-"""Trained models in use: texts in, texts or labels out, from Python or as a SavedModel.
+"""Trained models in use: texts in, texts, labels or numbers out, from Python or as a SavedModel.
 
-`Translator`, `Classifier` and `Generator` answer in this process. Their `export` publishes them
-for TensorFlow Serving, once a process that imports no Python code of this library has answered
-from the export as they do.
+`Translator`, `Classifier`, `Regressor` and `Generator` answer in this process. Their `export`
+publishes them for TensorFlow Serving, once a process that imports no Python code of this library
+has answered from the export as they do.
 """
 
 from keras_transformer.models.copies import with_dtype
-from keras_transformer.serving.classifier import Classifier
+from keras_transformer.serving.classifier import Classifier, Regressor
 from keras_transformer.serving.generator import AfterControlIds, Generator
 from keras_transformer.serving.languages import in_languages
 from keras_transformer.serving.run_folder import RunFolder
@@ -18,6 +18,7 @@ __all__ = [
     "Classifier",
     "Generator",
     "Hypothesis",
+    "Regressor",
     "RunFolder",
     "SamplingSettings",
     "SearchSettings",

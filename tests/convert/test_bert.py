@@ -141,7 +141,9 @@ def test_a_classifier_is_served_and_a_folder_is_fine_tuned(tmp_path, capsys):
         ("Model", {"hidden_act": "silu"}, "hidden_act must be .*Received: 'silu'"),
         ("ForMaskedLM", {"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
         ("Model", {"num_hidden_layers": 3}, r"must include encoder\.layer\.2\."),
-        ("ForSequenceClassification", {"problem_type": "regression"}, "problem_type must be"),
+        ("ForSequenceClassification", {"problem_type": "ranking"}, "problem_type must be"),
+        ("ForSequenceClassification", {"problem_type": "regression"}, r"shape \(1, 32\)"),
+        ("ForTokenClassification", {"problem_type": "regression"}, "problem_type must be"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(head, change, message, tmp_path):

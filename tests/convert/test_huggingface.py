@@ -7,7 +7,7 @@ import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert import marian
 from keras_transformer.layers.feed_forward import gelu_tanh
-from keras_transformer.serving import Classifier, Generator, SamplingSettings
+from keras_transformer.serving import Classifier, Generator, Regressor, SamplingSettings
 from keras_transformer.tokenizers import WordPieceTokenizer
 from tests.convert.drawn import CORPUS, noisy, translator_of
 from tests.reference import array
@@ -74,7 +74,9 @@ def test_gpt2_goes_on_as_ours(tmp_path):
         assert ours([text[:12]], temperature=1e-6) == [written]
 
 
-@pytest.mark.parametrize("head", ["backbone", "pretraining", "labels", "labels of tokens"])
+@pytest.mark.parametrize(
+    "head", ["backbone", "pretraining", "labels", "several labels", "number", "labels of tokens"]
+)
 def test_bert_with_its_heads_is_theirs(head, tmp_path):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?-"
@@ -86,17 +88,24 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
         "backbone": lambda: backbone,
         "pretraining": lambda: kt.bert_pretraining(backbone),
         "labels": lambda: kt.bert_classifier(backbone, 3),
+        "several labels": lambda: kt.bert_classifier(backbone, 3),
+        "number": lambda: kt.bert_classifier(backbone, 1),
         "labels of tokens": lambda: kt.bert_token_labeller(backbone, 5),
     }[head](), 0.05)  # fmt: skip
     ours = convert.Converted("pretraining", model, words)
-    if head == "labels":
-        ours = Classifier(model, words, ["bad", "fair", "good"], 32)
+    labels = ["bad", "fair", "good"]
+    if head in ("labels", "several labels"):
+        ours = Classifier(model, words, labels, 32, multi_label=head == "several labels")
+    if head == "number":
+        ours = Regressor(model, words, 32)
     path = convert.write(ours, "huggingface", tmp_path / "model")
     auto, pairs = {
         "backbone": ("AutoModel", [("vectors", "last_hidden_state"), ("pooled", "pooler_output")]),
         "pretraining": ("AutoModelForPreTraining", [("masked_tokens", "prediction_logits"),
                                                     ("next_sentence", "seq_relationship_logits")]),
         "labels": ("AutoModelForSequenceClassification", [(None, "logits")]),
+        "several labels": ("AutoModelForSequenceClassification", [(None, "logits")]),
+        "number": ("AutoModelForSequenceClassification", [(None, "logits")]),
         "labels of tokens": ("AutoModelForTokenClassification", [(None, "logits")]),
     }[head]  # fmt: skip
     theirs = getattr(transformers, auto).from_pretrained(path).eval()
@@ -121,8 +130,23 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
     for one, other in zip(model.weights, again.model.weights, strict=True):
         if "seed" not in one.path:
             np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
-    if head == "labels":
-        assert again.labels == ("bad", "fair", "good")
+    types = {
+        "labels": "single_label_classification",
+        "several labels": "multi_label_classification",
+        "number": "regression",
+    }
+    if head in types:
+        assert theirs.config.problem_type == types[head]
+        loaded = convert.load(path)
+        assert type(loaded) is type(ours)
+        np.testing.assert_array_equal(
+            loaded.answer(texts, "serving_default")["truncated"], [False] * len(texts)
+        )
+        assert again.labels == getattr(ours, "labels", ())
+        assert again.multi_label == (head == "several labels")
+        assert again.config.get("task", "single_label") == types[head].removesuffix(
+            "_classification"
+        )
 
 
 def test_models_that_they_lack_are_refused_and_nothing_is_left(tokenizer, tmp_path, monkeypatch):
