@@ -34,11 +34,13 @@ from keras_transformer.convert.tables import (
 from keras_transformer.convert.tokenizers import load_tokenizer_of
 from keras_transformer.models.bert_models import (
     BertClassifierModel,
-    BertPretrainingModel,
+    BertModel,
+    BertQuestionAnsweringModel,
     BertTokenLabellerModel,
     bert,
     bert_classifier,
     bert_pretraining,
+    bert_question_answering,
     bert_token_labeller,
 )
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
@@ -48,6 +50,7 @@ from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 # The head of a masked language model predicts no next sentence.
 NEXT_SENTENCE = {"cls.seq_relationship": "head for the next sentence"}
+QUESTION_ANSWERING = "qa_outputs"
 # Of a classifier of texts, by whether a text may have several labels; and of one that predicts a
 # number.
 PROBLEM_TYPES = {False: "single_label_classification", True: "multi_label_classification"}
@@ -104,6 +107,7 @@ BERT = Family(
         "BertForPreTraining": bert_pretraining,
         "BertForSequenceClassification": bert_classifier,
         "BertForTokenClassification": bert_token_labeller,
+        "BertForQuestionAnswering": bert_question_answering,
     },
     blocks="encoder.layer",
     block={
@@ -233,6 +237,8 @@ def rows(model, family=BERT, order=None):
     for index, block in enumerate(model.encoder.blocks):
         yield from rows_of(block, family.block, f"{family.blocks}.{index}.")
     dense = family.dense | (family.classifier if labels_texts(model) else {})
+    if isinstance(model, BertQuestionAnsweringModel):
+        dense |= {"head": QUESTION_ANSWERING}
     yield from rows_of(model, dense, transpose=True)
     if bias is not None:
         yield from rows_of(model, {"masked_token_norm": norm_name})
@@ -309,6 +315,10 @@ def _with_head(folder, weights, backbone, head, dropout, activation):
     """
     if head is None:
         return backbone, (), False
+    if head is bert_question_answering:
+        weights.check({f"{QUESTION_ANSWERING}.weight": (2, backbone.token_embedding.hidden_dim)},
+                      "BERT")  # fmt: skip
+        return head(backbone), (), False
     if head is bert_pretraining:
         folder.settings.one_of("tie_word_embeddings", True)
         return head(backbone, activation=activation), (), False
@@ -400,9 +410,10 @@ def check_word_pieces(text_model):
 
 def full_name(model, name):
     """The name in a checkpoint of BERT of what the table calls `name`."""
-    if not isinstance(model, (BertPretrainingModel, BertClassifierModel)):
+    if type(model) is BertModel:
         return name  # a backbone alone has no prefix
-    return name if name.startswith(("cls.", "classifier")) else BERT.prefix + name
+    heads = ("cls.", "classifier", QUESTION_ANSWERING)
+    return name if name.startswith(heads) else BERT.prefix + name
 
 
 def labels_texts(model):
@@ -436,7 +447,9 @@ def hugging_face_folder(text_model, draft):
             f"Received: {getattr(dense.activation, '__name__', dense.activation)}."
         )
     name, labels = "BertModel" if dense is None else "BertForPreTraining", {}
-    if head is not None:
+    if isinstance(model, BertQuestionAnsweringModel):
+        name = "BertForQuestionAnswering"
+    elif head is not None:
         name = f"BertFor{'Sequence' if labels_texts(model) else 'Token'}Classification"
         names = getattr(text_model, "labels", ()) or range(model.output_shape[-1])
         labels = {"id2label": {str(i): str(label) for i, label in enumerate(names)}}

@@ -427,6 +427,7 @@ def _config(model):
         ("pooler of", bert.pooler_of(model) if is_bert else "tanh", "tanh"),
         ("pooling", "mean or max" if pools else "first", "first"),
         ("labels of", "tokens" if labels_tokens else "texts", "texts"),
+        ("answers", isinstance(model, bert_models.BertQuestionAnsweringModel), False),
         ("scale_embedding", bool(not is_bert and table.scale), False),
     ):  # fmt: skip
         if received != wanted:

@@ -4,6 +4,7 @@ from keras_transformer.convert import bert, gpt2, keras_hub, m2m100, marian, ope
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.generation import KNOWN
 from keras_transformer.convert.tables import ConversionError
+from keras_transformer.models.bert_models import BertQuestionAnsweringModel
 
 # What reads each `model_type` in config.json, a function from a `ModelFolder` to `Converted`.
 # A config.json with a `class_name` is a KerasHub preset.
@@ -83,7 +84,7 @@ def load(path, source_language=None, target_language=None):
         target_language: likewise the language to translate to.
 
     Returns:
-        A `serving.Translator`, `serving.Generator`, `serving.Classifier` or `serving.Regressor`.
+        A `serving.Translator`, `Generator`, `Classifier`, `Regressor` or `Answerer`.
 
     Raises:
         ConversionError: as for `read`; or if the model alone does nothing with texts, such as
@@ -110,6 +111,10 @@ def load(path, source_language=None, target_language=None):
         if not labels:
             return serving.Regressor(model, tokenizer, max_length)
         return serving.Classifier(model, tokenizer, labels, max_length, converted.multi_label)
+    if isinstance(model, BertQuestionAnsweringModel):
+        longest = min(384, model.positions.max_sequence_length)
+        sizes = {"stride": min(128, longest // 3), "max_question_length": min(64, longest // 4)}
+        return serving.Answerer(model, tokenizer, longest, **sizes)
     raise ConversionError(
         f"{path} holds a model that alone does nothing with texts. Call `read`, which returns the "
         "model and its tokenizer."

@@ -61,7 +61,7 @@ class LabelledBatches(PlannedBatchesMixin):
     """Batches of token ids and labels, for training a classifier or a regression.
 
     Batches are token ids, int32 (batch, length), padded with 0, and labels, float32 (batch,
-    labels), 1 for each label that a text has, or (batch, 1), its number. With `shapes` also
+    labels), 1 for each label that a text has, or its numbers, (batch, numbers). With `shapes` also
     sample weights, float32 (batch,), 0 for the empty rows that fill up a batch: compile with a
     loss whose reduction is "mean_with_sample_weight", and with `weighted_metrics`.
 
@@ -72,8 +72,8 @@ class LabelledBatches(PlannedBatchesMixin):
     Args:
         ids: tokens of the texts: a ragged tensor, as `tokenize` returns it, or sequences of
             integers, without padding.
-        labels: (texts, labels), 1 for each label that a text has and 0 elsewhere, or (texts, 1),
-            a finite number for each text, as `LabelledText.matrix` returns it.
+        labels: (texts, labels), 1 for each label that a text has and 0 elsewhere, or (texts,
+            numbers), finite, as `LabelledText.matrix` returns it.
         names: names of the labels, in the order of their columns; empty for numbers.
         tokens_per_batch: maximum tokens in a batch, including padding but not what `prepare`
             adds.
@@ -124,11 +124,12 @@ class LabelledBatches(PlannedBatchesMixin):
             check_max_length(max_length)
             ids = cut_middle(ids, max_length)
         labels = np.asarray(labels, np.float32)
-        fits = labels.shape == (int(ids.nrows()), len(names) or 1)
+        columns = len(names) or (max(1, labels.shape[1]) if labels.ndim == 2 else 1)
+        fits = labels.shape == (int(ids.nrows()), columns)
         if not fits or not (np.isin(labels, (0, 1)) if len(names) else np.isfinite(labels)).all():
             raise ValueError(
                 "labels must be 0 or 1, with a row for each text and a column for each name; or, "
-                "without names, a column of finite numbers. "
+                "without names, columns of finite numbers. "
                 f"Received: shape={labels.shape} for {int(ids.nrows())} texts, {len(names)} names."
             )
         if not len(labels):

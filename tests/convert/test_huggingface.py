@@ -75,7 +75,16 @@ def test_gpt2_goes_on_as_ours(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "head", ["backbone", "pretraining", "labels", "several labels", "number", "labels of tokens"]
+    "head",
+    [
+        "backbone",
+        "pretraining",
+        "labels",
+        "several labels",
+        "number",
+        "labels of tokens",
+        "answers",
+    ],
 )
 def test_bert_with_its_heads_is_theirs(head, tmp_path):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
@@ -91,6 +100,7 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
         "several labels": lambda: kt.bert_classifier(backbone, 3),
         "number": lambda: kt.bert_classifier(backbone, 1),
         "labels of tokens": lambda: kt.bert_token_labeller(backbone, 5),
+        "answers": lambda: kt.bert_question_answering(backbone),
     }[head](), 0.05)  # fmt: skip
     ours = convert.Converted("pretraining", model, words)
     labels = ["bad", "fair", "good"]
@@ -107,6 +117,7 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
         "several labels": ("AutoModelForSequenceClassification", [(None, "logits")]),
         "number": ("AutoModelForSequenceClassification", [(None, "logits")]),
         "labels of tokens": ("AutoModelForTokenClassification", [(None, "logits")]),
+        "answers": ("AutoModelForQuestionAnswering", [(0, "start_logits"), (1, "end_logits")]),
     }[head]  # fmt: skip
     theirs = getattr(transformers, auto).from_pretrained(path).eval()
     given = np.random.default_rng(3).integers(5, words.vocabulary_size, (3, 7)).astype("int32")
@@ -118,7 +129,8 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
     with torch.no_grad():
         expected = theirs(torch.tensor(given).long(), token_type_ids=torch.tensor(segments).long())
     for name, other in pairs:
-        one = array(answers if name is None else answers[name])
+        one = answers[:, name] if head == "answers" else answers if name is None else answers[name]
+        one = array(one)
         difference = np.abs(one - getattr(expected, other).numpy()).max()
         print(f"{auto} {other}: {difference:.1e} of {np.abs(one).max():.1f}")
         assert difference < 1e-5
@@ -135,6 +147,9 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
         "several labels": "multi_label_classification",
         "number": "regression",
     }
+    if head == "answers":
+        [answer] = convert.load(path)(["who?"], ["abc, def"])
+        assert answer.text and answer.text == "abc, def"[answer.start : answer.end]
     if head in types:
         assert theirs.config.problem_type == types[head]
         loaded = convert.load(path)

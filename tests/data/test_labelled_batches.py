@@ -274,6 +274,6 @@ def test_numbers_that_do_not_fit_their_texts_are_refused(tokenizer):
         labelled(["a"], [(1, 2)], names=[])
     with pytest.raises(ValueError, match="Regression needs texts with numbers"):
         labelled([], [], names=[])
-    for numbers in ([[1.0], [np.nan]], [[1.0, 2.0], [3.0, 4.0]]):
-        with pytest.raises(ValueError, match="without names, a column of finite numbers"):
+    for numbers in ([[1.0], [np.nan]], [1.0, 2.0], [[3.0]]):
+        with pytest.raises(ValueError, match="without names, columns of finite numbers"):
             LabelledBatches([[4], [5]], numbers, [])
