@@ -1,4 +1,4 @@
-"""Trains a text classifier on your own texts; evaluates it, classifies with it, exports it.
+"""Trains a text classifier or a regression on your own texts; evaluates, uses, exports it.
 
 Train, or resume a run that was stopped:
 
@@ -14,9 +14,12 @@ Use the trained run (each has its own --help):
 
 Texts come from a folder with one subfolder of .txt files per label, from a file with two columns
 (text TAB label, several labels joined by commas), from a table, or from TensorFlow Datasets.
+With --task regression each label is a number, such as a rating.
 """
 
 from typing import ClassVar, Literal
+
+import numpy as np
 
 from .command import Command
 from .deferred import Deferred, keras, kt, tf
@@ -24,6 +27,7 @@ from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .lines import answer_lines, report_cut_texts
 from .options import ExportOptions, RunOptions
 from .pretrained import fine_tuned_classifier, pretrained_bert_of
+from .scores import micro_f1, pearson, spearman
 from .settings import flag_of, setting
 from .training_config import (
     TABLE,
@@ -54,6 +58,11 @@ class ClassificationConfig(TrainingConfig):
     label_column: str = setting("label", "column of labels in a table")
     dataset: str = setting("", "instead: a TFDS name, e.g. imdb_reviews")
     data_dir: str = setting("", "folder where TFDS keeps its data")
+    task: Literal["single_label", "multi_label", "regression"] | None = setting(
+        None,
+        "what each text has: one label; any number of labels; or a number. Default: multi_label if "
+        "a training text has several labels or none, otherwise single_label",
+    )
     hold_out: int = setting(
         0, "instead: examples to hold out at random for validation; 0 for none", ge=0
     )
@@ -92,22 +101,29 @@ class ClassificationConfig(TrainingConfig):
 
     def needs(self):
         has_table = (bool(self.table or self.valid_table), "--table or --valid-table")
+        has_names = (self.task != "regression", "another --task than regression")
         return super().needs() | {
             "data_dir": (bool(self.dataset), "--dataset"),
             "text_column": has_table,
             "label_column": has_table,
+            "label_smoothing": has_names,
         }
 
 
 class ClassifyOptions(RunOptions):
     """Classifies standard input, one text per line, as label TAB probability.
 
+    A regression writes the number that it predicts.
+
     {command} --run runs/imdb < texts.txt > labels.tsv
     """
 
 
 class EvaluateOptions(RunOptions):
-    """Evaluates the accuracy of a trained run on other texts.
+    """Evaluates a trained run on other texts.
+
+    Prints the accuracy; of several labels per text also the micro F1; and of a regression the mean
+    squared error and the correlations of Pearson and Spearman.
 
     {command} --run runs/imdb --folder aclImdb/test
     {command} --run runs/imdb --tsv test.tsv
@@ -121,7 +137,7 @@ class EvaluateOptions(RunOptions):
 
 
 class ClassificationExperiment(Experiment):
-    """Learns `LabelledText` with a new encoder or a pretrained BERT; is measured by accuracy."""
+    """Learns `LabelledText` with a new encoder or a pretrained BERT."""
 
     config_class = ClassificationConfig
 
@@ -144,11 +160,14 @@ class ClassificationExperiment(Experiment):
                 f"Received: {' and '.join(map(flag_of, valid))}."
             )
         columns = config.text_column, config.label_column
+        names = [] if config.task == "regression" else None
         if config.dataset:
             where = config.data_dir or None
-            text = kt.data.read_labelled_dataset(config.dataset, "train", data_dir=where)
+            text = kt.data.read_labelled_dataset(config.dataset, "train", names, where)
         else:
-            text = read_texts(config.folder, config.tsv, config.table, columns)
+            text = read_texts(config.folder, config.tsv, config.table, columns, names)
+        if config.task == "single_label":
+            check_one_label_each(text)
         if config.hold_out:
             text, held_out = kt.data.hold_out(text, config.hold_out, config.seed)
             return without_empty(text), held_out
@@ -183,20 +202,25 @@ class ClassificationExperiment(Experiment):
     def validation(self, tokenizer):
         if self.valid_text is None:
             return None
-        check_one_label_each(self.valid_text, is_multi_label(self.train_text))
+        if self.config.task != "multi_label" and not is_multi_label(self.train_text):
+            check_one_label_each(self.valid_text)
         return self._batches(self.valid_text, tokenizer).epoch()
 
     def build(self, tokenizer, batches):
-        config, num_labels = self.config, len(batches.names)
+        config, num_outputs = self.config, len(batches.names) or 1
         if self.pretrained is not None:
-            return fine_tuned_classifier(config, self.pretrained.model, num_labels)
-        return kt.classifier(
-            tokenizer.vocabulary_size,
-            num_labels,
-            pooling=config.pooling,
-            token_dropout=config.token_dropout,
-            **config.dimensions(),
-        )
+            model = fine_tuned_classifier(config, self.pretrained.model, num_outputs)
+        else:
+            model = kt.classifier(
+                tokenizer.vocabulary_size,
+                num_outputs,
+                pooling=config.pooling,
+                token_dropout=config.token_dropout,
+                **config.dimensions(),
+            )
+        if config.task == "regression":  # otherwise many steps would only learn the mean
+            model.head.bias.assign(batches.mean_label)
+        return model
 
     def new_layers(self, model):
         is_new = self.pretrained is not None and self.pretrained.model.pooler is None
@@ -205,13 +229,22 @@ class ClassificationExperiment(Experiment):
     def objective(self, batches):
         smoothing = self.config.label_smoothing
         mean = "mean_with_sample_weight"  # the weight of an empty row is 0
-        if batches.multi_label:
+        if self.config.task == "regression":
+            error = keras.metrics.MeanAbsoluteError(name="absolute_error")
+            return {"loss": keras.losses.MeanSquaredError(mean), "weighted_metrics": [error]}
+        if self.is_multi_label(batches):
             loss = keras.losses.BinaryCrossentropy(True, smoothing, reduction=mean)
             accuracy = keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0)
         else:
             loss = keras.losses.CategoricalCrossentropy(True, smoothing, reduction=mean)
             accuracy = keras.metrics.CategoricalAccuracy(name="accuracy")
         return {"loss": loss, "weighted_metrics": [accuracy]}
+
+    def is_multi_label(self, batches):
+        """Whether a text may have any number of labels, by --task or by the batches."""
+        return self.config.task == "multi_label" or (
+            self.config.task is None and batches.multi_label
+        )
 
     def describe(self, batches):
         size = f"{batches.num_texts:,} texts, {batches.num_tokens:,} tokens"
@@ -224,25 +257,29 @@ class ClassificationExperiment(Experiment):
         except ValueError:  # not there yet, or damaged
             batches = kt.data.LabelledBatches.load(run.tokens_file, self.config.tokens_per_batch)
             names = batches.names
-            run.save_labels(names, batches.multi_label)
+            run.save_labels(names, self.is_multi_label(batches))
         check_names(names, self.train_text)
 
     def show_result(self, run):
-        model = kt.serving.Classifier.load(run.path)
+        model = served_model(run.path)
         # Some texts may be empty; the longest of a few has something to show.
         text = max((self.valid_text or self.train_text).texts[:100], key=len)
         pictures.save_pictures(
-            run, model.attention(pictures.beginning(model.tokenizer, text, model.max_length))
+            run,
+            model.attention(pictures.beginning(model.tokenizer, text, model.max_length)),
+            "squared error" if self.config.task == "regression" else "nats per text",
         )
         if self.valid_text is not None:
-            print(accuracy_report(model, self.valid_text)[0])
+            print(report_of(model, self.valid_text)[0])
 
     @staticmethod
     def classify(options):
-        model = kt.serving.Classifier.load(options.run, weights=options.weights)
+        model = served_model(options.run, weights=options.weights)
 
         def answer(texts):
             found = model.answer(texts)
+            if "value" in found:
+                return list(map(str, found["value"])), found["truncated"]
             best = found["probabilities"].max(axis=1)
             pairs = zip(found["label"], best, strict=True)
             return [f"{name.decode()}\t{p:.4f}" for name, p in pairs], found["truncated"]
@@ -251,10 +288,11 @@ class ClassificationExperiment(Experiment):
 
     @staticmethod
     def evaluate(options):
-        model = kt.serving.Classifier.load(options.run, weights=options.weights)
+        model = served_model(options.run, weights=options.weights)
         columns = options.text_column, options.label_column
-        text = read_texts(options.folder, options.tsv, options.table, columns, model.labels)
-        report, is_cut = accuracy_report(model, text)
+        names = getattr(model, "labels", ())
+        text = read_texts(options.folder, options.tsv, options.table, columns, names)
+        report, is_cut = report_of(model, text)
         print(report)
         places = (
             labelled_text.labelled_files(options.folder)
@@ -268,7 +306,7 @@ class ClassificationExperiment(Experiment):
 
     @staticmethod
     def export(options):
-        publish(kt.serving.Classifier.load(options.run, options.dtype, options.weights), options)
+        publish(served_model(options.run, options.dtype, options.weights), options)
 
     def _batches(self, text, tokenizer):
         prepare, longest = self._inputs(tokenizer)
@@ -301,20 +339,45 @@ def without_empty(text):
     )
 
 
-def accuracy_report(model, text):
-    """Reports how many texts get their label, or exactly all of their labels.
+def served_model(run, dtype=None, weights="averaged"):
+    """The `Classifier` or `Regressor` of a run; the arguments are those of their `load`."""
+    names, _ = kt.serving.RunFolder(run).labels()
+    kind = kt.serving.Classifier if names else kt.serving.Regressor
+    return kind.load(run, dtype, weights)
+
+
+def report_of(model, text):
+    """Measures a model on all texts at once.
+
+    A classifier is right if a text gets its label, or exactly all of its labels.
+
+    Args:
+        model: a `Classifier` or `Regressor`.
+        text: a `LabelledText` with its labels.
 
     Returns:
         The pair of a line of text, and an array of whether each text was too long.
     """
-    check_one_label_each(text, model.multi_label)
+    count = len(text.texts)
+    if isinstance(model, kt.serving.Regressor):
+        answer = model.answer(text.texts)
+        found, expected = answer["value"].astype(float), np.array(text.labels)[:, 0]
+        error = np.mean((found - expected) ** 2)
+        report = (
+            f"Mean squared error: {error:.4g}. Correlation: {pearson(found, expected):.4f} "
+            f"(Pearson), {spearman(found, expected):.4f} (Spearman). {count:,} texts."
+        )
+        return report, answer["truncated"]
+    if not model.multi_label:
+        check_one_label_each(text)
     answer = model.answer(text.texts)
     expected = [",".join(n for n in model.labels if n in labels) for labels in text.labels]
     right = sum(
         found.decode() == label for found, label in zip(answer["label"], expected, strict=True)
     )
-    count = len(text.texts)
     report = f"Accuracy: {right / count:.2%} ({right:,} of {count:,} texts)."
+    if model.multi_label:
+        report += f" Micro F1: {micro_f1(answer['probabilities'] >= 0.5, text.matrix()):.4f}."
     return report, answer["truncated"]
 
 
@@ -323,12 +386,13 @@ def is_multi_label(text):
     return any(len(labels) != 1 for labels in text.labels)
 
 
-def check_one_label_each(text, multi_label):
-    """Raises ValueError if a text does not have exactly one label, as the model expects."""
-    if not multi_label and is_multi_label(text):
+def check_one_label_each(text):
+    """Raises ValueError if a text does not have exactly one label."""
+    if is_multi_label(text):
         wrong = next(i for i, labels in enumerate(text.labels) if len(labels) != 1)
         raise ValueError(
-            "Evaluation texts must each have exactly one label, as the training texts have. "
+            "Texts must each have exactly one label, in training and in evaluation, unless a model "
+            "is trained with --task multi_label. "
             f"Received: {len(text.labels[wrong])} labels of {text.texts[wrong][:80]!r}."
         )
 

@@ -12,7 +12,7 @@ Write a trained run in another format; a fresh process checks it with the other 
 import sys
 import zlib
 
-from .classification import ClassificationConfig
+from .classification import ClassificationConfig, served_model
 from .command import one_line_errors, without_start_up_notes
 from .language_model import LanguageModelConfig
 from .pretraining import PretrainingConfig
@@ -103,13 +103,15 @@ def save_run(converted, path):
             tokenizer.save(file)
         checksums = [(file.stem, zlib.crc32(file.read_bytes())) for file in tokenizers]
         save_arrays(run.checksums_file, checksums)
-        if converted.labels:
-            run.save_labels(converted.labels, multi_label=False)
+        if converted.command == "classification":
+            run.save_labels(converted.labels, converted.multi_label)
         converted.model.save(run.model_file)
 
 
 def text_model_of(run, weights="averaged"):
-    """The `Translator`, `Generator` or `Classifier` of a trained run; `Converted` for BERT.
+    """The `Translator`, `Generator`, `Classifier` or `Regressor` of a trained run.
+
+    Of pretraining, the BERT as `Converted`.
 
     Models trained in half precision compute in float32, as they do in the other libraries.
     """
@@ -127,7 +129,7 @@ def text_model_of(run, weights="averaged"):
     if kind == "pretraining":
         return convert.Converted("pretraining", folder.model(dtype, weights), folder.tokenizer())
     if "labels" in settings or folder.labels_file.exists():
-        return serving.Classifier.load(run, dtype, weights)
+        return served_model(run, dtype, weights)
     return serving.Generator.load(run, dtype, weights=weights)
 
 

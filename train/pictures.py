@@ -14,12 +14,13 @@ def beginning(tokenizer, text, max_length):
     return tokenizer.detokenize(ids).numpy()[0].decode()
 
 
-def save_pictures(run, attention):
+def save_pictures(run, attention, loss_unit="nats per token"):
     """Puts learning_curves.png, attention.png and attention.html into the run's folder.
 
     Args:
         run: a trained `Run`.
         attention: a `figures.Attention`.
+        loss_unit: as for `figures.learning_curves`.
 
     Returns:
         Their paths.
@@ -30,7 +31,8 @@ def save_pictures(run, attention):
         "attention.html": lambda path: path.write_text(page, "ascii"),
     }
     if history := run.history():  # empty if a run was killed at the end of its only epoch
-        writers["learning_curves.png"] = _png_writer(figures.learning_curves(history))
+        curves = figures.learning_curves(history, loss_unit=loss_unit)
+        writers["learning_curves.png"] = _png_writer(curves)
     paths = [run.path / name for name in writers]
     for path, write in zip(paths, writers.values(), strict=True):
         with atomic_path(path) as draft:

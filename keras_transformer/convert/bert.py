@@ -35,11 +35,13 @@ from keras_transformer.convert.tables import (
 from keras_transformer.convert.tokenizers import load_tokenizer_of
 from keras_transformer.models.bert_models import (
     BertClassifierModel,
-    BertPretrainingModel,
+    BertModel,
+    BertQuestionAnsweringModel,
     BertTokenLabellerModel,
     bert,
     bert_classifier,
     bert_pretraining,
+    bert_question_answering,
     bert_token_labeller,
 )
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
@@ -49,6 +51,11 @@ from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 # The head of a masked language model predicts no next sentence.
 NEXT_SENTENCE = {"cls.seq_relationship": "head for the next sentence"}
+QUESTION_ANSWERING = "qa_outputs"
+# Of a classifier of texts, by whether a text may have several labels; and of one that predicts a
+# number.
+PROBLEM_TYPES = {False: "single_label_classification", True: "multi_label_classification"}
+REGRESSION = "regression"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +108,7 @@ BERT = Family(
         "BertForPreTraining": bert_pretraining,
         "BertForSequenceClassification": bert_classifier,
         "BertForTokenClassification": bert_token_labeller,
+        "BertForQuestionAnswering": bert_question_answering,
     },
     blocks="encoder.layer",
     block={
@@ -228,6 +236,8 @@ def rows(model, family=BERT, order=None):
     for index, block in enumerate(model.encoder.blocks):
         yield from rows_of(block, family.block, f"{family.blocks}.{index}.")
     layers = family.layers | (family.classifier if labels_texts(model) else {})
+    if isinstance(model, BertQuestionAnsweringModel):
+        layers |= {"head": QUESTION_ANSWERING}
     yield from rows_of(model, layers, transpose=True)
     if bias is not None:
         yield order.row(bias, bias_name, f"{decoder_name}.bias")
@@ -273,9 +283,9 @@ def read(folder: ModelFolder):
     dropout = family.head_dropout or dimensions["dropout"]
     dropout = settings.number(names["head_dropout"], dropout, below=1)
     activation = family.head_activation or activation
-    model, labels = _with_head(folder, weights, backbone, head, dropout, activation)
+    model, labels, multi_label = _with_head(folder, weights, backbone, head, dropout, activation)
     _assign(folder, rows(model, family, order), weights, family)
-    return converted(model, tokenizer, labels, longest, dimensions)
+    return converted(model, tokenizer, labels, longest, dimensions, multi_label)
 
 
 def _current_name(name):
@@ -286,7 +296,7 @@ def _current_name(name):
 
 
 def _with_head(folder, weights, backbone, head, dropout, activation):
-    """A backbone with a head, and the names of its labels.
+    """A backbone with a head, the names of its labels, and whether a text may have several.
 
     Args:
         folder: whose config.json names the labels.
@@ -297,19 +307,28 @@ def _with_head(folder, weights, backbone, head, dropout, activation):
         activation: of a head for masked tokens.
     """
     if head is None:
-        return backbone, ()
+        return backbone, (), False
+    if head is bert_question_answering:
+        weights.check({f"{QUESTION_ANSWERING}.weight": (2, backbone.token_embedding.hidden_dim)},
+                      "BERT")  # fmt: skip
+        return head(backbone), (), False
     if head is bert_pretraining:
         folder.settings.one_of("tie_word_embeddings", True)
-        return head(backbone, activation=activation), ()
-    labels = _labels(folder, weights)
-    return head(backbone, len(labels), dropout=dropout), labels
+        return head(backbone, activation=activation), (), False
+    name = first_of(("classifier.weight", "classifier.out_proj.weight"), weights, folder.path)
+    one = PROBLEM_TYPES[False]
+    allowed = (*PROBLEM_TYPES.values(), REGRESSION) if head is bert_classifier else (one,)
+    kind = folder.settings.one_of("problem_type", None, *allowed)
+    # Without a type, transformers takes one output for a number.
+    if kind == REGRESSION or (kind is None and head is bert_classifier and weights.rows(name) == 1):
+        check_shape(name, (1, *weights.shape(name)[1:]), weights.shape(name))
+        return head(backbone, 1, dropout=dropout), (), False
+    labels = _labels(folder, weights, name)
+    return head(backbone, len(labels), dropout=dropout), labels, kind == PROBLEM_TYPES[True]
 
 
-def _labels(folder, weights):
-    head = first_of(("classifier.weight", "classifier.out_proj.weight"), weights, folder.path)
-    count = weights.rows(head)
-    settings = folder.settings
-    settings.one_of("problem_type", "single_label_classification", None)
+def _labels(folder, weights, head):
+    count, settings = weights.rows(head), folder.settings
     named = settings.raw("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
     known = named if isinstance(named, dict) else {}
     labels = [known.get(str(index)) for index in range(len(known))]
@@ -332,14 +351,18 @@ def _assign(folder, table, arrays, family):
         )
 
 
-def converted(model, tokenizer, labels, longest, dimensions):
+def converted(model, tokenizer, labels, longest, dimensions, multi_label=False):
     """A BERT with the settings of the runs of its command: a classifier's, or of pretraining."""
     is_classifier = labels_texts(model)
     run = {"max_length": min(longest, 512), **dimensions}
+    if is_classifier and not labels:
+        run |= {"task": "regression"}
+    elif is_classifier and multi_label:
+        run |= {"task": "multi_label"}
     if not is_classifier:
         run |= {"positions": longest, "max_length": min(longest, 128)}
     command = "classification" if is_classifier else "pretraining"
-    return Converted(command, model, tokenizer, labels=labels, config=run)
+    return Converted(command, model, tokenizer, labels=labels, multi_label=multi_label, config=run)
 
 
 def _tokenizer(folder, family, size):
@@ -357,9 +380,10 @@ def _tokenizer(folder, family, size):
 
 def full_name(model, name):
     """The name in a checkpoint of BERT of what the table calls `name`."""
-    if not isinstance(model, (BertPretrainingModel, BertClassifierModel)):
+    if type(model) is BertModel:
         return name  # a backbone alone has no prefix
-    return name if name.startswith(("cls.", "classifier")) else BERT.prefix + name
+    heads = ("cls.", "classifier", QUESTION_ANSWERING)
+    return name if name.startswith(heads) else BERT.prefix + name
 
 
 def labels_texts(model):
@@ -388,10 +412,16 @@ def hugging_face_folder(text_model, draft):
         "activation in its head": (getattr(dense, "activation", activation), activation),
     })  # fmt: skip
     name, labels = "BertModel" if dense is None else "BertForPreTraining", {}
-    if head is not None:
+    if isinstance(model, BertQuestionAnsweringModel):
+        name = "BertForQuestionAnswering"
+    elif head is not None:
         name = f"BertFor{'Sequence' if labels_texts(model) else 'Token'}Classification"
         names = getattr(text_model, "labels", ()) or range(model.output_shape[-1])
         labels = {"id2label": {str(i): str(label) for i, label in enumerate(names)}}
+        if labels_texts(model):
+            several = getattr(text_model, "multi_label", False)
+            is_number = model.output_shape[-1] == 1
+            labels["problem_type"] = REGRESSION if is_number else PROBLEM_TYPES[several]
         labels["label2id"] = {label: int(i) for i, label in labels["id2label"].items()}
     arrays = {full_name(model, key): array for key, array in arrays_of(rows(model)).items()}
     text_model.tokenizer.save(draft / "vocab.txt")

@@ -33,7 +33,8 @@ class Converted:
         tokenizer: one of `tokenizers`.
         target_tokenizer: the tokenizer of translations; None if it is `tokenizer`.
         settings: `SearchSettings`, `SamplingSettings`, or None.
-        labels: the names of a classifier's labels.
+        labels: the names of a classifier's labels; empty if it predicts a number.
+        multi_label: whether a text may have any number of labels instead of exactly one.
         config: the settings of the command that describe the model, e.g. its dimensions.
     """
 
@@ -43,6 +44,7 @@ class Converted:
     target_tokenizer: Any = None
     settings: Any = None
     labels: tuple = ()
+    multi_label: bool = False
     config: dict = dataclasses.field(default_factory=dict)
 
 

@@ -4,7 +4,7 @@ from keras_transformer.convert import bert, gpt2, marian
 from keras_transformer.convert.examples import answers, drawn_inputs, texts_and_ids
 from keras_transformer.convert.folder import write_json
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.models.bert_models import BertModel
+from keras_transformer.models.bert_models import BertModel, BertQuestionAnsweringModel
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.models.encoder_decoder import TranslationModel
 
@@ -17,6 +17,8 @@ INPUTS = {
 }
 OUTPUTS = {
     "logits": "logits",
+    "start_logits": "start_logits",
+    "end_logits": "end_logits",
     "vectors": "last_hidden_state",
     "pooled": "pooler_output",
     "masked_tokens": "prediction_logits",
@@ -42,6 +44,9 @@ def example(text_model):
     """Texts with their ids, and ids with our model's answers, for the check of a folder."""
     inputs = drawn_inputs(text_model.model)
     outputs = answers(text_model.model, inputs)
+    if isinstance(text_model.model, BertQuestionAnsweringModel):
+        logits = outputs.pop("logits")
+        outputs = {"start_logits": logits[:, 0], "end_logits": logits[:, 1]}
     return {
         **texts_and_ids(text_model.tokenizer),
         **{f"input.{INPUTS[name]}": inputs[name] for name in inputs if name in INPUTS},

@@ -326,6 +326,11 @@ def write(text_model, draft):
         tokenizer_object = _object("GPT2Tokenizer")
         backbone, task = _object("GPT2Backbone", **config), "GPT2CausalLM"
     is_classifier = isinstance(model, bert_models.BertClassifierModel)
+    if is_classifier and (getattr(text_model, "multi_label", False) or model.output_shape[-1] == 1):
+        raise ConversionError(
+            "KerasHub's BertTextClassifier gives each text one of several labels. "
+            "Received: a model of several labels per text, or of numbers."
+        )
     if is_classifier or task == "GPT2CausalLM":
         longest = config["max_sequence_length"]
         if is_classifier and hasattr(text_model, "max_length"):
@@ -397,6 +402,7 @@ def _config(model, tokenizer):
         "pooler of": (bert.pooler_of(model) if is_bert else "tanh", "tanh"),
         "pooling": ("mean or max" if pools else "first", "first"),
         "labels of": ("tokens" if labels_tokens else "texts", "texts"),
+        "answers": (isinstance(model, bert_models.BertQuestionAnsweringModel), False),
         "scale_embedding": (bool(not is_bert and table.scale), False),
     })  # fmt: skip
     return written_dimensions(model, stack, table, _SETTINGS)

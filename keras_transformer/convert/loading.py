@@ -4,6 +4,7 @@ from keras_transformer.convert import bert, gpt2, keras_hub, m2m100, marian, ope
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.generation import KNOWN
 from keras_transformer.convert.tables import ConversionError
+from keras_transformer.models.bert_models import BertQuestionAnsweringModel
 
 # What reads each `model_type` in config.json, a function from a `ModelFolder` to `Converted`.
 # A config.json with a `class_name` is a KerasHub preset.
@@ -86,7 +87,7 @@ def load(path, source_language=None, target_language=None):
         target_language: likewise the language to translate to.
 
     Returns:
-        A `serving.Translator`, `serving.Generator` or `serving.Classifier`.
+        A `serving.Translator`, `Generator`, `Classifier`, `Regressor` or `Answerer`.
 
     Raises:
         ConversionError: as for `read`; or if the model does nothing with texts by itself, such as
@@ -109,9 +110,14 @@ def load(path, source_language=None, target_language=None):
     if converted.command == "language_model":
         return serving.Generator(model, tokenizer, settings=converted.settings)
     if converted.command == "classification":
-        return serving.Classifier(
-            model, tokenizer, converted.labels, converted.config["max_length"]
-        )
+        labels, max_length = converted.labels, converted.config["max_length"]
+        if not labels:
+            return serving.Regressor(model, tokenizer, max_length)
+        return serving.Classifier(model, tokenizer, labels, max_length, converted.multi_label)
+    if isinstance(model, BertQuestionAnsweringModel):
+        longest = min(384, model.positions.max_sequence_length)
+        sizes = {"stride": min(128, longest // 3), "max_question_length": min(64, longest // 4)}
+        return serving.Answerer(model, tokenizer, longest, **sizes)
     raise ConversionError(
         f"{path} holds a model that does nothing with texts by itself. Call `read`, which returns "
         "the model and its tokenizer."

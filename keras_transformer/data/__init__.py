@@ -22,6 +22,13 @@ from keras_transformer.data.labelled_text import (
 from keras_transformer.data.masking import mask_tokens
 from keras_transformer.data.packed_documents import PackedDocuments
 from keras_transformer.data.pretraining_batches import PretrainingBatches
+from keras_transformer.data.question_answering import (
+    Questions,
+    answer_batches,
+    checked_questions,
+    read_squad,
+    score_answers,
+)
 from keras_transformer.data.segments import pack_segments
 from keras_transformer.data.tables import read_labelled_table, read_table, read_text
 from keras_transformer.data.token_batches import TokenBatches
@@ -36,9 +43,12 @@ __all__ = [
     "PackedRows",
     "ParallelText",
     "PretrainingBatches",
+    "Questions",
     "TextSegments",
     "TextWindows",
     "TokenBatches",
+    "answer_batches",
+    "checked_questions",
     "hold_out",
     "labelled",
     "mask_tokens",
@@ -51,10 +61,12 @@ __all__ = [
     "read_labelled_folder",
     "read_labelled_table",
     "read_labelled_tsv",
+    "read_squad",
     "read_table",
     "read_text",
     "read_text_dataset",
     "read_tsv",
+    "score_answers",
     "sliding_windows",
     "split_sentences",
     "tokenize",

@@ -58,12 +58,12 @@ def fill_up(ids: tf.RaggedTensor, shape=(None, None)) -> tf.Tensor:
 
 
 class LabelledBatches(PlannedBatchesMixin):
-    """Batches of token ids and labels, for training a classifier.
+    """Batches of token ids and labels, for training a classifier or a regression.
 
     Batches are token ids, int32 (batch, length), padded with 0, and labels, float32 (batch,
-    labels), 1 for each label that a text has. With `shapes` also sample weights, float32 (batch,),
-    0 for the empty rows that fill up a batch: compile with a loss whose reduction is
-    "mean_with_sample_weight", and with `weighted_metrics`.
+    labels), 1 for each label that a text has, or its numbers, (batch, numbers). With `shapes` also
+    sample weights, float32 (batch,), 0 for the empty rows that fill up a batch: compile with a
+    loss whose reduction is "mean_with_sample_weight", and with `weighted_metrics`.
 
     Texts longer than `max_length` tokens lose their middle, see `cut_middle`. As in
     `TokenBatches` texts of similar lengths share a batch, and data order is a pure function
@@ -72,9 +72,9 @@ class LabelledBatches(PlannedBatchesMixin):
     Args:
         ids: tokens of the texts: a ragged tensor, as `tokenize` returns it, or sequences of
             integers, without padding.
-        labels: (texts, labels), 1 for each label that a text has and 0 elsewhere, as
-            `LabelledText.matrix` returns it.
-        names: names of the labels, in the order of their columns.
+        labels: (texts, labels), 1 for each label that a text has and 0 elsewhere, or (texts,
+            numbers), finite, as `LabelledText.matrix` returns it.
+        names: names of the labels, in the order of their columns; empty for numbers.
         tokens_per_batch: maximum tokens in a batch, including padding but not what `prepare`
             adds.
         max_length: maximum tokens to read of a text, at most `tokens_per_batch`; None for all.
@@ -85,8 +85,9 @@ class LabelledBatches(PlannedBatchesMixin):
             once for each.
 
     Attributes:
-        names: names of the labels, in the order of their columns.
+        names: names of the labels, in the order of their columns; empty for numbers.
         multi_label: whether any text has several labels, or none.
+        mean_label: the mean of each column of `labels`, float32 (labels,).
         num_texts: texts in an epoch.
         num_tokens: tokens in an epoch, without padding.
         steps_per_epoch: batches in an epoch, the same for every epoch.
@@ -123,9 +124,12 @@ class LabelledBatches(PlannedBatchesMixin):
             check_max_length(max_length)
             ids = cut_middle(ids, max_length)
         labels = np.asarray(labels, np.float32)
-        if labels.shape != (int(ids.nrows()), len(names)) or not np.isin(labels, (0, 1)).all():
+        columns = len(names) or (max(1, labels.shape[1]) if labels.ndim == 2 else 1)
+        fits = labels.shape == (int(ids.nrows()), columns)
+        if not fits or not (np.isin(labels, (0, 1)) if len(names) else np.isfinite(labels)).all():
             raise ValueError(
-                "labels must be 0 or 1, with a row for each text and a column for each name. "
+                "labels must be 0 or 1, with a row for each text and a column for each name; or, "
+                "without names, columns of finite numbers. "
                 f"Received: shape={labels.shape} for {int(ids.nrows())} texts, {len(names)} names."
             )
         if not len(labels):
@@ -150,7 +154,11 @@ class LabelledBatches(PlannedBatchesMixin):
 
     @property
     def multi_label(self) -> bool:
-        return bool((self._labels.sum(axis=1) != 1).any())
+        return bool(self.names) and bool((self._labels.sum(axis=1) != 1).any())
+
+    @property
+    def mean_label(self) -> np.ndarray:
+        return self._labels.mean(axis=0, dtype=np.float64).astype(np.float32)
 
     def epoch(self) -> tf.data.Dataset:
         """Each text once, those of similar lengths together: for validation."""

@@ -1,5 +1,6 @@
-"""Reads texts with labels."""
+"""Reads texts with labels, which are names or numbers."""
 
+import math
 import pathlib
 from typing import NamedTuple
 
@@ -11,15 +12,21 @@ from keras_transformer.data.corpora import builder_of, columns_of, opened, text_
 class LabelledText(NamedTuple):
     """Texts and their labels: `labels[i]` are the labels of `texts[i]`, all of them in `names`.
 
-    A text may have several labels, or none; `names` is sorted.
+    A text may have several labels, or none; `names` is sorted. In a text for regression `names` is
+    empty, and each text has one label, a number.
     """
 
     texts: list[str]
-    labels: list[tuple[str, ...]]
+    labels: list[tuple[str | float, ...]]
     names: list[str]
 
     def matrix(self) -> np.ndarray:
-        """The labels as float32 (texts, labels), 1 for each label that a text has."""
+        """The labels as float32 (texts, labels), 1 for each label that a text has.
+
+        Labels that are numbers are (texts, 1).
+        """
+        if not self.names:
+            return np.array(self.labels, np.float32)
         place = {name: index for index, name in enumerate(self.names)}
         matrix = np.zeros((len(self.texts), len(self.names)), np.float32)
         for row, names in enumerate(self.labels):
@@ -32,13 +39,24 @@ def labelled(texts, labels, names=None) -> LabelledText:
 
     Args:
         texts: a list of strings.
-        labels: for each text a tuple of names.
-        names: the allowed labels, e.g. those of the training text; None for those that occur.
+        labels: for each text a tuple of names, or of one number.
+        names: the allowed labels, e.g. those of the training text; None for those that occur;
+            empty for labels that are numbers.
 
     Raises:
         ValueError: if there is no text, there are fewer than two labels, or a label is not
-            among `names`.
+            among `names`, or not a finite number.
+
+    Examples:
+        >>> labelled(["a film to see twice", "dull"], [("4.5",), ("1",)], names=[]).labels
+        [(4.5,), (1.0,)]
     """
+    if are_numbers(names):
+        if not texts:
+            raise ValueError("Regression needs texts with numbers. Received: no text.")
+        rows = enumerate(labels, start=1)
+        numbers = [(number_of(row[0] if len(row) == 1 else row, f"text {i}"),) for i, row in rows]
+        return LabelledText(list(texts), numbers, [])
     occurring = {name for row in labels for name in row}
     names = sorted(occurring) if names is None else list(names)
     if not texts or len(names) < 2:
@@ -49,6 +67,33 @@ def labelled(texts, labels, names=None) -> LabelledText:
     if unknown := occurring - set(names):
         raise ValueError(f"Labels must be among {names}. Received: {sorted(unknown)}.")
     return LabelledText(list(texts), list(labels), names)
+
+
+def are_numbers(names) -> bool:
+    """Whether the allowed labels are numbers instead of names."""
+    return names is not None and not len(names)
+
+
+def number_of(label, place) -> float:
+    """A label as a number.
+
+    Args:
+        label: a text or a number.
+        place: where it stands, in words, for the message.
+
+    Raises:
+        ValueError: if it is no number, or not finite in float32.
+    """
+    try:
+        number = float(label) if "_" not in str(label) else math.nan  # Python reads 1_000
+    except (TypeError, ValueError):
+        number = math.nan
+    if not abs(number) <= float(np.finfo(np.float32).max):
+        raise ValueError(
+            f"The label of each text must be one finite number, e.g. 2.5. Received: {label!r:.80}, "
+            f"{place}."
+        )
+    return number
 
 
 def read_labelled_folder(path, names=None) -> LabelledText:
@@ -106,13 +151,18 @@ def read_labelled_tsv(path, names=None) -> LabelledText:
     """Reads a file of two columns, text TAB label, without a header; `.gz` is unpacked.
 
     Several labels of a text are joined by commas, and spaces around a label do not count; a
-    text without one has an empty column.
+    text without one has an empty column. With empty `names`, each label is one number, whose
+    decimal sign is a point.
 
     Raises:
         OSError: if the file is missing, a directory, or cannot be read.
         ValueError: as `labelled`, and if a line has not exactly two columns.
     """
     texts, joined_labels = columns_of(path, "text", "label")
+    if are_numbers(names):
+        lines = enumerate(joined_labels, start=1)
+        numbers = [(number_of(label, f"line {line} of {path}"),) for line, label in lines]
+        return labelled(texts, numbers, names)
     rows = ([name.strip() for name in joined.split(",")] for joined in joined_labels)
     labels = [tuple(dict.fromkeys(name for name in row if name)) for row in rows]
     return labelled(texts, labels, names)

@@ -9,7 +9,12 @@ import pathlib
 import re
 
 from keras_transformer.data.corpora import ParallelText, checked_pairs, checked_text, read_file
-from keras_transformer.data.labelled_text import LabelledText, labelled
+from keras_transformer.data.labelled_text import (
+    LabelledText,
+    are_numbers,
+    labelled,
+    number_of,
+)
 
 _STATE, _SPLITS = "state.json", "dataset_dict.json"  # of `save_to_disk`
 _SUFFIXES = (".parquet", ".arrow")
@@ -48,7 +53,7 @@ def read_labelled_table(path, text_column="text", label_column="label", names=No
 
     A label is a text, or an integer. Where the table says the names of the integers, as the
     `ClassLabel` of Hugging Face's `datasets` does, these are the labels. A list holds all labels
-    of a text.
+    of a text. With empty `names`, each label is one number.
 
     Args:
         path: as for `read_table`.
@@ -65,7 +70,10 @@ def read_labelled_table(path, text_column="text", label_column="label", names=No
     texts, labels = [], []
     for file, columns, features in _tables_of(path, text_column, label_column):
         texts += _texts_of(file, text_column, columns[0])
-        labels += _labels_of(file, label_column, columns[1], features.get(label_column))
+        if are_numbers(names):
+            labels += _numbers_of(file, label_column, columns[1])
+        else:
+            labels += _labels_of(file, label_column, columns[1], features.get(label_column))
     return labelled(texts, labels, names)
 
 
@@ -262,6 +270,20 @@ def _labels_of(file, name, column, feature):
             )
         rows = ([class_names[number] for number in row] for row in rows)
     return [tuple(dict.fromkeys(map(str, row))) for row in rows]
+
+
+def _numbers_of(file, name, column):
+    """A tuple of its number for each row of a column."""
+    from pyarrow import types
+
+    kind = _value_type(column.type)
+    if not any(is_kind(kind) for is_kind in (types.is_floating, types.is_integer, _is_text)):
+        raise ValueError(
+            f"The column {name} must hold numbers. Received: {file}, where it holds {column.type}."
+        )
+    _check_no_null(file, name, column)
+    rows = enumerate(column.to_pylist(), start=1)
+    return [(number_of(value, f"row {row} of {file}"),) for row, value in rows]
 
 
 def _class_names(feature):

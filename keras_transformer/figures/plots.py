@@ -12,7 +12,6 @@ import numpy as np
 # In order of use; distinguishable with any colour vision.
 LINE_COLORS = ("#2f6fb5", "#d9772b", "#2a9d8f", "#8a5fb0", "#b5485d", "#6b6b6b")
 INK = "#333333"
-UNITS = {"loss": "nats per token"}
 PANELS_IN_A_ROW = 3
 
 
@@ -109,7 +108,7 @@ def schedule(steps, learning_rates, title="Learning-rate schedule"):
     return figure
 
 
-def learning_curves(history, title="Learning curves"):
+def learning_curves(history, title="Learning curves", loss_unit="nats per token"):
     """Draws loss and metrics over epochs, training and validation together.
 
     Each metric has a panel, three to a row; `val_loss` is drawn in the panel of `loss`. A
@@ -121,6 +120,7 @@ def learning_curves(history, title="Learning curves"):
         history: {metric: value after each epoch}, such as `model.fit(...).history`; names that
             begin with `val_` belong to the validation set.
         title: a line above the figure, or None.
+        loss_unit: unit of the loss, written on its axis.
 
     Returns:
         A `matplotlib.figure.Figure` with one panel per metric, in the order of `history`.
@@ -156,7 +156,7 @@ def learning_curves(history, title="Learning curves"):
             points = epochs[measured], np.asarray(values)[measured]
             axes.plot(*points, label=label, color=color, marker=marker, markersize=3.5)
         words = metric.replace("_", " ")
-        unit = f", {UNITS[metric]}" if metric in UNITS else ""
+        unit = f", {loss_unit}" if metric == "loss" else ""
         style_lines(axes, "epoch", words + unit, legend=True)
         if metric == "perplexity":
             axes.set_yscale("log")

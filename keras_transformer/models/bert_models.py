@@ -141,6 +141,30 @@ class BertTokenLabellerModel(BertClassifierModel):
     kind = "bert_token_labeller"
 
 
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class BertQuestionAnsweringModel(BertModel):
+    """A backbone with a head that finds an answer in a passage, of `bert_question_answering`.
+
+    Attributes:
+        head: `Dense` from each vector to the logits of a start and an end.
+    """
+
+    kind = "bert_question_answering"
+    head = Part("head")
+
+    def logits(self, token_ids, segment_ids):
+        """Scores every token as the first and as the last of the answer, outside training.
+
+        Args:
+            token_ids: (batch, length), 0 for padding.
+            segment_ids: (batch, length).
+
+        Returns:
+            Float32 logits, (batch, 2, length).
+        """
+        return self({"token_ids": token_ids, "segment_ids": segment_ids}, training=False)
+
+
 def bert(
     vocabulary_size,
     size="base",
@@ -351,6 +375,33 @@ def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labe
     """
     vectors = ReproducibleDropout(dropout, name="head_dropout")(backbone.output["vectors"])
     return BertTokenLabellerModel(backbone.input, _logits(num_labels, "head")(vectors), name=name)
+
+
+def bert_question_answering(backbone, name="bert_question_answering"):
+    """Adds a head to a backbone that finds the answer to a question in a passage.
+
+    The two texts are the question and the passage. [CLS] stands for an answer that is not there.
+
+    Source: Devlin et al. 2018, sections 4.2 and 4.3 (https://arxiv.org/abs/1810.04805).
+
+    Args:
+        backbone: of `bert`, as built, pretrained or reloaded.
+        name: of the model.
+
+    Returns:
+        A `BertQuestionAnsweringModel` with the inputs of the backbone. Output: float32 logits,
+        (batch, 2, length), of the first and of the last token of the answer; about -1e9 at padding.
+        Train it with `TokenCrossentropy(pad_id=-1)`, whose labels are the two positions.
+
+    Examples:
+        >>> model = bert_question_answering(bert(11, size="tiny", num_layers=1))
+        >>> model.output_shape
+        (None, 2, None)
+    """
+    logits = ops.transpose(_logits(2, "head")(backbone.output["vectors"]), (0, 2, 1))
+    is_padding = ops.expand_dims(ops.equal(backbone.input["token_ids"], 0), 1)
+    logits = logits - ops.cast(is_padding, "float32") * 1e9
+    return BertQuestionAnsweringModel(backbone.input, logits, name=name)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

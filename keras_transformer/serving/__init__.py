@@ -1,12 +1,13 @@
-"""Trained models in use: texts in, texts or labels out, from Python or as a SavedModel.
+"""Trained models in use: texts in, texts, labels or numbers out, from Python or as a SavedModel.
 
-`Translator`, `Classifier` and `Generator` answer in this process. Their `export` publishes them
-for TensorFlow Serving, once a process that imports no Python code of this library has answered
-from the export as they do.
+`Translator`, `Classifier`, `Regressor`, `Answerer` and `Generator` answer in this process. Their
+`export` publishes them for TensorFlow Serving, once a process that imports no Python code of this
+library has answered from the export as they do.
 """
 
 from keras_transformer.models.copies import with_dtype
-from keras_transformer.serving.classifier import Classifier
+from keras_transformer.serving.answerer import Answer, Answerer
+from keras_transformer.serving.classifier import Classifier, Regressor
 from keras_transformer.serving.generator import AfterControlIds, Generator
 from keras_transformer.serving.languages import in_languages
 from keras_transformer.serving.run_folder import RunFolder
@@ -15,9 +16,12 @@ from keras_transformer.serving.translator import Hypothesis, Translator
 
 __all__ = [
     "AfterControlIds",
+    "Answer",
+    "Answerer",
     "Classifier",
     "Generator",
     "Hypothesis",
+    "Regressor",
     "RunFolder",
     "SamplingSettings",
     "SearchSettings",

@@ -1,4 +1,4 @@
-"""Classifies texts with a trained model, from Python or as a SavedModel."""
+"""Labels texts, or predicts a number for each, from Python or as a SavedModel."""
 
 import tensorflow as tf
 
@@ -25,7 +25,144 @@ from keras_transformer.serving.served_model import (
 NUM_SPECIAL_TOKENS = 2  # [CLS] and [SEP]
 
 
-class Classifier(ServedModel):
+class ServedEncoder(ServedModel):
+    """What `Classifier` and `Regressor` share: a text in, the outputs of a head out.
+
+    Args:
+        model: of `kt.classifier` or `kt.bert_classifier`, as built or reloaded; or
+            another classifier with the methods that `models.TextModel` documents.
+        tokenizer: splits texts into tokens; a `WordPieceTokenizer` for BERT, a
+            `BytePairTokenizer` for RoBERTa.
+        num_outputs: number of labels; 1 for regression.
+        max_length: text limit in tokens, including the special tokens of BERT; longer texts lose
+            their middle.
+    """
+
+    def __init__(self, model, tokenizer, num_outputs, max_length):
+        builders = "classifier() or bert_classifier()"
+        check_kind(model, (ClassifierModel, BertClassifierModel), ("logits",), builders)
+        self._is_bert = isinstance(model, BertClassifierModel)
+        if self._is_bert:
+            check_vocabulary(model.token_embedding.vocabulary_size, tokenizer)
+            num_positions = model.positions.max_sequence_length
+            if not NUM_SPECIAL_TOKENS < max_length <= num_positions:
+                raise ValueError(
+                    "max_length must be at least 3 tokens with BERT, which adds [CLS] and [SEP], "
+                    f"and at most its {num_positions} positions. Received: "
+                    f"max_length={max_length}."
+                )
+            max_length -= NUM_SPECIAL_TOKENS
+        elif isinstance(model, ClassifierModel):
+            check_vocabulary(model.embedding.vocabulary_size, tokenizer)
+        check_max_length(max_length)
+        self._num_outputs, self.max_length = num_outputs, max_length
+        if isinstance(model, TextModel):
+            self._check_logits(model.output_shape)
+        super().__init__(model, tokenizer)
+
+    def attention(self, text):
+        """The attention between the tokens of a text.
+
+        Args:
+            text: a string.
+
+        Returns:
+            `figures.Attention` of the kind "encoder".
+
+        Raises:
+            ValueError: if `text` is not a string, or the model has no
+                `attention_scores`.
+        """
+        check_string(text, "text")
+        inputs = self._model_inputs(self._tokenize(tf.constant([text]))["token_ids"])
+        tokens = {"encoder": token_labels(self.tokenizer, inputs[0][0].numpy())}
+        scores = self._attention_scores(*inputs)
+        return Attention.of_first_example(scores, tokens, tokens, title=text)
+
+    def _signatures_of(self, answer, outputs):
+        """The signatures of a subclass.
+
+        Args:
+            answer: the method of `serving_default`, from texts.
+            outputs: its outputs, {name: shape of one row}, without `truncated`.
+        """
+        return {
+            "serving_default": Signature(answer, {"text": TEXT}, {**outputs, "truncated": ()}),
+            "tokenize": Signature(
+                self._tokenize,
+                {"text": TEXT},
+                {"token_ids": (None,), "length": (), "truncated": ()},
+            ),
+            "logits": Signature(
+                self._logits,
+                {"token_ids": IDS, "length": NUMBER},
+                {"logits": (self._num_outputs,)},
+            ),
+        }
+
+    def _tokenize(self, text):
+        """The tokens of texts, as the signature `logits` expects them.
+
+        Args:
+            text: (batch,) strings.
+
+        Returns:
+            token_ids, (batch, length), padded with 0; length and truncated, (batch,).
+        """
+        ids, is_cut = read_part(self.tokenizer, text, self.max_length, end=True)
+        is_truncated = is_cut | (ids.row_lengths() > self.max_length)
+        ids = cut_middle(ids, self.max_length)
+        lengths = tf.cast(ids.row_lengths(), tf.int32)
+        return {"token_ids": fill_up(ids), "length": lengths, "truncated": is_truncated}
+
+    def _logits(self, token_ids, length):
+        """The logits of tokenised texts.
+
+        Args:
+            token_ids: (batch, length); ids outside the vocabulary count as unknown.
+            length: (batch,) in tokens; columns beyond it are not read.
+
+        Returns:
+            logits, (batch, labels); of a regression its numbers, (batch, 1).
+        """
+        check_rows(token_ids, length)
+        is_known = (token_ids >= 0) & (token_ids < self.tokenizer.vocabulary_size)
+        ids = tf.where(is_known, token_ids, self.tokenizer.unknown_id)
+        ids = cut_middle(tf.RaggedTensor.from_tensor(ids, length), self.max_length)
+        return {"logits": self._logits_of(fill_up(ids))}
+
+    def _logits_of(self, ids):
+        """The logits of texts, float32 (batch, outputs), from their ids, padded with 0."""
+        logits = self.model.logits(*self._model_inputs(ids))
+        self._check_logits(logits.shape)
+        return tf.cast(logits, tf.float32)
+
+    def _model_inputs(self, ids):
+        """What the model reads: the ids; a BERT, those between [CLS] and [SEP], and segments."""
+        if not self._is_bert:
+            return (ids,)
+        rows = tf.RaggedTensor.from_tensor(ids, padding=self.tokenizer.pad_id)
+        max_length = self.max_length + NUM_SPECIAL_TOKENS
+        inputs = pack_segments(self.tokenizer, rows, max_length=max_length)
+        return inputs["token_ids"], inputs["segment_ids"]
+
+    def _check_logits(self, shape):
+        if not tf.TensorShape(shape).is_compatible_with((None, self._num_outputs)):
+            raise ValueError(
+                "The model must return one logit per label, (batch, labels), and one number per "
+                f"text for regression. Received: logits of shape {tuple(shape)}, "
+                f"{self._num_outputs} {'label' if self._num_outputs == 1 else 'labels'}."
+            )
+
+    def _checked_answer(self, texts):
+        answer = self.answer(texts)
+        warn_truncated(
+            answer["truncated"], self.max_length, "read without their middle", stacklevel=4
+        )
+        return answer
+
+
+class Classifier(ServedEncoder):
     """Labels texts.
 
     Its signatures are `serving_default`, `tokenize` and `logits`.
@@ -59,28 +196,10 @@ class Classifier(ServedModel):
     """
 
     def __init__(self, model, tokenizer, labels, max_length=512, multi_label=False):
-        builders = "classifier() or bert_classifier()"
-        check_kind(model, (ClassifierModel, BertClassifierModel), ("logits",), builders)
-        self._is_bert = isinstance(model, BertClassifierModel)
-        if self._is_bert:
-            check_vocabulary(model.token_embedding.vocabulary_size, tokenizer)
-            num_positions = model.positions.max_sequence_length
-            if not NUM_SPECIAL_TOKENS < max_length <= num_positions:
-                raise ValueError(
-                    "max_length must be at least 3 tokens with BERT, which adds [CLS] and [SEP], "
-                    f"and at most its {num_positions} positions. Received: "
-                    f"max_length={max_length}."
-                )
-            max_length -= NUM_SPECIAL_TOKENS
-        elif isinstance(model, ClassifierModel):
-            check_vocabulary(model.embedding.vocabulary_size, tokenizer)
-        check_max_length(max_length)
         if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
             raise ValueError(f"labels must be a list of strings. Received: labels={labels!r:.100}.")
-        self.labels, self.max_length, self.multi_label = tuple(labels), max_length, multi_label
-        if isinstance(model, TextModel):
-            self._check_logits(model.output_shape)
-        super().__init__(model, tokenizer)
+        self.labels, self.multi_label = tuple(labels), multi_label
+        super().__init__(model, tokenizer, len(self.labels), max_length)
 
     @classmethod
     def load(cls, run, dtype=None, weights="averaged"):
@@ -100,6 +219,8 @@ class Classifier(ServedModel):
         """
         folder = RunFolder(run)
         names, multi_label = folder.labels()
+        if not names:
+            raise ValueError(f"{run} predicts numbers. Load it as a serving.Regressor.")
         max_length = folder.settings()["max_length"]
         return cls(folder.model(dtype, weights), folder.tokenizer(), names, max_length, multi_label)
 
@@ -132,47 +253,10 @@ class Classifier(ServedModel):
         """
         return self._checked_answer(texts)["probabilities"]
 
-    def attention(self, text):
-        """The attention between the tokens of a text.
-
-        Args:
-            text: a string.
-
-        Returns:
-            `figures.Attention` of the kind "encoder".
-
-        Raises:
-            ValueError: if `text` is not a string, or the model has no
-                `attention_scores`.
-        """
-        check_string(text, "text")
-        inputs = self._model_inputs(self._tokenize(tf.constant([text]))["token_ids"])
-        tokens = {"encoder": token_labels(self.tokenizer, inputs[0][0].numpy())}
-        scores = self._attention_scores(*inputs)
-        return Attention.of_first_example(scores, tokens, tokens, title=text)
-
     def _signatures(self):
-        per_label = (len(self.labels),)
-        return {
-            "serving_default": Signature(
-                self._classify,
-                {"text": TEXT},
-                {
-                    "label": (),
-                    "probabilities": per_label,
-                    "labels": per_label,
-                    "truncated": (),
-                },
-            ),
-            "tokenize": Signature(
-                self._tokenize,
-                {"text": TEXT},
-                {"token_ids": (None,), "length": (), "truncated": ()},
-            ),
-            "logits": Signature(
-                self._logits, {"token_ids": IDS, "length": NUMBER}, {"logits": per_label}
-            ),
-        }
+        names = ("probabilities", "labels")
+        outputs = {"label": (), **dict.fromkeys(names, (len(self.labels),))}
+        return self._signatures_of(self._classify, outputs)
 
     def _classify(self, text):
         """Labels texts.
@@ -203,62 +287,86 @@ class Classifier(ServedModel):
             "truncated": tokens["truncated"],
         }
 
-    def _tokenize(self, text):
-        """The tokens of texts, as the signature `logits` expects them.
+
+class Regressor(ServedEncoder):
+    """Predicts a number for each text, e.g. a rating.
+
+    Its signatures are `serving_default`, `tokenize` and `logits`.
+
+    Args:
+        model: of `kt.classifier` or `kt.bert_classifier` with `num_labels=1`, as built or
+            reloaded; or another one with the methods that `models.TextModel` documents.
+        tokenizer: as for `Classifier`.
+        max_length: as for `Classifier`.
+
+    Attributes:
+        max_length: text limit in tokens, without the special tokens of BERT.
+
+    Raises:
+        ValueError: if the model is of another kind, does not return one number per text (a model
+            of your own: when it is first called) or has fewer ids than the tokenizer, or
+            `max_length` is out of range.
+
+    Examples:
+        >>> import keras_transformer as kt
+        >>> tokenizer = kt.tokenizers.SymbolTokenizer("abc")
+        >>> model = kt.classifier(tokenizer.vocabulary_size, num_labels=1, num_layers=1)
+        >>> Regressor(model, tokenizer)(["abba", "c"]).shape
+        (2,)
+    """
+
+    def __init__(self, model, tokenizer, max_length=512):
+        super().__init__(model, tokenizer, 1, max_length)
+
+    @classmethod
+    def load(cls, run, dtype=None, weights="averaged"):
+        """Loads a finished run of `python -m train.classification --task regression`.
+
+        Args:
+            run: path of the run folder.
+            dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
+            weights: "averaged" or "best", as for `RunFolder.model`.
+
+        Returns:
+            A `Regressor`.
+
+        Raises:
+            ValueError: if the folder does not hold a finished run of this kind, or a file is
+                damaged.
+        """
+        folder = RunFolder(run)
+        names, _ = folder.labels()
+        if names:
+            raise ValueError(f"{run} has labels with names. Load it as a serving.Classifier.")
+        max_length = folder.settings()["max_length"]
+        return cls(folder.model(dtype, weights), folder.tokenizer(), max_length)
+
+    def __call__(self, texts):
+        """Predicts numbers. Warns if texts are longer than `max_length` and lose their middle.
+
+        Args:
+            texts: a list of strings.
+
+        Returns:
+            A float32 array (texts,).
+
+        Raises:
+            ValueError: if `texts` is not a list of strings.
+        """
+        return self._checked_answer(texts)["value"]
+
+    def _signatures(self):
+        return self._signatures_of(self._predict, {"value": ()})
+
+    def _predict(self, text):
+        """Predicts numbers.
 
         Args:
             text: (batch,) strings.
 
         Returns:
-            token_ids, (batch, length), padded with 0; length and truncated, (batch,).
+            value, (batch,); truncated, (batch,), whether the text lost its middle.
         """
-        ids, is_cut = read_part(self.tokenizer, text, self.max_length, end=True)
-        is_truncated = is_cut | (ids.row_lengths() > self.max_length)
-        ids = cut_middle(ids, self.max_length)
-        lengths = tf.cast(ids.row_lengths(), tf.int32)
-        return {"token_ids": fill_up(ids), "length": lengths, "truncated": is_truncated}
-
-    def _logits(self, token_ids, length):
-        """The logits of tokenised texts.
-
-        Args:
-            token_ids: (batch, length); ids outside the vocabulary count as unknown.
-            length: (batch,) in tokens; columns beyond it are not read.
-
-        Returns:
-            logits, (batch, labels).
-        """
-        check_rows(token_ids, length)
-        is_known = (token_ids >= 0) & (token_ids < self.tokenizer.vocabulary_size)
-        ids = tf.where(is_known, token_ids, self.tokenizer.unknown_id)
-        ids = cut_middle(tf.RaggedTensor.from_tensor(ids, length), self.max_length)
-        return {"logits": self._logits_of(fill_up(ids))}
-
-    def _logits_of(self, ids):
-        """The logits of texts, (batch, labels) float32, from their ids, padded with 0."""
-        logits = self.model.logits(*self._model_inputs(ids))
-        self._check_logits(logits.shape)
-        return tf.cast(logits, tf.float32)
-
-    def _model_inputs(self, ids):
-        """What the model reads: the ids; a BERT, those between [CLS] and [SEP], and segments."""
-        if not self._is_bert:
-            return (ids,)
-        rows = tf.RaggedTensor.from_tensor(ids, padding=self.tokenizer.pad_id)
-        max_length = self.max_length + NUM_SPECIAL_TOKENS
-        inputs = pack_segments(self.tokenizer, rows, max_length=max_length)
-        return inputs["token_ids"], inputs["segment_ids"]
-
-    def _check_logits(self, shape):
-        if not tf.TensorShape(shape).is_compatible_with((None, len(self.labels))):
-            raise ValueError(
-                "The model must return one logit per label, (batch, labels). Received: "
-                f"logits of shape {tuple(shape)}, {len(self.labels)} labels."
-            )
-
-    def _checked_answer(self, texts):
-        answer = self.answer(texts)
-        warn_truncated(
-            answer["truncated"], self.max_length, "read without their middle", stacklevel=4
-        )
-        return answer
+        tokens = self._tokenize(text)
+        value = self._logits_of(tokens["token_ids"])[:, 0]
+        return {"value": value, "truncated": tokens["truncated"]}

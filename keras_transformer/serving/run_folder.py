@@ -194,7 +194,7 @@ class RunFolder:
 
         Returns:
             The pair of their names, in the order of the logits, and whether a text may have any
-            number of them instead of exactly one.
+            number of them instead of exactly one. Without names, the run predicts numbers.
 
         Raises:
             ValueError: if the run has not finished or is not a classifier, or the file is damaged.

@@ -172,15 +172,60 @@ def split_words(texts, lowercase: bool = True) -> tf.RaggedTensor:
         >>> split_words(["Déjà-vu…"]).to_list()
         [[b'deja', b'-', b'vu', b'\\xe2\\x80\\xa6']]
     """
-    texts = as_texts(texts)
-    texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="ignore")
+    return tf.strings.split(_spaced(valid_utf8(texts), lowercase))
+
+
+def word_spans(texts, lowercase: bool = True) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+    """Where the words of `split_words` stand in their texts.
+
+    Args:
+        texts: strings, (batch,).
+        lowercase: as for `split_words`.
+
+    Returns:
+        The places of the first character of each word and behind its last, int32 (batch, None),
+        counted in characters of the text without invalid UTF-8.
+
+    Examples:
+        >>> [places.to_list() for places in word_spans(["Déjà-vu …"])]
+        [[[0, 4, 5, 8]], [[4, 5, 7, 9]]]
+    """
+    characters = tf.strings.unicode_split(valid_utf8(texts), "UTF-8")
+    distinct, place = tf.unique(characters.flat_values)
+    cleaned = tf.gather(_spaced(distinct, lowercase), place)  # "", " ", "a" or " ! "
+    kept = characters.with_flat_values(cleaned != "")
+    cleaned = tf.ragged.boolean_mask(characters.with_flat_values(cleaned), kept)
+    places = tf.ragged.boolean_mask(tf.ragged.range(characters.row_lengths()), kept)
+
+    rows, parts = cleaned.value_rowids(), cleaned.flat_values
+    is_text = tf.strings.strip(parts) != ""
+    is_same = rows[1:] == rows[:-1]
+    ends_before = tf.strings.regex_full_match(parts, ".* ")[:-1] | ~is_same
+    begins_after = tf.strings.regex_full_match(parts, " .*")[1:] | ~is_same
+    # A sign that is a word of its own has spaces on both sides, which separate it, too.
+    is_sign = is_text & tf.strings.regex_full_match(parts, " .* ")
+    edge = tf.ones_like(is_text[:1])
+    is_first = is_text & (is_sign | tf.concat([edge, ends_before], axis=0))
+    is_last = is_text & (is_sign | tf.concat([begins_after, edge], axis=0))
+    firsts = tf.ragged.boolean_mask(places, cleaned.with_flat_values(is_first))
+    lasts = tf.ragged.boolean_mask(places, cleaned.with_flat_values(is_last))
+    return tf.cast(firsts, tf.int32), tf.cast(lasts, tf.int32) + 1
+
+
+def valid_utf8(texts) -> tf.Tensor:
+    """Texts, (batch,), without bytes that are not UTF-8."""
+    return tf.strings.unicode_transcode(as_texts(texts), "UTF-8", "UTF-8", errors="ignore")
+
+
+def _spaced(texts, lowercase):
+    """Clean texts with spaces around every punctuation mark and Chinese character."""
     texts = tf.strings.regex_replace(texts, _WHITE_SPACE, " ")
     texts = tf.strings.regex_replace(texts, _CONTROL, "")
     if lowercase:
         texts = tf.strings.lower(texts, encoding="utf-8")
         texts = tensorflow_text.normalize_utf8(texts, "NFD")
         texts = tf.strings.regex_replace(texts, _ACCENT, "")
-    return tf.strings.split(tf.strings.regex_replace(texts, _OWN_WORD, r" \1 "))
+    return tf.strings.regex_replace(texts, _OWN_WORD, r" \1 ")
 
 
 def train_word_pieces(

@@ -65,7 +65,7 @@ class TokenCrossentropy(keras.losses.Loss):
         labels = ops.where(labels == self.pad_id, 0, labels)  # pad_id may be outside, e.g. -1
         nats = _crossentropy(labels, logits)
         # GPUs do not raise for labels outside the vocabulary; NaN reveals them.
-        is_inside = (labels >= 0) & (labels < logits.shape[-1])
+        is_inside = (labels >= 0) & (labels < ops.shape(logits)[-1])
         nats = ops.where(is_inside, nats, float("nan"))
         if not self.label_smoothing:
             return nats
@@ -173,6 +173,7 @@ def _crossentropy(labels, logits):
     # With XLA it compares ids instead of scattering to the labels: XLA fuses the comparison, while
     # it can scatter only with atomic sums. Without XLA, scattering is faster.
     compares_ids = is_compiled()
+    size = ops.shape(logits)[-1]  # unknown until the step if the labels are positions
 
     @tf.custom_gradient
     def crossentropy(logits):
@@ -185,9 +186,9 @@ def _crossentropy(labels, logits):
         def gradient(upstream):
             if compares_ids:
                 chosen_ids = tf.cast(labels, tf.int32)[..., None]
-                ones = tf.cast(chosen_ids == tf.range(logits.shape[-1]), probabilities.dtype)
+                ones = tf.cast(chosen_ids == tf.range(size), probabilities.dtype)
                 return (probabilities - ones) * upstream[..., None]
-            weighted = tf.reshape(probabilities * upstream[..., None], [-1, logits.shape[-1]])
+            weighted = tf.reshape(probabilities * upstream[..., None], [-1, size])
             at = tf.stack([tf.range(tf.size(labels)), tf.reshape(labels, [-1])], axis=1)
             weighted = tf.tensor_scatter_nd_sub(weighted, at, tf.reshape(upstream, [-1]))
             return tf.reshape(weighted, tf.shape(logits))

@@ -14,7 +14,7 @@ from train.demo.corpus import demo_corpus
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 HEADS = ["Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification",
-         "ForTokenClassification"]  # fmt: skip
+         "ForTokenClassification", "ForQuestionAnswering"]  # fmt: skip
 WORDS = ["naïve Café", "日本 is 12,50 €!", "un-be-lievable", "🦜 [MASK] x = f(y)", ""]
 
 
@@ -30,11 +30,14 @@ def saved(path, head, hidden_act="gelu", **settings):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
+    labels = {"id2label": {0: "bad", 1: "fair", 2: "good"}}
+    labels["label2id"] = {label: index for index, label in labels["id2label"].items()}
+    if head == "ForQuestionAnswering":  # whose start and end are two labels
+        labels = {}
     config = transformers.BertConfig(
         vocab_size=len(pieces()), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=48, max_position_embeddings=40, hidden_act=hidden_act,
-        id2label={0: "bad", 1: "fair", 2: "good"}, label2id={"bad": 0, "fair": 1, "good": 2},
-        **settings,
+        **labels, **settings,
     )  # fmt: skip
     model = getattr(transformers, f"Bert{head}")(config).eval()
     with torch.no_grad():
@@ -80,6 +83,8 @@ def test_outputs_are_those_of_hugging_face(head, hidden_act, epsilon, tmp_path):
                                    (outputs["next_sentence"], expected.seq_relationship_logits)],
         "ForSequenceClassification": lambda: [(outputs, expected.logits)],
         "ForTokenClassification": lambda: [(outputs, expected.logits)],
+        "ForQuestionAnswering": lambda: [(outputs[:, 0], expected.start_logits),
+                                         (outputs[:, 1], expected.end_logits)],
     }[head]()  # fmt: skip
     for one, other in pairs:
         one, other = array(one), other.numpy()
@@ -134,14 +139,16 @@ def test_a_classifier_is_served_and_a_folder_is_fine_tuned(tmp_path, capsys):
     [
         (
             "Model",
-            {"architectures": ["BertForQuestionAnswering"]},
-            "one of Bert.*Received: .*Q",
+            {"architectures": ["BertForMultipleChoice"]},
+            "one of Bert.*Received: .*M",
         ),
         ("Model", {"position_embedding_type": "relative_key"}, "position_embedding_type must be"),
         ("Model", {"hidden_act": "silu"}, "hidden_act must be .*Received: 'silu'"),
         ("ForMaskedLM", {"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
         ("Model", {"num_hidden_layers": 3}, r"must include encoder\.layer\.2\."),
-        ("ForSequenceClassification", {"problem_type": "regression"}, "problem_type must be"),
+        ("ForSequenceClassification", {"problem_type": "ranking"}, "problem_type must be"),
+        ("ForSequenceClassification", {"problem_type": "regression"}, r"shape \(1, 32\)"),
+        ("ForTokenClassification", {"problem_type": "regression"}, "problem_type must be"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(head, change, message, tmp_path):

@@ -7,7 +7,7 @@ import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert import marian
 from keras_transformer.layers.feed_forward import gelu_tanh
-from keras_transformer.serving import Classifier, Generator, SamplingSettings
+from keras_transformer.serving import Classifier, Generator, Regressor, SamplingSettings
 from keras_transformer.tokenizers import WordPieceTokenizer
 from tests.convert.drawn import CORPUS, noisy, translator_of
 from tests.reference import array
@@ -74,7 +74,18 @@ def test_gpt2_goes_on_as_ours(tmp_path):
         assert ours([text[:12]], temperature=1e-6) == [written]
 
 
-@pytest.mark.parametrize("head", ["backbone", "pretraining", "labels", "labels of tokens"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        "backbone",
+        "pretraining",
+        "labels",
+        "several labels",
+        "number",
+        "labels of tokens",
+        "answers",
+    ],
+)
 def test_bert_with_its_heads_is_theirs(head, tmp_path):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?-"
@@ -86,18 +97,27 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
         "backbone": lambda: backbone,
         "pretraining": lambda: kt.bert_pretraining(backbone),
         "labels": lambda: kt.bert_classifier(backbone, 3),
+        "several labels": lambda: kt.bert_classifier(backbone, 3),
+        "number": lambda: kt.bert_classifier(backbone, 1),
         "labels of tokens": lambda: kt.bert_token_labeller(backbone, 5),
+        "answers": lambda: kt.bert_question_answering(backbone),
     }[head](), 0.05)  # fmt: skip
     ours = convert.Converted("pretraining", model, words)
-    if head == "labels":
-        ours = Classifier(model, words, ["bad", "fair", "good"], 32)
+    labels = ["bad", "fair", "good"]
+    if head in ("labels", "several labels"):
+        ours = Classifier(model, words, labels, 32, multi_label=head == "several labels")
+    if head == "number":
+        ours = Regressor(model, words, 32)
     path = convert.write(ours, "huggingface", tmp_path / "model")
     auto, pairs = {
         "backbone": ("AutoModel", [("vectors", "last_hidden_state"), ("pooled", "pooler_output")]),
         "pretraining": ("AutoModelForPreTraining", [("masked_tokens", "prediction_logits"),
                                                     ("next_sentence", "seq_relationship_logits")]),
         "labels": ("AutoModelForSequenceClassification", [(None, "logits")]),
+        "several labels": ("AutoModelForSequenceClassification", [(None, "logits")]),
+        "number": ("AutoModelForSequenceClassification", [(None, "logits")]),
         "labels of tokens": ("AutoModelForTokenClassification", [(None, "logits")]),
+        "answers": ("AutoModelForQuestionAnswering", [(0, "start_logits"), (1, "end_logits")]),
     }[head]  # fmt: skip
     theirs = getattr(transformers, auto).from_pretrained(path).eval()
     given = np.random.default_rng(3).integers(5, words.vocabulary_size, (3, 7)).astype("int32")
@@ -109,7 +129,8 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
     with torch.no_grad():
         expected = theirs(torch.tensor(given).long(), token_type_ids=torch.tensor(segments).long())
     for name, other in pairs:
-        one = array(answers if name is None else answers[name])
+        one = answers[:, name] if head == "answers" else answers if name is None else answers[name]
+        one = array(one)
         difference = np.abs(one - getattr(expected, other).numpy()).max()
         print(f"{auto} {other}: {difference:.1e} of {np.abs(one).max():.1f}")
         assert difference < 1e-5
@@ -121,8 +142,26 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
     for one, other in zip(model.weights, again.model.weights, strict=True):
         if "seed" not in one.path:
             np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
-    if head == "labels":
-        assert again.labels == ("bad", "fair", "good")
+    types = {
+        "labels": "single_label_classification",
+        "several labels": "multi_label_classification",
+        "number": "regression",
+    }
+    if head == "answers":
+        [answer] = convert.load(path)(["who?"], ["abc, def"])
+        assert answer.text and answer.text == "abc, def"[answer.start : answer.end]
+    if head in types:
+        assert theirs.config.problem_type == types[head]
+        loaded = convert.load(path)
+        assert type(loaded) is type(ours)
+        np.testing.assert_array_equal(
+            loaded.answer(texts, "serving_default")["truncated"], [False] * len(texts)
+        )
+        assert again.labels == getattr(ours, "labels", ())
+        assert again.multi_label == (head == "several labels")
+        assert again.config.get("task", "single_label") == types[head].removesuffix(
+            "_classification"
+        )
 
 
 def test_models_that_they_lack_are_refused_and_nothing_is_left(tokenizer, tmp_path, monkeypatch):

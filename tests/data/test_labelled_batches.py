@@ -237,3 +237,43 @@ def test_words_are_lower_case_without_punctuation():
     assert words.detokenize([ids]).numpy()[0].decode().split() == ["the", "dog", "the", "⁇"]
     assert np.array(ids)[-1] == 1, "an unknown word"
     assert words.tokenize([b"\xff the"]).to_list() == [[ids[0]]]
+
+
+def test_labels_without_names_are_numbers(tokenizer, tmp_path):
+    (tmp_path / "ratings.tsv").write_text("a b\t 2.5\nb\t-1e3\na a\t0.1\nb b\t7\n")
+    text = read_labelled_tsv(tmp_path / "ratings.tsv", names=[])
+    assert text == (["a b", "b", "a a", "b b"], [(2.5,), (-1000.0,), (0.1,), (7.0,)], [])
+    rest, held = hold_out(text, 1, seed=3)
+    assert (
+        len(rest.texts) == 3 and held.labels[0] == dict(zip(*text[:2], strict=True))[held.texts[0]]
+    )
+    batches = labelled_batches(text, tokenizer)
+    [(_, numbers)] = batches.epoch()
+    assert numbers.dtype == tf.float32 and not batches.multi_label and batches.names == []
+    assert sorted(numbers.numpy()[:, 0]) == sorted(np.float32([2.5, -1000, 0.1, 7]))
+    np.testing.assert_array_equal(batches.mean_label, np.float32([(2.5 - 1000 + 0.1 + 7) / 4]))
+    batches.save(tmp_path / "tokens.npz")
+    loaded = LabelledBatches.load(tmp_path / "tokens.npz")
+    assert loaded.checksum() == batches.checksum() and loaded.names == []
+
+
+@pytest.mark.parametrize(
+    "label", ["good", "", "nan", "inf", "1e39", "1,5", "1_000", "2.5,3", "0x10"]
+)
+def test_a_label_that_is_no_finite_number_is_named_with_its_line(label, tmp_path):
+    (tmp_path / "ratings.tsv").write_text(f"a\t1\nb\t{label}\n")
+    expected = rf"one finite number, e.g. 2\.5\. Received: '{label}', line 2 of .*ratings\.tsv\."
+    with pytest.raises(ValueError, match=expected):
+        read_labelled_tsv(tmp_path / "ratings.tsv", names=[])
+    with pytest.raises(ValueError, match=rf"Received: '{label}', text 2\."):
+        labelled(["a", "b"], [(1,), (label,)], names=[])
+
+
+def test_numbers_that_do_not_fit_their_texts_are_refused(tokenizer):
+    with pytest.raises(ValueError, match=r"Received: \(1, 2\), text 1\."):
+        labelled(["a"], [(1, 2)], names=[])
+    with pytest.raises(ValueError, match="Regression needs texts with numbers"):
+        labelled([], [], names=[])
+    for numbers in ([[1.0], [np.nan]], [1.0, 2.0], [[3.0]]):
+        with pytest.raises(ValueError, match="without names, columns of finite numbers"):
+            LabelledBatches([[4], [5]], numbers, [])

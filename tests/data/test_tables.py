@@ -234,3 +234,27 @@ def test_a_missing_pyarrow_is_told_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"needs pyarrow: pip install pyarrow\.$"):
         read_table(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("values", [[1.5, -2.0], [3, 4], ["0.25", "7"]], ids=str)
+def test_a_column_of_numbers_is_read_for_regression(values, tmp_path):
+    file = tmp_path / "ratings.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": values}), file)
+    expected = [(float(value),) for value in values]
+    assert read_labelled_table(file, names=[]) == (["a", "b"], expected, [])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.0, None], "with 1 null values"),
+        ([1.0, float("nan")], r"Received: nan, row 2 of .*ratings\.parquet"),
+        (["1", "good"], r"Received: 'good', row 2 of .*ratings\.parquet"),
+        ([True, False], "The column label must hold numbers. .* it holds bool"),
+    ],
+)
+def test_a_column_that_is_not_of_numbers_is_told_in_one_line(values, message, tmp_path):
+    file = tmp_path / "ratings.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": values}), file)
+    with pytest.raises(ValueError, match=message):
+        read_labelled_table(file, names=[])

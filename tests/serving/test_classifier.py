@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.models.encoder_only import classifier
-from keras_transformer.serving import Classifier
+from keras_transformer.serving import Classifier, Regressor
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import WordPieceTokenizer, train_sentencepiece
 from tests.reference import array, fill
@@ -97,3 +97,27 @@ def test_a_label_without_a_logit_is_refused(model, tokenizer):
         Classifier(model, tokenizer, LABELS[:2])
     with pytest.raises(ValueError, match="Received: max_length=0"):
         Classifier(model, tokenizer, LABELS, max_length=0)
+
+
+@pytest.fixture(scope="module")
+def regressor(tokenizer):
+    sizes = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
+    return Regressor(fill(classifier(tokenizer.vocabulary_size, 1, **sizes)), tokenizer, 7)
+
+
+def test_a_regressor_gives_the_number_of_the_model(regressor, tokenizer):
+    values = regressor(TEXTS[1:])
+    assert values.dtype == np.float32 and values.shape == (2,)
+    for value, text in zip(values, TEXTS[1:], strict=True):
+        [ids] = tokenizer.tokenize([text]).to_list()
+        ids = ids if len(ids) <= 7 else ids[:1] + ids[-6:]
+        np.testing.assert_allclose(value, array(regressor.model(np.array([ids])))[0, 0], atol=1e-5)
+        answer = ask(regressor, "logits", token_ids=[ids], length=[len(ids)])
+        np.testing.assert_allclose(answer["logits"], [[value]], atol=1e-5)
+    with pytest.warns(UserWarning, match="read without their middle"):
+        assert regressor([" ".join(["bad"] * 9)]).shape == (1,)
+
+
+def test_a_regressor_has_one_number_per_text(model, tokenizer):
+    with pytest.raises(ValueError, match=r"one number per text .* shape \(None, 3\), 1 label"):
+        Regressor(model, tokenizer)

@@ -11,11 +11,14 @@ import types
 import numpy as np
 import pytest
 
+from keras_transformer.data import LabelledBatches, labelled
+from keras_transformer.serving import Classifier, Regressor
 from keras_transformer.serving.publishing.c_api import ask
 from train import classification
-from train.classification import ClassificationConfig
+from train.classification import ClassificationConfig, ClassificationExperiment
 from train.progress import StopWithoutProgress
 from train.run import Run
+from train.scores import spearman
 
 pytestmark = pytest.mark.slow
 
@@ -55,11 +58,11 @@ def test_a_run_learns_which_words_decide(trained, capsys):
     assert history["val_accuracy"][-1] > 0.9
     flags = ["--run", str(folder / "run"), "--tsv", str(folder / "texts.tsv")]
     classification.main(["evaluate", *flags])
-    share, right = re.search(
-        r"Accuracy: ([\d.]+)% \((\d+) of 150", capsys.readouterr().out
-    ).groups()
+    out = capsys.readouterr().out
+    share, right = re.search(r"Accuracy: ([\d.]+)% \((\d+) of 150", out).groups()
     assert float(share) == pytest.approx(int(right) / 1.5, abs=0.01)
     assert int(right) > 135
+    assert ("Micro F1" in out) == multi_label
     labels = json.loads((folder / "run" / "labels.json").read_text())
     assert labels["multi_label"] == multi_label
 
@@ -198,6 +201,88 @@ def test_mistakes_are_one_line_and_leave_nothing(trained, flags, expected, tmp_p
     message = capsys.readouterr().err
     assert caught.value.code == 2 and message.count("\n") == 1, message
     assert re.search(expected, message)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def rated(tmp_path_factory):
+    """A run that learned how often "yes" occurs in a text, on a scale of hundreds."""
+    folder = tmp_path_factory.mktemp("ratings")
+    draw = random.Random(3)
+    texts = [draw.choices(["a", "b", "yes"], k=7) for _ in range(150)]
+    rows = [f"{' '.join(words)}\t{300 + words.count('yes')}" for words in texts]
+    (folder / "texts.tsv").write_text("\n".join(rows) + "\n")
+    flags = ["--tsv", str(folder / "texts.tsv"), "--hold-out=30", *FLAGS, "--task=regression"]
+    classification.main([*flags, "--run", str(folder / "run")])
+    return folder
+
+
+def test_a_regression_predicts_numbers_and_is_measured_over_all_texts(rated, monkeypatch, capsys):
+    run = ["--run", str(rated / "run")]
+    with pytest.raises(ValueError, match=r"predicts numbers. Load it as a serving.Regressor"):
+        Classifier.load(rated / "run")
+    regressor = Regressor.load(rated / "run")
+    lines = [line.split("\t") for line in (rated / "texts.tsv").read_text().splitlines()]
+    texts, numbers = [text for text, _ in lines], np.array([float(label) for _, label in lines])
+    values = regressor(texts).astype(float)
+    error = np.mean((values - numbers) ** 2)
+    assert error < 0.5 * numbers.var(), "better than the mean"
+    classification.main(["evaluate", *run, "--tsv", str(rated / "texts.tsv")])
+    out = capsys.readouterr().out
+    measured = re.search(
+        r"Mean squared error: (\S+)\. Correlation: (\S+) \(Pearson\), (\S+) \(Spearman\)\. 150", out
+    ).groups()
+    expected = [error, np.corrcoef(values, numbers)[0, 1], spearman(values, numbers)]
+    np.testing.assert_allclose([float(n) for n in measured], expected, rtol=1e-3)
+    history = Run(rated / "run", ClassificationConfig).history()
+    assert history["val_absolute_error"][0] < 10, "from the mean on"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a yes b\n\n")))
+    classification.main(["classify", *run])
+    np.testing.assert_array_equal(
+        [np.float32(line) for line in capsys.readouterr().out.split()], regressor(["a yes b", ""])
+    )
+
+
+def test_a_regression_is_served(rated, tmp_path):
+    classification.main(
+        ["export", "--run", str(rated / "run"), "--directory", str(tmp_path), "--name", "ratings"]
+    )
+    [answer] = ask(tmp_path / "ratings" / "1", [{"inputs": {"text": ["a yes b"]}}])
+    [value] = answer["outputs"]["value"]
+    assert value == pytest.approx(float(Regressor.load(rated / "run")(["a yes b"])[0]), rel=1e-5)
+    assert answer["outputs"].keys() == {"value", "truncated"}
+
+
+def test_the_task_decides_what_is_learned_from_texts_of_one_label_each():
+    text = labelled(["a", "b", "c"], [("x",), ("y",), ("x",)])
+    batches = LabelledBatches([[4], [5], [6]], text.matrix(), text.names)
+
+    def loss(task):
+        experiment = ClassificationExperiment(ClassificationConfig(task=task), (text, None))
+        return type(experiment.objective(batches)["loss"]).__name__
+
+    assert loss(None) == loss("single_label") == "CategoricalCrossentropy"
+    assert loss("multi_label") == "BinaryCrossentropy"
+    assert loss("regression") == "MeanSquaredError"
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags", "expected"),
+    [
+        ("a\t1\nb\tgood\n", ["--task=regression"], "Received: 'good', line 2 of .*texts.tsv"),
+        ("a\tx\nb\tx,y\n", ["--task=single_label"], "Received: 2 labels of 'b'"),
+        ("a\tx\nb\ty\n", ["--task=ranking"], "--task must be one of single_label, multi_label"),
+    ],
+)
+def test_labels_of_another_task_are_one_line_and_leave_nothing(
+    rows, flags, expected, tmp_path, capsys
+):
+    (tmp_path / "texts.tsv").write_text(rows)
+    flags = [*FLAGS, "--tsv", str(tmp_path / "texts.tsv"), *flags]
+    with pytest.raises(SystemExit):
+        classification.main([*flags, "--run", str(tmp_path / "run")])
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and re.search(expected, message), message
     assert not (tmp_path / "run").exists()
 
 

@@ -1,0 +1,134 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_transformer as kt
+from keras_transformer.data import answer_batches, checked_questions
+from keras_transformer.data.question_answering import passage_windows
+from keras_transformer.serving import Answerer
+from keras_transformer.serving.publishing import c_api
+from keras_transformer.tokenizers import train_word_pieces
+from tests.reference import array, fill
+
+CONTEXTS = [
+    "Élise lives in Köln; Bo lives in Ulm, and nobody lives on the moon!",
+    "", "Bo.", "Bo, a cook, went from Köln to Ulm; there he met Élise, who had come by ship, "
+    "and nobody knew them - but they knew the way!",
+]  # fmt: skip
+QUESTIONS = ["Who lives in Ulm?", "Who?", "Who lives where, and who likes the moon?", ""]
+SIZES = {"max_length": 18, "stride": 5, "max_question_length": 6, "max_answer_length": 4}
+
+
+class Table:
+    """Logits of each token, by its id and column."""
+
+    def __init__(self, size):
+        self.of_ids = tf.Variable(tf.zeros([size, 2]))
+        self.of_columns = tf.Variable(tf.zeros([99, 2]))
+        self.weights = [self.of_ids, self.of_columns]
+
+    def draw(self, seed):
+        draw = np.random.default_rng(seed)
+        self.of_ids.assign(draw.normal(size=self.of_ids.shape) * 3)
+        self.of_columns.assign(draw.normal(size=self.of_columns.shape))
+
+    def logits(self, token_ids, segment_ids):
+        columns = self.of_columns[: tf.shape(token_ids)[1]]
+        logits = tf.gather(self.of_ids, token_ids) + columns
+        logits -= 1e9 * tf.cast(token_ids == 0, tf.float32)[:, :, None]
+        return tf.transpose(logits, [0, 2, 1])
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_word_pieces([*CONTEXTS, *QUESTIONS], 75)
+
+
+@pytest.fixture(scope="module")
+def of_a_table(tokenizer):
+    return Answerer(Table(tokenizer.vocabulary_size), tokenizer, **SIZES)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_answer_is_the_most_probable_span_of_all_parts(of_a_table, tokenizer, seed):
+    table = of_a_table.model
+    table.draw(seed)
+    answers = of_a_table(QUESTIONS, CONTEXTS)
+    for question, context, answer in zip(QUESTIONS, CONTEXTS, answers, strict=True):
+        windows = passage_windows(tokenizer, [question], [context], 18, 5, 6)
+        best, none = (0.0, 0, 0), 1.0
+        starts, ends = windows.starts[0].numpy(), windows.ends[0].numpy()
+        for row, ids in enumerate(windows.token_ids.to_list()):
+            logits = array(table.logits(tf.constant([ids]), None))[0].astype(float)
+            shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+            column = int(windows.first_columns[row])
+            none = min(none, shares[0, 0] * shares[1, 0])
+            for first in range(column, len(ids) - 1):
+                for last in range(first, min(first + 4, len(ids) - 1)):
+                    token = int(windows.first_tokens[row]) - column
+                    place = starts[token + first], ends[token + last]
+                    best = max(best, (shares[0, first] * shares[1, last], *place))
+        assert (answer.start, answer.end) == best[1:]
+        assert answer.text == context[answer.start : answer.end]
+        np.testing.assert_allclose([answer.score, answer.no_answer], [best[0], none], rtol=1e-4)
+    assert answers[1].text == "" and answers[1].score == 0.0, "an empty passage has no answer"
+    assert answers[2].text in ("Bo", "Bo.", ".")
+
+
+def model_of(tokenizer, **options):
+    sizes = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
+    backbone = kt.bert(tokenizer.vocabulary_size, max_sequence_length=20, **sizes, **options)
+    return kt.bert_question_answering(backbone)
+
+
+def test_a_model_learns_where_answers_stand_and_padding_does_not_count(tokenizer, tmp_path):
+    keras.utils.set_random_seed(3)
+    model = model_of(tokenizer, dropout=0.0, attention_dropout=0.0)
+    texts = [f"{name} lives in {town}." for name in ("Bo", "Élise") for town in ("Ulm", "Köln")]
+    answers = [((text.split()[0], 0),) for text in texts]
+    text = checked_questions(["Who lives in Ulm?", "who?"] * 2, texts, answers)
+    sizes = {"max_length": 18, "stride": 5, "max_question_length": 6}
+    [(inputs, labels)] = answer_batches(tokenizer, text, **sizes).epoch()
+    logits = array(model(inputs)).astype(float)
+    positions, rows = labels.numpy().astype(int), np.arange(len(labels))
+    expected = np.log(np.exp(logits).sum(axis=2))
+    expected -= np.stack([logits[rows, side, positions[:, side]] for side in (0, 1)], axis=1)
+    model.compile(kt.Adam(0.01), kt.TokenCrossentropy(pad_id=-1))
+    batches = answer_batches(tokenizer, text, **sizes)
+    np.testing.assert_allclose(
+        model.evaluate(batches.epoch(), verbose=0), expected.mean(), rtol=1e-5
+    )
+    short = {name: part[:1, :9] for name, part in inputs.items()}
+    wide = {name: tf.pad(part, [[0, 0], [0, 3]]) for name, part in short.items()}
+    np.testing.assert_allclose(array(model(wide))[:, :, :9], array(model(short)), atol=1e-5)
+    assert array(model(wide))[:, :, 9:].max() < -1e8
+    losses = model.fit(batches.dataset(), steps_per_epoch=40, epochs=2, verbose=0).history["loss"]
+    assert losses[-1] < 0.3 * expected.mean()
+    answerer = Answerer(model, tokenizer, **SIZES)
+    assert [each.text for each in answerer(text.questions, texts)] == ["Bo", "Bo", "Élise", "Élise"]
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded) is type(model)
+    np.testing.assert_array_equal(array(loaded(inputs)), array(model(inputs)))
+
+
+@pytest.mark.slow
+def test_an_export_answers_in_a_fresh_process(tokenizer, tmp_path):
+    answerer = Answerer(fill(model_of(tokenizer)), tokenizer, **SIZES)
+    path = answerer.export(tmp_path, "answers", CONTEXTS)
+    [answer] = c_api.ask(path, [{"inputs": {"question": QUESTIONS, "context": CONTEXTS}}])
+    expected = answerer(QUESTIONS, CONTEXTS)
+    assert answer["outputs"]["answer"] == [each.text for each in expected]
+    assert answer["outputs"]["end"] == [each.end for each in expected]
+    np.testing.assert_allclose(answer["outputs"]["score"], [a.score for a in expected], rtol=1e-4)
+
+
+def test_what_does_not_fit_is_refused(tokenizer):
+    model = model_of(tokenizer)
+    with pytest.raises(ValueError, match=r"at most the 20 positions .* max_length=384"):
+        Answerer(model, tokenizer)
+    with pytest.raises(ValueError, match=r"must come from bert_question_answering\(\)"):
+        Answerer(kt.bert_classifier(kt.bert(9, "tiny", num_layers=1), 2), tokenizer)
+    with pytest.raises(ValueError, match="Received: 2 questions, 1 contexts"):
+        Answerer(model, tokenizer, **SIZES)(["a", "b"], ["c"])
