@@ -114,7 +114,13 @@ class TransformerBlock(TransformerLayer):
             self.self_attention = self._create_attention(
                 "self_attention", SparseAttention, **pattern
             )
-        self.feed_forward = FeedForward(
+        self.feed_forward = self.create_feed_forward()
+        self.around_self_attention = self.create_residual("around_self_attention")
+        self.around_feed_forward = self.create_residual("around_feed_forward")
+
+    def create_feed_forward(self):
+        """The network after the attention, called with vectors and `training`; may be another."""
+        return FeedForward(
             self.intermediate_dim,
             self.activation,
             self.activation_dropout,
@@ -125,8 +131,6 @@ class TransformerBlock(TransformerLayer):
             dtype=self.dtype_policy,
             name="feed_forward",
         )
-        self.around_self_attention = self.create_residual("around_self_attention")
-        self.around_feed_forward = self.create_residual("around_feed_forward")
 
     def _check_attention(self):
         """Raises ValueError for an `attention` that these blocks cannot have."""
