@@ -316,9 +316,6 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
     def compute_mask(self, query, previous_mask=None):
         return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask
 
-    def compute_output_shape(self, query_shape, value_shape=None, key_shape=None):
-        return query_shape
-
     def get_config(self):
         return {
             **super().get_config(),

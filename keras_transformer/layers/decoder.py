@@ -37,9 +37,6 @@ class SourceCallMixin:
         masks = padding_mask, source_padding_mask, attention_mask, source_attention_mask
         return self.attend(inputs, source, *masks)[1]
 
-    def compute_output_shape(self, inputs_shape, source_shape=None):
-        return inputs_shape
-
     def padding_masks(self, inputs, source, padding_mask, source_padding_mask, source_mask):
         """Checks the arguments of a call and returns the padding masks of inputs and source."""
         self._check_inputs(inputs=inputs, source=source)

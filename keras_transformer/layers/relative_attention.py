@@ -173,9 +173,6 @@ class RelativeAttention(MultiHeadAttention):
             return ops.matmul(queries[:, 0], distances[:, 0])[:, None]
         return ops.matmul(queries, distances)
 
-    def compute_output_shape(self, query_shape, memory_shape=None):
-        return query_shape
-
 
 def memory_padding_mask(inputs, memory, padding_mask):
     """The padding mask of a call, or else that of Keras for the inputs, after all of the memory."""

@@ -76,9 +76,6 @@ class TransformerXLBlock(TransformerBlock):
         """The weights of a call with the same arguments, (batch, heads, target, source)."""
         return self.attend(inputs, memory, padding_mask, attention_mask)[1]
 
-    def compute_output_shape(self, inputs_shape, memory_shape=None):
-        return inputs_shape
-
     def step(self, inputs, cache, mask, position=None):
         """One position for several beams of each row, as of `RelativeAttention.step`."""
         residual = self.around_self_attention
