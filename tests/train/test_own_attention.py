@@ -17,7 +17,7 @@ from train.settings import import_modules
 
 from .conftest import SETTINGS
 
-NAME = "mine>TemperatureAttention"
+NAME = "mine>TemperedAttention"
 MODULE = """
 import keras
 from keras import ops
@@ -26,7 +26,7 @@ import keras_transformer as kt
 
 
 @keras.saving.register_keras_serializable(package="mine")
-class TemperatureAttention(kt.MultiHeadAttention):
+class TemperedAttention(kt.MultiHeadAttention):
     def build(self, query_shape, value_shape=None, key_shape=None):
         super().build(query_shape, value_shape, key_shape)
         self.temperature = self.add_weight((self.num_heads, 1, 1), "ones", name="temperature")
@@ -75,10 +75,10 @@ def test_a_module_that_cannot_be_imported_is_named_in_a_line(folder):
 
 
 def test_a_class_is_found_with_and_without_its_package(folder):
-    with pytest.raises(ValueError, match=r"--import .* Known are .* Received: TemperatureAtt"):
-        registered_attention("TemperatureAttention")
+    with pytest.raises(ValueError, match=r"--import .* Known are .* Received: Tempered"):
+        registered_attention("TemperedAttention")
     import_modules(["my_attention"])
-    for name in ("TemperatureAttention", NAME):
+    for name in ("TemperedAttention", NAME):
         assert registered_attention(name) == NAME
     assert registered_attention("AdditiveAttention") == "keras_transformer>AdditiveAttention"
     with pytest.raises(ValueError, match=r"name one registered class.* Received: FeedForward"):
@@ -89,7 +89,7 @@ def test_a_class_is_found_with_and_without_its_package(folder):
 def test_a_training_and_all_that_use_it_import_the_module(
     folder, text, monkeypatch, capsys, untold_results
 ):
-    flags = [*text[:2], *text[4:6], *SETTINGS, "--steps=3", "--attention=TemperatureAttention"]
+    flags = [*text[:2], *text[4:6], *SETTINGS, "--steps=3", "--attention=TemperedAttention"]
     flags += ["--run", "run"]
     assert "--import" in message(capsys, translation.main, *flags)
     own = ["--import", "my_attention"]
@@ -124,4 +124,4 @@ def test_a_training_and_all_that_use_it_import_the_module(
     assert answer["outputs"]["translation"] == translations, "without the module"
     shutil.rmtree(folder / "run" / "checkpoints")
     error = message(capsys, convert.main, *commands["convert"][1], *own)
-    assert "attention=TemperatureAttention" in error
+    assert "attention=TemperedAttention" in error
