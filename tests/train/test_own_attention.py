@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import sys
 
 import keras
@@ -122,6 +121,6 @@ def test_a_training_and_all_that_use_it_import_the_module(
     translation.main(["export", "--run", "run", "--name", "mine", *own])
     [answer] = ask("saved_models/mine/1", [{"inputs": {"text": ["abc", "de"]}}])
     assert answer["outputs"]["translation"] == translations, "without the module"
-    shutil.rmtree(folder / "run" / "checkpoints")
+    forget()
     error = message(capsys, convert.main, *commands["convert"][1], *own)
     assert "attention=TemperedAttention" in error
