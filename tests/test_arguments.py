@@ -6,6 +6,7 @@ import inspect
 import pytest
 
 from keras_transformer import data, layers
+from keras_transformer.layers.projection import LoRAMixin
 
 ROOMS = "ops layers models training tokenizers data decoding serving convert figures".split()
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -16,6 +17,11 @@ WITH_MANY = {
         f"layers.{name}.attend": "the arguments of a call"
         for name in layers.__all__
         if hasattr(getattr(layers, name), "attend")
+    },
+    **{
+        f"layers.{name}.add_weight": "the arguments of Keras's method"
+        for name in layers.__all__
+        if issubclass(getattr(layers, name), LoRAMixin)
     },
     "decoding.greedy_search": "the arguments of beam_search",
     "training.Model.evaluate": "by which Keras validates",

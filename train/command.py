@@ -15,7 +15,15 @@ import textwrap
 
 from .gpus import gpu_count, warn_of_idle_gpus
 from .options import TrainOptions
-from .settings import EXIT_CODE_MISTAKE, Parser, as_called, config_as_yaml, flag_of, read_config
+from .settings import (
+    EXIT_CODE_MISTAKE,
+    Parser,
+    as_called,
+    config_as_yaml,
+    flag_of,
+    import_modules,
+    read_config,
+)
 from .training_config import MAY_CHANGE
 
 EXIT_CODE_CTRL_C = 130  # 128 + SIGINT
@@ -68,10 +76,13 @@ class Command:
         description = inspect.getdoc(options_class).replace("{command}", prog)
         parser = Parser(prog=prog, description=description)
         given_in = parser.add_settings(options_class)
+        parser.add_imports()
         with one_line_errors(STOPPED.get(name, "")) as closed:
-            options = options_class(**given_in(parser.parse_args(arguments)))
+            flags = parser.parse_args(arguments)
+            options = options_class(**given_in(flags))
             check_open(name, closed)
             start_tensorflow(name)
+            import_modules(flags.imports)
             self.experiment.check_run(options.run)
             getattr(self.experiment, name)(options)
 
@@ -90,6 +101,7 @@ class Command:
             action="store_true",
             help="print the settings as such a file, and exit",
         )
+        parser.add_imports()
         config_in = parser.add_settings(config_class)
         with one_line_errors(STOPPED_TRAINING):
             flags = parser.parse_args(arguments)
@@ -100,6 +112,7 @@ class Command:
                 return
             options = TrainOptions(**options_in(flags))
             start_tensorflow()
+            import_modules(flags.imports)
             self.experiment.train(config, options)
 
 

@@ -16,7 +16,7 @@ from .classification import ClassificationConfig, served_model
 from .command import one_line_errors, without_start_up_notes
 from .language_model import LanguageModelConfig
 from .pretraining import PretrainingConfig
-from .settings import Parser
+from .settings import Parser, import_modules
 from .translation import TranslationConfig
 
 FORMATS = ("ctranslate2", "huggingface", "keras_hub", "litert", "onnx", "openvino")
@@ -57,6 +57,7 @@ def main(arguments=None):
         help="weights that --to writes: the mean of the newest checkpoints, or those with the best "
         "BLEU during training",
     )  # fmt: skip
+    parser.add_imports()
     flags = parser.parse_args(arguments)
     flags_set = {name for name in (*TO_RUN, *TO_FORMAT) if getattr(flags, name) is not None}
     if flags_set not in (set(TO_RUN), set(TO_FORMAT)):
@@ -69,6 +70,7 @@ def main(arguments=None):
         with without_start_up_notes():
             from keras_transformer import convert
             from keras_transformer.files import check_free
+        import_modules(flags.imports)
         if flags.source is not None:
             check_free(flags.run, "Choose another --run, or delete it.")
             save_run(convert.read(flags.source), flags.run)

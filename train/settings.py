@@ -5,6 +5,7 @@ pydantic checks the values and pydantic-settings makes the flags; the messages a
 
 import argparse
 import importlib.util
+import os
 import pathlib
 import re
 import sys
@@ -120,6 +121,14 @@ class Parser(argparse.ArgumentParser):
         )  # fmt: skip
         self.add_argument("--version", action="version", version=installed_version())
 
+    def add_imports(self):
+        """Adds --import; `import_modules` imports what is in the list `imports` of the flags."""
+        self.add_argument(
+            "--import", dest="imports", metavar="MODULE", action="append", default=[],
+            help="Python module to import first, from the current folder or installed, such as one "
+            "that registers an attention of your own; may be given several times",
+        )  # fmt: skip
+
     def error(self, message):
         self.exit(EXIT_CODE_MISTAKE, f"{self.prog}: {message}. --help lists all flags.\n")
 
@@ -176,6 +185,25 @@ def as_called(text):
         text,
     )
     return re.sub(r"python -m train\b(?!\.)", f"{ENTRY_POINT} demo", text)
+
+
+def import_modules(names):
+    """Imports modules from the current folder, or installed ones.
+
+    Raises:
+        ValueError: if one cannot be imported.
+    """
+    if os.getcwd() not in sys.path:  # as in the program `keras-transformer`
+        sys.path.append(os.getcwd())
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever the module raises
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ValueError(
+                "--import must be a Python module in the current folder or an installed one. "
+                f"Received: {name}, {reason}."
+            ) from error
 
 
 def installed_version():

@@ -60,7 +60,7 @@ def check_pieces(config):
 def check_left_to_pretrained(config, names):
     """Raises ValueError if a config gives what the model of --pretrained has of its own."""
     usual = type(config)()
-    names = (*SIZE, *names)
+    names = (*SIZE, "attention", *names)
     if given := [name for name in names if getattr(config, name) != getattr(usual, name)]:
         raise ValueError(
             "The model of --pretrained has its own dimensions and vocabulary. "
@@ -119,6 +119,11 @@ class TrainingConfig(Settings):
     )
     activation: str | None = setting(
         None, "Keras activation name, or gelu_tanh; default: the model's"
+    )
+    attention: str | None = setting(
+        None,
+        "registered name of the attention class, e.g. AdditiveAttention; --import brings your own; "
+        "default: MultiHeadAttention",
     )
     normalize_first: bool = setting(True, "normalise before each sub-layer instead of after")
     # Weights in half precision would hardly change.
@@ -222,7 +227,7 @@ class TrainingConfig(Settings):
             chosen["activation"] = kt.layers.feed_forward.gelu_tanh
         elif self.activation is not None:
             chosen["activation"] = self.activation
-        return {**chosen, "remat": self.remat, **self.given((*SIZE, *DROPOUTS))}
+        return {**chosen, "remat": self.remat, **self.given((*SIZE, *DROPOUTS, "attention"))}
 
     def batch_shapes(self):
         """The argument `shapes` of a class of batches."""

@@ -40,6 +40,11 @@ def check_dense(stack, library="Hugging Face", needs_bias=True):
     kernel, bias = stack.blocks[0].self_attention.output_projection
     square = kernel.shape[0] == kernel.shape[1]
     lacks_bias = needs_bias and bias is None
+    if stack.attention is not None:
+        raise ConversionError(
+            f"{library} has no attention but that of `MultiHeadAttention`. Export the model as a "
+            f"SavedModel instead. Received: attention={stack.attention.__name__}."
+        )
     if stack.attention_pattern is not None or not square or lacks_bias or stack.lora:
         raise ConversionError(
             f"{library} needs dense attention{' with biases' * needs_bias}, heads that together "

@@ -253,6 +253,26 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
         queries = split_heads(self.query(query), self.num_heads)
         return self.attend_heads(queries, keys, values, mask)
 
+    def empty_cache(self, batch_size, length=None, num_beams=1):
+        """The cache before the first `step`: a pair of keys and values.
+
+        An attention with another cache overrides it: a tuple of tensors with these axes.
+
+        Args:
+            batch_size: number of rows, an integer scalar.
+            length: number of steps to make room for, for a cache of full size; None for a cache
+                that grows.
+            num_beams: number of beams per row to make room for.
+
+        Returns:
+            A pair of tensors, each (batch, heads, length * num_beams, key_dim), or
+            (batch, heads, 0, key_dim).
+        """
+        positions = 0 if length is None else length * num_beams
+        key_dim = self.output_projection.kernel.shape[1] // self.num_heads
+        shape = (batch_size, self.num_heads, positions, key_dim)
+        return (ops.zeros(shape, self.compute_dtype),) * 2
+
     def step(self, inputs, cache, mask, position=None):
         """One position of causal self-attention, for several beams of each row.
 
@@ -295,9 +315,6 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
 
     def compute_mask(self, query, previous_mask=None):
         return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask
-
-    def compute_output_shape(self, query_shape, value_shape=None, key_shape=None):
-        return query_shape
 
     def get_config(self):
         return {

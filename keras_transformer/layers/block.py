@@ -13,6 +13,10 @@ from keras_transformer.layers.residual import LAYER_NORM_EPSILON, LayerNormaliza
 from keras_transformer.layers.sparse_attention import SparseAttention
 
 
+class NotRegistered(ValueError):
+    """A config names a class that no imported module has registered."""
+
+
 class TransformerLayer(
     AttentionScoresMixin, InputChecksMixin, FrozenPartsMixin, LoRAMixin, keras.layers.Layer
 ):
@@ -28,6 +32,7 @@ class TransformerLayer(
         activation_dropout=0.0,
         activation="relu",
         normalize_first=True,
+        attention=None,
         attention_pattern=None,
         norm_epsilon=LAYER_NORM_EPSILON,
         remat=False,
@@ -46,6 +51,7 @@ class TransformerLayer(
         self.activation_dropout = activation_dropout
         self.activation = keras.activations.get(activation)
         self.normalize_first = normalize_first
+        self.attention = _registered_class(attention)
         self.attention_pattern = attention_pattern
         self.norm_epsilon = norm_epsilon
         self.remat = remat
@@ -59,6 +65,7 @@ class TransformerLayer(
         """Creates the layers of a block at the end of `__init__`; a stack has blocks instead."""
 
     def block_config(self):
+        own = self.attention
         return {
             "num_heads": self.num_heads,
             "intermediate_dim": self.intermediate_dim,
@@ -67,6 +74,7 @@ class TransformerLayer(
             "activation_dropout": self.activation_dropout,
             "activation": keras.activations.serialize(self.activation),
             "normalize_first": self.normalize_first,
+            "attention": None if own is None else keras.saving.get_registered_name(own),
             "attention_pattern": self.attention_pattern,
             "norm_epsilon": self.norm_epsilon,
             "remat": self.remat,
@@ -74,9 +82,6 @@ class TransformerLayer(
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
     def get_config(self):
         return {**super().get_config(), **self.block_config()}
@@ -86,6 +91,7 @@ class TransformerLayer(
         if "pre_norm" in config:  # its name before version 0.3
             config = {"normalize_first": config["pre_norm"], **config}
             del config["pre_norm"]
+        _registered_class(config.get("attention"))  # before Keras makes all errors one TypeError
         return super().from_config(config)
 
 
@@ -93,10 +99,25 @@ class TransformerBlock(TransformerLayer):
     """Self-attention and a feed-forward network, each with a residual connection around it."""
 
     causal = False  # whether an `attention_pattern` forbids later positions
+    attention_class = MultiHeadAttention  # without an `attention_pattern`
+    cached_methods = ()  # of the attention, which compute step by step what its `call` does
 
     def create_parts(self):
-        self.self_attention = self.create_self_attention()
-        self.feed_forward = FeedForward(
+        self._check_attention()
+        if self.attention_pattern is None:
+            self.self_attention = self._create_attention("self_attention")
+        else:
+            pattern = {**self.attention_pattern, "causal": self.causal}
+            self.self_attention = self._create_attention(
+                "self_attention", SparseAttention, **pattern
+            )
+        self.feed_forward = self.create_feed_forward()
+        self.around_self_attention = self.create_residual("around_self_attention")
+        self.around_feed_forward = self.create_residual("around_feed_forward")
+
+    def create_feed_forward(self):
+        """The network after the attention, called with vectors and `training`; may be another."""
+        return FeedForward(
             self.intermediate_dim,
             self.activation,
             self.activation_dropout,
@@ -107,17 +128,41 @@ class TransformerBlock(TransformerLayer):
             dtype=self.dtype_policy,
             name="feed_forward",
         )
-        self.around_self_attention = self.create_residual("around_self_attention")
-        self.around_feed_forward = self.create_residual("around_feed_forward")
 
-    def create_self_attention(self):
-        if self.attention_pattern is None:
-            return self._create_attention("self_attention", MultiHeadAttention)
-        pattern = {**self.attention_pattern, "causal": self.causal}
-        return self._create_attention("self_attention", SparseAttention, **pattern)
+    def _check_attention(self):
+        """Raises ValueError for an `attention` that these blocks cannot have."""
+        own, ours = self.attention, self.attention_class
+        if own is None:
+            return
+        if not (isinstance(own, type) and issubclass(own, ours)):
+            raise ValueError(
+                f"attention must be a subclass of {ours.__name__}, or its registered name. "
+                f"Received: attention={getattr(own, '__name__', own)}."
+            )
+        if self.attention_pattern is not None:
+            raise ValueError(
+                "An attention_pattern chooses an attention of its own. Give one of the two. "
+                f"Received: attention={own.__name__}, attention_pattern={self.attention_pattern}."
+            )
+        if keras.saving.get_registered_object(keras.saving.get_registered_name(own)) is not own:
+            raise ValueError(
+                "attention must be registered, or no saved model could be loaded. Decorate the "
+                "class with keras.saving.register_keras_serializable(). "
+                f"Received: attention={own.__name__}."
+            )
+        missing = [
+            name for name in self.cached_methods if getattr(own, name) is getattr(ours, name)
+        ]
+        if own.call is not ours.call and missing:
+            raise ValueError(
+                f"An attention that overrides call must override {' and '.join(missing)}, too, so "
+                "that a decoder computes the same step by step. "
+                f"Received: attention={own.__name__}."
+            )
 
-    def _create_attention(self, name, layer_class, **arguments):
+    def _create_attention(self, name, layer_class=None, **arguments):
         """An attention layer with the arguments of this block, and some of its own."""
+        layer_class = layer_class or self.attention or self.attention_class
         if self.use_bias is not None:
             arguments["use_bias"] = self.use_bias
         if self.lora is not None:
@@ -186,6 +231,7 @@ class TransformerStack(TransformerLayer):
         activation_dropout=0.0,
         activation="relu",
         normalize_first=True,
+        attention=None,
         attention_pattern=None,
         norm_epsilon=LAYER_NORM_EPSILON,
         remat=False,
@@ -202,6 +248,7 @@ class TransformerStack(TransformerLayer):
             activation_dropout=activation_dropout,
             activation=activation,
             normalize_first=normalize_first,
+            attention=attention,
             attention_pattern=attention_pattern,
             norm_epsilon=norm_epsilon,
             remat=remat,
@@ -213,7 +260,7 @@ class TransformerStack(TransformerLayer):
         check_integer("num_layers", num_layers)
         self.num_layers = num_layers
         arguments = {**self.block_config(), "lora": self.lora, "trainable": self.trainable}
-        arguments["dtype"] = self.dtype_policy
+        arguments |= {"attention": self.attention, "dtype": self.dtype_policy}
         # A tuple: TensorFlow's checkpoints do not look into the lists of a Keras layer.
         self.blocks = tuple(
             self.block_class(**arguments, name=f"block_{index}") for index in range(num_layers)
@@ -235,6 +282,18 @@ class TransformerStack(TransformerLayer):
             self.norm.build(shapes[0])
         self.restore_frozen()
 
+    def empty_cache(self, batch_size, length=None, num_beams=1):
+        """The cache before the first step of causal blocks: a list with that of each attention.
+
+        Args:
+            batch_size: as for `MultiHeadAttention.empty_cache`, and so are the others.
+            length: number of steps to make room for, or None.
+            num_beams: number of beams per row.
+        """
+        return [
+            block.self_attention.empty_cache(batch_size, length, num_beams) for block in self.blocks
+        ]
+
     def finish(self, outputs):
         """The outputs of the stack, from those of the last block."""
         return outputs if self.norm is None else self.norm(outputs)
@@ -244,6 +303,19 @@ class TransformerStack(TransformerLayer):
 
     def get_config(self):
         return {**super().get_config(), "num_layers": self.num_layers}
+
+
+def _registered_class(attention):
+    """The class of an `attention`, which may be its registered name, or None."""
+    if attention is None or isinstance(attention, type):
+        return attention
+    found = keras.saving.get_registered_object(str(attention))
+    if found is None:
+        raise NotRegistered(
+            f"No attention is registered as {attention}. Import the module that registers it "
+            "first; in a command, with --import."
+        )
+    return found
 
 
 def _rematerialised(layer, function, *inputs):

@@ -5,9 +5,15 @@ from keras_transformer.ops.masks import check_boolean
 
 
 class InputChecksMixin:
-    """For layers whose weights fit only the inputs that they were built for."""
+    """For layers whose weights fit only the inputs that they were built for.
+
+    Their outputs have the shape of the first of these.
+    """
 
     _widths = None
+
+    def compute_output_shape(self, input_shape):
+        return input_shape  # Keras passes the first shape to a method that takes one
 
     def _build_for(self, **shapes):
         """Keeps the widths of the inputs, by name; the shape of an input may be None."""

@@ -8,7 +8,6 @@ language model.
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.block import TransformerBlock, TransformerStack
 from keras_transformer.layers.checks import implicit_mask
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
@@ -37,9 +36,6 @@ class SourceCallMixin:
         """
         masks = padding_mask, source_padding_mask, attention_mask, source_attention_mask
         return self.attend(inputs, source, *masks)[1]
-
-    def compute_output_shape(self, inputs_shape, source_shape=None):
-        return inputs_shape
 
     def padding_masks(self, inputs, source, padding_mask, source_padding_mask, source_mask):
         """Checks the arguments of a call and returns the padding masks of inputs and source."""
@@ -96,7 +92,8 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
     Raises:
         ValueError: if the width of the inputs cannot be divided by `num_heads`, or there are
             both an `attention_pattern` and an `attention_mask`; if there is a source in some
-            calls only; for inputs or masks of another rank or width.
+            calls only; for inputs or masks of another rank or width; as `EncoderBlock` for an
+            `attention`, also one that overrides `call` without `step` and `attend_to`.
 
     Examples:
         >>> block = DecoderBlock(num_heads=2, intermediate_dim=7)
@@ -105,6 +102,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
     """
 
     causal = True
+    cached_methods = ("step", "attend_to")
 
     def create_parts(self):
         super().create_parts()
@@ -113,7 +111,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
     def build(self, inputs_shape, source_shape=None):
         self._build_for(inputs=inputs_shape, source=source_shape)
         if source_shape is not None:
-            self.cross_attention = self._create_attention("cross_attention", MultiHeadAttention)
+            self.cross_attention = self._create_attention("cross_attention")
             self.around_cross_attention = self.create_residual("around_cross_attention")
             self.cross_attention.build(inputs_shape, source_shape)
         self.restore_frozen()
@@ -262,27 +260,6 @@ class Decoder(SourceCallMixin, TransformerStack):
     def source_keys_values(self, source):
         """What `step` needs of the source: a pair of keys and values per block, or None."""
         return [block.source_keys_values(source) for block in self.blocks]
-
-    def empty_cache(self, batch_size, length=None, num_beams=1):
-        """The cache before the first step: a pair of keys and values per block.
-
-        Args:
-            batch_size: number of rows, an integer scalar.
-            length: number of steps to make room for, for a cache of full size; None for a cache
-                that grows.
-            num_beams: number of beams per row to make room for.
-
-        Returns:
-            A list of pairs of tensors, each (batch, heads, length * num_beams, key_dim), or
-            (batch, heads, 0, key_dim).
-        """
-        empty, positions = [], 0 if length is None else length * num_beams
-        for block in self.blocks:
-            attention = block.self_attention
-            width = attention.query_key_value.kernel.shape[0] // 3
-            shape = (batch_size, self.num_heads, positions, width // self.num_heads)
-            empty.append((ops.zeros(shape, self.compute_dtype),) * 2)
-        return empty
 
     def step(self, inputs, source_keys_values, source_padding_mask, cache, mask, position=None):
         """One position for several beams of each row: `DecoderBlock.step` of each block.

@@ -22,6 +22,9 @@ class EncoderBlock(TransformerBlock):
         activation: activation of the feed-forward network, any Keras activation.
         normalize_first: whether to normalise the inputs of each sub-layer, instead of its sum with
             the residual as in the paper.
+        attention: a registered subclass of `MultiHeadAttention`, such as `AdditiveAttention` or
+            your own, or its registered name; None for `MultiHeadAttention` itself. Blocks of
+            Transformer-XL take subclasses of `RelativeAttention` instead.
         attention_pattern: for long sequences, the arguments of a `SparseAttention` that
             replaces the dense self-attention, such as
             {"pattern": "strided", "block_size": 64}; None for dense attention.
@@ -45,8 +48,9 @@ class EncoderBlock(TransformerBlock):
         Same shape as `inputs`.
 
     Raises:
-        ValueError: if the width of the inputs cannot be divided by `num_heads`, or there are
-            both an `attention_pattern` and an `attention_mask`.
+        ValueError: if the width of the inputs cannot be divided by `num_heads`; if there are
+            both an `attention_pattern` and an `attention_mask` or an `attention`; if the
+            `attention` is not registered, or is no such subclass.
 
     Examples:
         >>> block = EncoderBlock(num_heads=2, intermediate_dim=7)

@@ -79,6 +79,10 @@ class LoRAMixin:
         super().__init__(*args, **kwargs)
         self.lora = LoRA(**lora) if isinstance(lora, dict) else lora
 
+    def add_weight(self, *args, trainable=True, name="weight", **kwargs):
+        is_trained = trainable and (self.lora is None or "_lora_" in name)
+        return super().add_weight(*args, trainable=is_trained, name=name, **kwargs)
+
     def get_config(self):
         lora = {} if self.lora is None else {"lora": self.lora.config()}
         return {**super().get_config(), **lora}
@@ -172,7 +176,6 @@ def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use
         name=f"{name}_kernel",
         shape=shape,
         initializer=draw,
-        trainable=lora is None,
         autocast=False,  # each product casts it
     )
     bias = None
@@ -181,7 +184,6 @@ def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use
             name=f"{name}_bias",
             shape=shape[:1],
             initializer="zeros",
-            trainable=lora is None,
             autocast=False,  # added in float32 where that costs nothing
         )
     adapters = [] if lora is None else list(_adapters(layer, name, lora, shape, count))

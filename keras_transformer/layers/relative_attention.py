@@ -76,9 +76,8 @@ class RelativeAttention(MultiHeadAttention):
         )
         shape = (self.num_heads, 1, inner // self.num_heads)
         small = keras.initializers.RandomNormal(stddev=0.02)
-        is_trained = self.lora is None
         self.content_bias, self.distance_bias = (
-            self.add_weight(shape, draw, trainable=is_trained, name=name)
+            self.add_weight(shape, draw, name=name)
             for name, draw in (("content_bias", small), ("distance_bias", small.clone()))
         )
 
@@ -108,30 +107,19 @@ class RelativeAttention(MultiHeadAttention):
         return self._project_heads(value, self._projections(1, 3), 2)
 
     def empty_cache(self, batch_size, length=None, num_beams=1):
-        """The cache before the first step: keys, values and projected distances.
+        """The cache of `MultiHeadAttention`, and projected distances.
 
-        Args:
-            batch_size: number of rows, an integer scalar.
-            length: number of steps to make room for, for a cache of full size; None for a cache
-                that grows.
-            num_beams: number of beams per row to make room for.
-
-        Returns:
-            Keys and values, (batch, heads, length * num_beams, key_dim), and distances,
-            (batch, heads, length, key_dim), the farthest first; of length 0 if they grow.
+        These are (batch, heads, length, key_dim), the farthest first; of length 0 if they grow.
         """
-        key_dim = self.content_bias.shape[2]
+        keys, values = super().empty_cache(batch_size, length, num_beams)
         if length is None:
-            empty = ops.zeros((batch_size, self.num_heads, 0, key_dim), self.compute_dtype)
-            return (empty, empty, empty)
-        shape = (batch_size, self.num_heads, length * num_beams, key_dim)
-        empty = ops.zeros(shape, self.compute_dtype)
-        shape = (batch_size, self.num_heads, length, key_dim)
+            return keys, values, keys
+        shape = (batch_size, self.num_heads, length, self.content_bias.shape[2])
         patterns = ops.flip(
             sinusoidal_positions(length, self.distance_projection.kernel.shape[1]), 0
         )
         distances = self._project_distances(patterns, self.compute_dtype)
-        return (empty, empty, ops.broadcast_to(distances, shape))
+        return keys, values, ops.broadcast_to(distances, shape)
 
     def step(self, inputs, cache, mask, position=None):
         """One position, for several beams of each row, as of `MultiHeadAttention.step`.
@@ -184,9 +172,6 @@ class RelativeAttention(MultiHeadAttention):
             # TensorFlow 2.21 with oneDNN crashes on large products that repeat (1, 1, ...).
             return ops.matmul(queries[:, 0], distances[:, 0])[:, None]
         return ops.matmul(queries, distances)
-
-    def compute_output_shape(self, query_shape, memory_shape=None):
-        return query_shape
 
 
 def memory_padding_mask(inputs, memory, padding_mask):

@@ -98,9 +98,6 @@ class SlicedAttention(
         outputs = merge_heads(ops.matmul(weights, values))
         return self.output_projection(outputs) if self.use_projections else outputs
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
     def get_config(self):
         return {
             **super().get_config(),

@@ -37,13 +37,16 @@ class TransformerXLBlock(TransformerBlock):
         (3, 5, 4)
     """
 
-    def create_self_attention(self):
+    attention_class = RelativeAttention
+    cached_methods = ("step",)
+
+    def create_parts(self):
         if self.attention_pattern is not None:
             raise ValueError(
                 "Transformer-XL attends to all of its memory and has no attention_pattern. "
                 f"Received: attention_pattern={self.attention_pattern}."
             )
-        return self._create_attention("self_attention", RelativeAttention)
+        super().create_parts()
 
     def build(self, inputs_shape, memory_shape=None):
         self._build_for(inputs=inputs_shape, memory=inputs_shape)
@@ -72,9 +75,6 @@ class TransformerXLBlock(TransformerBlock):
     def attention_scores(self, inputs, memory=None, padding_mask=None, attention_mask=None):
         """The weights of a call with the same arguments, (batch, heads, target, source)."""
         return self.attend(inputs, memory, padding_mask, attention_mask)[1]
-
-    def compute_output_shape(self, inputs_shape, memory_shape=None):
-        return inputs_shape
 
     def step(self, inputs, cache, mask, position=None):
         """One position for several beams of each row, as of `RelativeAttention.step`."""
@@ -146,12 +146,6 @@ class TransformerXL(TransformerStack):
     def attention_scores(self, inputs, memories=None, padding_mask=None, attention_mask=None):
         """The weights of a call with the same arguments, a list with one tensor a block."""
         return self.attend(inputs, memories, padding_mask, attention_mask)[1]
-
-    def empty_cache(self, batch_size, length=None, num_beams=1):
-        """The cache before the first step, as of `RelativeAttention.empty_cache`, one a block."""
-        return [
-            block.self_attention.empty_cache(batch_size, length, num_beams) for block in self.blocks
-        ]
 
     def step(self, inputs, cache, mask, position=None):
         """One position for several beams of each row, as of `RelativeAttention.step`.

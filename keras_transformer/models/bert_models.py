@@ -191,7 +191,7 @@ def bert(
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads), or pass further arguments to the blocks
             (dropout and attention_dropout, 0.1 each; activation, "gelu"; normalize_first, False;
-            activation_dropout, key_dim, use_bias, kernel_initializer, dtype).
+            activation_dropout, attention, key_dim, use_bias, kernel_initializer, dtype).
 
     Returns:
         A `BertModel`. Inputs: a dictionary of `token_ids`, 0 for padding, and

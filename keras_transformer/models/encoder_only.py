@@ -83,8 +83,8 @@ def classifier(
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
-            (attention_dropout, activation_dropout, activation, normalize_first, key_dim, use_bias,
-            kernel_initializer, dtype).
+            (attention, attention_dropout, activation_dropout, activation, normalize_first,
+            key_dim, use_bias, kernel_initializer, dtype).
 
     Returns:
         A `ClassifierModel`. Input: `token_ids`, integers (batch, length), 0 for

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_transformer.files import DamagedFile, check_archive, in_one_line, read_arrays, read_json
+from keras_transformer.layers.block import NotRegistered
 from keras_transformer.models.copies import with_dtype
 from keras_transformer.models.lora import lora_of, merge_lora
 from keras_transformer.tokenizers import load_tokenizer
@@ -178,7 +179,7 @@ class RunFolder:
             raise DamagedFile(f"{error} {advice}") from None
         try:
             model = keras.saving.load_model(file, compile=False)
-        except (MemoryError, tf.errors.ResourceExhaustedError):
+        except (MemoryError, tf.errors.ResourceExhaustedError, NotRegistered):
             raise
         except Exception as error:  # Keras and h5py raise many types for what they cannot load
             reason = in_one_line(str(error).rpartition("Exception encountered: ")[2] or error)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 from ..command import one_line_errors, without_start_up_notes
-from ..settings import Parser, Settings, setting
+from ..settings import Parser, Settings, import_modules, setting
 
 
 class ServeOptions(Settings):
@@ -46,6 +46,7 @@ def main(arguments=None):
     parser = Parser(prog="python -m train.serve", description=__doc__)
     parser.add_argument("folder", help="folder of NAME/VERSION/saved_model.pb, as from `export`")
     given_in = parser.add_settings(ServeOptions)
+    parser.add_imports()
     flags = parser.parse_args(arguments)
     with one_line_errors("Stopped."):
         options = ServeOptions(**given_in(flags))
@@ -53,7 +54,7 @@ def main(arguments=None):
         check_port(options.host, options.port)
         if "RAY_ADDRESS" not in os.environ:
             check_port("", options.metrics_port)
-        run(folder, options)
+        run(folder, options, flags.imports)
 
 
 def check_folder(folder):
@@ -101,8 +102,8 @@ def start_reaper():
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
-def run(folder, options):
-    """Serves until SIGINT or SIGTERM."""
+def run(folder, options, imports):
+    """Serves until SIGINT or SIGTERM; every replica imports the modules with these names."""
     if "RAY_ADDRESS" not in os.environ:
         # Ray reads this when it is imported: it keeps a cluster of one machine on 127.0.0.1.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -113,6 +114,7 @@ def run(folder, options):
         raise ImportError(f"Serving needs `pip install -e '.[serve]'`: {error}.") from None
     with without_start_up_notes():
         from .app import Server
+    import_modules(imports)  # here, too: it names those that do not exist
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -145,6 +147,7 @@ def run(folder, options):
                 options.max_batch_rows,
                 options.batch_seconds,
                 str(pathlib.Path(options.runs).resolve()),
+                imports,
             ),
             name="models",
             logging_config=quiet,

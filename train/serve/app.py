@@ -14,6 +14,7 @@ from ray import serve
 from ray.serve import metrics
 from starlette.exceptions import HTTPException
 
+from ..settings import import_modules
 from .looking import Runs
 from .requests import ROWS, read_request, write_answer
 from .versions import Models
@@ -145,10 +146,14 @@ class Server:
         max_batch_rows: maximum rows of merged requests.
         batch_seconds: seconds that a request waits for others.
         runs: folder of runs whose attention is shown.
+        imports: names of modules that the models of these runs need.
     """
 
-    def __init__(self, folder, num_versions, poll_seconds, max_batch_rows, batch_seconds, runs):
+    def __init__(
+        self, folder, num_versions, poll_seconds, max_batch_rows, batch_seconds, runs, imports
+    ):
         keep_local()
+        import_modules(imports)
         self.max_batch_rows = max_batch_rows
         self._run_batch.set_max_batch_size(max_batch_rows)
         self._run_batch.set_batch_wait_timeout_s(batch_seconds)

@@ -1,0 +1,210 @@
+"""An attention of the user's own in the models: the same masks, caches, files and LoRA."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_transformer as kt
+from keras_transformer.convert.blocks import check_dense
+from keras_transformer.convert.tables import ConversionError
+from keras_transformer.layers.block import NotRegistered
+from keras_transformer.ops.attention import append_to_cache
+from tests.layer_check import check_layer
+from tests.models.test_translation import SOURCE, TARGET, TINY, score, step_through
+from tests.reference import array, fill, normal
+
+
+@keras.saving.register_keras_serializable(package="own")
+class TemperatureAttention(kt.MultiHeadAttention):
+    """Dot products divided by a temperature, which each head learns."""
+
+    def build(self, query_shape, value_shape=None, key_shape=None):
+        super().build(query_shape, value_shape, key_shape)
+        self.temperature = self.add_weight((self.num_heads, 1, 1), "ones", name="temperature")
+
+    def weights_of(self, queries, keys, mask=None, bias=None):
+        queries = queries / ops.cast(self.temperature, queries.dtype)
+        return super().weights_of(queries, keys, mask, bias)
+
+
+@keras.saving.register_keras_serializable(package="own")
+class AttentionToInputs(kt.MultiHeadAttention):
+    """Keeps the inputs of a position instead of its keys and values, which it computes again."""
+
+    def call(self, query, value=None, key=None, **masks):
+        return super().call(query, value, key, **masks)
+
+    def empty_cache(self, batch_size, length=None, num_beams=1):
+        positions = 0 if length is None else length * num_beams
+        return (ops.zeros((batch_size, 1, positions, self.output_projection.kernel.shape[0])),)
+
+    def step(self, inputs, cache, mask, position=None):
+        if cache is None:
+            outputs, _ = super().step(inputs, None, mask)
+            return outputs, (inputs[:, None],)
+        start = None if position is None else position * inputs.shape[1]
+        past = append_to_cache(cache[0], inputs[:, None], start)
+        queries, _, _ = self._project_heads(inputs, self.query_key_value, 3)
+        _, keys, values = self._project_heads(past[:, 0], self.query_key_value, 3)
+        return self.attend_heads(queries, keys, values, mask), (past,)
+
+    def attend_to(self, query, keys, values, mask=None):
+        return super().attend_to(query, keys, values, mask)
+
+
+@keras.saving.register_keras_serializable(package="own")
+class ForgottenSteps(kt.MultiHeadAttention):
+    def call(self, query, value=None, key=None, **masks):
+        return 2 * super().call(query, value, key, **masks)
+
+
+KINDS = {"temperature": TemperatureAttention, "additive": "keras_transformer>AdditiveAttention"}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fill(kt.translation(11, **TINY, attention=TemperatureAttention))
+
+
+@pytest.mark.parametrize("stack", ["Encoder", "Decoder"])
+def test_a_stack_with_it_passes_every_check(stack, tmp_path):
+    arguments = {"num_layers": 1, "num_heads": 2, "intermediate_dim": 7}
+    arguments["attention"] = "own>TemperatureAttention"
+    inputs = (normal(2, 5, 6), normal(2, 3, 4))[: 1 + (stack == "Decoder")]
+    num_weights = 15 if stack == "Encoder" else 24
+    check_layer(getattr(kt, stack), arguments, inputs, (2, 5, 6), num_weights, tmp_path)
+
+
+def test_at_a_temperature_of_one_it_is_the_usual_attention():
+    own, usual = (kt.translation(11, **TINY, attention=a) for a in (TemperatureAttention, None))
+    fill(usual)
+    usual_weights = iter(usual.get_weights())
+    for weight in own.weights:
+        if weight.name != "temperature":
+            weight.assign(next(usual_weights))
+    np.testing.assert_array_equal(score(own), score(usual))
+    for weight in own.weights:
+        if weight.name == "temperature":
+            weight.assign(np.full(weight.shape, 3.0))
+    assert np.abs(score(own) - score(usual)).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cached_steps_equal_one_pass(kind):
+    model = fill(kt.translation(11, **TINY, attention=KINDS[kind]))
+    targets = np.where(TARGET == 0, 6, TARGET)
+    steps = step_through(model, SOURCE, targets[:, :, None])
+    np.testing.assert_allclose(steps[:, :, 0], score(model, target=targets), atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [None, 9], ids=["growing", "static"])
+def test_a_cache_of_its_own_is_begun_read_and_extended(length):
+    model = fill(kt.language_model(11, **TINY, attention=AttentionToInputs))
+    ids = np.array([[2, 5, 9, 4, 7], [2, 8, 8, 3, 6]], "int32")
+    cache = model.start_cache(2, num_beams=2, length=length)
+    assert {len(each) for each in cache["keys_values"]} == {1}, "one tensor a block"
+    _, cache = model.prefill(ops.array(ids[:, :3]), None, 3, cache)
+    parents = np.array([[0, 0], [0, 0]])
+    for position in (3, 4):
+        newest = ops.array(np.stack([ids[:, position], [1, 1]], axis=1))
+        logits, cache = model.step(newest, parents, position, cache)
+        parents = np.array([[0, 1], [0, 1]])
+        expected = array(model.logits(ids))[:, position]
+        np.testing.assert_allclose(array(logits)[:, 0], expected, atol=1e-5)
+
+
+def test_a_reloaded_model_is_the_same(model, tmp_path):
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.decoder.attention is TemperatureAttention
+    np.testing.assert_array_equal(score(loaded), score(model))
+
+
+def test_a_file_of_a_class_that_is_not_imported_names_it(model, tmp_path, monkeypatch):
+    model.save(tmp_path / "model.keras")
+    monkeypatch.delitem(keras.saving.get_custom_objects(), "own>TemperatureAttention")
+    expected = "No attention is registered as own>TemperatureAttention. Import the module .* first"
+    with pytest.raises(NotRegistered, match=expected):
+        keras.saving.load_model(tmp_path / "model.keras")
+    run = kt.serving.RunFolder(tmp_path)
+    run.config_file.write_text("{}")
+    with pytest.raises(NotRegistered, match=expected):  # it is not damaged
+        run.model()
+
+
+def test_lora_freezes_its_weights_and_merges(model):
+    tuned = kt.add_lora(model)
+    assert {weight.name.partition("_")[2] for weight in tuned.trainable_weights} == {
+        "lora_down",
+        "lora_up",
+    }
+    np.testing.assert_allclose(score(kt.merge_lora(tuned)), score(model), atol=1e-5)
+
+
+def test_every_kind_of_model_has_it():
+    small = {**TINY, "num_layers": 1, "attention": TemperatureAttention}
+    for model in (kt.language_model(11, **small), kt.gpt2(vocabulary_size=11, **small)):
+        assert type(model.decoder.blocks[0].self_attention) is TemperatureAttention
+    for model in (kt.classifier(11, 3, **small), kt.bert(11, size="tiny", **small)):
+        assert type(model.encoder.blocks[0].self_attention) is TemperatureAttention
+
+
+class Unregistered(kt.MultiHeadAttention):
+    pass
+
+
+PATTERN = {"attention_pattern": {"pattern": "local", "block_size": 3}}
+REFUSED = {
+    "another class": (
+        {"attention": keras.layers.MultiHeadAttention},
+        "subclass of MultiHeadAttention, or its registered name. Received: .*MultiHeadAttention",
+    ),
+    "no class": ({"attention": 5}, "No attention is registered as 5."),
+    "a name of something else": (
+        {"attention": "keras_transformer>FeedForward"},
+        "subclass of MultiHeadAttention.* Received: attention=FeedForward",
+    ),
+    "an unknown name": (
+        {"attention": "own>Nothing"},
+        "registered as own>Nothing. .* in a command, with --import",
+    ),
+    "a class without a name": (
+        {"attention": Unregistered},
+        r"must be registered.*register_keras_serializable\(\). Received: attention=Unregistered",
+    ),
+    "a pattern, too": (
+        {"attention": TemperatureAttention, **PATTERN},
+        "Give one of the two. Received: attention=TemperatureAttention, attention_pattern={",
+    ),
+    "a call without steps": (
+        {"attention": ForgottenSteps},
+        "overrides call must override step and attend_to, too.* Received: .*ForgottenSteps",
+    ),
+    "Transformer-XL's": (
+        {"attention": kt.RelativeAttention},
+        "must override attend_to, too.* Received: attention=RelativeAttention",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_decoded_or_saved_is_refused(case):
+    arguments, expected = REFUSED[case]
+    with pytest.raises(ValueError, match=expected):
+        kt.language_model(11, **TINY, **arguments)
+
+
+def test_transformer_xl_needs_a_relative_attention():
+    with pytest.raises(ValueError, match=r"subclass of RelativeAttention.* attention=Temperature"):
+        kt.transformer_xl(11, 3, **TINY, attention=TemperatureAttention)
+
+
+def test_an_encoder_needs_no_steps():
+    block = kt.EncoderBlock(num_heads=2, intermediate_dim=7, attention=ForgottenSteps)
+    assert block(normal(2, 5, 6)).shape == (2, 5, 6)
+
+
+def test_other_libraries_cannot_hold_it(model):
+    with pytest.raises(ConversionError, match=r"Hugging Face has no .* attention=Temperature"):
+        check_dense(model.encoder)

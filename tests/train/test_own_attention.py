@@ -1,0 +1,126 @@
+"""--import and --attention: a class of the user's own in the commands."""
+
+import io
+import json
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.serving import Translator
+from keras_transformer.serving.publishing.c_api import ask
+from train import convert, translation
+from train.experiment import registered_attention
+from train.settings import import_modules
+
+from .conftest import SETTINGS
+
+NAME = "mine>TemperedAttention"
+MODULE = """
+import keras
+from keras import ops
+
+import keras_transformer as kt
+
+
+@keras.saving.register_keras_serializable(package="mine")
+class TemperedAttention(kt.MultiHeadAttention):
+    def build(self, query_shape, value_shape=None, key_shape=None):
+        super().build(query_shape, value_shape, key_shape)
+        self.temperature = self.add_weight((self.num_heads, 1, 1), "ones", name="temperature")
+
+    def weights_of(self, queries, keys, mask=None, bias=None):
+        queries = queries / ops.cast(self.temperature, queries.dtype)
+        return super().weights_of(queries, keys, mask, bias)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, with the module; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("nowhere")  # so that `sys.path` is restored
+    (tmp_path / "my_attention.py").write_text(MODULE)
+    yield tmp_path
+    forget()
+
+
+def forget():
+    """As in a new process: nothing has imported the module."""
+    sys.modules.pop("my_attention", None)
+    keras.saving.get_custom_objects().pop(NAME, None)
+
+
+def message(capsys, main, *arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(list(map(str, arguments)))
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_module_that_cannot_be_imported_is_named_in_a_line(folder):
+    (folder / "broken.py").write_text("1 / 0")
+    (folder / "wrong.py").write_text("def f(:\n")
+    expected = "current folder or an installed one. Received: {}, {}: "
+    for name, error in (
+        ("no_such", "ModuleNotFoundError"),
+        ("broken", "ZeroDivisionError"),
+        ("wrong", "SyntaxError"),
+    ):
+        with pytest.raises(ValueError, match=expected.format(name, error)) as caught:
+            import_modules(["json", name])
+        assert "\n" not in str(caught.value)
+
+
+def test_a_class_is_found_with_and_without_its_package(folder):
+    with pytest.raises(ValueError, match=r"--import .* Known are .* Received: Tempered"):
+        registered_attention("TemperedAttention")
+    import_modules(["my_attention"])
+    for name in ("TemperedAttention", NAME):
+        assert registered_attention(name) == NAME
+    assert registered_attention("AdditiveAttention") == "keras_transformer>AdditiveAttention"
+    with pytest.raises(ValueError, match=r"name one registered class.* Received: FeedForward"):
+        registered_attention("FeedForward")
+
+
+@pytest.mark.slow
+def test_a_training_and_all_that_use_it_import_the_module(
+    folder, text, monkeypatch, capsys, untold_results
+):
+    flags = [*text[:2], *text[4:6], *SETTINGS, "--steps=3", "--attention=TemperedAttention"]
+    flags += ["--run", "run"]
+    assert "--import" in message(capsys, translation.main, *flags)
+    own = ["--import", "my_attention"]
+    translation.main([*flags, *own])
+    assert json.loads((folder / "run" / "config.json").read_text())["attention"] == NAME
+    model = Translator.load("run").model
+    assert [w for w in model.weights if w.name == "temperature" and np.ptp(w) > 0], "it learns"
+    capsys.readouterr()
+    translation.main([*flags, *own])
+    assert "already trained" in capsys.readouterr().out
+
+    # Of all that a new process is asked for, nothing works without the module.
+    commands = {
+        "translate": (translation.main, ["translate", "--run", "run"]),
+        "train": (translation.main, flags),
+        "tune": (translation.main, [*text[:2], *text[4:6], "--pretrained", "run", "--run", "b"]),
+        "convert": (convert.main, ["--run", "run", "--to", "ctranslate2", "--output", "c"]),
+    }
+    for main, arguments in commands.values():
+        forget()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\n")))
+        error = message(capsys, main, *arguments)
+        assert "--import" in error and error.count("\n") == 1, error
+    assert not (folder / "b").exists() and not (folder / "c").exists()
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\nde\n")))
+    translation.main([*commands["translate"][1], *own])
+    translations = capsys.readouterr().out.splitlines()
+    assert len(translations) == 2
+    translation.main(["export", "--run", "run", "--name", "mine", *own])
+    [answer] = ask("saved_models/mine/1", [{"inputs": {"text": ["abc", "de"]}}])
+    assert answer["outputs"]["translation"] == translations, "without the module"
+    forget()
+    error = message(capsys, convert.main, *commands["convert"][1], *own)
+    assert "attention=TemperedAttention" in error
