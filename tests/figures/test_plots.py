@@ -68,10 +68,15 @@ def test_panels_of_long_texts_are_put_below_each_other(length, columns):
     assert figure.get_figwidth() < 35, "inches"
 
 
+def grid(layers):
+    attention = figures.Attention({"encoder": layers}, {"encoder": TARGET}, {"encoder": SOURCE})
+    return attention.figure(layer=None)
+
+
 def test_the_grid_has_one_row_per_layer_and_one_column_per_head():
     layers = np.random.uniform(size=(3, 2, 2, 3))
     layers[2, 1, 1, 2] = 1.0
-    figure = figures.attention_grid(list(layers), TARGET, SOURCE, title="encoder")
+    figure = grid(list(layers))
     panels = [axes for axes in figure.axes if axes.images]
     for index, axes in enumerate(panels):
         layer, head = divmod(index, 2)
@@ -82,16 +87,20 @@ def test_the_grid_has_one_row_per_layer_and_one_column_per_head():
         assert axes.images[0].get_clim() == (0.0, 1.0), "one colour scale for all"
         assert labels(axes, "x") == (SOURCE if layer == 2 else []), "named once a column"
         assert labels(axes, "y") == (TARGET if head == 0 else []), "named once a row"
-    assert len(panels) == 6 and figure.get_suptitle() == "encoder"
+    assert len(panels) == 6 and figure.get_suptitle() == (
+        "All layers: where each token looks in the text"
+    )
 
 
 def test_layers_with_different_heads_are_refused():
-    with pytest.raises(ValueError, match=r"as many heads. Received: layers of \[1, 2\] heads"):
-        figures.attention_grid([SCORES[None], np.stack([SCORES, SCORES])], TARGET, SOURCE)
-    with pytest.raises(ValueError, match=r"at least one layer.*Received: layers of \[\] heads"):
-        figures.attention_grid([], TARGET, SOURCE)
+    with pytest.raises(
+        ValueError, match=r"same number of heads. Received: layers of \[1, 2\] heads"
+    ):
+        grid([SCORES[None], np.stack([SCORES, SCORES])])
+    with pytest.raises(ValueError, match=r"these layers: {'encoder': 0}.*layer=None"):
+        grid([])
     with pytest.raises(ValueError, match=r"Received: shape=\(2, 2, 2, 3\)"):
-        figures.attention_grid([np.zeros((2, 2, 2, 3))], TARGET, SOURCE)
+        grid([np.zeros((2, 2, 2, 3))])
 
 
 @pytest.mark.parametrize(
