@@ -18,7 +18,6 @@ WITH_MANY = {
         if hasattr(getattr(layers, name), "attend")
     },
     "convert.ModelFolder.file": "any number of names",
-    "decoding.greedy_search": "the arguments of beam_search",
     "training.Model.evaluate": "by which Keras validates",
     **{
         f"models.{name}": "the dimensions of a size"

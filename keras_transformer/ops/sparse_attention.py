@@ -58,7 +58,7 @@ class SparsePattern:
             )
 
     def mask(self, target_length, source_length=None, start=0):
-        """What is allowed, boolean (1, target, source); arguments as of `local_mask`."""
+        """Which positions may attend, boolean (1, target, source); arguments as of `local_mask`."""
         targets, sources = mask_positions(target_length, source_length, start)
         size, distance = self.block_size, ops.abs(sources - targets)
         if self.kind == "fixed":
@@ -71,7 +71,7 @@ class SparsePattern:
         return combine_masks(mask, causal)
 
     def attend(self, queries, keys, values, padding_mask=None, dropout=None):
-        """Equals dense attention under `mask`.
+        """Equals dense attention under `mask`; zeros for a fully masked position.
 
         Args:
             queries: (batch, heads, length, key_dim).
@@ -80,9 +80,6 @@ class SparsePattern:
             padding_mask: boolean (batch, length), True for a real token; None if all are.
             dropout: a function that drops some of the attention weights, or None. It is called
                 for several parts of them, and before they are normalised.
-
-        Returns:
-            Context, (batch, heads, length, value_dim); zeros for a fully masked position.
         """
         blocks = _cut(queries, keys, values, padding_mask, self.block_size)
         if self.kind == "fixed":

@@ -5,16 +5,14 @@ for TensorFlow Serving, once a process that imports no Python code of this libra
 from the export as they do.
 """
 
-from keras_transformer.models.copies import with_dtype
 from keras_transformer.serving.classifier import Classifier
-from keras_transformer.serving.generator import AfterControlIds, Generator
+from keras_transformer.serving.generator import Generator
 from keras_transformer.serving.languages import in_languages
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SamplingSettings, SearchSettings
 from keras_transformer.serving.translator import Hypothesis, Translator
 
 __all__ = [
-    "AfterControlIds",
     "Classifier",
     "Generator",
     "Hypothesis",
@@ -23,5 +21,4 @@ __all__ = [
     "SearchSettings",
     "Translator",
     "in_languages",
-    "with_dtype",
 ]

@@ -23,7 +23,6 @@ from keras_transformer.serving.served_model import (
     Signature,
     check_rows,
     check_string,
-    check_vocabulary,
     list_of_strings,
     warn_truncated,
 )
@@ -277,14 +276,7 @@ class Generator(ServedModel):
         }
 
     def _continue(self, prompt):
-        """Continues prompts with the settings of the export and seed 0.
-
-        Args:
-            prompt: (batch,) strings.
-
-        Returns:
-            The outputs of `_generate`; the same prompt always gets the same continuation.
-        """
+        """Continues prompts with the settings of the export and seed 0: always the same texts."""
         rows = tf.ones([tf.shape(prompt)[0]], tf.int32)
         return self._generate(
             prompt,
@@ -296,22 +288,10 @@ class Generator(ServedModel):
         )
 
     def _generate(self, prompt, max_tokens, temperature, top_k, top_p, seed):
-        """Continues prompts.
+        """Continues prompts; those that leave no room for the continuation lose their beginning.
 
-        Args:
-            prompt: (batch,) strings; prompts that leave no room for the continuation lose their
-                beginning.
-            max_tokens: (batch,) length of the continuation in tokens, clipped to
-                [1, context - 1].
-            temperature: (batch,) below 1 sharpens the distribution; near or below 0, or NaN,
-                takes the most likely token.
-            top_k: (batch,) number of most likely tokens to sample from; 0 for all.
-            top_p: (batch,) probability mass of the most likely tokens to sample from.
-            seed: (batch,) the same seed samples the same text.
-
-        Returns:
-            continuation, (batch,) strings; length, (batch,), of the continuation in tokens;
-            truncated, (batch,), whether the prompt lost its beginning.
+        All arguments have one entry per row. `max_tokens` is clipped to [1, context - 1]; a
+        temperature near or below 0, or NaN, takes the most likely token; a `top_k` of 0 takes all.
         """
         check_rows(prompt, max_tokens, temperature, top_k, top_p, seed)
         context = self.settings.context
@@ -333,15 +313,9 @@ class Generator(ServedModel):
         }
 
     def _score(self, text):
-        """The negative log-likelihood of texts, each given its first token.
+        """The negative log-likelihood of texts given their first token, and its number of tokens.
 
-        Args:
-            text: (batch,) strings.
-
-        Returns:
-            nats, (batch,), summed over the tokens; length, (batch,), the number of these tokens;
-            truncated, (batch,), whether the text is longer than context + 1 tokens and the rest
-            was not read.
+        A text longer than context + 1 tokens is truncated.
         """
         longest = self.settings.context + 1
         ids, is_cut = read_part(self.tokenizer, text, longest)
@@ -359,14 +333,7 @@ class Generator(ServedModel):
         }
 
     def _tokenize(self, text):
-        """The tokens of texts.
-
-        Args:
-            text: (batch,) strings.
-
-        Returns:
-            token_ids, (batch, length), padded with 0; length, (batch,).
-        """
+        """The tokens of texts, (batch, length), padded with 0, and their numbers."""
         ids = self.tokenizer.tokenize(text)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         return {"token_ids": ids.to_tensor(PAD_ID), "length": lengths}
@@ -398,7 +365,7 @@ class Generator(ServedModel):
             return logits, cache
 
         def read_prompt(token_ids, _, count, cache):
-            """Without log-probabilities of the prompt, which nobody asks for."""
+            # Nobody asks for the log-probabilities of the prompt.
             _, cache = prefill(token_ids, None, count, cache)
             return tf.zeros(tf.shape(token_ids)), cache
 
@@ -424,13 +391,10 @@ class Generator(ServedModel):
         self._check_scores(logits.shape[-1])
         return tf.cast(logits, tf.float32)
 
-    def _check_scores(self, size):
-        check_vocabulary(size, self.tokenizer, "score every id of the tokenizer")
-
     def _prompt_ids(self, prompt):
         """The last tokens of each prompt, ragged, and whether it was cut.
 
-        Where there is no token, those of `empty_prompt`.
+        A prompt without tokens has those of `empty_prompt`.
         """
         ids, is_cut = read_part(self.tokenizer, prompt, self.settings.context - 1, False, end=True)
         is_empty = tf.cast(tf.equal(ids.row_lengths(), 0), tf.int32)

@@ -39,7 +39,7 @@ def earlier_format_in(directory):
 
 
 def write(path, variables, notes):
-    """Atomically writes the values of variables and notes, both dicts by name."""
+    """Atomically writes the values of variables, and notes, both dicts by name."""
 
     def arrays():
         yield "format", FORMAT
@@ -52,11 +52,7 @@ def write(path, variables, notes):
 
 
 def read(path, variables):
-    """Assigns a checkpoint, in which `problem_with` found no problem, to a dict of variables.
-
-    Returns:
-        Its notes, a dict of arrays by name.
-    """
+    """Assigns a checkpoint without problems to a dict of variables, and returns its notes."""
     notes = {}
     for name, array in read_arrays(path):
         if name in variables:
@@ -91,10 +87,7 @@ def _dtype(variable):
 def problem_with(path, variables, kinds=KINDS):
     """Reads a whole checkpoint and returns a sentence on why it cannot be used, or None.
 
-    Args:
-        path: path of the checkpoint.
-        variables: dict by name of the variables it should fit.
-        kinds: kinds of variables to compare.
+    It must fit `variables`, a dict by name, as far as they are of these kinds.
     """
     stored, version = {}, None
     try:

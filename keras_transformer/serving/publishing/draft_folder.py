@@ -1,4 +1,4 @@
-"""A temporary folder for a draft, removed sooner or later however its process ends."""
+"""A temporary folder for a draft, removed even if its process is killed."""
 
 import contextlib
 import glob
@@ -13,21 +13,11 @@ _SUFFIX, _LOCK = ".export", ".lock"
 
 @contextlib.contextmanager
 def draft_folder(directory, name):
-    """Makes a hidden folder and removes it at the end; first removes those of killed processes.
+    """Yields the path of a hidden, empty folder; removes it, and those of killed processes.
 
-    A lock file is next to the folder as long as the folder exists. The operating system
-    releases the lock when the process dies, even by `kill -9`, so a folder whose lock is free has
-    no owner.
-
-    Args:
-        directory: where to make the folder, on the file system of the final place.
-        name: of the draft; part of the folder's name.
-
-    Yields:
-        The path of the empty folder.
-
-    Raises:
-        OSError: if `directory` is not writable.
+    It is on the file system of the final place, so that a rename publishes it. A lock file is next
+    to the folder as long as the folder exists. The operating system releases the lock when the
+    process dies, even by `kill -9`, so a folder whose lock is free has no owner.
     """
     for lock_file in glob.glob(os.path.join(glob.escape(directory), f".*{_SUFFIX}{_LOCK}")):
         # Timeout: it is in use. OSError: it belongs to another user.

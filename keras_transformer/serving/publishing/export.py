@@ -65,14 +65,8 @@ def export(served, directory, name, examples, timeout):
 def validate(path, served, examples=EXAMPLES, timeout=600):
     """Checks that a SavedModel runs in TensorFlow Serving and answers like the served model.
 
-    Args:
-        path: folder of the SavedModel.
-        served: the `ServedModel` from which it was saved.
-        examples: at least one text to answer.
-        timeout: for the fresh process, in seconds.
-
-    Raises:
-        RuntimeError: with the first failed check.
+    `timeout` limits the fresh process that answers, in seconds. Raises RuntimeError with the first
+    failed check.
     """
     check_graph(path)
     check_size(path, served.weights)
@@ -85,10 +79,6 @@ def validate(path, served, examples=EXAMPLES, timeout=600):
 
 def golden_answers(served, texts):
     """Requests to every signature: without rows, with one, and with hard ones among the texts.
-
-    Args:
-        served: a `ServedModel`.
-        texts: (batch,) ordinary texts, bytes.
 
     Returns:
         The pair of requests, a list of (signature, {input: array}), and the answers of this

@@ -1,4 +1,4 @@
-"""The files beside a SavedModel that TensorFlow Serving reads: warm-up and batching."""
+"""The files next to a SavedModel that TensorFlow Serving reads: warm-up and batching."""
 
 import pathlib
 
@@ -23,11 +23,8 @@ pad_variable_length_inputs: true
 def write_warm_up(path, name, requests):
     """Writes the requests that TensorFlow Serving replays when it loads the model.
 
-    Args:
-        path: folder of the SavedModel.
-        name: of the served model.
-        requests: at most 1000 pairs of a signature and a dictionary of its input arrays. A
-            request that fails keeps the model from loading.
+    They are at most 1000 pairs of a signature and its input arrays. One that fails keeps the model
+    from loading.
     """
     file = pathlib.Path(path) / WARM_UP_FILE
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -42,15 +39,10 @@ def write_batching(path):
 
 
 def prediction_log(name, signature, inputs):
-    """A serialised tensorflow.serving.PredictionLog of one PredictRequest.
+    """A serialised tensorflow.serving.PredictionLog of a request, with its inputs {name: array}.
 
     It is encoded by hand, because tensorflow-serving-api would add gRPC as a dependency for four
     messages of two fields.
-
-    Args:
-        name: of the served model.
-        signature: of the request.
-        inputs: {input: array}.
 
     Examples:
         >>> prediction_log("demo", "serving_default", {})
