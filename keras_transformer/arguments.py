@@ -1,4 +1,4 @@
-"""Checks of numbers that users pass: each names the argument, what is allowed and what came.
+"""Checks of numbers that users pass: messages say what is allowed and what came.
 
 Call them where the number is used, before any work. NaN, infinities, booleans and text pass none
 of them; NumPy's scalars are numbers like Python's.

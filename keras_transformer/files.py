@@ -63,20 +63,12 @@ def check_writable(path):
 def atomic_path(path):
     """Yields the path of a draft to write, a file or a folder; at the end it becomes `path`.
 
-    An empty folder may be a mount point or the target of a link, which no other folder can
-    replace. Its draft is therefore inside it, and the content moves up at the end, config.json
-    last: until then the folder is none of ours, and `complete` finishes the move if the process
-    is killed.
+    Parent folders are created and links followed. An existing file is replaced, an existing folder
+    only filled, if it is empty. Raises `NotWritten` with the reason, e.g. a full disk.
 
-    Args:
-        path: of the target; parent folders are created and links followed. An existing file is
-            replaced, an existing folder only filled, if it is empty.
-
-    Yields:
-        A `pathlib.Path` that does not exist yet.
-
-    Raises:
-        NotWritten: with the path and the reason, e.g. a full disk.
+    An empty folder may be a mount point or the target of a link, which no other folder can replace.
+    Its draft is therefore inside it, and the content moves up at the end, config.json last: until
+    then the folder is not a run yet, and `complete` finishes the move if the process is killed.
     """
     target = pathlib.Path(os.path.realpath(path))
     place = target if target.is_dir() else target.parent

@@ -5,7 +5,6 @@
 """
 
 import dataclasses
-import types
 from typing import NamedTuple
 
 import numpy as np
@@ -64,17 +63,11 @@ class PackedRows:
         check_integer("row_multiple", self.row_multiple)
 
 
-_SHAPES = {FewShapes: "FewShapes(count)", PackedRows: "PackedRows()", types.NoneType: "None"}
-
-
 def check_shapes(shapes, *kinds):
     """Raises ValueError unless `shapes` is None or of one of these classes."""
-    kinds = (*kinds, types.NoneType)
-    if not isinstance(shapes, kinds):
-        raise ValueError(
-            f"shapes must be {' or '.join(_SHAPES[kind] for kind in kinds)}. "
-            f"Received: shapes={shapes!r}."
-        )
+    if shapes is not None and not isinstance(shapes, kinds):
+        allowed = " or ".join([f"a {kind.__name__}" for kind in kinds] + ["None"])
+        raise ValueError(f"shapes must be {allowed}. Received: shapes={shapes!r}.")
 
 
 class LengthPlan:
@@ -351,7 +344,7 @@ def _groups_of_equals(lengths):
 
 
 class PlannedBatchesMixin:
-    """For batches that follow a plan: a class calls `_follow`, and makes one batch in `_batch`."""
+    """Batches that follow a plan: a class calls `_follow`, and makes one batch in `_batch`."""
 
     def _follow(self, plan):
         self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding

@@ -153,7 +153,7 @@ def _with_neighbours(inputs, causal):
 
 
 def _columns(blocks, causal, dropout):
-    """The positions two or more whole blocks away: `_window` has those that are nearer."""
+    """The positions two or more blocks away; `_window` has the nearer ones."""
     # Same places of all blocks, side by side: (batch, heads, block, blocks, dim).
     queries, keys, values, real = (ops.swapaxes(x, 2, 3) for x in blocks)
     mask = _far_blocks(ops.shape(keys)[3], 1, causal)
@@ -196,7 +196,7 @@ def _sums(queries, keys, values, mask, real, dropout):
     scores = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
     allowed = ops.logical_and(mask, ops.swapaxes(real, -1, -2))
     scores = ops.where(allowed, ops.cast(scores, "float32"), FORBIDDEN)
-    # Half of it, so that where nothing is allowed all powers are 0 and none is 1.
+    # Half of FORBIDDEN, so that all powers are 0, not 1, where nothing is allowed.
     highest = ops.expand_dims(highest_at_least(scores, FORBIDDEN / 2, axis=-1), -1)
     highest = ops.stop_gradient(highest)  # it cancels out
     powers = ops.exp(scores - highest)

@@ -1,12 +1,13 @@
 """Continues texts with a trained language model, from Python or as a SavedModel."""
 
+import dataclasses
 import itertools
 
 import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.compiling import bucket, compiled, fill, first_rows, row_bucket
-from keras_transformer.decoding.sampling import sample, token_sampler
+from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.streaming import stream
 from keras_transformer.figures.attention import Attention, token_labels
 from keras_transformer.models.decoder_only import LanguageModel
@@ -123,8 +124,8 @@ class Generator(ServedModel):
         Args:
             prompts: a list of strings. Prompts that leave no room for the continuation lose
                 their beginning, with a warning.
-            max_tokens: length of each continuation in tokens, below `settings.context`; defaults
-                to `settings.max_tokens`.
+            max_tokens: length of each continuation in tokens, below `settings.context`, while
+                `stream` has no limit; defaults to `settings.max_tokens`.
             temperature: above 0; below 1 sharpens the distribution; defaults to
                 `settings.temperature`.
             top_k: number of most likely tokens to sample from, at least 1, and as many as the
@@ -141,27 +142,21 @@ class Generator(ServedModel):
             ValueError: if `prompts` is not a list of strings, or an argument is out of range.
         """
         prompts = list_of_strings(prompts, "prompts")
-        settings, count = self.settings, len(prompts)
-        max_tokens = settings.max_tokens if max_tokens is None else max_tokens
-        temperature, top_k, top_p = self._sampling(temperature, top_k, top_p)
+        settings = self._settings(
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p
+        )
+        count = len(prompts)
         _check_seed(seed, count)
-        check_integer("max_tokens", max_tokens, 1)
-        if max_tokens >= settings.context:
-            raise ValueError(
-                f"max_tokens must be below the context of {settings.context} tokens, which "
-                "includes the prompt. Use `stream` for longer texts. Received: "
-                f"max_tokens={max_tokens}."
-            )
         answer = self.answer(
             prompts,
             "generate",
-            max_tokens=[max_tokens] * count,
-            temperature=[temperature] * count,
-            top_k=[top_k or 0] * count,
-            top_p=[top_p] * count,
+            max_tokens=[settings.max_tokens] * count,
+            temperature=[settings.temperature] * count,
+            top_k=[settings.top_k or 0] * count,
+            top_p=[settings.top_p] * count,
             seed=range(seed, seed + count),
         )
-        limit = settings.context - max_tokens
+        limit = settings.context - settings.max_tokens
         warn_truncated(answer["truncated"], limit, "truncated at the beginning")
         return [text.decode() for text in answer["continuation"]]
 
@@ -183,8 +178,8 @@ class Generator(ServedModel):
             ValueError: if `prompt` is not a string, or an argument is out of range.
         """
         check_string(prompt, "prompt")
-        settings, model = self.settings, self._text_model
-        temperature, top_k, top_p = self._sampling(temperature, top_k, top_p)
+        settings = self._settings(temperature=temperature, top_k=top_k, top_p=top_p)
+        model = self._text_model
         _check_seed(seed)
         check_integer("max_tokens", max_tokens, 0)
         length = [settings.context] if self._is_static else []
@@ -195,9 +190,9 @@ class Generator(ServedModel):
             num_tokens=max_tokens,
             context=settings.context,
             seed=tf.constant([[seed, 0]]),  # per row, to sample as the served model does
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
             forbidden_ids=self.forbidden_ids,
             jit_compile=self._is_static,
             token_rules=settings.token_rules,
@@ -405,14 +400,10 @@ class Generator(ServedModel):
         )
         return tf.concat([replacements, ids], axis=1), is_cut
 
-    def _sampling(self, temperature, top_k, top_p):
-        """Temperature, top_k and top_p, checked; None stands for those of the settings."""
-        settings = self.settings
-        temperature = settings.temperature if temperature is None else temperature
-        top_k = settings.top_k if top_k is None else top_k
-        top_p = settings.top_p if top_p is None else top_p
-        token_sampler((0, 0), temperature, top_k, top_p)
-        return temperature, top_k, top_p
+    def _settings(self, **changes):
+        """The settings with changes, which they check; None stands for no change."""
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return dataclasses.replace(self.settings, **changes)
 
     def _pieces(self, ids):
         """The text that each token adds, held back until the bytes of a character are complete."""
@@ -500,7 +491,7 @@ def check_language_model(model):
 
 
 def first_id_of(model, tokenizer):
-    """How many ids of a tokenizer come before those of a model: the control ids that it lacks."""
+    """The number of a tokenizer's control ids if the model lacks them, otherwise 0."""
     first_id, size = getattr(tokenizer, "first_id", 0), model.embedding.vocabulary_size
     return first_id if size == tokenizer.vocabulary_size - first_id else 0
 

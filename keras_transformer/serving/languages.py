@@ -36,7 +36,7 @@ def in_languages(tokenizer, target_tokenizer, config, source_language=None, targ
 
 
 def check_language(tokenizer):
-    """Refuses a multilingual tokenizer without a language, for which no model was trained."""
+    """Raises ValueError for a multilingual tokenizer whose language is not chosen."""
     if _languages(tokenizer) and tokenizer.language is None:
         raise ValueError(
             "A multilingual tokenizer needs a language: tokenizer.with_language(name), one of "

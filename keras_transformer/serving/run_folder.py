@@ -42,8 +42,8 @@ class RunFolder:
         path: path of the folder.
 
     Attributes:
-        is_edited: whether config.json, once it is read, is not as the run has written it.
-        is_old: whether version 0.2 or an earlier one has written it.
+        is_edited: whether config.json, once it is read, differs from what the run wrote.
+        is_old: whether version 0.2 or an earlier one wrote it.
 
     Examples:
         >>> RunFolder("no such folder").settings()

@@ -88,16 +88,13 @@ class ServedModel:
         Texts of similar length share a batch. On a terminal, a progress bar shows.
 
         Args:
-            texts: a list of strings.
+            texts: a list of strings; ValueError for anything else.
             signature: one whose outputs have the same shape for every text.
             **others: further inputs of the signature, lists with one value per text.
 
         Returns:
             A dictionary of arrays with one row per text, in the order of `texts`; strings are
             bytes.
-
-        Raises:
-            ValueError: if `texts` is not a list of strings.
         """
         texts = list_of_strings(texts)
         function = self.signatures[signature]

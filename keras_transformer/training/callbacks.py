@@ -150,10 +150,7 @@ class BestScore(keras.callbacks.Callback):
 
     Attributes:
         best: the highest score so far.
-        saved_state: the highest score, a list kept with each checkpoint.
-
-    Raises:
-        ValueError: if `every` is below 1.
+        saved_state: the same in a list, kept with each checkpoint.
     """
 
     def __init__(self, score, path=None, every=1, name="val_score"):

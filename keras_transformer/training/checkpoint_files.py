@@ -32,12 +32,6 @@ def steps_in(directory):
     return sorted(int(match[1]) for match in matches if match)
 
 
-def earlier_format_in(directory):
-    """Name of a checkpoint saved by an earlier version of this library, or None."""
-    names = os.listdir(directory) if os.path.isdir(directory) else []
-    return next((name for name in names if re.fullmatch(r"step-[0-9]+\.index", name)), None)
-
-
 def write(path, variables, notes):
     """Atomically writes the values of variables, and notes, both dicts by name."""
 

@@ -1,8 +1,8 @@
-"""Ids and rows that a model has no vector for, found in the data before the step that reads them.
+"""Finds ids and rows that a model has no vector for, before a step reads them.
 
-XLA and GPUs do not raise for an id outside of a table. A check inside of the step would make it
-wait for the device, so these look at arrays before they are converted, and at the batches of a
-`tf.data.Dataset` on the host, where the iterator makes them.
+XLA and GPUs do not raise for an id outside a table. A check in the step would make it wait for the
+device. So arrays are checked before they are converted, and batches of a `tf.data.Dataset` on the
+host, where the iterator makes them.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class IdLimits:
 
     name: str  # of the input, or "labels"
     count: int | None = None  # ids are 0 to count - 1; None for no limit
-    padding: int | None = None  # an id that is allowed besides
+    padding: int | None = None  # an id that is allowed, too
     longest: int | None = None  # largest number of positions in a row; None for no limit
 
     @property
@@ -50,7 +50,7 @@ class IdLimits:
     def check(self, ids):
         """Raises ValueError for an array or a tensor of eager mode."""
         if "GPU" in str(getattr(ids, "device", "")):
-            return  # to look at it would wait for the GPU
+            return  # reading it would wait for the GPU
         ids = np.asarray(ids)
         if self.longest is not None and ids.ndim > 1 and ids.shape[1] > self.longest:
             raise ValueError(f"{self.length_message}{ids.shape[1]}.")
@@ -93,7 +93,8 @@ def with_checked_ids(model, loss, x, y=None):
             _check_batch(batch, limits, IdLimits.check_in_graph)
             return batch if is_tuple else batch[0]
 
-        return x.map(tf.autograph.experimental.do_not_convert(checked))  # not each time anew
+        # AutoGraph would convert the check again for each dataset.
+        return x.map(tf.autograph.experimental.do_not_convert(checked))
     if isinstance(x, types.GeneratorType):
         return _checked_batches(x, limits)
     if not hasattr(x, "__getitem__") or isinstance(x, keras.utils.PyDataset):

@@ -33,7 +33,7 @@ def added_losses(layer):
 def divides_activity_penalties():
     """Whether Keras divides the penalty of an output by its rows; before 3.14 it did not.
 
-    Relies on nothing, but tries it out: the documentation does not say.
+    Tries it out, because the documentation does not say.
     """
     layer = keras.layers.ActivityRegularization(l1=1.0)
     layer(keras.ops.ones((2, 1)))

@@ -1,8 +1,8 @@
-"""Which losses can be summed over rows, and on TensorFlow the sums of a part of a batch.
+"""Which losses can be summed over rows and, on TensorFlow, their sums over part of a batch.
 
-Keras reduces the losses of a batch to one number. Such numbers cannot be combined over parts of
-a batch, which differ in rows, masks and weights. Sums can, and `StepSums.divisor` (step_sums.py)
-turns those of a whole batch into Keras's number.
+Keras reduces the losses of a batch to one number. These numbers cannot be combined: parts of a
+batch differ in rows, masks and weights. Sums can, and `StepSums.divisor` (step_sums.py) turns those
+of the whole batch into Keras's number.
 """
 
 import keras

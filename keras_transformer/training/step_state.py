@@ -1,4 +1,4 @@
-"""What a train step keeps besides the weights, all of which checkpoints save.
+"""What a train step keeps in addition to the weights; checkpoints save all of it.
 
 A moving average of the weights, the seeds of dropout, the memory that a model carries from batch
 to batch, and the scale of the loss in float16.
@@ -16,7 +16,7 @@ if ON_TENSORFLOW:
 
     from keras_transformer.training.distribution import this_worker
 
-SEED_STRIDE = 1_000_003  # between the seeds of two replicas; prime, so that sums do not meet
+SEED_STRIDE = 1_000_003  # between the seeds of two replicas; a prime
 FIRST_SCALE, LARGEST_SCALE = 2.0**15, 2.0**30
 STEPS_TO_DOUBLE = 2000  # without an overflow
 LARGEST = 65504.0  # finite float16

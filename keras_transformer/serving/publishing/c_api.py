@@ -10,10 +10,10 @@ here, with TensorFlow's own message.
     python keras_transformer/serving/publishing/c_api.py saved_models/demo/1 --signatures
     python keras_transformer/serving/publishing/c_api.py saved_models/demo/1 < requests.jsonl
 
-A request and its answer are one line of JSON each, in the column form of TensorFlow Serving's
-REST API: {"signature_name": "serving_default", "inputs": {"text": ["A dog.", {"b64": "/w=="}]}}
-gives {"outputs": {"translation": [...], ...}} or {"error": "..."}. With "shapes": true in the
-request, the answer also has the shape of each output, which an empty list does not show.
+A request and its answer are one line of JSON each, as in TensorFlow Serving's REST API, by column:
+{"signature_name": "serving_default", "inputs": {"text": ["A dog.", {"b64": "/w=="}]}} gives
+{"outputs": {"translation": [...], ...}} or {"error": "..."}. With "shapes": true in the request,
+the answer also has the shape of each output, which an empty list does not show.
 
 The process runs `python -S -I` with an empty environment, so that it cannot import any installed
 package. With `--packages FOLDER` it loads the libraries of another TensorFlow, such as the older
@@ -78,7 +78,7 @@ C_FUNCTIONS = {
 
 
 def to_json(value):
-    """Bytes in the JSON form of TensorFlow Serving."""
+    """Bytes as TensorFlow Serving writes them in JSON."""
     return {"b64": base64.b64encode(value).decode()}
 
 
@@ -385,7 +385,7 @@ def to_bytes(value):
     if not isinstance(value, dict):
         return os.fsencode(value)
     if value.keys() != {"b64"}:
-        raise ValueError(f'Bytes must have the form {{"b64": "..."}}. Received: {shorten(value)}.')
+        raise ValueError(f'Bytes must be written as {{"b64": "..."}}. Received: {shorten(value)}.')
     return base64.b64decode(value["b64"], validate=True)
 
 

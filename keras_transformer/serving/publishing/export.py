@@ -20,7 +20,7 @@ EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €")
 
 PATTERN = set("[]*?\\")  # special characters in paths of TensorFlow's file system
 
-# Texts that must not harm the batch they are in: empty, not UTF-8, with a zero byte, with
+# Texts that must not affect others in their batch: empty, not UTF-8, with a zero byte, with
 # characters outside every vocabulary, and longer than any model reads.
 HARD_TEXTS = (
     b"", b"  ", b"\xff\xfe dog \x80", b"a\x00b", b"<s>a</s><pad>",
@@ -101,7 +101,7 @@ def golden_answers(served, texts):
 
 
 def _values(spec, texts):
-    """The texts, or as many numbers, or rows of ids in and outside of a vocabulary."""
+    """An input's values for each text: the texts, numbers, or ids in and outside a vocabulary."""
     row = np.arange(len(texts), dtype=np.int32)
     if spec.shape.rank == 2:
         return np.concatenate([row[:, None] * 5 + row[:6] * 13 - 3, row[:, None] + 2**30], axis=1)
