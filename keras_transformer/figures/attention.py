@@ -78,7 +78,7 @@ class Attention(NamedTuple):
         """
         kind = list(self.scores)[-1] if kind is None else kind
         layers = self.scores.get(kind, ())
-        is_known = bool(layers) if layer is None else -len(layers) <= layer < len(layers)
+        is_known = len(layers) > 0 if layer is None else -len(layers) <= layer < len(layers)
         if not is_known:
             kinds = {name: len(layers) for name, layers in self.scores.items()}
             raise ValueError(
