@@ -52,11 +52,11 @@ def accepts_late_logs(callback):
     """
     if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == "epoch":
         return True
-    looks = any(
+    reads_steps = any(
         getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
         for name in ("on_batch_end", "on_train_batch_end")
     )
-    return getattr(callback, "async_safe", False) or not looks
+    return getattr(callback, "async_safe", False) or not reads_steps
 
 
 class StopOnNonFiniteLoss(keras.callbacks.Callback):
@@ -174,11 +174,11 @@ class BestScore(keras.callbacks.Callback):
         logs[self.name] = score = float(self.score(self.model))
         if score > self.best:
             if self.path is not None:
-                save_whole(self.model, self.path)
+                save_model(self.model, self.path)
             self.saved_state[:] = [score]
 
 
-def save_whole(model, path):
+def save_model(model, path):
     """Saves a model atomically: a reader of `path` never sees half a file.
 
     Raises FloatingPointError if its weights are not finite, OSError if there is no room for it.

@@ -148,13 +148,13 @@ def _aligned(first, second):
     return first, second
 
 
-def _same_rank(values, weights, what, of, loss):
+def _same_rank(values, weights, what, whose, loss):
     values, weights = _aligned(values, weights)
     fits = len(values.shape) == len(weights.shape)
     sizes = zip(values.shape, weights.shape, strict=fits)
     if not fits or any(None not in (a, b) and 1 not in (a, b) and a != b for a, b in sizes):
         raise ValueError(
-            f"The shape of {what} must be that of {of}, except for axes of size 1. "
+            f"The shape of {what} must be that of {whose}, except for axes of size 1. "
             f"Received: shape {tuple(weights.shape)} for {tuple(values.shape)} with {loss.name}."
         )
     return values, weights
