@@ -62,15 +62,18 @@ class Attention(NamedTuple):
         return cls(first, row_tokens, column_tokens, title)
 
     def figure(self, kind=None, layer=-1):
-        """Draws all heads of a layer, or of all layers, as `attention_heat_map` does.
+        """Draws how much each target token attends to each source token, one panel per head.
+
+        Rows are target tokens (the queries), columns source tokens (the keys). Darker cells mean
+        more attention. All panels share one colour scale from zero, so you can compare them.
 
         Args:
             kind: "encoder", "decoder" or "cross"; defaults to the last kind of the model.
-            layer: index, counted from the end if negative; None draws one row of panels per
-                layer, all on one colour scale.
+            layer: index, counted from the end if negative; None draws one row of panels for each
+                layer.
 
         Returns:
-            A `matplotlib.figure.Figure` with one panel per head.
+            A `matplotlib.figure.Figure`; its last axes are the colour bar.
 
         Raises:
             ValueError: if there is no such kind or layer, the layers of a grid differ in the
@@ -92,7 +95,7 @@ class Attention(NamedTuple):
         number = layer % len(layers) + 1
         is_last = number == len(layers)
         name = f"Last {stack}" if is_last else f"{stack.capitalize()} {number} of {len(layers)}"
-        return attention_heat_map(layers[layer], *tokens, title=f"{name}: {meaning}")
+        return draw_heads(layers[layer], *tokens, title=f"{name}: {meaning}")
 
     def page(self):
         """Makes an HTML page to explore attention by kind, layer and head.
@@ -141,31 +144,8 @@ def token_labels(tokenizer, token_ids):
     ]
 
 
-def attention_heat_map(attention_scores, target_tokens, source_tokens, title=None):
-    """Draws how much each target token attends to each source token, one panel per head.
-
-    Rows are target tokens (the queries), columns source tokens (the keys). Darker cells mean
-    more attention. All heads share one colour scale from zero, so you can compare panels.
-
-    Args:
-        attention_scores: probabilities in [0, 1] after the softmax, of one head, (target,
-            source), or of several, (heads, target, source).
-        target_tokens: one string per row; for self-attention, the same as `source_tokens`.
-        source_tokens: one string per column.
-        title: a line above the figure, or None.
-
-    Returns:
-        A `matplotlib.figure.Figure`; its last axes are the colour bar.
-
-    Raises:
-        ValueError: if the tokens do not match the scores, or a score is not in [0, 1].
-
-    Examples:
-        >>> scores = [[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]
-        >>> figure = attention_heat_map(scores, ["Guten", "Tag"], ["a", "good", "day"])
-        >>> len(figure.axes)
-        2
-    """
+def draw_heads(attention_scores, target_tokens, source_tokens, title=None):
+    """Draws one head, (target, source), or several, (heads, target, source), a panel each."""
     scores = _checked(attention_scores, target_tokens, source_tokens)
     num_heads = len(scores)
     most = max(1, min(4, num_heads, MAX_ROW_TOKENS // len(source_tokens)))
