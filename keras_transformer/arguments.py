@@ -1,4 +1,4 @@
-"""Checks of numbers that users pass: each names the argument, what is allowed and what came.
+"""Checks of numbers that users pass: messages say what is allowed and what came.
 
 Call them where the number is used, before any work. NaN, infinities, booleans and text pass none
 of them; NumPy's scalars are numbers like Python's.
@@ -13,12 +13,8 @@ LARGEST_INTEGER = 2**31 - 1  # of int32, in which tensors have ids, lengths and 
 def check_integer(name, value, least=1, most=LARGEST_INTEGER, reason=""):
     """Raises ValueError unless a value is an integer from `least` to `most`, both included.
 
-    Args:
-        name: of the argument, as the user knows it.
-        value: anything.
-        least: the smallest allowed integer.
-        most: the largest.
-        reason: a sentence that says why, or what to do, after a space; part of the message.
+    `name` is the argument's, as the user knows it; `reason` a sentence after a space that says why,
+    or what to do.
     """
     if _is(numbers.Integral, value) and least <= value <= most:
         return
@@ -29,16 +25,10 @@ def check_integer(name, value, least=1, most=LARGEST_INTEGER, reason=""):
 
 
 def check_number(name, value, least=None, above=None, most=None, below=None, reason=""):
-    """Raises ValueError unless a value is a finite number within the limits that are given.
+    """Raises ValueError unless a value is a finite number within the limits that are not None.
 
-    Args:
-        name: of the argument, as the user knows it.
-        value: anything.
-        least: the smallest allowed number.
-        above: what a number must be larger than.
-        most: the largest allowed number.
-        below: what a number must be smaller than.
-        reason: as for `check_integer`.
+    `least` and `most` are allowed, `above` and `below` are not; `name` and `reason` as for
+    `check_integer`.
     """
     if (
         _is(numbers.Real, value)
@@ -50,9 +40,9 @@ def check_number(name, value, least=None, above=None, most=None, below=None, rea
     ):
         return
     limits = {"of at least": least, "above": above, "of at most": most, "below": below}
-    given = [f"{words} {limit}" for words, limit in limits.items() if limit is not None]
+    allowed = [f"{words} {limit}" for words, limit in limits.items() if limit is not None]
     raise ValueError(
-        f"{name} must be a finite number{' ' * bool(given)}{' and '.join(given)}.{reason} "
+        f"{name} must be a finite number{' ' * bool(allowed)}{' and '.join(allowed)}.{reason} "
         f"Received: {name}={value!r}."
     )
 

@@ -28,12 +28,7 @@ class DamagedFile(ValueError):
 
 
 class NotWritten(OSError):
-    """A file or folder could not be written; its old content is unchanged.
-
-    Args:
-        path: of the file or folder.
-        reason: why not, a phrase.
-    """
+    """A file or folder could not be written, for a reason; its old content is unchanged."""
 
     def __init__(self, path, reason):
         super().__init__(f"{path} could not be written: {reason}.")
@@ -43,13 +38,8 @@ class NotWritten(OSError):
 def check_free(path, advice):
     """Checks that a file or folder can be created.
 
-    Args:
-        path: of the file or folder.
-        advice: what to do if it exists, a sentence.
-
-    Raises:
-        ValueError: if there is anything but an empty folder.
-        NotWritten: as for `check_writable`.
+    Raises ValueError, with `advice`, a sentence, if there is anything but an empty folder;
+    `NotWritten` as `check_writable`.
     """
     if not is_free(path):
         raise ValueError(f"{path} already exists. {advice}")
@@ -73,20 +63,12 @@ def check_writable(path):
 def atomic_path(path):
     """Yields the path of a draft to write, a file or a folder; at the end it becomes `path`.
 
-    An empty folder may be a mount point or the target of a link, which no other folder can
-    replace. Its draft is therefore inside it, and the content moves up at the end, config.json
-    last: until then the folder is none of ours, and `complete` finishes the move if the process
-    is killed.
+    Parent folders are created and links followed. An existing file is replaced, an existing folder
+    only filled, if it is empty. Raises `NotWritten` with the reason, e.g. a full disk.
 
-    Args:
-        path: of the target; parent folders are created and links followed. An existing file is
-            replaced, an existing folder only filled, if it is empty.
-
-    Yields:
-        A `pathlib.Path` that does not exist yet.
-
-    Raises:
-        NotWritten: with the path and the reason, e.g. a full disk.
+    An empty folder may be a mount point or the target of a link, which no other folder can replace.
+    Its draft is therefore inside it, and the content moves up at the end, config.json last: until
+    then the folder is not a run yet, and `complete` finishes the move if the process is killed.
     """
     target = pathlib.Path(os.path.realpath(path))
     place = target if target.is_dir() else target.parent
@@ -143,13 +125,9 @@ def _content(folder):
 
 
 def remove_drafts(folder, of=None):
-    """Removes the drafts that killed processes left in a folder.
+    """Removes the drafts, of one target or all, that killed processes left in a folder.
 
     Hold a lock, so that no other process is writing one.
-
-    Args:
-        folder: of the drafts.
-        of: name of their target; None for all drafts.
     """
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         draft = _DRAFT.fullmatch(name)
@@ -158,38 +136,24 @@ def remove_drafts(folder, of=None):
 
 
 def save_arrays(path, arrays):
-    """Writes arrays atomically to a file in NumPy's npz format.
+    """Atomically writes (name, array) pairs to a file in NumPy's npz format.
 
-    Args:
-        path: of the file.
-        arrays: iterable of pairs of a name and an array; with a generator, only one array at a
-            time is in memory.
-
-    Raises:
-        NotWritten: if the file cannot be written, e.g. because the disk is full.
+    With a generator, only one array at a time is in memory. Raises `NotWritten`, e.g. if the disk
+    is full.
     """
     with atomic_path(path) as draft, zipfile.ZipFile(draft, "w") as archive:
         for name, array in arrays:
-            entry = zipfile.ZipInfo(
-                f"{name}.npy"
-            )  # without a timestamp, so equal arrays make equal files
+            # Without a timestamp, so that equal arrays make equal files.
+            entry = zipfile.ZipInfo(f"{name}.npy")
             with archive.open(entry, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
 
 
 def read_arrays(path):
-    """Reads a file of `save_arrays` one array at a time.
+    """Yields name and array, read-only, of a file of `save_arrays`, in the order of writing.
 
-    Args:
-        path: of the file.
-
-    Yields:
-        Pairs of name and array, read-only, in the order of writing. Arrays of types that NumPy
-        lacks, such as bfloat16, have a void type; call `view` with the original one.
-
-    Raises:
-        DamagedFile: at the first damaged array.
-        OSError: if the file is missing or unreadable.
+    Arrays of types that NumPy lacks, such as bfloat16, have a void type; call `view` with the
+    original one. Raises `DamagedFile` at the first damaged array.
     """
     for name, content in _entries(path):
         with _damage_of(path):
@@ -198,28 +162,12 @@ def read_arrays(path):
 
 
 def load_arrays(path):
-    """Reads all arrays of a file of `save_arrays`.
-
-    Args:
-        path: of the file.
-
-    Returns:
-        {name: array}, as from `read_arrays`.
-
-    Raises:
-        DamagedFile: if the file is damaged.
-        OSError: if the file is missing or unreadable.
-    """
+    """All arrays of a file of `save_arrays`, {name: array}, as from `read_arrays`."""
     return dict(read_arrays(path))
 
 
 def read_json(path):
-    """Reads a JSON file.
-
-    Raises:
-        ValueError: if its content is not JSON, or nested too deeply for Python.
-        OSError: if the file is missing or unreadable.
-    """
+    """The content of a JSON file; ValueError if it is not JSON, or nested too deeply for Python."""
     try:
         return json.loads(pathlib.Path(path).read_text("utf-8"))
     except RecursionError:

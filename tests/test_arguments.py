@@ -23,7 +23,6 @@ WITH_MANY = {
         for name in layers.__all__
         if issubclass(getattr(layers, name), LoRAMixin)
     },
-    "decoding.greedy_search": "the arguments of beam_search",
     "training.Model.evaluate": "by which Keras validates",
     **{
         f"models.{name}": "the dimensions of a size"

@@ -6,7 +6,7 @@ import logging
 import keras
 import tensorflow as tf
 
-from keras_transformer.training.callbacks import StopOnNonFiniteLoss, TokensPerSecond, save_whole
+from keras_transformer.training.callbacks import StopOnNonFiniteLoss, TokensPerSecond, save_model
 from keras_transformer.training.checkpoints import (
     Checkpoints,
     SaveOnTerminate,
@@ -188,7 +188,7 @@ def _train(run, experiment, strategy, exists, lock, log_file):
     if is_chief:
         steps = ", ".join(map(str, averaged))
         print(f"The model is the mean of the checkpoints at steps {steps}.")
-        save_whole(model, run.model_file)
+        save_model(model, run.model_file)
     return model
 
 

@@ -4,7 +4,6 @@ from keras_transformer.data.batch_plans import FewShapes, PackedRows
 from keras_transformer.data.corpora import (
     ParallelText,
     read_dataset,
-    read_file,
     read_files,
     read_text_dataset,
     read_tsv,
@@ -55,7 +54,6 @@ __all__ = [
     "pack_segments",
     "read_dataset",
     "read_documents",
-    "read_file",
     "read_files",
     "read_labelled_dataset",
     "read_labelled_folder",

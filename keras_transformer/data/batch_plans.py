@@ -5,7 +5,6 @@
 """
 
 import dataclasses
-import types
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +14,8 @@ from keras_transformer.arguments import check_integer
 
 LENGTH_MULTIPLE = 2  # bounds are multiples of it, in tokens
 ROW_MULTIPLE = 8  # preferred by a GPU's matrix products
-_TEXTS_AT_A_TIME = 4096  # that `PackedPlan` places
-_ROWS_KEPT_OPEN = 256  # that are searched for room for the next texts
+_TEXTS_AT_A_TIME = 4096  # placed by `PackedPlan`
+_ROWS_KEPT_OPEN = 256  # searched for room for the next texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,26 +63,20 @@ class PackedRows:
         check_integer("row_multiple", self.row_multiple)
 
 
-_SHAPES = {FewShapes: "FewShapes(count)", PackedRows: "PackedRows()", types.NoneType: "None"}
-
-
 def check_shapes(shapes, *kinds):
     """Raises ValueError unless `shapes` is None or of one of these classes."""
-    kinds = (*kinds, types.NoneType)
-    if not isinstance(shapes, kinds):
-        raise ValueError(
-            f"shapes must be {' or '.join(_SHAPES[kind] for kind in kinds)}. "
-            f"Received: shapes={shapes!r}."
-        )
+    if shapes is not None and not isinstance(shapes, kinds):
+        allowed = " or ".join([f"a {kind.__name__}" for kind in kinds] + ["None"])
+        raise ValueError(f"shapes must be {allowed}. Received: shapes={shapes!r}.")
 
 
 class LengthPlan:
     """Groups rows that have two lengths, e.g. of source and target, into batches.
 
-    Rows are sorted by length and divided so that their number times the longest stays within
-    a budget of tokens on either side. Every epoch holds each row once, in batches of the same
-    shapes; which rows of equal lengths meet in a batch, and the order of the batches, are a
-    pure function of seed and epoch.
+    Rows are sorted by length and divided so that their number times the longest stays within a
+    budget of tokens on either side. Every epoch holds each row once, in batches of the same shapes;
+    which rows of equal lengths meet in a batch, and the order of the batches, are a pure function
+    of seed and epoch.
 
     Args:
         rows: numbers of the rows, integers (rows,).
@@ -98,9 +91,6 @@ class LengthPlan:
         shapes: rows, source length and target length of each batch, integers (steps, 3); -1 for
             sizes that depend on the rows of the batch, without `FewShapes`.
         padding: share of padding in all batches, of both sides together, in [0, 1).
-
-    Raises:
-        ValueError: if not even `row_multiple` of the longest rows fit into a batch.
 
     Examples:
         >>> plan = LengthPlan(np.arange(4), *[np.array([2, 5, 2, 5])] * 2, tokens_per_batch=10)
@@ -128,10 +118,7 @@ class LengthPlan:
         self.steps_per_epoch = len(self._cuts) - 1
 
     def epochs(self, start_step: int = 0) -> tf.data.Dataset:
-        """The rows and the shape of each batch, endlessly, from step `start_step` on.
-
-        Starting late costs nothing: skipped batches are never made.
-        """
+        """The rows and the shape of each batch, endlessly; earlier steps are skipped at no cost."""
 
         def plan_of(epoch):
             batches = self.steps_per_epoch
@@ -186,17 +173,11 @@ class BoundedPlan(NamedTuple):
 def best_plan(lengths, shapes: FewShapes, tokens_per_batch) -> BoundedPlan:
     """The plan with the least padding among those with the best 1, 2, ... `shapes.count` bounds.
 
-    For each number of bounds, dynamic programming finds those that pad rows least. The padding
-    that empty rows and rows moved to the next bound add is counted afterwards, so that fewer
-    bounds may win.
+    For each number of bounds, dynamic programming finds those that pad rows least. The padding that
+    empty rows and rows moved to the next bound add is counted afterwards, so that fewer bounds may
+    win. `lengths` are those of the longer side of each row, in tokens, at least 1.
 
-    Args:
-        lengths: length of the longer side of each row, in tokens, at least 1, integers (rows,).
-        shapes: the allowed shapes.
-        tokens_per_batch: maximum tokens in a batch on either side.
-
-    Raises:
-        ValueError: if `row_multiple` of the longest rows exceed `tokens_per_batch`.
+    Raises ValueError if `row_multiple` of the longest rows exceed `tokens_per_batch`.
 
     Examples:
         >>> plan = best_plan(np.array([3] * 20 + [9]), FewShapes(2), tokens_per_batch=30)
@@ -277,13 +258,7 @@ class PackedPlan:
         seed: integer that fixes the order of every epoch.
         row_multiple: the rows of each batch are a multiple of it.
 
-    Attributes:
-        steps_per_epoch: batches in an epoch, the same for every epoch.
-        shapes: rows and the length of each side of each batch, integers (steps, 1 + sides).
-        padding: share of padding in all batches, of all sides together, in [0, 1).
-
-    Raises:
-        ValueError: if not even `row_multiple` rows fit into a batch.
+    Attributes: those of `LengthPlan`, with integers (steps, 1 + sides) as shapes.
 
     Examples:
         >>> plan = PackedPlan(np.arange(4), [np.array([2, 5, 3, 5])], row_length=5, max_rows=3)
@@ -317,13 +292,7 @@ class PackedPlan:
         self.padding = float(1 - lengths.sum() / size)
 
     def epochs(self, start_step: int = 0) -> tf.data.Dataset:
-        """The texts of each row of a batch, and its shape, endlessly, from `start_step` on.
-
-        Starting late costs nothing: skipped batches are never made.
-
-        Returns:
-            Elements of the numbers of texts, ragged (rows, None), and integers (1 + sides,).
-        """
+        """The texts of each row, ragged (rows, None), and the shape of each batch, endlessly."""
         num_rows = len(self._cuts) - 1
 
         def plan_of(epoch):
@@ -375,7 +344,7 @@ def _groups_of_equals(lengths):
 
 
 class PlannedBatchesMixin:
-    """For batches that follow a plan: a class calls `_follow`, and makes one batch in `_batch`."""
+    """Batches that follow a plan: a class calls `_follow`, and makes one batch in `_batch`."""
 
     def _follow(self, plan):
         self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
@@ -408,11 +377,8 @@ def shuffled(group_of, count, seed, epoch):
 def epochs_from(start_step, steps_per_epoch, plan_of, batch_of) -> tf.data.Dataset:
     """Endless batches, of which those before `start_step` are never made.
 
-    Args:
-        start_step: number of the first batch.
-        steps_per_epoch: batches in an epoch.
-        plan_of: a function from the number of an epoch to the plan of its batches.
-        batch_of: a function from the plan and the number of a batch in its epoch to the batch.
+    `plan_of` maps the number of an epoch to the plan of its batches, `batch_of` a plan and the
+    number of a batch in its epoch to the batch.
     """
     first_epoch, first_batch = divmod(start_step, steps_per_epoch)
 
@@ -428,13 +394,13 @@ def epochs_from(start_step, steps_per_epoch, plan_of, batch_of) -> tf.data.Datas
 
 def batched(rows: tf.data.Dataset, batch_of) -> tf.data.Dataset:
     """Maps the rows of batches to the batches, prefetched."""
-    # AutoGraph would rewrite the source of all that makes a batch, seconds for a loop it has not.
+    # AutoGraph would spend seconds rewriting the source of all that makes a batch.
     batch_of = tf.autograph.experimental.do_not_convert(batch_of)
     return prefetched(rows.map(batch_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
 
 
 def prefetched(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Batches that are made ahead of time, and divided among replicas."""
+    """Batches prepared in advance, which TensorFlow divides among replicas."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     options.autotune.enabled = False  # the end of `fit` would wait for its thread
@@ -442,11 +408,9 @@ def prefetched(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def sizes_of(shape, shapes):
-    """The sizes of a batch: plain integers where all batches agree, so that shapes are static.
+    """The sizes of a batch, a tensor: plain integers where all batches agree, to be static shapes.
 
-    Args:
-        shape: of the batch, a tensor.
-        shapes: of all batches, integers (steps, sizes); -1 for a size that depends on the rows.
+    `shapes` are those of all batches, (steps, sizes), -1 for a size that depends on the rows.
     """
     is_one = (shapes == shapes[0]).all(axis=0) & (shapes[0] >= 0)
     sizes = zip(is_one, shapes[0].tolist(), tf.unstack(shape), strict=True)

@@ -143,12 +143,10 @@ def read_text_dataset(name, split: str, data_dir=None, separator=b"\n") -> bytes
 
 
 def builder_of(name, split: str, data_dir=None):
-    """The builder of a data set of TensorFlow Datasets, prepared; a builder is returned as it is.
+    """The prepared builder of a data set of TensorFlow Datasets; a builder is returned as it is.
 
-    Raises:
-        ImportError: if TensorFlow Datasets is not installed.
-        ValueError: if the name is unknown, or the data set lacks the split, or the split that it is
-            a part of.
+    Raises ImportError if TensorFlow Datasets is not installed, ValueError for an unknown name or
+    split.
     """
     builder = _prepared_builder(name, data_dir) if isinstance(name, str) else name
     if split.partition("[")[0] not in builder.info.splits:
@@ -205,12 +203,7 @@ def _languages(builder, source: str | None, target: str | None) -> tuple[str, st
 
 
 def columns_of(path, *names) -> tuple[list[str], list[str]]:
-    """The two columns of a text file, separated by one tab.
-
-    Raises:
-        OSError: if the file is missing, a directory, or cannot be read.
-        ValueError: if a line has not exactly two columns, or the file is not UTF-8.
-    """
+    """The two columns of a text file, separated by one tab; ValueError for any other line."""
     first, second = [], []
     for number, line in enumerate(lines_of(path), start=1):
         columns = line.split("\t")
@@ -243,11 +236,7 @@ def lines_of(path) -> Iterator[str]:
 def opened(path):
     """The file of a path, unpacked if its name ends in `.gz`, to be read as bytes.
 
-    Raises:
-        FileNotFoundError: if there is nothing at the path.
-        IsADirectoryError: if it is a directory.
-        OSError: if it cannot be read.
-        ValueError: if its name ends in `.gz` and it is not a complete gzip file.
+    Raises OSError with the path if it cannot be read, ValueError for an incomplete gzip file.
     """
     path = pathlib.Path(path)
     try:
@@ -257,15 +246,12 @@ def opened(path):
         raise ValueError(
             f"A file ending in .gz must be a complete gzip file. Received: {path}: {error}."
         ) from None
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"Expected a text file. Received: {path}, which does not exist."
-        ) from None
-    except IsADirectoryError:
-        raise IsADirectoryError(
-            f"Expected a text file. Received: {path}, which is a directory."
-        ) from None
     except OSError as error:
-        raise OSError(
-            f"Expected a text file that can be read. Received: {path}: {error.strerror or error}."
+        reasons = {
+            FileNotFoundError: ", which does not exist",
+            IsADirectoryError: ", which is a directory",
+        }
+        reason = reasons.get(type(error), f": {error.strerror or error}")
+        raise type(error)(
+            f"Expected a text file that can be read. Received: {path}{reason}."
         ) from None

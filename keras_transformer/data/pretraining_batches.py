@@ -282,7 +282,7 @@ class PretrainingBatches:
         return places.with_flat_values(tf.gather(self._ids, places.flat_values))
 
     def _fill_up(self, rows):
-        """Appends rows of zeros, up to a whole batch."""
+        """Appends rows of zeros up to the batch size."""
         missing = [[0, self._batch_size - tf.shape(rows)[0]]]
         filled = tf.pad(rows, missing + [[0, 0]] * (rows.shape.rank - 1))
         return tf.ensure_shape(filled, [self._batch_size, *rows.shape[1:]])
@@ -298,7 +298,7 @@ def _passages_of(first, end, starts, room):
     while last < end - 1:
         full = starts[first] + room
         last = max(first + 1, int(np.searchsorted(starts, full)) - 1)
-        # A sentence that would be left alone joins the one before it.
+        # A last single sentence joins the one before it.
         last = min(last, end - 1)
         yield first, last
         first = min(last + 1, end - 2)

@@ -188,7 +188,7 @@ def _saved_files(folder):
 def _read_parquet(file, names):
     from pyarrow import parquet
 
-    # Its pages have checksums, if the writer wanted.
+    # Pages have checksums if the writer added them.
     with parquet.ParquetFile(file, page_checksum_verification=True) as reader:
         _check_columns(file, _flat(reader.schema_arrow.empty_table()).column_names, names)
         return reader.read(columns=list(names))

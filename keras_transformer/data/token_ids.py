@@ -27,7 +27,7 @@ def tokenize(texts: Sequence[str], tokenizer) -> tf.RaggedTensor:
         >>> tokenize(["ab", "b"], SymbolTokenizer("ab")).to_list()
         [[4, 5], [5]]
     """
-    # AutoGraph would rewrite the tokenizer's source, for a loop that it has not.
+    # AutoGraph would rewrite the tokenizer's source for nothing: it has no loops.
     tokenize_chunk = tf.autograph.experimental.do_not_convert(tokenizer.tokenize)
     chunks = (
         tf.data.Dataset.from_tensor_slices(tf.constant(list(texts), tf.string))
@@ -56,7 +56,7 @@ def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer) -> tf.Ragg
 
 
 def ragged(values, lengths) -> tf.RaggedTensor:
-    """Splits concatenated rows into rows of the given lengths, in tokens or inner rows."""
+    """Splits concatenated rows into rows of these lengths, in tokens or inner rows."""
     with tf.device("CPU:0"):  # where tf.data runs
         return tf.RaggedTensor.from_row_lengths(values, lengths)
 
@@ -72,15 +72,10 @@ def checksum_of(*parts) -> int:
 
 
 def checked_ids(ids, name: str, rank: int = 2) -> tf.RaggedTensor:
-    """The ids of many texts as an int32 ragged tensor.
+    """The ids of texts (rank 2), or of documents of sentences (rank 3), as an int32 ragged tensor.
 
-    Args:
-        ids: a ragged tensor, or sequences of sequences of integers, without padding.
-        name: name of the argument, for messages.
-        rank: number of axes: 2 for texts, 3 for documents of sentences.
-
-    Raises:
-        ValueError: if `ids` is anything else, or an id is below 1, because 0 is padding.
+    Raises ValueError, with the argument's `name`, unless `ids` is a ragged tensor or sequences of
+    integers without padding, which 0 stands for.
     """
     if not isinstance(ids, tf.RaggedTensor):
         try:

@@ -10,11 +10,29 @@ from keras_transformer.tokenizers.sentencepiece import PAD_ID
 
 
 class _LongText:
-    """The tokens of one long text, kept and compared."""
+    """The tokens of one long text, read in windows that a subclass places in `_starts`."""
 
-    def __init__(self, ids):
+    def __init__(self, ids, length, batch_size):
         self._ids = np.asarray(ids, np.int32)
         self.num_tokens = len(self._ids)
+        self._length, self._batch_size = length, batch_size
+
+    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+        """Endless batches, from step `start_step` on.
+
+        Returns:
+            Elements of token ids and labels, int32, both (batch, length).
+        """
+        ids = tf.constant(self._ids)
+
+        @tf.autograph.experimental.do_not_convert
+        def batch(step):
+            starts = self._starts(step)  # (batch,)
+            places = starts[:, None] + tf.range(self._length + 1, dtype=starts.dtype)
+            rows = tf.gather(ids, places)
+            return rows[:, :-1], rows[:, 1:]
+
+        return prefetched(tf.data.Dataset.counter(start_step).map(batch))
 
     def save(self, path) -> None:
         """Writes the tokens to a NumPy .npz file, atomically."""
@@ -50,7 +68,7 @@ class TextWindows(_LongText):
     """
 
     def __init__(self, ids, length, batch_size, steps_per_epoch=500, seed=0):
-        super().__init__(ids)
+        super().__init__(ids, length, batch_size)
         if min(length, batch_size, steps_per_epoch) < 1:
             raise ValueError(
                 "length, batch_size and steps_per_epoch must be at least 1. Received: "
@@ -62,32 +80,19 @@ class TextWindows(_LongText):
                 f"token. Received: {self.num_tokens} tokens, length={length}."
             )
         self.steps_per_epoch = steps_per_epoch
-        self._length, self._batch_size, self._seed = length, batch_size, seed
+        self._seed = seed
 
     @classmethod
     def load(cls, path, length, batch_size, steps_per_epoch=500, seed=0) -> "TextWindows":
         """The batches of a text that `save` wrote, without tokenising it again."""
         return cls(load_arrays(path)["ids"], length, batch_size, steps_per_epoch, seed)
 
-    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Endless batches, from step `start_step` on.
-
-        Returns:
-            Elements of token ids and labels, int32, both (batch, length).
-        """
-        ids = tf.constant(self._ids)
-
-        @tf.autograph.experimental.do_not_convert
-        def batch(step):
-            seed = tf.stack([tf.constant(self._seed, tf.int64), step])
-            # A named generator: the default one may differ between processors.
-            starts = tf.random.stateless_uniform(
-                [self._batch_size], seed, 0, self.num_tokens - self._length, tf.int32, alg="philox"
-            )
-            rows = tf.gather(ids, starts[:, None] + tf.range(self._length + 1))
-            return rows[:, :-1], rows[:, 1:]
-
-        return prefetched(tf.data.Dataset.counter(start_step).map(batch))
+    def _starts(self, step):
+        seed = tf.stack([tf.constant(self._seed, tf.int64), step])
+        # A named generator: the default one may differ between processors.
+        return tf.random.stateless_uniform(
+            [self._batch_size], seed, 0, self.num_tokens - self._length, tf.int32, alg="philox"
+        )
 
 
 class TextSegments(_LongText):
@@ -116,13 +121,12 @@ class TextSegments(_LongText):
     """
 
     def __init__(self, ids, length, batch_size):
-        super().__init__(ids)
+        super().__init__(ids, length, batch_size)
         if min(length, batch_size) < 1 or self.num_tokens <= length * batch_size:
             raise ValueError(
                 "Each stream of the text must hold a segment of at least one token. Received: "
                 f"{self.num_tokens} tokens, length={length}, batch_size={batch_size}."
             )
-        self._length, self._batch_size = length, batch_size
         self.steps_per_epoch = (self.num_tokens - 1) // (length * batch_size)
 
     @classmethod
@@ -130,23 +134,10 @@ class TextSegments(_LongText):
         """The batches of a text that `save` wrote, without tokenising it again."""
         return cls(load_arrays(path)["ids"], length, batch_size)
 
-    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
-        """Endless batches from step `start_step` on, a pure function of the step.
-
-        Returns:
-            Elements of token ids and labels, int32, both (batch, length).
-        """
-        ids = tf.constant(self._ids)
-
-        @tf.autograph.experimental.do_not_convert
-        def batch(step):
-            epoch, place = step // self.steps_per_epoch, step % self.steps_per_epoch
-            streams = (tf.range(self._batch_size, dtype=tf.int64) + epoch) % self._batch_size
-            starts = (streams * self.steps_per_epoch + place) * self._length
-            rows = tf.gather(ids, starts[:, None] + tf.range(self._length + 1, dtype=tf.int64))
-            return rows[:, :-1], rows[:, 1:]
-
-        return prefetched(tf.data.Dataset.counter(start_step).map(batch))
+    def _starts(self, step):
+        epoch, place = step // self.steps_per_epoch, step % self.steps_per_epoch
+        streams = (tf.range(self._batch_size, dtype=tf.int64) + epoch) % self._batch_size
+        return (streams * self.steps_per_epoch + place) * self._length
 
 
 def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.Dataset:

@@ -1,6 +1,6 @@
 """Beam search, sampling and streaming with any step function, in plain TensorFlow.
 
-Beam search and greedy search run on JAX, too, with a `capacity`, inside `jax.jit`.
+Beam search runs on JAX, too, with a `capacity`, inside `jax.jit`.
 
 A search is independent of the model. It calls `step(token_ids, parents, position, cache)`:
 
@@ -23,7 +23,7 @@ if the search has a function `prefill(token_ids, next_ids, count, cache) -> (log
 
 from keras_transformer.decoding.backend import ON_JAX
 from keras_transformer.decoding.beams import NO_HYPOTHESIS_SCORE, Hypotheses
-from keras_transformer.decoding.search import beam_search, greedy_search
+from keras_transformer.decoding.search import beam_search
 from keras_transformer.decoding.token_rules import TokenRules
 
 if not ON_JAX:
@@ -35,7 +35,6 @@ __all__ = [
     "Hypotheses",
     "TokenRules",
     "beam_search",
-    "greedy_search",
     "sample",
     "stream",
 ]

@@ -1,8 +1,8 @@
 """The functions of TensorFlow with which the search is written, and the same on JAX.
 
 The search runs on two backends from one source. On TensorFlow `tf` is TensorFlow; on JAX it is a
-namespace with as much of it as the search calls, written with `jax.numpy`. There, nothing can grow
-from step to step, and shapes are Python integers.
+namespace with the part of it that the search calls, written with `jax.numpy`. There, nothing can
+grow from step to step, and shapes are Python integers.
 """
 
 import types
@@ -30,7 +30,7 @@ if ON_JAX:
         return take(jnp.asarray(params), jnp.asarray(indices))
 
     def _in_numpy(function, *values):
-        """Whatever is known before JAX compiles stays so: sizes of paddings are."""
+        """Keeps what is known before JAX compiles, such as the sizes of paddings."""
         return getattr(jnp if any(isinstance(v, jax.Array) for v in values) else np, function)
 
     def _cast(values, dtype):

@@ -83,13 +83,9 @@ def start_ids(shape, start_id, capacity=None):
 
 
 def begin_with(ids, forced_ids, count, grows):
-    """Sequences of the start token with the first `count` of the forced ids of their row after it.
+    """Sequences, (batch, beams, ...), of the start token and the first `count` of the forced ids.
 
-    Args:
-        ids: from `start_ids`, (batch, beams, 1 or 1 + capacity).
-        forced_ids: (batch, steps).
-        count: an integer scalar.
-        grows: whether the ids have no room.
+    `forced_ids` are (batch, steps). Unless the ids grow, they have room and stay as long.
     """
     shape = (*ops.shape(ids)[:2], ops.shape(forced_ids)[1])
     forced_ids = tf.broadcast_to(forced_ids[:, None], shape)
@@ -110,7 +106,7 @@ def unchanged_parents(batch_size, num_beams):
 
 
 def extend(beams, candidates, end_id, penalty, column=None, best_may_end=False, is_last=None):
-    """Splits the candidates into finished sequences, which never change again, and live ones.
+    """The beams after a token: finished sequences, which never change again, and live ones.
 
     Args:
         beams: the state before the token.
@@ -121,9 +117,6 @@ def extend(beams, candidates, end_id, penalty, column=None, best_may_end=False, 
         best_may_end: whether only the best candidates, as many as beams, may finish.
         is_last: whether a row has reached its limit, so that sequences finish without an end
             token, (batch, 1); None if the limit forces one.
-
-    Returns:
-        The state after the token.
     """
     num_beams = beams.live_ids.shape[1]
     n_best = beams.finished_ids.shape[1]

@@ -10,15 +10,10 @@ LONGEST_BUCKET = 2**20
 
 
 def is_static(cache, is_supported=True):
-    """Whether a search keeps a static cache and is compiled.
+    """Whether a search keeps a static cache and is compiled: with "static", or "auto" and a GPU.
 
-    Args:
-        cache: "static"; "growing"; or "auto", which is static if TensorFlow sees a GPU. On a
-            CPU only long jobs make up for the seconds that each bucket takes to compile.
-        is_supported: whether the model has a static cache.
-
-    Raises:
-        ValueError: if `cache` is none of these, or "static" is not supported.
+    On a CPU only long jobs make up for the seconds that each bucket takes to compile. ValueError
+    for another `cache` than those and "growing", and for "static" with a model that has none.
 
     Examples:
         >>> is_static("static"), is_static("growing")
@@ -28,8 +23,8 @@ def is_static(cache, is_supported=True):
         raise ValueError(f"cache must be one of {', '.join(CACHES)}. Received: cache={cache!r}.")
     if cache == "static" and not is_supported:
         raise ValueError(
-            "A static cache needs model functions whose start_cache accepts a length and which "
-            "declare has_static_cache=True. Received: cache='static'."
+            "A static cache needs a model whose start_cache accepts a length and which "
+            "declares has_static_cache=True. Received: cache='static'."
         )
     has_gpu = bool(tf.config.list_logical_devices("GPU"))
     return cache == "static" or (cache == "auto" and has_gpu and is_supported)

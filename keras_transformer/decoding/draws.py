@@ -11,28 +11,18 @@ _WORD = 0xFFFFFFFF
 
 
 def fold_in(seeds, number):
-    """New seeds from seeds and a number, as from `tf.random.experimental.stateless_fold_in`.
+    """New seeds, (..., 2) int32, as from `tf.random.experimental.stateless_fold_in`.
 
-    Args:
-        seeds: (..., 2) int32 or int64.
-        number: an int32 scalar.
-
-    Returns:
-        (..., 2) int32.
+    `seeds` are (..., 2) int32 or int64, `number` an int32 scalar.
     """
     first = tf.cast(_philox(*_scrambled(seeds), 1)[..., 0, 0], tf.int32)  # wraps around
     return tf.stack([first, tf.zeros_like(first) + number], axis=-1)
 
 
 def uniform(seeds, count):
-    """Numbers in [0, 1), as from `tf.random.stateless_uniform([count], seed)` for each seed.
+    """Numbers in [0, 1), (..., count), as from `tf.random.stateless_uniform` for each seed.
 
-    Args:
-        seeds: (..., 2) int32 or int64.
-        count: a Python integer.
-
-    Returns:
-        (..., count) float32.
+    `seeds` are (..., 2) int32 or int64, `count` a Python integer.
     """
     blocks = _philox(*_scrambled(seeds), -(-count // 4))
     words = tf.reshape(blocks, tf.concat([tf.shape(seeds)[:-1], [-1]], axis=0))[..., :count]

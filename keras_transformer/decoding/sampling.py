@@ -169,18 +169,9 @@ def mask_forbidden(logits, forbidden_ids, last_resort=None):
 def token_sampler(seed, temperature=1.0, top_k=None, top_p=None):
     """Checks the arguments of `sample` that determine the distribution.
 
-    Args:
-        seed: as for `sample`.
-        temperature: as for `sample`.
-        top_k: as for `sample`.
-        top_p: as for `sample`.
-
     Returns:
         A function of logits, (batch, samples, vocabulary), and their position, which samples one
         token from each distribution, (batch, samples) int32.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
     seed = _read_seed(seed)
     if any(tf.is_tensor(value) for value in (temperature, top_k, top_p)) or seed.shape.rank == 2:

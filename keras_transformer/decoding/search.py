@@ -144,32 +144,8 @@ def beam_search(
     return read_hypotheses(ids, scores, rules)
 
 
-def greedy_search(step, cache, **settings):
-    """Chooses the most probable token at each step: a beam search with one beam.
-
-    Args:
-        step: as for `beam_search`; it gets token_ids of shape (batch, 1).
-        cache: as for `beam_search`, with one beam.
-        **settings: the other arguments of `beam_search`, except for `num_beams`.
-
-    Returns:
-        `Hypotheses`, one per row.
-
-    Raises:
-        ValueError: as for `beam_search`.
-
-    Examples:
-        >>> import tensorflow as tf
-        >>> def step(token_ids, parents, position, cache):
-        ...     return tf.one_hot(token_ids + 1, 7), cache
-        >>> greedy_search(step, (), limits=[9], start_id=2, end_id=5).token_ids.numpy().tolist()
-        [[[3, 4, 5]]]
-    """
-    return beam_search(step, cache, num_beams=1, **settings)
-
-
 class Rules(NamedTuple):
-    """The checked constraints of all rows, in the form that the loops use."""
+    """The checked constraints of all rows, as the loops use them."""
 
     limits: tf.Tensor  # (batch,) int32, at least 0
     forced_ids: tf.Tensor  # (steps, batch, 1) int32, -1 where the choice is free
@@ -240,16 +216,10 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, t
 def read_forced(prefill, cache, rules, with_log_probs=True):
     """Reads the tokens that all rows are forced to begin with, in one pass.
 
-    Args:
-        prefill: as for `beam_search`, or None.
-        cache: before the first step.
-        rules: of the search.
-        with_log_probs: whether forced tokens count.
-
     Returns:
         The number of these tokens, a scalar; the forced tokens of each row, (batch, steps), 0
-        where there is none; the sum of the log-probabilities of those that were read, (batch,);
-        and the cache.
+        where there is none; the sum of the log-probabilities of those that were read, (batch,),
+        or zeros without `with_log_probs`; and the cache.
     """
     exists = rules.limits[:, None] > 0  # (batch, 1); no hypothesis, nothing to read
     forced_ids = tf.where(exists, tf.transpose(rules.forced_ids[:, :, 0]), 0)  # (batch, steps)
@@ -326,11 +296,8 @@ def apply_rules(scores, sequences, position, rules):
 def run_loop(condition, advance, start, empty_cache):
     """Runs `advance(position, state, cache)` while the condition holds; returns the state.
 
-    Args:
-        condition: of the position, the state and the cache.
-        advance: returns all three after a step.
-        start: all three before the loop.
-        empty_cache: that before the first step, whose axes of size 0 grow.
+    `condition` takes the same, `advance` returns them after a step, and `start` has them before the
+    loop. Axes of size 0 in `empty_cache`, that before the first step, grow.
     """
     position, state, cache = start
     cache, empty_cache = (

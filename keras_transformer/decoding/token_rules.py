@@ -1,4 +1,4 @@
-"""Rules on the tokens that a search may choose, given the tokens that it has chosen so far."""
+"""Rules on which tokens a search may choose after those that it has chosen."""
 
 import dataclasses
 
@@ -93,7 +93,7 @@ class TokenRules:
 
     @property
     def change_scores(self):
-        """Whether there are rules besides forced tokens."""
+        """Whether any rule does more than force a token."""
         names = {"forced_bos_token_id", "forces_end", "start_counts_as"}
         return not self.changed().keys() <= names
 

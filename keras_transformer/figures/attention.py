@@ -62,45 +62,78 @@ class Attention(NamedTuple):
         return cls(first, row_tokens, column_tokens, title)
 
     def figure(self, kind=None, layer=-1):
-        """Draws all heads of a layer.
+        """Draws how much each target token attends to each source token, one panel per head.
+
+        Rows are target tokens (the queries), columns source tokens (the keys). Darker cells mean
+        more attention. All panels share one colour scale from zero, so you can compare them.
 
         Args:
             kind: "encoder", "decoder" or "cross"; defaults to the last kind of the model.
-            layer: index, counted from the end if negative.
+            layer: index, counted from the end if negative; None draws one row of panels for each
+                layer.
 
         Returns:
-            A `matplotlib.figure.Figure` with one panel per head.
+            A `matplotlib.figure.Figure`; its last axes are the colour bar.
 
         Raises:
-            ValueError: if there is no such kind or layer.
+            ValueError: if there is no such kind or layer, the layers of a grid differ in the
+                number of heads, or tokens and scores do not match.
         """
         kind = list(self.scores)[-1] if kind is None else kind
-        num_layers = len(self.scores.get(kind, ()))
-        if not -num_layers <= layer < num_layers:
+        layers = self.scores.get(kind, ())
+        is_known = len(layers) > 0 if layer is None else -len(layers) <= layer < len(layers)
+        if not is_known:
             kinds = {name: len(layers) for name, layers in self.scores.items()}
             raise ValueError(
                 f"kind and layer must be one of the model, which has these layers: {kinds}. "
                 f"Received: kind={kind!r}, layer={layer}."
             )
-        number = layer % num_layers + 1
+        tokens = self.row_tokens[kind], self.column_tokens[kind]
         stack, meaning = TITLES.get(kind, ("layer", kind))
-        is_last = number == num_layers
-        name = f"Last {stack}" if is_last else f"{stack.capitalize()} {number} of {num_layers}"
-        return attention_heat_map(
-            self.scores[kind][layer],
-            self.row_tokens[kind],
-            self.column_tokens[kind],
-            title=f"{name}: {meaning}",
-        )
+        if layer is None:
+            return _grid(layers, *tokens, title=f"All {stack}s: {meaning}")
+        number = layer % len(layers) + 1
+        is_last = number == len(layers)
+        name = f"Last {stack}" if is_last else f"{stack.capitalize()} {number} of {len(layers)}"
+        return draw_heads(layers[layer], *tokens, title=f"{name}: {meaning}")
 
     def page(self):
-        """An HTML page to browse all layers and heads, a string; see `attention_page`.
+        """Makes an HTML page to explore attention by kind, layer and head.
 
-        It opens on the kind that `figure` draws: of a translation, the cross-attention.
+        It shows the tokens in two columns, connected by lines whose strength is the attention, and
+        a heat map. Pointing at a token highlights what it attends to, or what attends to it; the
+        arrow keys switch heads and layers. It opens on the kind that `figure` draws: of a
+        translation, the cross-attention. Weights are rounded to three digits.
+
+        Returns:
+            The HTML document, an ASCII string.
+
+        Raises:
+            ValueError: if the kinds differ or there is none, the tokens of a kind do not match
+                its scores, or a score is not in [0, 1].
+
+        Examples:
+            >>> scores = {"cross": [np.array([[[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]])]}
+            >>> tokens = {"cross": ["Guten", "Tag"]}, {"cross": ["a", "good", "day"]}
+            >>> Attention(scores, *tokens).page().splitlines()[0]
+            '<!doctype html>'
         """
-        scores = dict(reversed(self.scores.items()))
-        weights = (scores, self.row_tokens, self.column_tokens)
-        return attention_page(*weights, title=f"Attention: {self.title}")
+        rows, columns, names = self.row_tokens, self.column_tokens, list(self.scores)
+        if not names or set(names) != set(rows) or set(names) != set(columns):
+            raise ValueError(
+                "scores, row_tokens and column_tokens must have the same names, at least one. "
+                f"Received: {names}, {list(rows)} and {list(columns)}."
+            )
+        kinds = [
+            _kind(name, self.scores[name], list(rows[name]), list(columns[name]))
+            for name in reversed(names)
+        ]
+        # Escaped, because a token "</script" would end the script.
+        data = json.dumps(kinds, separators=(",", ":")).replace("<", "\\u003c")
+        title = html.escape(f"Attention: {self.title}").encode("ascii", "xmlcharrefreplace")
+        page = TEMPLATE.read_text("ascii")
+        # Neither contains a "<", so neither can contain the placeholder of the other.
+        return page.replace("<!-- title -->", title.decode()).replace("<!-- data -->", data)
 
 
 def token_labels(tokenizer, token_ids):
@@ -111,31 +144,8 @@ def token_labels(tokenizer, token_ids):
     ]
 
 
-def attention_heat_map(attention_scores, target_tokens, source_tokens, title=None):
-    """Draws how much each target token attends to each source token, one panel per head.
-
-    Rows are target tokens (the queries), columns source tokens (the keys). Darker cells mean
-    more attention. All heads share one colour scale from zero, so you can compare panels.
-
-    Args:
-        attention_scores: probabilities in [0, 1] after the softmax, of one head, (target,
-            source), or of several, (heads, target, source).
-        target_tokens: one string per row; for self-attention, the same as `source_tokens`.
-        source_tokens: one string per column.
-        title: a line above the figure, or None.
-
-    Returns:
-        A `matplotlib.figure.Figure`; its last axes are the colour bar.
-
-    Raises:
-        ValueError: if the tokens do not match the scores, or a score is not in [0, 1].
-
-    Examples:
-        >>> scores = [[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]
-        >>> figure = attention_heat_map(scores, ["Guten", "Tag"], ["a", "good", "day"])
-        >>> len(figure.axes)
-        2
-    """
+def draw_heads(attention_scores, target_tokens, source_tokens, title=None):
+    """Draws one head, (target, source), or several, (heads, target, source), a panel each."""
     scores = _checked(attention_scores, target_tokens, source_tokens)
     num_heads = len(scores)
     most = max(1, min(4, num_heads, MAX_ROW_TOKENS // len(source_tokens)))
@@ -145,44 +155,17 @@ def attention_heat_map(attention_scores, target_tokens, source_tokens, title=Non
     return _heat_maps(scores, titles, columns, target_tokens, source_tokens, title)
 
 
-def attention_grid(attention_scores, target_tokens, source_tokens, title=None):
-    """Draws all heads of all layers: one row of panels per layer, one panel per head.
-
-    All panels share one colour scale, as in `attention_heat_map`, so that layers and heads can be
-    compared at a glance.
-
-    Args:
-        attention_scores: probabilities in [0, 1], a list with one array (heads, target, source)
-            per layer, all with the same number of heads.
-        target_tokens: one string per row of a panel.
-        source_tokens: one string per column of a panel.
-        title: a line above the figure, or None.
-
-    Returns:
-        A `matplotlib.figure.Figure`; its last axes are the colour bar.
-
-    Raises:
-        ValueError: if there is no layer, the layers differ in the number of heads, the tokens do
-            not match the scores, or a score is not in [0, 1].
-
-    Examples:
-        >>> layer = [[[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]]
-        >>> figure = attention_grid([layer, layer], ["Guten", "Tag"], ["a", "good", "day"])
-        >>> [axes.get_title() for axes in figure.axes[:-1]]
-        ['layer 1, head 1', 'layer 2, head 1']
-    """
-    layers = [_checked(s, target_tokens, source_tokens) for s in attention_scores]
+def _grid(layers, target_tokens, source_tokens, title):
+    """One row of panels per layer, one panel per head."""
+    layers = [_checked(scores, target_tokens, source_tokens) for scores in layers]
     num_heads = [len(layer) for layer in layers]
     if len(set(num_heads)) != 1:
         raise ValueError(
-            "attention_scores must have at least one layer, and every layer as many heads. "
+            "All layers of a grid must have the same number of heads. "
             f"Received: layers of {num_heads} heads."
         )
-    titles = [
-        f"layer {layer + 1}, head {head + 1}"
-        for layer in range(len(layers))
-        for head in range(num_heads[0])
-    ]
+    heads = range(1, num_heads[0] + 1)
+    titles = [f"layer {layer + 1}, head {head}" for layer in range(len(layers)) for head in heads]
     scores = np.concatenate(layers)
     return _heat_maps(scores, titles, num_heads[0], target_tokens, source_tokens, title)
 
@@ -225,58 +208,9 @@ def _separate_cells(axes, num_rows, num_columns):
     axes.tick_params(which="minor", length=0)
 
 
-def attention_page(attention_scores, row_tokens, column_tokens, title="Attention"):
-    """Makes a page to explore attention by kind, layer and head.
-
-    It opens on the first kind, and shows the tokens in two columns, connected by lines whose
-    strength is the attention, and a heat map. Pointing at a token highlights what it attends to, or
-    what attends to it; the arrow keys switch heads and layers. Weights are rounded to three digits.
-
-    Args:
-        attention_scores: {kind of attention: list of arrays (heads, target, source), one per
-            layer}; probabilities in [0, 1] of one example.
-        row_tokens: {kind: list of target tokens}, those that attend.
-        column_tokens: {kind: list of source tokens}, those attended to.
-        title: of the page, plain text.
-
-    Returns:
-        The HTML document, an ASCII string.
-
-    Raises:
-        ValueError: if the kinds differ or there is none, the tokens of a kind do not match its
-            scores, or a score is not in [0, 1].
-
-    Examples:
-        >>> scores = [[[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]]
-        >>> page = attention_page(
-        ...     {"cross": [scores]}, {"cross": ["Guten", "Tag"]}, {"cross": ["a", "good", "day"]}
-        ... )
-        >>> page.splitlines()[0]
-        '<!doctype html>'
-    """
-    names = list(attention_scores)
-    if not names or set(names) != set(row_tokens) or set(names) != set(column_tokens):
-        raise ValueError(
-            "attention_scores, row_tokens and column_tokens must have the same names, at least "
-            f"one. Received: {names}, {list(row_tokens)} and {list(column_tokens)}."
-        )
-    kinds = [
-        _kind(name, attention_scores[name], list(row_tokens[name]), list(column_tokens[name]))
-        for name in names
-    ]
-    # Escaped, because a token "</script" would end the script.
-    data = json.dumps(kinds, separators=(",", ":")).replace("<", "\\u003c")
-    escaped = html.escape(title).encode("ascii", "xmlcharrefreplace").decode()
-    page = TEMPLATE.read_text("ascii")
-    # Neither contains a "<", so neither can contain the placeholder of the other.
-    return page.replace("<!-- title -->", escaped).replace("<!-- data -->", data)
-
-
 def _kind(name, layers, row_tokens, column_tokens):
     if not len(layers):
-        raise ValueError(
-            f"attention_scores must have at least one layer. Received: none for {name!r}."
-        )
+        raise ValueError(f"scores must have at least one layer. Received: none for {name!r}.")
     scores = [_checked(layer, row_tokens, column_tokens, f"{name!r}: ") for layer in layers]
     return {
         "name": name,

@@ -18,7 +18,7 @@ PANELS_IN_A_ROW = 3
 def positional_encoding(encoding, title="Positional encoding"):
     """Draws a position encoding and the distance between its rows.
 
-    Beside the table, a curve shows the Euclidean distance between the rows of two positions over
+    Next to the table, a curve shows the Euclidean distance between the rows of two positions over
     their offset: the mean of all pairs, in a band from the smallest to the largest. The curve
     rises if the encoding separates near positions from far ones. A narrow band means that the
     distance depends only on the offset.
@@ -185,15 +185,7 @@ def _neighbour_distances(table):
 
 
 def finite(name, values):
-    """Checks that the values are finite; returns float64, also of bfloat16 and tensors.
-
-    Args:
-        name: of the values, for the message.
-        values: anything that NumPy can convert.
-
-    Raises:
-        ValueError: if a value is NaN or infinite.
-    """
+    """Values as a float64 array; ValueError if one is NaN or infinite."""
     array = np.asarray(values).astype("float64")
     if not np.isfinite(array).all():
         raise ValueError(
@@ -219,7 +211,7 @@ def new_figure(size, title):
 
 
 def color_bar(figure, image, axes, label):
-    """Adds a colour bar for an image beside its axes."""
+    """Adds a colour bar for an image next to its axes."""
     bar = figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02)
     bar.set_label(label, color=INK)
     bar.ax.tick_params(colors=INK, length=0)

@@ -1,4 +1,4 @@
-"""Functions of tensors, written in `keras.ops` alone."""
+"""Functions of tensors, written with `keras.ops` only."""
 
 from keras_transformer.ops.masks import (
     causal_mask,

@@ -25,7 +25,7 @@ def merge_heads(inputs):
 
 
 def attention_weights(queries, keys, mask=None, bias=None):
-    """How much each target position attends to each source position.
+    """How much each target position attends to each source position, (..., heads, target, source).
 
     softmax(Q K^T / sqrt(d) + bias), computed in float32 under every dtype policy. The weights of a
     fully masked target position are all zero.
@@ -35,12 +35,8 @@ def attention_weights(queries, keys, mask=None, bias=None):
     Args:
         queries: (..., heads, target, dim).
         keys: (..., heads, source, dim).
-        mask: boolean, broadcasts to (..., heads, target, source); True where attention
-            is allowed; None allows everything.
-        bias: added to the scores, broadcasts to (..., heads, target, source), or None.
-
-    Returns:
-        Weights in [0, 1], (..., heads, target, source), in the dtype of `queries`.
+        mask: boolean, broadcasts to the weights; True where attention is allowed; None allows all.
+        bias: added to the scores, broadcasts to the weights, or None.
     """
     # The same as scaling the scores, up to rounding: fewer numbers are touched, and scores
     # of float16 overflow later.
@@ -49,9 +45,9 @@ def attention_weights(queries, keys, mask=None, bias=None):
 
 
 def masked_softmax(scores, mask=None, bias=None):
-    """Weights, in the dtype of the scores, (..., heads, target, source).
+    """A softmax over the last axis, at least in float32; zero in a fully masked row.
 
-    A softmax over the last axis, at least in float32; zero in a fully masked row.
+    Weights have the dtype of the scores, (..., heads, target, source).
     """
     dtype, wide = scores.dtype, keras.backend.result_type(scores.dtype, "float32")
     scores = ops.cast(scores, wide)
@@ -59,9 +55,9 @@ def masked_softmax(scores, mask=None, bias=None):
         scores = scores + ops.cast(bias, wide)
     if mask is None:
         return ops.cast(_softmax(scores), dtype)
-    # Finite, so that a fully masked row gives no NaN. Chosen rather than
-    # added: TensorFlow fuses an addition into the product before it, and oneDNN has for that
-    # only its reference code on most processors, up to 200 times slower.
+    # Finite, so that a fully masked row gives no NaN. Chosen rather than added: TensorFlow fuses an
+    # addition into the product before it, for which oneDNN has only its reference code on most
+    # processors, up to 200 times slower.
     scores = ops.where(mask, scores, -1e30)
     allowed = ops.cast(ops.any(mask, axis=-1, keepdims=True), wide)
     return ops.cast(_softmax(scores) * allowed, dtype)
@@ -75,20 +71,12 @@ def _softmax(scores):
 def relative_shift(scores):
     """Moves scores from the column of their distance to the column of their source position.
 
-    The last target stands at the last source. So target i and source j are
-    source - target + i - j positions apart, and no two targets find the score of a source
-    in the same column: each row is moved by one column less than the row above it. That is
-    one reading of the same numbers with rows of another length.
+    In (batch, heads, target, source) scores, column c holds those of the distance source - 1 - c.
+    The last target stands at the last source, so each target finds its sources one column further
+    left than the target before it. Reading the same numbers as rows of another length moves them. A
+    source after its target has no distance; its score is meaningless and must be masked.
 
     Source: Dai et al. 2019, appendix B (https://arxiv.org/abs/1901.02860).
-
-    Args:
-        scores: (batch, heads, target, source), where column c is of the distance
-            source - 1 - c: the farthest first, distance 0 last.
-
-    Returns:
-        The same shape, at [..., i, j] the score of target i for source j. A source after
-        its target has no distance; what is found there has no meaning and must be masked.
 
     Examples:
         >>> scores = keras.ops.array([[[[2, 1, 0], [5, 4, 3]]]])
@@ -103,20 +91,10 @@ def relative_shift(scores):
 
 
 def append_to_cache(past, newest, start=None, axis=2):
-    """Appends what a step computed to what earlier steps left, in a decoder's cache.
+    """Appends the newest keys, values or mask of a step to those in the cache.
 
-    A tensor of full size has the same shape at every step, so that XLA compiles the step once;
-    only XLA writes into it in place.
-
-    Args:
-        past: of any shape.
-        newest: as `past`, but for the length of `axis`.
-        start: where `newest` goes in a `past` of full size, an integer scalar; None for a
-            `past` that grows.
-        axis: a positive integer.
-
-    Returns:
-        A tensor like `past`, longer by `newest` if that grows.
+    With a `start`, they are written to that position of `past`, which has its full size, so that
+    XLA compiles the step once; only XLA writes in place. Without one, `past` grows along `axis`.
 
     Examples:
         >>> past, newest = keras.ops.zeros((1, 2)), keras.ops.ones((1, 1))

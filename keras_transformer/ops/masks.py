@@ -102,15 +102,14 @@ def local_mask(target_length, source_length=None, radius=1, start=0):
 def beam_mask(mask, parents, start=None):
     """Allows each beam the cached positions of its own past, and its newest one.
 
-    Beams of one row share one cache, in the order in which it was written: every step adds
-    one position a beam, and what is in it is never moved.
+    The beams of a row share one cache, in the order in which it is written: every step adds one
+    position per beam, and nothing in it moves.
 
     Args:
-        mask: boolean (batch, beams, cached), as of the step before; no position at first.
-        parents: the beam of the step before that each one goes on from, integers
-            (batch, beams), beams static.
-        start: where the newest positions stand in a cache of full size, an integer scalar,
-            `beams` times the number of earlier steps; None for a cache that grows.
+        mask: boolean (batch, beams, cached), that of the previous step; empty at first.
+        parents: the previous beam that each beam extends, integers (batch, beams), beams static.
+        start: of the newest positions in a cache of full size, an integer scalar, `beams` times
+            the number of earlier steps; None for a cache that grows.
 
     Returns:
         Boolean (batch, beams, cached + beams); (batch, beams, cached) for a cache of full size.
@@ -131,7 +130,7 @@ def beam_mask(mask, parents, start=None):
 
 
 def combine_masks(*masks):
-    """Allows what every given mask allows.
+    """Allows what all masks allow.
 
     Args:
         *masks: None, or boolean tensors of shape (batch, source) as of `padding_mask`,
@@ -182,7 +181,7 @@ def check_boolean(mask):
 
 
 def check_attention_mask(mask):
-    """Returns a mask of three axes, or None; one of (target, source) would be read as another."""
+    """Returns a mask of three axes, or None; raises ValueError for any other."""
     if mask is None or len(mask.shape) == 3:
         return mask
     raise ValueError(

@@ -41,7 +41,7 @@ def sinusoidal_positions(length, dim, start=0, max_wavelength=10000, interleaved
 
 
 def check_even(dim):
-    """Raises ValueError if `dim` is odd; a layer asks before it computes anything."""
+    """Raises ValueError if `dim` is odd; layers call it before they compute anything."""
     if dim % 2:
         raise ValueError(
             "dim must be even so that every sine has its cosine. "
@@ -105,13 +105,9 @@ def segment_mask(target_segments, source_segments):
 
 
 def segment_positions(segments):
-    """The position of each token in its own segment, in tokens from 0.
+    """The position of each token in its own segment, in tokens from 0, int32 (batch, length).
 
-    Args:
-        segments: integers that do not fall, (batch, length).
-
-    Returns:
-        int32 (batch, length).
+    Segments, integers (batch, length), never decrease within a row.
 
     Examples:
         >>> segment_positions(keras.ops.array([[0, 0, 1]])).numpy().tolist()

@@ -5,18 +5,10 @@ from keras import ops
 
 
 def project(inputs, kernel, bias=None):
-    """Multiplies every vector by a kernel, as one product of two matrices.
+    """Multiplies vectors, (..., input_dim), by a kernel, (output_dim, input_dim), as one product.
 
-    The same numbers as `ops.matmul`, which on TensorFlow takes a dozen small operations
-    more to learn the shape, again at every step of decoding.
-
-    Args:
-        inputs: (..., input_dim).
-        kernel: (output_dim, input_dim), a row for each output.
-        bias: (output_dim,), or None.
-
-    Returns:
-        (..., output_dim), in the dtype of `inputs`.
+    The numbers are those of `ops.matmul`, for which TensorFlow runs a dozen small operations to
+    learn the shape, at every step of decoding. Adds `bias`, (output_dim,), unless it is None.
 
     Examples:
         >>> tuple(project(keras.ops.zeros((5, 3, 2)), keras.ops.zeros((7, 2))).shape)
@@ -30,15 +22,15 @@ def project(inputs, kernel, bias=None):
 
 
 def known_rows(inputs):
-    """The number of rows for a reshape: -1 where it is not known.
+    """The number of rows for a reshape: -1 if it is not known.
 
-    Where it is, a length of 0 keeps its rows. ONNX can have one unknown axis only.
+    If it is known, a length of 0 keeps its rows. ONNX allows one unknown axis only.
     """
     return -1 if inputs.shape[0] is None else inputs.shape[0]
 
 
 def highest_at_least(inputs, least, axis):
-    """The highest number along an axis, or `least` where all are lower or there is none."""
+    """The highest number along an axis, but at least `least`, also of none."""
     if keras.backend.backend() != "torch":
         return ops.max(inputs, axis=axis, initial=least)
     # There, `initial` needs a CPU.

@@ -58,7 +58,7 @@ class SparsePattern:
             )
 
     def mask(self, target_length, source_length=None, start=0):
-        """What is allowed, boolean (1, target, source); arguments as of `local_mask`."""
+        """Which positions may attend, boolean (1, target, source); arguments as of `local_mask`."""
         targets, sources = mask_positions(target_length, source_length, start)
         size, distance = self.block_size, ops.abs(sources - targets)
         if self.kind == "fixed":
@@ -71,7 +71,7 @@ class SparsePattern:
         return combine_masks(mask, causal)
 
     def attend(self, queries, keys, values, padding_mask=None, dropout=None):
-        """Equals dense attention under `mask`.
+        """Equals dense attention under `mask`; zeros for a fully masked position.
 
         Args:
             queries: (batch, heads, length, key_dim).
@@ -80,9 +80,6 @@ class SparsePattern:
             padding_mask: boolean (batch, length), True for a real token; None if all are.
             dropout: a function that drops some of the attention weights, or None. It is called
                 for several parts of them, and before they are normalised.
-
-        Returns:
-            Context, (batch, heads, length, value_dim); zeros for a fully masked position.
         """
         blocks = _cut(queries, keys, values, padding_mask, self.block_size)
         if self.kind == "fixed":
@@ -156,7 +153,7 @@ def _with_neighbours(inputs, causal):
 
 
 def _columns(blocks, causal, dropout):
-    """The positions two or more whole blocks away: `_window` has those that are nearer."""
+    """The positions two or more blocks away; `_window` has the nearer ones."""
     # Same places of all blocks, side by side: (batch, heads, block, blocks, dim).
     queries, keys, values, real = (ops.swapaxes(x, 2, 3) for x in blocks)
     mask = _far_blocks(ops.shape(keys)[3], 1, causal)
@@ -199,7 +196,7 @@ def _sums(queries, keys, values, mask, real, dropout):
     scores = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
     allowed = ops.logical_and(mask, ops.swapaxes(real, -1, -2))
     scores = ops.where(allowed, ops.cast(scores, "float32"), FORBIDDEN)
-    # Half of it, so that where nothing is allowed all powers are 0 and none is 1.
+    # Half of FORBIDDEN, so that all powers are 0, not 1, where nothing is allowed.
     highest = ops.expand_dims(highest_at_least(scores, FORBIDDEN / 2, axis=-1), -1)
     highest = ops.stop_gradient(highest)  # it cancels out
     powers = ops.exp(scores - highest)

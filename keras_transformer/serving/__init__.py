@@ -5,17 +5,15 @@
 library has answered from the export as they do.
 """
 
-from keras_transformer.models.copies import with_dtype
 from keras_transformer.serving.answerer import Answer, Answerer
 from keras_transformer.serving.classifier import Classifier, Regressor
-from keras_transformer.serving.generator import AfterControlIds, Generator
+from keras_transformer.serving.generator import Generator
 from keras_transformer.serving.languages import in_languages
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.settings import SamplingSettings, SearchSettings
 from keras_transformer.serving.translator import Hypothesis, Translator
 
 __all__ = [
-    "AfterControlIds",
     "Answer",
     "Answerer",
     "Classifier",
@@ -27,5 +25,4 @@ __all__ = [
     "SearchSettings",
     "Translator",
     "in_languages",
-    "with_dtype",
 ]

@@ -1,12 +1,13 @@
 """Continues texts with a trained language model, from Python or as a SavedModel."""
 
+import dataclasses
 import itertools
 
 import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.compiling import bucket, compiled, fill, first_rows, row_bucket
-from keras_transformer.decoding.sampling import sample, token_sampler
+from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.streaming import stream
 from keras_transformer.figures.attention import Attention, token_labels
 from keras_transformer.models.decoder_only import LanguageModel
@@ -23,7 +24,6 @@ from keras_transformer.serving.served_model import (
     Signature,
     check_rows,
     check_string,
-    check_vocabulary,
     list_of_strings,
     warn_truncated,
 )
@@ -124,8 +124,8 @@ class Generator(ServedModel):
         Args:
             prompts: a list of strings. Prompts that leave no room for the continuation lose
                 their beginning, with a warning.
-            max_tokens: length of each continuation in tokens, below `settings.context`; defaults
-                to `settings.max_tokens`.
+            max_tokens: length of each continuation in tokens, below `settings.context`, while
+                `stream` has no limit; defaults to `settings.max_tokens`.
             temperature: above 0; below 1 sharpens the distribution; defaults to
                 `settings.temperature`.
             top_k: number of most likely tokens to sample from, at least 1, and as many as the
@@ -142,27 +142,21 @@ class Generator(ServedModel):
             ValueError: if `prompts` is not a list of strings, or an argument is out of range.
         """
         prompts = list_of_strings(prompts, "prompts")
-        settings, count = self.settings, len(prompts)
-        max_tokens = settings.max_tokens if max_tokens is None else max_tokens
-        temperature, top_k, top_p = self._sampling(temperature, top_k, top_p)
+        settings = self._settings(
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p
+        )
+        count = len(prompts)
         _check_seed(seed, count)
-        check_integer("max_tokens", max_tokens, 1)
-        if max_tokens >= settings.context:
-            raise ValueError(
-                f"max_tokens must be below the context of {settings.context} tokens, which "
-                "includes the prompt. Use `stream` for longer texts. Received: "
-                f"max_tokens={max_tokens}."
-            )
         answer = self.answer(
             prompts,
             "generate",
-            max_tokens=[max_tokens] * count,
-            temperature=[temperature] * count,
-            top_k=[top_k or 0] * count,
-            top_p=[top_p] * count,
+            max_tokens=[settings.max_tokens] * count,
+            temperature=[settings.temperature] * count,
+            top_k=[settings.top_k or 0] * count,
+            top_p=[settings.top_p] * count,
             seed=range(seed, seed + count),
         )
-        limit = settings.context - max_tokens
+        limit = settings.context - settings.max_tokens
         warn_truncated(answer["truncated"], limit, "truncated at the beginning")
         return [text.decode() for text in answer["continuation"]]
 
@@ -184,8 +178,8 @@ class Generator(ServedModel):
             ValueError: if `prompt` is not a string, or an argument is out of range.
         """
         check_string(prompt, "prompt")
-        settings, model = self.settings, self._text_model
-        temperature, top_k, top_p = self._sampling(temperature, top_k, top_p)
+        settings = self._settings(temperature=temperature, top_k=top_k, top_p=top_p)
+        model = self._text_model
         _check_seed(seed)
         check_integer("max_tokens", max_tokens, 0)
         length = [settings.context] if self._is_static else []
@@ -196,9 +190,9 @@ class Generator(ServedModel):
             num_tokens=max_tokens,
             context=settings.context,
             seed=tf.constant([[seed, 0]]),  # per row, to sample as the served model does
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
             forbidden_ids=self.forbidden_ids,
             jit_compile=self._is_static,
             token_rules=settings.token_rules,
@@ -277,14 +271,7 @@ class Generator(ServedModel):
         }
 
     def _continue(self, prompt):
-        """Continues prompts with the settings of the export and seed 0.
-
-        Args:
-            prompt: (batch,) strings.
-
-        Returns:
-            The outputs of `_generate`; the same prompt always gets the same continuation.
-        """
+        """Continues prompts with the settings of the export and seed 0: always the same texts."""
         rows = tf.ones([tf.shape(prompt)[0]], tf.int32)
         return self._generate(
             prompt,
@@ -296,22 +283,10 @@ class Generator(ServedModel):
         )
 
     def _generate(self, prompt, max_tokens, temperature, top_k, top_p, seed):
-        """Continues prompts.
+        """Continues prompts; those that leave no room for the continuation lose their beginning.
 
-        Args:
-            prompt: (batch,) strings; prompts that leave no room for the continuation lose their
-                beginning.
-            max_tokens: (batch,) length of the continuation in tokens, clipped to
-                [1, context - 1].
-            temperature: (batch,) below 1 sharpens the distribution; near or below 0, or NaN,
-                takes the most likely token.
-            top_k: (batch,) number of most likely tokens to sample from; 0 for all.
-            top_p: (batch,) probability mass of the most likely tokens to sample from.
-            seed: (batch,) the same seed samples the same text.
-
-        Returns:
-            continuation, (batch,) strings; length, (batch,), of the continuation in tokens;
-            truncated, (batch,), whether the prompt lost its beginning.
+        All arguments have one entry per row. `max_tokens` is clipped to [1, context - 1]; a
+        temperature near or below 0, or NaN, takes the most likely token; a `top_k` of 0 takes all.
         """
         check_rows(prompt, max_tokens, temperature, top_k, top_p, seed)
         context = self.settings.context
@@ -333,15 +308,9 @@ class Generator(ServedModel):
         }
 
     def _score(self, text):
-        """The negative log-likelihood of texts, each given its first token.
+        """The negative log-likelihood of texts given their first token, and its number of tokens.
 
-        Args:
-            text: (batch,) strings.
-
-        Returns:
-            nats, (batch,), summed over the tokens; length, (batch,), the number of these tokens;
-            truncated, (batch,), whether the text is longer than context + 1 tokens and the rest
-            was not read.
+        A text longer than context + 1 tokens is truncated.
         """
         longest = self.settings.context + 1
         ids, is_cut = read_part(self.tokenizer, text, longest)
@@ -359,14 +328,7 @@ class Generator(ServedModel):
         }
 
     def _tokenize(self, text):
-        """The tokens of texts.
-
-        Args:
-            text: (batch,) strings.
-
-        Returns:
-            token_ids, (batch, length), padded with 0; length, (batch,).
-        """
+        """The tokens of texts, (batch, length), padded with 0, and their numbers."""
         ids = self.tokenizer.tokenize(text)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         return {"token_ids": ids.to_tensor(PAD_ID), "length": lengths}
@@ -398,7 +360,7 @@ class Generator(ServedModel):
             return logits, cache
 
         def read_prompt(token_ids, _, count, cache):
-            """Without log-probabilities of the prompt, which nobody asks for."""
+            # Nobody asks for the log-probabilities of the prompt.
             _, cache = prefill(token_ids, None, count, cache)
             return tf.zeros(tf.shape(token_ids)), cache
 
@@ -424,13 +386,10 @@ class Generator(ServedModel):
         self._check_scores(logits.shape[-1])
         return tf.cast(logits, tf.float32)
 
-    def _check_scores(self, size):
-        check_vocabulary(size, self.tokenizer, "score every id of the tokenizer")
-
     def _prompt_ids(self, prompt):
         """The last tokens of each prompt, ragged, and whether it was cut.
 
-        Where there is no token, those of `empty_prompt`.
+        A prompt without tokens has those of `empty_prompt`.
         """
         ids, is_cut = read_part(self.tokenizer, prompt, self.settings.context - 1, False, end=True)
         is_empty = tf.cast(tf.equal(ids.row_lengths(), 0), tf.int32)
@@ -441,14 +400,10 @@ class Generator(ServedModel):
         )
         return tf.concat([replacements, ids], axis=1), is_cut
 
-    def _sampling(self, temperature, top_k, top_p):
-        """Temperature, top_k and top_p, checked; None stands for those of the settings."""
-        settings = self.settings
-        temperature = settings.temperature if temperature is None else temperature
-        top_k = settings.top_k if top_k is None else top_k
-        top_p = settings.top_p if top_p is None else top_p
-        token_sampler((0, 0), temperature, top_k, top_p)
-        return temperature, top_k, top_p
+    def _settings(self, **changes):
+        """The settings with changes, which they check; None stands for no change."""
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return dataclasses.replace(self.settings, **changes)
 
     def _pieces(self, ids):
         """The text that each token adds, held back until the bytes of a character are complete."""
@@ -536,7 +491,7 @@ def check_language_model(model):
 
 
 def first_id_of(model, tokenizer):
-    """How many ids of a tokenizer come before those of a model: the control ids that it lacks."""
+    """The number of a tokenizer's control ids if the model lacks them, otherwise 0."""
     first_id, size = getattr(tokenizer, "first_id", 0), model.embedding.vocabulary_size
     return first_id if size == tokenizer.vocabulary_size - first_id else 0
 

@@ -2,17 +2,14 @@
 
 
 def in_languages(tokenizer, target_tokenizer, config, source_language=None, target_language=None):
-    """The tokenizers of a multilingual model, each with the language of its side.
+    """The tokenizers of a multilingual model, which begin every text with their language's token.
 
     Args:
         tokenizer: tokenizer of the sources. One without `languages` is returned unchanged.
         target_tokenizer: tokenizer of the translations; None if it is `tokenizer`.
-        config: settings with "source_language" and "target_language", a dictionary.
-        source_language: one of `tokenizer.languages`; None for the one in `config`.
+        config: settings with the default "source_language" and "target_language", a dictionary.
+        source_language: one of `tokenizer.languages`; None for the default.
         target_language: likewise a language of the target tokenizer.
-
-    Returns:
-        The pair of tokenizers, which put the token of their language before every text.
 
     Raises:
         ValueError: if a language is missing or unknown.
@@ -39,7 +36,7 @@ def in_languages(tokenizer, target_tokenizer, config, source_language=None, targ
 
 
 def check_language(tokenizer):
-    """Refuses a multilingual tokenizer without a language, for which no model was trained."""
+    """Raises ValueError for a multilingual tokenizer whose language is not chosen."""
     if _languages(tokenizer) and tokenizer.language is None:
         raise ValueError(
             "A multilingual tokenizer needs a language: tokenizer.with_language(name), one of "

@@ -1,4 +1,4 @@
-"""Reads of a text only as much as a model can: long texts are cut before they are tokenised."""
+"""Reads no more of a text than a model can use: long texts are cut before they are tokenised."""
 
 import tensorflow as tf
 
@@ -12,13 +12,6 @@ def read_part(tokenizer, texts, num_tokens, beginning=True, end=False):
 
     The first or last `num_tokens` tokens are those of the whole text: `bytes_of` has the reason and
     the exceptions, in which a text has fewer of them.
-
-    Args:
-        tokenizer: with `tokenize` and `longest_token`.
-        texts: (batch,) strings.
-        num_tokens: how many tokens of a text count, at least 1.
-        beginning: whether to read the beginning.
-        end: whether to read the end.
 
     Returns:
         The ids, ragged (batch, None), and (batch,) whether a text was cut.
@@ -44,15 +37,9 @@ def bytes_of(tokenizer, num_tokens):
 
 
 def cut(texts, before, after):
-    """Takes the middle out of texts, between whole characters.
+    """Takes the middle out of texts, (batch,) bytes, between whole characters; says which are cut.
 
-    Args:
-        texts: (batch,) strings, not necessarily UTF-8.
-        before: bytes that are kept at the beginning, up to three more or less.
-        after: bytes that are kept at the end, likewise.
-
-    Returns:
-        Texts, (batch,), and (batch,) whether they were longer and are cut.
+    Up to three bytes more or less than `before` remain at the beginning, than `after` at the end.
 
     Examples:
         >>> cut(tf.constant(["a dög runs", "a dog"]), 4, 2)[0].numpy().tolist()

@@ -157,22 +157,20 @@ class RunFolder:
         self.check()
         if weights not in WEIGHTS:
             raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}. Received: {weights!r}.")
-        if weights == "best":
-            return self._load(self.best_model_file, dtype)
-        if not self.model_file.exists():
-            raise ValueError(
-                f"{self.path} holds no finished model. Run its training command again: it resumes "
-                "from the last checkpoint."
+        if weights == "averaged":
+            file, advice = self.model_file, AGAIN
+            missing = (
+                "finished model. Run its training command again: it resumes from the last "
+                "checkpoint."
             )
-        return self._load(self.model_file, dtype)
-
-    def _load(self, file, dtype):
+        else:
+            file, advice = self.best_model_file, "Use the averaged weights."
+            missing = (
+                f"{file.name}: no score was measured during training, as train.translation does "
+                f"with --bleu-every. {advice}"
+            )
         if not file.exists():
-            raise ValueError(
-                f"{self.path} holds no {file.name}: no score was measured during training, as "
-                "train.translation does with --bleu-every. Use the averaged weights."
-            )
-        advice = AGAIN if file == self.model_file else "Use the averaged weights."
+            raise ValueError(f"{self.path} holds no {missing}")
         try:
             check_archive(file)
         except DamagedFile as error:

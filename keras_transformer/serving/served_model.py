@@ -24,17 +24,11 @@ IDS = tf.TensorSpec([None, None], tf.int32)
 
 
 class Signature(NamedTuple):
-    """A function that a SavedModel serves.
+    """A function that a SavedModel serves."""
 
-    Attributes:
-        method: from tensors to a dictionary of tensors, the batch first.
-        inputs: {name: tf.TensorSpec}, in the order of the method's arguments; texts first.
-        outputs: {name: shape of one row}; None is a size that depends on the request.
-    """
-
-    method: Callable
-    inputs: dict[str, tf.TensorSpec]
-    outputs: dict[str, tuple]
+    method: Callable  # from tensors to a dictionary of tensors, the batch first
+    inputs: dict[str, tf.TensorSpec]  # in the order of the method's arguments, texts first
+    outputs: dict[str, tuple]  # {name: shape of one row}; None is a size that may vary
 
     def function(self):
         """The method as a tf.function, traced when it is first called."""
@@ -94,31 +88,26 @@ class ServedModel:
         Texts of similar length share a batch. On a terminal, a progress bar shows.
 
         Args:
-            texts: a list of strings.
+            texts: a list of strings; ValueError for anything else.
             signature: one whose outputs have the same shape for every text.
             **others: further inputs of the signature, lists with one value per text.
 
         Returns:
             A dictionary of arrays with one row per text, in the order of `texts`; strings are
             bytes.
-
-        Raises:
-            ValueError: if `texts` is not a list of strings.
         """
         texts = list_of_strings(texts)
         function = self.signatures[signature]
         specs = function.input_signature
-        inputs = {specs[0].name: texts, **others}
+        columns = {specs[0].name: texts, **others}
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         parts = []
         for rows in batches(order):
-            values = [[inputs[spec.name][row] for row in rows] for spec in specs]
-            outputs = function(
-                *(
-                    tf.constant(column, spec.dtype, [len(rows)])
-                    for column, spec in zip(values, specs, strict=True)
-                )
-            )
+            inputs = [
+                tf.constant([columns[spec.name][row] for row in rows], spec.dtype, [len(rows)])
+                for spec in specs
+            ]
+            outputs = function(*inputs)
             parts.append({key: value.numpy() for key, value in outputs.items()})
         original_order = np.argsort(np.array(order, int))
         return {
@@ -126,17 +115,17 @@ class ServedModel:
         }
 
     def _attention_scores(self, *inputs):
-        """The attention weights of the model, as its `attention_scores` returns them.
+        """What the model's `attention_scores` returns for inputs of shape (batch, length).
 
-        Args:
-            *inputs: the inputs of the model, (batch, length) each.
-
-        Raises:
-            ValueError: if the model has no such method.
+        Raises ValueError if the model has no such method.
         """
         if not hasattr(self._text_model, "attention_scores"):
             raise ValueError("The model must have a method attention_scores. Received: none.")
         return self._text_model.attention_scores(*inputs)
+
+    def _check_scores(self, size):
+        """Raises ValueError unless so many logits score every id of the target tokenizer."""
+        check_vocabulary(size, self.target_tokenizer, "score every id of the tokenizer")
 
     def export(self, directory, name, examples=EXAMPLES, timeout=600):
         """Publishes the next version of a served model, once it has passed all checks.
@@ -163,7 +152,7 @@ class ServedModel:
         return export(self.with_growing_cache(), directory, name, examples, timeout)
 
     def with_growing_cache(self):
-        """This model, or a copy that shares its weights and needs no XLA."""
+        """This model, or a copy that shares its weights and whose search needs no XLA."""
         if not self._is_static:
             return self
         growing = copy.copy(self)
@@ -173,8 +162,8 @@ class ServedModel:
     def saved_module(self):
         """What a SavedModel stores: weights and tokenizers.
 
-        Never the Keras model: with a Keras layer in it, a `tf.Module` saves each weight twice, and
-        the second copy is linked to the first in Python only.
+        Not the Keras model: a `tf.Module` that holds a Keras layer saves each weight twice, and
+        only Python links the second copy to the first.
         """
         module = tf.Module(type(self).__name__.lower())
         module.weights = self.weights
@@ -182,24 +171,12 @@ class ServedModel:
         return module
 
     def warm_up_requests(self, texts):
-        """Pairs of a signature and its inputs, for the most common request sizes.
-
-        Args:
-            texts: (batch,) ordinary texts, bytes.
-        """
+        """Requests of the most common sizes: pairs of a signature and its inputs."""
         name = self.signatures["serving_default"].input_signature[0].name
         return [("serving_default", {name: some}) for some in (texts[:1], texts)]
 
     def _detokenize(self, token_ids, length):
-        """Joins tokens to texts, without control ids.
-
-        Args:
-            token_ids: (batch, length).
-            length: (batch,) in tokens; columns beyond it are not read.
-
-        Returns:
-            text, (batch,) strings.
-        """
+        """Joins tokens, (batch, length), to texts without control ids."""
         check_rows(token_ids, length)
         inside = tf.sequence_mask(length, tf.shape(token_ids)[1])
         return {"text": self.target_tokenizer.detokenize(tf.where(inside, token_ids, PAD_ID))}
@@ -243,7 +220,7 @@ def check_string(text, name):
 
 
 def check_vocabulary(size, tokenizer, what="embed every id of the tokenizer"):
-    """Raises ValueError if a model has fewer ids than a tokenizer; None is any number of ids."""
+    """Raises ValueError if a model has fewer ids than a tokenizer; None is any number."""
     if size is not None and size < tokenizer.vocabulary_size:
         raise ValueError(
             f"The model must {what}. Received: a model of {size} ids, a tokenizer of "
@@ -252,13 +229,9 @@ def check_vocabulary(size, tokenizer, what="embed every id of the tokenizer"):
 
 
 def warn_truncated(is_truncated, max_length, how="truncated", stacklevel=3):
-    """Warns if texts were too long to be read whole.
+    """Warns of texts that were too long, as `is_truncated`, (texts,), says; `how` is a participle.
 
-    Args:
-        is_truncated: (texts,) booleans.
-        max_length: in tokens.
-        how: what happened to them, a participle.
-        stacklevel: of `warnings.warn`; 3 is the caller of the caller.
+    The warning points to the caller of the caller, or further up with a larger `stacklevel`.
     """
     rows = [str(row) for row in np.flatnonzero(is_truncated)]
     if rows:

@@ -92,33 +92,23 @@ class SamplingSettings:
 
 
 def read_token_rules(text, changes=None):
-    """`TokenRules` from JSON, as config.json of a run holds them.
+    """`TokenRules` from a JSON object, as a run keeps them; "" or None for no rules.
 
-    Args:
-        text: a JSON object whose names are those of `TokenRules`; "" or None for no rules.
-        changes: a dictionary of rules that replace those; None for none.
-
-    Raises:
-        ValueError: if either is no such object, or a rule is out of range.
+    `changes` replace rules of the run. Raises ValueError for unknown rules and wrong values.
     """
     return _token_rules(_read_object("token_rules", text), changes)
 
 
 def usual_max_tokens(context):
-    """How long a continuation is where nothing says it: half the context, in tokens."""
+    """The default length of a continuation: half the context, in tokens."""
     return max(1, context // 2)
 
 
 def read_sampling(text, context, token_rules=None):
-    """The `SamplingSettings` that a run keeps as JSON.
+    """The `SamplingSettings` that a run keeps as a JSON object; "" or None for the usual ones.
 
-    Args:
-        text: a JSON object, or "" or None for the usual settings.
-        context: limit of prompt and continuation together, in tokens.
-        token_rules: rules that differ from those of the run, a dictionary; None for none.
-
-    Raises:
-        ValueError: if there is no such setting, or one is out of range.
+    `context` limits prompt and continuation together, in tokens; `token_rules` replace rules of the
+    run. Raises ValueError for unknown settings and wrong values.
     """
     values = {"max_tokens": usual_max_tokens(context)} | _read_object("sampling", text)
     rules = _token_rules(values.pop("token_rules", {}), token_rules)
@@ -131,11 +121,7 @@ def read_sampling(text, context, token_rules=None):
 
 
 def _read_object(name, text):
-    """The JSON object in a text, a dictionary; empty for "" or None.
-
-    Raises:
-        ValueError: if it is something else.
-    """
+    """The JSON object in a text, a dictionary; empty for "" or None."""
     try:
         content = json.loads(text or "{}")
     except (ValueError, TypeError, RecursionError):

@@ -297,16 +297,9 @@ class Translator(ServedModel):
         }
 
     def _translate(self, text):
-        """The best translation of each text.
+        """The best translation of each text, "" for an empty one.
 
-        Args:
-            text: (batch,) strings, possibly empty; bytes that are not UTF-8 count as U+FFFD.
-
-        Returns:
-            translation, (batch,) strings, empty for an empty text; score, (batch,), its
-            log-probability in nats, divided by ((5 + length) / 6) ** length_penalty, or by
-            length ** length_penalty unless the scoring is "gnmt"; length, (batch,), in tokens with
-            the end token; truncated, (batch,), whether the text lost its end.
+        Bytes that are not UTF-8 count as U+FFFD. `score` and `length` are those of a `Hypothesis`.
         """
         source_ids, truncated, is_empty = self._source(text)
         limits, prefix = self._limits(source_ids, is_empty), None
@@ -322,18 +315,17 @@ class Translator(ServedModel):
         }
 
     def _translate_nbest(self, text, target_prefix, max_length):
-        """The `num_best` best translations of each text, with a given beginning.
+        """The best translations of each text, (batch, num_best), best first.
 
         Args:
             text: (batch,) strings.
             target_prefix: (batch,) the beginning of each translation; "" leaves it free.
-            max_length: (batch,) limit in tokens, end token included; 0 for the model's own
-                limit. The prefix and an end token always fit.
+            max_length: (batch,) limit in tokens, end token included; 0 for the model's own limit.
+                The prefix and an end token always fit.
 
         Returns:
-            translation, score and length as from `translate`, but (batch, num_best), best first;
-            truncated, (batch,), whether text or prefix lost their end. Missing translations are
-            "" with a score of about -1e9.
+            As `_translate`; `truncated` is also True if the prefix lost its end. A missing
+            translation is "" with a score of about -1e9.
         """
         check_rows(text, target_prefix, max_length)
         source_ids, is_source_truncated, is_empty = self._source(text)
@@ -358,15 +350,7 @@ class Translator(ServedModel):
         }
 
     def _tokenize(self, text):
-        """The tokens of sources.
-
-        Args:
-            text: (batch,) strings.
-
-        Returns:
-            token_ids, (batch, source), with the end token, padded with 0; length, (batch,);
-            truncated, (batch,).
-        """
+        """The tokens of sources with their end token, (batch, source), padded with 0."""
         ids, truncated, _ = self._source(text)
         return {"token_ids": ids, "length": _lengths(ids), "truncated": truncated}
 
@@ -445,10 +429,6 @@ class Translator(ServedModel):
             token_rules=self.settings.token_rules,
             prefill=prefill and functools.partial(prefill, encoded),
         )
-
-    def _check_scores(self, size):
-        what = "score every piece of the target tokenizer"
-        check_vocabulary(size, self.target_tokenizer, what)
 
 
 def _lengths(ids):

@@ -17,14 +17,8 @@ from keras_transformer.training.metrics import loss_tracker
 class LateLogs(keras.callbacks.CallbackList):
     """Passes on the logs of a step after the next step has started, so that no step waits.
 
-    A number can be read from a GPU only when everything queued before it has been computed.
-
-    Args:
-        callbacks: list of callbacks, for which `accepts_late_logs` is true.
-        verbose: as in `fit`, 0 for no progress bar.
-        epochs: as in `fit`.
-        steps: number of steps in an epoch.
-        model: the model that is trained.
+    A number can be read from a GPU only when everything queued before it has been computed. All
+    callbacks must accept late logs, see `accepts_late_logs`; other arguments are those of `fit`.
     """
 
     def __init__(self, callbacks, verbose, epochs, steps, model):
@@ -58,11 +52,11 @@ def accepts_late_logs(callback):
     """
     if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == "epoch":
         return True
-    looks = any(
+    reads_steps = any(
         getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
         for name in ("on_batch_end", "on_train_batch_end")
     )
-    return getattr(callback, "async_safe", False) or not looks
+    return getattr(callback, "async_safe", False) or not reads_steps
 
 
 class StopOnNonFiniteLoss(keras.callbacks.Callback):
@@ -88,12 +82,7 @@ class StopOnNonFiniteLoss(keras.callbacks.Callback):
 
 
 def check_finite(variables, what):
-    """Raises FloatingPointError if a variable holds an infinity or NaN.
-
-    Args:
-        variables: Keras variables; integer ones always pass.
-        what: beginning of the message.
-    """
+    """Raises FloatingPointError, `what` first, if a Keras variable holds an infinity or NaN."""
     for variable in variables:
         if not ops.all(ops.isfinite(variable)):
             raise FloatingPointError(
@@ -161,10 +150,7 @@ class BestScore(keras.callbacks.Callback):
 
     Attributes:
         best: the highest score so far.
-        saved_state: the highest score, a list kept with each checkpoint.
-
-    Raises:
-        ValueError: if `every` is below 1.
+        saved_state: the same in a list, kept with each checkpoint.
     """
 
     def __init__(self, score, path=None, every=1, name="val_score"):
@@ -188,16 +174,14 @@ class BestScore(keras.callbacks.Callback):
         logs[self.name] = score = float(self.score(self.model))
         if score > self.best:
             if self.path is not None:
-                save_whole(self.model, self.path)
+                save_model(self.model, self.path)
             self.saved_state[:] = [score]
 
 
-def save_whole(model, path):
+def save_model(model, path):
     """Saves a model atomically: a reader of `path` never sees half a file.
 
-    Raises:
-        FloatingPointError: if its weights are not finite.
-        OSError: if there is no room for it.
+    Raises FloatingPointError if its weights are not finite, OSError if there is no room for it.
     """
     check_finite(model.trainable_variables, f"The weights of the model for {path} are not finite")
     with atomic_path(path) as draft:

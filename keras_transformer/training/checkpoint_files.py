@@ -32,14 +32,8 @@ def steps_in(directory):
     return sorted(int(match[1]) for match in matches if match)
 
 
-def earlier_format_in(directory):
-    """Name of a checkpoint saved by an earlier version of this library, or None."""
-    names = os.listdir(directory) if os.path.isdir(directory) else []
-    return next((name for name in names if re.fullmatch(r"step-[0-9]+\.index", name)), None)
-
-
 def write(path, variables, notes):
-    """Atomically writes the values of variables and notes, both dicts by name."""
+    """Atomically writes the values of variables, and notes, both dicts by name."""
 
     def arrays():
         yield "format", FORMAT
@@ -52,11 +46,7 @@ def write(path, variables, notes):
 
 
 def read(path, variables):
-    """Assigns a checkpoint, in which `problem_with` found no problem, to a dict of variables.
-
-    Returns:
-        Its notes, a dict of arrays by name.
-    """
+    """Assigns a checkpoint without problems to a dict of variables, and returns its notes."""
     notes = {}
     for name, array in read_arrays(path):
         if name in variables:
@@ -91,10 +81,7 @@ def _dtype(variable):
 def problem_with(path, variables, kinds=KINDS):
     """Reads a whole checkpoint and returns a sentence on why it cannot be used, or None.
 
-    Args:
-        path: path of the checkpoint.
-        variables: dict by name of the variables it should fit.
-        kinds: kinds of variables to compare.
+    It must fit `variables`, a dict by name, as far as they are of these kinds.
     """
     stored, version = {}, None
     try:

@@ -9,6 +9,7 @@ pure function of the step.
 import itertools
 import logging
 import os
+import pathlib
 import signal
 
 import keras
@@ -35,15 +36,16 @@ class Checkpoints(keras.callbacks.Callback):
     It does not save when `fit` returns: an interrupted run calls `fit` more often and must leave
     the same checkpoints as an uninterrupted one. A checkpoint whose step is not a multiple of
     `every`, left by an interruption, is therefore deleted at the next save. The last step of an
-    epoch is saved after its validation. List this callback after those that measure, so that
-    none of them misses an epoch when training restarts.
+    epoch is saved after its validation. List this callback after those that measure, so that none
+    of them misses an epoch when training restarts.
 
     It never saves weights that are not finite, and never overwrites or deletes an existing
     checkpoint of this step or a later one.
 
     With several workers the directory must be on a shared disk: all of them restore from it, and
-    only the chief saves. At each restore and save the workers compare checksums of the weights
-    and of the optimizer's state.
+    only the chief saves. At each restore and save the workers compare checksums of the weights and
+    of the optimizer's state, and raise RuntimeError if they differ. A model that carries a memory
+    is refused: the chief cannot read the other workers' memories.
 
     Args:
         directory: folder of the checkpoints.
@@ -54,12 +56,6 @@ class Checkpoints(keras.callbacks.Callback):
     Attributes:
         notes: dict of numbers to save with each checkpoint, or of functions that return them and
             are called by all workers, by name; `restore` fills it with arrays.
-
-    Raises:
-        ValueError: if `every` or `keep` is below 1, the model is not compiled, or it carries a
-            memory on several workers: the chief cannot read the other workers' memories.
-        FloatingPointError: in training, instead of saving weights that are not finite.
-        RuntimeError: in training, if the workers hold different weights.
     """
 
     def __init__(self, directory, model, every=1000, keep=1):
@@ -101,14 +97,11 @@ class Checkpoints(keras.callbacks.Callback):
         """Restores the newest usable checkpoint; warns about damaged ones and sets them aside.
 
         One of another backend is restored too: without dropout, training goes on with the same
-        numbers but for rounding; with it, a warning says that the noise is another.
+        numbers but for rounding; with it, a warning says that the noise is another. Raises
+        ValueError if there are checkpoints but none can be used.
 
         Returns:
             The number of optimizer steps already taken; 0 if there is no checkpoint.
-
-        Raises:
-            ValueError: if there are checkpoints but none can be used.
-            RuntimeError: if workers restored different checkpoints.
         """
         problems = {}
         for step in reversed(files.steps_in(self._directory)):
@@ -138,10 +131,9 @@ class Checkpoints(keras.callbacks.Callback):
     def save(self):
         """Saves now, unless this step is already saved.
 
-        Raises:
-            FloatingPointError: if the weights or the state of the optimizer are not finite.
-            ValueError: if it would overwrite a checkpoint of a different run.
-            OSError: if the disk is full.
+        Raises FloatingPointError if the weights or the state of the optimizer are not finite,
+        ValueError if it would overwrite a checkpoint of a different run, OSError if the disk is
+        full.
         """
         if keras.backend.backend() == "jax":
             self._model.jax_state_sync()  # the values stay in the loop of `fit`
@@ -155,7 +147,7 @@ class Checkpoints(keras.callbacks.Callback):
                 self._check_is_newest(step)
                 path = files.path_of(self._directory, step)
                 files.write(path, self._variables, notes)
-            # Even if this step is already saved: the process may have been killed right here.
+            # Also if this step is already saved: the process may have been killed right here.
             for old in self._superseded(step):
                 files.path_of(self._directory, old).unlink()
         self._newest = step
@@ -192,14 +184,14 @@ class Checkpoints(keras.callbacks.Callback):
             check_workers_agree(self._strategy, checksum(v.numpy() for v in self._shared), what)
 
     def _warn_of_other_noise(self, path, saved_on):
-        """Warns if the noise that dropout has drawn so far is that of another backend."""
+        """Warns if dropout has drawn its noise on another backend so far."""
         states = [v for name, v in self._variables.items() if name.startswith("seeds/")]
         drawn = any(int(state.numpy()[1]) for state in states)  # of seed and counter
         now = keras.backend.backend()
         is_chief = this_worker(self._strategy).index == 0
         if drawn and is_chief and saved_on is not None and str(saved_on) != now:
             logging.getLogger(__name__).warning(
-                "%s was saved on %s. On %s, dropout draws other noise from here on.",
+                "%s was saved on %s. On %s, dropout now draws different noise.",
                 path, saved_on, now,
             )  # fmt: skip
 
@@ -211,11 +203,11 @@ class Checkpoints(keras.callbacks.Callback):
                 f"the checkpoints were made with; to restart at step 0, delete {self._directory}. "
                 f"Received: {' '.join(problems.values())}"
             )
-        if earlier := files.earlier_format_in(self._directory):
+        if earlier := sorted(pathlib.Path(self._directory).glob("step-*.index")):
             raise ValueError(
-                f"{self._directory} holds checkpoints of an earlier version of this library, which "
-                "this one cannot read. Finish the run with that version, or train into "
-                f"another folder. Received: {earlier}."
+                f"{self._directory} holds checkpoints of version 0.1, which this one cannot read. "
+                "Finish the run with that version, or train into another folder. "
+                f"Received: {earlier[0].name}."
             )
 
     def _check_is_newest(self, step):
@@ -229,16 +221,10 @@ class Checkpoints(keras.callbacks.Callback):
 
 
 class SaveOnTerminate(keras.callbacks.Callback):
-    """On SIGTERM, saves the current step and exits.
+    """On SIGTERM, saves the current step and exits with the code `os.EX_TEMPFAIL`, 75.
 
     With several workers it is enough if one receives the signal: all save the same step, the next
     one whose number in its epoch is a multiple of ten.
-
-    Args:
-        checkpoints: the `Checkpoints` to save to.
-
-    Raises:
-        SystemExit: with the code `os.EX_TEMPFAIL`, 75, once the step is saved.
     """
 
     def __init__(self, checkpoints):
@@ -275,20 +261,11 @@ class SaveOnTerminate(keras.callbacks.Callback):
 def average_checkpoints(directory, model, count):
     """Sets the weights of a model to their mean over its newest checkpoints.
 
-    Skips damaged checkpoints with a warning. Integer weights come from the newest checkpoint.
+    Takes all if there are fewer than `count`, and skips damaged ones with a warning; raises
+    ValueError if none is left. Integer weights come from the newest checkpoint. Returns the steps
+    that were averaged.
 
     Source: Vaswani et al. 2017, section 6.1 (https://arxiv.org/abs/1706.03762).
-
-    Args:
-        directory: folder of a `Checkpoints`.
-        model: the model that was trained.
-        count: number of checkpoints; uses all if there are fewer.
-
-    Returns:
-        List of the steps whose checkpoints were averaged.
-
-    Raises:
-        ValueError: if no checkpoint can be used, or `count` is below 1.
     """
     weights = _by_name(weights=model.weights)
     good, problems = [], []

@@ -12,9 +12,9 @@ import keras
 
 from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.training import internals
+from keras_transformer.training.internals import ON_TENSORFLOW
 from keras_transformer.training.loss_sums import resolve_loss
 from keras_transformer.training.step_state import (
-    ON_TENSORFLOW,
     DropoutSeeds,
     LossScale,
     MovingAverage,

@@ -10,12 +10,10 @@ import zlib
 from collections import Counter
 from typing import NamedTuple
 
-import keras
 import numpy as np
 
-from keras_transformer.training.internals import workers_on_split_cpus
+from keras_transformer.training.internals import ON_TENSORFLOW, workers_on_split_cpus
 
-ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 if ON_TENSORFLOW:
     import tensorflow as tf
 
@@ -99,14 +97,8 @@ def split_cpu(count):
 def check_devices(devices, models):
     """Refuses replicas on devices of different types, and warns if GPUs are of different models.
 
-    All replicas of a step wait for the slowest.
-
-    Args:
-        devices: names of a strategy's devices, such as "/device:GPU:0".
-        models: the model name of each GPU of this machine, by its index.
-
-    Raises:
-        ValueError: if the types differ, e.g. CPUs and GPUs.
+    All replicas of a step wait for the slowest. `devices` are a strategy's, such as
+    "/device:GPU:0"; `models` are the names of this machine's GPUs, by index.
     """
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     if len({spec.device_type for spec in specs}) > 1:
@@ -120,9 +112,9 @@ def check_devices(devices, models):
     if len(counts) > 1:
         present = ", ".join(f"{count} x {model}" for model, count in counts.items())
         logging.getLogger(__name__).warning(
-            f"The GPUs differ, and every step waits for the slowest: {present}. Choose equal ones "
-            "with the environment variable CUDA_VISIBLE_DEVICES."
-        )
+            "The GPUs differ, and every step waits for the slowest: %s. Choose equal ones with the "
+            "environment variable CUDA_VISIBLE_DEVICES.", present,
+        )  # fmt: skip
 
 
 def gpu_models():
@@ -145,7 +137,7 @@ def this_worker(strategy):
 
 
 def from_all_workers(strategy, value):
-    """Gathers an integer from each worker, in order of their indices; waits for all workers."""
+    """An integer from each worker, in the order of their indices; waits for all workers."""
     worker = this_worker(strategy)
     if worker.count == 1:
         return [value]
@@ -155,16 +147,7 @@ def from_all_workers(strategy, value):
 
 
 def check_workers_agree(strategy, value, what):
-    """Stops all workers unless their integers are equal.
-
-    Args:
-        strategy: the strategy under which the model trains.
-        value: this worker's integer.
-        what: the meaning of the integer, for the error message.
-
-    Raises:
-        RuntimeError: with the integer of each worker.
-    """
+    """Raises RuntimeError on all workers unless their integers, e.g. checksums, are equal."""
     values = from_all_workers(strategy, value)
     if len(set(values)) > 1:
         received = ", ".join(f"{value} on worker {index}" for index, value in enumerate(values))
@@ -172,7 +155,7 @@ def check_workers_agree(strategy, value, what):
 
 
 def checksum(arrays):
-    """CRC-32 of all bits of a list of arrays or variables."""
+    """CRC-32 of all bits of some arrays."""
     total = 0
     for array in arrays:
         total = zlib.crc32(np.ascontiguousarray(array).view(np.uint8), total)
@@ -180,14 +163,9 @@ def checksum(arrays):
 
 
 def cluster():
-    """The workers in TF_CONFIG, as TensorFlow reads it.
+    """The addresses of the workers in TF_CONFIG, chief first, and the place of this one among them.
 
-    Returns:
-        Their addresses, chief first, and the place of this worker among them; an empty list and 0
-        without TF_CONFIG.
-
-    Raises:
-        ValueError: if TF_CONFIG is malformed, or this process is none of the workers.
+    An empty list and 0 without TF_CONFIG; ValueError if it is malformed, or lists other processes.
     """
     text = os.environ.get("TF_CONFIG", "")
     if not text:
@@ -211,7 +189,7 @@ def cluster():
 
 
 def _in_order(resolver):
-    """The addresses of all workers, chief first, and the place of a resolver's own among them."""
+    """The addresses of all workers, chief first, and the place of this one among them."""
     jobs = resolver.cluster_spec().as_dict()
     chief, workers = jobs.get("chief", []), jobs.get("worker", [])
     is_chief = resolver.task_type == "chief"

@@ -1,8 +1,8 @@
-"""Ids and rows that a model has no vector for, found in the data before the step that reads them.
+"""Finds ids and rows that a model has no vector for, before a step reads them.
 
-XLA and GPUs do not raise for an id outside of a table. A check inside of the step would make it
-wait for the device, so these look at arrays before they are converted, and at the batches of a
-`tf.data.Dataset` on the host, where the iterator makes them.
+XLA and GPUs do not raise for an id outside a table. A check in the step would make it wait for the
+device. So arrays are checked before they are converted, and batches of a `tf.data.Dataset` on the
+host, where the iterator makes them.
 """
 
 import dataclasses
@@ -23,19 +23,12 @@ KEEPS_POSITIONS = (keras.layers.Add, keras.layers.Dropout, keras.layers.LayerNor
 
 @dataclasses.dataclass(frozen=True)
 class IdLimits:
-    """What the ids of one input, or the labels, must be.
+    """What the ids of one input, or the labels, must be."""
 
-    Args:
-        name: of the input, or "labels".
-        count: number of ids, which are 0 to `count - 1`; None for no limit.
-        padding: an id that is allowed besides; None for none.
-        longest: largest number of positions in a row; None for no limit.
-    """
-
-    name: str
-    count: int | None = None
-    padding: int | None = None
-    longest: int | None = None
+    name: str  # of the input, or "labels"
+    count: int | None = None  # ids are 0 to count - 1; None for no limit
+    padding: int | None = None  # an id that is allowed, too
+    longest: int | None = None  # largest number of positions in a row; None for no limit
 
     @property
     def id_message(self):
@@ -57,7 +50,7 @@ class IdLimits:
     def check(self, ids):
         """Raises ValueError for an array or a tensor of eager mode."""
         if "GPU" in str(getattr(ids, "device", "")):
-            return  # to look at it would wait for the GPU
+            return  # reading it would wait for the GPU
         ids = np.asarray(ids)
         if self.longest is not None and ids.ndim > 1 and ids.shape[1] > self.longest:
             raise ValueError(f"{self.length_message}{ids.shape[1]}.")
@@ -85,19 +78,10 @@ class IdLimits:
 
 
 def with_checked_ids(model, loss, x, y=None):
-    """The data for `fit`, checked; a `tf.data.Dataset` and a generator check each batch.
+    """Checks data for `fit`, and returns `x`, or a dataset or generator that checks each batch.
 
-    Args:
-        model: a functional model; nothing is known of others.
-        loss: its resolved loss, or None to leave labels unchecked.
-        x: what `fit` takes.
-        y: what `fit` takes.
-
-    Returns:
-        `x`, or a dataset or generator in its place.
-
-    Raises:
-        ValueError: for an id or a row that the model has no vector for.
+    Only the graphs of functional models say what ids they have vectors for. Without a `loss`,
+    labels are not checked. Raises ValueError for an id or a row that the model has no vector for.
     """
     limits = input_limits(model) | label_limits(model, loss)
     if not limits:
@@ -109,7 +93,8 @@ def with_checked_ids(model, loss, x, y=None):
             _check_batch(batch, limits, IdLimits.check_in_graph)
             return batch if is_tuple else batch[0]
 
-        return x.map(tf.autograph.experimental.do_not_convert(checked))  # not each time anew
+        # AutoGraph would convert the check again for each dataset.
+        return x.map(tf.autograph.experimental.do_not_convert(checked))
     if isinstance(x, types.GeneratorType):
         return _checked_batches(x, limits)
     if not hasattr(x, "__getitem__") or isinstance(x, keras.utils.PyDataset):
@@ -136,13 +121,10 @@ def _check_batch(batch, limits, check):
 
 
 def input_limits(model):
-    """The `IdLimits` of inputs, from what the layers that read them declare.
+    """The `IdLimits` of inputs by their paths, (0, place in a list, name in a dict).
 
-    A layer declares `num_ids`, for which of its inputs it has a vector, or `num_positions`; of
-    Keras's own layers, `Embedding` has `input_dim`.
-
-    Returns:
-        Dict from the path of an input, (0, its place in a list, its name in a dict), to its limits.
+    The layers that read an input declare `num_ids`, for which of its inputs they have a vector, or
+    `num_positions`; of Keras's own layers, `Embedding` has `input_dim`.
     """
     counts, lengths = {}, {}
     for layer, arguments, call_inputs in calls_of(model):

@@ -8,7 +8,8 @@ import functools
 
 import keras
 
-if keras.backend.backend() == "tensorflow":
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+if ON_TENSORFLOW:
     import tensorflow as tf
 
 
@@ -32,7 +33,7 @@ def added_losses(layer):
 def divides_activity_penalties():
     """Whether Keras divides the penalty of an output by its rows; before 3.14 it did not.
 
-    Relies on nothing, but tries it out: the documentation does not say.
+    Tries it out, because the documentation does not say.
     """
     layer = keras.layers.ActivityRegularization(l1=1.0)
     layer(keras.ops.ones((2, 1)))
@@ -82,12 +83,9 @@ def is_compiled():
 
 
 def last_call(tensor):
-    """The layer that made an output of a functional model, the arguments, and the inputs.
+    """The layer that made an output of a functional model, its keyword arguments, and its inputs.
 
     Relies on `_keras_history` of symbolic tensors and `_inbound_nodes` of layers.
-
-    Returns:
-        The layer, the dict of the keyword arguments of the call, and the list of symbolic inputs.
     """
     layer, index, _ = tensor._keras_history
     node = layer._inbound_nodes[index]
@@ -95,13 +93,10 @@ def last_call(tensor):
 
 
 def calls_of(model):
-    """The calls of layers in the graph of a functional model, those of models within it last.
+    """(layer, keyword arguments, symbolic inputs) of each call in the graph of a functional model.
 
-    Relies on `_nodes_by_depth` of functional models.
-
-    Returns:
-        List of layer, dict of the keyword arguments, and list of symbolic inputs; empty for
-        models without a graph.
+    Calls inside nested models come last; a model without a graph has none. Relies on
+    `_nodes_by_depth` of functional models.
     """
     nodes = [node for some in getattr(model, "_nodes_by_depth", {}).values() for node in some]
     return [(n.operation, n.arguments.kwargs, n.input_tensors) for n in nodes if not n.is_input]
@@ -175,17 +170,13 @@ def has_unseeded_shuffle(dataset):
 
 
 def workers_on_split_cpus(count, options):
-    """A strategy in which each worker uses all CPU devices that it was split into.
+    """A strategy in which each worker uses the `count` CPU devices that it was split into.
 
     TensorFlow's own strategy would use only the first, so several GPUs on each of several machines
     could not be simulated.
 
     Relies on `CollectiveAllReduceExtended`, the only thing that `MultiWorkerMirroredStrategy`
     creates in its constructor, and on its method `_initialize_local_devices`.
-
-    Args:
-        count: number of CPU devices of each worker.
-        options: `tf.distribute.experimental.CommunicationOptions`.
     """
     from tensorflow.python.distribute import collective_all_reduce_strategy
 

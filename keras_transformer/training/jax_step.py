@@ -132,7 +132,7 @@ class JaxTrainStep(CompileMixin):
     def _stateless(self, metrics_state, function, others=()):
         """What a function returns, and the state of the metrics after it.
 
-        It sees the values of `others`, pairs of a variable and its value, too.
+        `others` are pairs of another variable that it reads and its value.
         """
         variables = self.metrics_variables
         pairs = [*zip(variables, metrics_state, strict=True), *others]
@@ -142,7 +142,7 @@ class JaxTrainStep(CompileMixin):
 
     @property
     def metrics_variables(self):
-        """What `fit` passes from step to step besides the weights, with the moving average."""
+        """The state that `fit` passes from step to step: of metrics, and the moving average."""
         average = self._step.average
         return [*super().metrics_variables, *([] if average is None else average.values)]
 

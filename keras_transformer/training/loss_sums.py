@@ -1,17 +1,17 @@
-"""Which losses can be summed over rows, and on TensorFlow the sums of a part of a batch.
+"""Which losses can be summed over rows and, on TensorFlow, their sums over part of a batch.
 
-Keras reduces the losses of a batch to one number. Such numbers cannot be combined over parts of
-a batch, which differ in rows, masks and weights. Sums can, and `StepSums.divisor` (step_sums.py)
-turns those of a whole batch into Keras's number.
+Keras reduces the losses of a batch to one number. These numbers cannot be combined: parts of a
+batch differ in rows, masks and weights. Sums can, and `StepSums.divisor` (step_sums.py) turns those
+of the whole batch into Keras's number.
 """
 
 import keras
 from keras import ops
 
-from keras_transformer.training.internals import keras_mask_of, loss_axis
+from keras_transformer.training.internals import ON_TENSORFLOW, keras_mask_of, loss_axis
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 
-if keras.backend.backend() == "tensorflow":
+if ON_TENSORFLOW:
     import tensorflow as tf
 
 OWN_LOSSES = (TokenCrossentropy, PretrainingLoss)
@@ -40,10 +40,9 @@ class LossFunction(keras.losses.Loss):
 
 
 def resolve_loss(loss):
-    """Turns the `loss` of `compile` into a `keras.losses.Loss` whose sums are exact, or None.
+    """Turns the `loss` of `compile` into a `keras.losses.Loss`, or None.
 
-    Raises:
-        ValueError: for several losses, and for losses that are not sums over rows.
+    Raises ValueError for several losses, and for losses that are not sums over rows.
     """
     if str(loss).lower() in ("crossentropy", "ce"):
         raise ValueError(
@@ -66,20 +65,10 @@ def resolve_loss(loss):
 
 
 def loss_sums(loss, y, y_pred, sample_weight):
-    """The sums of a loss over the rows of this replica.
+    """The sums of a loss over the rows of this replica: `StepSums` from `loss` to `mask_size`.
 
-    Args:
-        loss: from `resolve_loss`.
-        y: labels, from `single_output`.
-        y_pred: predictions, from `single_output`.
-        sample_weight: None, or a tensor with as many axes as the losses, or one axis of size 1
-            more or less.
-
-    Returns:
-        Five scalars, the fields of `StepSums` from `loss` to `mask_size`.
-
-    Raises:
-        ValueError: if shapes do not fit.
+    `y` and `y_pred` come from `single_output`. `sample_weight` is None or has as many axes as the
+    losses, or one axis of size 1 more or less; other shapes raise ValueError.
     """
     if isinstance(loss, TokenCrossentropy):
         values, mask = loss.call(y, y_pred), None
@@ -118,8 +107,7 @@ def _sums(weighted, counted, mask):
 def checked_losses(loss, y, y_pred):
     """The losses before any weight or mask, and the mask that Keras would apply, or None.
 
-    Raises:
-        ValueError: unless the first axis of the losses, and no other, is known to be the rows.
+    Raises ValueError unless the first axis of the losses, and no other, is known to be the rows.
     """
     mask = keras_mask_of(y_pred)
     if not isinstance(loss, OWN_LOSSES):  # ours accept integers
@@ -160,13 +148,13 @@ def _aligned(first, second):
     return first, second
 
 
-def _same_rank(values, weights, what, of, loss):
+def _same_rank(values, weights, what, whose, loss):
     values, weights = _aligned(values, weights)
     fits = len(values.shape) == len(weights.shape)
     sizes = zip(values.shape, weights.shape, strict=fits)
     if not fits or any(None not in (a, b) and 1 not in (a, b) and a != b for a, b in sizes):
         raise ValueError(
-            f"The shape of {what} must be that of {of}, except for axes of size 1. "
+            f"The shape of {what} must be that of {whose}, except for axes of size 1. "
             f"Received: shape {tuple(weights.shape)} for {tuple(values.shape)} with {loss.name}."
         )
     return values, weights

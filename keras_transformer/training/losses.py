@@ -4,9 +4,9 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import LARGEST_INTEGER, check_integer, check_probability
-from keras_transformer.training.internals import is_compiled
+from keras_transformer.training.internals import ON_TENSORFLOW, is_compiled
 
-if keras.backend.backend() == "tensorflow":
+if ON_TENSORFLOW:
     import tensorflow as tf
 
 
@@ -138,14 +138,7 @@ class PretrainingLoss(keras.losses.Loss):
 def token_weights(labels, pad_id, sample_weight=None):
     """Weight of each token: 1.0, or 0.0 for padding, times `sample_weight`; float32.
 
-    Args:
-        labels: integers (batch, target), or with more or fewer axes after the batch.
-        pad_id: label of padding.
-        sample_weight: None, or weights in the shape of the labels; last axes may be missing, or
-            extra ones have size 1.
-
-    Raises:
-        ValueError: if the weights have more axes than the labels.
+    The last axes of `sample_weight` may be missing, or extra ones have size 1.
     """
     weights = ops.cast(ops.not_equal(labels, pad_id), "float32")
     if sample_weight is None:
@@ -165,7 +158,7 @@ def token_weights(labels, pad_id, sample_weight=None):
 
 def _crossentropy(labels, logits):
     """-log softmax(logits)[label]: (..., vocabulary) float32 with labels (...) to (...)."""
-    if keras.backend.backend() != "tensorflow":
+    if not ON_TENSORFLOW:
         return ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
 
     # TensorFlow's own operation takes ten times as long as its softmax, which gives both the

@@ -8,12 +8,7 @@ from keras_transformer.training.losses import token_weights
 
 
 class TokenMetric(keras.metrics.Metric):
-    """A sum over real tokens divided by their number; padding does not count.
-
-    Args:
-        pad_id: label of padding.
-        name: name of the metric.
-    """
+    """A sum over real tokens divided by their number; labels of `pad_id` are padding."""
 
     def __init__(self, pad_id=0, name=None, dtype=None):
         super().__init__(name=name, dtype=dtype)

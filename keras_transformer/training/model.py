@@ -18,8 +18,8 @@ _INPUT = keras.Input((1,), name="input")
 _OUTPUT = keras.layers.Identity(name="output")(_INPUT)
 FUNCTIONAL = type(keras.Model(_INPUT, _OUTPUT, name="model"))  # Keras's class of such models
 
-# Functions from the config of a plain functional `Model` to the subclass it has become since it was
-# saved, or None: before version 0.3, all models of this library were saved as plain ones.
+# Functions from the config of a plain functional `Model` to the subclass that it is now, or None:
+# versions before 0.3 saved all models of this library as plain ones.
 CLASSES_OF_CONFIGS = []
 
 
@@ -46,11 +46,11 @@ class Model(OwnStep, keras.Model):
     TensorFlow and JAX alike. Custom metrics must be sums over rows: their variables are summed over
     replicas.
 
-    On TensorFlow, a functional model looks at the data on the host, before each step: an id or a
-    label that is in no table, or a row that is longer than its positions, is a ValueError. XLA and
-    GPUs raise for none of them. In subclassed models, in data that is already distributed and in a
-    `keras.utils.PyDataset`, on JAX, and for tensors that are on a GPU, there are no such checks:
-    with XLA or on a GPU, the vector of such an id is NaN, and so is the loss.
+    On TensorFlow, a functional model checks the data on the host, before each step: it raises
+    ValueError for an id or a label outside its table, and for a row longer than its positions. XLA
+    and GPUs do not. There are no such checks in subclassed models, for data that is already
+    distributed or on a GPU, for a `keras.utils.PyDataset`, and on JAX. There, with XLA or on a GPU,
+    the vector of such an id is NaN, and so is the loss.
 
     Create it from inputs and outputs, or subclass it with a `call`. Several replicas,
     `accumulation_steps` and `ema_momentum` need a model that is built before `compile`.

@@ -6,9 +6,9 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer, check_number, check_probability
-from keras_transformer.training.internals import adam_moments
+from keras_transformer.training.internals import ON_TENSORFLOW, adam_moments
 
-if keras.backend.backend() == "tensorflow":
+if ON_TENSORFLOW:
     import tensorflow as tf
 
 
@@ -43,7 +43,7 @@ class Adam(keras.optimizers.Adam):
         super().__init__(learning_rate, beta_1, beta_2, epsilon, **kwargs)
 
     def update_step(self, gradient, variable, learning_rate):
-        fused = keras.backend.backend() == "tensorflow" and not self.amsgrad
+        fused = ON_TENSORFLOW and not self.amsgrad
         if not fused or isinstance(gradient, tf.IndexedSlices):
             return super().update_step(gradient, variable, learning_rate)
         momentum, velocity = adam_moments(self, variable)

@@ -43,8 +43,9 @@ class ProjectedLoss(NamedTuple):
 def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
     """Sums over real tokens of the smoothed cross-entropy of softmax(features · tableᵀ).
 
-    With p the probabilities, E the table, h the features, e the smoothing and V its rows:
-    d/dh = p E - (1 - e) E[label] - (e / V) sum(E), and d/dE likewise with h.
+    With p the probabilities, E the table, h the features, e the smoothing and V its rows: d/dh = p
+    E - (1 - e) E[label] - (e / V) sum(E), and d/dE likewise with h. They are computed with the sums
+    unless `gradients` is False.
 
     Args:
         features: (batch, target, dim), float32 or bfloat16.
@@ -53,9 +54,6 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
         label_smoothing: e, in [0, 1).
         pad_id: label of padding.
         gradients: whether to compute those of the loss.
-
-    Returns:
-        A `ProjectedLoss`.
     """
     dim, vocabulary = table.shape[1], table.shape[0]
     flat_labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
@@ -167,15 +165,10 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
 
 
 def _exponentials(hidden, table, labels, is_real, chosen, before):
-    """A chunk of `compiled_projected_loss`.
+    """A chunk of `compiled_projected_loss`, of `hidden` (rows, dim) and `table` (vocabulary, dim).
 
-    Args:
-        hidden: (rows, dim).
-        table: (vocabulary, dim), in the dtype of `hidden`.
-        labels: integers (rows,) in [0, vocabulary).
-        is_real: boolean (rows,).
-        chosen: the logits of the labels, float32 (rows,).
-        before: the gradient for `table` of the chunks before, or None to compute no gradients.
+    `chosen` are the logits of the labels, float32 (rows,); `before` is the gradient for `table` of
+    earlier chunks, or None to compute no gradients.
 
     Returns:
         Negative log-likelihoods, float32 (rows,), whether no other logit is higher than the
@@ -203,12 +196,12 @@ def _exponentials(hidden, table, labels, is_real, chosen, before):
         return tf.where(overflows, shift + SHIFT_STEP, shift), tf.reduce_any(overflows), *results
 
     # A logit is seldom so far above its label's that the total overflows: nearly always there is
-    # one pass. In the body of a loop, and nowhere else, XLA fuses `shift` into the product. Padding
-    # has nothing but zeros. Of what the loop begins with, only `shift` is read.
+    # one pass. XLA fuses `shift` into the product only in the body of a loop. Padding rows hold
+    # zeros. Of the loop's initial values, only `shift` is read.
     shift = tf.where(is_real, chosen, np.inf)
     start = shift, tf.constant(True), chosen, is_real
     if before is not None:
-        # A number that XLA does not know, or it would make the constants of all chunks at once.
+        # Not a constant, or XLA would make those of all chunks at once.
         unknown = tf.where(tf.reduce_any(is_real), before[0, 0], 0)
         start += tf.zeros_like(hidden), tf.fill(tf.shape(table), unknown)
     shift, _, total, hits, *gradients = tf.while_loop(

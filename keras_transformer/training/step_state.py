@@ -1,4 +1,4 @@
-"""What a train step keeps besides the weights, all of which checkpoints save.
+"""What a train step keeps in addition to the weights; checkpoints save all of it.
 
 A moving average of the weights, the seeds of dropout, the memory that a model carries from batch
 to batch, and the scale of the loss in float16.
@@ -9,13 +9,14 @@ import contextlib
 import keras
 from keras import ops
 
-ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+from keras_transformer.training.internals import ON_TENSORFLOW
+
 if ON_TENSORFLOW:
     import tensorflow as tf
 
     from keras_transformer.training.distribution import this_worker
 
-SEED_STRIDE = 1_000_003  # between the seeds of two replicas; prime, so that sums do not meet
+SEED_STRIDE = 1_000_003  # between the seeds of two replicas; a prime
 FIRST_SCALE, LARGEST_SCALE = 2.0**15, 2.0**30
 STEPS_TO_DOUBLE = 2000  # without an overflow
 LARGEST = 65504.0  # finite float16
@@ -23,14 +24,9 @@ EXPONENT = 0x7F800000  # the exponent bits of a float32
 
 
 class MovingAverage:
-    """Follows weights: after each step, average = momentum * average + (1 - momentum) * value.
+    """Follows weights: after each step, average = momentum * average + (1 - momentum) * weight.
 
-    Args:
-        weights: list of Keras variables, which give the initial values.
-        momentum: share of the old value, in (0, 1).
-
-    Attributes:
-        values: list of Keras variables.
+    `values` are the averages, Keras variables that start at the weights' current values.
     """
 
     def __init__(self, weights, momentum):
@@ -71,9 +67,6 @@ class DropoutSeeds:
     and counter; here the replica that gets part i of each batch adds i times a stride to its
     seed. Checkpoints hold the state for part 0, which is that of a single device. On JAX there
     are no replicas: all devices share the state.
-
-    Args:
-        model: the model whose dropout to spread.
     """
 
     def __init__(self, model):
@@ -108,11 +101,7 @@ class DropoutSeeds:
 def carried_variables(model):
     """The variables in which a model carries state from batch to batch, such as a memory.
 
-    Each replica has its own, for its own rows.
-
-    Returns:
-        List of the variables on all of this worker's devices: of Keras, or of TensorFlow where
-        there are several.
+    Each replica has its own, for its own rows: those on all of this worker's devices are listed.
     """
     carried = [v for v in model.variables if v.synchronization == "on_read"]
     return [copy for variable in carried for copy in _copies(variable)]
@@ -129,13 +118,10 @@ class LossScale:
     A step whose gradient overflows changes nothing but the scale, which it halves; many steps
     without an overflow double the scale. The scale applies to the mean of a batch, because the sum
     that the exact step differentiates grows with the batch. A step is skipped if the gradient of
-    the whole batch overflows, as on one device: all replicas skip the same steps.
+    the whole batch overflows, as on one device: all replicas skip the same steps, and `skipped`
+    counts them.
 
     Source: Micikevicius et al. 2018, section 3.2 (https://arxiv.org/abs/1710.03740).
-
-    Attributes:
-        skipped: number of skipped steps so far, a TensorFlow variable.
-        variables: TensorFlow variables to save in checkpoints.
     """
 
     def __init__(self):
@@ -145,12 +131,10 @@ class LossScale:
         self.variables = [self._scale, self._clean_steps, self.skipped]
 
     def factor(self, labels):
-        """The factor for the sum of the losses, by which its gradients are divided again.
+        """The factor for the summed loss of a batch of so many labels.
 
-        It is a power of two, which causes no rounding, and the same for all parts of a batch.
-
-        Args:
-            labels: number of labels in the whole batch, a scalar.
+        Gradients are divided by it again. It is a power of two, which causes no rounding, and the
+        same for all parts of a batch.
         """
         per_label = self._scale / tf.maximum(tf.cast(labels, tf.float32), 1.0)
         # Without the other bits of a float32, the largest power of two that is not above it.
@@ -161,12 +145,8 @@ class LossScale:
         """Undoes changes to variables in this context if a gradient of the whole batch overflows.
 
         There is no branch: the step would have to wait for its outcome, and replicas cannot
-        communicate inside a branch.
-
-        Args:
-            gradients: nest of tensors, unscaled sums over all replicas.
-            factor: the factor by which they were scaled.
-            variables: list of Keras variables.
+        communicate inside a branch. `gradients` are sums over all replicas, already divided by
+        `factor`.
         """
         largest = LARGEST / factor
         flat = tf.nest.flatten(gradients)

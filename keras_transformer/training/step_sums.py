@@ -57,13 +57,9 @@ class StepGradients(NamedTuple):
 class Objective:
     """The loss that a compiled model minimises, and the token metrics that are summed with it.
 
-    Args:
-        model: a compiled model.
-        loss: from `resolve_loss`.
-        token_metrics: list of metrics, for each of which `is_token_sum` is true.
-        needs_logits: whether the model's `call` may differ from its graph, or the backward pass
-            will be scaled, which begins from the logits. Other metrics and activity penalties
-            need them too; otherwise they are computed a part at a time, with the loss.
+    With `needs_logits`, whole logits are computed: a `call` may differ from the model's graph, or
+    the backward pass will be scaled, which begins from the logits. Other metrics and activity
+    penalties need them too. Otherwise logits are computed a part at a time, with the loss.
     """
 
     def __init__(self, model, loss, token_metrics, needs_logits=False):
@@ -94,12 +90,8 @@ class Objective:
     def sums_and_gradients(self, x, y, sample_weight, factor=None):
         """The `StepSums` of some rows in training, and their `StepGradients`.
 
-        Args:
-            x: inputs.
-            y: labels.
-            sample_weight: None, or weights.
-            factor: a power of two, by which the backward pass is scaled; None for 1. The gradients
-                are divided by it again.
+        The backward pass is scaled by `factor`, a power of two or None for 1; the gradients are
+        divided by it again.
         """
         if self._is_projected(sample_weight):
             return self._projected_and_gradients(x, y)
@@ -191,11 +183,9 @@ def _num_rows(x):
 
 
 def weight_penalty(weights):
-    """The penalty that weight regularisers add to the loss, whatever the batch.
+    """What weight regularisers add to the loss, whatever the batch: a scalar and its gradients.
 
-    Returns:
-        A scalar and its gradients, a dict by the weights' positions; None and an empty dict if
-        no weight has a regulariser.
+    The gradients are a dict by the weights' positions; None and an empty dict without regularisers.
     """
     if all(weight.regularizer is None for weight in weights):
         return None, {}
@@ -206,19 +196,10 @@ def weight_penalty(weights):
 
 
 def _activity_penalties(model, divisor):
-    """The penalties added by the latest call of a model, as sums over its rows.
+    """The penalties that the latest call of a model added, as float32 sums over its rows.
 
-    The penalties of all parts of a batch then add up to that of the whole.
-
-    Args:
-        model: a model that was called on a part of a batch.
-        divisor: the number by which Keras has divided the penalties: that of rows, or 1.
-
-    Returns:
-        A tuple of float32 scalars, one per penalty.
-
-    Raises:
-        ValueError: for penalties that may not be sums over rows.
+    Keras has divided them by `divisor`, the number of rows or 1. The penalties of all parts of a
+    batch add up to that of the whole. Raises ValueError for those that may not be sums over rows.
     """
     penalties = []
     for layer in internals.all_layers(model):

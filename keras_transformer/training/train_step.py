@@ -3,10 +3,10 @@
 Keras's step will not do: with several replicas it averages the means of the replicas, clips
 before it sums, and accumulates in the optimizer. Each of these changes the numbers of one device.
 
-`compile` (compile.py) checks and keeps the settings of the step in `self._step`. The step calls
-`Objective` (step_sums.py) for the sums of losses and their gradients. If the model ends in a
-projection to tokens, these come from projected_loss.py, otherwise from loss_sums.py. What outlives
-a step is in step_state.py.
+Read this file first, then `Objective` in step_sums.py, which makes the sums of losses and their
+gradients. If the model ends in a projection to tokens, as translation models do, they come from
+projected_loss.py, otherwise from loss_sums.py. `compile` (compile.py) checks and keeps the settings
+of the step in `self._step`; what outlives a step is in step_state.py.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ import yaml
 import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert.opennmt import order_of
-from keras_transformer.decoding import greedy_search
+from keras_transformer.decoding import beam_search
 from keras_transformer.serving import Translator
 from tests.reference import array
 from train import convert as command
@@ -77,10 +77,10 @@ def test_texts_and_greedy_translations_are_those_of_opennmt(name):
         source_ids[row, : len(found)] = found
     functions = converted.model
     encoded = functions.encode(source_ids)
-    found = greedy_search(
+    found = beam_search(
         lambda *state: functions.step(encoded, *state),
         functions.start_cache(encoded, 1),
-        limits=[LONGEST + 1] * len(texts), start_id=2, end_id=3,
+        limits=[LONGEST + 1] * len(texts), num_beams=1, start_id=2, end_id=3,
     )  # fmt: skip
     tokenizer = converted.target_tokenizer
     written = [text.decode() for text in tokenizer.detokenize(found.token_ids[:, 0]).numpy()]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, beam_search, greedy_search
+from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, beam_search
 
 START, END = 2, 3
 IDS = {"start_id": START, "end_id": END}
@@ -85,7 +85,7 @@ def test_scores_equal_teacher_forced_scores(prefix_table, ids_of):
 def test_beam_of_one_is_greedy(prefix_table, ids_of):
     table = prefix_table(num_rows=7, vocabulary_size=6, max_length=5, seed=5)
     limits = np.full(7, 5, "int32")
-    found = greedy_search(table.step, table.cache(1), limits=limits, **IDS)
+    found = beam_search(table.step, table.cache(1), num_beams=1, limits=limits, **IDS)
     assert_same(found, search(table, 1, limits))
     for row in range(7):
         ids, prefix = [], 0

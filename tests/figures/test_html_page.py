@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.figures import attention_page
+from keras_transformer.figures import Attention
 
 SOURCE = ["a", "good", "day"]
 TARGET = ["Guten", "Tag"]
@@ -34,9 +34,8 @@ def translation_scores():
 
 
 def translation_page(scores):
-    return attention_page(
-        scores, {"encoder": SOURCE, "cross": TARGET}, {"encoder": SOURCE, "cross": SOURCE}
-    )
+    rows, columns = {"encoder": SOURCE, "cross": TARGET}, {"encoder": SOURCE, "cross": SOURCE}
+    return Attention(scores, rows, columns).page()
 
 
 class Document(html.parser.HTMLParser):
@@ -62,7 +61,7 @@ class Document(html.parser.HTMLParser):
 
 def test_the_weights_and_tokens_are_in_the_page_to_three_digits():
     scores = translation_scores()
-    encoder, cross = Document(translation_page(scores)).data()
+    cross, encoder = Document(translation_page(scores)).data()
     assert (encoder["name"], encoder["from"], encoder["to"]) == ("encoder", SOURCE, SOURCE)
     assert (cross["name"], cross["from"], cross["to"]) == ("cross", TARGET, SOURCE)
     for kind in (encoder, cross):
@@ -82,7 +81,7 @@ def test_the_page_asks_for_nothing_outside_itself():
 
 def test_tokens_names_and_title_are_text_and_never_markup():
     scores = {"<b>": [attention(2, 4, 4)]}
-    page = attention_page(scores, {"<b>": UNKIND}, {"<b>": UNKIND}, "</title><b>ü <!-- data -->")
+    page = Attention(scores, {"<b>": UNKIND}, {"<b>": UNKIND}, "</title><b>ü <!-- data -->").page()
     document = Document(page)
     assert page.isascii(), "whatever encoding it is saved in"
     plain = Document(translation_page(translation_scores()))
@@ -93,12 +92,12 @@ def test_tokens_names_and_title_are_text_and_never_markup():
         [text] = [
             t for (name, _), t in zip(document.tags, document.texts, strict=True) if name == tag
         ]
-        assert text.strip() == "</title><b>ü <!-- data -->", tag
+        assert text.strip() == "Attention: </title><b>ü <!-- data -->", tag
 
 
 def test_bfloat16_and_rows_with_nothing_to_look_at_are_shown():
     scores = keras.ops.cast([[[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]], "bfloat16")
-    page = attention_page({"cross": [scores]}, {"cross": TARGET}, {"cross": SOURCE})
+    page = Attention({"cross": [scores]}, {"cross": TARGET}, {"cross": SOURCE}).page()
     assert Document(page).data()[0]["layers"] == [[[[500, 500, 0], [0, 0, 0]]]]
 
 
@@ -117,14 +116,14 @@ def test_bfloat16_and_rows_with_nothing_to_look_at_are_shown():
 )
 def test_scores_that_do_not_fit_are_refused(layers, message):
     with pytest.raises(ValueError, match=message):
-        attention_page({"cross": layers}, {"cross": TARGET}, {"cross": SOURCE})
+        Attention({"cross": layers}, {"cross": TARGET}, {"cross": SOURCE}).page()
 
 
 def test_names_that_differ_are_refused():
     with pytest.raises(ValueError, match=r"same names.*\['cross'\], \['cross'\] and \['own'\]"):
-        attention_page({"cross": []}, {"cross": TARGET}, {"own": SOURCE})
+        Attention({"cross": []}, {"cross": TARGET}, {"own": SOURCE}).page()
     with pytest.raises(ValueError, match=r"at least one. Received: \[\], \[\] and \[\]"):
-        attention_page({}, {}, {})
+        Attention({}, {}, {}).page()
 
 
 def seen(page, folder, actions):
@@ -185,6 +184,6 @@ def test_pointing_at_a_token_shows_where_it_looks_and_what_looks_at_it(tmp_path)
 
 
 def test_odd_tokens_are_shown_unchanged(tmp_path):
-    page = attention_page({"own": [attention(2, 4, 4)]}, {"own": UNKIND}, {"own": UNKIND})
+    page = Attention({"own": [attention(2, 4, 4)]}, {"own": UNKIND}, {"own": UNKIND}).page()
     actions = "return [...document.querySelectorAll('#from .token')].map(x => x.textContent)"
     assert seen(page, tmp_path, actions) == UNKIND

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from keras_transformer import figures
+from keras_transformer.figures.attention import draw_heads
 from tests.reference import positions as sinusoidal_table
 
 SOURCE = ["a", "day", "$5$"]
@@ -25,7 +26,7 @@ def png(figure):
 
 
 def test_heat_map_shows_the_scores_with_target_tokens_down_and_source_tokens_across():
-    figure = figures.attention_heat_map(SCORES, TARGET, SOURCE, title="layer 1")
+    figure = draw_heads(SCORES, TARGET, SOURCE, title="layer 1")
     heat_map, color_bar = figure.axes
     np.testing.assert_array_equal(heat_map.images[0].get_array(), SCORES)
     assert labels(heat_map, "y") == TARGET, "rows are target tokens"
@@ -36,7 +37,7 @@ def test_heat_map_shows_the_scores_with_target_tokens_down_and_source_tokens_acr
 
 def test_every_head_has_its_panel_and_all_share_one_colour_scale():
     heads = np.stack([SCORES, 0.5 * SCORES, SCORES[::-1], 0.1 * SCORES, SCORES])
-    figure = figures.attention_heat_map(heads, TARGET, SOURCE)
+    figure = draw_heads(heads, TARGET, SOURCE)
     panels = [axes for axes in figure.axes if axes.images]
     assert [axes.get_title() for axes in panels] == [f"head {n}" for n in range(1, 6)], (
         "one panel a head, and empty places of the grid stay empty"
@@ -47,31 +48,34 @@ def test_every_head_has_its_panel_and_all_share_one_colour_scale():
 
 
 def test_tokens_with_dollar_signs_are_text_and_not_formulas():
-    figure = figures.attention_heat_map(SCORES, TARGET, ["$", r"$\broken{$", "$5$"])
+    figure = draw_heads(SCORES, TARGET, ["$", r"$\broken{$", "$5$"])
     assert png(figure).startswith(b"\x89PNG"), "a broken formula would not be drawn"
     text = figure.axes[0].get_xticklabels()[2]
     assert not text.get_parse_math(), "5 would be drawn in italics, without its dollar signs"
 
 
 def test_a_row_with_nothing_to_attend_to_is_drawn():
-    assert png(figures.attention_heat_map(np.zeros((2, 3)), TARGET, SOURCE)), (
-        "all zeros is a picture"
-    )
+    assert png(draw_heads(np.zeros((2, 3)), TARGET, SOURCE)), "all zeros is a picture"
 
 
 @pytest.mark.parametrize(("length", "columns"), [(32, 4), (64, 2), (128, 1)])
 def test_panels_of_long_texts_are_put_below_each_other(length, columns):
     tokens = ["a"] * length
-    figure = figures.attention_heat_map(np.zeros((4, 1, length)), ["b"], tokens)
+    figure = draw_heads(np.zeros((4, 1, length)), ["b"], tokens)
     panels = [axes.get_subplotspec() for axes in figure.axes if axes.images]
     assert len({panel.colspan.start for panel in panels}) == columns
     assert figure.get_figwidth() < 35, "inches"
 
 
+def grid(layers):
+    attention = figures.Attention({"encoder": layers}, {"encoder": TARGET}, {"encoder": SOURCE})
+    return attention.figure(layer=None)
+
+
 def test_the_grid_has_one_row_per_layer_and_one_column_per_head():
     layers = np.random.uniform(size=(3, 2, 2, 3))
     layers[2, 1, 1, 2] = 1.0
-    figure = figures.attention_grid(list(layers), TARGET, SOURCE, title="encoder")
+    figure = grid(list(layers))
     panels = [axes for axes in figure.axes if axes.images]
     for index, axes in enumerate(panels):
         layer, head = divmod(index, 2)
@@ -82,16 +86,20 @@ def test_the_grid_has_one_row_per_layer_and_one_column_per_head():
         assert axes.images[0].get_clim() == (0.0, 1.0), "one colour scale for all"
         assert labels(axes, "x") == (SOURCE if layer == 2 else []), "named once a column"
         assert labels(axes, "y") == (TARGET if head == 0 else []), "named once a row"
-    assert len(panels) == 6 and figure.get_suptitle() == "encoder"
+    assert len(panels) == 6 and figure.get_suptitle() == (
+        "All layers: where each token looks in the text"
+    )
 
 
 def test_layers_with_different_heads_are_refused():
-    with pytest.raises(ValueError, match=r"as many heads. Received: layers of \[1, 2\] heads"):
-        figures.attention_grid([SCORES[None], np.stack([SCORES, SCORES])], TARGET, SOURCE)
-    with pytest.raises(ValueError, match=r"at least one layer.*Received: layers of \[\] heads"):
-        figures.attention_grid([], TARGET, SOURCE)
+    with pytest.raises(
+        ValueError, match=r"same number of heads. Received: layers of \[1, 2\] heads"
+    ):
+        grid([SCORES[None], np.stack([SCORES, SCORES])])
+    with pytest.raises(ValueError, match=r"these layers: {'encoder': 0}.*layer=None"):
+        grid([])
     with pytest.raises(ValueError, match=r"Received: shape=\(2, 2, 2, 3\)"):
-        figures.attention_grid([np.zeros((2, 2, 2, 3))], TARGET, SOURCE)
+        grid([np.zeros((2, 2, 2, 3))])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +115,7 @@ def test_layers_with_different_heads_are_refused():
 )
 def test_scores_that_are_not_attention_are_refused(scores, message):
     with pytest.raises(ValueError, match=message):
-        figures.attention_heat_map(scores, TARGET, SOURCE)
+        draw_heads(scores, TARGET, SOURCE)
 
 
 def test_positional_encoding_is_drawn_with_zero_in_the_middle_of_the_colours():

@@ -55,7 +55,7 @@ def test_a_model_keeps_its_class_and_parts(name, tmp_path):
         "saved": keras.saving.load_model(tmp_path / "model.keras"),
         "cloned": keras.models.clone_model(model),
         "LoRA": kt.add_lora(model),
-        "another dtype": kt.serving.with_dtype(model, "bfloat16"),
+        "another dtype": kt.models.with_dtype(model, "bfloat16"),
     }
     for how, copy in copies.items():
         assert type(copy) is type(model), how

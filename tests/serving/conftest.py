@@ -4,13 +4,13 @@ import keras
 import pytest
 
 from keras_transformer import classifier, language_model, translation
+from keras_transformer.models import with_dtype
 from keras_transformer.serving import (
     Classifier,
     Generator,
     SamplingSettings,
     SearchSettings,
     Translator,
-    with_dtype,
 )
 from keras_transformer.tokenizers import (
     SymbolTokenizer,

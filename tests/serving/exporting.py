@@ -4,7 +4,7 @@ import types
 
 import tensorflow as tf
 
-from keras_transformer.serving.publishing.draft_folder import draft_folder
+from keras_transformer.serving.publishing.export import draft_folder
 from keras_transformer.serving.served_model import TEXT, ServedModel, Signature
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from keras_transformer.serving.publishing.draft_folder import draft_folder
+from keras_transformer.serving.publishing.export import draft_folder
 
 from .exporting import Echo, export_for_ever, export_slowly, work_for_ever
 

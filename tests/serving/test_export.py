@@ -9,8 +9,12 @@ import tensorflow as tf
 
 from keras_transformer.serving import Translator
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.serving.publishing.export import HARD_TEXTS, _publish
-from keras_transformer.serving.publishing.warmup import BATCHING_FILE, WARM_UP_FILE
+from keras_transformer.serving.publishing.export import (
+    BATCHING_FILE,
+    HARD_TEXTS,
+    WARM_UP_FILE,
+    _publish,
+)
 
 from .conftest import SENTENCES, SETTINGS
 from .test_warmup import read_log

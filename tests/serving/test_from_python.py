@@ -421,7 +421,7 @@ def test_no_model_is_called_before_it_is_asked():
     tokenizer = kt.tokenizers.SymbolTokenizer("abc")
     translation, language_model, calls = own_model(tokenizer.vocabulary_size - 1)
     few = [
-        (Translator(translation, tokenizer), "score every piece of the target tokenizer"),
+        (Translator(translation, tokenizer), "score every id of the tokenizer"),
         (Generator(language_model, tokenizer), "score every id of the tokenizer"),
         (Classifier(language_model, tokenizer, ["a", "b"]), "one logit per label"),
     ]

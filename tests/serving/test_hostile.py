@@ -61,7 +61,7 @@ def generate(server, **inputs):
         ({"seed": [None]}, "seed must be a list of int32: required argument is not an integer"),
         (
             {"prompt": [{}]},
-            'list of strings: Bytes must have the form {"b64": "..."}. Received: {}',
+            'list of strings: Bytes must be written as {"b64": "..."}. Received: {}',
         ),
         ({"prompt": [{"b64": "?"}]}, "prompt must be a list of strings: "),
         ({"prompt": ["\ud800"]}, "surrogates not allowed"),

@@ -2,10 +2,10 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.models import with_dtype
 from keras_transformer.models.bert_models import bert, bert_classifier
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.models.xl_model import transformer_xl
-from keras_transformer.serving import with_dtype
 
 SMALL = {"size": "tiny", "num_layers": 1, "hidden_dim": 6, "intermediate_dim": 5, "num_heads": 2}
 IDS = {"source_ids": np.array([[5, 7, 3]]), "target_ids": np.array([[2, 11]])}

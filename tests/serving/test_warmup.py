@@ -4,7 +4,7 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.serving.publishing.warmup import WARM_UP_FILE, prediction_log, write_warm_up
+from keras_transformer.serving.publishing.export import WARM_UP_FILE, prediction_log, write_warm_up
 
 INPUTS = {
     "text": np.array([b"a dog", b"\xff" * 300, b""], object),

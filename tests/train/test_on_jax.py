@@ -113,7 +113,7 @@ def test_a_run_is_measured_used_and_exported_under_tensorflow(text, whole, tmp_p
     assert len(answer["outputs"]["translation"]) == 1
 
 
-OTHER_NOISE = "step-{}.npz was saved on {}. On {}, dropout draws other noise from here on."
+OTHER_NOISE = "step-{}.npz was saved on {}. On {}, dropout now draws different noise."
 
 
 def test_a_run_begun_on_jax_ends_on_tensorflow(text, told_to_end, tmp_path, capsys, caplog):

@@ -35,7 +35,7 @@ class Runs:
         return (self.folder / name / "model.keras").is_file()
 
     def page(self, served, body):
-        """The page of `figures.attention_page` for a text, and for its translation.
+        """The `figures.Attention` page for a text, and for its translation.
 
         Args:
             served: a `SavedModel`, which has the name of its run.

@@ -9,7 +9,7 @@ from google.protobuf import json_format
 
 from keras_transformer.serving.publishing.c_api import STRING, fields, read_signatures
 from keras_transformer.serving.publishing.checks import read_meta_graph
-from keras_transformer.serving.publishing.warmup import WARM_UP_FILE
+from keras_transformer.serving.publishing.export import WARM_UP_FILE
 
 TENSOR = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
 

@@ -10,10 +10,10 @@ here, with TensorFlow's own message.
     python keras_transformer/serving/publishing/c_api.py saved_models/demo/1 --signatures
     python keras_transformer/serving/publishing/c_api.py saved_models/demo/1 < requests.jsonl
 
-A request and its answer are one line of JSON each, in the column form of TensorFlow Serving's
-REST API: {"signature_name": "serving_default", "inputs": {"text": ["A dog.", {"b64": "/w=="}]}}
-gives {"outputs": {"translation": [...], ...}} or {"error": "..."}. With "shapes": true in the
-request, the answer also has the shape of each output, which an empty list does not show.
+A request and its answer are one line of JSON each, as in TensorFlow Serving's REST API, by column:
+{"signature_name": "serving_default", "inputs": {"text": ["A dog.", {"b64": "/w=="}]}} gives
+{"outputs": {"translation": [...], ...}} or {"error": "..."}. With "shapes": true in the request,
+the answer also has the shape of each output, which an empty list does not show.
 
 The process runs `python -S -I` with an empty environment, so that it cannot import any installed
 package. With `--packages FOLDER` it loads the libraries of another TensorFlow, such as the older
@@ -78,21 +78,14 @@ C_FUNCTIONS = {
 
 
 def to_json(value):
-    """Bytes in the JSON form of TensorFlow Serving."""
+    """Bytes as TensorFlow Serving writes them in JSON."""
     return {"b64": base64.b64encode(value).decode()}
 
 
 def find_libraries(packages=None):
-    """Finds TensorFlow and the operation libraries of tensorflow-text.
+    """The folder of TensorFlow, and the paths of tensorflow-text's operation libraries.
 
-    Args:
-        packages: folder of both packages; defaults to the installed ones.
-
-    Returns:
-        The pair of the folder of TensorFlow and a list of paths of libraries.
-
-    Raises:
-        FileNotFoundError: if there is no TensorFlow in `packages`.
+    Both are in the folder `packages`, or installed. Raises FileNotFoundError without TensorFlow.
     """
     if packages is None:
         tensorflow_folder, text_folder = map(_installed, ("tensorflow", "tensorflow_text"))
@@ -111,13 +104,7 @@ def find_libraries(packages=None):
 def bare_command(path, *arguments, packages=None):
     """The command and environment of a Python process that cannot import installed packages.
 
-    Args:
-        path: folder of the SavedModel.
-        *arguments: further arguments of this file's command line.
-        packages: as for `find_libraries`.
-
-    Returns:
-        The pair of a list of strings and a dictionary.
+    It runs this file with a SavedModel and further arguments; `packages` as for `find_libraries`.
     """
     libraries = ["--libraries", json.dumps(find_libraries(packages))]
     script = os.path.abspath(__file__)
@@ -165,15 +152,8 @@ def _installed(package):
 class Session:
     """A loaded SavedModel that answers requests.
 
-    Args:
-        path: folder of the SavedModel.
-        tensorflow_folder: the folder of libtensorflow_cc.so.2.
-        op_libraries: paths of libraries with further operations, those of tensorflow-text. A
-            library that cannot be loaded only matters if the model needs its operations.
-
-    Raises:
-        RuntimeError: if TensorFlow cannot load the model; its own message, with those about
-            libraries that it could not load.
+    A library of operations that cannot be loaded only matters if the model needs it: then the
+    RuntimeError has TensorFlow's own message, and those about libraries that it could not load.
     """
 
     def __init__(self, path, tensorflow_folder, op_libraries=()):
@@ -199,11 +179,10 @@ class Session:
         self.signatures = read_signatures(C.string_at(meta_graph.data, meta_graph.length))
 
     def answer(self, request):
-        """Answers one request; in the format of the module's docstring.
+        """Answers one request; both are in the format of the module's docstring.
 
-        Raises:
-            ValueError: if the request does not match the signature.
-            RuntimeError: if TensorFlow fails; its own message.
+        Raises ValueError if it does not match the signature, RuntimeError with TensorFlow's
+        message.
         """
         if not isinstance(request, dict):
             raise ValueError(f"A request is a JSON object. Received: {shorten(request)}.")
@@ -211,18 +190,18 @@ class Session:
         if not isinstance(name, str) or name not in self.signatures:
             known = ", ".join(sorted(self.signatures))
             raise ValueError(f"The model's signatures are {known}. Received: {shorten(name)}.")
-        signature, given = self.signatures[name], request.get("inputs", {})
-        if not isinstance(given, dict):
-            raise ValueError(f"inputs must be a JSON object. Received: {shorten(given)}.")
-        if given.keys() != signature["inputs"].keys():
+        signature, inputs = self.signatures[name], request.get("inputs", {})
+        if not isinstance(inputs, dict):
+            raise ValueError(f"inputs must be a JSON object. Received: {shorten(inputs)}.")
+        if inputs.keys() != signature["inputs"].keys():
             raise ValueError(
                 f"The inputs of {name} are {', '.join(sorted(signature['inputs']))}. "
-                f"Received: {', '.join(sorted(given))}."
+                f"Received: {', '.join(sorted(inputs))}."
             )
         feeds, results = {}, {}
         try:
             for key, info in signature["inputs"].items():
-                feeds[info["name"]] = self._write_input(key, given[key], info)
+                feeds[info["name"]] = self._write_input(key, inputs[key], info)
             fetches = [info["name"] for info in signature["outputs"].values()]
             results = dict(zip(signature["outputs"], self._run(feeds, fetches), strict=True))
             answer = {"outputs": {key: self._read(tensor) for key, tensor in results.items()}}
@@ -315,7 +294,7 @@ class Session:
 
 
 def read_signatures(meta_graph):
-    """Reads the signatures of a serialised MetaGraphDef.
+    """The signatures of a serialised MetaGraphDef.
 
     Returns:
         {signature: {"inputs": {key: {"name", "dtype", "shape"}}, "outputs": the same}}.
@@ -406,7 +385,7 @@ def to_bytes(value):
     if not isinstance(value, dict):
         return os.fsencode(value)
     if value.keys() != {"b64"}:
-        raise ValueError(f'Bytes must have the form {{"b64": "..."}}. Received: {shorten(value)}.')
+        raise ValueError(f'Bytes must be written as {{"b64": "..."}}. Received: {shorten(value)}.')
     return base64.b64decode(value["b64"], validate=True)
 
 

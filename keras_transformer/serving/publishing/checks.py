@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.serving.publishing.c_api import fields
+from keras_transformer.serving.publishing.c_api import fields, shorten
 
 LARGEST_CONSTANT = 100_000  # bytes
 PREDICT = "tensorflow/serving/predict"
@@ -17,10 +17,7 @@ def read_meta_graph(path):
     """The `tf.compat.v1.MetaGraphDef` of a SavedModel that has one, as ours have.
 
     It is read from field 2 of saved_model.pb, for whose message TensorFlow has no public name.
-
-    Raises:
-        ValueError: if the file is damaged, or has another number of graphs.
-        OSError: if there is no such file.
+    Raises ValueError if the file is damaged, or has another number of graphs.
     """
     with open(os.path.join(path, "saved_model.pb"), "rb") as file:
         content = file.read()
@@ -34,12 +31,8 @@ def read_meta_graph(path):
 def check_graph(path):
     """Rejects a graph that TensorFlow Serving cannot run, batch, or write as JSON.
 
-    Args:
-        path: folder of the SavedModel.
-
-    Raises:
-        RuntimeError: lists every XLA operation, Python function and large constant, and every
-            input or output without the batch as first axis, or in half precision.
+    The RuntimeError lists every XLA operation, Python function and large constant, and every input
+    or output in half precision or without the batch as first axis.
     """
     meta_graph = read_meta_graph(path)
     faults = _operation_faults(meta_graph.graph_def)
@@ -51,15 +44,7 @@ def check_graph(path):
 
 
 def check_size(path, weights):
-    """Rejects weights that are stored more than once.
-
-    Args:
-        path: folder of the SavedModel.
-        weights: tf.Variables of the model.
-
-    Raises:
-        RuntimeError: if the variables take more than 1.05 times the bytes of `weights`.
-    """
+    """Raises RuntimeError if the variables take more than 1.05 times the bytes of the weights."""
     reader = tf.train.load_checkpoint(os.path.join(path, "variables", "variables"))
     dtypes = reader.get_variable_to_dtype_map()
     stored = sum(
@@ -84,8 +69,7 @@ def check_answers(path, requests, expected, tolerance=1e-4, timeout=600, package
         path: folder of the SavedModel.
         requests: pairs of a signature and a dictionary of its input arrays.
         expected: for each request a dictionary of its output arrays.
-        tolerance: relative and absolute tolerance of floats; strings, integers and booleans must
-            be equal.
+        tolerance: relative and absolute tolerance of floats; all else must be equal.
         timeout: for all requests together, in seconds.
         packages: folder of another TensorFlow, as for `c_api.find_libraries`.
 
@@ -116,21 +100,15 @@ def check_answers(path, requests, expected, tolerance=1e-4, timeout=600, package
             if not _equal(answer["outputs"][key], values, tolerance):
                 raise RuntimeError(
                     f"{name}, batch of {rows}: {key} differs from the answer of the model in "
-                    f"this process. Expected: {_short(values.tolist())}. "
-                    f"Received: {_short(answer['outputs'][key])}."
+                    f"this process. Expected: {shorten(values.tolist())}. "
+                    f"Received: {shorten(answer['outputs'][key])}."
                 )
 
 
 def check_shapes(requests, answers, row_shapes):
-    """Rejects answers whose shapes differ from those that a model declares.
+    """Rejects answers whose shapes differ from a `ServedModel`'s `row_shapes`, even without rows.
 
-    Args:
-        requests: pairs of a signature and a dictionary of its input arrays.
-        answers: for each request a dictionary of its output arrays.
-        row_shapes: of a `ServedModel`.
-
-    Raises:
-        RuntimeError: names the first output with a wrong number of rows or shape.
+    The RuntimeError names the first output with a wrong number of rows or shape.
     """
     for (name, inputs), outputs in zip(requests, answers, strict=True):
         rows = len(next(iter(inputs.values())))
@@ -189,8 +167,3 @@ def _equal(answer, expected, tolerance):
     return bool(np.isfinite(received).all()) and np.allclose(
         received, expected, rtol=tolerance, atol=tolerance
     )
-
-
-def _short(values):
-    text = str(values)
-    return text if len(text) < 200 else text[:200] + "..."

@@ -1,11 +1,16 @@
 """Publishes a served model as a checked version that TensorFlow Serving picks up."""
 
 import contextlib
+import glob
 import os
+import pathlib
 import re
+import secrets
+import shutil
 
 import numpy as np
 import tensorflow as tf
+from filelock import FileLock, Timeout
 
 from keras_transformer.serving.publishing.checks import (
     check_answers,
@@ -13,19 +18,34 @@ from keras_transformer.serving.publishing.checks import (
     check_shapes,
     check_size,
 )
-from keras_transformer.serving.publishing.draft_folder import draft_folder
-from keras_transformer.serving.publishing.warmup import write_batching, write_warm_up
 
 EXAMPLES = ("A dog runs.", "It is ten past six.", "12,50 €")
 
 PATTERN = set("[]*?\\")  # special characters in paths of TensorFlow's file system
 
-# Texts that must not harm the batch they are in: empty, not UTF-8, with a zero byte, with
+# Texts that must not affect others in their batch: empty, not UTF-8, with a zero byte, with
 # characters outside every vocabulary, and longer than any model reads.
 HARD_TEXTS = (
     b"", b"  ", b"\xff\xfe dog \x80", b"a\x00b", b"<s>a</s><pad>",
     "🦜 日本".encode(), b"word " * 999,
 )  # fmt: skip
+
+# The first request takes seconds, because it chooses kernels and allocates buffers. TensorFlow
+# Serving replays these requests before it accepts others (tensorflow_serving/apis/*.proto).
+WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
+
+# Read with --enable_batching --enable_per_model_batching_parameters. A merged batch takes as long
+# as its longest request, so batches stay moderate; rows of ids are padded to equal length.
+BATCHING_FILE = "batching_params.pbtxt"
+BATCHING = """\
+max_batch_size { value: 32 }
+batch_timeout_micros { value: 2000 }
+max_enqueued_batches { value: 1000 }
+num_batch_threads { value: 2 }
+pad_variable_length_inputs: true
+"""
+
+_SUFFIX, _LOCK = ".export", ".lock"  # of a draft's folder
 
 
 def export(served, directory, name, examples, timeout):
@@ -54,7 +74,7 @@ def export(served, directory, name, examples, timeout):
             tf.saved_model.save(served.saved_module(), draft, served.signatures, options)
             texts = np.array([tf.compat.as_bytes(text) for text in examples], object)
             write_warm_up(draft, name, served.warm_up_requests(texts))
-            write_batching(draft)
+            pathlib.Path(draft, BATCHING_FILE).write_text(BATCHING)
             validate(draft, served, texts, timeout)
             version = os.path.basename(_publish(draft, target))
             return os.path.join(directory, name, version)
@@ -65,14 +85,8 @@ def export(served, directory, name, examples, timeout):
 def validate(path, served, examples=EXAMPLES, timeout=600):
     """Checks that a SavedModel runs in TensorFlow Serving and answers like the served model.
 
-    Args:
-        path: folder of the SavedModel.
-        served: the `ServedModel` from which it was saved.
-        examples: at least one text to answer.
-        timeout: for the fresh process, in seconds.
-
-    Raises:
-        RuntimeError: with the first failed check.
+    `timeout` limits the fresh process that answers, in seconds. Raises RuntimeError with the first
+    failed check.
     """
     check_graph(path)
     check_size(path, served.weights)
@@ -85,10 +99,6 @@ def validate(path, served, examples=EXAMPLES, timeout=600):
 
 def golden_answers(served, texts):
     """Requests to every signature: without rows, with one, and with hard ones among the texts.
-
-    Args:
-        served: a `ServedModel`.
-        texts: (batch,) ordinary texts, bytes.
 
     Returns:
         The pair of requests, a list of (signature, {input: array}), and the answers of this
@@ -111,7 +121,7 @@ def golden_answers(served, texts):
 
 
 def _values(spec, texts):
-    """The texts, or as many numbers, or rows of ids in and outside of a vocabulary."""
+    """An input's values for each text: the texts, numbers, or ids in and outside a vocabulary."""
     row = np.arange(len(texts), dtype=np.int32)
     if spec.shape.rank == 2:
         return np.concatenate([row[:, None] * 5 + row[:6] * 13 - 3, row[:, None] + 2**30], axis=1)
@@ -135,3 +145,71 @@ def _publish(draft, target):
         except OSError:
             if not os.path.exists(path):
                 raise
+
+
+def write_warm_up(path, name, requests):
+    """Writes the requests that TensorFlow Serving replays when it loads the model.
+
+    They are at most 1000 pairs of a signature and its input arrays. One that fails keeps the model
+    from loading.
+    """
+    file = pathlib.Path(path) / WARM_UP_FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for signature, inputs in requests:
+            writer.write(prediction_log(name, signature, inputs))
+
+
+def prediction_log(name, signature, inputs):
+    """A serialised tensorflow.serving.PredictionLog of a request, with its inputs {name: array}.
+
+    It is encoded by hand, because tensorflow-serving-api would add gRPC as a dependency for four
+    messages of two fields.
+
+    Examples:
+        >>> prediction_log("demo", "serving_default", {})
+        b'2\\x1b\\n\\x19\\n\\x17\\n\\x04demo\\x1a\\x0fserving_default'
+    """
+    model_spec = _field(1, name.encode()) + _field(3, signature.encode())
+    request = _field(1, model_spec)
+    for key, values in inputs.items():
+        tensor = tf.make_tensor_proto(values).SerializeToString()
+        request += _field(2, _field(1, key.encode()) + _field(2, tensor))  # an entry of a map
+    predict_log = _field(1, request)
+    return _field(6, predict_log)
+
+
+def _field(number, content):
+    """A protobuf field of bytes: number and wire type 2, length, content."""
+    length, encoded = len(content), b""
+    while length > 127:
+        encoded, length = encoded + bytes([length & 127 | 128]), length >> 7
+    return bytes([number << 3 | 2]) + encoded + bytes([length]) + content
+
+
+@contextlib.contextmanager
+def draft_folder(directory, name):
+    """Yields the path of a hidden, empty folder; removes it, and those of killed processes.
+
+    It is on the file system of the final place, so that a rename publishes it. A lock file is next
+    to the folder as long as the folder exists. The operating system releases the lock when the
+    process dies, even by `kill -9`, so a folder whose lock is free has no owner.
+    """
+    for lock_file in glob.glob(os.path.join(glob.escape(directory), f".*{_SUFFIX}{_LOCK}")):
+        # Timeout: it is in use. OSError: it belongs to another user.
+        with contextlib.suppress(Timeout, OSError), FileLock(lock_file, blocking=False):
+            _remove(lock_file.removesuffix(_LOCK))
+    folder = os.path.join(directory, f".{name}-{secrets.token_hex(8)}{_SUFFIX}")
+    with FileLock(folder + _LOCK):
+        try:
+            os.mkdir(folder)
+            yield folder
+        finally:
+            _remove(folder)
+
+
+def _remove(folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    if not os.path.exists(folder):  # otherwise the next export tries again
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(folder + _LOCK)
