@@ -131,7 +131,7 @@ class Experiment:
     @classmethod
     def check_run(cls, path):
         """Raises ValueError unless a folder holds a run of this command with valid settings."""
-        runs.Run(path, cls.config_class).check_settings()
+        runs.Run(path, cls.config_class).config()
 
     @classmethod
     def train(cls, config, options):

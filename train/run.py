@@ -60,21 +60,13 @@ class Run(RunFolder):
         kept = self.settings()
         kept.pop("target_tokenizer", None)
         try:
-            return self.config_class.restored(kept, self.is_old, self.is_edited)
+            return self.config_class.restored(kept, self.is_edited)
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"{self.config_file} belongs to another command or version, or is damaged. {reason}"
+                f"{self.config_file} belongs to another command, is damaged, or was written by "
+                f"version 0.1, which still reads it. {reason}"
             ) from None
-
-    def check_settings(self):
-        """Raises ValueError unless the folder holds a run of this command with valid settings.
-
-        Runs of earlier versions may have settings that are no longer there.
-        """
-        self.settings()
-        if not self.is_old:
-            self.config()
 
     def holds(self, config):
         """Whether the folder already holds this run.

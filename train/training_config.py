@@ -13,16 +13,7 @@ TABLE = (
     "a table: a .parquet file, a pattern or folder of them, or a folder of Hugging Face datasets"
 )
 
-# What earlier versions saved, instead of null, for a setting taken from --size.
-LEFT_TO_SIZE = {
-    **dict.fromkeys(SIZE, 0),
-    **dict.fromkeys(DROPOUTS, -1.0),
-    "activation": "",
-    "memory_length": -1,
-    "stride": 0,
-}
-
-# Earlier names of settings, in configs and the folders of runs.
+# Names of settings in version 0.2, in configs and the folders of runs.
 RENAMED = {"pre_norm": "normalize_first"}
 
 # Settings that are chosen for the devices when a run begins and then stay; the values are those of
@@ -245,13 +236,11 @@ class TrainingConfig(Settings):
         return cls(**read_config(name, cls.command))
 
     @classmethod
-    def restored(cls, kept, is_old=False, is_edited=False):
-        """The settings in config.json, written by this version or an earlier one.
+    def restored(cls, kept, is_edited=False):
+        """The settings in config.json, written by this version or by 0.2.
 
         Args:
             kept: its dictionary.
-            is_old: whether it may be of version 0.2 or earlier, which wrote other values for
-                settings taken from --size.
             is_edited: whether somebody has edited it, and may have deleted a setting.
 
         Raises:
@@ -261,8 +250,4 @@ class TrainingConfig(Settings):
         missing = cls.model_fields.keys() - kept.keys()
         if is_edited and missing:
             raise ValueError(f"Settings are missing: {', '.join(map(flag_of, sorted(missing)))}.")
-        kept = {**CHOSEN_AT_START, **cls.earlier, **kept}
-        if not is_old:
-            return cls(**kept)
-        unset = {name for name, value in LEFT_TO_SIZE.items() if kept.get(name) == value}
-        return cls(**{name: None if name in unset else value for name, value in kept.items()})
+        return cls(**{**CHOSEN_AT_START, **cls.earlier, **kept})
