@@ -54,6 +54,31 @@ def measure(candidates, repeats, steps):
     return rows
 
 
+def in_process(function, workload, *arguments, environment=None):
+    """What a function of a workload returns in a process of its own.
+
+    Args:
+        function: of this package.
+        workload: its first argument.
+        *arguments: the others.
+        environment: further variables of the process, a dictionary; None for none.
+    """
+    gpus = visible_gpus(gpu_count(), os.environ) if workload.device == "gpu" else [HIDDEN]
+    variables = {**workload.environment(",".join(gpus)), **(environment or {})}
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(
+        1, context, initializer=_set_up, initargs=(variables,)
+    ) as pool:
+        return pool.submit(function, workload, *arguments).result()
+
+
+def _set_up(variables):
+    """Sets variables of this process, and silences it."""
+    for stream in (1, 2):  # frameworks greet and warn; failures are raised
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    os.environ.update(variables)
+
+
 def _ask(row, process, function, *arguments):
     """Calls a function in a process; if it fails, writes why into the row and returns None."""
     if row["unavailable"]:
@@ -72,11 +97,9 @@ def _ask(row, process, function, *arguments):
 
 def _start(build, workload):
     """Builds the engine of this process and warms it up."""
-    for stream in (1, 2):  # frameworks greet and warn; failures are raised
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     on_gpu = workload.device == "gpu"
     visible = visible_gpus(gpu_count(), os.environ)[0] if on_gpu else HIDDEN
-    os.environ.update(workload.environment(visible))
+    _set_up(workload.environment(visible))
     engine = build(workload)
     _engines.append(engine)
     engine.finish(engine.unit())  # traces, compiles and allocates
