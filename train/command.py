@@ -39,7 +39,7 @@ class Command:
 
     Args:
         description: description in --help.
-        experiment: the subclass of `Experiment`; the command is named as its `config_class` says.
+        experiment: the subclass of `Experiment`, whose `config_class` names the command.
         subcommands: dict from a name to a class of settings, whose docstring is the --help of
             the subcommand. They are passed to the experiment's static method of that name.
     """

@@ -30,7 +30,6 @@ from .training_config import (
     TABLE,
     TrainingConfig,
     check_left_to_pretrained,
-    check_packed,
     check_pieces,
     fill_in,
 )
@@ -119,7 +118,6 @@ class LanguageModelConfig(TrainingConfig):
             self._check_model()
         super().model_post_init(context)
         check_pieces(self)
-        check_packed(self)
 
     def _check_model(self):
         if self.size not in SIZES[self.model]:
@@ -304,7 +302,7 @@ class LanguageModelExperiment(Experiment):
             ) from None
 
     def make_batches(self, tokenizer):
-        batches, sizes = self._batches()
+        batches, sizes = self.batches(tokenizer)
         if self.config.packed:
             documents = documents_of(self.train_text)
             kept = [document for document in documents if document.strip()]
@@ -312,16 +310,21 @@ class LanguageModelExperiment(Experiment):
             return batches(kt.data.tokenize(kept, tokenizer), *sizes)
         return batches(token_ids(tokenizer, self.train_text) - self.first_id, *sizes)
 
-    def load_batches(self, path, tokenizer):
-        batches, sizes = self._batches()
-        return batches.load(path, *sizes)
+    def batches(self, tokenizer):
+        config = self.config
+        sizes = config.context, config.batch_size
+        if config.model == "transformer_xl":
+            return kt.data.TextSegments, sizes
+        if config.packed:
+            return kt.data.PackedDocuments, (*sizes, config.seed, config.batch_shapes())
+        return kt.data.TextWindows, (*sizes, config.evaluate_every, config.seed)
 
     def validation(self, tokenizer):
         if not self.valid_text:
             return None
         config = self.config
         if config.packed:
-            batches, sizes = self._batches()
+            batches, sizes = self.batches(tokenizer)
             return batches(document_ids(tokenizer, self.valid_text), *sizes).epoch()
         # Outside training transformer_xl has no memory, so it reads a longer window.
         length = config.context + memory_length_of(config)
@@ -400,24 +403,9 @@ class LanguageModelExperiment(Experiment):
             kt.serving.Generator.load(options.run, options.dtype, weights=options.weights), options
         )
 
-    def _batches(self):
-        """The class of the batches, and the arguments of their sizes."""
-        config = self.config
-        if config.model == "transformer_xl":
-            return kt.data.TextSegments, (config.context, config.batch_size)
-        if config.packed:
-            sizes = config.context, config.batch_size, config.seed, config.batch_shapes()
-            return kt.data.PackedDocuments, sizes
-        return kt.data.TextWindows, (
-            config.context,
-            config.batch_size,
-            config.evaluate_every,
-            config.seed,
-        )
-
 
 def pad_id_of(first_id):
-    """The label of padding; where a model lacks control ids, 0 is a token as any other."""
+    """The label of padding; where a model lacks control ids, 0 is a token like any other."""
     return -1 if first_id else 0
 
 

@@ -124,11 +124,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_CODE_MISTAKE, f"{self.prog}: {message}. --help lists all flags.\n")
 
     def add_settings(self, cls, enforce_required=True):
-        """Adds a flag for each field of a class, first for those that the class itself declares.
+        """Adds a flag for each field of a class; those that the class itself declares come first.
 
         Args:
             cls: a class of `Settings`.
-            enforce_required: whether `parse_args` refuses to do without a required one.
+            enforce_required: whether `parse_args` refuses a command line without a required flag.
 
         Returns:
             A function from what `parse_args` returns to the values that were given, by name.
@@ -141,7 +141,7 @@ class Parser(argparse.ArgumentParser):
                 r"(.*?)(?: \((default: .*|required)\))?", help, re.S
             ).groups()
             details = [allowed(field)] if _kind(field) in (int, float) else []
-            # Of None and an empty text, the words say what they mean.
+            # The words explain a default of None or an empty text.
             if default and default.removeprefix("default: ").strip(f"{NEVER_GIVEN}\n"):
                 details.append(default)
             help_text = words + (f" ({'; '.join(details)})" if details else "")
@@ -153,7 +153,7 @@ class Parser(argparse.ArgumentParser):
             cli_implicit_flags=True, cli_hide_none_type=True, cli_enforce_required=enforce_required,
             cli_parse_none_str=NEVER_GIVEN,
         )  # fmt: skip
-        # Only flags: a command line, as of `launch`, may hold quotes and brackets.
+        # Only the flags: the command that `launch` runs may hold quotes and brackets.
         return lambda flags: source(
             parsed_args={n: v for n, v in vars(flags).items() if n in cls.model_fields}
         )()

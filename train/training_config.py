@@ -68,16 +68,7 @@ def fill_in(config, values):
     """Gives the settings of a new config that are None their values, a dictionary."""
     for name, value in values.items():
         if getattr(config, name) is None:
-            object.__setattr__(config, name, value)  # a frozen dataclass
-
-
-def check_packed(config):
-    """Raises ValueError if both --packed, which has one shape, and --shapes are given."""
-    if config.packed and config.shapes:
-        raise ValueError(
-            "--packed makes batches of one shape. Leave --shapes out or set it to 0. "
-            f"Received: --shapes {config.shapes}."
-        )
+            object.__setattr__(config, name, value)  # it is frozen
 
 
 def in_words(changes):
@@ -128,8 +119,8 @@ class TrainingConfig(Settings):
     )
     lora_targets: str = setting(
         "query,value",
-        "projections to tune, of query, key, value, output, widen, narrow, key_value and "
-        "query_key_value",
+        "projections to tune, separated by commas: query, key, value, output, widen, narrow, "
+        "key_value or query_key_value",
     )
 
     shapes: int | None = setting(
@@ -177,6 +168,16 @@ class TrainingConfig(Settings):
                 "--warmup-steps must be at least 1 with --schedule inverse_sqrt. "
                 f"Received: {self.warmup_steps}."
             )
+        if self.is_packed and self.shapes:
+            raise ValueError(
+                "--packed makes batches of one shape. Leave --shapes out or set it to 0. "
+                f"Received: --shapes {self.shapes}."
+            )
+
+    @property
+    def is_packed(self):
+        """Whether rows hold several texts, which only some commands support."""
+        return getattr(self, "packed", False)
 
     def has_validation(self):
         """Whether the settings name a validation text."""
@@ -189,7 +190,7 @@ class TrainingConfig(Settings):
             A dictionary from the name of a setting to the pair of whether it has an effect, and
             what it needs, in words.
         """
-        few = bool(self.shapes) or getattr(self, "packed", False)
+        few = bool(self.shapes) or self.is_packed
         return {
             "patience": (self.has_validation(), "a validation text"),
             "row_multiple": (few, "--shapes or --packed"),
@@ -217,7 +218,7 @@ class TrainingConfig(Settings):
 
     def batch_shapes(self):
         """The argument `shapes` of a class of batches."""
-        if getattr(self, "packed", False):
+        if self.is_packed:
             return kt.data.PackedRows(self.row_multiple or 1)
         return kt.data.FewShapes(self.shapes, self.row_multiple or 1) if self.shapes else None
 

@@ -39,7 +39,6 @@ from .training_config import (
     TABLE,
     TrainingConfig,
     check_left_to_pretrained,
-    check_packed,
     fill_in,
 )
 
@@ -124,7 +123,6 @@ class TranslationConfig(TrainingConfig):
             check_left_to_pretrained(self, names)
         else:
             fill_in(self, USUAL_SEARCH)
-        check_packed(self)
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
                 "--tokens-per-batch must be at least --max-length, so that any sentence fits into "
@@ -166,7 +164,7 @@ class SearchOptions(RunOptions):
     source_language: str = setting(
         "", "with a multilingual model: language of the texts, e.g. en; default: the run's"
     )
-    target_language: str = setting("", "likewise language to translate to; default: the run's")
+    target_language: str = setting("", "language to translate to, likewise; default: the run's")
 
 
 class EngineOptions(SearchOptions, DecodingOptions):
@@ -334,15 +332,19 @@ class TranslationExperiment(Experiment):
         pairs = zip(sides, empty, strict=True)
         kept = np.all([ids.row_lengths() > text.row_lengths() for ids, text in pairs], axis=0)
         log_dropped(int((~kept).sum()), len(kept), "pairs with an empty side")
-        return self._batches(*(tf.ragged.boolean_mask(ids, kept) for ids in sides))
+        batches, settings = self.batches(tokenizer)
+        return batches(*(tf.ragged.boolean_mask(ids, kept) for ids in sides), *settings)
 
-    def load_batches(self, path, tokenizer):
-        return kt.data.TokenBatches.load(path, *self._limits(), self.config.batch_shapes())
+    def batches(self, tokenizer):
+        config = self.config
+        sizes = config.tokens_per_batch, config.max_length, config.seed
+        return kt.data.TokenBatches, (*sizes, config.batch_shapes())
 
     def validation(self, tokenizer):
         if self.valid_text is None:
             return None
-        return self._batches(*self._token_ids(self.valid_text, tokenizer)).epoch()
+        batches, settings = self.batches(tokenizer)
+        return batches(*self._token_ids(self.valid_text, tokenizer), *settings).epoch()
 
     def build(self, tokenizer, batches):
         if self.pretrained is not None:
@@ -430,20 +432,12 @@ class TranslationExperiment(Experiment):
             text.targets, target or source
         )
 
-    def _batches(self, source_ids, target_ids):
-        return kt.data.TokenBatches(
-            source_ids, target_ids, *self._limits(), self.config.batch_shapes()
-        )
-
     def _tokenizers(self, tokenizer):
         """Those of source and target, with their languages; the latter None if it is the same."""
         config, given = self.config, ()
         if getattr(tokenizer, "languages", None) or not config.dataset:
             given = config.source_language or None, config.target_language or None
         return kt.serving.in_languages(tokenizer, self.target_tokenizer, {}, *given)
-
-    def _limits(self):
-        return self.config.tokens_per_batch, self.config.max_length, self.config.seed
 
 
 def translations_of(translator, texts):
