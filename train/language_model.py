@@ -62,11 +62,12 @@ class LanguageModelConfig(TrainingConfig):
     text_column: str = setting("text", "column of texts in a table")
     data_dir: str = setting("", "folder where TFDS keeps its data")
     hold_out: float = setting(
-        0.0, "instead: share of the text, at its end, to hold out for validation", ge=0, lt=1
+        0.0, "instead of --valid-text: share of the text to hold out, at its end", ge=0, lt=1
     )
 
     pretrained: str = setting(
-        "", "tune the model of a finished run, or of a folder of GPT-2, of Hugging Face or KerasHub"
+        "",
+        "tune the model of a finished run, or of a folder of GPT-2 from Hugging Face or KerasHub",
     )
     tokens: Literal["characters", "bytes", "pieces"] | None = setting(
         None, "what to cut the text into; default: characters, or as --pretrained"
@@ -171,7 +172,7 @@ class LanguageModelConfig(TrainingConfig):
 
 
 class SampleOptions(DecodingOptions):
-    """Continues a prompt, to standard output, token by token.
+    """Writes a prompt and its continuation to standard output, token by token.
 
     {command} --run runs/shakespeare --prompt "KING RICHARD:"
     """

@@ -9,9 +9,7 @@ SIZE = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 LARGEST_SEED = 2**32 - 1  # NumPy's limit
 LEAST_PIECES = 261  # 4 control ids, 256 bytes and a piece
-TABLE = (
-    "a table: a .parquet file, a pattern or folder of them, or a folder of Hugging Face datasets"
-)
+TABLE = "a .parquet file, a pattern or folder of them, or a folder of Hugging Face datasets"
 
 # Names of settings in version 0.2, in configs and the folders of runs.
 RENAMED = {"pre_norm": "normalize_first"}
@@ -112,7 +110,10 @@ class TrainingConfig(Settings):
     )
 
     lora_rank: int = setting(
-        0, "train only two matrices of this rank beside each projection; 0: all weights", ge=0
+        0,
+        "tune by LoRA: train only two matrices of this rank beside each of the --lora-targets; 0: "
+        "train all weights",
+        ge=0,
     )
     lora_alpha: float | None = setting(
         None, "LoRA's products are scaled by this / rank; default: twice the rank", gt=0

@@ -186,8 +186,8 @@ PARTS = {
     "decode": (measure_decoding, "decoding, on TensorFlow from an exported SavedModel"),
     "exact": (
         measure_exact,
-        "with --backend jax: the same numbers as a CPU, and the same bits in every run and after a "
-        "restart",
+        "with --backend jax: whether the numbers are those of a CPU, and the bits the same in "
+        "every run and after a restart",
     ),
     "long": (
         measure_long,
