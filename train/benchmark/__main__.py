@@ -238,11 +238,11 @@ def choose_device(wanted=None, backend="tensorflow", gpu=""):
             received += f": {(str(error).strip() or type(error).__name__).splitlines()[0]}"
     if name and gpu.lower() in name.lower():
         return "gpu", name
-    if wanted == "gpu":
+    if wanted == "gpu" or (gpus and backend == "jax"):
         raise ValueError(
             f"--{f'gpu {gpu}' if gpu else 'device gpu'} needs an NVIDIA GPU that "
-            "CUDA_VISIBLE_DEVICES does not hide, its driver and CUDA's libraries. "
-            f"Received: {name or received}"
+            "CUDA_VISIBLE_DEVICES does not hide, its driver and CUDA's libraries. Measure the CPU "
+            f"with --device cpu. Received: {name or received}"
         )
     warn_of_idle_gpus()
     return "cpu", None

@@ -36,8 +36,7 @@ def measure(candidates, repeats, steps):
     try:
         for label, build, workload in candidates:
             row = {"name": label, "unavailable": None, "seconds": []}
-            context = multiprocessing.get_context("spawn")  # a fork inherits threads and memory
-            processes.append(concurrent.futures.ProcessPoolExecutor(1, context))
+            processes.append(_new_process())
             rows.append(row)
             row.update(_ask(row, processes[-1], _start, build, workload) or {})
         for _ in range(repeats):
@@ -65,11 +64,14 @@ def in_process(function, workload, *arguments, environment=None):
     """
     gpus = visible_gpus(gpu_count(), os.environ) if workload.device == "gpu" else [HIDDEN]
     variables = {**workload.environment(",".join(gpus)), **(environment or {})}
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(
-        1, context, initializer=_set_up, initargs=(variables,)
-    ) as pool:
-        return pool.submit(function, workload, *arguments).result()
+    with _new_process() as process:
+        process.submit(_set_up, variables)
+        return process.submit(function, workload, *arguments).result()
+
+
+def _new_process():
+    context = multiprocessing.get_context("spawn")  # a fork inherits threads and memory
+    return concurrent.futures.ProcessPoolExecutor(1, context)
 
 
 def _set_up(variables):
