@@ -393,7 +393,7 @@ class LanguageModelExperiment(Experiment):
 
     @staticmethod
     def evaluate(options):
-        config = evaluated(runs.Run(options.run, LanguageModelConfig).config(), options)
+        config = config_for_evaluation(runs.Run(options.run, LanguageModelConfig).config(), options)
         text = read_text(options.text, options.text_column, config)
         generator = kt.serving.Generator.load(options.run, weights=options.weights)
         print(report(config, generator, text))
@@ -464,7 +464,7 @@ def stride_of(config):
     return config.stride or max(1, config.context // 2)
 
 
-def evaluated(config, options):
+def config_for_evaluation(config, options):
     """The config of a run with the context, stride and memory of `EvaluateOptions`."""
     given = options.given(("context", "stride", "memory_length"))
     if "stride" in given and config.model == "transformer_xl":

@@ -70,7 +70,7 @@ def finished_model(run, experiment, is_chief):
     return model
 
 
-def data_of(run, experiment, is_chief):
+def load_data(run, experiment, is_chief):
     """The tokenizer and batches that a run began with, rebuilt if a file is damaged."""
     try:
         tokenizer = run.tokenizer()

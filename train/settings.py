@@ -59,9 +59,7 @@ class Settings(pydantic.BaseModel):
             super().__init__(**values)
         except pydantic.ValidationError as error:
             problems = error.errors(include_url=False)
-            raise ValueError(
-                "\n".join(_in_plain_words(each, fields) for each in problems)
-            ) from None
+            raise ValueError("\n".join(_message(each, fields) for each in problems)) from None
 
     def given(self, names):
         """The settings among these names that are not None, by name."""
@@ -228,7 +226,7 @@ def _kind(field):
     return field.annotation
 
 
-def _in_plain_words(problem, fields):
+def _message(problem, fields):
     """Turns one of pydantic's problems into a line with what is allowed and what was received."""
     if problem["type"] == "value_error":  # of `model_post_init`
         return str(problem["ctx"]["error"])

@@ -69,7 +69,7 @@ def fill_in(config, values):
             object.__setattr__(config, name, value)  # it is frozen
 
 
-def in_words(changes):
+def describe_changes(changes):
     """The differences between two configs, one setting after another."""
     return "; ".join(f"{flag_of(n)} was {old} and is {new}" for n, (old, new) in changes.items())
 

@@ -423,7 +423,7 @@ class TranslationExperiment(Experiment):
 
     @staticmethod
     def export(options):
-        publish(_loaded(options, options.dtype), options)
+        publish(_load_translator(options, options.dtype), options)
 
     def _token_ids(self, text, tokenizer):
         """The ids of both sides."""
@@ -473,7 +473,7 @@ def _engine(options):
     """Yields a function that translates texts, like `translations_of`, and the search settings."""
     is_ours = options.engine == "tensorflow"
     # CTranslate2 runs models trained in half precision in float32.
-    translator = _loaded(options, None if is_ours else "float32", options.cache)
+    translator = _load_translator(options, None if is_ours else "float32", options.cache)
     settings = translator.settings
     if is_ours:
         yield functools.partial(translations_of, translator), settings
@@ -487,7 +487,7 @@ def _engine(options):
         yield engine.answer, settings
 
 
-def _loaded(options, dtype=None, cache="auto"):
+def _load_translator(options, dtype=None, cache="auto"):
     languages = options.source_language, options.target_language
     search, rules = (options.num_beams, options.length_penalty), options.given(RULES)
     return kt.serving.Translator.load(

@@ -63,7 +63,7 @@ LONG = {"batch_size": 4, "length": 4096}
 
 
 def training_candidates(workload):
-    """The engines that train; ours first, the bare products of TensorFlow's machines last."""
+    """The engines that train; ours first and, on TensorFlow, the bare products last."""
     build = training.keras_training if workload.backend == "tensorflow" else on_jax.jax_training
     builders = {
         "keras_transformer": functools.partial(build, training.ours),

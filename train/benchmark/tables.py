@@ -59,8 +59,8 @@ def engine_table(rows, peak=None):
         ratios = row.get("ours_is_faster_by") if row is not rows[0] else None
         return "{:.2f} ({:.2f}-{:.2f})".format(*ratios) if ratios else ""
 
-    def shown(key, form, unit=1.0):
-        return lambda row: format(row[key] / unit, form) if row.get(key) else ""
+    def number(key, spec, unit=1.0):
+        return lambda row: format(row[key] / unit, spec) if row.get(key) else ""
 
     def busy(row):
         return format(row["kernels"]["busy_ms"], ".2f") if row.get("kernels") else ""
@@ -70,20 +70,20 @@ def engine_table(rows, peak=None):
 
     columns = {
         "engine": lambda row: row["name"],
-        "tokens/s": shown("tokens_per_second", ",.0f"),
+        "tokens/s": number("tokens_per_second", ",.0f"),
         "ms": lambda row: f"{1000 * statistics.median(row['seconds']):.2f}",
         "ours faster by": ours_faster_by,
-        "GFLOP/s": shown("gflops", ".3g"),
-        "of products": shown("share_of_products", ".0%"),
+        "GFLOP/s": number("gflops", ".3g"),
+        "of products": number("share_of_products", ".0%"),
     }
     if peak:
         operations, moved = peak
-        columns["of peak"] = shown("gflops", ".0%", operations / 1e9)
-        columns["bound, ms"] = shown("bytes_moved", ".2f", moved / 1000)
+        columns["of peak"] = number("gflops", ".0%", operations / 1e9)
+        columns["bound, ms"] = number("bytes_moved", ".2f", moved / 1000)
     columns |= {
         "busy, ms": busy,
-        "GiB held": shown("peak_bytes", ".2f", 2**30),
-        "GiB moved": shown("bytes_moved", ".1f", 2**30),
+        "GiB held": number("peak_bytes", ".2f", 2**30),
+        "GiB moved": number("bytes_moved", ".1f", 2**30),
         "result": result,
     }
     measured = [row for row in rows if row["seconds"]]

@@ -55,7 +55,7 @@ def _refuse(request, error):
     return refuse(500, f"{type(error).__name__}: {error}")
 
 
-async def body_of(request):
+async def read_body(request):
     """The body of a request, unless it is too long."""
     body = bytearray()
     async for part in request.stream():
@@ -67,8 +67,8 @@ async def body_of(request):
 
 async def read(request, model):
     """What `read_request` returns, unless it would take too much memory to answer."""
-    name, inputs, format = read_request(await body_of(request), model.signatures)
-    if rows_of([(inputs,)]) > MOST_ROWS:
+    name, inputs, format = read_request(await read_body(request), model.signatures)
+    if num_rows([(inputs,)]) > MOST_ROWS:
         raise HTTPException(413, f"A request has at most {MOST_ROWS} rows.")
     is_cut = "truncated" in model.signatures[name]["outputs"]
     longest = LONGEST_READ if is_cut else LONGEST_BODY
@@ -82,17 +82,17 @@ async def read(request, model):
     return name, inputs, format
 
 
-async def events_of(first, others):
+async def events(first, others):
     """Server-sent events, each with the row of an answer as JSON."""
-    yield event_of(first)
+    yield event(first)
     try:
         async for outputs in others:
-            yield event_of(outputs)
+            yield event(outputs)
     except tf.errors.OpError as error:
         yield f"data: {json.dumps({'error': error.message})}\n\n".encode()
 
 
-def event_of(outputs):
+def event(outputs):
     [row] = json.loads(write_answer(outputs, ROWS))["predictions"]
     return f"data: {json.dumps(row)}\n\n".encode()
 
@@ -107,7 +107,7 @@ def model_in(path):
     return path["name"], int(version)
 
 
-def rows_of(requests):
+def num_rows(requests):
     """The number of rows of requests, each a triple with its inputs at the end."""
     return sum(
         max((len(a) for a in inputs.values() if a.ndim), default=1) for *_, inputs in requests
@@ -186,7 +186,7 @@ class Server:
     async def attention(self, request: Request):
         """A page that shows the attention; see `AttentionPages.page`."""
         model = self.models.find(*model_in(request.path_params))
-        body = await body_of(request)
+        body = await read_body(request)
         return HTMLResponse(await asyncio.to_thread(self.attention_pages.page, model, body))
 
     @app.post("/v1/models/{name}:stream")
@@ -198,7 +198,7 @@ class Server:
             raise ValueError("Expected one row for the signature generate of a language model.")
         outputs = self._continuations(model, signature, inputs)
         first = await anext(outputs)  # raises here if the request is invalid
-        return StreamingResponse(events_of(first, outputs), media_type="text/event-stream")
+        return StreamingResponse(events(first, outputs), media_type="text/event-stream")
 
     async def _continuations(self, model, signature, inputs):
         """The answers for more and more tokens: the same seed draws the same beginning.
@@ -231,14 +231,14 @@ class Server:
 
     async def _run(self, model, signature, inputs):
         """Answers one request, in a batch with others unless it is larger than a batch."""
-        if rows_of([(model, signature, inputs)]) > self.max_batch_rows:
+        if num_rows([(model, signature, inputs)]) > self.max_batch_rows:
             return await asyncio.to_thread(model.run, signature, inputs)
         outputs = await self._run_batch((model, signature, inputs))
         if isinstance(outputs, Exception):
             raise outputs
         return outputs
 
-    @serve.batch(max_concurrent_batches=2, batch_size_fn=rows_of)
+    @serve.batch(max_concurrent_batches=2, batch_size_fn=num_rows)
     async def _run_batch(self, requests):
         """Answers requests, together if they are for the same signature of a model."""
         groups = {}
