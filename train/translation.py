@@ -397,16 +397,19 @@ class TranslationExperiment(Experiment):
 
     @staticmethod
     def translate(options):
-        with _engine(options) as (answer, settings):
-            if options.format == "json":
-                num_best = options.num_best or settings.num_beams
-                if num_best > settings.num_beams:
-                    raise ValueError(
-                        "--num-best must be at most --num-beams. "
-                        f"Received: {num_best} and {settings.num_beams}."
-                    )
-                answer = functools.partial(n_best_of, answer.args[0], num_best)
-            answer_lines(answer, settings.max_source_length)
+        if options.format == "text":
+            with _engine(options) as (answer, settings):
+                answer_lines(answer, settings.max_source_length)
+            return
+        translator = _load_translator(options, cache=options.cache)
+        settings = translator.settings
+        num_best = options.num_best or settings.num_beams
+        if num_best > settings.num_beams:
+            raise ValueError(
+                "--num-best must be at most --num-beams. "
+                f"Received: {num_best} and {settings.num_beams}."
+            )
+        answer_lines(functools.partial(n_best_of, translator, num_best), settings.max_source_length)
 
     @staticmethod
     def evaluate(options):
@@ -471,20 +474,19 @@ def bleu_report(translations, references):
 @contextlib.contextmanager
 def _engine(options):
     """Yields a function that translates texts, like `translations_of`, and the search settings."""
-    is_ours = options.engine == "tensorflow"
-    # CTranslate2 runs models trained in half precision in float32.
-    translator = _load_translator(options, None if is_ours else "float32", options.cache)
-    settings = translator.settings
-    if is_ours:
-        yield functools.partial(translations_of, translator), settings
+    if options.engine == "tensorflow":
+        translator = _load_translator(options, cache=options.cache)
+        yield functools.partial(translations_of, translator), translator.settings
         return
+    # CTranslate2 runs models trained in half precision in float32.
+    translator = _load_translator(options, "float32")
     dtype = "int8" if options.engine.endswith("int8") else "float32"
     with tempfile.TemporaryDirectory() as folder:
         path = kt.convert.write(translator, "ctranslate2", f"{folder}/model", dtype=dtype)
         engine = kt.convert.CTranslate2Engine(path, translator)
         if differences := engine.differences():
             print(f"CTranslate2 searches with {differences}.", file=sys.stderr)
-        yield engine.answer, settings
+        yield engine.answer, translator.settings
 
 
 def _load_translator(options, dtype=None, cache="auto"):
