@@ -67,7 +67,7 @@ def test_a_file_that_is_no_report_is_left_alone(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("sees", "flags", "message"),
     [
-        (None, ["--device=gpu"], "--device gpu needs such an NVIDIA GPU.*Received: none"),
+        (None, ["--device=gpu"], "--device gpu needs an NVIDIA GPU.*Received: none"),
         ("", ["--device=gpu"], "Received: 1 NVIDIA GPUs that jax does not see"),
         ("NVIDIA T4", ["--gpu=H100"], "--gpu H100 needs.*Received: NVIDIA T4"),
         (RuntimeError("CUDA driver is too old\nfor this"), ["--gpu=H100"], "see: CUDA driver is t"),
