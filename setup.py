@@ -20,7 +20,6 @@ TRAIN = [
     "babel>=2.16,<3",
     "num2words>=0.5.13,<0.6",
     "pydantic>=2.12,<3",
-    "pydantic-settings>=2.14,<3",
 ]
 # importlib-resources: imported by tensorflow-datasets when it reads files, but not required by it.
 DATASETS = ["tensorflow-datasets>=4.9.7,<5", "importlib-resources>=6,<8"]

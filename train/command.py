@@ -47,7 +47,7 @@ class Command:
 
     Args:
         description: description in --help.
-        experiment: the subclass of `Experiment`; the command is named as its `config_class` says.
+        experiment: the subclass of `Experiment`, whose `config_class` names the command.
         subcommands: dict from a name to a class of settings, whose docstring is the --help of
             the subcommand. They are passed to the experiment's static method of that name.
     """
@@ -87,15 +87,19 @@ class Command:
             getattr(self.experiment, name)(options)
 
     def _train(self, arguments):
-        config_class, may_change = self.experiment.config_class, ", ".join(map(flag_of, MAY_CHANGE))
+        config_class = self.experiment.config_class
+        may_change = [flag_of(name) for name in MAY_CHANGE if name in config_class.model_fields]
+        epilog = f"You may resume a stopped run with another {', '.join(may_change)}."
         parser = Parser(
             prog=f"python -m train.{config_class.command}",
             usage="%(prog)s --run RUN [flags]",
             description=self.description,
-            epilog=textwrap.fill(f"You may resume a stopped run with another {may_change}.", 90),
+            epilog=textwrap.fill(epilog, 90, break_on_hyphens=False),
         )
         options_in = parser.add_settings(TrainOptions, enforce_required=False)  # see --print-config
-        parser.add_argument("--config", help="a file of settings in YAML, or one by name: multi30k")
+        parser.add_argument(
+            "--config", help="YAML file of settings, or the name of an example: multi30k"
+        )
         parser.add_argument(
             "--print-config",
             action="store_true",

@@ -124,7 +124,7 @@ def text_model_of(run, weights="averaged"):
     folder = serving.RunFolder(run)
     settings = folder.settings()
     kind = next((SIGNS[name] for name in SIGNS if name in settings), "language_model")
-    Run(run, CONFIGS[kind]).check_settings()
+    Run(run, CONFIGS[kind]).config()  # raises for wrong ones
     dtype = None if settings.get("dtype", "float32") == "float32" else "float32"
     if kind == "translation":
         return serving.Translator.load(run, dtype=dtype, weights=weights)

@@ -40,7 +40,7 @@ class Experiment:
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
-        """A config with the settings that are left to --pretrained.
+        """Fills in the settings that are left to --pretrained.
 
         Args:
             config: of a command.
@@ -67,10 +67,6 @@ class Experiment:
         """Batches of the training text."""
         raise NotImplementedError
 
-    def load_batches(self, path, tokenizer):
-        """The same batches, from the file that they were saved to."""
-        raise NotImplementedError
-
     def validation(self, tokenizer):
         """A dataset for evaluation after each epoch; None without a validation text."""
         raise NotImplementedError
@@ -93,12 +89,21 @@ class Experiment:
 
     # Some have these.
 
+    def batches(self, tokenizer):
+        """The class of the batches, and its arguments after the token ids."""
+        raise NotImplementedError
+
+    def load_batches(self, path, tokenizer):
+        """The batches of the training text, from the file that they were saved to."""
+        batches, settings = self.batches(tokenizer)
+        return batches.load(path, *settings)
+
     def callbacks(self, run, tokenizer):
         """Further callbacks that measure and write during training, on the chief only."""
         return []
 
     def new_layers(self, model):
-        """Names of the layers that no --pretrained has, which are trained beside LoRA."""
+        """Names of the layers that --pretrained lacks, which are trained in full beside LoRA."""
         return []
 
     def finish(self, run):
@@ -131,7 +136,7 @@ class Experiment:
     @classmethod
     def check_run(cls, path):
         """Raises ValueError unless a folder holds a run of this command with valid settings."""
-        runs.Run(path, cls.config_class).check_settings()
+        runs.Run(path, cls.config_class).config()
 
     @classmethod
     def train(cls, config, options):

@@ -30,7 +30,6 @@ from .training_config import (
     TABLE,
     TrainingConfig,
     check_left_to_pretrained,
-    check_packed,
     check_pieces,
     fill_in,
 )
@@ -63,11 +62,12 @@ class LanguageModelConfig(TrainingConfig):
     text_column: str = setting("text", "column of texts in a table")
     data_dir: str = setting("", "folder where TFDS keeps its data")
     hold_out: float = setting(
-        0.0, "instead: share of the text, at its end, to hold out for validation", ge=0, lt=1
+        0.0, "instead of --valid-text: share of the text to hold out, at its end", ge=0, lt=1
     )
 
     pretrained: str = setting(
-        "", "tune the model of a finished run, or of a folder of GPT-2, of Hugging Face or KerasHub"
+        "",
+        "tune the model of a finished run, or of a folder of GPT-2 from Hugging Face or KerasHub",
     )
     tokens: Literal["characters", "bytes", "pieces"] | None = setting(
         None, "what to cut the text into; default: characters, or as --pretrained"
@@ -119,7 +119,6 @@ class LanguageModelConfig(TrainingConfig):
             self._check_model()
         super().model_post_init(context)
         check_pieces(self)
-        check_packed(self)
 
     def _check_model(self):
         if self.size not in SIZES[self.model]:
@@ -173,7 +172,7 @@ class LanguageModelConfig(TrainingConfig):
 
 
 class SampleOptions(DecodingOptions):
-    """Continues a prompt, to standard output, token by token.
+    """Writes a prompt and its continuation to standard output, token by token.
 
     {command} --run runs/shakespeare --prompt "KING RICHARD:"
     """
@@ -304,7 +303,7 @@ class LanguageModelExperiment(Experiment):
             ) from None
 
     def make_batches(self, tokenizer):
-        batches, sizes = self._batches()
+        batches, sizes = self.batches(tokenizer)
         if self.config.packed:
             documents = documents_of(self.train_text)
             kept = [document for document in documents if document.strip()]
@@ -312,16 +311,21 @@ class LanguageModelExperiment(Experiment):
             return batches(kt.data.tokenize(kept, tokenizer), *sizes)
         return batches(token_ids(tokenizer, self.train_text) - self.first_id, *sizes)
 
-    def load_batches(self, path, tokenizer):
-        batches, sizes = self._batches()
-        return batches.load(path, *sizes)
+    def batches(self, tokenizer):
+        config = self.config
+        sizes = config.context, config.batch_size
+        if config.model == "transformer_xl":
+            return kt.data.TextSegments, sizes
+        if config.packed:
+            return kt.data.PackedDocuments, (*sizes, config.seed, config.batch_shapes())
+        return kt.data.TextWindows, (*sizes, config.evaluate_every, config.seed)
 
     def validation(self, tokenizer):
         if not self.valid_text:
             return None
         config = self.config
         if config.packed:
-            batches, sizes = self._batches()
+            batches, sizes = self.batches(tokenizer)
             return batches(document_ids(tokenizer, self.valid_text), *sizes).epoch()
         # Outside training transformer_xl has no memory, so it reads a longer window.
         length = config.context + memory_length_of(config)
@@ -389,7 +393,7 @@ class LanguageModelExperiment(Experiment):
 
     @staticmethod
     def evaluate(options):
-        config = evaluated(runs.Run(options.run, LanguageModelConfig).config(), options)
+        config = config_for_evaluation(runs.Run(options.run, LanguageModelConfig).config(), options)
         text = read_text(options.text, options.text_column, config)
         generator = kt.serving.Generator.load(options.run, weights=options.weights)
         print(report(config, generator, text))
@@ -400,24 +404,9 @@ class LanguageModelExperiment(Experiment):
             kt.serving.Generator.load(options.run, options.dtype, weights=options.weights), options
         )
 
-    def _batches(self):
-        """The class of the batches, and the arguments of their sizes."""
-        config = self.config
-        if config.model == "transformer_xl":
-            return kt.data.TextSegments, (config.context, config.batch_size)
-        if config.packed:
-            sizes = config.context, config.batch_size, config.seed, config.batch_shapes()
-            return kt.data.PackedDocuments, sizes
-        return kt.data.TextWindows, (
-            config.context,
-            config.batch_size,
-            config.evaluate_every,
-            config.seed,
-        )
-
 
 def pad_id_of(first_id):
-    """The label of padding; where a model lacks control ids, 0 is a token as any other."""
+    """The label of padding; where a model lacks control ids, 0 is a token like any other."""
     return -1 if first_id else 0
 
 
@@ -475,7 +464,7 @@ def stride_of(config):
     return config.stride or max(1, config.context // 2)
 
 
-def evaluated(config, options):
+def config_for_evaluation(config, options):
     """The config of a run with the context, stride and memory of `EvaluateOptions`."""
     given = options.given(("context", "stride", "memory_length"))
     if "stride" in given and config.model == "transformer_xl":

@@ -27,7 +27,7 @@ from .progress import (
     opened_log,
     progress,
 )
-from .recovery import data_of, finished_model, locked
+from .recovery import finished_model, load_data, locked
 from .run import Run
 from .settings import flag_of
 from .training_config import CHOSEN_AT_START
@@ -71,7 +71,7 @@ def with_plan(config, run, strategy):
     else:
         compiled = keras.backend.backend() == "jax" or tf.config.list_logical_devices("GPU")
         replicas = strategy.num_replicas_in_sync
-        few = 0 if is_packed(config) else 16
+        few = 0 if config.is_packed else 16
         chosen = {"shapes": few if compiled else 0, "row_multiple": replicas}
     return config.replace(**{**chosen, **config.given(CHOSEN_AT_START)})
 
@@ -83,16 +83,11 @@ def warn_of_no_effect(config, given):
             LOG.warning("%s has no effect: it needs %s.", flag_of(name), words)
 
 
-def is_packed(config):
-    """Whether rows hold several texts, which only some experiments support."""
-    return getattr(config, "packed", False)
-
-
 def check_rows(config, batches, strategy):
     """Raises ValueError if batches that must divide among the replicas do not."""
     replicas = strategy.num_replicas_in_sync
     rows = batches.shapes[:, 0].tolist() if hasattr(batches, "shapes") else [config.batch_size]
-    must_divide = config.shapes or is_packed(config) or keras.backend.backend() == "jax"
+    must_divide = config.batch_shapes() is not None or keras.backend.backend() == "jax"
     if must_divide and (uneven := [count for count in rows if count % replicas]):
         flag = "--row-multiple" if hasattr(batches, "shapes") else "--batch-size"
         flag = "--shapes 16, and a --row-multiple" if uneven[0] < 0 else f"a {flag}"
@@ -155,7 +150,7 @@ def _train(run, experiment, strategy, exists, lock, log_file):
     config, is_chief = experiment.config, this_worker(strategy).index == 0
     keras.utils.set_random_seed(config.seed)
     # The text is not tokenised again, and may have changed.
-    tokenizer, batches = data_of(run, experiment, is_chief) if exists else experiment.make_data()
+    tokenizer, batches = load_data(run, experiment, is_chief) if exists else experiment.make_data()
     check_rows(config, batches, strategy)
     check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
     validation = experiment.validation(tokenizer)

@@ -42,8 +42,8 @@ class RunOptions(Settings):
     run: str = required("folder of a trained run")
     weights: Literal["averaged", "best"] = setting(
         "averaged",
-        "weights to use: the mean of the newest checkpoints; or best, of a translation with "
-        "--bleu-every, those with the best BLEU during training",
+        "weights to use: averaged, the mean of the newest checkpoints; best, of a translation "
+        "trained with --bleu-every, those with the best BLEU",
     )
 
 

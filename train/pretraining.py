@@ -104,8 +104,10 @@ class PretrainingExperiment(Experiment):
     def make_batches(self, tokenizer):
         return self._batches(self.train_documents, tokenizer)
 
-    def load_batches(self, path, tokenizer):
-        return kt.data.PretrainingBatches.load(path, tokenizer, *self._sizes())
+    def batches(self, tokenizer):
+        config = self.config
+        sizes = config.batch_size, config.max_length, config.seed, config.masking_rate
+        return kt.data.PretrainingBatches, (tokenizer, *sizes, config.batch_shapes())
 
     def validation(self, tokenizer):
         if not self.valid_text:
@@ -152,13 +154,8 @@ class PretrainingExperiment(Experiment):
             )
 
     def _batches(self, documents, tokenizer):
-        ids = kt.data.tokenize_documents(documents, tokenizer)
-        return kt.data.PretrainingBatches(ids, tokenizer, *self._sizes())
-
-    def _sizes(self):
-        config = self.config
-        sizes = config.batch_size, config.max_length, config.seed, config.masking_rate
-        return *sizes, config.batch_shapes()
+        batches, settings = self.batches(tokenizer)
+        return batches(kt.data.tokenize_documents(documents, tokenizer), *settings)
 
 
 main = Command(__doc__, PretrainingExperiment).main

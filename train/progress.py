@@ -149,7 +149,7 @@ class EpochLog(keras.callbacks.Callback):
 
 
 class EpochSums(keras.callbacks.Callback):
-    """Lets an epoch that is interrupted go on with what has been measured in it.
+    """Resumes an interrupted epoch with what its metrics have added up so far.
 
     Args:
         model: the compiled model.

@@ -64,26 +64,26 @@ def finished_model(run, experiment, is_chief):
         run.tokenizer()
         run.target_tokenizer()
     except (DamagedFile, FileNotFoundError) as error:
-        _make_again(run, experiment, is_chief, error)
+        _rebuild(run, experiment, is_chief, error)
     if is_chief:
         print(f"{run.path} is already trained: nothing to do.")
     return model
 
 
-def data_of(run, experiment, is_chief):
+def load_data(run, experiment, is_chief):
     """The tokenizer and batches that a run began with, rebuilt if a file is damaged."""
     try:
         tokenizer = run.tokenizer()
         run.target_tokenizer()
         batches = experiment.load_batches(run.tokens_file, tokenizer)
     except (DamagedFile, FileNotFoundError) as error:
-        return _make_again(run, experiment, is_chief, error)
+        return _rebuild(run, experiment, is_chief, error)
     if is_chief and not run.checksums():
         run.save_data(tokenizer, batches, experiment.target_tokenizer)
     return tokenizer, batches
 
 
-def _make_again(run, experiment, is_chief, error):
+def _rebuild(run, experiment, is_chief, error):
     """Tokenizer and batches rebuilt from the text, provided they are the same as before."""
     tokenizer, batches = experiment.make_data()
     target = experiment.target_tokenizer

@@ -24,7 +24,7 @@ from keras_transformer.serving.run_folder import checksum_of
 from keras_transformer.training.checkpoint_files import steps_in
 
 from .progress import StopWithoutProgress, read_epochs
-from .training_config import MAY_CHANGE, in_words
+from .training_config import MAY_CHANGE, describe_changes
 
 
 class Run(RunFolder):
@@ -60,21 +60,13 @@ class Run(RunFolder):
         kept = self.settings()
         kept.pop("target_tokenizer", None)
         try:
-            return self.config_class.restored(kept, self.is_old, self.is_edited)
+            return self.config_class.restored(kept, self.is_edited)
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"{self.config_file} belongs to another command or version, or is damaged. {reason}"
+                f"{self.config_file} belongs to another command, is damaged, or was written by "
+                f"version 0.1, which still reads it. {reason}"
             ) from None
-
-    def check_settings(self):
-        """Raises ValueError unless the folder holds a run of this command with valid settings.
-
-        Runs of earlier versions may have settings that are no longer there.
-        """
-        self.settings()
-        if not self.is_old:
-            self.config()
 
     def holds(self, config):
         """Whether the folder already holds this run.
@@ -107,7 +99,7 @@ class Run(RunFolder):
             )
             raise ValueError(
                 f"{self.path} {reason} can no longer change. Choose another --run, or delete it. "
-                f"Received: {in_words(refused)}."
+                f"Received: {describe_changes(refused)}."
             )
         return True
 
@@ -126,7 +118,7 @@ class Run(RunFolder):
         """Saves the settings with which a run resumes, and prints the changes in one line."""
         if changes := config.changes_from(self.config()):
             self.save_config(config, self.has_two_tokenizers())
-            print(f"Resuming with other settings: {in_words(changes)}.")
+            print(f"Resuming with other settings: {describe_changes(changes)}.")
 
     def create(self, config, tokenizer, batches, target_tokenizer=None, pretrained=None):
         """Makes the folder with settings, tokenizers and tokens, whole or not at all.

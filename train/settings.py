@@ -1,6 +1,6 @@
 """Classes of settings: every field is a flag, a line of --help, a key in YAML, and is checked.
 
-pydantic checks the values and pydantic-settings makes the flags; the messages are ours.
+pydantic checks the values; the messages are ours.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import typing
 
 import pydantic
 import yaml
-from pydantic_settings import CliSettingsSource
 
 from .cli import MODULES
 
@@ -27,7 +26,6 @@ LIMITS = {
     "multiple_of": "a multiple of",
 }
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-NEVER_GIVEN = "\0"  # stands for None; no command line can contain it
 EXIT_CODE_MISTAKE = 2
 ENTRY_POINT, PROJECT = "keras-transformer", "keras-transformer-toolkit"
 IS_CLONE = (pathlib.Path(__file__).parents[1] / "setup.py").exists()
@@ -62,9 +60,7 @@ class Settings(pydantic.BaseModel):
             super().__init__(**values)
         except pydantic.ValidationError as error:
             problems = error.errors(include_url=False)
-            raise ValueError(
-                "\n".join(_in_plain_words(each, fields) for each in problems)
-            ) from None
+            raise ValueError("\n".join(_message(each, fields) for each in problems)) from None
 
     def given(self, names):
         """The settings among these names that are not None, by name."""
@@ -133,39 +129,36 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_CODE_MISTAKE, f"{self.prog}: {message}. --help lists all flags.\n")
 
     def add_settings(self, cls, enforce_required=True):
-        """Adds a flag for each field of a class, first for those that the class itself declares.
+        """Adds a flag for each field of a class; those that the class itself declares come first.
 
         Args:
             cls: a class of `Settings`.
-            enforce_required: whether `parse_args` refuses to do without a required one.
+            enforce_required: whether `parse_args` refuses a command line without a required flag.
 
         Returns:
             A function from what `parse_args` returns to the values that were given, by name.
         """
         own, inherited = self.add_argument_group(), self.add_argument_group()
-
-        def add_flag(parser, *names, dest, help, **options):
-            field = cls.model_fields[dest]
-            words, default = re.fullmatch(
-                r"(.*?)(?: \((default: .*|required)\))?", help, re.S
-            ).groups()
-            details = [allowed(field)] if _kind(field) in (int, float) else []
-            # Of None and an empty text, the words say what they mean.
-            if default and default.removeprefix("default: ").strip(f"{NEVER_GIVEN}\n"):
-                details.append(default)
-            help_text = words + (f" ({'; '.join(details)})" if details else "")
-            group = own if dest in cls.__annotations__ else inherited
-            group.add_argument(*names, dest=dest, help=help_text, **options)
-
-        source = CliSettingsSource(
-            cls, root_parser=self, add_argument_method=add_flag, cli_kebab_case=True,
-            cli_implicit_flags=True, cli_hide_none_type=True, cli_enforce_required=enforce_required,
-            cli_parse_none_str=NEVER_GIVEN,
-        )  # fmt: skip
-        # Only flags: a command line, as of `launch`, may hold quotes and brackets.
-        return lambda flags: source(
-            parsed_args={n: v for n, v in vars(flags).items() if n in cls.model_fields}
-        )()
+        for name, field in cls.model_fields.items():
+            kind, is_required = _kind(field), field.is_required()
+            details = [allowed(field)] if kind in (int, float) else []
+            if is_required:
+                details.append("required")
+            elif field.default not in (None, "", "\n"):  # whose meaning the description tells
+                details.append(f"default: {field.default}")
+            words = field.description + (f" ({'; '.join(details)})" if details else "")
+            if kind is bool:
+                options = {"action": argparse.BooleanOptionalAction}
+            elif typing.get_origin(kind) is typing.Literal:  # pydantic checks it with the numbers
+                options = {"metavar": f"{{{','.join(typing.get_args(kind))}}}"}
+            else:
+                options = {"metavar": kind.__name__}
+            group = own if name in cls.__annotations__ else inherited
+            group.add_argument(
+                flag_of(name), dest=name, default=argparse.SUPPRESS, help=words.replace("%", "%%"),
+                required=is_required and enforce_required, **options,
+            )  # fmt: skip
+        return lambda flags: {n: v for n, v in vars(flags).items() if n in cls.model_fields}
 
 
 def as_called(text):
@@ -261,7 +254,7 @@ def _kind(field):
     return field.annotation
 
 
-def _in_plain_words(problem, fields):
+def _message(problem, fields):
     """Turns one of pydantic's problems into a line with what is allowed and what was received."""
     if problem["type"] == "value_error":  # of `model_post_init`
         return str(problem["ctx"]["error"])

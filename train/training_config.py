@@ -9,20 +9,9 @@ SIZE = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 LARGEST_SEED = 2**32 - 1  # NumPy's limit
 LEAST_PIECES = 261  # 4 control ids, 256 bytes and a piece
-TABLE = (
-    "a table: a .parquet file, a pattern or folder of them, or a folder of Hugging Face datasets"
-)
+TABLE = "a .parquet file, a pattern or folder of them, or a folder of Hugging Face datasets"
 
-# What earlier versions saved, instead of null, for a setting taken from --size.
-LEFT_TO_SIZE = {
-    **dict.fromkeys(SIZE, 0),
-    **dict.fromkeys(DROPOUTS, -1.0),
-    "activation": "",
-    "memory_length": -1,
-    "stride": 0,
-}
-
-# Earlier names of settings, in configs and the folders of runs.
+# Names of settings in version 0.2, in configs and the folders of runs.
 RENAMED = {"pre_norm": "normalize_first"}
 
 # Settings that are chosen for the devices when a run begins and then stay; the values are those of
@@ -77,19 +66,10 @@ def fill_in(config, values):
     """Gives the settings of a new config that are None their values, a dictionary."""
     for name, value in values.items():
         if getattr(config, name) is None:
-            object.__setattr__(config, name, value)  # a frozen dataclass
+            object.__setattr__(config, name, value)  # it is frozen
 
 
-def check_packed(config):
-    """Raises ValueError if both --packed, which has one shape, and --shapes are given."""
-    if config.packed and config.shapes:
-        raise ValueError(
-            "--packed makes batches of one shape. Leave --shapes out or set it to 0. "
-            f"Received: --shapes {config.shapes}."
-        )
-
-
-def in_words(changes):
+def describe_changes(changes):
     """The differences between two configs, one setting after another."""
     return "; ".join(f"{flag_of(n)} was {old} and is {new}" for n, (old, new) in changes.items())
 
@@ -135,15 +115,18 @@ class TrainingConfig(Settings):
     )
 
     lora_rank: int = setting(
-        0, "train only two matrices of this rank beside each projection; 0: all weights", ge=0
+        0,
+        "tune by LoRA: train only two matrices of this rank beside each of the --lora-targets; 0: "
+        "train all weights",
+        ge=0,
     )
     lora_alpha: float | None = setting(
         None, "LoRA's products are scaled by this / rank; default: twice the rank", gt=0
     )
     lora_targets: str = setting(
         "query,value",
-        "projections to tune, of query, key, value, output, widen, narrow, key_value and "
-        "query_key_value",
+        "projections to tune, separated by commas: query, key, value, output, widen, narrow, "
+        "key_value or query_key_value",
     )
 
     shapes: int | None = setting(
@@ -191,6 +174,16 @@ class TrainingConfig(Settings):
                 "--warmup-steps must be at least 1 with --schedule inverse_sqrt. "
                 f"Received: {self.warmup_steps}."
             )
+        if self.is_packed and self.shapes:
+            raise ValueError(
+                "--packed makes batches of one shape. Leave --shapes out or set it to 0. "
+                f"Received: --shapes {self.shapes}."
+            )
+
+    @property
+    def is_packed(self):
+        """Whether rows hold several texts, which only some commands support."""
+        return getattr(self, "packed", False)
 
     def has_validation(self):
         """Whether the settings name a validation text."""
@@ -203,7 +196,7 @@ class TrainingConfig(Settings):
             A dictionary from the name of a setting to the pair of whether it has an effect, and
             what it needs, in words.
         """
-        few = bool(self.shapes) or getattr(self, "packed", False)
+        few = bool(self.shapes) or self.is_packed
         return {
             "patience": (self.has_validation(), "a validation text"),
             "row_multiple": (few, "--shapes or --packed"),
@@ -231,7 +224,7 @@ class TrainingConfig(Settings):
 
     def batch_shapes(self):
         """The argument `shapes` of a class of batches."""
-        if getattr(self, "packed", False):
+        if self.is_packed:
             return kt.data.PackedRows(self.row_multiple or 1)
         return kt.data.FewShapes(self.shapes, self.row_multiple or 1) if self.shapes else None
 
@@ -250,13 +243,11 @@ class TrainingConfig(Settings):
         return cls(**read_config(name, cls.command))
 
     @classmethod
-    def restored(cls, kept, is_old=False, is_edited=False):
-        """The settings in config.json, written by this version or an earlier one.
+    def restored(cls, kept, is_edited=False):
+        """The settings in config.json, written by this version or by 0.2.
 
         Args:
             kept: its dictionary.
-            is_old: whether it may be of version 0.2 or earlier, which wrote other values for
-                settings taken from --size.
             is_edited: whether somebody has edited it, and may have deleted a setting.
 
         Raises:
@@ -266,8 +257,4 @@ class TrainingConfig(Settings):
         missing = cls.model_fields.keys() - kept.keys()
         if is_edited and missing:
             raise ValueError(f"Settings are missing: {', '.join(map(flag_of, sorted(missing)))}.")
-        kept = {**CHOSEN_AT_START, **cls.earlier, **kept}
-        if not is_old:
-            return cls(**kept)
-        unset = {name for name, value in LEFT_TO_SIZE.items() if kept.get(name) == value}
-        return cls(**{name: None if name in unset else value for name, value in kept.items()})
+        return cls(**{**CHOSEN_AT_START, **cls.earlier, **kept})

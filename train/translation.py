@@ -39,7 +39,6 @@ from .training_config import (
     TABLE,
     TrainingConfig,
     check_left_to_pretrained,
-    check_packed,
     fill_in,
 )
 
@@ -124,7 +123,6 @@ class TranslationConfig(TrainingConfig):
             check_left_to_pretrained(self, names)
         else:
             fill_in(self, USUAL_SEARCH)
-        check_packed(self)
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
                 "--tokens-per-batch must be at least --max-length, so that any sentence fits into "
@@ -166,7 +164,7 @@ class SearchOptions(RunOptions):
     source_language: str = setting(
         "", "with a multilingual model: language of the texts, e.g. en; default: the run's"
     )
-    target_language: str = setting("", "likewise language to translate to; default: the run's")
+    target_language: str = setting("", "language to translate to, likewise; default: the run's")
 
 
 class EngineOptions(SearchOptions, DecodingOptions):
@@ -334,15 +332,19 @@ class TranslationExperiment(Experiment):
         pairs = zip(sides, empty, strict=True)
         kept = np.all([ids.row_lengths() > text.row_lengths() for ids, text in pairs], axis=0)
         log_dropped(int((~kept).sum()), len(kept), "pairs with an empty side")
-        return self._batches(*(tf.ragged.boolean_mask(ids, kept) for ids in sides))
+        batches, settings = self.batches(tokenizer)
+        return batches(*(tf.ragged.boolean_mask(ids, kept) for ids in sides), *settings)
 
-    def load_batches(self, path, tokenizer):
-        return kt.data.TokenBatches.load(path, *self._limits(), self.config.batch_shapes())
+    def batches(self, tokenizer):
+        config = self.config
+        sizes = config.tokens_per_batch, config.max_length, config.seed
+        return kt.data.TokenBatches, (*sizes, config.batch_shapes())
 
     def validation(self, tokenizer):
         if self.valid_text is None:
             return None
-        return self._batches(*self._token_ids(self.valid_text, tokenizer)).epoch()
+        batches, settings = self.batches(tokenizer)
+        return batches(*self._token_ids(self.valid_text, tokenizer), *settings).epoch()
 
     def build(self, tokenizer, batches):
         if self.pretrained is not None:
@@ -395,16 +397,19 @@ class TranslationExperiment(Experiment):
 
     @staticmethod
     def translate(options):
-        with _engine(options) as (answer, settings):
-            if options.format == "json":
-                num_best = options.num_best or settings.num_beams
-                if num_best > settings.num_beams:
-                    raise ValueError(
-                        "--num-best must be at most --num-beams. "
-                        f"Received: {num_best} and {settings.num_beams}."
-                    )
-                answer = functools.partial(n_best_of, answer.args[0], num_best)
-            answer_lines(answer, settings.max_source_length)
+        if options.format == "text":
+            with _engine(options) as (answer, settings):
+                answer_lines(answer, settings.max_source_length)
+            return
+        translator = _load_translator(options, cache=options.cache)
+        settings = translator.settings
+        num_best = options.num_best or settings.num_beams
+        if num_best > settings.num_beams:
+            raise ValueError(
+                "--num-best must be at most --num-beams. "
+                f"Received: {num_best} and {settings.num_beams}."
+            )
+        answer_lines(functools.partial(n_best_of, translator, num_best), settings.max_source_length)
 
     @staticmethod
     def evaluate(options):
@@ -421,7 +426,7 @@ class TranslationExperiment(Experiment):
 
     @staticmethod
     def export(options):
-        publish(_loaded(options, options.dtype), options)
+        publish(_load_translator(options, options.dtype), options)
 
     def _token_ids(self, text, tokenizer):
         """The ids of both sides."""
@@ -430,20 +435,12 @@ class TranslationExperiment(Experiment):
             text.targets, target or source
         )
 
-    def _batches(self, source_ids, target_ids):
-        return kt.data.TokenBatches(
-            source_ids, target_ids, *self._limits(), self.config.batch_shapes()
-        )
-
     def _tokenizers(self, tokenizer):
         """Those of source and target, with their languages; the latter None if it is the same."""
         config, given = self.config, ()
         if getattr(tokenizer, "languages", None) or not config.dataset:
             given = config.source_language or None, config.target_language or None
         return kt.serving.in_languages(tokenizer, self.target_tokenizer, {}, *given)
-
-    def _limits(self):
-        return self.config.tokens_per_batch, self.config.max_length, self.config.seed
 
 
 def translations_of(translator, texts):
@@ -477,23 +474,22 @@ def bleu_report(translations, references):
 @contextlib.contextmanager
 def _engine(options):
     """Yields a function that translates texts, like `translations_of`, and the search settings."""
-    is_ours = options.engine == "tensorflow"
-    # CTranslate2 runs models trained in half precision in float32.
-    translator = _loaded(options, None if is_ours else "float32", options.cache)
-    settings = translator.settings
-    if is_ours:
-        yield functools.partial(translations_of, translator), settings
+    if options.engine == "tensorflow":
+        translator = _load_translator(options, cache=options.cache)
+        yield functools.partial(translations_of, translator), translator.settings
         return
+    # CTranslate2 runs models trained in half precision in float32.
+    translator = _load_translator(options, "float32")
     dtype = "int8" if options.engine.endswith("int8") else "float32"
     with tempfile.TemporaryDirectory() as folder:
         path = kt.convert.write(translator, "ctranslate2", f"{folder}/model", dtype=dtype)
         engine = kt.convert.CTranslate2Engine(path, translator)
         if differences := engine.differences():
             print(f"CTranslate2 searches with {differences}.", file=sys.stderr)
-        yield engine.answer, settings
+        yield engine.answer, translator.settings
 
 
-def _loaded(options, dtype=None, cache="auto"):
+def _load_translator(options, dtype=None, cache="auto"):
     languages = options.source_language, options.target_language
     search, rules = (options.num_beams, options.length_penalty), options.given(RULES)
     return kt.serving.Translator.load(

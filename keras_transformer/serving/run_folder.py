@@ -44,7 +44,6 @@ class RunFolder:
 
     Attributes:
         is_edited: whether config.json, once it is read, is not as the run has written it.
-        is_old: whether version 0.2 or an earlier one has written it.
 
     Examples:
         >>> RunFolder("no such folder").settings()
@@ -62,7 +61,7 @@ class RunFolder:
         self.labels_file = self.path / "labels.json"
         self.model_file = self.path / "model.keras"
         self.best_model_file = self.path / "best.keras"
-        self.is_edited = self.is_old = False
+        self.is_edited = False
 
     def check(self):
         """Raises ValueError if the folder does not hold a run."""
@@ -83,9 +82,9 @@ class RunFolder:
             raise DamagedFile(f"{self.config_file} is damaged: {error}; {advice}") from None
         if not isinstance(content, dict):
             raise DamagedFile(f"{self.config_file} is damaged: it holds no settings; {advice}")
-        self.is_old = not {"checksum", "target_tokenizer"} & content.keys()
+        is_of_0_2 = not {"checksum", "target_tokenizer"} & content.keys()
         checksum = content.pop("checksum", None)
-        self.is_edited = not self.is_old and checksum != checksum_of(content)
+        self.is_edited = not is_of_0_2 and checksum != checksum_of(content)
         if self.is_edited:
             _warn_of_edit(str(self.config_file), checksum_of(content))
         return content
@@ -209,8 +208,6 @@ class RunFolder:
             checksum = content.pop("checksum", None)
             if checksum not in (None, checksum_of(content)):
                 raise ValueError("its checksum does not match")
-            # Runs of version 0.1 have "several" instead.
-            key = "multi_label" if "multi_label" in content else "several"
-            return content["names"], content[key]
+            return content["names"], content["multi_label"]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DamagedFile(f"{path} is damaged: {error}. {AGAIN}") from None

@@ -1,10 +1,8 @@
 """Finished runs in Python: loaded by the path of their folder, used, fine-tuned and published."""
 
-import json
 import random
 import shutil
 
-import numpy as np
 import pytest
 
 import keras_transformer as kt
@@ -121,13 +119,3 @@ def test_a_missing_run_and_a_damaged_one_are_refused(runs, kind, tmp_path):
     (copy / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
         KINDS[kind].load(copy)
-
-
-def test_labels_of_earlier_versions_are_read(runs, tmp_path):
-    shutil.copytree(runs / "classification", tmp_path / "run")
-    (tmp_path / "run" / "labels.json").write_text(
-        json.dumps({"names": ["animal", "thing"], "several": True})
-    )
-    classify = kt.serving.Classifier.load(tmp_path / "run")
-    assert classify.multi_label
-    assert np.all(classify.probabilities(["dog"]) < 1)

@@ -165,9 +165,9 @@ def test_the_table_is_aligned_and_names_what_is_not_there():
     ]
     compare(rows, tokens=100)
     assert engine_table(rows) == [
-        "engine              tokens/s      ms    ours faster by",
-        "ours                     200   500.0",
-        "a peer with a name        50  2000.0  4.00 (4.00-4.00)",
+        "engine              tokens/s       ms    ours faster by",
+        "ours                     200   500.00",
+        "a peer with a name        50  2000.00  4.00 (4.00-4.00)",
         "third  skipped: third is not installed",
     ]
 
@@ -180,9 +180,9 @@ def test_the_table_stands_without_our_own_engine():
     ]
     compare(rows, tokens=100, flops=1e9)
     assert engine_table(rows) == [
-        "engine          tokens/s      ms  ours faster by  GFLOP/s  of products",
-        "peer                  50  2000.0                      0.5          50%",
-        "products, fast            1000.0                        1         100%",
+        "engine          tokens/s       ms  GFLOP/s  of products",
+        "peer                  50  2000.00      0.5          50%",
+        "products, fast            1000.00        1         100%",
         "ours  failed: ValueError: broken",
     ]
 
@@ -220,7 +220,8 @@ def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
     report_file = tmp_path / "report.json"
     options = [*TOY_RUN, "--dtype", "bfloat16", "--decode-batch", "2", "--json", str(report_file)]
     assert benchmark.run(options) == 0, capsys.readouterr().out
-    training, decoding = json.loads(report_file.read_text())["measurements"]
+    [measured] = json.loads(report_file.read_text())["runs"]
+    training, decoding = measured["measurements"]
     for row in training["engines"] + decoding["engines"]:
         failure = row["unavailable"] or ""
         assert not failure.startswith("failed"), f"{row['name']} {failure}"
@@ -239,36 +240,42 @@ def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
     ("dtype", "theirs"), [("float32", ["float32", "int8"]), ("bfloat16", ["int8"])]
 )
 def test_our_weights_stand_against_like_ones_and_int8(dtype, theirs):
-    ours, *peers = benchmark.decoding_candidates(SIZE, dtype, 2, threads=1)
+    ours, *peers = benchmark.decoding_candidates(WORKLOAD._replace(dtype=dtype))
     assert ours.workload.dtype == dtype
     assert [peer.workload.dtype for peer in peers] == theirs
 
 
-def test_a_gpu_that_tensorflow_does_not_see_is_not_measured(machine, caplog):
+def test_a_gpu_that_tensorflow_does_not_see_is_not_measured(machine, caplog, monkeypatch):
     machine(2)
+    monkeypatch.setattr(benchmark, "in_process", lambda *_: "")
     assert choose_device("cpu") == ("cpu", None) and not caplog.messages
     assert choose_device() == ("cpu", None)
     [message] = caplog.messages
     assert "TensorFlow sees no GPU" in message
-    with pytest.raises(ValueError, match=r"Received: 2 NVIDIA GPUs that TensorFlow does not see"):
+    with pytest.raises(ValueError, match="Received: 2 NVIDIA GPUs that tensorflow does not see"):
         choose_device("gpu")
+
+
+class OnGPU:
+    device, backend, threads = "gpu", "tensorflow", 1
 
 
 def test_a_gpu_gets_larger_batches_in_bfloat16_and_compiled_steps():
     size = size_on("gpu", "base")
     assert size == size_on("cpu", "base")._replace(batch_size=256)
-    ours, *peers = benchmark.training_candidates(size, "bfloat16", threads=1, device="gpu")
+    workload = benchmark.workload_of(OnGPU, size, "bfloat16")
+    ours, *peers = benchmark.training_candidates(workload)
     assert ours.workload.compiled and {peer.workload for peer in peers} == {ours.workload}
-    ours, peer = benchmark.decoding_candidates(size, "bfloat16", 2, threads=1, device="gpu")
+    ours, peer = benchmark.decoding_candidates(workload)
     assert ours.workload == peer.workload, "like with like"
 
 
 @pytest.mark.slow
 def test_compiled_steps_learn_as_plain_ones_do():
     """What a GPU runs, on the CPU: XLA and, where PyTorch is installed, torch.compile."""
-    candidates = benchmark.training_candidates(SIZES["toy"], "bfloat16", threads=1)[:3]
-    fused = [c._replace(workload=c.workload._replace(compiled=True)) for c in candidates]
-    rows = measure(fused, repeats=1, steps=2)
+    size = SIZES["toy"]
+    workload = Workload(size, "bfloat16", size.batch_size, threads=1, compiled=True)
+    rows = measure(benchmark.training_candidates(workload)[:3], repeats=1, steps=2)
     assert rows[0]["seconds"], "of ours"
     for row in rows:
         assert not (row["unavailable"] or "").startswith("failed"), row

@@ -110,30 +110,20 @@ def test_nothing_of_a_finished_run_changes(tmp_path):
         run.holds(run.config().replace(peak_rate=0.5))
 
 
-# Settings that they did not have.
+# Settings that version 0.2 did not have.
 LATER = (*CHOSEN_AT_START, "packed", "lora_rank", "lora_alpha", "lora_targets")
 
 
-def old(config):
-    """A config as earlier versions have saved it."""
-    kept = config.model_dump()
-    kept = {name: value for name, value in kept.items() if name not in LATER}
-    unset = {"activation": "", "memory_length": -1, "stride": 0}
-    for name, value in kept.items():
-        if value is None and name not in unset:
-            kept[name] = -1.0 if "dropout" in name else 0
-    return kept | {name: value for name, value in unset.items() if name in kept}
-
-
 @pytest.mark.parametrize("cls", CONFIGS)
-def test_a_config_of_an_earlier_version_is_read(cls, tmp_path):
-    kept = old(cls())
-    assert kept["num_layers"] == 0 and kept["activation_dropout"] == -1.0
+def test_a_config_of_version_0_2_is_read_and_one_of_0_1_is_refused(cls, tmp_path):
+    kept = cls(dropout=0.0, num_layers=3).model_dump()
+    kept = {name: value for name, value in kept.items() if name not in LATER}
     (tmp_path / "config.json").write_text(json.dumps(kept))
     run = Run(tmp_path, cls)
-    assert run.config() == cls(**CHOSEN_AT_START)
-    (tmp_path / "config.json").write_text(json.dumps({**kept, "dropout": 0.0, "num_layers": 3}))
     assert run.config() == cls(dropout=0.0, num_layers=3, **CHOSEN_AT_START)
+    (tmp_path / "config.json").write_text(json.dumps({**kept, "num_layers": 0}))
+    with pytest.raises(ValueError, match=r"or was written by version 0\.1.*--num-layers must be"):
+        run.config()
 
 
 @pytest.mark.parametrize("wrong", [{"no_such": 3}, {"steps": 0}])
@@ -143,7 +133,7 @@ def test_a_config_of_another_command_is_named(wrong, tmp_path):
     [(name, value)] = wrong.items()
     flag = name if name == "no_such" else f"--{name}"
     with pytest.raises(
-        ValueError, match=f"config.json belongs to another command or version.*{flag}.*{value}"
+        ValueError, match=f"config.json belongs to another command, .*{flag}.*{value}"
     ):
         run.config()
 

@@ -10,20 +10,28 @@ import tensorflow as tf
 
 import keras_transformer as kt
 from train import loop, translation
+from train.pretraining import PretrainingConfig
 from train.translation import TranslationConfig
 
 from .conftest import SETTINGS
 
 
 @pytest.mark.parametrize(
-    ("shapes", "settings", "expected"),
+    ("shapes", "config", "expected"),
     [
-        ([[8, 4, 4], [6, 8, 8]], {"shapes": 2}, r"Give a --row-multiple that is a multiple of 4"),
-        (None, {"shapes": 2, "batch_size": 6}, r"Give a --batch-size that is a multiple of 4"),
+        (
+            [[8, 4, 4], [6, 8, 8]],
+            TranslationConfig(shapes=2),
+            r"Give a --row-multiple that is a multiple of 4",
+        ),
+        (
+            None,
+            PretrainingConfig(shapes=2, batch_size=6),
+            r"Give a --batch-size that is a multiple of 4",
+        ),
     ],
 )
-def test_rows_that_do_not_divide_are_refused_with_the_flag_to_give(shapes, settings, expected):
-    config = types.SimpleNamespace(**settings)
+def test_rows_that_do_not_divide_are_refused_with_the_flag_to_give(shapes, config, expected):
     batches = types.SimpleNamespace(**({"shapes": np.array(shapes)} if shapes else {}))
     four = types.SimpleNamespace(num_replicas_in_sync=4)
     with pytest.raises(ValueError, match=expected + r".*4 replicas, a batch of 6 rows\."):

@@ -217,18 +217,6 @@ def test_search_can_be_changed_after_the_training(text, trained, capsys, tmp_pat
     np.testing.assert_allclose(best["score"], answer["score"], rtol=1e-5)
 
 
-def test_a_finished_run_of_an_earlier_version_is_used(text, trained, tmp_path, capsys):
-    run = shutil.copytree(trained, tmp_path / "run")
-    kept = json.loads((run / "config.json").read_text())
-    assert kept["attention_dropout"] is None
-    kept |= {"attention_dropout": -1.0, "activation_dropout": -1.0, "activation": ""}
-    kept = {name: kept[name] for name in kept if name not in ("checksum", "target_tokenizer")}
-    (run / "config.json").write_text(json.dumps(kept))
-    flags = [flag.replace("--valid-", "--") for flag in [*text[2:4], *text[6:8]]]
-    translation.main(["evaluate", "--run", str(run), *flags])
-    assert "BLEU: " in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

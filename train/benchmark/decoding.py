@@ -1,4 +1,4 @@
-"""What `train.benchmark` compares in decoding: our exported SavedModel and CTranslate2.
+"""What `train.benchmark` compares in decoding: our exported SavedModel, CTranslate2 and Marian.
 
 All decode random sources with random weights, NUM_BEAMS beams, and exactly OUTPUT_TOKENS tokens per
 sentence, because the model may not end a sentence earlier.
@@ -9,9 +9,10 @@ import tempfile
 
 import numpy as np
 
-from .engines import FIRST_WORD_ID, Engine, import_keras
+from .engines import FIRST_WORD_ID, Engine, import_keras, import_torch
 
 NUM_BEAMS, SOURCE_TOKENS, OUTPUT_TOKENS = 4, 25, 50
+START_ID, END_ID = 2, 3
 
 
 def ours_decoding(workload):
@@ -63,6 +64,47 @@ def ctranslate2_decoding(workload):
     return Engine(f"CTranslate2 {ctranslate2.__version__} {workload.dtype}", unit, num_parameters)
 
 
+def huggingface_decoding(num_beams, workload):
+    """`generate` of a Marian model of the same size, with the default cache, not compiled."""
+    torch, device = import_torch(workload)
+    import transformers
+
+    size = workload.size
+    settings = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (
+            ("layers", size.num_layers),
+            ("ffn_dim", size.intermediate_dim),
+            ("attention_heads", size.num_heads),
+        )
+    }
+    config = transformers.MarianConfig(
+        vocab_size=size.vocabulary_size, d_model=size.hidden_dim, pad_token_id=0,
+        decoder_start_token_id=START_ID, eos_token_id=END_ID, forced_eos_token_id=None,
+        activation_function="relu", **settings,
+    )  # fmt: skip
+    dtype = getattr(torch, workload.dtype)
+    model = transformers.MarianMTModel(config).to(device=device, dtype=dtype).eval()
+    source_ids = torch.from_numpy(sources(workload)).long().to(device)
+
+    def unit():
+        with torch.inference_mode():
+            return model.generate(
+                source_ids,
+                num_beams=num_beams,
+                do_sample=False,
+                min_new_tokens=OUTPUT_TOKENS,
+                max_new_tokens=OUTPUT_TOKENS,
+            )
+
+    def finish(token_ids):
+        return float(token_ids.cpu().shape[1] - 1)
+
+    name = f"transformers {transformers.__version__} Marian, beam {num_beams}"
+    return Engine(name, unit, model.num_parameters(), finish)
+
+
 def sources(workload):
     """Random source ids, (batch, SOURCE_TOKENS)."""
     shape = (workload.batch_size, SOURCE_TOKENS)
@@ -70,7 +112,7 @@ def sources(workload):
     return rng.integers(FIRST_WORD_ID, workload.size.vocabulary_size, shape).astype("int32")
 
 
-def _our_model(size, dtype):
+def our_model(size, dtype):
     from keras_transformer.models.encoder_decoder import translation
 
     return translation(size.vocabulary_size, dtype=dtype, **size.dimensions)
@@ -81,9 +123,8 @@ def _write_our_model(workload, directory):
     import tensorflow as tf
 
     from keras_transformer.decoding.search import beam_search
-    from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
-    model = _our_model(workload.size, workload.dtype)
+    model = our_model(workload.size, workload.dtype)
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, "source_ids")])
     def decode(source_ids):
@@ -96,7 +137,7 @@ def _write_our_model(workload, directory):
             start_id=START_ID,
             end_id=END_ID,
             # No end before the limit, where the search puts one whatever is forbidden.
-            forbidden_ids=(PAD_ID, START_ID, END_ID),
+            forbidden_ids=(0, START_ID, END_ID),
         )
         return {"token_ids": hypotheses.token_ids, "lengths": hypotheses.lengths}
 
@@ -114,7 +155,7 @@ def _write_ctranslate2_model(workload, directory):
     from keras_transformer import convert
 
     keras.utils.set_random_seed(0)
-    model = _our_model(workload.size, "float32")
+    model = our_model(workload.size, "float32")
     words = ["<blank>", "<unk>", "<s>", "</s>"]
     words += [f"t{token}" for token in range(FIRST_WORD_ID, workload.size.vocabulary_size)]
     spec = convert.ctranslate2.translation_spec(model, words, words, OUTPUT_TOKENS)

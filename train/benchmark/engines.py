@@ -141,3 +141,17 @@ def import_keras(workload, mixed=False):
     if mixed and workload.dtype == "bfloat16":
         keras.config.set_dtype_policy("mixed_bfloat16")
     return tensorflow, keras
+
+
+def name_of_gpu(workload):
+    """The name of the first GPU that the backend of a workload sees, or ""."""
+    if workload.backend == "jax":
+        import jax
+
+        device = jax.devices()[0]
+        return device.device_kind if device.platform == "gpu" else ""
+    import tensorflow
+
+    seen = tensorflow.config.list_physical_devices("GPU")
+    details = tensorflow.config.experimental.get_device_details
+    return details(seen[0]).get("device_name", "GPU") if seen else ""

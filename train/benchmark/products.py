@@ -54,12 +54,12 @@ def tensorflow_products(workload):
     def operand(*shape):
         return tensorflow.cast(tensorflow.random.normal(shape), workload.dtype)
 
-    def forms(a, b, c):
+    def products_of(a, b, c):
         yield lambda: tensorflow.matmul(a, b)
         yield lambda: tensorflow.matmul(c, b, transpose_b=True)
         yield lambda: tensorflow.matmul(a, c, transpose_a=True)
 
-    unit = all_products(workload.size, operand, forms)
+    unit = all_products(workload.size, operand, products_of)
     name = f"products, TensorFlow {tensorflow.__version__}"
     return Engine(name, unit, finish=lambda _: wait_for_tensorflow())
 
@@ -71,24 +71,24 @@ def pytorch_products(workload):
     def operand(*shape):
         return torch.randn(shape, device=device).to(getattr(torch, workload.dtype))
 
-    def forms(a, b, c):
+    def products_of(a, b, c):
         yield lambda: torch.matmul(a, b)
         yield lambda: torch.matmul(c, b.mT)
         yield lambda: torch.matmul(a.mT, c)
 
-    unit = all_products(workload.size, operand, forms)
+    unit = all_products(workload.size, operand, products_of)
     name = f"products, PyTorch {torch.__version__.partition('+')[0]}"
     return Engine(name, unit, finish=lambda _: wait_for_torch(device))
 
 
-def all_products(size, operand, forms):
+def all_products(size, operand, products_of):
     """A function that computes each product of a training step as often as the step does.
 
     Args:
         size: of the model and its batches.
         operand: function from a shape to a random matrix, or several in a batch.
-        forms: function from two operands and a result to the three products of a step: forward,
-            for the gradient of the inputs, and for that of the weights.
+        products_of: function from two operands and a result to the three products of a step:
+            forward, for the gradient of the inputs, and for that of the weights.
     """
     calls = []
     for product, count in forward_products(size).items():
@@ -98,8 +98,8 @@ def all_products(size, operand, forms):
             (product.inner, product.columns),
             (product.rows, product.columns),
         )
-        for form in forms(*(operand(*outer, *shape) for shape in shapes)):
-            calls += [form] * count
+        for call in products_of(*(operand(*outer, *shape) for shape in shapes)):
+            calls += [call] * count
 
     def unit():
         for call in calls:

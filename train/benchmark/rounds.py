@@ -36,8 +36,7 @@ def measure(candidates, repeats, steps):
     try:
         for label, build, workload in candidates:
             row = {"name": label, "unavailable": None, "seconds": []}
-            context = multiprocessing.get_context("spawn")  # a fork inherits threads and memory
-            processes.append(concurrent.futures.ProcessPoolExecutor(1, context))
+            processes.append(_new_process())
             rows.append(row)
             row.update(_ask(row, processes[-1], _start, build, workload) or {})
         for _ in range(repeats):
@@ -52,6 +51,34 @@ def measure(candidates, repeats, steps):
         for process in processes:
             process.shutdown()
     return rows
+
+
+def in_process(function, workload, *arguments, environment=None):
+    """What a function of a workload returns in a process of its own.
+
+    Args:
+        function: of this package.
+        workload: its first argument.
+        *arguments: the others.
+        environment: further variables of the process, a dictionary; None for none.
+    """
+    gpus = visible_gpus(gpu_count(), os.environ) if workload.device == "gpu" else [HIDDEN]
+    variables = {**workload.environment(",".join(gpus)), **(environment or {})}
+    with _new_process() as process:
+        process.submit(_set_up, variables)
+        return process.submit(function, workload, *arguments).result()
+
+
+def _new_process():
+    context = multiprocessing.get_context("spawn")  # a fork inherits threads and memory
+    return concurrent.futures.ProcessPoolExecutor(1, context)
+
+
+def _set_up(variables):
+    """Sets variables of this process, and silences it."""
+    for stream in (1, 2):  # frameworks greet and warn; failures are raised
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    os.environ.update(variables)
 
 
 def _ask(row, process, function, *arguments):
@@ -72,11 +99,9 @@ def _ask(row, process, function, *arguments):
 
 def _start(build, workload):
     """Builds the engine of this process and warms it up."""
-    for stream in (1, 2):  # frameworks greet and warn; failures are raised
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     on_gpu = workload.device == "gpu"
     visible = visible_gpus(gpu_count(), os.environ)[0] if on_gpu else HIDDEN
-    os.environ.update(workload.environment(visible))
+    _set_up(workload.environment(visible))
     engine = build(workload)
     _engines.append(engine)
     engine.finish(engine.unit())  # traces, compiles and allocates

@@ -1,8 +1,19 @@
 """From measured seconds to speeds, ratios and a table."""
 
+import importlib.metadata
+import json
+import pathlib
 import platform
+import shutil
 import statistics
-from pathlib import Path
+import subprocess
+
+LARGEST_KERNELS = 12
+VERSIONS = ("tensorflow", "jax", "keras", "keras-hub", "torch", "transformers", "ctranslate2")
+SMI = (
+    "name", "driver_version", "power.limit", "power.draw", "clocks.sm", "clocks.max.sm",
+    "clocks.mem", "temperature.gpu",
+)  # fmt: skip
 
 
 def compare(rows, tokens, flops=None):
@@ -35,25 +46,84 @@ def is_limit(row):
     return row["name"].startswith("products")
 
 
-def engine_table(rows):
-    """Lines of text, one per row of `compare`."""
+def engine_table(rows, peak=None):
+    """Lines of text, one per row of `compare`; a column that no row fills is left out.
+
+    Args:
+        rows: rows from `measure`.
+        peak: operations and bytes a second that the device can do at most, a pair; None if they
+            are not known.
+    """
 
     def ours_faster_by(row):
         ratios = row.get("ours_is_faster_by") if row is not rows[0] else None
         return "{:.2f} ({:.2f}-{:.2f})".format(*ratios) if ratios else ""
 
-    def shown(key, form):
-        return lambda row: format(row[key], form) if row.get(key) else ""
+    def number(key, spec, unit=1.0):
+        return lambda row: format(row[key] / unit, spec) if row.get(key) else ""
+
+    def busy(row):
+        return format(row["kernels"]["busy_ms"], ".2f") if row.get("kernels") else ""
+
+    def result(row):
+        return format(row["result"], ".4f") if isinstance(row.get("result"), float) else ""
 
     columns = {
         "engine": lambda row: row["name"],
-        "tokens/s": shown("tokens_per_second", ".0f"),
-        "ms": lambda row: f"{1000 * statistics.median(row['seconds']):.1f}",
+        "tokens/s": number("tokens_per_second", ",.0f"),
+        "ms": lambda row: f"{1000 * statistics.median(row['seconds']):.2f}",
         "ours faster by": ours_faster_by,
+        "GFLOP/s": number("gflops", ".3g"),
+        "of products": number("share_of_products", ".0%"),
     }
-    if any("gflops" in row for row in rows):
-        columns["GFLOP/s"] = shown("gflops", ".3g")
-        columns["of products"] = shown("share_of_products", ".0%")
+    if peak:
+        operations, moved = peak
+        columns["of peak"] = number("gflops", ".0%", operations / 1e9)
+        columns["bound, ms"] = number("bytes_moved", ".2f", moved / 1000)
+    columns |= {
+        "busy, ms": busy,
+        "GiB held": number("peak_bytes", ".2f", 2**30),
+        "GiB moved": number("bytes_moved", ".1f", 2**30),
+        "result": result,
+    }
+    measured = [row for row in rows if row["seconds"]]
+    for name, text in list(columns.items())[1:]:
+        if not any(map(text, measured)):
+            del columns[name]
+    return table(columns, rows)
+
+
+def kernel_table(row):
+    """Lines of text, one for each of the largest kernels of a step; none if none was traced."""
+    found = row.get("kernels")
+    if not found:
+        return []
+    rows = [
+        {"name": name, "ms": ms, "calls": calls}
+        for name, ms, calls in found["by_name"][:LARGEST_KERNELS]
+    ]
+    columns = {
+        "kernel": lambda row: row["name"][:80],
+        "ms a step": lambda row: f"{row['ms']:.3f}",
+        "calls": lambda row: f"{row['calls']:.0f}",
+        "share": lambda row: f"{row['ms'] / found['busy_ms']:.0%}",
+    }
+    return [
+        "",
+        *table(columns, rows),
+        f"The device computes {found['busy_ms']:.2f} of {found['span_ms']:.2f} ms a step.",
+    ]
+
+
+def exactness_table(rows):
+    """Lines of text, one for each row of `measure_exactness`."""
+    columns = {
+        "what": lambda row: row["name"],
+        "holds": lambda row: "yes" if row["holds"] else "NO",
+        "numbers": lambda row: json.dumps(
+            {key: value for key, value in row.items() if key not in ("name", "holds")}
+        ),
+    }
     return table(columns, rows)
 
 
@@ -77,18 +147,33 @@ def table(columns, rows):
 
 
 def machine(threads, gpu=None):
-    """A description of the machine that was measured.
+    """What must be known of a machine to compare its numbers with others.
 
     Args:
         threads: threads of each engine.
         gpu: name of the GPU; None if the CPU was measured.
     """
-    cpu_info = Path("/proc/cpuinfo")
+    cpu_info = pathlib.Path("/proc/cpuinfo")
     lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "processor": names[0] if names else platform.processor(),
         "threads": threads,
         "gpu": gpu,
+        "gpu_state": nvidia_smi() if gpu else None,
         "python": platform.python_version(),
+        "versions": {
+            name: found.version
+            for name in VERSIONS
+            for found in list(importlib.metadata.distributions(name=name))[:1]
+        },
     }
+
+
+def nvidia_smi():
+    """Driver, power, clocks and temperature of the first GPU; None without nvidia-smi."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    command = ["nvidia-smi", f"--query-gpu={','.join(SMI)}", "--format=csv,noheader", "--id=0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return dict(zip(SMI, map(str.strip, done.stdout.split(",")), strict=False))

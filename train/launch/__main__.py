@@ -55,21 +55,12 @@ def main(arguments=None):
         parser.error("no command given. Write it after --")
     with one_line_errors():
         options = LaunchOptions(**given_in(flags))
+        count, restarts, gpus = options.workers, options.restarts, options.gpus_per_worker
         if options.launcher == "ray":
             from .on_ray import run_on_ray
 
-            sys.exit(
-                run_on_ray(command, options.workers, options.restarts, options.gpus_per_worker)
-            )
-        sys.exit(
-            run_here(
-                command,
-                options.workers,
-                options.restarts,
-                options.start_timeout,
-                options.gpus_per_worker,
-            )
-        )
+            sys.exit(run_on_ray(command, count, restarts, gpus))
+        sys.exit(run_here(command, count, restarts, options.start_timeout, gpus))
 
 
 if __name__ == "__main__":

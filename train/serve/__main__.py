@@ -34,7 +34,7 @@ class ServeOptions(Settings):
     max_batch_rows: int = setting(32, "maximum rows that are answered together", ge=1)
     batch_seconds: float = setting(0.002, "seconds that a request waits for others", ge=0)
     runs: str = setting(
-        "runs", "folder of runs; a run with a model's name lets the page show where it looked"
+        "runs", "folder of runs; a run with the name of a model lets the page show its attention"
     )
     metrics_port: int = setting(
         8502, "port of Prometheus metrics; a running Ray cluster has its own", ge=1, le=65535

@@ -15,7 +15,7 @@ from ray.serve import metrics
 from starlette.exceptions import HTTPException
 
 from ..settings import import_modules
-from .looking import Runs
+from .attention_pages import AttentionPages
 from .requests import ROWS, read_request, write_answer
 from .versions import Models
 
@@ -30,40 +30,33 @@ app = FastAPI(openapi_url=None)
 
 
 def refuse(code, message):
-    """An error in the form of TensorFlow Serving."""
+    """An error as TensorFlow Serving writes it."""
     return JSONResponse({"error": message}, code)
 
 
 @app.exception_handler(ValueError)
-def _of_the_request(request, error):
-    return refuse(400, str(error))
-
-
 @app.exception_handler(LookupError)
-def _of_the_name(request, error):
-    return refuse(404, error.args[0])
-
-
 @app.exception_handler(tf.errors.OpError)
-def _of_the_model(request, error):
-    if isinstance(error, tf.errors.ResourceExhaustedError):
-        return refuse(503, error.message)
-    return refuse(400, error.message)
-
-
 @app.exception_handler(HTTPException)
-def _of_the_path(request, error):
-    if error.status_code in (404, 405) and request.url.path.startswith("/v1/"):
-        return refuse(400, f"Malformed request: {request.method} {request.url.path}")
-    return refuse(error.status_code, error.detail)
-
-
 @app.exception_handler(Exception)
-def _of_ours(request, error):
+def _refuse(request, error):
+    match error:
+        case ValueError():
+            return refuse(400, str(error))
+        case LookupError():  # there is no such model
+            return refuse(404, error.args[0])
+        case tf.errors.ResourceExhaustedError():
+            return refuse(503, error.message)
+        case tf.errors.OpError():
+            return refuse(400, error.message)
+        case HTTPException(status_code=404 | 405) if request.url.path.startswith("/v1/"):
+            return refuse(400, f"Malformed request: {request.method} {request.url.path}")
+        case HTTPException():
+            return refuse(error.status_code, error.detail)
     return refuse(500, f"{type(error).__name__}: {error}")
 
 
-async def body_of(request):
+async def read_body(request):
     """The body of a request, unless it is too long."""
     body = bytearray()
     async for part in request.stream():
@@ -75,8 +68,8 @@ async def body_of(request):
 
 async def read(request, model):
     """What `read_request` returns, unless it would take too much memory to answer."""
-    name, inputs, form = read_request(await body_of(request), model.signatures)
-    if rows_of([(inputs,)]) > MOST_ROWS:
+    name, inputs, format = read_request(await read_body(request), model.signatures)
+    if num_rows([(inputs,)]) > MOST_ROWS:
         raise HTTPException(413, f"A request has at most {MOST_ROWS} rows.")
     is_cut = "truncated" in model.signatures[name]["outputs"]
     longest = LONGEST_READ if is_cut else LONGEST_BODY
@@ -87,32 +80,35 @@ async def read(request, model):
             f"The texts of a request have at most {MOST_TEXT} bytes together. Of a text that will "
             f"be truncated, {LONGEST_READ} count. Send fewer texts at once.",
         )
-    return name, inputs, form
+    return name, inputs, format
 
 
-async def events_of(first, others):
+async def events(first, others):
     """Server-sent events, each with the row of an answer as JSON."""
-    yield event_of(first)
+    yield event(first)
     try:
         async for outputs in others:
-            yield event_of(outputs)
+            yield event(outputs)
     except tf.errors.OpError as error:
         yield f"data: {json.dumps({'error': error.message})}\n\n".encode()
 
 
-def event_of(outputs):
+def event(outputs):
     [row] = json.loads(write_answer(outputs, ROWS))["predictions"]
     return f"data: {json.dumps(row)}\n\n".encode()
 
 
-def number_of(version):
-    """The number of a version in a path."""
+def model_in(path):
+    """The name and the number of the version, or None, in the parts of a path."""
+    version = path.get("version")
+    if version is None:
+        return path["name"], None
     if not (version.isascii() and version.isdecimal() and len(version) < 19):
         raise ValueError(f"A version is a number. Received: {version[:100]!r}.")
-    return int(version)
+    return path["name"], int(version)
 
 
-def rows_of(requests):
+def num_rows(requests):
     """The number of rows of requests, each a triple with its inputs at the end."""
     return sum(
         max((len(a) for a in inputs.values() if a.ndim), default=1) for *_, inputs in requests
@@ -145,7 +141,7 @@ class Server:
         poll_seconds: seconds between checks of the folder.
         max_batch_rows: maximum rows of merged requests.
         batch_seconds: seconds that a request waits for others.
-        runs: folder of runs whose attention is shown.
+        runs: folder of the runs that show the attention of the models with their names.
         imports: names of modules that the models of these runs need.
     """
 
@@ -163,45 +159,51 @@ class Server:
             boundaries=SECONDS,
             tag_keys=("model", "version", "signature"),
         )
-        self.runs = Runs(runs)
+        self.attention_pages = AttentionPages(runs)
         self.models = Models(folder, num_versions)
         self.models.keep_updated(poll_seconds)
 
     @app.get("/v1/models")
     def list_models(self):
         names = self.models.names()
-        return {"models": names, "attention": [name for name in names if self.runs.has(name)]}
+        return {
+            "models": names,
+            "attention": [name for name in names if self.attention_pages.has(name)],
+        }
 
     @app.get("/")
     def page(self):
         return HTMLResponse(PAGE.read_text("ascii"))
 
     @app.post("/v1/models/{name}/versions/{version}:predict")
-    @app.post("/v1/models/{name}:{version}:predict")
-    async def predict_version(self, name: str, version: str, request: Request):
-        return await self._predict(self.models.find(name, number_of(version)), request)
-
     @app.post("/v1/models/{name}:predict")
-    async def predict(self, name: str, request: Request):
-        return await self._predict(self.models.find(name), request)
+    @app.post("/v1/models/{name}:{version}:predict")  # is tried before the one above
+    async def predict(self, request: Request):
+        model = self.models.find(*model_in(request.path_params))
+        begin = time.perf_counter()
+        name, inputs, format = await read(request, model)
+        outputs = await self._run(model, name, inputs)
+        tags = {"model": model.name, "version": str(model.version), "signature": name}
+        self.seconds.observe(time.perf_counter() - begin, tags)
+        return Response(write_answer(outputs, format), media_type="application/json")
 
     @app.post("/v1/models/{name}:attention")
-    async def attention(self, name: str, request: Request):
-        """A page of where the model looked; see `Runs.page`."""
-        model = self.models.find(name)
-        body = await body_of(request)
-        return HTMLResponse(await asyncio.to_thread(self.runs.page, model, body))
+    async def attention(self, request: Request):
+        """A page that shows the attention; see `AttentionPages.page`."""
+        model = self.models.find(*model_in(request.path_params))
+        body = await read_body(request)
+        return HTMLResponse(await asyncio.to_thread(self.attention_pages.page, model, body))
 
     @app.post("/v1/models/{name}:stream")
-    async def stream(self, name: str, request: Request):
+    async def stream(self, request: Request):
         """Answers one row for `generate` with events, each with the continuation so far."""
-        model = self.models.find(name)
+        model = self.models.find(*model_in(request.path_params))
         signature, inputs, _ = await read(request, model)
         if "max_tokens" not in inputs or len(inputs["max_tokens"]) != 1:
             raise ValueError("Expected one row for the signature generate of a language model.")
         outputs = self._continuations(model, signature, inputs)
         first = await anext(outputs)  # raises here if the request is invalid
-        return StreamingResponse(events_of(first, outputs), media_type="text/event-stream")
+        return StreamingResponse(events(first, outputs), media_type="text/event-stream")
 
     async def _continuations(self, model, signature, inputs):
         """The answers for more and more tokens: the same seed draws the same beginning.
@@ -219,43 +221,29 @@ class Server:
             tokens *= 2
 
     @app.get("/v1/models/{name}/versions/{version}/metadata")
-    def metadata_of_version(self, name: str, version: str):
-        return self.models.find(name, number_of(version)).metadata()
-
     @app.get("/v1/models/{name}/metadata")
-    def metadata(self, name: str):
-        return self.models.find(name).metadata()
+    def metadata(self, request: Request):
+        return self.models.find(*model_in(request.path_params)).metadata()
 
     @app.get("/v1/models/{name}/versions/{version}")
-    def status_of_version(self, name: str, version: str):
-        return self.models.status(name, number_of(version))
-
     @app.get("/v1/models/{name}")
-    def status(self, name: str):
-        return self.models.status(name)
+    def status(self, request: Request):
+        return self.models.status(*model_in(request.path_params))
 
     @app.get("/health")
     def health(self):
         return self.models.names() or refuse(503, "No model is loaded.")
 
-    async def _predict(self, model, request):
-        begin = time.perf_counter()
-        name, inputs, form = await read(request, model)
-        outputs = await self._run(model, name, inputs)
-        tags = {"model": model.name, "version": str(model.version), "signature": name}
-        self.seconds.observe(time.perf_counter() - begin, tags)
-        return Response(write_answer(outputs, form), media_type="application/json")
-
     async def _run(self, model, signature, inputs):
         """Answers one request, in a batch with others unless it is larger than a batch."""
-        if rows_of([(model, signature, inputs)]) > self.max_batch_rows:
+        if num_rows([(model, signature, inputs)]) > self.max_batch_rows:
             return await asyncio.to_thread(model.run, signature, inputs)
         outputs = await self._run_batch((model, signature, inputs))
         if isinstance(outputs, Exception):
             raise outputs
         return outputs
 
-    @serve.batch(max_concurrent_batches=2, batch_size_fn=rows_of)
+    @serve.batch(max_concurrent_batches=2, batch_size_fn=num_rows)
     async def _run_batch(self, requests):
         """Answers requests, together if they are for the same signature of a model."""
         groups = {}

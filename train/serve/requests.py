@@ -38,8 +38,8 @@ def read_request(body, signatures):
         signatures: as in `SavedModel.signatures`.
 
     Returns:
-        The triple of the signature's name, its inputs, {input: array}, and the form of the
-        answer, `ROWS` or `COLUMNS`.
+        The triple of the signature's name, its inputs, {input: array}, and the format of
+        the answer, `ROWS` or `COLUMNS`.
 
     Raises:
         ValueError: if the body is not JSON, or does not match the signature.
@@ -52,19 +52,19 @@ def read_request(body, signatures):
         raise ValueError(f"The signatures are {', '.join(signatures)}. Received: {shorten(name)}.")
     if (ROWS in request) == (COLUMNS in request):
         raise ValueError("A request has either 'instances', rows, or 'inputs', columns.")
-    form = ROWS if ROWS in request else COLUMNS
+    format = ROWS if ROWS in request else COLUMNS
     infos = signatures[name]["inputs"]
-    read = _columns_of if form == ROWS else _named
-    columns = read(request[form], infos)
-    return name, {key: _array(key, columns[key], info) for key, info in infos.items()}, form
+    read = _columns_of if format == ROWS else _named
+    columns = read(request[format], infos)
+    return name, {key: _array(key, columns[key], info) for key, info in infos.items()}, format
 
 
-def write_answer(outputs, form):
+def write_answer(outputs, format):
     """Writes the body of an answer.
 
     Args:
         outputs: {output: array}, one row per row of the request.
-        form: `ROWS` or `COLUMNS`, as from `read_request`.
+        format: `ROWS` or `COLUMNS`, as from `read_request`.
 
     Returns:
         JSON as bytes.
@@ -73,7 +73,7 @@ def write_answer(outputs, form):
         ValueError: if rows are requested and the outputs have different numbers of rows.
     """
     values = {key: _values(key, array) for key, array in outputs.items()}
-    if form == COLUMNS:
+    if format == COLUMNS:
         answer = {"outputs": next(iter(values.values())) if len(values) == 1 else values}
     else:
         if len({array.shape[:1] for array in outputs.values()} | {()}) != 2:

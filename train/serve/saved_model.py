@@ -79,7 +79,7 @@ class SavedModel:
         Returns:
             A list of answers, each {output: array} or an exception of `run`.
         """
-        counts = [self._rows(signature, inputs) for inputs in requests]
+        counts = [self._mergeable_rows(signature, inputs) for inputs in requests]
         if len(requests) > 1 and None not in counts:
             merged = {
                 key: np.concatenate([inputs[key] for inputs in requests]) for key in requests[0]
@@ -107,7 +107,7 @@ class SavedModel:
         except tf.errors.OpError as error:
             return error
 
-    def _rows(self, signature, inputs):
+    def _mergeable_rows(self, signature, inputs):
         """The number of rows of a request that may be merged with others, or None."""
         infos = self.signatures[signature]
         counts = {

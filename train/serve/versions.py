@@ -32,7 +32,7 @@ class Models:
         self._served = {}  # {name: {version: SavedModel}}; replaced, never changed
         self._states = {}  # {name: {version: (state, error message)}}
         self._leaving = []  # weak references to versions that are no longer served
-        self._failed = {}  # {path: the state of its files}
+        self._failed = {}  # {path: fingerprint of its files}
         self.update()
 
     def find(self, name, version=None):
@@ -132,15 +132,15 @@ class Models:
         return found
 
     def _load(self, name, number, path):
-        files = files_of(path)
-        if self._failed.get(path) == files:
+        found = fingerprint(path)
+        if self._failed.get(path) == found:
             return None
         self._states[name][number] = (LOADING, "")
         try:
             model = SavedModel(name, number, path)
         except Exception as error:  # whatever is in the folder, the others keep running
             self._states[name][number] = (END, f"{error}"[:1000] or type(error).__name__)
-            self._failed[path] = files
+            self._failed[path] = found
             logging.getLogger(__name__).warning("%s was not loaded: %s", path, error)
             return None
         self._failed.pop(path, None)
@@ -148,7 +148,7 @@ class Models:
         return model
 
 
-def files_of(path):
+def fingerprint(path):
     """A value that shows whether the files of a folder have changed."""
     stats = [(file, file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
     return [(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]

@@ -7,23 +7,22 @@ import functools
 
 import numpy as np
 
-from ..benchmark.engines import Candidate, Engine, Workload
-from .training import cost_of, peak_bytes
+from .engines import Candidate, Engine
+from .on_jax import cost_of, peak_bytes
 
 NUM_HEADS, KEY_DIM = 8, 64
 KINDS = {"all weights at once": "dense", "in chunks": "chunks", "cuDNN's kernel": "cudnn"}
 
 
-def attention_candidates(batch_size, length, dtype, threads, device):
+def attention_candidates(workload):
     """One candidate per kind; ratios are to the first, all weights at once."""
-    workload = Workload(None, dtype, batch_size, threads, device, backend="jax")
     return [
-        Candidate(label, functools.partial(attention_engine, kind, length), workload)
+        Candidate(label, functools.partial(attention_engine, kind), workload)
         for label, kind in KINDS.items()
     ]
 
 
-def attention_engine(kind, length, workload):
+def attention_engine(kind, workload):
     """An engine of one of `KINDS`."""
     import jax
     import jax.numpy as jnp
@@ -43,6 +42,7 @@ def attention_engine(kind, length, workload):
         outputs, gradients_of = jax.vjp(lambda *each: attend(*each, mask), queries, keys, values)
         return outputs, gradients_of(outputs)
 
+    length = workload.size.length
     shape = (workload.batch_size, NUM_HEADS, length, KEY_DIM)
     tensors = [
         jnp.asarray(np.random.default_rng(seed).normal(size=shape), workload.dtype)

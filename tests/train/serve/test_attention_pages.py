@@ -9,7 +9,7 @@ import pytest
 from keras_transformer.serving import RunFolder, Translator
 from tests.serving.conftest import SENTENCES
 from train.convert import text_model_of
-from train.serve.looking import Runs
+from train.serve.attention_pages import AttentionPages
 from train.serve.saved_model import SavedModel
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def test_the_attention_is_computed_by_the_weights_that_were_exported(runs, tmp_p
     run = tmp_path / "tiny"
     shutil.copytree(runs / "tiny", run)
     changed(RunFolder(run).model(), 1.5).save(run / "best.keras")
-    shown, pages = Runs(tmp_path), {}
+    shown, pages = AttentionPages(tmp_path), {}
     for version, weights in enumerate(("best", "averaged"), start=1):
         path = text_model_of(run, weights).export(tmp_path / "served", "tiny", SENTENCES[:2])
         served = SavedModel("tiny", version, path)
@@ -39,30 +39,30 @@ def test_the_attention_is_computed_by_the_weights_that_were_exported(runs, tmp_p
     assert pages["best"] != pages["averaged"]
     # Another training does not change what is served.
     changed(RunFolder(run).model(), 0.5).save(run / "model.keras")
-    for again in (shown, Runs(tmp_path)):
+    for again in (shown, AttentionPages(tmp_path)):
         text, answer = "A dog runs.", model(["A dog runs."])[0]
         assert again.page(served, body_of(text, answer)) == pages["averaged"]
     shutil.copy(runs / "mood" / "model.keras", run / "model.keras")
     with pytest.raises(ValueError, match="model"):
-        Runs(tmp_path).page(served, body_of("A dog runs."))
+        AttentionPages(tmp_path).page(served, body_of("A dog runs."))
 
 
 def test_a_run_with_another_model_is_told(runs, folder):
     served = SavedModel("tiny", 1, folder / "tiny" / "1")
     served.weights = served.weights[1:]
     with pytest.raises(ValueError, match=r"run tiny has other weights .* Export it again\."):
-        Runs(runs).page(served, body_of("A dog runs."))
+        AttentionPages(runs).page(served, body_of("A dog runs."))
 
 
 def test_the_page_of_a_translation_opens_on_its_cross_attention(runs, folder):
     served = SavedModel("tiny", 1, folder / "tiny" / "1")
-    page = Runs(runs).page(served, body_of("A dog runs.", "Ein Hund"))
+    page = AttentionPages(runs).page(served, body_of("A dog runs.", "Ein Hund"))
     data = re.search(r'id="data">(.*)</script>', page)[1]
     assert [kind["name"] for kind in json.loads(data)] == ["cross", "decoder", "encoder"]
 
 
 def test_attention_is_shown_of_so_many_tokens(runs, folder):
-    shown, parrots = Runs(runs), "\U0001f99c" * 99  # four bytes each, and as many tokens
+    shown, parrots = AttentionPages(runs), "\U0001f99c" * 99  # four bytes each, and as many tokens
     served = {name: SavedModel(name, 1, folder / name / "1") for name in ("tiny", "writer", "mood")}
     message = r"of texts of at most 256 tokens\. Received: 397 tokens\."
     for name, texts in [("tiny", [parrots]), ("tiny", ["a", parrots]), ("writer", [parrots])]:

@@ -1,6 +1,6 @@
-"""Where a model looked: its attention, from the run that it was exported from.
+"""Pages that show the attention of a served model.
 
-An export has no attention weights, but the weights of the model: the run's model gets them.
+A SavedModel gives no attention scores. The run that it was exported from does, with its weights.
 """
 
 import pathlib
@@ -18,8 +18,8 @@ LONGEST = 1000  # characters, each of which may be several tokens
 MOST_TOKENS = 256  # the weights, and so the page, grow with their square
 
 
-class Runs:
-    """The runs of a folder, each loaded on first use, and again for each new version served.
+class AttentionPages:
+    """Draws attention with the runs of a folder, each loaded on first use and for each new version.
 
     Args:
         folder: folder with one run folder per model, with the model's name; it need not

@@ -8,8 +8,9 @@ import tempfile
 
 import numpy as np
 
-from ..benchmark.training import LABEL_SMOOTHING, training_batches
-from .training import state_of
+from .on_jax import state_of
+from .rounds import in_process
+from .training import LABEL_SMOOTHING, ours, training_batches
 
 STEPS = 4
 DETERMINISTIC = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
@@ -68,8 +69,6 @@ def trained_bits(workload, resumed=False, num_devices=1):
 
     from keras_transformer.training.checkpoints import Checkpoints
 
-    from ..benchmark.training import ours
-
     if num_devices > 1:
         devices = [f"{d.platform}:{d.id}" for d in jax.devices()[:num_devices]]
         keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
@@ -98,17 +97,17 @@ def visible_devices(_):
     return jax.device_count()
 
 
-def measure_exactness(run, workload):
+def measure_exactness(workload):
     """The rows of the table: what was compared, what came out, whether that is as it should be.
 
     Args:
-        run: function that calls one of the functions above in a process of its own, with its
-            arguments and, as `environment`, further variables.
         workload: a small one, float32.
     """
-    difference = run(gradients, workload)
-    first, again = (run(trained_bits, workload, environment=DETERMINISTIC) for _ in range(2))
-    resumed = run(trained_bits, workload, True, environment=DETERMINISTIC)
+    difference = in_process(gradients, workload)
+    first, again, resumed = (
+        in_process(trained_bits, workload, is_resumed, environment=DETERMINISTIC)
+        for is_resumed in (False, False, True)
+    )
     rows = [
         {
             "name": "loss and gradients, CPU = device, float32 without TF32",
@@ -122,8 +121,8 @@ def measure_exactness(run, workload):
             "holds": first == resumed,
         },
     ]
-    if run(visible_devices, workload) > 1:
-        shared = run(trained_bits, workload, False, 2)
+    if in_process(visible_devices, workload) > 1:
+        shared = in_process(trained_bits, workload, False, 2)
         apart = np.subtract(shared["losses"], first["losses"])
         rows.append(
             {

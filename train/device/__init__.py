@@ -1,1 +1,0 @@
-"""Measures this library on a machine with a GPU and without TensorFlow."""
