@@ -63,6 +63,7 @@ def test_logits_are_those_of_opennmt(name):
     np.testing.assert_array_equal(with_ends[0], logits[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_and_greedy_translations_are_those_of_opennmt(name):
     converted, recorded, source, _ = run(name)

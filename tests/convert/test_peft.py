@@ -39,6 +39,7 @@ def tuned_by_hand(model, *args, **kwargs):
     return tuned
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read(tmp_path):
     model = fill(kt.gpt2(max_sequence_length=9, **TINY))
     tuned = tuned_by_hand(model, 2, alpha=5, targets=TARGETS)
@@ -52,6 +53,7 @@ def changed(folder, **settings):
     file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
 
 
+@pytest.mark.slow
 def test_mistakes_are_told(tmp_path):
     model = fill(kt.gpt2(max_sequence_length=9, **TINY))
     with pytest.raises(ConversionError, match="must have LoRA, from add_lora"):

@@ -67,6 +67,7 @@ HOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scoring", ["gnmt", "huggingface", "huggingface_early_stopping"])
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_a_forced_prefix_of_a_translation(translation, num_beams, scoring):
@@ -74,6 +75,7 @@ def test_a_forced_prefix_of_a_translation(translation, num_beams, scoring):
         check_translation(translation, "eager", num_beams, scoring, *case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["graph", "xla"])
 @pytest.mark.parametrize("scoring", ["gnmt", "huggingface"])
 def test_a_forced_prefix_of_a_compiled_search(translation, scoring, how):
@@ -105,6 +107,7 @@ def check_translation(translation, how, num_beams, scoring, limits, prefix, rule
     assert found.lengths.numpy().max() > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "how"), [*((kind, "eager") for kind in LANGUAGE_MODELS), ("strided", "xla")]
 )
@@ -131,6 +134,7 @@ def test_a_prompt_of_a_language_model(kind, how):
     assert found.lengths.numpy()[2].tolist() == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "is_compiled"),
     [("sinusoids", False), ("learned positions", True), ("fixed", False)],

@@ -178,6 +178,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(prefix_table, num_beams, scoring)
         np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_search_with_room_under_xla_finds_the_same(seed):
     draw = np.random.default_rng(seed)

@@ -43,6 +43,7 @@ def check_alike(layer, shapes, atol=1e-5, **arguments):
         np.testing.assert_allclose(ours, theirs, atol=atol * max(1, np.abs(theirs).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("normalize_first", [True, False])
 def test_blocks_have_the_same_gradients_under_xla(normalize_first, activation):

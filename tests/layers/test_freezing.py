@@ -106,6 +106,7 @@ def test_what_a_user_changes_before_a_build_is_not_undone(later):
     assert not copy.blocks[1].cross_attention.trainable
 
 
+@pytest.mark.slow
 def test_models_keep_what_is_frozen(tmp_path):
     sizes = {"num_layers": 2, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 2}
     makers = {

@@ -58,6 +58,7 @@ def test_attention_scores_never_look_at_padding():
         np.testing.assert_array_equal(layer[1, :, :, 2:], 0)
 
 
+@pytest.mark.slow
 def test_fit_learns_which_token_is_there():
     keras.utils.set_random_seed(3)
     generator = np.random.default_rng(5)

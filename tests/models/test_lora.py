@@ -58,6 +58,7 @@ def test_a_checkpoint_of_tensorflow_holds_all_weights(name, lora, tmp_path):
         np.testing.assert_array_equal(array(weight), expected, err_msg=weight.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_starts_as_it_was_and_merges_into_one_like_it(name, tmp_path):
     model = fill(MODELS[name]())
@@ -116,6 +117,7 @@ def test_nothing_but_lora_and_the_named_head_is_trained():
     assert len(state) == 2 * len(moved) + 2, "two moments a trained weight, iterations and rate"
 
 
+@pytest.mark.slow
 def test_it_learns():
     keras.utils.set_random_seed(3)
     model = kt.language_model(11, **SMALL)

@@ -135,6 +135,7 @@ def test_bert_classifies_with_its_special_tokens():
         Classifier(model, tokenizer, ["bad", "good"], max_length=2)
 
 
+@pytest.mark.slow
 def test_streamed_pieces_join_to_the_continuation(write):
     (at_once,) = write(["dög"], temperature=1.0, seed=3)
     pieces = list(write.stream("dög", 5, temperature=1.0, seed=3))
@@ -362,6 +363,7 @@ def test_truncation_warns(translate, write):
         write(["a text of many letters"])
 
 
+@pytest.mark.slow
 def test_packages_are_imported_on_first_use():
     code = (
         "import sys, keras_transformer as kt\n"

@@ -132,6 +132,7 @@ def test_bytes_that_are_not_utf8_are_cut_too():
 LONG = {"translator": "x dog " * 20000, "classifier": "dog x " * 50000, "generator": "dog " * 40000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LONG)
 def test_answers_to_long_texts_are_those_without_the_cut_and_say_so(kind, monkeypatch):
     module = SMALL_MODULES[kind]()

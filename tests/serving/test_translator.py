@@ -29,6 +29,7 @@ def log_softmax(scores):
     return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_one_beam_translates_as_greedy_decoding_with_the_keras_model_does(model, tokenizer):
     settings = SearchSettings(num_beams=1, num_best=1, max_source_length=13, max_target_length=11)
     translator = Translator(model, tokenizer, settings=settings)

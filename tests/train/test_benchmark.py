@@ -101,6 +101,7 @@ def test_the_clock_is_read_when_all_work_is_done():
     assert row["seconds"] == pytest.approx([0.2, 0.2], rel=0.25), "seconds of one unit"
 
 
+@pytest.mark.slow
 def test_what_is_missing_or_fails_is_told_and_the_others_go_on():
     candidates = [
         Candidate("missing", engine_of_a_missing_package, WORKLOAD),

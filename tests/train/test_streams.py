@@ -30,6 +30,7 @@ def run_in_shell(command, redirection, **options):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_help_and_mistakes_end_quietly():
     others = ("| head -1", "2>&1 | head -1", "> /dev/full")
     ways = itertools.product(COMMANDS, ("--help", "--no-such-flag=1"), (*CLOSED, *others))

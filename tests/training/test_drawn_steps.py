@@ -88,6 +88,7 @@ def check(result):
     return "equal"
 
 
+@pytest.mark.slow
 def test_a_few_drawn_cases_give_the_numbers_of_keras_on_one_device_and_on_two():
     assert "equal" in [check(result) for result in drawn(0, FEW)]
 

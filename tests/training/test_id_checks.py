@@ -65,6 +65,7 @@ LABELS = r"labels must be integers from 0 to 10\. Received: {}\."
 LENGTH = r"Rows of token_ids must have at most 5 tokens.*Received: rows of length {}\."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("settings", [{}, {"jit_compile": True}], ids=["plain", "xla"])
 def test_ids_labels_and_rows_outside_are_errors_before_the_step(way, settings):
@@ -88,6 +89,7 @@ def test_an_overflow_in_float16_is_not_what_an_id_outside_is_taken_for():
     assert model._step.loss_scale.skipped == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["arrays", "dataset"])
 def test_evaluation_and_prediction_are_checked_too(way):
     model = language_model(jit_compile=True)
@@ -136,6 +138,7 @@ def test_every_input_has_its_own_limits(way):
         caught(nested, way, {"token_ids": ids, "segment_ids": segments}, labels, message)
 
 
+@pytest.mark.slow
 def test_source_and_target_have_their_own_vocabularies():
     model = kt.translation(7, 11, **SIZES)
     model.compile("sgd", kt.TokenCrossentropy(pad_id=-1))

@@ -40,6 +40,7 @@ def set_scale(model, value):
     model._step.loss_scale.variables[0].assign(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_float16_learns_what_float32_learns(jit_compile):
     losses = []

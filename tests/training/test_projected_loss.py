@@ -52,6 +52,7 @@ def test_chunks_of_any_size_equal_keras_loss_and_gradients(tensors, monkeypatch,
     assert no_gradients == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [VOCABULARY_SIZE, 2, 1])  # 1, 4 and 7 chunks of 15 tokens
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_under_xla_it_equals_keras_loss_and_gradients(tensors, monkeypatch, numbers, smoothing):
