@@ -12,8 +12,8 @@ class InputChecksMixin:
 
     _widths = None
 
-    def compute_output_shape(self, input_shape):
-        return input_shape  # Keras passes the first shape to a method that takes one
+    def compute_output_shape(self, input_shape, *other_shapes):
+        return input_shape
 
     def _build_for(self, **shapes):
         """Keeps the widths of the inputs, by name; the shape of an input may be None."""
