@@ -10,15 +10,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import convert
-from keras_transformer.convert import (
-    ConversionError,
-    ModelFolder,
-    Row,
-    arrays_of,
-    assign,
-    checks,
-    marian,
-)
+from keras_transformer.convert import ConversionError, ModelFolder, Row, arrays_of, assign
 from train import convert as command
 
 
@@ -111,11 +103,13 @@ def test_a_width_without_a_cosine_for_each_sine_is_refused(tmp_path):
              for name in ("layers", "attention_heads", "ffn_dim")}  # fmt: skip
     path = folder(tmp_path / "a", {"is_encoder_decoder": True, "d_model": 13, **sides})
     with pytest.raises(ConversionError, match=r"d_model must be even.* Received: 13"):
-        marian.dimensions_of(ModelFolder(path), False, "relu")
+        convert.marian.dimensions_of(ModelFolder(path), False, "relu")
 
 
 @pytest.mark.parametrize("largest", [3.0, 60.0])
 def test_what_another_library_answers_may_be_off_by_rounding_alone(largest):
+    from keras_transformer.convert import checks  # a script: nothing else imports it
+
     expected = np.array([[1.0, -largest]])
     tolerance = 1e-4 * max(1.0, largest / 30)
     arrays = {"output.logits": expected}

@@ -13,7 +13,7 @@ import yaml
 
 import keras_transformer as kt
 from keras_transformer import convert
-from keras_transformer.convert.opennmt import _num_layers, order_of
+from keras_transformer.convert.opennmt import order_of
 from keras_transformer.decoding import greedy_search
 from keras_transformer.serving import Translator
 from tests.reference import array
@@ -217,7 +217,7 @@ def test_an_encoder_deeper_or_shallower_than_the_decoder_is_refused(counts):
     sides = zip(("encoder", "decoder"), counts, strict=True)
     arrays = [f"{side}/layers/{i}/ffn" for side, count in sides for i in range(count)]
     with pytest.raises(convert.ConversionError, match=re.escape(f"layers. Received: {counts}.")):
-        _num_layers("run", arrays)
+        convert.opennmt._num_layers("run", arrays)
 
 
 def test_other_settings_are_named(folder, caplog):
