@@ -338,6 +338,15 @@ def test_a_forged_header_is_damage(tmp_path):
     assert answers == dict.fromkeys(FORGED, "DamagedFile")
 
 
+def test_an_array_of_another_version_of_the_format_is_damage(tmp_path):
+    path = tmp_path / "arrays.npz"
+    with zipfile.ZipFile(path, "w") as archive, archive.open("ids.npy", "w") as entry:
+        np.lib.format.write_array(entry, np.arange(3), version=(2, 0))
+    expected = r"arrays.npz is damaged: version \(2, 0\) of the npy format\."
+    with pytest.raises(DamagedFile, match=expected):
+        load_arrays(path)
+
+
 def test_a_compressed_archive_is_refused_before_it_fills_the_memory(tmp_path):
     path = tmp_path / "model.keras"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -76,6 +76,17 @@ def test_sizes_that_no_array_has_are_refused_before_a_model_is_built(family, mon
     assert time.process_time() - start < 10
 
 
+def test_a_preset_that_treats_accents_otherwise_than_ours_is_named(tmp_path, caplog):
+    FAMILIES["preset of bert"](tmp_path)
+    convert.read(tmp_path)
+    assert "accents" not in caplog.text
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    tokenizer["config"]["strip_accents"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    convert.read(tmp_path)
+    assert "has strip_accents=False, ours strips accents" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["preset of bert", "preset of gpt2"])
 def test_sizes_of_presets_are_refused_before_a_model_is_built(name, tmp_path):
     FAMILIES[name](tmp_path)

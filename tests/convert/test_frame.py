@@ -110,6 +110,27 @@ def test_folders_that_cannot_be_read_say_what_is_missing(tmp_path):
         ModelFolder(folder(tmp_path / "e", {"tanh": 3})).settings.one_of("tanh", 1, 2)
 
 
+def test_a_width_without_a_cosine_for_each_sine_is_refused(tmp_path):
+    sides = {f"{side}_{name}": 1 for side in ("encoder", "decoder")
+             for name in ("layers", "attention_heads", "ffn_dim")}  # fmt: skip
+    path = folder(tmp_path / "a", {"is_encoder_decoder": True, "d_model": 13, **sides})
+    with pytest.raises(ConversionError, match=r"d_model must be even.* Received: 13"):
+        convert.marian.dimensions_of(ModelFolder(path), False, "relu")
+
+
+@pytest.mark.parametrize("largest", [3.0, 60.0])
+def test_what_another_library_answers_may_be_off_by_rounding_alone(largest):
+    from keras_transformer.convert import checks  # a script: nothing else imports it
+
+    expected = np.array([[1.0, -largest]])
+    tolerance = 1e-4 * max(1.0, largest / 30)
+    arrays = {"output.logits": expected}
+    checks.compare_answers({"logits": expected + 0.9 * tolerance}, arrays)
+    for answer in (expected + 1.1 * tolerance, expected * np.nan, expected[:, :1]):
+        with pytest.raises(SystemExit, match="logits differs by"):
+            checks.compare_answers({"logits": answer}, arrays)
+
+
 def test_weights_in_several_files_are_read_whole(tmp_path):
     numpy = pytest.importorskip("safetensors.numpy")
     path = folder(tmp_path / "a", {})

@@ -13,6 +13,7 @@ from keras_transformer.convert.tables import ConversionError, VocabularyPermutat
 from keras_transformer.decoding import TokenRules, beam_search, sample
 from keras_transformer.serving import SamplingSettings, SearchSettings
 from keras_transformer.serving.generator import AfterControlIds
+from tests.convert.folders import FAMILIES
 
 # A soak: KERAS_TRANSFORMER_SOAK_DRAWS=100 draws as many settings for each family.
 DRAWS = int(os.environ.get("KERAS_TRANSFORMER_SOAK_DRAWS", 4))
@@ -343,6 +344,17 @@ def test_what_is_written_is_read_again(scoring, tmp_path):
     counted = SearchSettings(token_rules=TokenRules(2, start_counts_as=3))
     with pytest.raises(ConversionError, match="the start token is a token of its own"):
         generation.written_search(counted)
+
+
+def test_the_end_of_byte_pairs_of_our_own_is_written_with_its_name_and_id(tmp_path):
+    """The table has a row for each of their ids, control ids included."""
+    FAMILIES["gpt2"](tmp_path)
+    written = [
+        json.loads((tmp_path / name).read_text("utf-8"))
+        for name in ("vocab.json", "tokenizer_config.json", "generation_config.json")
+    ]
+    vocabulary, cutter, settings = written
+    assert vocabulary[cutter["eos_token"]] == settings["eos_token_id"] == 3
 
 
 def test_the_power_grows_as_the_penalty_does_at_its_length():

@@ -213,6 +213,14 @@ def test_what_does_not_fit_is_one_line(folder, change, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("counts", [[2, 1], [1, 2]])
+def test_an_encoder_deeper_or_shallower_than_the_decoder_is_refused(counts):
+    sides = zip(("encoder", "decoder"), counts, strict=True)
+    arrays = [f"{side}/layers/{i}/ffn" for side, count in sides for i in range(count)]
+    with pytest.raises(convert.ConversionError, match=re.escape(f"layers. Received: {counts}.")):
+        convert.opennmt._num_layers("run", arrays)
+
+
 def test_other_settings_are_named(folder, caplog):
     convert.read(folder)
     assert "not supported" not in caplog.text

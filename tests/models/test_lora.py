@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
-from keras_transformer.models.lora import projections
+from keras_transformer.models.lora import lora_of, projections
 from tests.reference import array, exact, fill
 
 SMALL = {"num_layers": 2, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 2, "dropout": 0.0}
@@ -97,6 +97,12 @@ def test_the_kernel_is_changed_by_the_product_of_each_target():
     np.testing.assert_allclose(found, weights["widen_kernel"] + product("widen"), atol=1e-6)
     found = exact(merged.feed_forward.narrow.kernel)
     np.testing.assert_array_equal(found, weights["narrow_kernel"])
+
+
+def test_alpha_is_twice_the_rank_unless_given():
+    model = kt.language_model(11, **SMALL)
+    assert lora_of(kt.add_lora(model, 3)).alpha == 6
+    assert lora_of(kt.add_lora(model, 3, alpha=5)).alpha == 5
 
 
 def test_nothing_but_lora_and_the_named_head_is_trained():

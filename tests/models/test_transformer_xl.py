@@ -101,6 +101,17 @@ def test_cached_steps_equal_one_pass(options):
         np.testing.assert_allclose(logits[:, :, beam], expected, atol=tolerance(model))
 
 
+def test_a_cache_of_full_size_gives_the_logits_of_one_that_grows():
+    model, generator = model_of(start_id=START), np.random.default_rng(3)
+    growing, full = model.start_cache(2, 3), model.start_cache(2, 3, length=7)
+    for position in range(5):
+        parents, ids = generator.integers(0, 3, (2, 3)), generator.integers(START, 6, (2, 3))
+        ids = keras.ops.array(ids, "int32")
+        expected, growing = model.step(ids, parents, position, growing)
+        logits, full = model.step(ids, parents, position, full)
+        np.testing.assert_allclose(array(logits), array(expected), atol=1e-5, err_msg=f"{position}")
+
+
 def test_a_beam_that_goes_on_from_another_sees_the_past_of_that_one():
     model, generator = model_of(start_id=START), np.random.default_rng(3)
     cache = model.start_cache(2, 3)

@@ -61,6 +61,13 @@ def test_cached_steps_equal_one_pass(options):
     np.testing.assert_allclose(steps[:, :, 0], expected, atol=tolerance(model))
 
 
+def test_cached_steps_add_the_output_bias_that_one_pass_adds():
+    model = model_of(output_bias=True)
+    targets = np.where(TARGET == 0, 6, TARGET)
+    steps = step_through(model, SOURCE, targets[:, :, None])[:, :, 0]
+    np.testing.assert_allclose(steps, score(model, target=targets), atol=1e-5)
+
+
 def test_cached_steps_of_a_reloaded_model_equal_one_pass(tmp_path):
     model = model_of(target_vocabulary_size=13, tie_output=False)
     model.save(tmp_path / "model.keras")

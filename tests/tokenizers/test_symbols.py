@@ -48,6 +48,11 @@ def test_a_tokenizer_works_in_a_graph_and_is_the_same_after_saving(tmp_path):
         assert loaded.vocabulary_size == tokenizer.vocabulary_size
 
 
+def test_the_longest_token_is_a_byte_or_the_longest_character_of_utf_8():
+    assert SymbolTokenizer().longest_token == 1
+    assert SymbolTokenizer("a🦜").longest_token == len("🦜".encode())
+
+
 def test_pieces_name_the_symbols():
     assert SymbolTokenizer("ab").pieces([0, 3, 4, 5]) == ["<pad>", "</s>", "a", "b"]
     assert SymbolTokenizer().pieces(np.array([101, 14])) == ["a", "<0x0A>"]

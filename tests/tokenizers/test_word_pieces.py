@@ -79,6 +79,12 @@ def test_ids_of_plain_text_equal_those_of_keras_hub(data):
     assert WordPieceTokenizer(pieces).tokenize(texts).to_list() == expected
 
 
+def test_no_piece_is_learned_from_a_word_too_long_to_be_known(tokenizer):
+    learned = train_word_pieces([*SENTENCES, "x" * 101], 53)
+    assert learned.pieces(range(53)) == tokenizer.pieces(range(53))
+    assert "x" in train_word_pieces([*SENTENCES, "x" * 100], 53).pieces(range(53))
+
+
 def test_the_longest_known_piece_comes_first():
     tokenizer = WordPieceTokenizer([*SPECIAL, "un", "una", "##able", "##ble", "##a"])
     [ids] = tokenizer.tokenize(["unable"]).to_list()

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from keras_transformer.data import pack_segments, read_labelled_folder
+from keras_transformer.data.labelled_text import LabelledText
 from keras_transformer.models.bert_models import bert_backbone
 from keras_transformer.serving.publishing.c_api import ask
+from tests.convert.folders import FAMILIES
 from train import classification, pretraining
 from train.classification import ClassificationConfig, ClassificationExperiment
 from train.pretrained import fine_tuned_classifier, pretrained_bert_of
@@ -113,6 +115,15 @@ def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, tmp_path, caps
     with pytest.raises(SystemExit):
         classification.main([*flags, "--run", str(tmp_path / "never")])
     assert "or a folder of BERT. Received" in capsys.readouterr().err
+
+
+def test_a_text_to_tune_on_keeps_the_tokens_that_max_length_has_room_for(tmp_path):
+    FAMILIES["bert"](tmp_path)
+    texts = LabelledText(["a b " * 30, "a b " * 11], [("x",), ("y",)], ["x", "y"])
+    config = ClassificationConfig(pretrained=str(tmp_path), max_length=24)
+    experiment = ClassificationExperiment(config, (texts, None))
+    inputs, _ = next(iter(experiment.make_batches(experiment.make_tokenizer()).epoch()))
+    assert inputs["token_ids"].shape == (2, 24) and inputs["token_ids"].numpy().all(), "no padding"
 
 
 @pytest.mark.parametrize("beside", [[], ["unsup/1", "urls"], ["cat/empty"]])

@@ -59,6 +59,7 @@ def b64(text):
         ({"instances": [], "inputs": []}, "either 'instances', rows, or 'inputs'"),
         ({"instances": [{"tag": "a"}]}, "The inputs are sensor, signal, tag"),
         ({"instances": DOCUMENTED_ROWS + ["a"]}, "The inputs are sensor, signal, tag"),
+        ({"instances": [DOCUMENTED_ROWS[0] | {"more": 1}]}, "The inputs are sensor, signal, tag"),
         ({"signature_name": "one", "inputs": [{"b64": "?"}]}, "The input image_bytes must be"),
         ({"signature_name": "one", "inputs": [["a"]]}, "The input image_bytes must be"),
         (
