@@ -99,6 +99,7 @@ def test_a_killed_run_of_packed_rows_on_several_devices_goes_on_to_bit_identical
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.usefixtures("told_results")
 def test_a_run_is_measured_used_and_exported_under_tensorflow(text, whole, tmp_path, capsys):
     run = ["--run", str(whole)]
     translation.main([*text, *SETTINGS, f"--steps={STEPS}", *run])
