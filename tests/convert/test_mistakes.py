@@ -244,7 +244,7 @@ def test_names_of_labels_that_are_none_are_one_line(labels, tmp_path):
     assert one_line(error.value, tmp_path)
 
 
-@pytest.mark.parametrize("architectures", ["BertModel", ["BertForQuestionAnswering"], [3], 7])
+@pytest.mark.parametrize("architectures", ["BertModel", ["BertForMultipleChoice"], [3], 7])
 def test_other_architectures_are_one_line(architectures, tmp_path):
     FAMILIES["bert"](tmp_path)
     save_config(tmp_path, config_of(tmp_path) | {"architectures": architectures})
