@@ -1,4 +1,4 @@
-"""The rules of the house: who imports whom, what files are called, and how long they are."""
+"""The rules of the house: who imports whom, what may share a name, and what no file does."""
 
 import ast
 import pathlib
@@ -60,6 +60,26 @@ def room_of(path):
 def test_the_map_has_every_room():
     rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert rooms - {"__init__", "__pycache__", "README"} == set(arrows()) - {"train"}
+
+
+def test_the_docs_name_files_and_what_they_define():
+    """In "Find your way", one of the files of a row defines each of its other names."""
+    table = (ROOT / "docs" / "index.md").read_text("utf-8").partition("## Find your way\n")[2]
+    sources = {f"/{path.relative_to(ROOT)}": path for path in files("keras_transformer", "train")}
+    count = 0
+    for way in re.findall(r"^\| .* \| (.*) \|$", table, re.MULTILINE):
+        names = set(re.findall(r"`(.+?)`", way))
+        texts = []
+        for name in {name for name in names if name.endswith(".py")}:
+            found = [path for place, path in sources.items() if place.endswith(f"/{name}")]
+            assert found, name
+            texts += [path.read_text("utf-8") for path in found]
+            names.remove(name)
+        for name in names:
+            defined = re.compile(rf"(def|class) {name}\b|^{name} = ", re.MULTILINE)
+            assert any(map(defined.search, texts)), name
+        count += len(texts)
+    assert count > 10
 
 
 @pytest.mark.parametrize("room", arrows())

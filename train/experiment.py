@@ -179,7 +179,7 @@ def registered_attention(name):
     if len(found) != 1:
         raise ValueError(
             "--attention must name one registered class; --import imports the module that "
-            f"registers your own. Known are {', '.join(known)}. Received: {name}."
+            f"registers your own. The registered classes are {', '.join(known)}. Received: {name}."
         )
     return found[0]
 

@@ -79,7 +79,7 @@ class ProgressLines(keras.callbacks.Callback):
 
 
 def measured(logs):
-    """The logs without those that an epoch has not measured, which are NaN."""
+    """The logs without NaN, which marks what an epoch did not measure."""
     return {name: value for name, value in logs.items() if not math.isnan(value)}
 
 

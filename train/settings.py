@@ -1,6 +1,6 @@
 """Classes of settings: every field is a flag, a line of --help, a key in YAML, and is checked.
 
-pydantic checks the values; the messages are ours.
+pydantic checks the values; the messages are written here.
 """
 
 import argparse

@@ -248,7 +248,7 @@ class TrainingConfig(Settings):
 
         Args:
             kept: its dictionary.
-            is_edited: whether somebody has edited it, and may have deleted a setting.
+            is_edited: whether it was edited by hand, which may have deleted a setting.
 
         Raises:
             ValueError: if a setting is unknown, outside its limits or deleted.

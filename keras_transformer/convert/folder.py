@@ -103,7 +103,7 @@ number, at least 1. Received: '3'.
         self._expected.update(values)
 
     def unread(self):
-        """The settings that nobody has read, {name: value}; null is no setting."""
+        """The settings that no reader has asked for, {name: value}; null is no setting."""
         return {
             name: value
             for name, value in self.values.items()
@@ -113,7 +113,7 @@ number, at least 1. Received: '3'.
         }
 
     def warn_of_unread(self):
-        """Logs one warning that names the settings that nobody has read."""
+        """Logs one warning that names the settings that no reader has asked for."""
         if unread := self.unread():
             logging.getLogger(__name__).warning(
                 "%s has settings that are not supported and have no effect here: %s.",
@@ -226,7 +226,7 @@ class Folder:
         try:
             root, target = self.path.resolve(), (self.path / name).resolve()
         except (OSError, RuntimeError, ValueError) as error:
-            raise ConversionError(f"{self.path / name!r} is no file: {error}") from None
+            raise ConversionError(f"{self.path / name!r} is not a file: {error}") from None
         roots = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
         if not any(target.is_relative_to(one) for one in roots):
             raise ConversionError(

@@ -3,7 +3,7 @@
 Each is made from a TensorFlow function of the model, ONNX by tf2onnx (https://onnx.ai), LiteRT, for
 phones, browsers and small devices, by TensorFlow's converter (https://ai.google.dev/edge/litert),
 OpenVINO, for Intel's processors and others, by its reader of SavedModels (https://docs.openvino.ai).
-All shapes but widths are dynamic. Tokenizers and labels stand beside the files.
+All shapes but widths are dynamic. Tokenizers and labels are written beside the files.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ TOLERANCE = 1e-4  # of an engine's answers: its rounding differs in a deep model
 
 
 def write(text_model, draft, write_file):
-    """Writes `model`, of a translation model also `encoder` and `decoder`, and what stands beside.
+    """Writes `model`, of a translation model also `encoder` and `decoder`, and the files beside.
 
     Args:
         text_model: with a functional `model`, a `tokenizer`, and perhaps `target_tokenizer` and

@@ -56,7 +56,7 @@ def read_tsv(path) -> ParallelText:
 
     Raises:
         OSError: if the file is missing, a directory, or cannot be read.
-        ValueError: if a line has not exactly two columns, or the file holds no
+        ValueError: if a line does not have exactly two columns, or the file holds no
             text or is not UTF-8.
     """
     return checked_pairs(*columns_of(path, "source", "target"), path)
@@ -129,7 +129,8 @@ def read_text_dataset(name, split: str, data_dir=None, separator=b"\n") -> bytes
 
     Raises:
         ImportError: if TensorFlow Datasets is not installed.
-        ValueError: if the name or split is unknown, or it has not exactly one text feature.
+        ValueError: if the name or split is unknown, or the data set does not have exactly one
+            text feature.
     """
     builder = builder_of(name, split, data_dir)
     texts = text_features(builder)

@@ -79,7 +79,7 @@ def number_of(label, place) -> float:
 
     Args:
         label: a text or a number.
-        place: where it stands, in words, for the message.
+        place: where it was read, in words, for the message.
 
     Raises:
         ValueError: if it is no number, or not finite in float32.
@@ -156,7 +156,7 @@ def read_labelled_tsv(path, names=None) -> LabelledText:
 
     Raises:
         OSError: if the file is missing, a directory, or cannot be read.
-        ValueError: as `labelled`, and if a line has not exactly two columns.
+        ValueError: as `labelled`, and if a line does not have exactly two columns.
     """
     texts, joined_labels = columns_of(path, "text", "label")
     if are_numbers(names):

@@ -1,4 +1,4 @@
-"""Questions whose answers stand in a passage: their files, their rows for BERT, their scores."""
+"""Questions whose answers are parts of a passage: files, rows for BERT, scores."""
 
 import collections
 import json
@@ -43,8 +43,8 @@ def read_squad(path) -> Questions:
 
     Raises:
         OSError: if the file is missing or cannot be read.
-        ValueError: if it has another format, holds no question, or an answer does not stand at its
-            place in the passage.
+        ValueError: if it has another format, holds no question, or an answer is not at its place
+            in the passage.
     """
     questions = Questions([], [], [])
     with opened(path) as file:
@@ -68,7 +68,7 @@ def read_squad(path) -> Questions:
 
 
 def checked_questions(questions, contexts, answers) -> Questions:
-    """Questions whose answers stand in their passages.
+    """Checks that each answer is in its passage, at the place that it gives.
 
     Args:
         questions: a list of strings.
@@ -76,8 +76,8 @@ def checked_questions(questions, contexts, answers) -> Questions:
         answers: for each question a tuple of pairs, (text, place of its first character).
 
     Raises:
-        ValueError: if there is no question, the lists differ in length, something else than text
-            stands for a text, or an answer does not stand at its place in the passage.
+        ValueError: if there is no question, the lists differ in length, a question or passage
+            is not text, or an answer is not at its place in the passage.
     """
     if not len(questions) == len(contexts) == len(answers) > 0:
         raise ValueError(
@@ -92,8 +92,8 @@ def checked_questions(questions, contexts, answers) -> Questions:
             is_there = isinstance(text, str) and isinstance(start, int) and text and start >= 0
             if not is_there or context[start : start + len(text)] != text:
                 raise ValueError(
-                    "An answer must stand in the passage, from the character on that its place "
-                    f"says. Received: {answer!r:.80} to {question!r:.80}."
+                    "Each answer must be the text that starts at its place in the passage, counted "
+                    f"in characters. Received: {answer!r:.80} to {question!r:.80}."
                 )
     return Questions(list(questions), list(contexts), list(answers))
 

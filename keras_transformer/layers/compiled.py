@@ -131,7 +131,7 @@ def _kernel_and_bias_gradients(upstream, rows):
 def _after(gradients, kernel):
     """The kernel, once the gradients are computed: what they read need not be kept for later.
 
-    Not for frozen weights, whose gradients nobody reads, so that XLA leaves them out.
+    Not for frozen weights, whose gradients nothing uses, so that XLA leaves them out.
     """
     return kernel + tf.add_n([opaque_zero(each) for each in gradients])
 

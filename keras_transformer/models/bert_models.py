@@ -111,6 +111,7 @@ class BertClassifierModel(BertModel):
     Attributes:
         head: `Dense` from the pooled vector to the logits of the labels.
         head_dropout: dropout before it.
+        pooling: `SequencePooling` of all vectors; None if the vector of [CLS] is used.
     """
 
     kind = "bert_classifier"
@@ -189,9 +190,10 @@ def bert(
         pooler_activation: of the layer above the vector of [CLS]; DistilBERT has "relu".
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
-            intermediate_dim, num_heads), or pass further arguments to the blocks
-            (dropout and attention_dropout, 0.1 each; activation, "gelu"; normalize_first, False;
-            activation_dropout, attention, key_dim, use_bias, kernel_initializer, dtype).
+            intermediate_dim, num_heads), or pass further arguments to the blocks, which
+            `EncoderBlock` describes (dropout and attention_dropout, 0.1 each; activation, "gelu";
+            normalize_first, False; norm_epsilon, 1e-12; activation_dropout, attention,
+            attention_pattern, remat, key_dim, use_bias, kernel_initializer, dtype).
 
     Returns:
         A `BertModel`. Inputs: a dictionary of `token_ids`, 0 for padding, and
@@ -380,7 +382,8 @@ def bert_token_labeller(backbone, num_labels, dropout=0.1, name="bert_token_labe
 def bert_question_answering(backbone, name="bert_question_answering"):
     """Adds a head to a backbone that finds the answer to a question in a passage.
 
-    The two texts are the question and the passage. [CLS] stands for an answer that is not there.
+    The two texts are the question and the passage. If the passage has no answer,
+    [CLS] is its first and last token.
 
     Source: Devlin et al. 2018, sections 4.2 and 4.3 (https://arxiv.org/abs/1810.04805).
 

@@ -140,9 +140,10 @@ def language_model(
             document, are the same.
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
-            intermediate_dim, num_heads, dropout), or pass further arguments to the blocks
-            (attention, attention_dropout, activation_dropout, activation, normalize_first,
-            key_dim, use_bias, kernel_initializer, dtype).
+            intermediate_dim, num_heads, dropout), or pass further arguments to the blocks, which
+            `EncoderBlock` describes (attention, attention_pattern, attention_dropout,
+            activation_dropout, activation, normalize_first, norm_epsilon, remat, key_dim,
+            use_bias, kernel_initializer, dtype).
 
     Returns:
         A `LanguageModel`. Input: `token_ids`, integers (batch, length). Output:

@@ -212,8 +212,10 @@ def transformer_xl(
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout, memory_length in tokens), or pass further
-            arguments to the blocks (attention_dropout, activation_dropout, which defaults
-            to `dropout`, activation, normalize_first, dtype).
+            arguments to the blocks, which `EncoderBlock` describes (attention, a subclass of
+            `RelativeAttention`; attention_dropout; activation_dropout, which defaults to
+            `dropout`; activation, normalize_first, norm_epsilon, remat, key_dim, use_bias,
+            kernel_initializer, dtype).
 
     Returns:
         A `TransformerXLModel`. Input: `token_ids` (batch, length), integers, 0 for padding.

@@ -176,7 +176,7 @@ def split_words(texts, lowercase: bool = True) -> tf.RaggedTensor:
 
 
 def word_spans(texts, lowercase: bool = True) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
-    """Where the words of `split_words` stand in their texts.
+    """Where each word of `split_words` starts and ends in its text.
 
     Args:
         texts: strings, (batch,).

@@ -99,7 +99,7 @@ def test_files_of_squad_are_read(tmp_path):
     paragraphs[0]["qas"][0]["answers"][0]["answer_start"] = 25
     (tmp_path / "squad.json").write_text(json.dumps(content))
     with pytest.raises(
-        ValueError, match=r"squad.json: An answer must stand .*\('Bo', 25\) to 'Who"
+        ValueError, match=r"squad.json: Each answer must be the text .*\('Bo', 25\) to 'Who"
     ):
         read_squad(tmp_path / "squad.json")
 

@@ -1,5 +1,7 @@
 """Arguments of the blocks that every model passes on."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -38,3 +40,13 @@ def test_models_pass_arguments_on_and_keep_them(name, tmp_path):
     again = keras.saving.load_model(tmp_path / "model.keras")
     for one, other in zip(*(keras.tree.flatten(m(inputs)) for m in (model, again)), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_docstrings_list_every_argument_of_the_blocks(name):
+    make, _, _ = MODELS[name]
+    arguments = {*kt.Encoder(1, num_heads=1, intermediate_dim=1).block_config(), "dtype"}
+    if name == "transformer_xl":  # which refuses it
+        arguments.remove("attention_pattern")
+    documented = make.__doc__.partition("**dimensions:")[2].partition("Returns:")[0]
+    assert arguments <= set(re.findall(r"\w+", documented))

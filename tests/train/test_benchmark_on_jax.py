@@ -60,7 +60,7 @@ def refused(arguments, capsys):
 def test_a_file_that_is_no_report_is_left_alone(tmp_path, capsys):
     output = tmp_path / "notes.json"
     output.write_text("my notes")
-    assert "is no report of this command" in refused([*TOY, f"--json={output}"], capsys)
+    assert "is not a report of this command" in refused([*TOY, f"--json={output}"], capsys)
     assert output.read_text() == "my notes"
 
 

@@ -74,7 +74,7 @@ def test_a_module_that_cannot_be_imported_is_named_in_a_line(folder):
 
 
 def test_a_class_is_found_with_and_without_its_package(folder):
-    with pytest.raises(ValueError, match=r"--import .* Known are .* Received: Tempered"):
+    with pytest.raises(ValueError, match=r"--import .* classes are .* Received: Tempered"):
         registered_attention("TemperedAttention")
     import_modules(["my_attention"])
     for name in ("TemperedAttention", NAME):

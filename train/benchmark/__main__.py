@@ -319,7 +319,7 @@ def read_report(path):
     try:
         return json.loads(path.read_text("utf-8"))["runs"]
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"--json: {path} is no report of this command") from None
+        raise ValueError(f"--json: {path} is not a report of this command") from None
 
 
 def run(arguments=None):
