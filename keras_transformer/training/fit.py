@@ -127,12 +127,16 @@ class FitMixin:
 
 
 def untuned(data):
-    """A dataset without the thread that tunes it, unless its own options ask for one.
+    """A dataset without the thread that tunes it, unless its own options say anything of tuning.
 
     An iterator that is dropped waits for that thread, which sleeps twice as long each time: the end
     of `fit` took up to as long as all its steps. What is left to `AUTOTUNE` uses all cores.
     """
-    if not isinstance(data, tf.data.Dataset) or data.options().autotune.enabled is not None:
+    if not isinstance(data, tf.data.Dataset):
+        return data
+    tuning = data.options().autotune
+    settings = tuning.enabled, tuning.cpu_budget, tuning.ram_budget, tuning.autotune_algorithm
+    if any(setting is not None for setting in settings):
         return data
     options = tf.data.Options()
     options.autotune.enabled = False

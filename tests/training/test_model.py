@@ -237,3 +237,21 @@ def test_parts_of_a_batch_add_up_on_tensorflow_and_jax(loss):
         logs = model.fit(x, y, batch_size=7, epochs=2, shuffle=False, verbose=0).history["loss"]
         results.append([*logs, *(weight.sum() for weight in model.get_weights())])
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("name", [None, "enabled", "cpu_budget", "ram_budget"])
+def test_only_a_dataset_that_says_nothing_of_tuning_is_not_tuned(name, monkeypatch):
+    """Whose thread `fit` would wait for."""
+    import tensorflow as tf
+
+    seen = []
+    monkeypatch.setattr(keras.Model, "fit", lambda self, x, *args, **kwargs: seen.append(x))
+    options = tf.data.Options()
+    if name is not None:
+        setattr(options.autotune, name, 2 if "budget" in name else True)
+    model = language_model()
+    model.compile("sgd", TokenCrossentropy())
+    data = tf.data.Dataset.from_tensor_slices((IDS, LABELS)).batch(2).with_options(options)
+    model.fit(data, validation_data=data)
+    assert seen[0].options().autotune.enabled is {None: False, "enabled": True}.get(name)
