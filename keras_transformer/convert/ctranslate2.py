@@ -13,7 +13,7 @@ from keras_transformer.convert.blocks import activation_of, check_dense, row_nam
 from keras_transformer.convert.generation import power_penalty
 from keras_transformer.convert.graphs import save_beside
 from keras_transformer.convert.tables import ConversionError, layer_at, require
-from keras_transformer.layers.embedding import SinusoidalEncoding
+from keras_transformer.layers.positions import SinusoidalEncoding
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.models.encoder_decoder import TranslationModel
 from keras_transformer.ops.positions import sinusoidal_positions

@@ -29,7 +29,7 @@ from keras_transformer.convert.tables import (
     rows_of,
 )
 from keras_transformer.convert.tokenizers import load_tokenizer_of, name_in_errors
-from keras_transformer.layers.embedding import PositionEmbedding
+from keras_transformer.layers.positions import PositionEmbedding
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 

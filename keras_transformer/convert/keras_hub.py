@@ -44,8 +44,8 @@ from keras_transformer.convert.tables import (
 )
 from keras_transformer.convert.tokenizers import name_in_errors
 from keras_transformer.files import in_one_line
-from keras_transformer.layers.embedding import PositionEmbedding
 from keras_transformer.layers.feed_forward import gelu_tanh
+from keras_transformer.layers.positions import PositionEmbedding
 from keras_transformer.models import bert_models, gpt2_model
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.serving.settings import SamplingSettings, usual_max_tokens

@@ -18,7 +18,22 @@ from keras_transformer.decoding.beams import (
 from keras_transformer.decoding.token_rules import NO_RULES, TokenRules
 
 PAD_ID = 0
-SCORINGS = ("gnmt", "huggingface", "huggingface_early_stopping", "huggingface_never")
+
+
+class Scoring(NamedTuple):
+    """The rules that a name of `scoring` stands for; `beam_search` documents them."""
+
+    as_hugging_face: bool = True  # the divisor, what may finish, and rows that end one by one
+    bound_at_limit: bool = False  # live sequences are scored as if they ended at the limit
+    ends_when_full: bool = False  # a row ends once `num_beams` sequences have finished
+
+
+SCORINGS = {
+    "gnmt": Scoring(as_hugging_face=False, bound_at_limit=True),
+    "huggingface": Scoring(),
+    "huggingface_early_stopping": Scoring(ends_when_full=True),
+    "huggingface_never": Scoring(bound_at_limit=True),
+}
 
 
 def beam_search(
@@ -94,7 +109,7 @@ def beam_search(
     """
     n_best = num_beams if n_best is None else n_best
     check_search(num_beams, n_best, length_penalty, scoring)
-    as_hugging_face = scoring != "gnmt"
+    as_hugging_face, bound_at_limit, ends_when_full = SCORINGS[scoring]
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules)
     penalties = _length_penalties(rules, length_penalty, as_hugging_face)
     limit_penalties = tf.gather(penalties, rules.limits)[:, None]  # (batch, 1)
@@ -107,6 +122,15 @@ def beam_search(
         # The upper bound of a live sequence: probability 1 from here on, and the maximum length.
         return tf.reduce_any(can_improve(beams, limit_penalties))
 
+    def end_rows(beams, penalty):
+        # A row that ends under Hugging Face's rules has no live sequence any more.
+        if not as_hugging_face:
+            return beams
+        goes_on = can_improve(beams, limit_penalties if bound_at_limit else penalty)
+        if ends_when_full:
+            goes_on &= tf.math.is_inf(beams.finished_scores[:, -1:])
+        return beams._replace(live_log_probs=tf.where(goes_on, beams.live_log_probs, -np.inf))
+
     def advance(position, beams, cache):
         newest = tf.gather(beams.live_ids, position, axis=2)
         logits, cache = call_step(step, newest, beams.parents, position, cache, rules)
@@ -118,18 +142,9 @@ def beam_search(
         position += 1
         column = None if capacity is None else position
         penalty = tf.gather(penalties, position)
-        is_last = None
-        if not rules.token_rules.forces_end:
-            is_last = (position >= rules.limits)[:, None]
+        is_last = None if rules.token_rules.forces_end else (position >= rules.limits)[:, None]
         beams = extend(beams, candidates, rules.end_id, penalty, column, as_hugging_face, is_last)
-        if as_hugging_face:
-            never = scoring == "huggingface_never"
-            goes_on = can_improve(beams, limit_penalties if never else penalty)
-            if scoring == "huggingface_early_stopping":
-                goes_on &= tf.math.is_inf(beams.finished_scores[:, -1:])
-            live = tf.where(goes_on, beams.live_log_probs, -np.inf)
-            beams = beams._replace(live_log_probs=live)
-        return position, beams, cache
+        return position, end_rows(beams, penalty), cache
 
     finished = num_beams if as_hugging_face else n_best
     beams = start_beams(rules.limits, num_beams, finished, rules.start_id, capacity)

@@ -4,15 +4,11 @@ from keras_transformer.layers.additive_attention import AdditiveAttention
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.decoder import Decoder, DecoderBlock
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.layers.embedding import (
-    PositionEmbedding,
-    SinusoidalEncoding,
-    TokenDropout,
-    TokenEmbedding,
-)
+from keras_transformer.layers.embedding import TokenDropout, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder, EncoderBlock
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.pooling import SequencePooling
+from keras_transformer.layers.positions import PositionEmbedding, SinusoidalEncoding
 from keras_transformer.layers.relative_attention import RelativeAttention
 from keras_transformer.layers.sliced_attention import SlicedAttention
 from keras_transformer.layers.sparse_attention import SparseAttention

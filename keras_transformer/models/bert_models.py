@@ -6,15 +6,10 @@ from keras import ops
 
 from keras_transformer.arguments import check_integer
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.layers.embedding import (
-    SMALL_STDDEV,
-    PositionEmbedding,
-    TokenDropout,
-    TokenEmbedding,
-    VocabularyBias,
-)
+from keras_transformer.layers.embedding import TokenDropout, TokenEmbedding, VocabularyBias
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
+from keras_transformer.layers.positions import SMALL_STDDEV, PositionEmbedding
 from keras_transformer.models.text_model import Part, TextModel, size_named
 from keras_transformer.ops.masks import padding_mask
 

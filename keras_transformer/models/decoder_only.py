@@ -4,11 +4,8 @@ import keras
 
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.layers.embedding import (
-    PositionEmbedding,
-    SinusoidalEncoding,
-    TokenEmbedding,
-)
+from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.positions import PositionEmbedding, SinusoidalEncoding
 from keras_transformer.models.text_model import DecoderModel, Part, TokenModel, size_named
 from keras_transformer.ops.positions import segment_mask, segments_before
 

@@ -5,13 +5,9 @@ from keras import ops
 
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.layers.embedding import (
-    IgnoredToken,
-    SinusoidalEncoding,
-    TokenEmbedding,
-    VocabularyBias,
-)
+from keras_transformer.layers.embedding import IgnoredToken, TokenEmbedding, VocabularyBias
 from keras_transformer.layers.encoder import Encoder
+from keras_transformer.layers.positions import SinusoidalEncoding
 from keras_transformer.models.text_model import DecoderModel, Part, check_kind, size_named
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.positions import segment_mask, segments_after, segments_before

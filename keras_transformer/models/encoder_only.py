@@ -4,9 +4,10 @@ import keras
 
 from keras_transformer.arguments import check_integer
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.layers.embedding import SinusoidalEncoding, TokenDropout, TokenEmbedding
+from keras_transformer.layers.embedding import TokenDropout, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
+from keras_transformer.layers.positions import SinusoidalEncoding
 from keras_transformer.models.text_model import Part, TokenModel, size_named
 from keras_transformer.ops.masks import padding_mask
 
