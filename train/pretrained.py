@@ -165,6 +165,7 @@ def check_packed_model(config, pretrained):
 
 def _tells_texts_apart(model):
     """Whether a mask keeps the texts of a row apart, which each block of the decoder reads."""
-    [decoder] = (layer for layer in model.get_config()["layers"] if layer["name"] == "decoder")
-    calls = decoder["inbound_nodes"]
-    return any(call["kwargs"].get("attention_mask") is not None for call in calls)
+    from keras_transformer.training.internals import calls_of
+
+    calls = [kwargs for layer, kwargs, _ in calls_of(model) if layer is model.decoder]
+    return any(kwargs.get("attention_mask") is not None for kwargs in calls)

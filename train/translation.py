@@ -490,10 +490,13 @@ def _engine(options):
 
 
 def _load_translator(options, dtype=None, cache="auto"):
-    languages = options.source_language, options.target_language
-    search, rules = (options.num_beams, options.length_penalty), options.given(RULES)
+    names = ("num_beams", "length_penalty", "source_language", "target_language", "weights")
     return kt.serving.Translator.load(
-        options.run, *search, dtype, cache, *languages, rules, options.weights
+        options.run,
+        dtype=dtype,
+        cache=cache,
+        token_rules=options.given(RULES),
+        **{name: getattr(options, name) for name in names},
     )
 
 

@@ -180,9 +180,8 @@ def sampling_settings(folder, size, context, end):
 
 def run_settings(settings, vocabulary_size, dimensions):
     """The settings that a run keeps: of its search and its model, by the names of flags."""
-    flags = {"normalize_first": "pre_norm"}
     return {
-        **{flags.get(name, name): value for name, value in dimensions.items()},
+        **dimensions,
         "vocabulary_size": vocabulary_size,
         "num_beams": settings.num_beams,
         "length_penalty": settings.length_penalty,

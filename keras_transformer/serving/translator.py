@@ -31,8 +31,8 @@ from keras_transformer.serving.served_model import (
 from keras_transformer.serving.settings import SearchSettings, read_token_rules
 from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
 
-# The limit of a translation is twice its source plus 8 tokens, so each bucket of sources has one
-# bucket of limits.
+# The limit of a translation is twice its source plus EXTRA tokens, so each bucket of sources has
+# one bucket of limits.
 EXTRA, SMALLEST = 8, 16
 
 
@@ -382,7 +382,7 @@ class Translator(ServedModel):
         longest = self.settings.max_target_length
         if self.settings.scoring != "gnmt":
             return tf.where(is_empty, 1, longest)
-        limits = tf.maximum(2 * _lengths(source_ids) + 8, self.settings.token_rules.min_length)
+        limits = tf.maximum(2 * _lengths(source_ids) + EXTRA, self.settings.token_rules.min_length)
         limits = tf.minimum(limits, longest)
         return tf.where(is_empty, 1, limits)
 
