@@ -79,7 +79,8 @@ def sample(
         prefix: as for `beam_search`.
         capacity: as for `beam_search`; with one, `seed` needs a pair per row.
         token_rules: as for `beam_search`; they change logits before the temperature does.
-        prefill: as for `beam_search`.
+        prefill: as for `beam_search`. With one that returns None for the log-probabilities, the
+            tokens that it reads count nothing in the score.
 
     Returns:
         `Hypotheses`, not ranked. The score is the sum of the model's log-probabilities, without

@@ -234,7 +234,7 @@ def read_forced(prefill, cache, rules, with_log_probs=True):
     Returns:
         The number of these tokens, a scalar; the forced tokens of each row, (batch, steps), 0
         where there is none; the sum of the log-probabilities of those that were read, (batch,),
-        or zeros without `with_log_probs`; and the cache.
+        zeros if `prefill` returns none, as without `with_log_probs`; and the cache.
     """
     exists = rules.limits[:, None] > 0  # (batch, 1); no hypothesis, nothing to read
     forced_ids = tf.where(exists, tf.transpose(rules.forced_ids[:, :, 0]), 0)  # (batch, steps)
@@ -254,7 +254,7 @@ def read_forced(prefill, cache, rules, with_log_probs=True):
 
     def read():
         log_probs, longer = prefill(token_ids, next_ids if with_log_probs else None, count, cache)
-        if not with_log_probs:
+        if log_probs is None:
             return zeros, longer
         is_read = exists & (tf.range(tf.shape(log_probs)[1]) < count)
         return tf.reduce_sum(tf.where(is_read, log_probs, 0.0), axis=1), longer

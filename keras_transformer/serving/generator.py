@@ -10,6 +10,7 @@ from keras_transformer.decoding.compiling import bucket, compiled, fill, first_r
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.streaming import stream
 from keras_transformer.figures.attention import Attention, token_labels
+from keras_transformer.models.control_ids import AfterControlIds
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.models.text_model import TextModel, check_kind
 from keras_transformer.models.xl_model import TransformerXLModel
@@ -360,9 +361,7 @@ class Generator(ServedModel):
             return logits, cache
 
         def read_prompt(token_ids, _, count, cache):
-            # Nobody asks for the log-probabilities of the prompt.
-            _, cache = prefill(token_ids, None, count, cache)
-            return tf.zeros(tf.shape(token_ids)), cache
+            return prefill(token_ids, None, count, cache)  # without log-probabilities
 
         return sample(
             step,
@@ -423,64 +422,6 @@ class Generator(ServedModel):
                 before, pending = [], pending[1:]
         if pending:
             yield text_of(before + pending)[len(text_of(before)) :]
-
-
-class AfterControlIds:
-    """A language model without control ids, such as GPT-2, whose ids come after the four.
-
-    Serve it with a tokenizer whose `first_id` is 4. Control ids get logits of -1e9.
-
-    Args:
-        model: a language model whose ids all stand for text.
-        end_id: the id with which the model ends a text, such as that of "<|endoftext|>"; it
-            becomes the end among the control ids. None if it has none.
-
-    Attributes:
-        may_end: whether the model ends texts with the end id, 3; otherwise texts have the
-            requested length.
-    """
-
-    def __init__(self, model, end_id=None):
-        self._model, self._end_id = model, end_id
-        self.weights, self.start_cache = model.weights, model.start_cache
-        self.has_static_cache = getattr(model, "has_static_cache", False)
-        self.may_end = end_id is not None
-        self.prefill = self._prefill if hasattr(model, "prefill") else None
-
-    def step(self, token_ids, parents, position, cache):
-        logits, cache = self._model.step(self._own_ids(token_ids), parents, position, cache)
-        return self._with_control_ids(logits), cache
-
-    def logits(self, token_ids):
-        return self._with_control_ids(self._model.logits(self._own_ids(token_ids)))
-
-    def attention_scores(self, token_ids):
-        return self._model.attention_scores(self._own_ids(token_ids))
-
-    def _prefill(self, token_ids, next_ids, count, cache):
-        own_ids = None if next_ids is None else self._own_ids(next_ids)
-        log_probs, cache = self._model.prefill(self._own_ids(token_ids), own_ids, count, cache)
-        if next_ids is not None:
-            is_control = next_ids < len(CONTROL_IDS)
-            if self._end_id is not None:
-                is_control |= next_ids == self._end_id + len(CONTROL_IDS)
-                is_control &= next_ids != END_ID
-            log_probs = tf.where(is_control, -1e9, log_probs)
-        return log_probs, cache
-
-    def _own_ids(self, token_ids):
-        ids = tf.maximum(token_ids - len(CONTROL_IDS), 0)
-        return ids if self._end_id is None else tf.where(token_ids == END_ID, self._end_id, ids)
-
-    def _with_control_ids(self, logits):
-        count = len(CONTROL_IDS)
-        columns = [[0, 0]] * (logits.shape.rank - 1) + [[count, 0]]
-        logits = tf.pad(tf.cast(logits, tf.float32), columns, constant_values=-1e9)
-        if self._end_id is None:
-            return logits
-        ids, end_id = tf.range(tf.shape(logits)[-1]), self._end_id + count
-        end = logits[..., end_id, None]
-        return tf.where(ids == END_ID, end, tf.where(ids == end_id, -1e9, logits))
 
 
 def check_language_model(model):

@@ -63,6 +63,22 @@ def test_tokens_are_sampled_with_their_probability(prefix_table, options):
             assert np.all(np.abs(counts - np.sum(had_it) * second) <= errors), (row, token_id)
 
 
+def test_a_prefill_without_log_probabilities_leaves_the_prefix_out_of_the_score(prefix_table):
+    table = prefix_table(num_rows=2, vocabulary_size=7, max_length=4, seed=3)
+    prefix = np.array([[4, 5], [6, 1]], "int32")
+
+    def prefill(token_ids, next_ids, count, cache):
+        for position in range(count):
+            newest, parents = token_ids[:, position, None], tf.zeros((2, 1), tf.int32)
+            _, cache = table.step(newest, parents, position, cache)
+        return None, cache
+
+    alone, read = (draw(table, 1, [4, 4], prefix=prefix, prefill=p) for p in (None, prefill))
+    np.testing.assert_array_equal(read.token_ids, alone.token_ids)
+    left_out = [[table.score(row, prefix[row])] for row in range(2)]
+    np.testing.assert_allclose(read.scores, alone.scores - left_out, rtol=1e-5, atol=1e-5)
+
+
 def test_top_k_keeps_no_more_than_k_ties():
     def step(token_ids, parents, position, cache):
         return tf.zeros((*token_ids.shape, 11)), cache
