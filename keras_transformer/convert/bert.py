@@ -367,15 +367,15 @@ def converted(model, tokenizer, labels, longest, dimensions, multi_label=False):
 
 def _tokenizer(folder, family, size):
     """The tokenizer, and the order of all rows of the table: those without a piece last."""
-    tokenizer, theirs = load_tokenizer_of(folder.path)
+    tokenizer, their_id_of = load_tokenizer_of(folder.path)
     [pad_id] = family.allowed["pad_token_id"]
-    if not isinstance(tokenizer, family.tokenizer) or theirs[PAD_ID] != pad_id:
+    if not isinstance(tokenizer, family.tokenizer) or their_id_of[PAD_ID] != pad_id:
         raise ConversionError(
             f"{folder.path} must hold a {family.tokenizer.__name__} that pads with id {pad_id}. "
-            f"Received: a {type(tokenizer).__name__} with id {theirs[PAD_ID]}."
+            f"Received: a {type(tokenizer).__name__} with id {their_id_of[PAD_ID]}."
         )
-    num_unused = num_padding_rows(folder.path, len(theirs), size)
-    return tokenizer, VocabularyPermutation([*theirs, *range(size - num_unused, size)])
+    num_unused = num_padding_rows(folder.path, len(their_id_of), size)
+    return tokenizer, VocabularyPermutation([*their_id_of, *range(size - num_unused, size)])
 
 
 def full_name(model, name):

@@ -89,21 +89,22 @@ def search_settings(folder, order, positions):
         positions: how many its family usually has.
     """
     settings = read_settings(folder)
-    end = int(order.theirs[END_ID])
+    end = int(order.their_id_of[END_ID])
     ends = dict.fromkeys(("eos_token_id", "forced_eos_token_id"), (None, end, [end]))
     settings.check(UNSUPPORTED | {"do_sample": (None, False)} | ends)
-    ours = order.ours.tolist()
-    ours[end] = END_ID  # where the start token is a second one, it is not what this id stands for
+    our_id_of = order.our_id_of.tolist()
+    # Where the start token is a second one, it is not what this id stands for.
+    our_id_of[end] = END_ID
     forces_end = settings.has("forced_eos_token_id")
-    rules = _token_rules(settings, ours, forces_end=forces_end)
+    rules = _token_rules(settings, our_id_of, forces_end=forces_end)
     if rules.min_new_tokens:  # after the start alone, not after a language
         length = rules.min_new_tokens + 1
         rules = dataclasses.replace(rules, min_length=length, min_new_tokens=0)
     if rules.change_scores and order.repeats_start:
-        rules = dataclasses.replace(rules, start_counts_as=ours[order.theirs[START_ID]])
+        rules = dataclasses.replace(rules, start_counts_as=our_id_of[order.their_id_of[START_ID]])
     forced = {rules.forced_bos_token_id, END_ID if rules.forces_end else None}
     if clash := forced & set(rules.suppress_tokens):
-        ids = order.theirs[sorted(clash)].tolist()
+        ids = order.their_id_of[sorted(clash)].tolist()
         settings.refuse("suppress_tokens", "ids that no other setting forces", ids)
     early = settings.one_of("early_stopping", *EARLY_STOPPING, None)
     longest = settings.count("max_length", positions, least=3) - 1  # without the start
@@ -160,9 +161,9 @@ def sampling_settings(folder, size, context, end):
             "where you continue texts.",
             settings.file,
         )
-    ours = list(range(4, 4 + size))
+    our_id_of = list(range(4, 4 + size))
     if end is not None:
-        ours[end] = END_ID
+        our_id_of[end] = END_ID
         settings.one_of("eos_token_id", None, end, [end])
     values = {"max_tokens": settings.count("max_new_tokens", usual_max_tokens(context))}
     if samples:
@@ -171,7 +172,7 @@ def sampling_settings(folder, size, context, end):
         values["top_p"] = settings.number("top_p", 1.0)
     elif settings.has("do_sample"):
         values["top_k"] = 1
-    rules = _token_rules(settings, ours)
+    rules = _token_rules(settings, our_id_of)
     try:
         return SamplingSettings(context=context, **values, token_rules=rules)
     except ValueError as error:
@@ -238,8 +239,8 @@ def written_sampling(settings, first_id, end):
         first_id: how many control ids the tokenizer has and the model lacks.
         end: their id that ends a text.
     """
-    theirs = {END_ID: end} if first_id else {}
-    rules = _written_rules(settings.token_rules, lambda i: theirs.get(i, i - first_id))
+    their_id_of = {END_ID: end} if first_id else {}
+    rules = _written_rules(settings.token_rules, lambda i: their_id_of.get(i, i - first_id))
     return rules | {
         "do_sample": True,
         "max_new_tokens": settings.max_tokens,
@@ -260,26 +261,26 @@ def power_penalty(settings, length=20):
     return settings.length_penalty * length / (5 + length)
 
 
-def _written_rules(rules, theirs=int):
+def _written_rules(rules, their_id_of=int):
     """`TokenRules` with their ids, without what only a search has."""
     written = rules.changed()
     for name in ("forces_end", "start_counts_as"):
         written.pop(name, None)
     for name in ("suppress_tokens", "begin_suppress_tokens"):
         if name in written:
-            written[name] = [theirs(each) for each in written[name]]
+            written[name] = [their_id_of(each) for each in written[name]]
     if WORDS in written:
-        written[WORDS] = [[theirs(each) for each in word] for word in written[WORDS]]
+        written[WORDS] = [[their_id_of(each) for each in word] for word in written[WORDS]]
     return written
 
 
-def _token_rules(settings, ours, **changes):
+def _token_rules(settings, our_id_of, **changes):
     """`TokenRules` with our ids for theirs, and with changes."""
 
     def our_id(name, value):
-        if type(value) is not int or not 0 <= value < len(ours):
-            settings.refuse(name, f"ids below {len(ours)}", value)
-        return ours[value]
+        if type(value) is not int or not 0 <= value < len(our_id_of):
+            settings.refuse(name, f"ids below {len(our_id_of)}", value)
+        return our_id_of[value]
 
     def our_ids(name, values):
         if not isinstance(values, list):

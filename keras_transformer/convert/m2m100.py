@@ -24,8 +24,8 @@ def read(folder: ModelFolder):
     config.one_of("tie_word_embeddings", True)
     dimensions, weights = marian.dimensions_of(folder, True, "relu"), folder.arrays()
     marian.check_weights(folder, weights, "M2M100", True, dimensions)
-    tokenizer, theirs = load_tokenizer_of(folder.path)
-    order = _order(folder, theirs)
+    tokenizer, their_id_of = load_tokenizer_of(folder.path)
+    order = _order(folder, their_id_of)
     tokenizer = with_languages(tokenizer, LANGUAGE)
     if not tokenizer.languages:
         raise ConversionError(
@@ -65,17 +65,17 @@ def _languages(folder):
     return {ours: settings.text(theirs, "") for ours, theirs in LANGUAGE_SETTINGS.items()}
 
 
-def _order(folder, theirs):
+def _order(folder, their_id_of):
     """The order of the tokenizer's ids, then of those that no text has, such as <s>."""
     config = folder.settings
     size, end = config.count("vocab_size"), config.count("eos_token_id", least=0)
     start = config.count("decoder_start_token_id", end, least=0)
-    control = {"pad_token_id": theirs[PAD_ID], "eos_token_id": theirs[END_ID]}
+    control = {"pad_token_id": their_id_of[PAD_ID], "eos_token_id": their_id_of[END_ID]}
     for name, index in control.items():
         if config.count(name, least=0) != index:
             config.refuse(name, f"{index}, as in the tokenizer", config.count(name, least=0))
-    theirs = np.array(theirs)
-    theirs[START_ID] = start
-    num_padding_rows(folder.path, int(theirs.max()) + 1, size)
-    unused = sorted(set(range(size)) - set(theirs.tolist()))
-    return VocabularyPermutation([*theirs, *unused])
+    their_id_of = np.array(their_id_of)
+    their_id_of[START_ID] = start
+    num_padding_rows(folder.path, int(their_id_of.max()) + 1, size)
+    unused = sorted(set(range(size)) - set(their_id_of.tolist()))
+    return VocabularyPermutation([*their_id_of, *unused])

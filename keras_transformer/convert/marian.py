@@ -92,7 +92,7 @@ def rows(model, source_order, target_order):
         yield target_order.row(
             model.output_bias.bias,
             "final_logits_bias",
-            shape=(1, len(target_order.ours)),
+            shape=(1, len(target_order.our_id_of)),
             missing=0.0,
             to_ours=lambda array: _bias_in_our_order(array, target_order),
         )
@@ -109,10 +109,10 @@ def block_rows(model):
 
 def _bias_in_our_order(bias, order):
     """Their biases in our order; `NEVER` for a start token that is another token, too."""
-    ours = bias[order.theirs]
+    in_our_order = bias[order.their_id_of]
     if order.repeats_start:
-        ours[START_ID] = NEVER
-    return ours
+        in_our_order[START_ID] = NEVER
+    return in_our_order
 
 
 def read(folder: ModelFolder):
@@ -143,7 +143,7 @@ def read(folder: ModelFolder):
     tokenizer_config.expect(separate_vocabs=not shared)
     tokenizer_config.warn_of_unread()
     tokenizers = [
-        rearranged(read_model(folder.file(file)), [pieces[i] for i in order.theirs])
+        rearranged(read_model(folder.file(file)), [pieces[i] for i in order.their_id_of])
         for file, pieces, order in zip(
             ("source.spm", "target.spm"), vocabularies, orders, strict=True
         )

@@ -223,29 +223,29 @@ class VocabularyPermutation:
     the end token, its row appears twice.
 
     Args:
-        theirs: their id for each of ours, an integer array that contains all of their ids.
+        their_id_of: their id for each of ours, an integer array that contains all of their ids.
 
     Attributes:
-        theirs: the argument.
-        ours: our id for each of theirs, an integer array; the first one of a row that appears
-            twice.
+        their_id_of: the argument.
+        our_id_of: our id for each of theirs, an integer array; the first one of a row that
+            appears twice.
         repeats_start: whether the row of the start token appears twice.
 
     Examples:
         >>> order = VocabularyPermutation([3, 0, 1, 2, 4])
-        >>> order.ours.tolist()
+        >>> order.our_id_of.tolist()
         [1, 2, 3, 0, 4]
     """
 
-    def __init__(self, theirs):
-        self.theirs = np.asarray(theirs)
-        self.ours = np.empty(max(theirs) + 1, int)
-        self.ours[self.theirs[::-1]] = np.arange(len(self.theirs))[::-1]
-        self.repeats_start = self.theirs[START_ID] in self.theirs[[PAD_ID, END_ID]]
+    def __init__(self, their_id_of):
+        self.their_id_of = np.asarray(their_id_of)
+        self.our_id_of = np.empty(max(their_id_of) + 1, int)
+        self.our_id_of[self.their_id_of[::-1]] = np.arange(len(self.their_id_of))[::-1]
+        self.repeats_start = self.their_id_of[START_ID] in self.their_id_of[[PAD_ID, END_ID]]
 
     def __len__(self):
         """How many ids we have."""
-        return len(self.theirs)
+        return len(self.their_id_of)
 
     def row(self, variable, *names, **options):
         """The `Row` of a variable with one row, or one number, for each id.
@@ -255,7 +255,10 @@ class VocabularyPermutation:
             *names: the name of their array, then those of its twins.
             **options: further options of `Row`.
         """
-        mapping = {"to_ours": lambda a: a[self.theirs], "to_theirs": lambda a: a[self.ours]}
+        mapping = {
+            "to_ours": lambda a: a[self.their_id_of],
+            "to_theirs": lambda a: a[self.our_id_of],
+        }
         return Row(variable, names[:1], twins=names[1:], **mapping | options)
 
 

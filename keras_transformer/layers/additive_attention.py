@@ -10,11 +10,11 @@ from keras_transformer.ops.attention import masked_softmax
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class AdditiveAttention(MultiHeadAttention):
-    """`MultiHeadAttention` with the scores v . tanh(q + k), where v is learned for each head.
+    """`MultiHeadAttention` with the logits v . tanh(q + k), where v is learned for each head.
 
-    It is called, cached and masked like `MultiHeadAttention`. With `num_heads=1` the scores are
+    It is called, cached and masked like `MultiHeadAttention`. With `num_heads=1` the logits are
     those of the paper, from a decoder's state to an encoder's; the heads, and the projections
-    of values and outputs, are the Transformer's. Its scores need `key_dim` times the memory of
+    of values and outputs, are the Transformer's. Its logits need `key_dim` times the memory of
     the dot product, so use it for short texts and for comparisons. `kernel_initializer` also
     draws v.
 

@@ -205,7 +205,7 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
     def attend_heads(self, queries, keys, values, mask=None, training=None, bias=None):
         """Attention over projected heads (batch, heads, length, dim), then the output projection.
 
-        A bias of the scores broadcasts to (batch, heads, target, source).
+        A bias of the logits broadcasts to (batch, heads, target, source).
 
         Returns:
             (batch, target, dim).
@@ -230,7 +230,7 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
             queries: (batch, heads, target, key_dim).
             keys: (batch, heads, source, key_dim).
             mask: boolean, broadcasts to (batch, heads, target, source), or None.
-            bias: of the scores, broadcasts to the same, or None.
+            bias: added to the logits, broadcasts to the same, or None.
 
         Returns:
             Weights in [0, 1], (batch, heads, target, source); zeros in a fully masked row.

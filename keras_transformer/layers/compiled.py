@@ -140,18 +140,18 @@ def compiled_attention_weights(queries, keys, mask=None):
     """`ops.attention.attention_weights`, which keeps only the weights for the backward pass."""
 
     @tf.custom_gradient
-    def softmax(scores):
-        weights = masked_softmax(scores, mask)
+    def softmax(logits):
+        weights = masked_softmax(logits, mask)
 
         def gradient(upstream):
-            # XLA leaves out a rounding, and would keep scores to compute float32 weights again.
+            # XLA leaves out a rounding, and would keep logits to compute float32 weights again.
             bits = tf.bitcast(weights, tf.uint16 if weights.dtype.size == 2 else tf.uint32)
             bits += tf.cast(opaque_zero(upstream), bits.dtype)
             wide, upstream = (
                 tf.cast(each, tf.float32) for each in (tf.bitcast(bits, weights.dtype), upstream)
             )
             mean = tf.reduce_sum(wide * upstream, axis=-1, keepdims=True)
-            return tf.cast(wide * (upstream - mean), scores.dtype)
+            return tf.cast(wide * (upstream - mean), logits.dtype)
 
         return weights, gradient
 

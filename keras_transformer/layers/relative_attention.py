@@ -92,7 +92,7 @@ class RelativeAttention(MultiHeadAttention):
         target, source = ops.shape(queries)[2], ops.shape(keys)[2]
         farthest_first = ops.flip(sinusoidal_positions(source, query.shape[-1]), axis=0)
         distances = self._project_distances(farthest_first, query.dtype)
-        bias = relative_shift(self._distance_scores(queries, distances))
+        bias = relative_shift(self._distance_logits(queries, distances))
         causal = causal_mask(target, start=source - target)
         mask = combine_masks(causal, padding_mask, check_attention_mask(attention_mask))
         return self._attend_with(queries, keys, values, mask, training, bias)
@@ -138,11 +138,11 @@ class RelativeAttention(MultiHeadAttention):
             farthest = self._project_distances(farthest, inputs.dtype)
             farthest = ops.broadcast_to(farthest, (batch_size, num_heads, 1, key_dim))
             distances = ops.concatenate([farthest, cache[2]], axis=2)
-            bias = self._distance_scores(queries, distances)  # (batch, heads, beams, steps + 1)
+            bias = self._distance_logits(queries, distances)  # (batch, heads, beams, steps + 1)
         else:
             distances = cache[2]
             # Distance 0 belongs to column `position`; columns that wrap around are masked.
-            bias = self._distance_scores(queries, distances)
+            bias = self._distance_logits(queries, distances)
             bias = ops.roll(bias, position + 1 - steps, axis=3)
         # Every step has written one position per beam, and all of these are equally far away.
         bias = ops.repeat(bias, inputs.shape[1], axis=3)
@@ -163,8 +163,8 @@ class RelativeAttention(MultiHeadAttention):
         projected = self.distance_projection(ops.cast(patterns, dtype)[None])
         return split_heads(projected, self.num_heads)
 
-    def _distance_scores(self, queries, distances):
-        """(batch, heads, target, distances), to be added to the scores by content."""
+    def _distance_logits(self, queries, distances):
+        """(batch, heads, target, distances), to be added to the logits by content."""
         queries = queries + ops.cast(self.distance_bias, queries.dtype)
         queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
         distances = ops.swapaxes(distances, -1, -2)

@@ -1,4 +1,4 @@
-"""Dot-product attention, heads, scores by distance, and the cache of decoding."""
+"""Dot-product attention, heads, logits by distance, and the cache of decoding."""
 
 import math
 
@@ -36,56 +36,56 @@ def attention_weights(queries, keys, mask=None, bias=None):
         queries: (..., heads, target, dim).
         keys: (..., heads, source, dim).
         mask: boolean, broadcasts to the weights; True where attention is allowed; None allows all.
-        bias: added to the scores, broadcasts to the weights, or None.
+        bias: added to the logits, broadcasts to the weights, or None.
     """
-    # The same as scaling the scores, up to rounding: fewer numbers are touched, and scores
+    # The same as scaling the logits, up to rounding: fewer numbers are touched, and logits
     # of float16 overflow later.
     queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
     return masked_softmax(ops.matmul(queries, ops.swapaxes(keys, -1, -2)), mask, bias)
 
 
-def masked_softmax(scores, mask=None, bias=None):
+def masked_softmax(logits, mask=None, bias=None):
     """A softmax over the last axis, at least in float32; zero in a fully masked row.
 
-    Weights have the dtype of the scores, (..., heads, target, source).
+    The weights have the shape and dtype of the logits, (..., heads, target, source).
     """
-    dtype, wide = scores.dtype, keras.backend.result_type(scores.dtype, "float32")
-    scores = ops.cast(scores, wide)
+    dtype, wide = logits.dtype, keras.backend.result_type(logits.dtype, "float32")
+    logits = ops.cast(logits, wide)
     if bias is not None:
-        scores = scores + ops.cast(bias, wide)
+        logits = logits + ops.cast(bias, wide)
     if mask is None:
-        return ops.cast(_softmax(scores), dtype)
+        return ops.cast(_softmax(logits), dtype)
     # Finite, so that a fully masked row gives no NaN. Chosen rather than added: TensorFlow fuses an
     # addition into the product before it, for which oneDNN has only its reference code on most
     # processors, up to 200 times slower.
-    scores = ops.where(mask, scores, -1e30)
+    logits = ops.where(mask, logits, -1e30)
     allowed = ops.cast(ops.any(mask, axis=-1, keepdims=True), wide)
-    return ops.cast(_softmax(scores) * allowed, dtype)
+    return ops.cast(_softmax(logits) * allowed, dtype)
 
 
-def _softmax(scores):
+def _softmax(logits):
     # Keras warns of a softmax over one number; at the first step of decoding there is just one.
-    return ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
+    return ops.ones_like(logits) if logits.shape[-1] == 1 else ops.softmax(logits, axis=-1)
 
 
-def relative_shift(scores):
-    """Moves scores from the column of their distance to the column of their source position.
+def relative_shift(logits):
+    """Moves logits from the column of their distance to the column of their source position.
 
-    In (batch, heads, target, source) scores, column c holds those of the distance source - 1 - c.
+    In (batch, heads, target, source) logits, column c holds those of the distance source - 1 - c.
     The last target stands at the last source, so each target finds its sources one column further
     left than the target before it. Reading the same numbers as rows of another length moves them. A
-    source after its target has no distance; its score is meaningless and must be masked.
+    source after its target has no distance; its logit is meaningless and must be masked.
 
     Source: Dai et al. 2019, appendix B (https://arxiv.org/abs/1901.02860).
 
     Examples:
-        >>> scores = keras.ops.array([[[[2, 1, 0], [5, 4, 3]]]])
-        >>> relative_shift(scores)[0, 0].numpy().tolist()
+        >>> logits = keras.ops.array([[[[2, 1, 0], [5, 4, 3]]]])
+        >>> relative_shift(logits)[0, 0].numpy().tolist()
         [[1, 0, 0], [5, 4, 3]]
     """
-    _, num_heads, target, source = ops.shape(scores)
-    padded = ops.pad(scores, ((0, 0), (0, 0), (0, 0), (1, 0)))
-    batch = known_rows(scores)
+    _, num_heads, target, source = ops.shape(logits)
+    padded = ops.pad(logits, ((0, 0), (0, 0), (0, 0), (1, 0)))
+    batch = known_rows(logits)
     rows = ops.reshape(padded, (batch, num_heads, source + 1, target))
     return ops.reshape(rows[:, :, 1:], (batch, num_heads, target, source))
 

@@ -106,7 +106,7 @@ class _Blocks(NamedTuple):
 class _Sums(NamedTuple):
     """What some source positions add to the softmax of every target position.
 
-    With s the scores and h the highest of them: sum(exp(s - h) v), sum(exp(s - h)), and h.
+    With s the logits and h the highest of them: sum(exp(s - h) v), sum(exp(s - h)), and h.
     """
 
     context: Any  # (batch, heads, blocks, block, value_dim)
@@ -193,13 +193,13 @@ def _far_blocks(num_blocks, distance, causal):
 
 def _sums(queries, keys, values, mask, real, dropout):
     """The sums over the `keys` that `mask`, (1, target, source), allows and that are `real`."""
-    scores = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
+    logits = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
     allowed = ops.logical_and(mask, ops.swapaxes(real, -1, -2))
-    scores = ops.where(allowed, ops.cast(scores, "float32"), FORBIDDEN)
+    logits = ops.where(allowed, ops.cast(logits, "float32"), FORBIDDEN)
     # Half of FORBIDDEN, so that all powers are 0, not 1, where nothing is allowed.
-    highest = ops.expand_dims(highest_at_least(scores, FORBIDDEN / 2, axis=-1), -1)
+    highest = ops.expand_dims(highest_at_least(logits, FORBIDDEN / 2, axis=-1), -1)
     highest = ops.stop_gradient(highest)  # it cancels out
-    powers = ops.exp(scores - highest)
+    powers = ops.exp(logits - highest)
     total = ops.sum(powers, axis=-1, keepdims=True)
     powers = ops.cast(powers, values.dtype)
     if dropout is not None:
@@ -208,7 +208,7 @@ def _sums(queries, keys, values, mask, real, dropout):
 
 
 def _joined(parts, length):
-    """One softmax over all parts: brings them to a common highest score, adds, divides."""
+    """One softmax over all parts: brings them to a common highest logit, adds, divides."""
     highest = parts[0].highest
     for part in parts[1:]:
         highest = ops.maximum(highest, part.highest)

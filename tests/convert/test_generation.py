@@ -66,7 +66,7 @@ def models():
     theirs, arrays = shaken(theirs, bias_of_end)
     ids = VocabularyPermutation(our_order(SIZE, 60, 1, 60, 0))
     ours = kt.translation(
-        len(ids.theirs), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
+        len(ids.their_id_of), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
         positions={"interleaved": False}, intermediate_dim=22, activation="silu",
         normalize_first=False, **sizes,
     )  # fmt: skip
@@ -83,7 +83,7 @@ def models():
     theirs, arrays = shaken(theirs, louder_end)
     ids = VocabularyPermutation([1, 3, 2, 2, 0, *range(4, SIZE)])
     ours = kt.translation(
-        len(ids.theirs), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
+        len(ids.their_id_of), output_bias=True, scale_embedding=True, norm_epsilon=1e-5,
         positions={"interleaved": False, "max_wavelength": 10000 ** (8 / 7), "first_position": 2},
         intermediate_dim=22, activation="relu", normalize_first=True, **sizes,
     )  # fmt: skip
@@ -171,14 +171,14 @@ def test_searches_are_those_of_hugging_face(family, seed, models, tmp_path):
         token_rules=rules, prefix=prefix,
     )  # fmt: skip
     answer = theirs.generate(
-        torch.tensor(ids.theirs[source]), generation_config=transformers.GenerationConfig(**given),
-        return_dict_in_generate=True, output_scores=True,
+        torch.tensor(ids.their_id_of[source]), return_dict_in_generate=True, output_scores=True,
+        generation_config=transformers.GenerationConfig(**given),
     )  # fmt: skip
     for ours, row in zip(found.token_ids.numpy()[:, 0], answer.sequences.numpy(), strict=True):
         row = row[1:].tolist()
         while row and row[-1] == PAD[family]:
             row.pop()
-        assert ids.theirs[ours[ours != 0]].tolist() == row, given
+        assert ids.their_id_of[ours[ours != 0]].tolist() == row, given
     if settings.num_beams > 1:
         scores = answer.sequences_scores.numpy()
         np.testing.assert_allclose(found.scores[:, 0], scores, atol=1e-4, err_msg=str(given))

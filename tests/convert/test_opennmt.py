@@ -49,11 +49,11 @@ def run(name):
 def test_logits_are_those_of_opennmt(name):
     converted, recorded, source, target = run(name)
     given = {
-        "source_ids": source.ours[recorded["source_ids"]],
-        "target_ids": target.ours[recorded["target_ids"]],
+        "source_ids": source.our_id_of[recorded["source_ids"]],
+        "target_ids": target.our_id_of[recorded["target_ids"]],
     }
     logits = array(converted.model(given))
-    expected = recorded["logits"][..., target.theirs]
+    expected = recorded["logits"][..., target.their_id_of]
     difference = np.abs(logits - expected).max()
     print(f"{name}: largest difference {difference:.1e} of {np.abs(expected).max():.1f}")
     assert difference < 1e-5
@@ -71,7 +71,7 @@ def test_texts_and_greedy_translations_are_those_of_opennmt(name):
     ids = converted.tokenizer.tokenize(texts)
     ends = [2] * (name == "shared")
     for row, ours in enumerate(ids.to_list()):
-        assert [*source.theirs[ours], *ends] == recorded[f"ids_{row}"].tolist(), texts[row]
+        assert [*source.their_id_of[ours], *ends] == recorded[f"ids_{row}"].tolist(), texts[row]
     rows = [[*row, 3] for row in ids.to_list()]
     source_ids = np.zeros((len(rows), max(map(len, rows))), "int32")
     for row, found in enumerate(rows):

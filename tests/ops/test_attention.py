@@ -118,7 +118,7 @@ def test_scaling_before_the_product_spares_float16_an_overflow():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_bias_is_added_to_the_scores_and_not_scaled(dtype):
+def test_a_bias_is_added_to_the_logits_and_not_scaled(dtype):
     queries, keys, bias = normal(2, 3, 5, 11), normal(2, 3, 7, 11), normal(1, 3, 5, 7)
     weights = attention_weights(
         *(keras.ops.cast(x, dtype) for x in (queries, keys)), bias=keras.ops.cast(bias, dtype)
