@@ -97,17 +97,17 @@ def the_axis_of_a_loss_is_known():
     assert internals.loss_axis(keras.losses.MeanSquaredError()) is None
 
 
-@canary("training.keras_mask_of", "layers.keras_mask_of")
+@canary("training.mask_attribute_of", "layers.keras_mask_of")
 def a_mask_goes_with_its_tensor():
     embedded = keras.layers.Embedding(3, 2, mask_zero=True)(keras.ops.array([[1, 0]]))
-    for mask_of in (internals.keras_mask_of, of_layers.keras_mask_of):
+    for mask_of in (internals.mask_attribute_of, of_layers.keras_mask_of):
         assert mask_of(embedded * 2) is None
         assert mask_of(embedded).numpy().tolist() == [[True, False]]
 
 
-@canary("layers.is_compiled", "training.is_compiled")
+@canary("layers.is_compiled", "training.is_compiled_on_tensorflow")
 def a_function_that_xla_will_compile_is_known_while_it_is_traced():
-    for is_compiled in (of_layers.is_compiled, internals.is_compiled):
+    for is_compiled in (of_layers.is_compiled, internals.is_compiled_on_tensorflow):
         for settings in ({}, {"jit_compile": True}):
             traced = tf.function(lambda ask=is_compiled: tf.constant(ask()), **settings)
             assert traced().numpy() == bool(settings)

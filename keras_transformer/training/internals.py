@@ -48,10 +48,10 @@ def loss_axis(loss):
     return getattr(loss, "_fn_kwargs", {}).get("axis")
 
 
-def keras_mask_of(tensor):
-    """The mask that Keras attaches to a tensor, or None.
+def mask_attribute_of(tensor):
+    """The mask that Keras attaches to a tensor as an attribute, or None.
 
-    Relies on the attribute `_keras_mask`.
+    The tensors of a jitted JAX function have no such attribute. Relies on `_keras_mask`.
     """
     return getattr(tensor, "_keras_mask", None)
 
@@ -72,7 +72,7 @@ def forget_compiled_metrics(model):
     model._compile_metrics = None
 
 
-def is_compiled():
+def is_compiled_on_tensorflow():
     """Whether TensorFlow is tracing a function that XLA will compile, as far as can be known.
 
     Relies on `tf.function(jit_compile=True)` entering what TensorFlow calls an XLA context.

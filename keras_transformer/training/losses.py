@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import LARGEST_INTEGER, check_integer, check_probability
-from keras_transformer.training.internals import ON_TENSORFLOW, is_compiled
+from keras_transformer.training.internals import ON_TENSORFLOW, is_compiled_on_tensorflow
 
 if ON_TENSORFLOW:
     import tensorflow as tf
@@ -165,7 +165,7 @@ def _crossentropy(labels, logits):
     # loss and its gradient, softmax - one_hot(label). The gradient of a gather is slow too.
     # With XLA it compares ids instead of scattering to the labels: XLA fuses the comparison, while
     # it can scatter only with atomic sums. Without XLA, scattering is faster.
-    compares_ids = is_compiled()
+    compares_ids = is_compiled_on_tensorflow()
     size = ops.shape(logits)[-1]  # unknown until the step if the labels are positions
 
     @tf.custom_gradient
