@@ -6,6 +6,7 @@ import inspect
 import pytest
 
 from keras_transformer import data, layers
+from keras_transformer.layers.checks import InputChecksMixin
 from keras_transformer.layers.projection import LoRAMixin
 
 ROOMS = "ops layers models training tokenizers data decoding serving convert figures".split()
@@ -22,6 +23,11 @@ WITH_MANY = {
         f"layers.{name}.add_weight": "the arguments of Keras's method"
         for name in layers.__all__
         if issubclass(getattr(layers, name), LoRAMixin)
+    },
+    **{
+        f"layers.{name}.compute_output_shape": "any number of shapes"
+        for name in layers.__all__
+        if getattr(layers, name).compute_output_shape is InputChecksMixin.compute_output_shape
     },
     "training.Model.evaluate": "by which Keras validates",
     **{
