@@ -8,6 +8,8 @@ import numpy as np
 from .deferred import Deferred, keras, kt
 from .training_config import SIZE
 
+block = Deferred("keras_transformer.layers.block")
+
 loop = Deferred(f"{__package__}.loop")
 runs = Deferred(f"{__package__}.run")
 
@@ -142,7 +144,8 @@ class Experiment:
     def train(cls, config, options):
         """Trains the run named by `TrainOptions` to its end."""
         if config.attention is not None:
-            config = config.replace(attention=registered_attention(config.attention))
+            own = block.registered_attention(config.attention)
+            config = config.replace(attention=keras.saving.get_registered_name(own))
         loop.train_on_devices(cls, config, options)
 
 
@@ -162,26 +165,6 @@ def check_model_settings(config, sizes):
             "--hidden-dim must be divisible by --num-heads so that every head gets the same "
             f"width. Received: {row['hidden_dim']} and {row['num_heads']}."
         )
-
-
-def registered_attention(name):
-    """The registered name of an attention class, of which the package may be missing.
-
-    Raises:
-        ValueError: if no class has the name, or several have.
-    """
-    known = [
-        each
-        for each, found in keras.saving.get_custom_objects().items()
-        if isinstance(found, type) and issubclass(found, kt.MultiHeadAttention)
-    ]
-    found = [each for each in known if name in (each, each.rpartition(">")[2])]
-    if len(found) != 1:
-        raise ValueError(
-            "--attention must name one registered class; --import imports the module that "
-            f"registers your own. The registered classes are {', '.join(known)}. Received: {name}."
-        )
-    return found[0]
 
 
 def optimizer_of(config):

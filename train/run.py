@@ -19,6 +19,7 @@ from keras_transformer.files import (
     load_arrays,
     save_arrays,
 )
+from keras_transformer.layers.block import NotRegistered
 from keras_transformer.serving import RunFolder
 from keras_transformer.serving.run_folder import checksum_of
 from keras_transformer.training.checkpoint_files import steps_in
@@ -161,7 +162,7 @@ class Run(RunFolder):
             content = load_arrays(self.pretrained_file)["json"].tobytes()
             tokenizers = self.tokenizer(), self.target_tokenizer()
             model = keras.models.model_from_json(content)
-        except MemoryError:
+        except (MemoryError, NotRegistered):
             raise
         except Exception:  # Keras raises many types for what it cannot deserialise
             return None

@@ -3,6 +3,7 @@
 import keras
 
 from keras_transformer.convert.tables import ConversionError
+from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.feed_forward import gelu_tanh
 
 # Our activations by Hugging Face's names, of which each family has some.
@@ -29,6 +30,15 @@ def check_equal(library, settings):
             raise ConversionError(f"{library} has {name}: {theirs}. Received: {ours}.")
 
 
+def check_attention(stack, library):
+    """Raises ConversionError if a stack has an attention of the user's own."""
+    if stack.attention not in (None, MultiHeadAttention):
+        raise ConversionError(
+            f"{library} has no attention but that of `MultiHeadAttention`. Export the model as a "
+            f"SavedModel instead. Received: attention={stack.attention.__name__}."
+        )
+
+
 def check_dense(stack, library="Hugging Face", needs_bias=True):
     """Raises ConversionError unless a stack has the attention that every library has.
 
@@ -37,14 +47,10 @@ def check_dense(stack, library="Hugging Face", needs_bias=True):
         library: for the message.
         needs_bias: whether the projections must have biases.
     """
+    check_attention(stack, library)
     kernel, bias = stack.blocks[0].self_attention.output_projection
     square = kernel.shape[0] == kernel.shape[1]
     lacks_bias = needs_bias and bias is None
-    if stack.attention is not None:
-        raise ConversionError(
-            f"{library} has no attention but that of `MultiHeadAttention`. Export the model as a "
-            f"SavedModel instead. Received: attention={stack.attention.__name__}."
-        )
     if stack.attention_pattern is not None or not square or lacks_bias or stack.lora:
         raise ConversionError(
             f"{library} needs dense attention{' with biases' * needs_bias}, heads that together "

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import keras
 
 from keras_transformer.convert import bert, gpt2, marian
+from keras_transformer.convert.blocks import check_attention
 from keras_transformer.convert.folder import Folder, Settings, safetensors_of
 from keras_transformer.convert.tables import (
     ConversionError,
@@ -22,6 +23,7 @@ from keras_transformer.convert.tables import (
 )
 from keras_transformer.convert.writing import check
 from keras_transformer.files import atomic_path, check_free
+from keras_transformer.layers.block import TransformerStack
 from keras_transformer.models.lora import add_lora, lora_of, projections
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -129,11 +131,14 @@ def write_peft(model, path, family):
         The path.
 
     Raises:
-        ConversionError: if the folder exists, the model has no LoRA, it trains weights that belong
-            to no layer of the family, or PEFT reads other numbers.
+        ConversionError: if the folder exists, the model has no LoRA or an attention of your own,
+            it trains weights that belong to no layer of the family, or PEFT reads other numbers.
     """
     naming, path = _naming(family), pathlib.Path(path)
     check_free(path, "Choose another folder, or delete it.")
+    for layer in model.layers:
+        if isinstance(layer, TransformerStack):
+            check_attention(layer, "PEFT")
     full = functools.partial(naming.full_name, model)
     adapters = {full(module): adapter for module, adapter in _adapters(model, naming)}
     if not adapters:

@@ -131,6 +131,8 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
         (3, 5, 4)
     """
 
+    causal = False  # whether no position attends to later ones, whatever the masks
+
     def __init__(
         self,
         num_heads,

@@ -51,7 +51,7 @@ class TransformerLayer(
         self.activation_dropout = activation_dropout
         self.activation = keras.activations.get(activation)
         self.normalize_first = normalize_first
-        self.attention = _registered_class(attention)
+        self.attention = registered_attention(attention)
         self.attention_pattern = attention_pattern
         self.norm_epsilon = norm_epsilon
         self.remat = remat
@@ -91,14 +91,14 @@ class TransformerLayer(
         if "pre_norm" in config:  # its name before version 0.3
             config = {"normalize_first": config["pre_norm"], **config}
             del config["pre_norm"]
-        _registered_class(config.get("attention"))  # before Keras makes all errors one TypeError
+        registered_attention(config.get("attention"))  # before Keras makes all errors one TypeError
         return super().from_config(config)
 
 
 class TransformerBlock(TransformerLayer):
     """Self-attention and a feed-forward network, each with a residual connection around it."""
 
-    causal = False  # whether an `attention_pattern` forbids later positions
+    causal = False  # whether no position attends to later ones
     attention_class = MultiHeadAttention  # without an `attention_pattern`
     cached_methods = ()  # of the attention, which compute step by step what its `call` does
 
@@ -139,6 +139,17 @@ class TransformerBlock(TransformerLayer):
                 f"attention must be a subclass of {ours.__name__}, or its registered name. "
                 f"Received: attention={getattr(own, '__name__', own)}."
             )
+        if own is SparseAttention:
+            raise ValueError(
+                "A sparse attention is chosen by its attention_pattern, not by its class. "
+                f"Received: attention={own.__name__}."
+            )
+        if own.causal and not self.causal:
+            raise ValueError(
+                "This attention is causal: no position would attend to later ones, as in a "
+                f"decoder. Choose another for {type(self).__name__}. "
+                f"Received: attention={own.__name__}."
+            )
         if self.attention_pattern is not None:
             raise ValueError(
                 "An attention_pattern chooses an attention of its own. Give one of the two. "
@@ -150,10 +161,9 @@ class TransformerBlock(TransformerLayer):
                 "class with keras.saving.register_keras_serializable(). "
                 f"Received: attention={own.__name__}."
             )
-        missing = [
-            name for name in self.cached_methods if getattr(own, name) is getattr(ours, name)
-        ]
-        if own.call is not ours.call and missing:
+        depth = _depth(own, "call")
+        missing = [name for name in self.cached_methods if _depth(own, name) > depth]
+        if missing:
             raise ValueError(
                 f"An attention that overrides call must override {' and '.join(missing)}, too, so "
                 "that a decoder computes the same step by step. "
@@ -167,16 +177,25 @@ class TransformerBlock(TransformerLayer):
             arguments["use_bias"] = self.use_bias
         if self.lora is not None:
             arguments["lora"] = self.lora
-        return layer_class(
-            self.num_heads,
-            key_dim=self.key_dim,
-            dropout=self.attention_dropout,
-            kernel_initializer=self.kernel_initializer,
-            trainable=self.trainable,
-            dtype=self.dtype_policy,
-            name=name,
-            **arguments,
-        )
+        try:
+            return layer_class(
+                self.num_heads,
+                key_dim=self.key_dim,
+                dropout=self.attention_dropout,
+                kernel_initializer=self.kernel_initializer,
+                trainable=self.trainable,
+                dtype=self.dtype_policy,
+                name=name,
+                **arguments,
+            )
+        except TypeError as error:
+            if layer_class is not self.attention:
+                raise
+            raise ValueError(
+                "The constructor of an attention must take the arguments of MultiHeadAttention, "
+                f"and no others without a default. Received: attention={layer_class.__name__}, "
+                f"which raised: {error}"
+            ) from error
 
     def create_residual(self, name):
         return Residual(
@@ -305,17 +324,37 @@ class TransformerStack(TransformerLayer):
         return {**super().get_config(), "num_layers": self.num_layers}
 
 
-def _registered_class(attention):
-    """The class of an `attention`, which may be its registered name, or None."""
+def _depth(own, method):
+    """How many classes a class asks for a method before it finds it."""
+    return next(depth for depth, each in enumerate(own.__mro__) if method in vars(each))
+
+
+def registered_attention(attention):
+    """The class of an `attention`: None, a class, or a registered name.
+
+    The package of the name may be missing if no other has an attention of that name.
+
+    Raises:
+        NotRegistered: if no class has the name, or several have.
+    """
     if attention is None or isinstance(attention, type):
         return attention
     found = keras.saving.get_registered_object(str(attention))
-    if found is None:
+    if found is not None:
+        return found
+    known = {
+        name: each
+        for name, each in keras.saving.get_custom_objects().items()
+        if isinstance(each, type) and issubclass(each, MultiHeadAttention)
+    }
+    same = [each for name, each in known.items() if name.rpartition(">")[2] == attention]
+    if len(same) != 1:
         raise NotRegistered(
-            f"No attention is registered as {attention}. Import the module that registers it "
-            "first; in a command, with --import."
+            f"{'Several attentions are' if same else 'No attention is'} registered as {attention}. "
+            "Import the module that registers yours first; in a command, with --import. "
+            f"The registered classes are {', '.join(known)}."
         )
-    return found
+    return same[0]
 
 
 def _rematerialised(layer, function, *inputs):

@@ -79,9 +79,12 @@ class LoRAMixin:
         super().__init__(*args, **kwargs)
         self.lora = LoRA(**lora) if isinstance(lora, dict) else lora
 
-    def add_weight(self, *args, trainable=True, name="weight", **kwargs):
+    def add_weight(self, *args, trainable=True, name=None, **kwargs):
+        name = name or "weight"
         is_trained = trainable and (self.lora is None or "_lora_" in name)
-        return super().add_weight(*args, trainable=is_trained, name=name, **kwargs)
+        weight = super().add_weight(*args, trainable=is_trained, name=name, **kwargs)
+        weight.is_state = not trainable  # Keras lists it after the others, frozen or not
+        return weight
 
     def get_config(self):
         lora = {} if self.lora is None else {"lora": self.lora.config()}

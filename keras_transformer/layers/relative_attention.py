@@ -54,6 +54,8 @@ class RelativeAttention(MultiHeadAttention):
         (3, 5, 4)
     """
 
+    causal = True
+
     def __init__(
         self,
         num_heads,

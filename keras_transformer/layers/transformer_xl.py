@@ -37,6 +37,7 @@ class TransformerXLBlock(TransformerBlock):
         (3, 5, 4)
     """
 
+    causal = True
     attention_class = RelativeAttention
     cached_methods = ("step",)
 

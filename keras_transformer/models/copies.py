@@ -73,6 +73,9 @@ def rebuild(model, change, with_lora=True):
         [weight for weight in each.weights if with_lora or "_lora_" not in weight.name]
         for each in (model, copy)
     )
+    # Keras lists what is trained first, so that what LoRA freezes changes places with state.
+    for weights in (old_weights, new_weights):
+        weights.sort(key=lambda weight: getattr(weight, "is_state", False))
     for old, new in zip(old_weights, new_weights, strict=True):
         assert old.name == new.name, f"{old.path} is not {new.path}"
         # A memory of training may have another number of rows.

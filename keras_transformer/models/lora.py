@@ -1,6 +1,7 @@
 """LoRA: tunes a model with a narrow product added to chosen projections; the rest is frozen."""
 
 from keras_transformer.arguments import check_integer
+from keras_transformer.layers.internals import parts_of
 from keras_transformer.layers.projection import LoRA, LoRAMixin, Projection
 from keras_transformer.models.copies import rebuild
 from keras_transformer.training.internals import all_layers
@@ -55,6 +56,11 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
             f"Received: {', '.join(unknown)}."
         )
     tuned = _copy_with_lora(model, lora.config(), train)
+    for layer in all_layers(tuned):
+        if isinstance(layer, LoRAMixin):
+            for _, part in parts_of(layer):
+                if getattr(part, "lora", None) is None:  # such as a Dense of an own attention
+                    part.trainable = False
     added = {adapter.target for projection in projections(tuned) for adapter in projection.adapters}
     missing = [name for name in lora.targets if name not in added]
     if missing:

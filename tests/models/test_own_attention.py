@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 import keras_transformer as kt
+from keras_transformer.convert import peft
 from keras_transformer.convert.blocks import check_dense
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.layers.block import NotRegistered
@@ -57,6 +58,33 @@ class AttentionToInputs(kt.MultiHeadAttention):
 class ForgottenSteps(kt.MultiHeadAttention):
     def call(self, query, value=None, key=None, **masks):
         return 2 * super().call(query, value, key, **masks)
+
+
+@keras.saving.register_keras_serializable(package="own")
+class StepsForgottenLater(AttentionToInputs):
+    def call(self, query, value=None, key=None, **masks):
+        return 2 * super().call(query, value, key, **masks)
+
+
+@keras.saving.register_keras_serializable(package="own")
+class NeedsMore(kt.MultiHeadAttention):
+    def __init__(self, num_heads, slope, **kwargs):
+        super().__init__(num_heads, **kwargs)
+
+
+@keras.saving.register_keras_serializable(package="own")
+class WithParts(kt.MultiHeadAttention):
+    """Has unnamed weights, of which the first is state, and a layer of its own."""
+
+    def __init__(self, num_heads, **kwargs):
+        super().__init__(num_heads, **kwargs)
+        self.gate = keras.layers.Dense(6, name="gate")
+
+    def build(self, query_shape, value_shape=None, key_shape=None):
+        super().build(query_shape, value_shape, key_shape)
+        self.gate.build(query_shape)
+        self.count = self.add_weight((1,), "zeros", trainable=False)
+        self.factor = self.add_weight((1,), "ones", name=None)
 
 
 KINDS = {"temperature": TemperatureAttention, "additive": "keras_transformer>AdditiveAttention"}
@@ -142,6 +170,24 @@ def test_lora_freezes_its_weights_and_merges(model):
     np.testing.assert_allclose(score(kt.merge_lora(tuned)), score(model), atol=1e-5)
 
 
+def test_lora_keeps_what_is_state_and_freezes_layers_inside():
+    block = kt.EncoderBlock(num_heads=2, intermediate_dim=7, attention=WithParts)
+    inputs = keras.Input((5, 6))
+    model = keras.Model(inputs, block(inputs))
+    tuned = kt.add_lora(model)
+    reloaded = keras.Model.from_config(tuned.get_config())
+    for copy in (tuned, reloaded):
+        assert {weight.name.partition("_")[2] for weight in copy.trainable_weights} == {
+            "lora_down",
+            "lora_up",
+        }
+    merged = kt.merge_lora(tuned)
+    assert len(merged.trainable_weights) == len(model.trainable_weights)
+    for copy in (tuned, merged):
+        attention = copy.layers[-1].self_attention
+        assert (array(attention.count), array(attention.factor)) == (0, 1)
+
+
 def test_every_kind_of_model_has_it():
     small = {**TINY, "num_layers": 1, "attention": TemperatureAttention}
     for model in (kt.language_model(11, **small), kt.gpt2(vocabulary_size=11, **small)):
@@ -181,9 +227,21 @@ REFUSED = {
         {"attention": ForgottenSteps},
         "overrides call must override step and attend_to, too.* Received: .*ForgottenSteps",
     ),
+    "a call without steps, further up": (
+        {"attention": StepsForgottenLater},
+        "overrides call must override step and attend_to, too.* Received: .*StepsForgottenLater",
+    ),
     "Transformer-XL's": (
         {"attention": kt.RelativeAttention},
         "must override attend_to, too.* Received: attention=RelativeAttention",
+    ),
+    "a pattern's": (
+        {"attention": "SparseAttention"},
+        "chosen by its attention_pattern, not by its class. Received: attention=SparseAttention",
+    ),
+    "a constructor with another argument": (
+        {"attention": NeedsMore},
+        "no others without a default. Received: attention=NeedsMore, which raised: .*slope",
     ),
 }
 
@@ -200,6 +258,16 @@ def test_transformer_xl_needs_a_relative_attention():
         kt.transformer_xl(11, 3, **TINY, attention=TemperatureAttention)
 
 
+def test_a_causal_attention_is_refused_where_all_positions_attend_to_all():
+    with pytest.raises(ValueError, match=r"is causal.* EncoderBlock. .*=RelativeAttention"):
+        kt.EncoderBlock(num_heads=2, intermediate_dim=7, attention=kt.RelativeAttention)
+
+
+def test_a_name_needs_no_package_if_it_is_the_only_one():
+    block = kt.EncoderBlock(num_heads=2, intermediate_dim=7, attention="AdditiveAttention")
+    assert block.attention is kt.AdditiveAttention
+
+
 def test_an_encoder_needs_no_steps():
     block = kt.EncoderBlock(num_heads=2, intermediate_dim=7, attention=ForgottenSteps)
     assert block(normal(2, 5, 6)).shape == (2, 5, 6)
@@ -208,3 +276,13 @@ def test_an_encoder_needs_no_steps():
 def test_other_libraries_cannot_hold_it(model):
     with pytest.raises(ConversionError, match=r"Hugging Face has no .* attention=Temperature"):
         check_dense(model.encoder)
+    encoder = kt.Encoder(1, num_heads=2, intermediate_dim=7, attention=kt.MultiHeadAttention)
+    encoder.build((2, 5, 6))
+    check_dense(encoder)
+
+
+def test_peft_cannot_hold_it(tmp_path):
+    small = {**TINY, "num_layers": 1, "attention": TemperatureAttention}
+    tuned = kt.add_lora(kt.gpt2(vocabulary_size=11, **small), 1, targets=["query_key_value"])
+    with pytest.raises(ConversionError, match=r"PEFT has no .* attention=TemperatureAttention"):
+        peft.write_peft(tuned, tmp_path / "adapter", "gpt2")

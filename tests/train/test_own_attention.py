@@ -8,10 +8,13 @@ import keras
 import numpy as np
 import pytest
 
+import keras_transformer as kt
+from keras_transformer.files import save_arrays
+from keras_transformer.layers.block import NotRegistered, registered_attention
 from keras_transformer.serving import Translator
 from keras_transformer.serving.publishing.c_api import ask
 from train import convert, translation
-from train.experiment import registered_attention
+from train.run import Run
 from train.settings import import_modules
 
 from .conftest import SETTINGS
@@ -74,14 +77,34 @@ def test_a_module_that_cannot_be_imported_is_named_in_a_line(folder):
 
 
 def test_a_class_is_found_with_and_without_its_package(folder):
-    with pytest.raises(ValueError, match=r"--import .* classes are .* Received: Tempered"):
+    expected = r"No attention is .* TemperedAttention.*--import.* classes are .*AdditiveAttention"
+    with pytest.raises(NotRegistered, match=expected):
         registered_attention("TemperedAttention")
     import_modules(["my_attention"])
+    own = keras.saving.get_custom_objects()[NAME]
     for name in ("TemperedAttention", NAME):
-        assert registered_attention(name) == NAME
-    assert registered_attention("AdditiveAttention") == "keras_transformer>AdditiveAttention"
-    with pytest.raises(ValueError, match=r"name one registered class.* Received: FeedForward"):
+        assert registered_attention(name) is own
+    keras.saving.register_keras_serializable(package="other")(type("TemperedAttention", (own,), {}))
+    with pytest.raises(NotRegistered, match="Several attentions are registered as Tempered"):
+        registered_attention("TemperedAttention")
+    keras.saving.get_custom_objects().pop("other>TemperedAttention")
+    with pytest.raises(NotRegistered, match="No attention is registered as FeedForward"):
         registered_attention("FeedForward")
+
+
+def test_a_pretrained_run_that_resumes_names_the_missing_module(tmp_path, monkeypatch):
+    run = Run(tmp_path, None)
+    monkeypatch.setattr(Run, "exists", lambda self: True)
+    monkeypatch.setattr(Run, "tokenizer", lambda self: None)
+    monkeypatch.setattr(Run, "target_tokenizer", lambda self: None)
+    run.model_file.write_text("")
+    block = kt.EncoderBlock(num_heads=2, intermediate_dim=7)
+    inputs = keras.Input((5, 6))
+    content = keras.Model(inputs, block(inputs)).to_json()
+    content = content.replace('"attention": null', f'"attention": "{NAME}"')
+    save_arrays(run.pretrained_file, [("json", np.frombuffer(content.encode(), "u1"))])
+    with pytest.raises(NotRegistered, match=f"No attention is registered as {NAME}.*--import"):
+        run.pretrained()
 
 
 @pytest.mark.slow
