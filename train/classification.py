@@ -267,7 +267,7 @@ class ClassificationExperiment(Experiment):
         pictures.save_pictures(
             run,
             model.attention(pictures.beginning(model.tokenizer, text, model.max_length)),
-            "squared error" if self.config.task == "regression" else "nats per text",
+            loss_unit(model),
         )
         if self.valid_text is not None:
             print(report_of(model, self.valid_text)[0])
@@ -344,6 +344,13 @@ def served_model(run, dtype=None, weights="averaged"):
     names, _ = kt.serving.RunFolder(run).labels()
     kind = kt.serving.Classifier if names else kt.serving.Regressor
     return kind.load(run, dtype, weights)
+
+
+def loss_unit(model):
+    """The unit of the loss of a `Classifier` or `Regressor`; Keras averages over labels, too."""
+    if isinstance(model, kt.serving.Regressor):
+        return "squared error"
+    return "nats per label" if model.multi_label else "nats per text"
 
 
 def report_of(model, text):

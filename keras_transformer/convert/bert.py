@@ -416,11 +416,17 @@ def hugging_face_folder(text_model, draft):
         name = "BertForQuestionAnswering"
     elif head is not None:
         name = f"BertFor{'Sequence' if labels_texts(model) else 'Token'}Classification"
-        names = getattr(text_model, "labels", ()) or range(model.output_shape[-1])
+        known = getattr(text_model, "labels", ())
+        names = known or range(model.output_shape[-1])
+        is_number = labels_texts(model) and not known and len(names) == 1
+        if len(names) == 1 and not is_number:
+            raise ConversionError(
+                "Hugging Face's BERT needs at least two labels: a head for one is a regression. "
+                f"Received: labels={tuple(names)!r}."
+            )
         labels = {"id2label": {str(i): str(label) for i, label in enumerate(names)}}
         if labels_texts(model):
             several = getattr(text_model, "multi_label", False)
-            is_number = model.output_shape[-1] == 1
             labels["problem_type"] = REGRESSION if is_number else PROBLEM_TYPES[several]
         labels["label2id"] = {label: int(i) for i, label in labels["id2label"].items()}
     arrays = {full_name(model, key): array for key, array in arrays_of(rows(model)).items()}

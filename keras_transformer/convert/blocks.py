@@ -22,10 +22,11 @@ def check_equal(library, settings):
 
     Args:
         library: whose model it is to be, such as "KerasHub's BERT", for the message.
-        settings: {name: (ours, the one that the library has)}.
+        settings: {name: (ours, the one that the library has)}; ours may be a subclass of theirs.
     """
     for name, (ours, theirs) in settings.items():
-        if ours != theirs:
+        is_subclass = isinstance(theirs, type) and issubclass(ours, theirs)
+        if ours != theirs and not is_subclass:
             ours, theirs = (getattr(value, "__name__", value) for value in (ours, theirs))
             raise ConversionError(f"{library} has {name}: {theirs}. Received: {ours}.")
 

@@ -13,7 +13,7 @@ from keras_transformer.convert.sentencepiece import in_our_order, read_model
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.convert.tokenizer_json import byte_pairs, check_added, read_tokenizer_json
 from keras_transformer.files import in_one_line
-from keras_transformer.tokenizers.byte_pairs import merges_of
+from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer, merges_of
 from keras_transformer.tokenizers.sentencepiece_format import PieceType
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
@@ -147,6 +147,8 @@ def _read(folder):
         result = read_tokenizer_json(folder.file(TOKENIZER_JSON))
         if isinstance(result[0], WordPieceTokenizer):
             _check_words(settings, result[0].lowercase)
+        elif isinstance(result[0], BytePairTokenizer):  # the setting overrides tokenizer.json's
+            settings.one_of("add_prefix_space", False, None)
     elif file == WORD_PIECES:
         # Without the settings capitals decide.
         lowercase = settings.flag("do_lower_case", True) if folder.has(SETTINGS) else None

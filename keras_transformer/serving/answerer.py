@@ -24,6 +24,7 @@ from keras_transformer.serving.served_model import (
 from keras_transformer.tokenizers.word_pieces import valid_utf8
 
 LOWEST = -1e9
+WINDOWS_AT_A_TIME = 32  # parts of passages; one long passage must not exhaust the memory
 
 
 class Answer(NamedTuple):
@@ -155,14 +156,10 @@ class Answerer(ServedModel):
         check_rows(question, context)
         context = valid_utf8(context)
         windows = passage_windows(self.tokenizer, question, context, *self._sizes)
-        token_ids = fill_up(windows.token_ids)  # (rows, length)
-        logits = self.model.logits(token_ids, segments_of(token_ids, self.tokenizer))
-        log_probs = tf.nn.log_softmax(tf.cast(logits, tf.float32))  # (rows, 2, length)
-        spans, none = self._spans(log_probs, windows)
+        score, first, last, none = self._read(windows)
 
         batch = tf.size(question)
         rows = windows.questions
-        score, first, last = spans
         best = tf.math.unsorted_segment_max(score, rows, batch)  # (batch,)
         none = tf.math.unsorted_segment_min(none, rows, batch)
         row = tf.range(tf.size(rows))
@@ -183,16 +180,45 @@ class Answerer(ServedModel):
             "no_answer": tf.exp(none),
         }
 
-    def _spans(self, log_probs, windows):
+    def _read(self, windows):
+        """What `_spans` returns for all rows, of which the model reads a few at a time."""
+        token_ids = fill_up(windows.token_ids)  # (all rows, length)
+        lengths = windows.token_ids.row_lengths()
+
+        def read_some(begin, *found):
+            some = slice(begin, begin + WINDOWS_AT_A_TIME)
+            ids = token_ids[some]  # (rows, length)
+            logits = self.model.logits(ids, segments_of(ids, self.tokenizer))
+            log_probs = tf.nn.log_softmax(tf.cast(logits, tf.float32))  # (rows, 2, length)
+            spans = self._spans(log_probs, windows.first_columns[some], lengths[some])
+            joined = (tf.concat(pair, axis=0) for pair in zip(found, spans, strict=True))
+            return begin + WINDOWS_AT_A_TIME, *joined
+
+        none_yet = [tf.zeros([0], t) for t in (tf.float32, tf.int32, tf.int32, tf.float32)]
+        _, *found = tf.while_loop(
+            lambda begin, *_: begin < tf.shape(token_ids)[0],
+            read_some,
+            (0, *none_yet),
+            (tf.TensorShape([]), *[tf.TensorShape([None])] * len(none_yet)),
+            parallel_iterations=1,
+        )
+        return found
+
+    def _spans(self, log_probs, first_columns, lengths):
         """The best span of each row, and the log-probability that there is none.
 
+        Args:
+            log_probs: float32 (rows, 2, length), of the first and the last token.
+            first_columns: where the passage begins, (rows,).
+            lengths: tokens of each row, (rows,).
+
         Returns:
-            The triple of log-probability, first and last column, (rows,) each; and (rows,).
+            Log-probability, first and last column of the span; log-probability of none, all
+            (rows,).
         """
         length = tf.shape(log_probs)[2]
         column = tf.range(length, dtype=tf.int64)
-        lengths = windows.token_ids.row_lengths()
-        in_passage = column >= windows.first_columns[:, None]  # (rows, length)
+        in_passage = column >= first_columns[:, None]  # (rows, length)
         in_passage &= column < lengths[:, None] - 1  # [SEP]
         inside = tf.where(in_passage[:, None], log_probs, LOWEST)
         pairs = inside[:, 0, :, None] + inside[:, 1, None, :]  # (rows, first, last)
@@ -202,7 +228,7 @@ class Answerer(ServedModel):
         pairs = tf.reshape(pairs, [-1, length * length])
         best = tf.argmax(pairs, axis=1, output_type=tf.int32)
         none = log_probs[:, 0, 0] + log_probs[:, 1, 0]
-        return (tf.reduce_max(pairs, axis=1), best // length, best % length), none
+        return tf.reduce_max(pairs, axis=1), best // length, best % length, none
 
     @staticmethod
     def _character(places, token, is_found):

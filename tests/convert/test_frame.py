@@ -10,8 +10,9 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import convert
-from keras_transformer.convert import ConversionError, ModelFolder, Row, arrays_of, assign
+from keras_transformer.convert import ConversionError, ModelFolder, Row, arrays_of, assign, bert
 from keras_transformer.convert.examples import answers, drawn_inputs
+from keras_transformer.tokenizers import WordPieceTokenizer
 from train import convert as command
 
 
@@ -255,3 +256,18 @@ def test_what_no_library_can_check_is_written_with_a_warning(tmp_path, monkeypat
         generator = kt.serving.Generator(model, tokenizer)
         path = convert.write(generator, "huggingface", tmp_path / "model")
     assert (path / "model.safetensors").exists()
+
+
+def test_a_bert_is_written_with_a_subclass_of_its_tokenizer_but_not_for_one_label(tmp_path):
+    class OwnTokenizer(WordPieceTokenizer):
+        pass
+
+    words = OwnTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
+    model = kt.bert_classifier(kt.bert(6, "tiny", 9, num_layers=1, hidden_dim=4, num_heads=2), 1)
+    config, _ = bert.hugging_face_folder(kt.serving.Regressor(model, words, 9), tmp_path)
+    assert config["problem_type"] == "regression"
+    with pytest.raises(ConversionError, match=r"at least two labels.* labels=\('spam',\)"):
+        bert.hugging_face_folder(kt.serving.Classifier(model, words, ["spam"], 9), tmp_path)
+    symbols = kt.tokenizers.SymbolTokenizer("abc")
+    with pytest.raises(ConversionError, match=r"tokenizer: WordPieceTokenizer\. Received: Sy"):
+        bert.hugging_face_folder(convert.Converted("pretraining", model, symbols), tmp_path)

@@ -169,6 +169,20 @@ def test_what_ours_cannot_do_is_refused_in_one_line(changes, said, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_a_space_before_byte_pairs_is_refused_whichever_file_holds_them(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    model = {"type": "BPE", "vocab": {name: i for i, name in enumerate(letters)}, "merges": []}
+    level = {"type": "ByteLevel", "add_prefix_space": False}
+    write_json(tmp_path / "tokenizer.json", model=model, pre_tokenizer=level)
+    for value in (False, None):
+        write_json(tmp_path / "tokenizer_config.json", add_prefix_space=value)
+        load_tokenizer_of(tmp_path)
+    write_json(tmp_path / "tokenizer_config.json", add_prefix_space=True)
+    with pytest.raises(ConversionError, match="add_prefix_space must be False or None"):
+        load_tokenizer_of(tmp_path)
+
+
 def test_missing_and_damaged_files_are_told(tmp_path):
     with pytest.raises(ConversionError, match=r"must hold spiece\.model"):
         load_tokenizer_of(tmp_path)

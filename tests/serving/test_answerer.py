@@ -7,6 +7,7 @@ import keras_transformer as kt
 from keras_transformer.data import answer_batches, checked_questions
 from keras_transformer.data.question_answering import passage_windows
 from keras_transformer.serving import Answerer
+from keras_transformer.serving import answerer as serving_answerer
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import train_word_pieces
 from tests.reference import array, fill
@@ -111,6 +112,26 @@ def test_a_model_learns_where_answers_stand_and_padding_does_not_count(tokenizer
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert type(loaded) is type(model)
     np.testing.assert_array_equal(array(loaded(inputs)), array(model(inputs)))
+
+
+def test_a_model_reads_few_parts_at_a_time_with_the_same_answers(tokenizer, monkeypatch):
+    model, sizes = fill(model_of(tokenizer)), []
+    logits = model.logits
+
+    def counted(token_ids, segment_ids):
+        tf.py_function(lambda ids: sizes.append(len(ids)), [token_ids], [])
+        return logits(token_ids, segment_ids)
+
+    model.logits = counted
+    found = {}
+    for most in (99, 3):
+        sizes.clear()
+        monkeypatch.setattr(serving_answerer, "WINDOWS_AT_A_TIME", most)
+        found[most] = Answerer(model, tokenizer, **SIZES).answer(QUESTIONS, context=CONTEXTS)
+        total = sum(sizes)
+        assert total > 9 and sizes == [min(most, total - i) for i in range(0, total, most)]
+    for name, one in found[99].items():
+        np.testing.assert_array_equal(one, found[3][name], err_msg=name)
 
 
 @pytest.mark.slow

@@ -6,13 +6,14 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
 from tests.layers.test_backends import HIDE_TENSORFLOW
 from train.benchmark import __main__ as benchmark
 from train.benchmark.on_jax import summed
-from train.benchmark.tables import engine_table
+from train.benchmark.tables import compare, engine_table
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 TOY = ["--backend=jax", "--device=cpu", "--size=toy", "--decode-size=toy", "--decode-batch=2"]
@@ -36,17 +37,17 @@ def test_all_parts_run_without_tensorflow_and_are_appended_to_a_report(environme
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     earlier, run = json.loads(output.read_text())["runs"]
     assert earlier == {"part": "earlier"}
-    training, decode, exact, long = (each["engines"] for each in run["measurements"])
+    training, beams, greedy, exact, long = (each["engines"] for each in run["measurements"])
     ours, hub = training[:2]
     assert ours["operations"] > 0 and ours["bytes_moved"] > 0
     assert hub["unavailable"] is None and hub["parameters"] == ours["parameters"]
     assert abs(hub["result"] - ours["result"]) < 1.5, "losses of random models, near log(50)"
-    assert [row["result"] for row in decode[::2]] == [50, 50]
+    assert beams[0]["result"] == greedy[0]["result"] == 50
     assert all(row["holds"] for row in exact)
     dense, chunks, cudnn = long
     assert abs(dense["result"] - chunks["result"]) < 1e-4
     assert "needs an NVIDIA GPU" in cudnn["unavailable"]
-    assert "ours, beam 1, JAX" in done.stdout and "ours faster by" in done.stdout
+    assert "ours, beam 1, JAX" in done.stdout and "first faster by" in done.stdout
 
 
 def refused(arguments, capsys):
@@ -59,9 +60,31 @@ def refused(arguments, capsys):
 
 def test_a_file_that_is_no_report_is_left_alone(tmp_path, capsys):
     output = tmp_path / "notes.json"
-    output.write_text("my notes")
-    assert "is not a report of this command" in refused([*TOY, f"--json={output}"], capsys)
-    assert output.read_text() == "my notes"
+    for content in ("my notes", '{"machine": {}, "training": []}'):
+        output.write_text(content)
+        assert "is not a report of this version" in refused([*TOY, f"--json={output}"], capsys)
+        assert output.read_text() == content
+
+
+def test_engines_are_compared_with_ours_of_as_many_beams(monkeypatch):
+    options = types.SimpleNamespace(
+        backend="jax", device="cpu", decode_size="toy", decode_batch=[2], dtype=["float32"],
+        threads=1, repeats=1, steps=1,
+    )  # fmt: skip
+    row = {"unavailable": None, "seconds": [1.0]}
+    monkeypatch.setattr(
+        benchmark, "measure", lambda candidates, *_: [{"name": c.label, **row} for c in candidates]
+    )
+    tables = {title: rows for title, rows, _ in benchmark.measure_decoding(options)}
+    for (title, rows), beams in zip(tables.items(), (4, 1), strict=True):
+        assert f"beam {beams}," in title
+        assert [r["name"] for r in rows] == [f"{s}, beam {beams}" for s in ("ours", "Hugging Face")]
+
+
+def test_ratios_to_another_kernel_of_ours_say_so():
+    rows = [{"name": name, "unavailable": None, "seconds": [1.0]} for name in ("dense", "chunks")]
+    compare(rows, tokens=1)
+    assert "first faster by" in engine_table(rows, first="first")[0]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +110,12 @@ def test_another_device_than_asked_for_is_refused(sees, flags, message, monkeypa
 def test_parts_of_another_backend_are_refused(capsys):
     assert "--exact needs another --backend" in refused(["--exact"], capsys)
     assert "--scaling needs another --backend" in refused([*TOY, "--scaling"], capsys)
+
+
+@pytest.mark.parametrize("flag", ["--device=cpu", "--scaling"])
+def test_a_gpu_is_not_asked_for_where_cpus_are_measured(flag, capsys, monkeypatch):
+    monkeypatch.setattr(benchmark, "choose_device", lambda *_: pytest.fail("not refused"))
+    assert "measures CPUs. Received: --gpu H100" in refused([flag, "--gpu=H100"], capsys)
 
 
 def test_kernels_are_summed_by_name_and_overlapping_ones_are_busy_once():

@@ -266,6 +266,12 @@ def test_the_task_decides_what_is_learned_from_texts_of_one_label_each():
     assert loss("regression") == "MeanSquaredError"
 
 
+def test_the_loss_of_several_labels_is_a_mean_over_them():
+    several, one = (types.SimpleNamespace(multi_label=each) for each in (True, False))
+    assert classification.loss_unit(several) == "nats per label"
+    assert classification.loss_unit(one) == "nats per text"
+
+
 @pytest.mark.parametrize(
     ("rows", "flags", "expected"),
     [

@@ -76,20 +76,17 @@ def training_candidates(workload):
     return [Candidate(label, build, workload) for label, build in builders.items()]
 
 
-def decoding_candidates(workload):
+def decoding_candidates(workload, num_beams=decoding.NUM_BEAMS):
     """The engines that decode a model; ours first.
 
     On TensorFlow our SavedModel, and CTranslate2, on CPUs also in int8; on JAX our search and
-    Hugging Face's Marian, each with beams and without.
+    Hugging Face's Marian.
     """
     if workload.backend == "jax":
+        builders = {"ours": on_jax.jax_decoding, "Hugging Face": decoding.huggingface_decoding}
         return [
-            Candidate(f"{label}, beam {beams}", functools.partial(build, beams), workload)
-            for beams in (decoding.NUM_BEAMS, 1)
-            for label, build in (
-                ("ours", on_jax.jax_decoding),
-                ("Hugging Face", decoding.huggingface_decoding),
-            )
+            Candidate(f"{label}, beam {num_beams}", functools.partial(build, num_beams), workload)
+            for label, build in builders.items()
         ]
     dtype = workload.dtype
     types = ["float32", "int8"] if dtype == "float32" else ["int8"]  # bfloat16 needs AMX there
@@ -132,13 +129,17 @@ def measure_training(options):
 
 def measure_decoding(options):
     size = SIZES[options.decode_size]
-    for batch_size, dtype in itertools.product(options.decode_batch, options.dtype):
-        candidates = decoding_candidates(workload_of(options, size, dtype, batch_size))
+    beams = [decoding.NUM_BEAMS, 1] if options.backend == "jax" else [decoding.NUM_BEAMS]
+    for batch_size, dtype, num_beams in itertools.product(
+        options.decode_batch, options.dtype, beams
+    ):
+        workload = workload_of(options, size, dtype, batch_size)
+        candidates = decoding_candidates(workload, num_beams)
         rows = measure(candidates, options.repeats, options.steps)
         compare(rows, batch_size * decoding.OUTPUT_TOKENS)
         title = (
             f"decoding, {options.decode_size}: {size.describe()}, batch {batch_size}, beam "
-            f"{decoding.NUM_BEAMS}, {decoding.SOURCE_TOKENS} -> {decoding.OUTPUT_TOKENS} "
+            f"{num_beams}, {decoding.SOURCE_TOKENS} -> {decoding.OUTPUT_TOKENS} "
             f"tokens, {dtype}; ms per batch"
         )
         yield title, rows, engine_table(rows)
@@ -161,7 +162,7 @@ def measure_long(options):
             f"causal attention, forward and backward: {size.batch_size} x {size.length} tokens, "
             f"{attention.NUM_HEADS} heads of {attention.KEY_DIM}, {dtype}"
         )
-        yield title, rows, engine_table(rows, peak_of(options, dtype))
+        yield title, rows, engine_table(rows, peak_of(options, dtype), first="first")
 
 
 def measure_scaling(options):
@@ -290,6 +291,9 @@ def parse(arguments):
     options.parts = ["scaling"] if options.scaling else chosen or usual
     if options.scaling and options.device == "gpu":
         parser.error("--scaling measures CPUs. Received: --device gpu")
+    if options.gpu and (options.scaling or options.device == "cpu"):
+        flag = "--scaling" if options.scaling else "--device cpu"
+        parser.error(f"{flag} measures CPUs. Received: --gpu {options.gpu}")
     wanted = "cpu" if options.scaling else options.device
     try:
         options.device, options.gpu = choose_device(wanted, options.backend, options.gpu)
@@ -319,7 +323,10 @@ def read_report(path):
     try:
         return json.loads(path.read_text("utf-8"))["runs"]
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"--json: {path} is not a report of this command") from None
+        raise ValueError(
+            f"--json: {path} is not a report of this version of train.benchmark. Choose another "
+            "file."
+        ) from None
 
 
 def run(arguments=None):

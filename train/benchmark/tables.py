@@ -17,7 +17,7 @@ SMI = (
 
 
 def compare(rows, tokens, flops=None):
-    """Adds to each measured row its speed, and its ratio to the first, ours.
+    """Adds to each measured row its speed, and the ratio of its time to the first's.
 
     Args:
         rows: rows from `measure`.
@@ -46,16 +46,17 @@ def is_limit(row):
     return row["name"].startswith("products")
 
 
-def engine_table(rows, peak=None):
+def engine_table(rows, peak=None, first="ours"):
     """Lines of text, one per row of `compare`; a column that no row fills is left out.
 
     Args:
         rows: rows from `measure`.
         peak: operations and bytes a second that the device can do at most, a pair; None if they
             are not known.
+        first: what the first row is, for the heading of the ratios to it.
     """
 
-    def ours_faster_by(row):
+    def first_faster_by(row):
         ratios = row.get("ours_is_faster_by") if row is not rows[0] else None
         return "{:.2f} ({:.2f}-{:.2f})".format(*ratios) if ratios else ""
 
@@ -72,7 +73,7 @@ def engine_table(rows, peak=None):
         "engine": lambda row: row["name"],
         "tokens/s": number("tokens_per_second", ",.0f"),
         "ms": lambda row: f"{1000 * statistics.median(row['seconds']):.2f}",
-        "ours faster by": ours_faster_by,
+        f"{first} faster by": first_faster_by,
         "GFLOP/s": number("gflops", ".3g"),
         "of products": number("share_of_products", ".0%"),
     }
