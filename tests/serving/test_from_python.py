@@ -261,8 +261,8 @@ MISTAKES = {
         r"come from language_model\(\).*of the kind translation",
     ),
     "a language model": (
-        lambda t, c, w: Classifier(w.model, w.tokenizer, "ab"),
-        r"come from classifier\(\).*of the kind language_model",
+        lambda t, c, w: Classifier(w.model, w.tokenizer, ["a", "b"]),
+        r"come from classifier\(\) or bert_classifier\(\).*of the kind language_model",
     ),
     "a path": (
         lambda t, c, w: Generator("runs/mine", w.tokenizer),
