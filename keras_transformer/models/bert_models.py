@@ -99,8 +99,27 @@ class BertPretrainingModel(BertModel):
     next_sentence = Part("next_sentence")
 
 
+class BertHeadModel(BertModel):
+    """A backbone with one head, of any kind."""
+
+    head = Part("head")
+
+    def logits(self, token_ids, segment_ids):
+        """The scores of the head, outside training.
+
+        Args:
+            token_ids: (batch, length), 0 for padding.
+            segment_ids: (batch, length).
+
+        Returns:
+            Float32 logits: (batch, labels) of texts, (batch, length, labels) of tokens, (batch, 2,
+            length) of the first and the last token of an answer.
+        """
+        return self({"token_ids": token_ids, "segment_ids": segment_ids}, training=False)
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class BertClassifierModel(BertModel):
+class BertClassifierModel(BertHeadModel):
     """A backbone with a head that labels texts, of `bert_classifier`.
 
     Attributes:
@@ -110,21 +129,8 @@ class BertClassifierModel(BertModel):
     """
 
     kind = "bert_classifier"
-    head = Part("head")
     head_dropout = Part("head_dropout")
     pooling = Part("pooling")
-
-    def logits(self, token_ids, segment_ids):
-        """Scores every label, outside training.
-
-        Args:
-            token_ids: (batch, length), 0 for padding.
-            segment_ids: (batch, length).
-
-        Returns:
-            Float32 logits, (batch, labels).
-        """
-        return self({"token_ids": token_ids, "segment_ids": segment_ids}, training=False)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -138,7 +144,7 @@ class BertTokenLabellerModel(BertClassifierModel):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class BertQuestionAnsweringModel(BertModel):
+class BertQuestionAnsweringModel(BertHeadModel):
     """A backbone with a head that finds an answer in a passage, of `bert_question_answering`.
 
     Attributes:
@@ -146,19 +152,6 @@ class BertQuestionAnsweringModel(BertModel):
     """
 
     kind = "bert_question_answering"
-    head = Part("head")
-
-    def logits(self, token_ids, segment_ids):
-        """Scores every token as the first and as the last of the answer, outside training.
-
-        Args:
-            token_ids: (batch, length), 0 for padding.
-            segment_ids: (batch, length).
-
-        Returns:
-            Float32 logits, (batch, 2, length).
-        """
-        return self({"token_ids": token_ids, "segment_ids": segment_ids}, training=False)
 
 
 def bert(

@@ -10,10 +10,10 @@ from keras_transformer.decoding.compiling import bucket, compiled, fill, first_r
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.streaming import stream
 from keras_transformer.figures.attention import Attention, token_labels
-from keras_transformer.models.control_ids import AfterControlIds
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.models.text_model import TextModel, check_kind
 from keras_transformer.models.xl_model import TransformerXLModel
+from keras_transformer.serving.control_ids import CONTROL_IDS, AfterControlIds
 from keras_transformer.serving.reading import read_part
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.served_model import (
@@ -29,10 +29,9 @@ from keras_transformer.serving.served_model import (
     warn_truncated,
 )
 from keras_transformer.serving.settings import SamplingSettings, read_sampling
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID
 
 MAX_CHARACTER_BYTES = 4  # in UTF-8
-CONTROL_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
 
 
 class Generator(ServedModel):

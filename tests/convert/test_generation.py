@@ -11,8 +11,8 @@ import keras_transformer as kt
 from keras_transformer.convert import ModelFolder, assign, generation, load_gpt2, marian
 from keras_transformer.convert.tables import ConversionError, VocabularyPermutation, our_order
 from keras_transformer.decoding import TokenRules, beam_search, sample
-from keras_transformer.models.control_ids import AfterControlIds
 from keras_transformer.serving import SamplingSettings, SearchSettings
+from keras_transformer.serving.control_ids import AfterControlIds
 from tests.convert.folders import FAMILIES
 
 # A soak: KERAS_TRANSFORMER_SOAK_DRAWS=100 draws as many settings for each family.

@@ -13,20 +13,8 @@ from keras_transformer.layers.block import NotRegistered
 from keras_transformer.ops.attention import append_to_cache
 from tests.layer_check import check_layer
 from tests.models.test_translation import SOURCE, TARGET, TINY, score, step_through
+from tests.own_attention import TemperatureAttention
 from tests.reference import array, fill, normal
-
-
-@keras.saving.register_keras_serializable(package="own")
-class TemperatureAttention(kt.MultiHeadAttention):
-    """Dot products divided by a temperature, which each head learns."""
-
-    def build(self, query_shape, value_shape=None, key_shape=None):
-        super().build(query_shape, value_shape, key_shape)
-        self.temperature = self.add_weight((self.num_heads, 1, 1), "ones", name="temperature")
-
-    def weights_of(self, queries, keys, mask=None, bias=None):
-        queries = queries / ops.cast(self.temperature, queries.dtype)
-        return super().weights_of(queries, keys, mask, bias)
 
 
 @keras.saving.register_keras_serializable(package="own")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.models.control_ids import AfterControlIds
 from keras_transformer.models.decoder_only import language_model
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.serving import (
     Generator,
     SamplingSettings,
 )
+from keras_transformer.serving.control_ids import AfterControlIds
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import BytePairTokenizer, SymbolTokenizer, train_byte_pairs
 from tests.reference import array, fill

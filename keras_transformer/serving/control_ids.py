@@ -2,7 +2,9 @@
 
 from keras import ops
 
-NUM_CONTROL_IDS, END_ID = 4, 3  # padding, unknown, start and end
+from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+
+CONTROL_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
 
 
 class AfterControlIds:
@@ -41,19 +43,19 @@ class AfterControlIds:
         own_ids = None if next_ids is None else self._own_ids(next_ids)
         log_probs, cache = self._model.prefill(self._own_ids(token_ids), own_ids, count, cache)
         if next_ids is not None:
-            is_control = next_ids < NUM_CONTROL_IDS
+            is_control = next_ids < len(CONTROL_IDS)
             if self._end_id is not None:
-                is_control |= next_ids == self._end_id + NUM_CONTROL_IDS
+                is_control |= next_ids == self._end_id + len(CONTROL_IDS)
                 is_control &= next_ids != END_ID
             log_probs = ops.where(is_control, -1e9, log_probs)
         return log_probs, cache
 
     def _own_ids(self, token_ids):
-        ids = ops.maximum(token_ids - NUM_CONTROL_IDS, 0)
+        ids = ops.maximum(token_ids - len(CONTROL_IDS), 0)
         return ids if self._end_id is None else ops.where(token_ids == END_ID, self._end_id, ids)
 
     def _with_control_ids(self, logits):
-        count = NUM_CONTROL_IDS
+        count = len(CONTROL_IDS)
         columns = [[0, 0]] * (len(logits.shape) - 1) + [[count, 0]]
         logits = ops.pad(ops.cast(logits, "float32"), columns, constant_values=-1e9)
         if self._end_id is None:
