@@ -20,9 +20,9 @@ BY_NAME = ("getattr", "setattr", "hasattr")
 PROMISED = {"_replace", "_asdict", "_fields"}
 # Python's, whose documentation promises them.
 PROMISED_WHOLE = {"os._exit"}
-# Names of Keras that classes of ours have too which are none of Keras's.
+# Names that our classes share with Keras's by chance.
 COMMON = {
-    "keras_transformer": {"_layout", "_model", "_name", "_shape", "_variables"},
+    "keras_transformer": {"_model", "_name", "_shape", "_variables"},
     "train": {"_inputs", "_lock", "_path"},
 }
 

@@ -368,11 +368,11 @@ def report_of(model, text):
     count = len(text.texts)
     if isinstance(model, kt.serving.Regressor):
         answer = model.answer(text.texts)
-        found, expected = answer["value"].astype(float), np.array(text.labels)[:, 0]
-        error = np.mean((found - expected) ** 2)
+        predicted, expected = answer["value"].astype(float), np.array(text.labels)[:, 0]
+        error = np.mean((predicted - expected) ** 2)
         report = (
-            f"Mean squared error: {error:.4g}. Correlation: {pearson(found, expected):.4f} "
-            f"(Pearson), {spearman(found, expected):.4f} (Spearman). {count:,} texts."
+            f"Mean squared error: {error:.4g}. Correlation: {pearson(predicted, expected):.4f} "
+            f"(Pearson), {spearman(predicted, expected):.4f} (Spearman). {count:,} texts."
         )
         return report, answer["truncated"]
     if not model.multi_label:

@@ -5,16 +5,16 @@ import math
 import numpy as np
 
 
-def micro_f1(found, expected):
-    """F1 over all pairs of a text and a label, in [0, 1]; 1 if there is none to find or found.
+def micro_f1(predicted, expected):
+    """F1 over all pairs of a text and a label, in [0, 1]; 1 if there are none at all.
 
     Args:
-        found: whether each text is said to have each label, (texts, labels).
+        predicted: whether each text is said to have each label, (texts, labels).
         expected: whether it has the label.
     """
-    found, expected = np.asarray(found, bool), np.asarray(expected, bool)
-    total = found.sum() + expected.sum()
-    return float(2 * (found & expected).sum() / total) if total else 1.0
+    predicted, expected = np.asarray(predicted, bool), np.asarray(expected, bool)
+    total = predicted.sum() + expected.sum()
+    return float(2 * (predicted & expected).sum() / total) if total else 1.0
 
 
 def pearson(first, second):

@@ -261,7 +261,7 @@ def _positions(windows, answers):
     return np.where(is_whole[:, None], positions + columns[:, None], 0)
 
 
-def score_answers(found, text: Questions) -> dict[str, float]:
+def score_answers(answers, text: Questions) -> dict[str, float]:
     """Exact match and F1 of answers, as SQuAD measures them, both in [0, 1].
 
     Case, punctuation, white space and the articles a, an, the do not count. F1 is that of the words
@@ -271,7 +271,7 @@ def score_answers(found, text: Questions) -> dict[str, float]:
     Source: Rajpurkar et al. 2016, section 6.1 (https://arxiv.org/abs/1606.05250).
 
     Args:
-        found: for each question the text of its answer.
+        answers: for each question the text of its answer.
         text: the questions with all accepted answers.
 
     Returns:
@@ -285,13 +285,13 @@ def score_answers(found, text: Questions) -> dict[str, float]:
         >>> score_answers(["king!"], text)  # precision 1, recall 1/2
         {'exact_match': 0.0, 'f1': 0.6666666666666666}
     """
-    if len(found) != len(text.answers):
+    if len(answers) != len(text.answers):
         raise ValueError(
             "Each question needs an answer, which may be empty. "
-            f"Received: {len(found)} answers to {len(text.answers)} questions."
+            f"Received: {len(answers)} answers to {len(text.answers)} questions."
         )
     exact, f1 = [], []
-    for answer, accepted in zip(found, text.answers, strict=True):
+    for answer, accepted in zip(answers, text.answers, strict=True):
         words = _words(answer)
         choices = [_words(text) for text, _ in accepted] or [[]]
         exact.append(max(words == choice for choice in choices))

@@ -339,9 +339,9 @@ def registered_attention(attention):
     """
     if attention is None or isinstance(attention, type):
         return attention
-    found = keras.saving.get_registered_object(str(attention))
-    if found is not None:
-        return found
+    registered = keras.saving.get_registered_object(str(attention))
+    if registered is not None:
+        return registered
     known = {
         name: each
         for name, each in keras.saving.get_custom_objects().items()

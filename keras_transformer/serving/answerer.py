@@ -124,9 +124,9 @@ class Answerer(ServedModel):
                 "Each question needs its passage. "
                 f"Received: {len(questions)} questions, {len(contexts)} contexts."
             )
-        found = self.answer(questions, context=contexts)
-        texts = [text.decode() for text in found["answer"]]
-        others = (found[name].tolist() for name in ("score", "start", "end", "no_answer"))
+        answers = self.answer(questions, context=contexts)
+        texts = [text.decode() for text in answers["answer"]]
+        others = (answers[name].tolist() for name in ("score", "start", "end", "no_answer"))
         return [Answer(*row) for row in zip(texts, *others, strict=True)]
 
     def warm_up_requests(self, texts):
@@ -185,24 +185,24 @@ class Answerer(ServedModel):
         token_ids = fill_up(windows.token_ids)  # (all rows, length)
         lengths = windows.token_ids.row_lengths()
 
-        def read_some(begin, *found):
+        def read_some(begin, *before):
             some = slice(begin, begin + WINDOWS_AT_A_TIME)
             ids = token_ids[some]  # (rows, length)
             logits = self.model.logits(ids, segments_of(ids, self.tokenizer))
             log_probs = tf.nn.log_softmax(tf.cast(logits, tf.float32))  # (rows, 2, length)
             spans = self._spans(log_probs, windows.first_columns[some], lengths[some])
-            joined = (tf.concat(pair, axis=0) for pair in zip(found, spans, strict=True))
+            joined = (tf.concat(pair, axis=0) for pair in zip(before, spans, strict=True))
             return begin + WINDOWS_AT_A_TIME, *joined
 
         none_yet = [tf.zeros([0], t) for t in (tf.float32, tf.int32, tf.int32, tf.float32)]
-        _, *found = tf.while_loop(
+        _, *of_all = tf.while_loop(
             lambda begin, *_: begin < tf.shape(token_ids)[0],
             read_some,
             (0, *none_yet),
             (tf.TensorShape([]), *[tf.TensorShape([None])] * len(none_yet)),
             parallel_iterations=1,
         )
-        return found
+        return of_all
 
     def _spans(self, log_probs, first_columns, lengths):
         """The best span of each row, and the log-probability that there is none.

@@ -209,8 +209,10 @@ OF_BACKEND = {
 
 def peak_of(options, dtype):
     """Operations and bytes a second that the GPU can do at most; None if they are not known."""
-    found = [speeds for name, speeds in PEAKS.items() if name in (options.gpu or "")]
-    return (found[0][dtype], found[0]["bytes"]) if found else None
+    for name, speeds in PEAKS.items():
+        if name in (options.gpu or ""):
+            return speeds[dtype], speeds["bytes"]
+    return None
 
 
 def choose_device(wanted=None, backend="tensorflow", gpu=""):

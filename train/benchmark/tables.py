@@ -96,23 +96,23 @@ def engine_table(rows, peak=None, first="ours"):
 
 def kernel_table(row):
     """Lines of text, one for each of the largest kernels of a step; none if none was traced."""
-    found = row.get("kernels")
-    if not found:
+    kernels = row.get("kernels")
+    if not kernels:
         return []
     rows = [
         {"name": name, "ms": ms, "calls": calls}
-        for name, ms, calls in found["by_name"][:LARGEST_KERNELS]
+        for name, ms, calls in kernels["by_name"][:LARGEST_KERNELS]
     ]
     columns = {
         "kernel": lambda row: row["name"][:80],
         "ms a step": lambda row: f"{row['ms']:.3f}",
         "calls": lambda row: f"{row['calls']:.0f}",
-        "share": lambda row: f"{row['ms'] / found['busy_ms']:.0%}",
+        "share": lambda row: f"{row['ms'] / kernels['busy_ms']:.0%}",
     }
     return [
         "",
         *table(columns, rows),
-        f"The device computes {found['busy_ms']:.2f} of {found['span_ms']:.2f} ms a step.",
+        f"The device computes {kernels['busy_ms']:.2f} of {kernels['span_ms']:.2f} ms a step.",
     ]
 
 
@@ -164,9 +164,9 @@ def machine(threads, gpu=None):
         "gpu_state": nvidia_smi() if gpu else None,
         "python": platform.python_version(),
         "versions": {
-            name: found.version
+            name: installed.version
             for name in VERSIONS
-            for found in list(importlib.metadata.distributions(name=name))[:1]
+            for installed in list(importlib.metadata.distributions(name=name))[:1]
         },
     }
 
