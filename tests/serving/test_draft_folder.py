@@ -77,7 +77,7 @@ def test_folders_of_processes_killed_at_any_moment_are_removed(living, tmp_path)
             assert os.listdir(folder) == []
             assert len(hidden(tmp_path)) == 4
         assert hidden(tmp_path) == of_living
-    assert left > 5
+    assert left, "no kill left anything to clean up"
 
 
 def test_a_folder_in_use_is_kept_in_its_own_process_too(tmp_path):

@@ -115,7 +115,7 @@ def test_a_training_and_all_that_use_it_import_the_module(
         "translate": (translation.main, ["translate", "--run", "run"]),
         "train": (translation.main, flags),
         "tune": (translation.main, [*text[:2], *text[4:6], "--pretrained", "run", "--run", "b"]),
-        "convert": (convert.main, ["--run", "run", "--to", "ctranslate2", "--output", "c"]),
+        "convert": (convert.main, ["--run", "run", "--to", "huggingface", "--output", "c"]),
     }
     for main, arguments in commands.values():
         forget()
