@@ -75,10 +75,7 @@ def normalise(inputs, gamma, beta, epsilon):
             gamma_gradient, beta_gradient = (
                 tf.reduce_sum(each, 0) for each in (upstream * units, upstream)
             )
-            # After both sums, so that what they read need not be kept for later.
-            unit_gradients = upstream * (
-                gamma + opaque_zero(gamma_gradient) + opaque_zero(beta_gradient)
-            )
+            unit_gradients = upstream * gamma
             along = tf.reduce_mean(unit_gradients * units, axis=-1, keepdims=True)
             across = tf.reduce_mean(unit_gradients, axis=-1, keepdims=True)
             row_gradients = tf.cast(scale * (unit_gradients - across - units * along), inputs.dtype)
