@@ -99,15 +99,13 @@ def projected(inputs, kernel, bias=None):
         (..., output_dim), in the dtype of `inputs`.
     """
     dim, dtype = inputs.shape[-1], inputs.dtype
-    is_trained = getattr(kernel, "trainable", True)
 
     @tf.custom_gradient
     def forward(rows, kernel, *bias):
         def gradient(upstream):
             same_rows = tf.reshape(recompute(inputs, opaque_zero(upstream)), [-1, dim])
             gradients = _kernel_and_bias_gradients(upstream, same_rows)[: 1 + len(bias)]
-            kernel_after = _after(gradients, kernel) if is_trained else kernel
-            row_gradients = tf.matmul(upstream, tf.cast(kernel_after, dtype))
+            row_gradients = tf.matmul(upstream, tf.cast(kernel, dtype))
             return tf.reshape(row_gradients, tf.shape(rows)), *gradients
 
         outputs = tf.matmul(tf.reshape(rows, [-1, dim]), tf.cast(kernel, dtype), transpose_b=True)
@@ -123,14 +121,6 @@ def _kernel_and_bias_gradients(upstream, rows):
     """Those of a projection of rows, in float32."""
     kernel_gradient = tf.matmul(upstream, rows, transpose_a=True, output_type=tf.float32)
     return kernel_gradient, tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0)
-
-
-def _after(gradients, kernel):
-    """The kernel, once the gradients are computed: what they read need not be kept for later.
-
-    Not for frozen weights, whose gradients nothing uses, so that XLA leaves them out.
-    """
-    return kernel + tf.add_n([opaque_zero(each) for each in gradients])
 
 
 def compiled_attention_weights(queries, keys, mask=None):
@@ -171,7 +161,6 @@ def feed_forward(inputs, widen, activate, narrow):
         Same shape and dtype as `inputs`.
     """
     dim, dtype = inputs.shape[-1], inputs.dtype
-    is_trained = getattr(widen.kernel, "trainable", True)
 
     @tf.custom_gradient
     def forward(rows, widen_kernel, widen_bias, narrow_kernel, narrow_bias):
@@ -190,8 +179,7 @@ def feed_forward(inputs, widen, activate, narrow):
             activation_gradients = tf.matmul(upstream, tf.cast(narrow_kernel + zero, dtype))
             sum_gradients = tape.gradient(activations, sums, activation_gradients)
             widen_gradients = _kernel_and_bias_gradients(sum_gradients, same_rows)
-            computed_first = [widen_gradients[0], narrow_gradients[0]] if is_trained else [upstream]
-            kernel = tf.cast(_after(computed_first, widen_kernel), dtype)
+            kernel = tf.cast(widen_kernel + zero, dtype)
             row_gradients = tf.reshape(tf.matmul(sum_gradients, kernel), tf.shape(inputs))
             return row_gradients, *widen_gradients, *narrow_gradients
 
