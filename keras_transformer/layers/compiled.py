@@ -37,7 +37,7 @@ def opaque_zero(tensor):
 
 
 def normalise(inputs, gamma, beta, epsilon):
-    """Layer normalisation, with the mean and the variance of a row in one pass.
+    """Layer normalisation in float32.
 
     Source: Ba et al. 2016 (https://arxiv.org/abs/1607.06450).
 
@@ -52,13 +52,10 @@ def normalise(inputs, gamma, beta, epsilon):
         keeping it.
     """
     rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
-    # Relative to the first number of each row, the variance keeps its precision where the mean is
-    # large. Half precision has none to keep, and XLA would read the rows once more.
-    first = tf.cast(rows[:, :1], tf.float32) if inputs.dtype == tf.float32 else 0.0
-    wide = tf.cast(rows, tf.float32) - first
-    offset = tf.reduce_mean(wide, axis=-1, keepdims=True)
-    variance = tf.reduce_mean(tf.square(wide), axis=-1, keepdims=True) - tf.square(offset)
-    mean, scale = first + offset, tf.math.rsqrt(tf.maximum(variance, 0.0) + epsilon)
+    wide = tf.cast(rows, tf.float32)
+    mean = tf.reduce_mean(wide, axis=-1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(wide - mean), axis=-1, keepdims=True)
+    scale = tf.math.rsqrt(variance + epsilon)
 
     def unit(rows):
         return (tf.cast(rows, tf.float32) - mean) * scale
