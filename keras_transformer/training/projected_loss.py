@@ -37,7 +37,6 @@ class ProjectedLoss(NamedTuple):
     sums: TokenSums
     feature_gradient: tf.Tensor | None = None  # of `sums.loss`, in shape and dtype of the features
     table_gradient: tf.Tensor | None = None  # of `sums.loss`, float32
-    label_gradient: tf.IndexedSlices | None = None  # to be added to `table_gradient`
 
 
 def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
@@ -159,9 +158,10 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
     hidden_gradient = tf.cast(hidden_gradient[:count], features.dtype)
     table_gradient = tf.cast(table_gradient, tf.float32)
     table_gradient -= label_smoothing / vocabulary * tf.reduce_sum(real * wide, axis=0)
-    label_gradient = tf.IndexedSlices((label_smoothing - 1) * real * wide, safe)
-    feature_gradient = tf.reshape(hidden_gradient, tf.shape(features))
-    return ProjectedLoss(sums, feature_gradient, table_gradient, label_gradient)
+    table_gradient = tf.tensor_scatter_nd_sub(
+        table_gradient, safe[:, None], (1 - label_smoothing) * real * wide
+    )
+    return ProjectedLoss(sums, tf.reshape(hidden_gradient, tf.shape(features)), table_gradient)
 
 
 def _exponentials(hidden, table, labels, is_real, chosen, before):
