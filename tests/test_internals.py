@@ -207,6 +207,16 @@ def a_worker_has_all_its_cpu_devices():
     assert done.stdout.split() == ["3"], done.stderr[-2000:]
 
 
+@canary("layers.after")
+def xla_is_told_that_a_tensor_waits():
+    tensors = tf.constant([2.0, 3.0]), tf.constant([5.0])
+    compute = tf.function(lambda x, y: tf.exp(of_layers.after(x, y)), jit_compile=True)
+    np.testing.assert_allclose(compute(*tensors), np.exp([2, 3]), rtol=1e-6)
+    program = compute.experimental_get_compiler_ir(*tensors)("hlo")
+    assert program.count(" opt-barrier(") == 1
+    assert of_layers.after(*tensors) is tensors[0], "nothing waits without XLA"
+
+
 @canary("layers.attach_recipe", "layers.recompute")
 def a_layer_is_given_the_tensor_that_another_returned():
     class Asks(keras.layers.Layer):

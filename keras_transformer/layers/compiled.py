@@ -1,13 +1,22 @@
-"""Normalisation and projection for XLA on TensorFlow, which keep less for the backward pass.
+"""Layers for XLA on TensorFlow that keep less for the backward pass, and move less.
 
-On a GPU a training step is bound by what it moves to and from memory, and by what it keeps there.
-XLA fuses element-wise work into products, but does not decide by itself to add a bias before a
-product is rounded, or to recompute what is cheap. The gradients here are written by hand.
+On a GPU a training step is bound by what it moves to and from memory. XLA fuses element-wise work
+into products, but left alone it keeps whatever the backward pass reads. The functions here say what
+to compute again instead, with two helpers of internals.py:
+
+- `recompute(tensor, upstream)` computes the output of a normalisation again from its input. Else
+  both would be kept.
+- `after(tensor, upstream)` is the tensor, but XLA may use it only when the gradient `upstream` has
+  arrived. What is computed from it is computed in the backward pass. Else XLA would find that the
+  forward pass computes the same, and would keep that.
+
+The numbers are right whatever XLA makes of it: only memory and time depend on these two.
+docs/h100.md lists what each saves.
 """
 
 import keras
 
-from keras_transformer.layers.internals import attach_recipe, is_compiled, recompute
+from keras_transformer.layers.internals import after, attach_recipe, is_compiled, recompute
 from keras_transformer.ops.attention import masked_softmax
 from keras_transformer.ops.projection import known_rows
 
@@ -26,18 +35,8 @@ def has_own_gradients(inputs, weight=None):
     return weight is None or weight.dtype == "float32"
 
 
-def opaque_zero(tensor):
-    """A float32 zero that XLA takes for a number that depends on a tensor.
-
-    What is recomputed with it must wait for the tensor. Without it, XLA would notice that it has
-    computed the same numbers before, and keep those.
-    """
-    first = tf.cast(tf.reduce_sum(tf.reshape(tensor, [-1])[:1]), tf.float32)  # there may be none
-    return tf.where(tf.math.is_nan(first), first, 0.0)
-
-
 def normalise(inputs, gamma, beta, epsilon):
-    """Layer normalisation, with the mean and the variance of a row in one pass.
+    """Layer normalisation in float32, whose output `recompute` computes again.
 
     Source: Ba et al. 2016 (https://arxiv.org/abs/1607.06450).
 
@@ -48,92 +47,54 @@ def normalise(inputs, gamma, beta, epsilon):
         epsilon: added to the variance.
 
     Returns:
-        Same shape and dtype as `inputs`. `projected` recomputes it in the backward pass instead of
-        keeping it.
+        Same shape and dtype as `inputs`.
     """
-    rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
-    # Relative to the first number of each row, the variance keeps its precision where the mean is
-    # large. Half precision has none to keep, and XLA would read the rows once more.
-    first = tf.cast(rows[:, :1], tf.float32) if inputs.dtype == tf.float32 else 0.0
-    wide = tf.cast(rows, tf.float32) - first
-    offset = tf.reduce_mean(wide, axis=-1, keepdims=True)
-    variance = tf.reduce_mean(tf.square(wide), axis=-1, keepdims=True) - tf.square(offset)
-    mean, scale = first + offset, tf.math.rsqrt(tf.maximum(variance, 0.0) + epsilon)
+    wide = tf.cast(inputs, tf.float32)
+    mean = tf.reduce_mean(wide, axis=-1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(wide - mean), axis=-1, keepdims=True)
+    scale = tf.math.rsqrt(variance + epsilon)
 
-    def unit(rows):
-        return (tf.cast(rows, tf.float32) - mean) * scale
+    def normalised(inputs):
+        return tf.cast((tf.cast(inputs, tf.float32) - mean) * scale * gamma + beta, inputs.dtype)
 
-    def outputs_of(rows, gamma):
-        outputs = tf.cast(unit(rows) * gamma + beta, inputs.dtype)
-        return tf.reshape(outputs, tf.shape(inputs))
-
-    @tf.custom_gradient
-    def forward(inputs_, gamma, beta_):  # both _ only say where gradients go
-        def gradient(upstream):
-            upstream = tf.cast(tf.reshape(upstream, tf.shape(rows)), tf.float32)
-            units = unit(rows)
-            gamma_gradient, beta_gradient = (
-                tf.reduce_sum(each, 0) for each in (upstream * units, upstream)
-            )
-            # After both sums, so that what they read need not be kept for later.
-            unit_gradients = upstream * (
-                gamma + opaque_zero(gamma_gradient) + opaque_zero(beta_gradient)
-            )
-            along = tf.reduce_mean(unit_gradients * units, axis=-1, keepdims=True)
-            across = tf.reduce_mean(unit_gradients, axis=-1, keepdims=True)
-            row_gradients = tf.cast(scale * (unit_gradients - across - units * along), inputs.dtype)
-            return tf.reshape(row_gradients, tf.shape(inputs)), gamma_gradient, beta_gradient
-
-        return outputs_of(rows, gamma), gradient
-
-    outputs = forward(inputs, gamma, beta)
-    return attach_recipe(outputs, lambda zero: outputs_of(rows, gamma + zero))
+    return attach_recipe(normalised(inputs), lambda upstream: normalised(after(inputs, upstream)))
 
 
-def projected(inputs, kernel, bias=None):
-    """`ops.projection.project`; the backward pass recomputes inputs that `normalise` returned.
+def projected(inputs, kernel, bias=None, adds_bias_first=False):
+    """`ops.projection.project`, whose backward pass recomputes inputs that `normalise` returned.
+
+    The gradients of kernel and bias are summed in float32.
 
     Args:
         inputs: (..., input_dim).
         kernel: (output_dim, input_dim), float32.
         bias: (output_dim,), float32, or None.
+        adds_bias_first: whether the bias is added before sums are rounded, within the product.
+            In the projections of attention, XLA would then write float32.
 
     Returns:
         (..., output_dim), in the dtype of `inputs`.
     """
     dim, dtype = inputs.shape[-1], inputs.dtype
-    is_trained = getattr(kernel, "trainable", True)
 
     @tf.custom_gradient
     def forward(rows, kernel, *bias):
         def gradient(upstream):
-            same_rows = tf.reshape(recompute(inputs, opaque_zero(upstream)), [-1, dim])
-            gradients = _kernel_and_bias_gradients(upstream, same_rows)[: 1 + len(bias)]
-            kernel_after = _after(gradients, kernel) if is_trained else kernel
-            row_gradients = tf.matmul(upstream, tf.cast(kernel_after, dtype))
-            return tf.reshape(row_gradients, tf.shape(rows)), *gradients
+            rows = tf.reshape(recompute(inputs, upstream), [-1, dim])
+            row_gradients = tf.matmul(upstream, tf.cast(kernel, dtype))
+            kernel_gradient = tf.matmul(upstream, rows, transpose_a=True, output_type=tf.float32)
+            bias_gradient = tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0)
+            return row_gradients, *(kernel_gradient, bias_gradient)[: 1 + len(bias)]
 
-        outputs = tf.matmul(tf.reshape(rows, [-1, dim]), tf.cast(kernel, dtype), transpose_b=True)
-        return outputs + tf.cast(bias[0], dtype) if bias else outputs, gradient
+        sum_dtype = tf.float32 if adds_bias_first else dtype
+        sums = tf.matmul(rows, tf.cast(kernel, dtype), transpose_b=True, output_type=sum_dtype)
+        outputs = sums + tf.cast(bias[0], sum_dtype) if bias else sums
+        return tf.cast(outputs, dtype), gradient
 
-    weights = (kernel,) if bias is None else (kernel, bias)
-    outputs = forward(inputs, *map(tf.convert_to_tensor, weights))
+    weights = [tf.convert_to_tensor(each) for each in (kernel, bias) if each is not None]
+    outputs = forward(tf.reshape(inputs, [-1, dim]), *weights)
     sizes = keras.ops.shape(inputs)[1:-1]
     return tf.reshape(outputs, [known_rows(inputs), *sizes, kernel.shape[0]])
-
-
-def _kernel_and_bias_gradients(upstream, rows):
-    """Those of a projection of rows, in float32."""
-    kernel_gradient = tf.matmul(upstream, rows, transpose_a=True, output_type=tf.float32)
-    return kernel_gradient, tf.reduce_sum(tf.cast(upstream, tf.float32), axis=0)
-
-
-def _after(gradients, kernel):
-    """The kernel, once the gradients are computed: what they read need not be kept for later.
-
-    Not for frozen weights, whose gradients nothing uses, so that XLA leaves them out.
-    """
-    return kernel + tf.add_n([opaque_zero(each) for each in gradients])
 
 
 def compiled_attention_weights(queries, keys, mask=None):
@@ -144,12 +105,9 @@ def compiled_attention_weights(queries, keys, mask=None):
         weights = masked_softmax(logits, mask)
 
         def gradient(upstream):
-            # XLA leaves out a rounding, and would keep logits to compute float32 weights again.
-            bits = tf.bitcast(weights, tf.uint16 if weights.dtype.size == 2 else tf.uint32)
-            bits += tf.cast(opaque_zero(upstream), bits.dtype)
-            wide, upstream = (
-                tf.cast(each, tf.float32) for each in (tf.bitcast(bits, weights.dtype), upstream)
-            )
+            # Else XLA would leave out the rounding, and keep logits to compute weights in float32.
+            wide = tf.cast(after(weights, upstream), tf.float32)
+            upstream = tf.cast(upstream, tf.float32)
             mean = tf.reduce_sum(wide * upstream, axis=-1, keepdims=True)
             return tf.cast(wide * (upstream - mean), logits.dtype)
 
@@ -159,10 +117,10 @@ def compiled_attention_weights(queries, keys, mask=None):
 
 
 def feed_forward(inputs, widen, activate, narrow):
-    """`narrow(activate(widen(inputs)))`; the backward pass recomputes the widened vectors.
+    """`narrow(activate(widen(inputs)))`, whose backward pass widens again.
 
-    These are by far the largest tensor of a block, and their product is a fifteenth of the work
-    of a step of the base model.
+    The widened vectors are by far the largest tensor of a block, and their product is a fifteenth
+    of the work of a step of the base model.
 
     Args:
         inputs: (..., dim).
@@ -173,35 +131,23 @@ def feed_forward(inputs, widen, activate, narrow):
     Returns:
         Same shape and dtype as `inputs`.
     """
-    dim, dtype = inputs.shape[-1], inputs.dtype
-    is_trained = getattr(widen.kernel, "trainable", True)
+
+    def outputs_of(inputs, widen_kernel, narrow_kernel, widen_bias, narrow_bias):
+        widened = projected(inputs, widen_kernel, widen_bias, adds_bias_first=True)
+        return projected(activate(widened), narrow_kernel, narrow_bias)
 
     @tf.custom_gradient
-    def forward(rows, widen_kernel, widen_bias, narrow_kernel, narrow_bias):
-        def widened(rows, kernel):
-            sums = tf.matmul(rows, kernel, transpose_b=True, output_type=tf.float32)
-            return tf.cast(sums + widen_bias, dtype)
-
+    def forward(inputs_, *weights):  # `inputs` have the recipe
         def gradient(upstream):
-            zero = opaque_zero(upstream)
-            same_rows = tf.reshape(recompute(inputs, zero), [-1, dim])
+            # Biases need not wait: XLA adds within a product only what is given to the program.
+            kernels, biases = weights[:2], weights[2:]
+            same = [recompute(inputs, upstream), *(after(kernel, upstream) for kernel in kernels)]
             with tf.GradientTape() as tape:
-                sums = widened(same_rows, tf.cast(widen_kernel + zero, dtype))
-                tape.watch(sums)
-                activations = activate(sums)
-            narrow_gradients = _kernel_and_bias_gradients(upstream, activations)
-            activation_gradients = tf.matmul(upstream, tf.cast(narrow_kernel + zero, dtype))
-            sum_gradients = tape.gradient(activations, sums, activation_gradients)
-            widen_gradients = _kernel_and_bias_gradients(sum_gradients, same_rows)
-            computed_first = [widen_gradients[0], narrow_gradients[0]] if is_trained else [upstream]
-            kernel = tf.cast(_after(computed_first, widen_kernel), dtype)
-            row_gradients = tf.reshape(tf.matmul(sum_gradients, kernel), tf.shape(inputs))
-            return row_gradients, *widen_gradients, *narrow_gradients
+                tape.watch([*same, *biases])
+                outputs = outputs_of(*same, *biases)
+            return tape.gradient(outputs, [*same, *biases], upstream)
 
-        rows = tf.reshape(rows, [-1, dim])
-        activations = activate(widened(rows, tf.cast(widen_kernel, dtype)))
-        outputs = tf.matmul(activations, tf.cast(narrow_kernel, dtype), transpose_b=True)
-        return outputs + tf.cast(narrow_bias, dtype), gradient
+        return outputs_of(inputs_, *weights), gradient
 
-    outputs = forward(inputs, *(tf.convert_to_tensor(each) for each in (*widen, *narrow)))
-    return tf.reshape(outputs, tf.shape(inputs))
+    weights = widen.kernel, narrow.kernel, widen.bias, narrow.bias
+    return forward(inputs, *map(tf.convert_to_tensor, weights))

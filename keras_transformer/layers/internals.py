@@ -144,6 +144,18 @@ def recompute(tensor, *arguments):
     return tensor if recipe is None else recipe(*arguments)
 
 
+def after(tensor, *earlier):
+    """A tensor that XLA takes for a new one, and uses only once others are computed.
+
+    Relies on `tensorflow.compiler.tf2xla.python.xla.optimization_barrier`, which XLA alone knows.
+    """
+    if not is_compiled():
+        return tensor
+    from tensorflow.compiler.tf2xla.python.xla import optimization_barrier
+
+    return optimization_barrier(tensor, *earlier)[0]
+
+
 def _keep_mask_from_bits(shape, limit, seed):
     """The same mask, which XLA keeps for the backward pass as one bit per unit.
 

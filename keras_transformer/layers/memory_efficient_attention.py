@@ -7,9 +7,9 @@ computes everything.
 import keras
 from keras import ops
 
-from keras_transformer.layers.compiled import compiled_attention_weights, opaque_zero
+from keras_transformer.layers.compiled import compiled_attention_weights
 from keras_transformer.layers.dropout import drop
-from keras_transformer.layers.internals import draw_seed, is_compiled, keep_mask_from_seed
+from keras_transformer.layers.internals import after, draw_seed, is_compiled, keep_mask_from_seed
 from keras_transformer.ops.attention import attention_weights
 
 if keras.backend.backend() == "tensorflow":
@@ -193,7 +193,7 @@ def _gradients(weights_of, queries, keys, values, upstream, means):
     chunks = ops.shape(upstream)[0]
     query_gradients = tf.TensorArray(queries.dtype, chunks, element_shape=queries.shape[1:])
     # Unless these wait for the gradient, XLA creates the zeros of all layers at once.
-    zero = opaque_zero(upstream)
+    zero = after(tf.zeros([]), upstream)
     zeros = [tf.fill(tf.shape(each), zero) for each in (keys, values)]
     zeros = [tf.ensure_shape(each, keys.shape) for each in zeros]
     query_gradients, *sums = _over_chunks(body, upstream, query_gradients, *zeros)

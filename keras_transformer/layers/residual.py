@@ -15,8 +15,7 @@ LAYER_NORM_EPSILON = 1e-5
 class LayerNormalization(keras.layers.LayerNormalization):
     """Keras's layer, with a gradient of its own where XLA compiles TensorFlow.
 
-    There it reads its inputs once for mean and variance, and keeps them alone for the backward
-    pass. All blocks and stacks use it.
+    There it keeps only its inputs for the backward pass. All blocks and stacks use it.
 
     Source: Ba et al. 2016 (https://arxiv.org/abs/1607.06450).
 

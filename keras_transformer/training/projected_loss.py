@@ -16,9 +16,9 @@ import tensorflow as tf
 from keras_transformer.training.internals import last_call
 
 CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
-# Where XLA compiles, a batch is cut into vocabulary / 5400 parts: six for a vocabulary of 32,000,
-# with which a step compiled for an H100 takes the least memory (docs/h100.md).
-COMPILED_CHUNK_NUMBERS = 5400
+# Where XLA compiles, a batch is cut into vocabulary / 8000 parts: four for a vocabulary of 32,000.
+# More parts would save a little memory and move more (docs/h100.md).
+COMPILED_CHUNK_NUMBERS = 8000
 MOST_TOTAL = 1e30  # of exponentials: products with it stay finite in float32 and in bfloat16
 SHIFT_STEP = 120.0  # by how much logits are lowered where their total is more
 MOST_SHIFTS = 1000  # then the loss is infinite, as an infinite logit makes it
@@ -37,7 +37,6 @@ class ProjectedLoss(NamedTuple):
     sums: TokenSums
     feature_gradient: tf.Tensor | None = None  # of `sums.loss`, in shape and dtype of the features
     table_gradient: tf.Tensor | None = None  # of `sums.loss`, float32
-    label_gradient: tf.IndexedSlices | None = None  # to be added to `table_gradient`
 
 
 def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
@@ -117,97 +116,125 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
 def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
     """Like `projected_loss`, for XLA, which needs sizes that do not depend on the labels.
 
-    Padding weighs 0 instead of being left out. A batch is cut into so many chunks that each
-    holds about `COMPILED_CHUNK_NUMBERS` numbers for each token of the batch. These are not logits
-    but exp(logit - shift), which XLA computes in its product: they are written once, and read for
-    their sum and for both gradients, which are divided by that sum on their narrow side.
+    Padding weighs 0 instead of being left out, and the number of chunks depends on the vocabulary
+    alone: each holds about `COMPILED_CHUNK_NUMBERS` numbers for each token of the batch.
     """
     dim, vocabulary = table.shape[1], table.shape[0]
     flat_labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
     count, chunks = tf.size(flat_labels), -(-vocabulary // COMPILED_CHUNK_NUMBERS)
-    rows = -(-count // chunks)
-    added = [0, chunks * rows - count]
+    added = [0, -count % chunks]
     hidden = tf.pad(tf.reshape(features, [-1, dim]), [added, [0, 0]])
     targets = tf.pad(flat_labels, [added], constant_values=pad_id)
     is_real, safe = targets != pad_id, tf.clip_by_value(targets, 0, vocabulary - 1)
     narrow, table_sum = tf.cast(table, features.dtype), tf.reduce_sum(table, axis=0)
-    through_labels = (1 - label_smoothing) * tf.cast(tf.gather(narrow, safe), tf.float32)
-    through_labels += label_smoothing / vocabulary * table_sum
+    label_rows = tf.cast(tf.gather(narrow, safe), tf.float32)
+    through_labels = (1 - label_smoothing) * label_rows + label_smoothing / vocabulary * table_sum
 
     wide = tf.cast(hidden, tf.float32)
-    chosen = tf.reduce_sum(wide * tf.cast(tf.gather(narrow, safe), tf.float32), axis=-1)
-    chunk_results, table_gradient = [], tf.zeros_like(narrow) if gradients else None
-    for chunk in range(chunks):
-        part = slice(chunk * rows, (chunk + 1) * rows)
-        *results, table_gradient = _exponentials(
-            hidden[part], narrow, safe[part], is_real[part], chosen[part], table_gradient
-        )
-        chunk_results.append(results)
-    nats, hits, hidden_gradients = zip(*chunk_results, strict=True)
-    nats, hits = tf.concat(nats, 0), tf.cast(tf.concat(hits, 0), tf.float32)
-
+    chosen = tf.reduce_sum(wide * label_rows, axis=-1)
+    shifts = tf.where(is_real, chosen, np.inf)  # so that the exponentials of padding are 0
+    nats, hits, *normaliser_gradients = _in_chunks(
+        chunks, hidden, safe, chosen, shifts, narrow, gradients
+    )
     # Labels outside of the vocabulary show as NaN.
     nats = tf.where((targets >= 0) & (targets < vocabulary), nats, float("nan"))
     smoothed = nats + chosen - tf.reduce_sum(wide * through_labels, axis=-1)
-    values = (smoothed, nats, hits, tf.ones_like(hits))
+    values = (smoothed, nats, hits, tf.ones_like(nats))
     sums = TokenSums(*(tf.reduce_sum(tf.where(is_real, value, 0.0)) for value in values))
     if not gradients:
         return ProjectedLoss(sums)
 
     real = tf.cast(is_real, tf.float32)[:, None]
-    hidden_gradient = tf.cast(tf.concat(hidden_gradients, 0), tf.float32) - real * through_labels
-    hidden_gradient = tf.cast(hidden_gradient[:count], features.dtype)
-    table_gradient = tf.cast(table_gradient, tf.float32)
+    hidden_gradient, table_gradient = (tf.cast(each, tf.float32) for each in normaliser_gradients)
+    hidden_gradient = tf.cast((hidden_gradient - real * through_labels)[:count], features.dtype)
     table_gradient -= label_smoothing / vocabulary * tf.reduce_sum(real * wide, axis=0)
-    label_gradient = tf.IndexedSlices((label_smoothing - 1) * real * wide, safe)
-    feature_gradient = tf.reshape(hidden_gradient, tf.shape(features))
-    return ProjectedLoss(sums, feature_gradient, table_gradient, label_gradient)
+    table_gradient = tf.tensor_scatter_nd_sub(
+        table_gradient, safe[:, None], (1 - label_smoothing) * real * wide
+    )
+    return ProjectedLoss(sums, tf.reshape(hidden_gradient, tf.shape(features)), table_gradient)
 
 
-def _exponentials(hidden, table, labels, is_real, chosen, before):
-    """A chunk of `compiled_projected_loss`, of `hidden` (rows, dim) and `table` (vocabulary, dim).
+def _in_chunks(chunks, hidden, labels, chosen, shifts, table, gradients):
+    """What `compiled_projected_loss` computes from whole rows of logits, a chunk at a time.
 
-    `chosen` are the logits of the labels, float32 (rows,); `before` is the gradient for `table` of
-    earlier chunks, or None to compute no gradients.
+    A logit seldom exceeds that of the label so far that the total of a row's exponentials passes
+    `MOST_TOTAL`, e to the power of 69. Where it does, the chunk is computed again with the logits
+    of that row lowered by `SHIFT_STEP` more.
+
+    Args:
+        chunks: into how many equal parts the rows are cut.
+        hidden: (rows, dim).
+        labels: (rows,), from 0 to below vocabulary.
+        chosen: the logits of the labels, float32 (rows,).
+        shifts: by how much the logits of each row are lowered at first, float32 (rows,).
+        table: (vocabulary, dim), in the dtype of `hidden`.
+        gradients: whether to compute them.
 
     Returns:
-        Negative log-likelihoods, float32 (rows,), whether no other logit is higher than the
-        label's, and the gradients of the sum of all normalisers: for `hidden`, and for
-        `table`, of this chunk and those before; or None.
+        Negative log-likelihoods, (rows,), 1 where no logit is higher than the label's and 0
+        elsewhere, (rows,), both in float32, and with `gradients` those of the sum of the rows'
+        normalisers, for `hidden` and for `table`, in their dtype.
     """
+    cut = [chunks, tf.size(labels) // chunks]
+    shifts = tf.reshape(shifts, cut)
+    parts = [tf.reshape(each, [*cut, *each.shape[1:]]) for each in (hidden, labels, chosen)]
 
-    def body(shift, *_):
-        logits = tf.matmul(hidden, table, transpose_b=True, output_type=tf.float32)
-        numbers = tf.cast(tf.exp(logits - shift[:, None]), hidden.dtype)  # (rows, vocabulary)
-        total = tf.reduce_sum(tf.cast(numbers, tf.float32), axis=-1)
-        is_label = tf.range(tf.shape(table)[0]) == labels[:, None]
-        others = tf.where(is_label, tf.zeros([], numbers.dtype), numbers)
-        own = tf.cast(tf.exp(chosen - shift), hidden.dtype)
-        results = [total, tf.reduce_max(others, axis=-1) <= own]
-        if before is not None:
-            share = tf.math.divide_no_nan(1.0, total)[:, None]
-            hidden_gradient = tf.matmul(numbers, table, output_type=tf.float32) * share
-            results.append(tf.cast(hidden_gradient, hidden.dtype))
-            scaled = tf.cast(tf.cast(hidden, tf.float32) * share, hidden.dtype)
-            table_gradient = tf.matmul(numbers, scaled, transpose_a=True, output_type=tf.float32)
-            table_gradient += tf.cast(before, tf.float32)
-            results.append(tf.cast(table_gradient, before.dtype))
-        overflows = total > MOST_TOTAL
-        return tf.where(overflows, shift + SHIFT_STEP, shift), tf.reduce_any(overflows), *results
+    def body(chunk, tries, shift, arrays, table_gradient):
+        total, results, added = _chunk(*(part[chunk] for part in parts), shift, table, gradients)
+        arrays = [array.write(chunk, each) for array, each in zip(arrays, results, strict=True)]
+        overflows = (total > MOST_TOTAL) & (tries < MOST_SHIFTS)
+        again = tf.reduce_any(overflows)
+        if gradients:
+            added = tf.cast(added + tf.cast(table_gradient, tf.float32), table.dtype)
+            table_gradient = tf.where(again, table_gradient, added)
+        # For the next pass: XLA subtracts within the product only what is a variable of the loop.
+        shift = tf.where(again, tf.where(overflows, shift + SHIFT_STEP, shift), next_shifts[chunk])
+        chunk, tries = tf.where(again, chunk, chunk + 1), tf.where(again, tries + 1, 0)
+        return chunk, tries, shift, arrays, table_gradient
 
-    # A logit is seldom so far above its label's that the total overflows: nearly always there is
-    # one pass. XLA fuses `shift` into the product only in the body of a loop. Padding rows hold
-    # zeros. Of the loop's initial values, only `shift` is read.
-    shift = tf.where(is_real, chosen, np.inf)
-    start = shift, tf.constant(True), chosen, is_real
-    if before is not None:
-        # Not a constant, or XLA would make those of all chunks at once.
-        unknown = tf.where(tf.reduce_any(is_real), before[0, 0], 0)
-        start += tf.zeros_like(hidden), tf.fill(tf.shape(table), unknown)
-    shift, _, total, hits, *gradients = tf.while_loop(
-        lambda _, overflows, *__: overflows, body, start, maximum_iterations=MOST_SHIFTS
+    next_shifts = tf.roll(shifts, -1, axis=0)
+    kinds = [(tf.float32, []), (tf.float32, []), (table.dtype, [table.shape[1]])]
+    arrays = [
+        tf.TensorArray(dtype, chunks, element_shape=[parts[1].shape[1], *shape])
+        for dtype, shape in (kinds if gradients else kinds[:2])
+    ]
+    _, _, _, arrays, table_gradient = tf.while_loop(
+        lambda chunk, *_: chunk < chunks,
+        body,
+        (0, 0, shifts[0], arrays, tf.zeros_like(table) if gradients else 0.0),
+        parallel_iterations=1,
     )
-    return shift + tf.math.log(total) - chosen, hits, *(gradients or [None, None])
+    rows = [tf.reshape(array.stack(), [-1, *array.element_shape[1:]]) for array in arrays]
+    return *rows, table_gradient
+
+
+def _chunk(hidden, labels, chosen, shift, table, gradients):
+    """What is computed from the logits of some rows, lowered by `shift`, float32 (rows,).
+
+    What costs is to move `rows` x `vocabulary` numbers. XLA lowers the logits and computes their
+    exponentials within the product, so that only these are written, once, in the dtype of `hidden`.
+    They are read for their sum, their maximum and the products of both gradients, which are divided
+    by the sum on their narrow side: a softmax would write all numbers a second time.
+
+    Returns:
+        Totals of the exponentials, float32 (rows,); a list of the results of `_in_chunks` for each
+        of these rows; and, with `gradients`, that for `table`, in float32.
+    """
+    dtype = hidden.dtype
+    logits = tf.matmul(hidden, table, transpose_b=True, output_type=tf.float32)
+    exponentials = tf.cast(tf.exp(logits - shift[:, None]), dtype)  # (rows, vocabulary)
+    total = tf.reduce_sum(tf.cast(exponentials, tf.float32), axis=-1)
+    is_label = tf.range(tf.shape(table)[0]) == labels[:, None]
+    others = tf.where(is_label, tf.zeros([], dtype), exponentials)
+    is_hit = tf.reduce_max(others, axis=-1) <= tf.cast(tf.exp(chosen - shift), dtype)
+    results = [shift + tf.math.log(total) - chosen, tf.cast(is_hit, tf.float32)]
+    if not gradients:
+        return total, results, None
+    share = tf.math.divide_no_nan(1.0, total)[:, None]
+    hidden_gradient = tf.matmul(exponentials, table, output_type=tf.float32) * share
+    scaled = tf.cast(tf.cast(hidden, tf.float32) * share, dtype)
+    table_gradient = tf.matmul(exponentials, scaled, transpose_a=True, output_type=tf.float32)
+    return total, [*results, tf.cast(hidden_gradient, dtype)], table_gradient
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,7 +125,7 @@ class Objective:
         return features
 
     def _projected(self, features, x, y, gradients=True):
-        """The `StepSums`, and the gradients for the features and for the table, in two parts."""
+        """The `StepSums`, and the gradients for the features and for the table."""
         table = tf.convert_to_tensor(self.projection.layer.projection_table.value)
         smoothing, pad_id = self._loss.label_smoothing, self._loss.pad_id
         projected = self._projected_loss(features, table, y, smoothing, pad_id, gradients)
@@ -139,12 +139,10 @@ class Objective:
         with tf.GradientTape() as tape:
             features = self._features(x, training=True)
         weights = self._model.trainable_weights
-        sums, feature_gradient, *table_gradients = self._projected(features, x, y)
+        sums, feature_gradient, table_gradient = self._projected(features, x, y)
         gradients = tape.gradient(features, weights, output_gradients=feature_gradient)
         gradients = [
-            added(table_gradients[0], g, table_gradients[1])
-            if v is self.projection.layer.projection_table
-            else g
+            added(table_gradient, g) if v is self.projection.layer.projection_table else g
             for g, v in zip(gradients, weights, strict=True)
         ]
         return sums, StepGradients(dense(gradients), {})
@@ -228,14 +226,8 @@ def scaled(gradients, scale):
     return {place: g * tf.cast(scale, g.dtype) for place, g in gradients.items()}
 
 
-def added(gradient, *others):
-    """The sum of a dense gradient and others, any of which may be None or `tf.IndexedSlices`."""
-    slices = [other for other in others if isinstance(other, tf.IndexedSlices)]
-    for other in others:
-        if other is not None and not isinstance(other, tf.IndexedSlices):
-            gradient += other
-    if not slices:
-        return gradient
-    indices = tf.concat([tf.cast(part.indices, tf.int32) for part in slices], axis=0)
-    values = tf.concat([part.values for part in slices], axis=0)
-    return tf.tensor_scatter_nd_add(gradient, indices[:, None], values)
+def added(gradient, other):
+    """The sum of a dense gradient and another, which may be None or `tf.IndexedSlices`."""
+    if isinstance(other, tf.IndexedSlices):
+        return tf.tensor_scatter_nd_add(gradient, other.indices[:, None], other.values)
+    return gradient if other is None else gradient + other
