@@ -6,14 +6,10 @@ padding is left out before the product, and labels and smoothing change the grad
 narrow side of the product instead of in vocabulary width.
 """
 
-import dataclasses
 from typing import NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
-
-from keras_transformer.training.internals import last_call
 
 CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
 # Where XLA compiles, a batch is cut into vocabulary / 5400 parts: six for a vocabulary of 32,000,
@@ -208,27 +204,3 @@ def _exponentials(hidden, table, labels, is_real, chosen, before):
         lambda _, overflows, *__: overflows, body, start, maximum_iterations=MOST_SHIFTS
     )
     return shift + tf.math.log(total) - chosen, hits, *(gradients or [None, None])
-
-
-@dataclasses.dataclass(frozen=True)
-class OutputProjection:
-    features_of: keras.Model  # the model up to its output projection
-    layer: keras.layers.Layer  # the projection, e.g. a `TokenEmbedding`
-
-
-def find_projection(model):
-    """An `OutputProjection` if the last layer multiplies by a `projection_table`, else None.
-
-    Also None in float64, which the losses above would round to float32, and in float16, in which
-    their exponentials would overflow.
-    """
-    outputs = getattr(model, "outputs", None) or []
-    if len(outputs) != 1:
-        return None
-    layer, arguments, inputs = last_call(outputs[0])
-    if not hasattr(layer, "projection_table") or not arguments.get("reverse", False):
-        return None
-    features = inputs[0]
-    if features.dtype not in ("float32", "bfloat16"):
-        return None
-    return OutputProjection(keras.Model(model.input, features), layer)
