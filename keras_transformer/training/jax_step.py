@@ -105,12 +105,10 @@ class JaxTrainStep(CompileMixin):
                 weights, others, metrics_state, x, y, sample_weight, training, optimizer_variables
             )
         loss = self._step.loss
-        variables = self.trainable_variables, self.non_trainable_variables, self.optimizer.variables
-        values = weights, others, optimizer_variables
         pairs = [
-            pair
-            for lists in zip(variables, values, strict=True)
-            for pair in zip(*lists, strict=True)
+            *zip(self.trainable_variables, weights, strict=True),
+            *zip(self.non_trainable_variables, others, strict=True),
+            *zip(self.optimizer.variables, optimizer_variables, strict=True),
         ]
         with keras.StatelessScope(state_mapping=pairs, collect_losses=True) as scope:
             features = projection.features_of(x, training=True)
