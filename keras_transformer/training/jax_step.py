@@ -10,8 +10,8 @@ import jax
 import keras
 from keras import ops
 
-from keras_transformer.training.compile import CompileMixin, check_labels
-from keras_transformer.training.internals import all_layers
+from keras_transformer.training.compile import CompileMixin, check_labels, overrides
+from keras_transformer.training.internals import all_layers, compiled_metrics
 from keras_transformer.training.loss_sums import (
     ADDED_LOSS,
     ADDITIVE,
@@ -20,6 +20,8 @@ from keras_transformer.training.loss_sums import (
 )
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 from keras_transformer.training.metrics import loss_tracker
+from keras_transformer.training.output_projection import find_projection
+from keras_transformer.training.projected_loss_on_jax import projected_loss_on_jax
 
 
 class JaxTrainStep(CompileMixin):
@@ -93,6 +95,46 @@ class JaxTrainStep(CompileMixin):
             )
         super().make_train_function(force)
 
+    def compute_loss_and_updates(
+        self, weights, others, metrics_state, x, y, sample_weight=None, training=False,
+        optimizer_variables=None,
+    ):  # fmt: skip
+        projection = self._projection() if training else None
+        if projection is None:
+            return super().compute_loss_and_updates(
+                weights, others, metrics_state, x, y, sample_weight, training, optimizer_variables
+            )
+        loss = self._step.loss
+        pairs = [
+            *zip(self.trainable_variables, weights, strict=True),
+            *zip(self.non_trainable_variables, others, strict=True),
+            *zip(self.optimizer.variables, optimizer_variables, strict=True),
+        ]
+        with keras.StatelessScope(state_mapping=pairs, collect_losses=True) as scope:
+            features = projection.features_of(x, training=True)
+            table = ops.convert_to_tensor(projection.layer.projection_table)
+            logits = jax.ShapeDtypeStruct((*features.shape[:-1], table.shape[0]), "float32")
+            self._check_sums_over_rows(y, logits, sample_weight)
+            token_weights = loss.weights(y, sample_weight)
+            total = projected_loss_on_jax(features, table, y, token_weights, loss.label_smoothing)
+            total = total / ops.maximum(ops.sum(token_weights), 1e-9)
+            total += sum(ops.sum(penalty) for penalty in self.losses)
+            scaled = self.optimizer.scale_loss(total)
+            others = [scope.get_current_value(v) for v in self.non_trainable_variables]
+        return scaled, (total, None, others, metrics_state)
+
+    def _projection(self):
+        """An `OutputProjection` where the loss computes it on a GPU, or None for whole logits.
+
+        Metrics need whole logits. On several devices and on CPUs, where nothing is known to be
+        gained, the loss is computed from them too.
+        """
+        needs_logits = compiled_metrics(self) is not None or overrides(self, "call")
+        is_alone = has_gpu() and keras.distribution.distribution() is None
+        if type(self._step.loss) is not TokenCrossentropy or needs_logits or not is_alone:
+            return None
+        return find_projection(self)
+
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         self._check_sums_over_rows(y, y_pred, sample_weight)
         if not isinstance(getattr(self, "loss", None), PretrainingLoss):
@@ -145,6 +187,11 @@ class JaxTrainStep(CompileMixin):
         """The state that `fit` passes from step to step: of metrics, and the moving average."""
         average = self._step.average
         return [*super().metrics_variables, *([] if average is None else average.values)]
+
+
+def has_gpu():
+    """Whether JAX computes on a GPU."""
+    return jax.default_backend() == "gpu"
 
 
 def _parts_of(data, count):

@@ -6,14 +6,10 @@ padding is left out before the product, and labels and smoothing change the grad
 narrow side of the product instead of in vocabulary width.
 """
 
-import dataclasses
 from typing import NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
-
-from keras_transformer.training.internals import last_call
 
 CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
 # Where XLA compiles, a batch is cut into vocabulary / 8000 parts: four for a vocabulary of 32,000.
@@ -235,27 +231,3 @@ def _chunk(hidden, labels, chosen, shift, table, gradients):
     scaled = tf.cast(tf.cast(hidden, tf.float32) * share, dtype)
     table_gradient = tf.matmul(exponentials, scaled, transpose_a=True, output_type=tf.float32)
     return total, [*results, tf.cast(hidden_gradient, dtype)], table_gradient
-
-
-@dataclasses.dataclass(frozen=True)
-class OutputProjection:
-    features_of: keras.Model  # the model up to its output projection
-    layer: keras.layers.Layer  # the projection, e.g. a `TokenEmbedding`
-
-
-def find_projection(model):
-    """An `OutputProjection` if the last layer multiplies by a `projection_table`, else None.
-
-    Also None in float64, which the losses above would round to float32, and in float16, in which
-    their exponentials would overflow.
-    """
-    outputs = getattr(model, "outputs", None) or []
-    if len(outputs) != 1:
-        return None
-    layer, arguments, inputs = last_call(outputs[0])
-    if not hasattr(layer, "projection_table") or not arguments.get("reverse", False):
-        return None
-    features = inputs[0]
-    if features.dtype not in ("float32", "bfloat16"):
-        return None
-    return OutputProjection(keras.Model(model.input, features), layer)

@@ -16,9 +16,9 @@ from keras_transformer.training.loss_sums import (
 )
 from keras_transformer.training.losses import TokenCrossentropy, token_weights
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy, TokenMetric
+from keras_transformer.training.output_projection import find_projection
 from keras_transformer.training.projected_loss import (
     compiled_projected_loss,
-    find_projection,
     projected_loss,
 )
 

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 HERE = pathlib.Path(__file__).parent
 FILES = ["test_losses.py", "test_metrics.py", "test_schedules.py", "test_optimizers.py"]
+FILES += ["test_projected_loss_on_jax.py"]
 
 
 @needs_tensorflow

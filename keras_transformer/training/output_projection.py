@@ -1,0 +1,31 @@
+"""The last layer of a model, if the loss can be computed together with it."""
+
+import dataclasses
+
+import keras
+
+from keras_transformer.training.internals import last_call
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputProjection:
+    features_of: keras.Model  # the model up to its output projection
+    layer: keras.layers.Layer  # the projection, e.g. a `TokenEmbedding`
+
+
+def find_projection(model):
+    """An `OutputProjection` if the last layer multiplies by a `projection_table`, else None.
+
+    Also None in float64, which the projected losses would round to float32, and in float16, in
+    which their exponentials would overflow.
+    """
+    outputs = getattr(model, "outputs", None) or []
+    if len(outputs) != 1:
+        return None
+    layer, arguments, inputs = last_call(outputs[0])
+    if not hasattr(layer, "projection_table") or not arguments.get("reverse", False):
+        return None
+    features = inputs[0]
+    if features.dtype not in ("float32", "bfloat16"):
+        return None
+    return OutputProjection(keras.Model(model.input, features), layer)
