@@ -2,7 +2,8 @@
 
 Layers, models and what trains them are imported here and run on every Keras backend. The other
 rooms are imported when they are first used, as `keras_transformer.serving.Translator`. Those that
-read, search and serve text need TensorFlow: `tokenizers`, `data`, `decoding` and `serving`.
+read, search and serve text need TensorFlow: `tokenizers`, `decoding`, `serving` and what in `data`
+uses a tokenizer. Batches of token ids need none.
 """
 
 import importlib

@@ -1,4 +1,11 @@
-"""Data: reads corpora and makes batches that depend only on seed and step."""
+"""Data: reads corpora and makes batches that depend only on seed and step.
+
+Batches are made with NumPy. Without TensorFlow all works that needs no tokenizer; what is in
+`_MODULES` imports TensorFlow when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
 
 from keras_transformer.data.batch_plans import FewShapes, PackedRows
 from keras_transformer.data.corpora import (
@@ -18,24 +25,27 @@ from keras_transformer.data.labelled_text import (
     read_labelled_folder,
     read_labelled_tsv,
 )
-from keras_transformer.data.masking import mask_tokens
 from keras_transformer.data.packed_documents import PackedDocuments
-from keras_transformer.data.pretraining_batches import PretrainingBatches
-from keras_transformer.data.question_answering import (
-    Questions,
-    answer_batches,
-    checked_questions,
-    read_squad,
-    score_answers,
-)
-from keras_transformer.data.segments import pack_segments
 from keras_transformer.data.tables import read_labelled_table, read_table, read_text
 from keras_transformer.data.token_batches import TokenBatches
-from keras_transformer.data.token_ids import tokenize, tokenize_documents
+from keras_transformer.data.token_ids import IdRows, tokenize, tokenize_documents
 from keras_transformer.data.windows import TextSegments, TextWindows, sliding_windows
+
+if TYPE_CHECKING:  # for editors and the documentation; see `__getattr__`
+    from keras_transformer.data.masking import mask_tokens
+    from keras_transformer.data.pretraining_batches import PretrainingBatches
+    from keras_transformer.data.question_answering import (
+        Questions,
+        answer_batches,
+        checked_questions,
+        read_squad,
+        score_answers,
+    )
+    from keras_transformer.data.segments import pack_segments
 
 __all__ = [
     "FewShapes",
+    "IdRows",
     "LabelledBatches",
     "LabelledText",
     "PackedDocuments",
@@ -70,3 +80,24 @@ __all__ = [
     "tokenize",
     "tokenize_documents",
 ]
+
+_MODULES = {
+    "PretrainingBatches": "pretraining_batches",
+    "Questions": "question_answering",
+    "answer_batches": "question_answering",
+    "checked_questions": "question_answering",
+    "mask_tokens": "masking",
+    "pack_segments": "segments",
+    "read_squad": "question_answering",
+    "score_answers": "question_answering",
+}
+
+
+def __getattr__(name):
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return [*globals(), *_MODULES]

@@ -5,12 +5,16 @@
 """
 
 import dataclasses
+import functools
+import itertools
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
+from keras_transformer.data.draws import split, uniform
+from keras_transformer.data.pipelines import as_data
+from keras_transformer.data.token_ids import IdRows
 
 LENGTH_MULTIPLE = 2  # bounds are multiples of it, in tokens
 ROW_MULTIPLE = 8  # preferred by a GPU's matrix products
@@ -94,53 +98,46 @@ class LengthPlan:
 
     Examples:
         >>> plan = LengthPlan(np.arange(4), *[np.array([2, 5, 2, 5])] * 2, tokens_per_batch=10)
-        >>> sorted(sorted(rows.numpy().tolist()) for rows, _ in plan.epochs().take(2))
+        >>> sorted(sorted(plan.batch(step)[0].tolist()) for step in range(2))
         [[0, 2], [1, 3]]
     """
 
     def __init__(self, rows, source_lengths, target_lengths, tokens_per_batch, seed=0, shapes=None):
         self._lengths = np.stack([source_lengths, target_lengths])
-        self._tokens_per_batch, self._seed = tokens_per_batch, seed
+        self._tokens_per_batch = tokens_per_batch
         self._rows, self._has_bounds = rows, shapes is not None
         if shapes:
             longer = self._lengths[:, rows].max(axis=0)
             plan = best_plan(longer, shapes, tokens_per_batch)
             order = np.argsort(longer, kind="stable")
-            self._group_of = np.searchsorted(plan.bounds, longer[order])
             self._sorted, self._cuts, self.shapes = rows[order], plan.cuts, plan.shapes
-            size = plan.size
+            group_of, size = np.searchsorted(plan.bounds, longer[order]), plan.size
         else:
-            self._sorted, self._group_of = self._sort_by_length()
+            self._sorted, group_of = self._sort_by_length()
             self._cuts, self.shapes = self._cut(self._sorted)
             longest = np.maximum.reduceat(self._lengths[:, self._sorted], self._cuts[:-1], axis=1)
             size = (longest * np.diff(self._cuts)).sum()
         self.padding = float(1 - self._lengths[:, rows].sum() / size)
         self.steps_per_epoch = len(self._cuts) - 1
+        self._order_of = _orders(self._sorted, group_of, self.steps_per_epoch, seed)
 
-    def epochs(self, start_step: int = 0) -> tf.data.Dataset:
-        """The rows and the shape of each batch, endlessly; earlier steps are skipped at no cost."""
+    def batch(self, step):
+        """The rows and the shape of batch `step`, counted from the beginning of training."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        rows, batch_order = self._order_of(epoch)
+        batch = batch_order[place]
+        return rows[slice(*self._cuts[batch : batch + 2])], self.shapes[batch]
 
-        def plan_of(epoch):
-            batches = self.steps_per_epoch
-            order, batch_order = shuffled(self._group_of, batches, self._seed, epoch)
-            return tf.gather(self._sorted, order), batch_order
-
-        def batch_of(plan, step):
-            rows, batch_order = plan
-            return _slice(rows, self._cuts, self.shapes, batch_order[step])
-
-        return epochs_from(start_step, self.steps_per_epoch, plan_of, batch_of)
-
-    def in_order(self) -> tf.data.Dataset:
-        """The rows of each batch and its shape, each row once.
+    def in_order(self):
+        """A list of the rows of each batch and its shape, each row once.
 
         In the order of the text; with `FewShapes`, by length.
         """
         rows, cuts, shapes = self._sorted, self._cuts, self.shapes
         if not self._has_bounds:
             rows, (cuts, shapes) = self._rows, self._cut(self._rows)
-        steps = tf.data.Dataset.range(len(cuts) - 1)
-        return steps.map(lambda step: _slice(rows, cuts, shapes, step))
+        bounds = itertools.pairwise(cuts.tolist())
+        return [(rows[slice(*some)], shape) for some, shape in zip(bounds, shapes, strict=True)]
 
     def _sort_by_length(self):
         """Rows by length, and for each position the number of its group of equal lengths."""
@@ -262,7 +259,7 @@ class PackedPlan:
 
     Examples:
         >>> plan = PackedPlan(np.arange(4), [np.array([2, 5, 3, 5])], row_length=5, max_rows=3)
-        >>> [sorted(row) for row in next(iter(plan.in_order()))[0].to_list()]
+        >>> [sorted(row) for row in plan.in_order()[0][0].to_list()]
         [[1], [3], [0, 2]]
     """
 
@@ -274,45 +271,38 @@ class PackedPlan:
                 f"row_multiple={row_multiple}."
             )
         lengths = np.stack(lengths)[:, texts]
-        order = np.lexsort(lengths)
+        by_length = np.lexsort(lengths)
         # Before sorting: in a row of equal lengths one side would be full and the other not.
-        row_of = _best_fit(lengths, row_length)[order]
-        self._texts, lengths = texts[order], lengths[:, order]
-        self._group_of = _groups_of_equals(lengths)
+        row_of = _best_fit(lengths, row_length)[by_length]
+        self._texts, lengths = texts[by_length], lengths[:, by_length]
         num_rows = row_of.max() + 1
         # Equal batches: the last one is hardly shorter than the others.
         self.steps_per_epoch = -(-num_rows // (max_rows - max_rows % row_multiple))
         batch = -(-num_rows // (self.steps_per_epoch * row_multiple)) * row_multiple
         self.shapes = np.full((self.steps_per_epoch, 1 + len(lengths)), row_length)
         self.shapes[:, 0] = batch
-        self._places, self._seed = np.argsort(row_of, kind="stable"), seed
-        rows = np.arange(self.steps_per_epoch * batch + 1)  # the last ones are empty
-        self._cuts = np.searchsorted(row_of[self._places], rows)
+        texts_in_row = np.bincount(row_of, minlength=self.steps_per_epoch * batch)
+        self._places = IdRows(np.argsort(row_of, kind="stable"), texts_in_row)
+        groups = _groups_of_equals(lengths)
+        self._order_of = _orders(self._texts, groups, len(self._places), seed)
         size = self.steps_per_epoch * batch * row_length * len(lengths)
         self.padding = float(1 - lengths.sum() / size)
 
-    def epochs(self, start_step: int = 0) -> tf.data.Dataset:
-        """The texts of each row, ragged (rows, None), and the shape of each batch, endlessly."""
-        num_rows = len(self._cuts) - 1
+    def batch(self, step):
+        """The texts of each row of batch `step`, as `IdRows` of their numbers, and its shape."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        texts, row_order = self._order_of(epoch)
+        return self._slice(place, texts, row_order)
 
-        def plan_of(epoch):
-            order, row_order = shuffled(self._group_of, num_rows, self._seed, epoch)
-            return tf.gather(tf.gather(self._texts, order), self._places), row_order
+    def in_order(self):
+        """A list of batches like `batch`'s that hold each text once, not shuffled."""
+        rows = np.arange(len(self._places))
+        return [self._slice(place, self._texts, rows) for place in range(self.steps_per_epoch)]
 
-        return epochs_from(start_step, self.steps_per_epoch, plan_of, self._slice)
-
-    def in_order(self) -> tf.data.Dataset:
-        """Each text once: the elements of `epochs`, not shuffled."""
-        texts, rows = self._texts[self._places], np.arange(len(self._cuts) - 1)
-        steps = tf.data.Dataset.range(self.steps_per_epoch)
-        return steps.map(lambda step: self._slice((texts, rows), step))
-
-    def _slice(self, plan, step):
-        texts, row_order = plan
-        batch = int(self.shapes[0, 0])
-        rows = tf.gather(row_order, step * batch + tf.range(batch, dtype=tf.int64))
-        places = tf.ragged.range(tf.gather(self._cuts, rows), tf.gather(self._cuts, rows + 1))
-        return tf.gather(texts, places), tf.gather(self.shapes, step)
+    def _slice(self, place, texts, rows):
+        shape = self.shapes[place]
+        places = self._places.take(rows[place * shape[0] :][: shape[0]])
+        return IdRows(texts[places.values], places.lengths), shape
 
 
 def _best_fit(lengths, row_length):
@@ -344,80 +334,55 @@ def _groups_of_equals(lengths):
 
 
 class PlannedBatchesMixin:
-    """Batches that follow a plan: a class calls `_follow`, and makes one batch in `_batch`."""
+    """Batches that follow a plan.
+
+    A class calls `_follow`, and makes one batch of rows and their shape in `_batch`; the arrays of
+    a batch have the shapes and dtypes of `_specs`.
+    """
+
+    _prepare = None  # see `as_data`
 
     def _follow(self, plan):
         self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
         self.steps_per_epoch = plan.steps_per_epoch
 
-    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+    def dataset(self, start_step: int = 0):
         """Endless training batches, from step `start_step` on; the class says what they hold.
 
         Element k is a pure function of the text, the seed and `start_step + k`. Starting late costs
-        nothing: skipped batches are never made.
+        nothing: skipped batches are never made. On TensorFlow it is a `tf.data.Dataset`, elsewhere
+        a `keras.utils.PyDataset` of NumPy arrays.
         """
-        return batched(self._plan.epochs(start_step), self._batch)
+        return self._as_data(lambda number: self._plan.batch(start_step + number))
 
-    def epoch(self) -> tf.data.Dataset:
+    def epoch(self):
         """Batches like those of `dataset` that hold each text once, for validation."""
-        return batched(self._plan.in_order(), self._batch)
+        batches = self._plan.in_order()
+        return self._as_data(batches.__getitem__, len(batches))
+
+    def _as_data(self, rows_of, count=None):
+        def make_batch(number):
+            return self._batch(*rows_of(number))
+
+        return as_data(make_batch, self._specs(), count, self._prepare)
+
+    def _common_sizes(self):
+        """The sizes that all batches have in common, None for others: static shapes."""
+        first = self.shapes[0]
+        is_one = (self.shapes == first).all(axis=0) & (first >= 0)
+        return [size if same else None for same, size in zip(is_one, first.tolist(), strict=True)]
 
 
-def shuffled(group_of, count, seed, epoch):
-    """Positions permuted within each group, and an order of `count` things, for one epoch."""
-    seed = tf.stack([tf.constant(seed, tf.int64), epoch])
-    # A named generator: the default one may differ between processors.
-    within, between = tf.unstack(tf.random.split(seed, 2, alg="philox"))
-    ties = tf.random.stateless_uniform([len(group_of)], within, dtype=tf.float64, alg="philox")
-    order = tf.argsort(tf.cast(group_of, tf.float64) + ties)
-    ranks = tf.random.stateless_uniform([count], between, alg="philox")
-    return order, tf.argsort(ranks)
+def _orders(rows, group_of, count, seed):
+    """The function `shuffled` by epoch; it remembers two, for an iterator that goes on to the next.
 
-
-def epochs_from(start_step, steps_per_epoch, plan_of, batch_of) -> tf.data.Dataset:
-    """Endless batches, of which those before `start_step` are never made.
-
-    `plan_of` maps the number of an epoch to the plan of its batches, `batch_of` a plan and the
-    number of a batch in its epoch to the batch.
+    A partial function, because a method would keep its plan alive until Python collects garbage.
     """
-    first_epoch, first_batch = divmod(start_step, steps_per_epoch)
-
-    @tf.autograph.experimental.do_not_convert
-    def batches_of(epoch):
-        plan = plan_of(epoch)
-        first = tf.where(epoch == first_epoch, tf.constant(first_batch, tf.int64), 0)
-        steps = tf.data.Dataset.range(first, steps_per_epoch)
-        return steps.map(lambda step: batch_of(plan, step))
-
-    return tf.data.Dataset.counter(start=first_epoch).flat_map(batches_of)
+    return functools.lru_cache(2)(functools.partial(shuffled, rows, group_of, count, seed))
 
 
-def batched(rows: tf.data.Dataset, batch_of) -> tf.data.Dataset:
-    """Maps the rows of batches to the batches, prefetched."""
-    # AutoGraph would spend seconds rewriting the source of all that makes a batch.
-    batch_of = tf.autograph.experimental.do_not_convert(batch_of)
-    return prefetched(rows.map(batch_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
-
-
-def prefetched(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Batches prepared in advance, which TensorFlow divides among replicas."""
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    options.autotune.enabled = False  # the end of `fit` would wait for its thread
-    return batches.prefetch(tf.data.AUTOTUNE).with_options(options)
-
-
-def sizes_of(shape, shapes):
-    """The sizes of a batch, a tensor: plain integers where all batches agree, to be static shapes.
-
-    `shapes` are those of all batches, (steps, sizes), -1 for a size that depends on the rows.
-    """
-    is_one = (shapes == shapes[0]).all(axis=0) & (shapes[0] >= 0)
-    sizes = zip(is_one, shapes[0].tolist(), tf.unstack(shape), strict=True)
-    return [first if equal else size for equal, first, size in sizes]
-
-
-def _slice(rows, cuts, shapes, batch):
-    """The rows of one batch, those between two cuts, and its shape."""
-    bounds = tf.gather(cuts, tf.stack([batch, batch + 1]))
-    return tf.gather(rows, tf.range(bounds[0], bounds[1])), tf.gather(shapes, batch)
+def shuffled(rows, group_of, count, seed, epoch):
+    """Rows permuted within each group, and an order of `count` things, for one epoch."""
+    within, between = split((seed, epoch))
+    order = np.argsort(group_of + uniform(within, len(group_of), np.float64), kind="stable")
+    return rows[order], np.argsort(uniform(between, count), kind="stable")

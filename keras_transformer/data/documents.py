@@ -3,9 +3,6 @@
 import pathlib
 from collections.abc import Sequence
 
-import tensorflow as tf
-import tensorflow_text
-
 from keras_transformer.data.labelled_text import labelled_files, text_of
 
 _AT_A_TIME = 1000  # texts
@@ -44,6 +41,9 @@ def split_sentences(texts: Sequence[str]) -> list[list[str]]:
         >>> split_sentences(["Once more? Once more!", "No"])
         [['Once more?', 'Once more!'], ['No']]
     """
+    import tensorflow as tf
+    import tensorflow_text
+
     breaker = tensorflow_text.StateBasedSentenceBreaker()
     sentences = []
     for start in range(0, len(texts), _AT_A_TIME):

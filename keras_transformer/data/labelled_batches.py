@@ -1,25 +1,22 @@
 """Batches of texts with labels."""
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_transformer.data.batch_plans import (
     FewShapes,
     LengthPlan,
     PlannedBatchesMixin,
-    batched,
     check_shapes,
-    sizes_of,
 )
-from keras_transformer.data.token_ids import checked_ids, checksum_of, ragged
+from keras_transformer.data.token_ids import IdRows, checked_ids, checksum_of
 from keras_transformer.files import load_arrays, save_arrays
-from keras_transformer.tokenizers.sentencepiece import PAD_ID
 
 # Lengths count as equal up to the next multiple, so that different texts meet in every epoch.
 _LENGTH_STEP = 16
 
 
-def cut_middle(ids: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
+def cut_middle(ids: IdRows, max_length: int) -> IdRows:
     """Drops the middle of rows longer than `max_length`, so that a quarter of the rest precedes it.
 
     A text states its topic at the beginning, and its author's verdict at the end.
@@ -27,14 +24,14 @@ def cut_middle(ids: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
     Source: Sun et al. 2019, section 5.3.1 (https://arxiv.org/abs/1905.05583).
 
     Examples:
-        >>> cut_middle(tf.ragged.constant([[1, 2, 3, 4, 5, 6], [7, 8]]), max_length=4).to_list()
+        >>> cut_middle(IdRows(np.array([1, 2, 3, 4, 5, 6, 7, 8]), [6, 2]), max_length=4).to_list()
         [[1, 4, 5, 6], [7, 8]]
     """
-    before = max_length // 4
-    lengths = ids.row_lengths()
-    places = tf.ragged.range(lengths).flat_values
-    after = tf.repeat(lengths, lengths) - (max_length - before)
-    return tf.ragged.boolean_mask(ids, ids.with_flat_values((places < before) | (places >= after)))
+    before, lengths = max_length // 4, ids.lengths
+    places = np.arange(len(ids.values)) - np.repeat(ids.starts[:-1], lengths)
+    after = np.repeat(lengths, lengths) - (max_length - before)
+    kept = (places < before) | (places >= after)
+    return IdRows(ids.values[kept], np.minimum(lengths, max_length))
 
 
 def check_max_length(max_length: int) -> None:
@@ -42,19 +39,6 @@ def check_max_length(max_length: int) -> None:
         raise ValueError(
             f"max_length must be at least 1 token of a text. Received: max_length={max_length}."
         )
-
-
-def fill_up(ids: tf.RaggedTensor, shape=(None, None)) -> tf.Tensor:
-    """Pads rows to equal lengths of at least one column, so that there is something to pool.
-
-    Examples:
-        >>> fill_up(tf.ragged.constant([[], []], dtype="int32")).numpy().tolist()
-        [[0], [0]]
-    """
-    filled = ids.to_tensor(PAD_ID, shape=shape)  # (batch, length)
-    if filled.shape[1]:
-        return filled
-    return tf.pad(filled, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(filled)[1])]])
 
 
 class LabelledBatches(PlannedBatchesMixin):
@@ -70,8 +54,8 @@ class LabelledBatches(PlannedBatchesMixin):
     of seed and step.
 
     Args:
-        ids: tokens of the texts: a ragged tensor, as `tokenize` returns it, or sequences of
-            integers, without padding.
+        ids: tokens of the texts: a ragged tensor, as `tokenize` returns it, `IdRows`, or
+            sequences of integers, without padding.
         labels: (texts, labels), 1 for each label that a text has and 0 elsewhere, or (texts,
             numbers), finite, as `LabelledText.matrix` returns it.
         names: names of the labels, in the order of their columns; empty for numbers.
@@ -125,18 +109,18 @@ class LabelledBatches(PlannedBatchesMixin):
             ids = cut_middle(ids, max_length)
         labels = np.asarray(labels, np.float32)
         columns = len(names) or (max(1, labels.shape[1]) if labels.ndim == 2 else 1)
-        fits = labels.shape == (int(ids.nrows()), columns)
+        fits = labels.shape == (len(ids), columns)
         if not fits or not (np.isin(labels, (0, 1)) if len(names) else np.isfinite(labels)).all():
             raise ValueError(
                 "labels must be 0 or 1, with a row for each text and a column for each name; or, "
                 "without names, columns of finite numbers. "
-                f"Received: shape={labels.shape} for {int(ids.nrows())} texts, {len(names)} names."
+                f"Received: shape={labels.shape} for {len(ids)} texts, {len(names)} names."
             )
         if not len(labels):
             raise ValueError("ids must hold at least one text. Received: none.")
         self._ids, self._labels, self._prepare = ids, labels, prepare
         self.names = list(names)
-        lengths = ids.row_lengths().numpy()
+        lengths = ids.lengths
         self.num_texts, self.num_tokens = len(lengths), int(lengths.sum())
         longest = int(lengths.max(initial=0))
         if longest > tokens_per_batch:
@@ -160,15 +144,14 @@ class LabelledBatches(PlannedBatchesMixin):
     def mean_label(self) -> np.ndarray:
         return self._labels.mean(axis=0, dtype=np.float64).astype(np.float32)
 
-    def epoch(self) -> tf.data.Dataset:
+    def epoch(self):
         """Each text once, those of similar lengths together: for validation."""
-        return batched(self._plan.epochs().take(self.steps_per_epoch), self._batch)
+        return self._as_data(self._plan.batch, self.steps_per_epoch)
 
     def save(self, path) -> None:
         """Writes the tokenised texts to a NumPy .npz file, atomically."""
-        ids, lengths = self._ids.flat_values.numpy(), self._ids.row_lengths().numpy()
-        names = np.array(self.names)
-        arrays = {"ids": ids, "lengths": lengths, "labels": self._labels, "names": names}
+        ids, names = self._ids, np.array(self.names)
+        arrays = {"ids": ids.values, "lengths": ids.lengths, "labels": self._labels, "names": names}
         save_arrays(path, arrays.items())
 
     @classmethod
@@ -177,26 +160,25 @@ class LabelledBatches(PlannedBatchesMixin):
     ) -> "LabelledBatches":
         """The batches of texts that `save` wrote, without tokenising them again."""
         kept = load_arrays(path)
-        ids, names = ragged(kept["ids"], kept["lengths"]), kept["names"].tolist()
+        ids, names = IdRows(kept["ids"], kept["lengths"]), kept["names"].tolist()
         return cls(ids, kept["labels"], names, tokens_per_batch, None, seed, prepare, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token, label or label name."""
         return checksum_of("\0".join(self.names).encode(), self._ids, self._labels)
 
+    def _specs(self):
+        rows, length, _ = self._common_sizes()
+        ids = keras.InputSpec(dtype="int32", shape=(rows, length))
+        labels = keras.InputSpec(dtype="float32", shape=(rows, self._labels.shape[1]))
+        weights = keras.InputSpec(dtype="float32", shape=(rows,))
+        return (ids, labels, weights) if self._has_weights else (ids, labels)
+
     def _batch(self, rows, shape):
-        num_rows, length, _ = sizes_of(shape, self.shapes)
-        inputs = fill_up(tf.gather(self._ids, rows), [num_rows, length])
-        if self._prepare is not None:
-            inputs = self._prepare(inputs)
-        labels = tf.gather(self._labels, rows)
+        num_rows, length, _ = shape
+        ids, labels = self._ids.take(rows).padded(num_rows, length), self._labels[rows]
         if not self._has_weights:
-            return inputs, labels
-        missing = [0, num_rows - tf.shape(rows, tf.int64)[0]]
-        weights = tf.pad(tf.ones_like(rows, tf.float32), [missing])
-        labels = tf.pad(labels, [missing, [0, 0]])
-        if isinstance(num_rows, int):
-            weights, labels = (
-                tf.ensure_shape(t, [num_rows, *t.shape[1:]]) for t in (weights, labels)
-            )
-        return inputs, labels, weights
+            return ids, labels
+        missing = (0, num_rows - len(rows))
+        weights = np.pad(np.ones(len(rows), np.float32), missing)
+        return ids, np.pad(labels, [missing, (0, 0)]), weights

@@ -1,18 +1,17 @@
 """Batches of documents for training a language model, several in a row."""
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_transformer.data.batch_plans import (
     PackedPlan,
     PackedRows,
     PlannedBatchesMixin,
     check_shapes,
-    sizes_of,
 )
-from keras_transformer.data.token_ids import check_no_ends, checked_ids, checksum_of, ragged
+from keras_transformer.data.token_ids import IdRows, check_no_ends, checked_ids, checksum_of
 from keras_transformer.files import load_arrays, save_arrays
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID
 
 
 class PackedDocuments(PlannedBatchesMixin):
@@ -26,7 +25,7 @@ class PackedDocuments(PlannedBatchesMixin):
 
     Args:
         ids: tokens of the documents, without start and end: a ragged tensor, as `tokenize` returns
-            it, or sequences of integers. Ids 0 to 3 are padding, unknown, start and end.
+            it, `IdRows`, or sequences of integers. Ids 0 to 3 are padding, unknown, start and end.
         length: length of a row, in tokens.
         batch_size: maximum rows in a batch.
         seed: integer that fixes the order of every epoch.
@@ -56,22 +55,21 @@ class PackedDocuments(PlannedBatchesMixin):
         ids = checked_ids(ids, "ids")
         check_no_ends(ids)
         self._ids = ids
-        self.num_documents, self.num_tokens = int(ids.nrows()), len(ids.flat_values)
+        self.num_documents, self.num_tokens = len(ids), len(ids.values)
         if min(length, batch_size, self.num_tokens) < 1:
             raise ValueError(
                 "Expected at least one token, and a length and batch_size of at least 1. Received: "
                 f"{self.num_tokens} tokens, length={length}, batch_size={batch_size}."
             )
-        ends = ids.row_splits.numpy()[1:]
-        inputs = np.insert(ids.flat_values.numpy(), ends, END_ID)
-        labels = np.append(inputs[1:], PAD_ID)
+        inputs = np.insert(ids.values, ids.starts[1:], END_ID)
+        labels = np.append(inputs[1:], np.int32(PAD_ID))
         labels[inputs == END_ID] = PAD_ID  # another document follows
         self.num_labels = int((labels != PAD_ID).sum())
-        whole, rest = np.divmod(ids.row_lengths().numpy() + 1, length)
+        whole, rest = np.divmod(ids.lengths + 1, length)
         cuts = np.cumsum(whole + (rest > 0))
         lengths = np.full(cuts[-1], length)
         lengths[cuts[rest > 0] - 1] = rest[rest > 0]
-        self._read, self._next = ragged(inputs, lengths), ragged(labels, lengths)
+        self._read, self._next = IdRows(inputs, lengths), IdRows(labels, lengths)
         is_end = (lengths == 1) & (inputs[np.cumsum(lengths) - 1] == END_ID)  # without a label
         kept = np.flatnonzero(~is_end)
         row_multiple = (shapes or PackedRows()).row_multiple
@@ -79,8 +77,7 @@ class PackedDocuments(PlannedBatchesMixin):
 
     def save(self, path) -> None:
         """Writes the tokens to a NumPy .npz file, atomically."""
-        lengths = self._ids.row_lengths().numpy()
-        save_arrays(path, [("ids", self._ids.flat_values.numpy()), ("lengths", lengths)])
+        save_arrays(path, [("ids", self._ids.values), ("lengths", self._ids.lengths)])
 
     @classmethod
     def load(
@@ -88,14 +85,16 @@ class PackedDocuments(PlannedBatchesMixin):
     ) -> "PackedDocuments":
         """The batches of documents that `save` wrote, without tokenising them again."""
         arrays = load_arrays(path)
-        ids = ragged(arrays["ids"], arrays["lengths"])
+        ids = IdRows(arrays["ids"], arrays["lengths"])
         return cls(ids, length, batch_size, seed, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token of a document."""
         return checksum_of(self._ids)
 
+    def _specs(self):
+        return (keras.InputSpec(dtype="int32", shape=self._common_sizes()),) * 2
+
     def _batch(self, documents, shape):
-        sides, sizes = (self._read, self._next), sizes_of(shape, self.shapes)
-        rows = (tf.gather(side, documents).merge_dims(1, 2) for side in sides)
-        return tuple(side.to_tensor(PAD_ID, shape=sizes) for side in rows)
+        rows = (side.take_joined(documents) for side in (self._read, self._next))
+        return tuple(side.padded(*shape) for side in rows)

@@ -4,17 +4,21 @@ Batch k is a pure function of (text, seed, k), so an interrupted run resumes at 
 reading earlier batches.
 """
 
+import functools
 import itertools
 import logging
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.data.batch_plans import FewShapes, batched, check_shapes, epochs_from
+from keras_transformer.data.batch_plans import FewShapes, check_shapes
+from keras_transformer.data.draws import uniform
 from keras_transformer.data.masking import check_masking_rate, mask_tokens
+from keras_transformer.data.pipelines import as_dataset, mapped, prefetched
 from keras_transformer.data.segments import pack_segments
-from keras_transformer.data.token_ids import checked_ids, checksum_of, ragged
+from keras_transformer.data.token_ids import IdRows, checked_ids, checksum_of
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
@@ -94,7 +98,7 @@ class PretrainingBatches:
         check_integer("max_length", max_length, _NUM_SPECIAL + 2, reason=reason)
         check_masking_rate(masking_rate)
         documents = checked_ids(documents, "documents", rank=3)
-        largest = documents.flat_values.numpy().max(initial=0)
+        largest = documents.values.values.max(initial=0)
         if largest >= tokenizer.vocabulary_size:
             raise ValueError(
                 f"documents must hold ids of the tokenizer, below {tokenizer.vocabulary_size}. "
@@ -114,8 +118,12 @@ class PretrainingBatches:
         self.num_passages = len(passages)
         self.steps_per_epoch = -(-self.num_passages // batch_size)
         self.shapes = np.tile([batch_size if shapes else -1, max_length], (self.steps_per_epoch, 1))
+        self._passages = np.array(passages, np.int64)
+        # Remembers two epochs, for an iterator that goes on to the next.
+        self._order_of = functools.lru_cache(2)(
+            functools.partial(_shuffled, self.num_passages, 2 * seed)
+        )
         with tf.device("CPU:0"):  # tf.data reads tensors in place, without copies
-            self._passages = tf.constant(passages, tf.int64)
             self._ids, self._starts, self._first_sentences = map(tf.constant, arrays)
 
     def dataset(self, start_step: int = 0) -> tf.data.Dataset:
@@ -131,15 +139,12 @@ class PretrainingBatches:
             weights, float32 (batch,), 0 for empty rows, whose `next_sentence` is -1.
         """
 
-        def plan_of(epoch):
-            return epoch, self._shuffle(epoch)
-
-        def rows_of(plan, step):
-            (epoch, order), first = plan, step * self._batch_size
-            passages = tf.gather(self._passages, order[first : first + self._batch_size])
-            return epoch * self.steps_per_epoch + step, passages
-
-        return batched(epochs_from(start_step, self.steps_per_epoch, plan_of, rows_of), self._batch)
+        specs = (
+            keras.InputSpec(dtype="int64", shape=()),
+            keras.InputSpec(dtype="int64", shape=(None, 3)),
+        )
+        passages = as_dataset(lambda number: self._passages_of(start_step + number), specs)
+        return prefetched(mapped(passages, self._batch))
 
     def token_counts(self) -> np.ndarray:
         """How often each id of the vocabulary occurs in the documents, (vocabulary_size,)."""
@@ -168,8 +173,8 @@ class PretrainingBatches:
     ) -> "PretrainingBatches":
         """The batches of documents that `save` wrote, without tokenising them again."""
         kept = load_arrays(path)
-        sentences = ragged(kept["ids"], np.diff(kept["starts"]))
-        documents = ragged(sentences, np.diff(kept["first_sentences"]))
+        sentences = IdRows(kept["ids"], np.diff(kept["starts"]))
+        documents = IdRows(sentences, np.diff(kept["first_sentences"]))
         sizes = (batch_size, max_length, seed, masking_rate)
         batches = cls(documents, tokenizer, *sizes, shapes)
         batches.num_dropped = int(kept["num_dropped"])
@@ -186,8 +191,8 @@ class PretrainingBatches:
             All ids; where each sentence starts, in tokens; where each document starts, in
             sentences; the last entries are the ends.
         """
-        ids, lengths = documents.flat_values.numpy(), documents.values.row_lengths().numpy()
-        document_lengths = documents.row_lengths().numpy()
+        ids, lengths = documents.values.values, documents.values.lengths
+        document_lengths = documents.lengths
         document_of = np.repeat(np.arange(len(document_lengths)), document_lengths)
         counts = np.bincount(document_of[lengths > 0], minlength=len(document_lengths))
         kept = (lengths > 0) & (counts[document_of] >= 2)
@@ -207,18 +212,14 @@ class PretrainingBatches:
         starts, first_sentences = (np.append(0, np.cumsum(n)) for n in (lengths[kept], counts))
         return ids[np.repeat(kept, lengths)], starts, first_sentences
 
-    def _shuffle(self, epoch):
-        seed = self._seed_of(epoch, purpose=0)
-        # A named generator: the default one may differ between processors.
-        ranks = tf.random.stateless_uniform([self.num_passages], seed, alg="philox")
-        return tf.argsort(ranks, stable=True)
-
-    def _seed_of(self, number, purpose):
-        """A seed for each epoch (purpose 0) or step (purpose 1)."""
-        return tf.stack([tf.constant(2 * self._seed + purpose, tf.int64), number])
+    def _passages_of(self, step):
+        """The number of a step, counted from the beginning, and what its rows read, (rows, 3)."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        first = place * self._batch_size
+        return step, self._passages[self._order_of(epoch)[first : first + self._batch_size]]
 
     def _batch(self, step, passages):
-        seed = self._seed_of(step, purpose=1)
+        seed = tf.stack([tf.constant(2 * self._seed + 1, tf.int64), step])
         for_pairs, for_masks = tf.unstack(tf.random.split(seed, 2, alg="philox"))
         first_ids, second_ids, is_random = self._pairs(passages, for_pairs)
         inputs = pack_segments(self._tokenizer, first_ids, second_ids, self._max_length)
@@ -290,6 +291,10 @@ class PretrainingBatches:
     def _pad(self, ids):
         padded = tf.pad(ids, [[0, 0], [0, self._max_length - tf.shape(ids)[1]]])
         return tf.ensure_shape(padded, [None, self._max_length])
+
+
+def _shuffled(count, seed, epoch):
+    return np.argsort(uniform((seed, epoch), count), kind="stable")
 
 
 def _passages_of(first, end, starts, room):

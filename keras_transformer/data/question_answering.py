@@ -13,7 +13,7 @@ from keras_transformer.arguments import check_integer
 from keras_transformer.data.corpora import opened
 from keras_transformer.data.labelled_batches import LabelledBatches
 from keras_transformer.data.segments import pack_segments
-from keras_transformer.data.token_ids import ragged
+from keras_transformer.data.token_ids import IdRows
 from keras_transformer.tokenizers.word_pieces import (
     WordPieceTokenizer,
     split_words,
@@ -225,7 +225,7 @@ def answer_batches(
         ids.append(windows.token_ids.flat_values.numpy())
         lengths.append(windows.token_ids.row_lengths().numpy())
         labels.append(_positions(windows, text.answers[some]))
-    rows = ragged(np.concatenate(ids), np.concatenate(lengths))
+    rows = IdRows(np.concatenate(ids), np.concatenate(lengths))
 
     def inputs(token_ids):
         return {"token_ids": token_ids, "segment_ids": segments_of(token_ids, tokenizer)}

@@ -1,9 +1,10 @@
-"""One text, or a pair of texts, as rows for BERT."""
+"""Texts as rows of ids, in the graph: cut, padded, or with the special tokens of BERT."""
 
 import tensorflow as tf
 import tensorflow_text
 
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
+from keras_transformer.tokenizers.control_ids import PAD_ID
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
 
@@ -63,3 +64,32 @@ def pack_segments(
         "token_ids": tf.pad(token_ids.to_tensor(tokenizer.pad_id), missing),
         "segment_ids": tf.pad(tf.cast(segment_ids, tf.int32).to_tensor(0), missing),
     }
+
+
+def cut_middle(ids: tf.RaggedTensor, max_length: int) -> tf.RaggedTensor:
+    """Drops the middle of rows longer than `max_length`, so that a quarter of the rest precedes it.
+
+    What `labelled_batches.cut_middle` does to arrays.
+
+    Examples:
+        >>> cut_middle(tf.ragged.constant([[1, 2, 3, 4, 5, 6], [7, 8]]), max_length=4).to_list()
+        [[1, 4, 5, 6], [7, 8]]
+    """
+    before = max_length // 4
+    lengths = ids.row_lengths()
+    places = tf.ragged.range(lengths).flat_values
+    after = tf.repeat(lengths, lengths) - (max_length - before)
+    return tf.ragged.boolean_mask(ids, ids.with_flat_values((places < before) | (places >= after)))
+
+
+def fill_up(ids: tf.RaggedTensor, shape=(None, None)) -> tf.Tensor:
+    """Pads rows to equal lengths of at least one column, so that there is something to pool.
+
+    Examples:
+        >>> fill_up(tf.ragged.constant([[], []], dtype="int32")).numpy().tolist()
+        [[0], [0]]
+    """
+    filled = ids.to_tensor(PAD_ID, shape=shape)  # (batch, length)
+    if filled.shape[1]:
+        return filled
+    return tf.pad(filled, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(filled)[1])]])

@@ -6,8 +6,8 @@ without reading earlier batches.
 
 import logging
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_transformer.data.batch_plans import (
     FewShapes,
@@ -16,11 +16,10 @@ from keras_transformer.data.batch_plans import (
     PackedRows,
     PlannedBatchesMixin,
     check_shapes,
-    sizes_of,
 )
-from keras_transformer.data.token_ids import check_no_ends, checked_ids, checksum_of, ragged
+from keras_transformer.data.token_ids import IdRows, check_no_ends, checked_ids, checksum_of
 from keras_transformer.files import load_arrays, save_arrays
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 
 class TokenBatches(PlannedBatchesMixin):
@@ -42,8 +41,8 @@ class TokenBatches(PlannedBatchesMixin):
 
     Args:
         source_ids: tokens of the sentences to translate, without start and end: a ragged tensor,
-            as `tokenize` returns it, or sequences of integers. Ids 0 to 3 are padding, unknown,
-            start and end.
+            as `tokenize` returns it, `IdRows`, or sequences of integers. Ids 0 to 3 are padding,
+            unknown, start and end.
         target_ids: tokens of their translations, equally many.
         tokens_per_batch: maximum tokens in a batch, padding included, on either
             side. At least `max_length`.
@@ -90,11 +89,11 @@ class TokenBatches(PlannedBatchesMixin):
             )
         source_ids = checked_ids(source_ids, "source_ids")
         target_ids = checked_ids(target_ids, "target_ids")
-        num_texts = int(source_ids.nrows())
-        if num_texts != int(target_ids.nrows()):
+        num_texts = len(source_ids)
+        if num_texts != len(target_ids):
             raise ValueError(
                 "Each source needs one target. "
-                f"Received: {num_texts} sources, {int(target_ids.nrows())} targets."
+                f"Received: {num_texts} sources, {len(target_ids)} targets."
             )
         check_shapes(shapes, FewShapes, PackedRows)
         self._packed = isinstance(shapes, PackedRows)
@@ -102,7 +101,7 @@ class TokenBatches(PlannedBatchesMixin):
             check_no_ends(source_ids)
             check_no_ends(target_ids)
         self._sources, self._targets = _with_end(source_ids), _with_end(target_ids)
-        lengths = [side.row_lengths().numpy() for side in (self._sources, self._targets)]
+        lengths = [side.lengths for side in (self._sources, self._targets)]
         kept = np.flatnonzero(np.maximum(*lengths) <= max_length)
         self.num_pairs = len(kept)
         self.num_dropped = num_texts - self.num_pairs
@@ -127,8 +126,8 @@ class TokenBatches(PlannedBatchesMixin):
     def save(self, path) -> None:
         """Writes the tokenised text to a NumPy .npz file, atomically."""
         sides = {"source": self._sources, "target": self._targets}
-        arrays = {f"{side}_ids": ids.flat_values.numpy() for side, ids in sides.items()}
-        arrays |= {f"{side}_lengths": ids.row_lengths().numpy() for side, ids in sides.items()}
+        arrays = {f"{side}_ids": ids.values for side, ids in sides.items()}
+        arrays |= {f"{side}_lengths": ids.lengths for side, ids in sides.items()}
         save_arrays(path, arrays.items())
 
     @classmethod
@@ -155,27 +154,32 @@ class TokenBatches(PlannedBatchesMixin):
         """A number that changes with any token of the text."""
         return checksum_of(self._sources, self._targets)
 
+    def _specs(self):
+        rows, source, target = self._common_sizes()
+        source_ids, target_ids = (
+            keras.InputSpec(dtype="int32", shape=(rows, length)) for length in (source, target)
+        )
+        return {"source_ids": source_ids, "target_ids": target_ids}, target_ids
+
     def _batch(self, pairs, shape):
-        rows, source, target = sizes_of(shape, self.shapes)
-        source_ids = self._rows(self._sources, pairs).to_tensor(PAD_ID, shape=[rows, source])
-        labels = self._rows(self._targets, pairs).to_tensor(PAD_ID, shape=[rows, target])
-        shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=START_ID)
+        rows, source, target = shape
+        source_ids = self._rows(self._sources, pairs).padded(rows, source)
+        labels = self._rows(self._targets, pairs).padded(rows, target)
+        shifted = np.pad(labels[:, :-1], [(0, 0), (1, 0)], constant_values=START_ID)
         if self._packed:  # where a pair ends, the next one starts
-            shifted = tf.where(shifted == END_ID, START_ID, shifted)
+            shifted[shifted == END_ID] = START_ID
         # If the label is padding, the shifted row holds the end of a shorter sentence.
-        target_ids = tf.where(labels == PAD_ID, PAD_ID, shifted)
-        return {"source_ids": source_ids, "target_ids": target_ids}, labels
+        shifted[labels == PAD_ID] = PAD_ID
+        return {"source_ids": source_ids, "target_ids": shifted}, labels
 
     def _rows(self, ids, pairs):
-        """The ids of one pair per row, or of the pairs (rows, None) that share a row."""
-        gathered = tf.gather(ids, pairs)
-        return gathered.merge_dims(1, 2) if self._packed else gathered
+        """The ids of one pair per row, or of the pairs, `IdRows`, that share a row."""
+        return ids.take_joined(pairs) if self._packed else ids.take(pairs)
 
 
 def _with_end(ids):
-    ends = ids.row_splits.numpy()[1:]
-    return ragged(np.insert(ids.flat_values.numpy(), ends, END_ID), ids.row_lengths() + 1)
+    return IdRows(np.insert(ids.values, ids.starts[1:], END_ID), ids.lengths + 1)
 
 
 def _without_end(ids, lengths):
-    return ragged(np.delete(ids, np.cumsum(lengths) - 1), lengths - 1)
+    return IdRows(np.delete(ids, np.cumsum(lengths) - 1), lengths - 1)

@@ -1,18 +1,100 @@
-"""Token ids of many texts, as ragged tensors in memory."""
+"""Token ids of many texts, one after another in one array."""
 
+import itertools
 import zlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow as tf
 
-from keras_transformer.tokenizers.sentencepiece import END_ID, START_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _TEXTS_PER_TOKENIZER_CALL = 1024
 LARGEST_ID = 2**31 - 1  # int32
 
 
-def tokenize(texts: Sequence[str], tokenizer) -> tf.RaggedTensor:
+class IdRows:
+    """Rows of ids, of any lengths, one after another in one array.
+
+    Batches take them wherever they take a ragged tensor or sequences of integers: use them for ids
+    that are in such an array already. Keeps the array, which may be a file mapped into memory, and
+    where each row starts.
+
+    Args:
+        values: the ids of all rows, integers (ids,); for documents of sentences, the `IdRows` of
+            all sentences.
+        lengths: length of each row, in ids or in sentences, integers (rows,).
+
+    Attributes:
+        values: what was given.
+        starts: where each row starts and, as the last entry, the end, int64 (rows + 1,).
+        lengths: the length of each row.
+
+    Raises:
+        ValueError: if a length is negative, or the lengths do not add up to that of the values.
+
+    Examples:
+        >>> ids = IdRows(np.array([4, 5, 6]), [1, 2])
+        >>> len(ids), ids.to_list()
+        (2, [[4], [5, 6]])
+    """
+
+    def __init__(self, values, lengths):
+        lengths = np.asarray(lengths, np.int64)
+        self.values, self.starts = values, np.append(0, np.cumsum(lengths))
+        if lengths.min(initial=0) < 0 or self.starts[-1] != len(values):
+            raise ValueError(
+                "lengths must be at least 0 and add up to the length of values. Received: "
+                f"{len(lengths)} lengths, the smallest {lengths.min(initial=0)}, with a sum of "
+                f"{self.starts[-1]}, and {len(values)} values."
+            )
+
+    def __len__(self):
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+    def to_list(self) -> list:
+        """The rows as lists."""
+        is_nested = isinstance(self.values, IdRows)
+        values = self.values.to_list() if is_nested else self.values.tolist()
+        return [values[start:end] for start, end in itertools.pairwise(self.starts.tolist())]
+
+    def take(self, rows) -> "IdRows":
+        """The rows of these numbers, integers (rows,), in their order."""
+        lengths = self.starts[rows + 1] - self.starts[rows]
+        return IdRows(self.values[_ranges(self.starts[rows], lengths)], lengths)
+
+    def take_joined(self, groups: "IdRows") -> "IdRows":
+        """A row for each group of numbers of rows: their ids, one after another."""
+        rows = self.take(groups.values)
+        return IdRows(rows.values, np.diff(rows.starts[groups.starts]))
+
+    def padded(self, num_rows=-1, length=-1) -> np.ndarray:
+        """An array, (num_rows, length), with 0 behind each row, and rows of 0 behind the last one.
+
+        -1 stands for the number of rows, and for the longest length, at least 1.
+        """
+        lengths = self.lengths
+        num_rows = len(lengths) if num_rows < 0 else num_rows
+        length = int(lengths.max(initial=1)) if length < 0 else length
+        padded = np.full((num_rows, length), PAD_ID, self.values.dtype)
+        padded[: len(lengths)][np.arange(length) < lengths[:, None]] = self.values
+        return padded
+
+
+def _ranges(starts, lengths):
+    """The integers of all ranges from `starts` on, one after another."""
+    before = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+
+
+def tokenize(texts: Sequence[str], tokenizer) -> "tf.RaggedTensor":
     """Tokenises many texts, a few at a time and on all cores.
 
     Args:
@@ -27,6 +109,8 @@ def tokenize(texts: Sequence[str], tokenizer) -> tf.RaggedTensor:
         >>> tokenize(["ab", "b"], SymbolTokenizer("ab")).to_list()
         [[4, 5], [5]]
     """
+    import tensorflow as tf
+
     # AutoGraph would rewrite the tokenizer's source for nothing: it has no loops.
     tokenize_chunk = tf.autograph.experimental.do_not_convert(tokenizer.tokenize)
     chunks = (
@@ -38,10 +122,10 @@ def tokenize(texts: Sequence[str], tokenizer) -> tf.RaggedTensor:
     for chunk in chunks:
         ids.append(chunk.flat_values.numpy())
         lengths.append(chunk.row_lengths().numpy())
-    return ragged(np.concatenate(ids), np.concatenate(lengths))
+    return _ragged(np.concatenate(ids), np.concatenate(lengths))
 
 
-def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer) -> tf.RaggedTensor:
+def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer) -> "tf.RaggedTensor":
     """Tokenises documents that are split into sentences.
 
     Args:
@@ -52,61 +136,77 @@ def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer) -> tf.Ragg
         The ids of each sentence of each document, int32 (documents, None, None).
     """
     ids = tokenize([sentence for document in documents for sentence in document], tokenizer)
-    return ragged(ids, np.array([len(document) for document in documents], np.int64))
+    return _ragged(ids, np.array([len(document) for document in documents], np.int64))
 
 
-def ragged(values, lengths) -> tf.RaggedTensor:
+def _ragged(values, lengths):
     """Splits concatenated rows into rows of these lengths, in tokens or inner rows."""
-    with tf.device("CPU:0"):  # where tf.data runs
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):  # where the batches are made
         return tf.RaggedTensor.from_row_lengths(values, lengths)
 
 
 def checksum_of(*parts) -> int:
-    """A number that changes with any part: ragged tensors, arrays or bytes."""
+    """A number that changes with any part: `IdRows`, arrays or bytes."""
     total = 0
     for part in parts:
-        is_ragged = isinstance(part, tf.RaggedTensor)
-        for numbers in (part.flat_values, part.row_splits) if is_ragged else (part,):
+        for numbers in (part.values, part.starts) if isinstance(part, IdRows) else (part,):
             total = zlib.crc32(np.asarray(numbers, order="C"), total)
     return total
 
 
-def checked_ids(ids, name: str, rank: int = 2) -> tf.RaggedTensor:
-    """The ids of texts (rank 2), or of documents of sentences (rank 3), as an int32 ragged tensor.
+def checked_ids(ids, name: str, rank: int = 2) -> IdRows:
+    """The ids of texts (rank 2), or of documents of sentences (rank 3), as int32 `IdRows`.
 
-    Raises ValueError, with the argument's `name`, unless `ids` is a ragged tensor or sequences of
-    integers without padding, which 0 stands for.
+    Raises ValueError, with the argument's `name`, unless `ids` is `IdRows`, a ragged tensor or
+    sequences of integers without padding, which 0 stands for.
     """
-    if not isinstance(ids, tf.RaggedTensor):
-        try:
-            ids = tf.ragged.constant([list(row) for row in ids], ragged_rank=rank - 1)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{name} must be {'sequences of ' * (rank - 1)}sequences of ids. Received: {error}"
-            ) from None
-        if not len(ids.flat_values):
-            ids = tf.cast(ids, tf.int32)  # without values, the dtype is not known
-    if not ids.dtype.is_integer or ids.shape.rank != rank:
+    try:
+        values, *lengths = _flattened(ids, rank)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} must be {'sequences of ' * (rank - 1)}sequences of ids. Received: {error}"
+        ) from None
+    if values.dtype.kind not in "iu" or values.ndim != 1:
         raise ValueError(
             f"{name} must be integer ids of rank {rank}. "
-            f"Received: {ids.dtype.name} of rank {ids.shape.rank}."
+            f"Received: {values.dtype.name} of rank {rank - 1 + values.ndim}."
         )
-    if ids.ragged_rank != rank - 1:  # an inner axis is uniform
-        ids = tf.ragged.constant(ids.to_list(), ragged_rank=rank - 1)
-    values = ids.flat_values.numpy()
     smallest, largest = values.min(initial=1), values.max(initial=1)
     if smallest < 1 or largest > LARGEST_ID:
         raise ValueError(
             f"{name} must be at least 1, because 0 is padding, and at most {LARGEST_ID}. "
             f"Give rows without padding. Received: ids from {smallest} to {largest}."
         )
-    with tf.device("CPU:0"):
-        return tf.cast(ids, tf.int32)
+    rows = values.astype(np.int32, copy=False)
+    for some in reversed(lengths):
+        rows = IdRows(rows, some)
+    return rows
 
 
-def check_no_ends(ids: tf.RaggedTensor) -> None:
+def _flattened(ids, rank):
+    """All ids in one array, and the lengths of the rows of each axis, the outermost first."""
+    if isinstance(ids, IdRows):
+        inner = [ids.values] if rank == 2 else _flattened(ids.values, rank - 1)
+        return [np.asarray(inner[0]), ids.lengths, *inner[1:]]
+    if hasattr(ids, "nested_row_lengths"):  # a ragged tensor
+        if ids.ragged_rank == rank - 1:
+            lengths = [some.numpy() for some in ids.nested_row_lengths()]
+            return [np.asarray(ids.flat_values), *lengths]
+        ids = ids.to_list()  # an inner axis is uniform
+    rows = [row if hasattr(row, "__array__") else list(row) for row in ids]
+    lengths = np.array([len(row) for row in rows], np.int64)
+    if rank > 2:
+        values, *inner = _flattened(itertools.chain.from_iterable(rows), rank - 1)
+        return [values, lengths, *inner]
+    full = [np.asarray(row) for row in rows if len(row)]
+    return [np.concatenate(full) if full else np.zeros(0, np.int32), lengths]
+
+
+def check_no_ends(ids: IdRows) -> None:
     """Raises ValueError if a text holds the id of a start or an end, which separate texts."""
-    forbidden = np.intersect1d(ids.flat_values.numpy(), [START_ID, END_ID])
+    forbidden = np.intersect1d(ids.values, [START_ID, END_ID])
     if len(forbidden):
         raise ValueError(
             f"Packed texts must not hold the ids {START_ID} and {END_ID}, which mark where a text "

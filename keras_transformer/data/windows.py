@@ -1,12 +1,13 @@
 """Windows of one long text: random ones for training, sliding ones for evaluation."""
 
+import keras
 import numpy as np
-import tensorflow as tf
 
-from keras_transformer.data.batch_plans import prefetched
+from keras_transformer.data.draws import integers
+from keras_transformer.data.pipelines import as_data
 from keras_transformer.data.token_ids import checksum_of
 from keras_transformer.files import load_arrays, save_arrays
-from keras_transformer.tokenizers.sentencepiece import PAD_ID
+from keras_transformer.tokenizers.control_ids import PAD_ID
 
 
 class _LongText:
@@ -17,22 +18,20 @@ class _LongText:
         self.num_tokens = len(self._ids)
         self._length, self._batch_size = length, batch_size
 
-    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+    def dataset(self, start_step: int = 0):
         """Endless batches, from step `start_step` on.
 
         Returns:
-            Elements of token ids and labels, int32, both (batch, length).
+            Token ids and labels, int32, both (batch, length): on TensorFlow a `tf.data.Dataset`,
+            elsewhere a `keras.utils.PyDataset` of NumPy arrays.
         """
-        ids = tf.constant(self._ids)
+        specs = _specs(self._batch_size, self._length)
+        return as_data(lambda number: self._batch(start_step + number), specs)
 
-        @tf.autograph.experimental.do_not_convert
-        def batch(step):
-            starts = self._starts(step)  # (batch,)
-            places = starts[:, None] + tf.range(self._length + 1, dtype=starts.dtype)
-            rows = tf.gather(ids, places)
-            return rows[:, :-1], rows[:, 1:]
-
-        return prefetched(tf.data.Dataset.counter(start_step).map(batch))
+    def _batch(self, step):
+        starts = self._starts(step)  # (batch,)
+        rows = self._ids[starts[:, None] + np.arange(self._length + 1)]
+        return rows[:, :-1], rows[:, 1:]
 
     def save(self, path) -> None:
         """Writes the tokens to a NumPy .npz file, atomically."""
@@ -88,11 +87,7 @@ class TextWindows(_LongText):
         return cls(load_arrays(path)["ids"], length, batch_size, steps_per_epoch, seed)
 
     def _starts(self, step):
-        seed = tf.stack([tf.constant(self._seed, tf.int64), step])
-        # A named generator: the default one may differ between processors.
-        return tf.random.stateless_uniform(
-            [self._batch_size], seed, 0, self.num_tokens - self._length, tf.int32, alg="philox"
-        )
+        return integers((self._seed, step), self._batch_size, self.num_tokens - self._length)
 
 
 class TextSegments(_LongText):
@@ -136,11 +131,11 @@ class TextSegments(_LongText):
 
     def _starts(self, step):
         epoch, place = step // self.steps_per_epoch, step % self.steps_per_epoch
-        streams = (tf.range(self._batch_size, dtype=tf.int64) + epoch) % self._batch_size
+        streams = (np.arange(self._batch_size) + epoch) % self._batch_size
         return (streams * self.steps_per_epoch + place) * self._length
 
 
-def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.Dataset:
+def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID):
     """Windows in which each token of a text, except the first, is a label exactly once.
 
     The window slides by `stride` tokens, and only its new labels count, so each is predicted
@@ -156,7 +151,8 @@ def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.D
             inputs are filled up with 0.
 
     Returns:
-        A dataset of token ids and labels, int32, both (batch, length).
+        Token ids and labels, int32, both (batch, length), as data like that of
+        `TextWindows.dataset`.
 
     Raises:
         ValueError: if the text is too short or `stride` is outside its limits.
@@ -183,4 +179,13 @@ def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID) -> tf.data.D
         empty = np.full((missing, length), pad_id, np.int32)
         inputs = np.concatenate([inputs, np.maximum(empty, 0)])
         labels = np.concatenate([labels, empty])
-    return prefetched(tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(batch_size))
+
+    def batch(number):
+        rows = slice(number * batch_size, (number + 1) * batch_size)
+        return inputs[rows], labels[rows]
+
+    return as_data(batch, _specs(None, length), -(-len(inputs) // batch_size))
+
+
+def _specs(batch_size, length):
+    return (keras.InputSpec(dtype="int32", shape=(batch_size, length)),) * 2

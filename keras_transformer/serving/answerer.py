@@ -5,12 +5,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.data.labelled_batches import fill_up
 from keras_transformer.data.question_answering import (
     check_windows,
     passage_windows,
     segments_of,
 )
+from keras_transformer.data.segments import fill_up
 from keras_transformer.models.bert_models import BertQuestionAnsweringModel
 from keras_transformer.models.text_model import check_kind
 from keras_transformer.serving.served_model import (

@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from keras_transformer.data.labelled_batches import check_max_length, cut_middle, fill_up
-from keras_transformer.data.segments import pack_segments
+from keras_transformer.data.labelled_batches import check_max_length
+from keras_transformer.data.segments import cut_middle, fill_up, pack_segments
 from keras_transformer.figures.attention import Attention, token_labels
 from keras_transformer.models.bert_models import BertClassifierModel
 from keras_transformer.models.encoder_only import ClassifierModel

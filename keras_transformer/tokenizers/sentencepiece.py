@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from keras_transformer.files import atomic_path
 from keras_transformer.tokenizers import sentencepiece_format
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.tokenizers.internals import lasting_tokenizer
 
-PAD_ID, UNKNOWN_ID, START_ID, END_ID = 0, 1, 2, 3
 CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
 
 # Characters beyond this share of the text (a stray Greek letter in English) are left to byte

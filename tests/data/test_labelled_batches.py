@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.data import tokenize
+from keras_transformer.data import IdRows, segments, tokenize
 from keras_transformer.data.labelled_batches import LabelledBatches, cut_middle
 from keras_transformer.data.labelled_text import (
     hold_out,
@@ -72,8 +72,10 @@ def test_the_middle_of_long_rows_is_left_out(max_length):
     expected = [
         row if len(row) <= max_length else row[:before] + row[before - max_length :] for row in rows
     ]
-    cut = cut_middle(tf.ragged.constant(rows, dtype=tf.int32), max_length)
+    cut = segments.cut_middle(tf.ragged.constant(rows, dtype=tf.int32), max_length)
     assert cut.to_list() == expected and cut.dtype == tf.int32
+    ids = IdRows(np.concatenate(rows), [len(row) for row in rows])
+    assert cut_middle(ids, max_length).to_list() == expected
 
 
 def test_saved_batches_are_the_same(text, tokenizer, tmp_path):

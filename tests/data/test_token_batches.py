@@ -1,14 +1,17 @@
 """Batches by token budget: each pair once, the same order under a seed, resumed anywhere."""
 
 import collections
+import gc
 import inspect
+import weakref
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_transformer.data import TokenBatches, read_files, tokenize
-from keras_transformer.data.batch_plans import batched, epochs_from
+from keras_transformer.data.pipelines import as_dataset, mapped
 from keras_transformer.tokenizers import END_ID, START_ID, train_sentencepiece
 
 
@@ -248,7 +251,19 @@ def test_autograph_rewrites_nothing_that_makes_a_batch():
         def tokenize(self, texts):
             return tf.ragged.stack([[note_file(3)]])
 
-    rows = epochs_from(0, 2, note_file, lambda plan, step: note_file(step))
-    assert list(batched(rows, note_file).take(1).as_numpy_iterator()) == [0]
+    batches = as_dataset(note_file, keras.InputSpec(dtype="int64", shape=()), count=1)
+    assert list(mapped(batches, note_file).as_numpy_iterator()) == [0]
     assert tokenize(["a"], Tokenizer()).to_list() == [[3]]
     assert files == {__file__}
+
+
+def test_a_dataset_keeps_its_text_and_nothing_else_does():
+    """TensorFlow keeps what Python makes a batch for as long as the process."""
+    batches = TokenBatches([[5, 6]] * 9, [[7]] * 9, 64, 8)
+    text, iterator = weakref.ref(batches), iter(batches.epoch().take(3))
+    del batches
+    gc.collect()
+    assert len(next(iterator)) == 2, "the iterator still reads it"
+    del iterator
+    gc.collect()
+    assert text() is None

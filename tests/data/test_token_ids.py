@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.data import (
+    IdRows,
     LabelledBatches,
     PretrainingBatches,
     TokenBatches,
@@ -29,9 +30,13 @@ def test_documents_keep_their_sentences():
     assert tokenize_documents(documents, WORDS).to_list() == [[[5, 6], [6]], [], [[5]]]
 
 
-@pytest.mark.parametrize("kind", [list, np.array, tf.ragged.constant], ids=["lists", "numpy", "tf"])
+@pytest.mark.parametrize(
+    "kind", [list, np.array, tf.ragged.constant, IdRows], ids=["lists", "numpy", "tf", "flat"]
+)
 def test_ids_of_any_kind_make_the_same_batches(kind):
     def rows(ids):
+        if kind is IdRows:
+            return IdRows(np.concatenate(ids), [len(row) for row in ids])
         return kind(ids) if kind is not np.array else [np.array(row, np.int64) for row in ids]
 
     source, target = rows([[4, 5, 6], [7]]), rows([[8], [9, 8, 7, 6]])
@@ -46,8 +51,16 @@ def test_documents_of_as_many_sentences_each_may_be_uniform():
     nested = [[[5, 6], [6]], [[5], [6, 6]]]
     sentences = tf.ragged.constant([[5, 6], [6], [5], [6, 6]])
     uniform = tf.RaggedTensor.from_uniform_row_length(sentences, 2)
-    batches = [PretrainingBatches(ids, WORDS, max_length=7) for ids in (nested, uniform)]
-    assert batches[0].checksum() == batches[1].checksum()
+    flat = IdRows(IdRows(np.array([5, 6, 6, 5, 6, 6]), [2, 1, 1, 2]), [2, 2])
+    assert flat.to_list() == nested
+    batches = [PretrainingBatches(ids, WORDS, max_length=7) for ids in (nested, uniform, flat)]
+    assert len({each.checksum() for each in batches}) == 1
+
+
+def test_lengths_that_are_not_those_of_the_ids_are_refused():
+    for lengths in ([2, 2], [4, -1]):
+        with pytest.raises(ValueError, match=r"add up to the length of values.* and 3 values"):
+            IdRows(np.array([4, 5, 6]), lengths)
 
 
 def test_padded_rows_and_other_mistakes_are_refused():
@@ -56,8 +69,8 @@ def test_padded_rows_and_other_mistakes_are_refused():
         "padding": ([[4, 0], [5, 6]], r"source_ids must be at least 1.* Received: ids from 0 to 6"),
         "negative": ([[4], [-1]], r"Received: ids from -1 to 4"),
         "too large": ([[4], [2**32 + 5]], r"at most 2147483647.* to 4294967301"),
-        "real numbers": ([[4.5], [5]], r"integer ids of rank 2. Received: float32"),
-        "text": (["ab", "c"], r"integer ids of rank 2. Received: string"),
+        "real numbers": ([[4.5], [5]], r"integer ids of rank 2. Received: float64"),
+        "text": (["ab", "c"], r"integer ids of rank 2. Received: str32"),
         "one text": ([4, 5], r"sequences of ids"),
         "too deep": ([[[4]], [[5]]], r"source_ids must be"),
     }.values():
