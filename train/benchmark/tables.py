@@ -73,15 +73,11 @@ def report_table(runs):
     """
     tables = {each["table"]: each for run in runs for each in run["measurements"]}
     rows = [
-        {**row, "table": name, "is_first": row is each["engines"][0]}
+        {**row, "name": f"{name}: {row['name']}", "is_first": row is each["engines"][0]}
         for name, each in tables.items()
         for row in each["engines"]
     ]
-    for row in rows:
-        if row.get("unavailable"):
-            row["name"] = f"{row['table']}: {row['name']}"
     columns = {
-        "table": lambda row: row["table"],
         **_SPEEDS,
         "first faster by": lambda row: "" if row["is_first"] else _first_faster_by(row),
         **_SHARES,
@@ -135,14 +131,10 @@ _SHARES = {
 
 
 def _filled(columns, rows):
-    """The columns that some measured row fills; the first always is."""
+    """The first column, and those of the others that some measured row fills."""
     measured = [row for row in rows if not row.get("unavailable")]
-    first = next(iter(columns))
-    return {
-        name: text
-        for name, text in columns.items()
-        if name in (first, "engine") or any(map(text, measured))
-    }
+    (first, name), *others = columns.items()
+    return {first: name, **{key: text for key, text in others if any(map(text, measured))}}
 
 
 def mark_lines(marks):
