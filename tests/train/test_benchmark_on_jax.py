@@ -281,9 +281,22 @@ def test_a_gpu_decodes_and_trains_as_much_as_the_report_needs():
     assert parts.parts_of("jax") == [
         "train-small", "train-base", "train-big", "decode", "exact", "long"
     ]  # fmt: skip
+    tensorflow = parts.parts_of("tensorflow")
+    assert tensorflow == ["train-small", "train-base", "train-big", "decode"], "without scaling"
     assert parts.dtypes_of(H100) == ["bfloat16"] and parts.steps_of(H100, on_gpu=10) == 10
     on_cpu = types.SimpleNamespace(device="cpu", dtype=None, steps=None)
     assert parts.dtypes_of(on_cpu) == parts.DTYPES and parts.steps_of(on_cpu, on_gpu=10) == 3
+
+
+def test_exactness_that_cannot_be_measured_stops_no_other_part(monkeypatch):
+    def measure_exactness(_):
+        raise RuntimeError("out of memory\nand more")
+
+    monkeypatch.setattr(parts, "measure_exactness", measure_exactness)
+    [table] = parts.measure_exact(H100, "toy")
+    assert table.lines[-1] == "exactness  failed: RuntimeError: out of memory"
+    run = {"measurements": [{"table": table.name, "engines": table.rows, "marks": table.marks}]}
+    assert report_table([run])[-1] == f"exact: {table.lines[-1]}"
 
 
 def test_a_report_is_one_table_in_which_the_last_measurement_counts(monkeypatch):

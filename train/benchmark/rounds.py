@@ -90,14 +90,19 @@ def _ask(row, process, function, *arguments):
         return None
     try:
         return process.submit(function, *arguments).result()
-    except ModuleNotFoundError as error:
-        row["unavailable"] = f"skipped: {error.name} is not installed"
-    except concurrent.futures.process.BrokenProcessPool:
-        row["unavailable"] = "failed: its process ended"  # or took SECONDS_TO_START
     except Exception as error:  # whatever a framework raises becomes a line of the table
-        message = (str(error).strip() or "no message").splitlines()[0]
-        row["unavailable"] = f"failed: {type(error).__name__}: {message}"
+        row["unavailable"] = why_not(error)
     return None
+
+
+def why_not(error):
+    """One line that says why something was not measured."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"skipped: {error.name} is not installed"
+    if isinstance(error, concurrent.futures.BrokenExecutor):
+        return "failed: its process ended"  # or took SECONDS_TO_START
+    message = (str(error).strip() or "no message").splitlines()[0]
+    return f"failed: {type(error).__name__}: {message}"
 
 
 def _start(build, workload):
