@@ -9,8 +9,6 @@ import subprocess
 import keras
 import pytest
 
-from train.demo.corpus import demo_corpus
-
 collect_ignore = ["convert/record_opennmt.py"]  # a script for an environment of its own
 
 # Files of minutes, begun first: two processes take one file after the other.
@@ -113,6 +111,8 @@ def data(tmp_path_factory):
     """
     if "KERAS_TRANSFORMER_DATA" in os.environ:
         return pathlib.Path(os.environ["KERAS_TRANSFORMER_DATA"])
+    from train.demo.corpus import demo_corpus  # needs TensorFlow, which many tests do without
+
     folder = tmp_path_factory.mktemp("data")
     (folder / "multi30k").mkdir()
     (folder / "tatoeba").mkdir()

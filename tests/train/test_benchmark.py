@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from train.benchmark import __main__ as benchmark
-from train.benchmark.__main__ import choose_device
+from train.benchmark import command, parts
+from train.benchmark.command import choose_device
 from train.benchmark.engines import SIZES, Candidate, Engine, Size, Workload, size_on
 from train.benchmark.products import Product, forward_products, training_flops
 from train.benchmark.rounds import measure
@@ -23,7 +23,7 @@ SIZE = Size(
     length=17,
 )
 WORKLOAD = Workload(SIZE, "float32", SIZE.batch_size, threads=1)
-TOY_RUN = ["--size", "toy", "--decode-size", "toy", "--repeats", "1", "--steps", "1"]
+TOY_RUN = ["--part", "all", "--toy", "--repeats", "1", "--steps", "1"]
 
 
 def counting_engine(workload):
@@ -195,16 +195,16 @@ def test_the_table_stands_without_our_own_engine():
             ["--repeats", "0"],
             "argument --repeats: must be a whole number, at least 1. Received: 0.",
         ),
-        (["--size", "huge"], "argument --size: invalid choice: 'huge'"),
+        (["--part", "train-huge"], "argument --part: invalid choice: 'train-huge'"),
         (["--device", "gpu"], "--device gpu needs an NVIDIA GPU"),
-        (["--device", "gpu", "--scaling"], "--scaling measures CPUs"),
+        (["--device", "gpu", "--part", "scaling"], "--part scaling measures CPUs"),
         (["--json", "no/such/folder/out.json"], "there is no folder no/such/folder"),
     ],
 )
 def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     with pytest.raises(SystemExit):
-        benchmark.run(arguments)
+        command.run(arguments)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
@@ -220,7 +220,7 @@ def test_scaling_is_shown_as_milliseconds_and_shares():
 def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
     report_file = tmp_path / "report.json"
     options = [*TOY_RUN, "--dtype", "bfloat16", "--decode-batch", "2", "--json", str(report_file)]
-    assert benchmark.run(options) == 0, capsys.readouterr().out
+    assert command.run(options) == 0, capsys.readouterr().out
     [measured] = json.loads(report_file.read_text())["runs"]
     training, decoding = measured["measurements"]
     for row in training["engines"] + decoding["engines"]:
@@ -241,14 +241,14 @@ def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
     ("dtype", "theirs"), [("float32", ["float32", "int8"]), ("bfloat16", ["int8"])]
 )
 def test_our_weights_stand_against_like_ones_and_int8(dtype, theirs):
-    ours, *peers = benchmark.decoding_candidates(WORKLOAD._replace(dtype=dtype))
+    ours, *peers = parts.decoding_candidates(WORKLOAD._replace(dtype=dtype))
     assert ours.workload.dtype == dtype
     assert [peer.workload.dtype for peer in peers] == theirs
 
 
 def test_a_gpu_that_tensorflow_does_not_see_is_not_measured(machine, caplog, monkeypatch):
     machine(2)
-    monkeypatch.setattr(benchmark, "in_process", lambda *_: "")
+    monkeypatch.setattr(command, "in_process", lambda *_: "")
     assert choose_device("cpu") == ("cpu", None) and not caplog.messages
     assert choose_device() == ("cpu", None)
     [message] = caplog.messages
@@ -264,10 +264,10 @@ class OnGPU:
 def test_a_gpu_gets_larger_batches_in_bfloat16_and_compiled_steps():
     size = size_on("gpu", "base")
     assert size == size_on("cpu", "base")._replace(batch_size=256)
-    workload = benchmark.workload_of(OnGPU, size, "bfloat16")
-    ours, *peers = benchmark.training_candidates(workload)
+    workload = parts.workload_of(OnGPU, size, "bfloat16")
+    ours, *peers = parts.training_candidates(workload)
     assert ours.workload.compiled and {peer.workload for peer in peers} == {ours.workload}
-    ours, peer = benchmark.decoding_candidates(workload)
+    ours, peer = parts.decoding_candidates(workload)
     assert ours.workload == peer.workload, "like with like"
 
 
@@ -276,7 +276,7 @@ def test_compiled_steps_learn_as_plain_ones_do():
     """What a GPU runs, on the CPU: XLA and, where PyTorch is installed, torch.compile."""
     size = SIZES["toy"]
     workload = Workload(size, "bfloat16", size.batch_size, threads=1, compiled=True)
-    rows = measure(benchmark.training_candidates(workload)[:3], repeats=1, steps=2)
+    rows = measure(parts.training_candidates(workload)[:3], repeats=1, steps=2)
     assert rows[0]["seconds"], "of ours"
     for row in rows:
         assert not (row["unavailable"] or "").startswith("failed"), row

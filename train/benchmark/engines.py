@@ -3,6 +3,7 @@
 Frameworks are imported inside functions, so that a process has only the one that it needs.
 """
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -144,11 +145,23 @@ def import_keras(workload, mixed=False):
 
 
 def name_of_gpu(workload):
-    """The name of the first GPU that the backend of a workload sees, or ""."""
+    """The name of the first GPU that the backend of a workload sees, or "".
+
+    Raises:
+        RuntimeError: if JAX said why it sees none, such as a driver that is too old.
+    """
     if workload.backend == "jax":
         import jax
 
+        said = []
+        notes = logging.Handler(logging.WARNING)
+        notes.emit = lambda record: said.append(
+            record.exc_info[1] if record.exc_info else record.getMessage()
+        )
+        logging.getLogger("jax").addHandler(notes)
         device = jax.devices()[0]
+        if device.platform != "gpu" and said:
+            raise RuntimeError(said[0])
         return device.device_kind if device.platform == "gpu" else ""
     import tensorflow
 

@@ -127,8 +127,17 @@ def kernels(unit, finish, steps=TRACED_STEPS):
     Returns:
         A dictionary: `busy_ms`, the time in a step in which the device computes; `span_ms`, from
         the first kernel to the end of the last, divided by the steps; `by_name`, a list of
-        (name, ms per step, calls per step). Empty where nothing of a GPU was traced.
+        (name, ms per step, calls per step). Empty where nothing of a GPU was traced. Only
+        `failed`, why, where the profiler fails: that must not cost what was measured before.
     """
+    try:
+        return summed(_traced(unit, finish, steps), steps)
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
+
+
+def _traced(unit, finish, steps):
+    """The kernels of some steps, a list of (start, duration, name) in nanoseconds."""
     import jax
 
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +147,7 @@ def kernels(unit, finish, steps=TRACED_STEPS):
             finish(result)
         [path] = glob.glob(os.path.join(folder, "**", "*.xplane.pb"), recursive=True)
         planes = jax.profiler.ProfileData.from_file(path).planes
-        events = [
+        return [
             (event.start_ns, event.duration_ns, event.name)
             for plane in planes
             if "GPU:" in plane.name
@@ -146,7 +155,6 @@ def kernels(unit, finish, steps=TRACED_STEPS):
             if line.name.startswith("Stream")
             for event in line.events
         ]
-    return summed(events, steps)
 
 
 def summed(events, steps):

@@ -6,6 +6,7 @@ one round of work on request; the rounds of all engines interleave.
 """
 
 import concurrent.futures
+import faulthandler
 import multiprocessing
 import os
 import time
@@ -14,6 +15,8 @@ from ..gpus import HIDDEN, gpu_count, visible_gpus
 
 # Threads of OpenMP spin for a while when their work is done, and would slow the next engine.
 SECONDS_BETWEEN_ENGINES = 0.3
+# An engine that compiles for longer on a GPU must not keep the others from being measured.
+SECONDS_TO_START = 200
 _engines = []  # in the process of an engine, that engine
 
 
@@ -87,14 +90,19 @@ def _ask(row, process, function, *arguments):
         return None
     try:
         return process.submit(function, *arguments).result()
-    except ModuleNotFoundError as error:
-        row["unavailable"] = f"skipped: {error.name} is not installed"
-    except concurrent.futures.process.BrokenProcessPool:
-        row["unavailable"] = "failed: its process ended"
     except Exception as error:  # whatever a framework raises becomes a line of the table
-        message = (str(error).strip() or "no message").splitlines()[0]
-        row["unavailable"] = f"failed: {type(error).__name__}: {message}"
+        row["unavailable"] = why_not(error)
     return None
+
+
+def why_not(error):
+    """One line that says why something was not measured."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"skipped: {error.name} is not installed"
+    if isinstance(error, concurrent.futures.BrokenExecutor):
+        return "failed: its process ended"  # or took SECONDS_TO_START
+    message = (str(error).strip() or "no message").splitlines()[0]
+    return f"failed: {type(error).__name__}: {message}"
 
 
 def _start(build, workload):
@@ -102,10 +110,13 @@ def _start(build, workload):
     on_gpu = workload.device == "gpu"
     visible = visible_gpus(gpu_count(), os.environ)[0] if on_gpu else HIDDEN
     _set_up(workload.environment(visible))
+    if on_gpu:
+        faulthandler.dump_traceback_later(SECONDS_TO_START, exit=True)
     engine = build(workload)
     _engines.append(engine)
     engine.finish(engine.unit())  # traces, compiles and allocates
     result = engine.finish(engine.unit())
+    faulthandler.cancel_dump_traceback_later()
     return {"name": engine.name, "parameters": engine.num_parameters, "result": result}
 
 

@@ -16,13 +16,15 @@ SMI = (
 )  # fmt: skip
 
 
-def compare(rows, tokens, flops=None):
+def compare(rows, tokens, flops=None, peak=None):
     """Adds to each measured row its speed, and the ratio of its time to the first's.
 
     Args:
         rows: rows from `measure`.
         tokens: target tokens per unit of work.
         flops: operations of the matrix products per unit of work; None to omit their rates.
+        peak: operations and bytes a second that the device can do at most, a pair; None if they
+            are not known.
     """
     ours = rows[0]["seconds"]
     limits = [row for row in rows if is_limit(row) and row["seconds"]]
@@ -39,6 +41,10 @@ def compare(rows, tokens, flops=None):
         if flops is not None:
             row["gflops"] = flops / seconds / 1e9
             row["share_of_products"] = limit and limit / seconds
+        if peak and flops is not None:
+            row["share_of_peak"] = flops / seconds / peak[0]
+        if peak and row.get("bytes_moved"):
+            row["bound_ms"] = 1000 * row["bytes_moved"] / peak[1]
 
 
 def is_limit(row):
@@ -46,52 +52,102 @@ def is_limit(row):
     return row["name"].startswith("products")
 
 
-def engine_table(rows, peak=None, first="ours"):
+def engine_table(rows, first="ours"):
     """Lines of text, one per row of `compare`; a column that no row fills is left out.
 
     Args:
         rows: rows from `measure`.
-        peak: operations and bytes a second that the device can do at most, a pair; None if they
-            are not known.
         first: what the first row is, for the heading of the ratios to it.
     """
+    ratios = {f"{first} faster by": lambda row: _first_faster_by(row) if row is not rows[0] else ""}
+    return table(_filled(_SPEEDS | ratios | _SHARES, rows), rows)
 
-    def first_faster_by(row):
-        ratios = row.get("ours_is_faster_by") if row is not rows[0] else None
-        return "{:.2f} ({:.2f}-{:.2f})".format(*ratios) if ratios else ""
 
-    def number(key, spec, unit=1.0):
-        return lambda row: format(row[key] / unit, spec) if row.get(key) else ""
+def report_table(runs):
+    """Lines of text: all that the runs of a report measured, in one table, and the marks.
 
-    def busy(row):
-        return format(row["kernels"]["busy_ms"], ".2f") if row.get("kernels") else ""
+    Of a table that was measured more than once, the last counts.
 
-    def result(row):
-        return format(row["result"], ".4f") if isinstance(row.get("result"), float) else ""
-
+    Args:
+        runs: what `run` wrote as JSON, a list.
+    """
+    tables = {each["table"]: each for run in runs for each in run["measurements"]}
+    rows = [
+        {**row, "name": f"{name}: {row['name']}", "is_first": row is each["engines"][0]}
+        for name, each in tables.items()
+        for row in each["engines"]
+    ]
     columns = {
-        "engine": lambda row: row["name"],
-        "tokens/s": number("tokens_per_second", ",.0f"),
-        "ms": lambda row: f"{1000 * statistics.median(row['seconds']):.2f}",
-        f"{first} faster by": first_faster_by,
-        "GFLOP/s": number("gflops", ".3g"),
-        "of products": number("share_of_products", ".0%"),
+        **_SPEEDS,
+        "first faster by": lambda row: "" if row["is_first"] else _first_faster_by(row),
+        **_SHARES,
+        "holds": lambda row: {True: "yes", False: "NO"}.get(row.get("holds"), ""),
     }
-    if peak:
-        operations, moved = peak
-        columns["of peak"] = number("gflops", ".0%", operations / 1e9)
-        columns["bound, ms"] = number("bytes_moved", ".2f", moved / 1000)
-    columns |= {
-        "busy, ms": busy,
-        "GiB held": number("peak_bytes", ".2f", 2**30),
-        "GiB moved": number("bytes_moved", ".1f", 2**30),
-        "result": result,
-    }
-    measured = [row for row in rows if row["seconds"]]
-    for name, text in list(columns.items())[1:]:
-        if not any(map(text, measured)):
-            del columns[name]
-    return table(columns, rows)
+    marks = [
+        f"{name}: {line}" for name, each in tables.items() for line in mark_lines(each["marks"])
+    ]
+    return [*table(_filled(columns, rows), rows), *marks]
+
+
+def _number(key, spec, unit=1.0):
+    """A function from a row to the text of one of its numbers; "" if it has none."""
+    return lambda row: format(row[key] / unit, spec) if row.get(key) else ""
+
+
+def _milliseconds(row):
+    seconds = row.get("seconds")  # of an arrangement of devices one number, in its own table
+    is_timed = isinstance(seconds, list) and seconds
+    return f"{1000 * statistics.median(seconds):.2f}" if is_timed else ""
+
+
+def _first_faster_by(row):
+    ratios = row.get("ours_is_faster_by")
+    return "{:.2f} ({:.2f}-{:.2f})".format(*ratios) if ratios else ""
+
+
+def _busy(row):
+    return format(row["kernels"]["busy_ms"], ".2f") if "busy_ms" in row.get("kernels", {}) else ""
+
+
+def _result(row):
+    return format(row["result"], ".4f") if isinstance(row.get("result"), float) else ""
+
+
+_SPEEDS = {
+    "engine": lambda row: row["name"],
+    "tokens/s": _number("tokens_per_second", ",.0f"),
+    "ms": _milliseconds,
+}
+_SHARES = {
+    "GFLOP/s": _number("gflops", ".3g"),
+    "of products": _number("share_of_products", ".0%"),
+    "of peak": _number("share_of_peak", ".0%"),
+    "bound, ms": _number("bound_ms", ".2f"),
+    "busy, ms": _busy,
+    "GiB held": _number("peak_bytes", ".2f", 2**30),
+    "GiB moved": _number("bytes_moved", ".1f", 2**30),
+    "result": _result,
+}
+
+
+def _filled(columns, rows):
+    """The first column, and those of the others that some measured row fills."""
+    measured = [row for row in rows if not row.get("unavailable")]
+    (first, name), *others = columns.items()
+    return {first: name, **{key: text for key, text in others if any(map(text, measured))}}
+
+
+def mark_lines(marks):
+    """Lines of text, one for each mark of `parts.marks_of`."""
+    lines = []
+    for mark in marks:
+        measured, wanted = mark["measured"], mark["wanted"]
+        line = mark["mark"] if measured is None else f"{measured:,.2f} {mark['mark']}"
+        if wanted is not None:
+            line += f", at least {wanted:,}"
+        verdict = {True: ": reached", False: ": MISSED"}.get(mark["reached"], "")
+        lines.append(f"mark: {line}{': not measured' if measured is None else verdict}")
+    return lines
 
 
 def kernel_table(row):
@@ -99,6 +155,8 @@ def kernel_table(row):
     kernels = row.get("kernels")
     if not kernels:
         return []
+    if "failed" in kernels:
+        return ["", f"No kernels: the profiler failed. {kernels['failed']}"]
     rows = [
         {"name": name, "ms": ms, "calls": calls}
         for name, ms, calls in kernels["by_name"][:LARGEST_KERNELS]

@@ -170,8 +170,12 @@ def pytorch_training(workload):
         wait_for_torch(device)
         return loss.item()
 
+    def details():
+        return {"peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None}
+
     name = f"PyTorch {torch.__version__.partition('+')[0]} nn.Transformer"
-    return Engine(name, unit, sum(parameter.numel() for parameter in parameters), finish)
+    num_parameters = sum(parameter.numel() for parameter in parameters)
+    return Engine(name, unit, num_parameters, finish, details)
 
 
 def keras_training(named_model, workload):
