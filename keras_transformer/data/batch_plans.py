@@ -374,11 +374,31 @@ class PlannedBatchesMixin:
 
 
 def _orders(rows, group_of, count, seed):
-    """The function `shuffled` by epoch; it remembers two, for an iterator that goes on to the next.
+    """The function `shuffled` by epoch.
 
     A partial function, because a method would keep its plan alive until Python collects garbage.
     """
-    return functools.lru_cache(2)(functools.partial(shuffled, rows, group_of, count, seed))
+    return LastTwo(functools.partial(shuffled, rows, group_of, count, seed))
+
+
+class LastTwo:
+    """A function that remembers its last two results, for iterators on both sides of an edge.
+
+    Unlike `functools.lru_cache` it can be pickled, without results.
+    """
+
+    def __init__(self, function):
+        self._function, self._results = function, {}
+
+    def __call__(self, argument):
+        if argument in (results := self._results):
+            return results[argument]
+        result = self._function(argument)
+        self._results = {**dict(list(results.items())[-1:]), argument: result}
+        return result
+
+    def __reduce__(self):
+        return LastTwo, (self._function,)
 
 
 def shuffled(rows, group_of, count, seed, epoch):

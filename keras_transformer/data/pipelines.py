@@ -14,6 +14,7 @@ class BatchSequence(keras.utils.PyDataset):
     """Batches by number: what `fit`, `evaluate` and `predict` take on JAX and PyTorch.
 
     Batch k is a pure function of the text, the seed and k, so batches may be read in any order.
+    Each is a copy. With `workers` above 1, Keras trains on endless batches from the second one on.
 
     Args:
         make_batch: function from the number of a batch to a batch of NumPy arrays.
@@ -34,10 +35,13 @@ class BatchSequence(keras.utils.PyDataset):
             raise TypeError("There is no last batch.")
         return self._count
 
+    def __bool__(self):
+        return self._count != 0
+
     def __getitem__(self, number):
         if number < 0 or (self._count is not None and number >= self._count):
             raise IndexError(f"There is no batch {number}.")
-        return keras.tree.map_structure(np.asarray, self._make_batch(number))
+        return keras.tree.map_structure(np.array, self._make_batch(number))
 
 
 def as_data(make_batch, specs, count=None, prepare=None):
@@ -54,7 +58,7 @@ def as_data(make_batch, specs, count=None, prepare=None):
     def prepared(ids, *rest):
         return (prepare(ids), *rest)
 
-    if keras.backend.backend() == "tensorflow":
+    if keras.backend.backend() == "tensorflow" or _among_processes():
         batches = as_dataset(make_batch, specs, count)
         return prefetched(batches if prepare is None else mapped(batches, prepared))
     if prepare is None:
@@ -62,13 +66,23 @@ def as_data(make_batch, specs, count=None, prepare=None):
     return BatchSequence(lambda number: prepared(*make_batch(number)), count)
 
 
+def _among_processes():
+    """Whether Keras divides batches among processes of JAX, which it does with `tf.data` only."""
+    if keras.backend.backend() != "jax" or keras.distribution.distribution() is None:
+        return False
+    import jax
+
+    return jax.process_count() > 1
+
+
 def as_dataset(make_batch, specs, count=None) -> "tf.data.Dataset":
     """The same as a `tf.data.Dataset` on every backend, not prefetched."""
     import tensorflow as tf
 
     specs_of_parts = keras.tree.flatten(specs)
-    # TensorFlow keeps every such function as long as the process: it must not keep the text.
-    maker = weakref.ref(make_batch)
+    # TensorFlow keeps every such function as long as the process: it must not keep the text. Of a
+    # dataset that is made within the function of another, nothing else would keep it.
+    maker = weakref.ref(make_batch) if tf.executing_eagerly() else lambda: make_batch
 
     def parts_of(number):
         parts = keras.tree.flatten(maker()(int(number)))

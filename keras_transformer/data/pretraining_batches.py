@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.data.batch_plans import FewShapes, check_shapes
+from keras_transformer.data.batch_plans import FewShapes, LastTwo, check_shapes
 from keras_transformer.data.draws import uniform
 from keras_transformer.data.masking import check_masking_rate, mask_tokens
 from keras_transformer.data.pipelines import as_dataset, mapped, prefetched
@@ -119,10 +119,7 @@ class PretrainingBatches:
         self.steps_per_epoch = -(-self.num_passages // batch_size)
         self.shapes = np.tile([batch_size if shapes else -1, max_length], (self.steps_per_epoch, 1))
         self._passages = np.array(passages, np.int64)
-        # Remembers two epochs, for an iterator that goes on to the next.
-        self._order_of = functools.lru_cache(2)(
-            functools.partial(_shuffled, self.num_passages, 2 * seed)
-        )
+        self._order_of = LastTwo(functools.partial(_shuffled, self.num_passages, 2 * seed))
         with tf.device("CPU:0"):  # tf.data reads tensors in place, without copies
             self._ids, self._starts, self._first_sentences = map(tf.constant, arrays)
 

@@ -34,7 +34,8 @@ class IdRows:
         lengths: the length of each row.
 
     Raises:
-        ValueError: if a length is negative, or the lengths do not add up to that of the values.
+        ValueError: if the lengths are not integers, one is negative, or they do not add up to that
+            of the values.
 
     Examples:
         >>> ids = IdRows(np.array([4, 5, 6]), [1, 2])
@@ -43,7 +44,15 @@ class IdRows:
     """
 
     def __init__(self, values, lengths):
-        lengths = np.asarray(lengths, np.int64)
+        lengths = np.asarray(lengths)
+        if lengths.ndim != 1 or (len(lengths) and lengths.dtype.kind not in "iu"):
+            raise ValueError(
+                "lengths must be integers (rows,). "
+                f"Received: {lengths.dtype.name} of shape {lengths.shape}."
+            )
+        lengths = lengths.astype(np.int64)
+        if not isinstance(values, IdRows):
+            values = np.asanyarray(values) if len(values) else np.zeros(0, np.int32)
         self.values, self.starts = values, np.append(0, np.cumsum(lengths))
         if lengths.min(initial=0) < 0 or self.starts[-1] != len(values):
             raise ValueError(
@@ -67,6 +76,7 @@ class IdRows:
 
     def take(self, rows) -> "IdRows":
         """The rows of these numbers, integers (rows,), in their order."""
+        rows = np.asarray(rows, np.int64)
         lengths = self.starts[rows + 1] - self.starts[rows]
         return IdRows(self.values[_ranges(self.starts[rows], lengths)], lengths)
 
@@ -200,8 +210,17 @@ def _flattened(ids, rank):
     if rank > 2:
         values, *inner = _flattened(itertools.chain.from_iterable(rows), rank - 1)
         return [values, lengths, *inner]
-    full = [np.asarray(row) for row in rows if len(row)]
+    full = [_integers(row) for row in rows if len(row)]
     return [np.concatenate(full) if full else np.zeros(0, np.int32), lengths]
+
+
+def _integers(row):
+    """A row as an array, int64 if its integers are unsigned or Python's own objects."""
+    array = np.asarray(row.tolist() if getattr(row, "dtype", 0) == np.object_ else row)
+    if array.dtype == bool or np.ma.isMaskedArray(row):
+        kind = "a masked array" if np.ma.isMaskedArray(row) else "booleans"
+        raise TypeError(f"{kind} among the ids")
+    return array.astype(np.int64) if array.dtype == np.uint64 else array
 
 
 def check_no_ends(ids: IdRows) -> None:

@@ -9,6 +9,8 @@ from keras_transformer.data.token_ids import checksum_of
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.control_ids import PAD_ID
 
+LARGEST_TEXT = 2**31 - 1  # tokens: where a window begins is drawn as an int32
+
 
 class _LongText:
     """The tokens of one long text, read in windows that a subclass places in `_starts`."""
@@ -58,7 +60,8 @@ class TextWindows(_LongText):
         seed: integer that fixes where all windows begin.
 
     Raises:
-        ValueError: if the text is not longer than a window, or a size is below 1.
+        ValueError: if the text is not longer than a window, or longer than 2**31 - 1 tokens, or a
+            size is below 1.
 
     Examples:
         >>> inputs, labels = next(iter(TextWindows(range(4, 40), length=5, batch_size=2).dataset()))
@@ -77,6 +80,10 @@ class TextWindows(_LongText):
             raise ValueError(
                 "The text must be longer than a window, because the labels are shifted by one "
                 f"token. Received: {self.num_tokens} tokens, length={length}."
+            )
+        if self.num_tokens > LARGEST_TEXT:
+            raise ValueError(
+                f"The text must hold at most {LARGEST_TEXT} tokens. Received: {self.num_tokens}."
             )
         self.steps_per_epoch = steps_per_epoch
         self._seed = seed

@@ -147,13 +147,26 @@ def recompute(tensor, *arguments):
 def after(tensor, *earlier):
     """A tensor that XLA takes for a new one, and uses only once others are computed.
 
+    Raises NotImplementedError for gradients of gradients, in which terms would be missing.
+
     Relies on `tensorflow.compiler.tf2xla.python.xla.optimization_barrier`, which XLA alone knows.
     """
     if not is_compiled():
         return tensor
     from tensorflow.compiler.tf2xla.python.xla import optimization_barrier
 
-    return optimization_barrier(tensor, *earlier)[0]
+    @tf.custom_gradient
+    def barrier(tensor):
+        def gradient(_):
+            raise NotImplementedError(
+                "Gradients of gradients need jit_compile=False: the layers that XLA compiles "
+                "compute their gradients in their own way. Received: a gradient of a gradient in a "
+                "function with jit_compile=True."
+            )
+
+        return optimization_barrier(tensor, *earlier)[0], gradient
+
+    return barrier(tensor)
 
 
 def _keep_mask_from_bits(shape, limit, seed):

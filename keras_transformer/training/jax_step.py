@@ -115,8 +115,12 @@ class JaxTrainStep(CompileMixin):
             table = ops.convert_to_tensor(projection.layer.projection_table)
             logits = jax.ShapeDtypeStruct((*features.shape[:-1], table.shape[0]), "float32")
             self._check_sums_over_rows(y, logits, sample_weight)
-            token_weights = loss.weights(y, sample_weight)
-            total = projected_loss_on_jax(features, table, y, token_weights, loss.label_smoothing)
+            labels, _, sample_weight = single_output(loss, y, logits, sample_weight)
+            labels = ops.cast(labels, "int32")
+            token_weights = loss.weights(labels, sample_weight)
+            total = projected_loss_on_jax(
+                features, table, labels, token_weights, loss.label_smoothing
+            )
             total = total / ops.maximum(ops.sum(token_weights), 1e-9)
             total += sum(ops.sum(penalty) for penalty in self.losses)
             scaled = self.optimizer.scale_loss(total)
@@ -126,10 +130,12 @@ class JaxTrainStep(CompileMixin):
     def _projection(self):
         """An `OutputProjection` where the loss computes it on a GPU, or None for whole logits.
 
-        Metrics need whole logits. On several devices and on CPUs, where nothing is known to be
-        gained, the loss is computed from them too.
+        Metrics and penalties of outputs need whole logits. On several devices and on CPUs, where
+        nothing is known to be gained, the loss is computed from them too.
         """
-        needs_logits = compiled_metrics(self) is not None or overrides(self, "call")
+        has_activity = any(each.activity_regularizer is not None for each in all_layers(self))
+        has_metrics = compiled_metrics(self) is not None
+        needs_logits = has_metrics or has_activity or overrides(self, "call")
         is_alone = has_gpu() and keras.distribution.distribution() is None
         if type(self._step.loss) is not TokenCrossentropy or needs_logits or not is_alone:
             return None
@@ -210,6 +216,7 @@ def _count(data, loss):
     """What the mean loss of some rows is divided by, a scalar: tokens, weights or rows."""
     _, y, sample_weight = data
     if isinstance(loss, TokenCrossentropy):
+        y, _, sample_weight = single_output(loss, y, y, sample_weight)
         return ops.sum(loss.weights(y, sample_weight))
     if sample_weight is not None and loss.reduction == "mean_with_sample_weight":
         return ops.sum(ops.cast(sample_weight, "float32"))

@@ -122,6 +122,7 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
     hidden = tf.pad(tf.reshape(features, [-1, dim]), [added, [0, 0]])
     targets = tf.pad(flat_labels, [added], constant_values=pad_id)
     is_real, safe = targets != pad_id, tf.clip_by_value(targets, 0, vocabulary - 1)
+    hidden = tf.where(is_real[:, None], hidden, tf.zeros_like(hidden))  # may be infinite or NaN
     narrow, table_sum = tf.cast(table, features.dtype), tf.reduce_sum(table, axis=0)
     label_rows = tf.cast(tf.gather(narrow, safe), tf.float32)
     through_labels = (1 - label_smoothing) * label_rows + label_smoothing / vocabulary * table_sum

@@ -30,6 +30,7 @@ def projected_loss_on_jax(features, table, labels, weights, label_smoothing=0.0)
     """
     vocabulary, dim = table.shape
     hidden, labels, weights = features.reshape(-1, dim), labels.reshape(-1), weights.reshape(-1)
+    hidden = jnp.where(weights[:, None] != 0, hidden, 0)  # that of padding may be infinite or NaN
     narrow = table.astype(hidden.dtype)
     wide = hidden.astype(jnp.float32)
     chosen_rows = narrow[jnp.clip(labels, 0, vocabulary - 1)].astype(jnp.float32)

@@ -3,6 +3,7 @@
 import collections
 import gc
 import inspect
+import pickle
 import weakref
 
 import keras
@@ -267,3 +268,9 @@ def test_a_dataset_keeps_its_text_and_nothing_else_does():
     del iterator
     gc.collect()
     assert text() is None
+
+
+def test_a_dataset_is_made_within_another_dataset_and_batches_are_pickled():
+    batches = pickle.loads(pickle.dumps(TokenBatches([[5, 6]] * 9, [[7]] * 9, 64, 8)))
+    nested = tf.data.Dataset.range(2).flat_map(lambda _: batches.epoch())
+    assert sum(len(labels) for _, labels in nested) == 18

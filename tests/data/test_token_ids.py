@@ -12,6 +12,7 @@ from keras_transformer.data import (
     tokenize,
     tokenize_documents,
 )
+from keras_transformer.data.token_ids import checked_ids
 from keras_transformer.tokenizers import SymbolTokenizer, WordPieceTokenizer
 
 LETTERS = SymbolTokenizer("abc")
@@ -61,6 +62,25 @@ def test_lengths_that_are_not_those_of_the_ids_are_refused():
     for lengths in ([2, 2], [4, -1]):
         with pytest.raises(ValueError, match=r"add up to the length of values.* and 3 values"):
             IdRows(np.array([4, 5, 6]), lengths)
+
+
+@pytest.mark.parametrize("lengths", [[1.7, 1.2], [[1, 2]]])
+def test_lengths_are_a_row_of_integers(lengths):
+    with pytest.raises(ValueError, match="lengths must be integers"):
+        IdRows([4, 5, 6], lengths)
+
+
+def test_rows_of_python_objects_and_of_several_dtypes_are_ids():
+    rows = [np.array([4, 5], object), np.array([6], np.uint64), np.array([7], np.int64)]
+    assert checked_ids(rows, "ids").to_list() == [[4, 5], [6], [7]]
+    ids = IdRows([4, 5, 6], [1, 2])
+    assert (ids.to_list(), ids.take([1]).to_list()) == ([[4], [5, 6]], [[5, 6]])
+
+
+@pytest.mark.parametrize("row", [np.array([True]), np.ma.array([4, 5], mask=[0, 1])])
+def test_booleans_and_masks_are_no_ids(row):
+    with pytest.raises(ValueError, match=r"booleans|masked"):
+        checked_ids([row, np.array([4])], "ids")
 
 
 def test_padded_rows_and_other_mistakes_are_refused():

@@ -42,14 +42,17 @@ def test_batches_are_the_same_and_a_model_learns_from_them_on_jax(tmp_path):
 
 
 def test_batches_are_read_in_any_order():
-    batches = BatchSequence(lambda number: ([number], np.eye(2)), 3)
+    square = np.eye(2)
+    batches = BatchSequence(lambda number: ([number], square), 3)
     assert (len(batches), batches.num_batches) == (3, 3)
     assert [int(ids[0]) for ids, _ in (batches[2], batches[0])] == [2, 0]
     assert all(isinstance(part, np.ndarray) for part in keras.tree.flatten(batches[1]))
     for number in (3, -1):
         with pytest.raises(IndexError, match=f"There is no batch {number}"):
             batches[number]
+    batches[1][1][:] = 7
+    assert batches and batches[1][1].max() == 1, "a batch is a copy"
     endless = BatchSequence(lambda number: np.array(number))
-    assert endless.num_batches is None and endless[10**12] == 10**12
+    assert endless and endless.num_batches is None and endless[10**12] == 10**12
     with pytest.raises(TypeError, match="no last batch"):
         len(endless)

@@ -116,3 +116,23 @@ def test_a_batch_without_rows_has_gradients_of_zero():
     )
     assert of_inputs.shape == (0, 5, 4)
     assert not any(np.any(each) for each in of_weights)
+
+
+def test_gradients_of_gradients_are_refused():
+    import tensorflow as tf
+
+    block = EncoderBlock(num_heads=2, intermediate_dim=16)
+    inputs = tf.random.stateless_normal([3, 5, 8], [1, 2])
+    block(inputs)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def gradients():
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(inputs)
+                loss = tf.reduce_sum(tf.square(block(inputs)))
+            norm = tf.reduce_sum(tf.square(inner.gradient(loss, inputs)))
+        return outer.gradient(norm, block.trainable_variables)
+
+    with pytest.raises(NotImplementedError, match="need jit_compile=False"):
+        gradients()

@@ -119,6 +119,15 @@ def test_without_tokens_everything_is_zero(tensors, rows, loss):
 
 
 @pytest.mark.parametrize("loss", [projected_loss, compiled_projected_loss])
+@pytest.mark.parametrize("number", [np.inf, np.nan])
+def test_vectors_of_padding_may_be_anything(tensors, loss, number):
+    features, table, labels = tensors
+    filled = tf.where(labels[..., None] == 0, number, features)
+    given, expected = (loss(each, table, labels, 0.1) for each in (filled, features))
+    keras.tree.map_structure(np.testing.assert_array_equal, tuple(given), tuple(expected))
+
+
+@pytest.mark.parametrize("loss", [projected_loss, compiled_projected_loss])
 def test_huge_logits_do_not_overflow(tensors, monkeypatch, loss):
     monkeypatch.setattr(module, "COMPILED_CHUNK_NUMBERS", 2)  # 4 chunks, some computed again
     features, table, labels = tensors

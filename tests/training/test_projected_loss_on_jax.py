@@ -58,11 +58,12 @@ def test_padding_counts_nothing_whatever_its_label_and_vector(monkeypatch):
     monkeypatch.setattr(loss_on_jax, "MOST_SHIFTS", 1)  # its large logits need no further pass
     padding = WEIGHTS == 0
     assert padding.any(), "there is padding"
-    arguments = np.where(padding[..., None], 300.0, FEATURES), np.where(padding, -1, LABELS)
-    actual = loss_and_gradients(loss_on_jax.projected_loss_on_jax, *arguments, WEIGHTS, 0.1)
     expected = loss_and_gradients(plain, FEATURES, LABELS, WEIGHTS, 0.1)
-    for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    for number in (300.0, np.inf, np.nan):
+        arguments = np.where(padding[..., None], number, FEATURES), np.where(padding, -1, LABELS)
+        actual = loss_and_gradients(loss_on_jax.projected_loss_on_jax, *arguments, WEIGHTS, 0.1)
+        for one, other in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_a_label_outside_of_the_table_shows_as_nan():
@@ -88,16 +89,17 @@ def test_a_step_of_a_gpu_is_that_of_whole_logits(monkeypatch):
 
     monkeypatch.setattr(jax_step, "projected_loss_on_jax", counted)
 
-    def after_two_steps(has_gpu):
+    def after_two_steps(has_gpu, labels=y, activity=None):
         monkeypatch.setattr(jax_step, "has_gpu", lambda: has_gpu)
         keras.utils.set_random_seed(2)
         sizes = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 8, "num_heads": 2}
         model = translation(13, dropout=0.2, **sizes)
         model.target_embedding.embeddings.regularizer = keras.regularizers.L2(0.01)
+        model.target_embedding.activity_regularizer = activity
         optimizer = keras.optimizers.SGD(0.1, loss_scale_factor=4.0)
-        model.compile(optimizer, TokenCrossentropy(0.1), accumulation_steps=2)
+        model.compile(optimizer, TokenCrossentropy(0.1), accumulation_steps=1 if activity else 2)
         weights = np.where(y == 3, 2.0, 1.0)
-        logs = [model.train_on_batch(x, y, weights, return_dict=True) for _ in range(2)]
+        logs = [model.train_on_batch(x, labels, weights, return_dict=True) for _ in range(2)]
         return [float(each["loss"]) for each in logs], model.get_weights()
 
     losses, weights = after_two_steps(has_gpu=False)
@@ -107,3 +109,8 @@ def test_a_step_of_a_gpu_is_that_of_whole_logits(monkeypatch):
     np.testing.assert_allclose(fused_losses, losses, rtol=1e-5)
     for fused, whole in zip(fused_weights, weights, strict=True):
         np.testing.assert_allclose(fused, whole, rtol=1e-4, atol=1e-6)
+    for labels in (y.astype("float32"), y.astype("int8"), [y]):
+        assert after_two_steps(has_gpu=True, labels=labels)[0] == fused_losses
+    calls.clear()
+    after_two_steps(has_gpu=True, activity=keras.regularizers.L2(0.01))
+    assert not calls, "a penalty of the logits needs them"

@@ -15,10 +15,11 @@ KINDS = {"all weights at once": "dense", "in chunks": "chunks", "cuDNN's kernel"
 
 
 def attention_candidates(workload):
-    """One candidate per kind; ratios are to the first, all weights at once."""
+    """One candidate per kind that the device has; ratios are to the first, all weights at once."""
     return [
         Candidate(label, functools.partial(attention_engine, kind), workload)
         for label, kind in KINDS.items()
+        if kind != "cudnn" or workload.device == "gpu"
     ]
 
 

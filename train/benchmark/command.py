@@ -26,6 +26,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
 import sys
 
 from ..command import one_line_errors
@@ -131,7 +132,9 @@ def parse(arguments):
     )  # fmt: skip
     options = parser.parse_args(arguments)
     backend = options.backend
-    options.part = parts_of(backend) if "all" in options.part else options.part
+    if "all" in options.part:
+        others = [name for name in options.part if name != "all"]
+        options.part = list(dict.fromkeys([*parts_of(backend), *others]))
     if other := [name for name in options.part if backend not in PARTS[name].backends]:
         parser.error(f"--part {other[0]} needs another --backend. Received: {backend}")
     if importlib.util.find_spec(backend) is None:
@@ -174,7 +177,7 @@ def read_report(path):
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise ValueError(
             f"--json: {path} is not a report of this version of train.benchmark. Choose another "
-            "file."
+            "file"
         ) from None
     return runs
 
@@ -184,6 +187,7 @@ def run(arguments=None):
     options = parse(arguments)
     report = {"date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M}Z"}
     report |= {"machine": machine(options.threads, options.gpu), "measurements": []}
+    report |= {"backend": options.backend, "toy": options.toy}
     runs = [*read_report(options.json), report]
     if options.gpu:
         print("{gpu}, {versions}, {gpu_state}".format(**report["machine"]))
@@ -194,13 +198,13 @@ def run(arguments=None):
     for measure, size in dict.fromkeys(
         (PARTS[name].measure, "toy" if options.toy else PARTS[name].size) for name in options.part
     ):
-        for name, title, rows, lines, marks in measure(options, size):
+        for name, title, rows, lines, marks, num_ours in measure(options, size):
             print("", f"{name}: {title}", *lines, sep="\n", flush=True)
             measured = {"table": name, "title": title, "engines": rows, "marks": marks}
             if options.gpu:
                 measured["gpu_state_after"] = nvidia_smi()
             report["measurements"].append(measured)
-            failed |= bool(rows and rows[0].get("unavailable"))
+            failed |= any(row.get("unavailable") for row in rows[:num_ours])
             failed |= any(row.get("holds") is False for row in rows)
             if options.json:  # after each table, so that an interrupted run leaves what it measured
                 draft = options.json.with_name(f".{options.json.name}.{os.getpid()}")
@@ -212,5 +216,7 @@ def run(arguments=None):
 
 
 def main(arguments=None):
+    # So that the processes of the engines end, too, and leave the GPU to what comes next.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with one_line_errors():
         sys.exit(run(arguments))

@@ -49,11 +49,16 @@ def gradients(workload):
     (cpu_loss, expected), (device_loss, received) = results
     return {
         "losses": [cpu_loss, device_loss],
-        "largest_difference": max(
-            float(np.abs(theirs - ours).max() / max(np.abs(theirs).max(), 1e-30))
-            for theirs, ours in zip(expected, received, strict=True)
+        "largest_difference": largest_difference(
+            [np.array(cpu_loss), *expected], [np.array(device_loss), *received]
         ),
     }
+
+
+def largest_difference(expected, received):
+    """The largest difference of arrays, each relative to its largest number; NaN if one is NaN."""
+    pairs = zip(expected, received, strict=True)
+    return float(np.max([np.abs(a - b).max() / max(np.abs(a).max(), 1e-30) for a, b in pairs]))
 
 
 def trained_bits(workload, resumed=False, num_devices=1):

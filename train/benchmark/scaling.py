@@ -1,4 +1,4 @@
-"""Measures how a training step scales over devices and workers, for `train.benchmark --scaling`.
+"""Measures how a training step scales over devices and workers, for `--part scaling`.
 
     python -m train.benchmark.scaling DEVICES --size small --steps 5
 

@@ -2,11 +2,13 @@
 
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
-import shutil
 import statistics
 import subprocess
+
+from ..gpus import gpu_count, visible_gpus
 
 LARGEST_KERNELS = 12
 VERSIONS = ("tensorflow", "jax", "keras", "keras-hub", "torch", "transformers", "ctranslate2")
@@ -66,12 +68,19 @@ def engine_table(rows, first="ours"):
 def report_table(runs):
     """Lines of text: all that the runs of a report measured, in one table, and the marks.
 
-    Of a table that was measured more than once, the last counts.
+    Of a table that was measured more than once, the last counts. Runs on another device or backend
+    than the last one, or with other models, are left out.
 
     Args:
         runs: what `run` wrote as JSON, a list.
     """
-    tables = {each["table"]: each for run in runs for each in run["measurements"]}
+
+    def measured(run):
+        machine = run.get("machine", {})
+        return machine.get("gpu") or machine.get("processor"), run.get("backend"), run.get("toy")
+
+    alike = [run for run in runs if measured(run) == measured(runs[-1])]
+    tables = {each["table"]: each for run in alike for each in run["measurements"]}
     rows = [
         {**row, "name": f"{name}: {row['name']}", "is_first": row is each["engines"][0]}
         for name, each in tables.items()
@@ -230,9 +239,13 @@ def machine(threads, gpu=None):
 
 
 def nvidia_smi():
-    """Driver, power, clocks and temperature of the first GPU; None without nvidia-smi."""
-    if not shutil.which("nvidia-smi"):
+    """Driver, power, clocks and temperature of the GPU that is measured; None if unknown."""
+    [gpu, *_] = visible_gpus(gpu_count(), os.environ) or ["0"]
+    query = [f"--query-gpu={','.join(SMI)}", "--format=csv,noheader", f"--id={gpu}"]
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
         return None
-    command = ["nvidia-smi", f"--query-gpu={','.join(SMI)}", "--format=csv,noheader", "--id=0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     return dict(zip(SMI, map(str.strip, done.stdout.split(",")), strict=False))
