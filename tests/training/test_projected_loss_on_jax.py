@@ -6,6 +6,8 @@ import pytest
 
 from keras_transformer import TokenCrossentropy, translation
 
+# Run by test_jax.py: once JAX has computed in a process, it warns of every fork.
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's")
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 loss_on_jax = pytest.importorskip("keras_transformer.training.projected_loss_on_jax")
@@ -73,7 +75,6 @@ def test_a_label_outside_of_the_table_shows_as_nan():
     assert np.isnan(loss)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the step of JAX")
 def test_a_step_of_a_gpu_is_that_of_whole_logits(monkeypatch):
     """Dropout, padding, a penalty, weights of tokens, parts and clipping included."""
     from keras_transformer.training import jax_step
