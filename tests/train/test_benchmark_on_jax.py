@@ -50,9 +50,8 @@ def test_all_parts_run_without_tensorflow_and_are_appended_to_a_report(environme
     assert abs(hub["result"] - ours["result"]) < 1.5, "losses of random models, near log(50)"
     assert beams[0]["result"] == greedy[0]["result"] == 50
     assert all(row["holds"] for row in exact)
-    dense, chunks, cudnn = long
+    dense, chunks = long  # cuDNN's kernel is measured on GPUs only
     assert abs(dense["result"] - chunks["result"]) < 1e-4
-    assert "needs an NVIDIA GPU" in cudnn["unavailable"]
     tables, all_of_it = done.stdout.split(f"All of {output}:")
     assert "ours, beam 1, JAX" in tables and "first faster by" in tables
     assert all_of_it.count("train-toy, float32: keras_transformer, JAX") == 1
