@@ -5,6 +5,7 @@ import gzip
 import os
 import pathlib
 import subprocess
+import sys
 
 import keras
 import pytest
@@ -83,6 +84,18 @@ def pytest_make_collect_report(collector):
 @pytest.fixture(autouse=True)
 def same_random_numbers():
     keras.utils.set_random_seed(7)
+
+
+@pytest.fixture(autouse=True)
+def no_jax_beside_tensorflow():
+    """Fails the test that computes on JAX in TensorFlow's process, where later ones fork.
+
+    JAX warns of each fork from then on, so that a test far behind would fail.
+    """
+    yield
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if keras.backend.backend() == "tensorflow" and bridge and bridge.backends_are_initialized():
+        pytest.fail("JAX computed in TensorFlow's process: run it in one of its own.")
 
 
 @pytest.fixture(scope="session")
