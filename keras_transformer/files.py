@@ -76,7 +76,7 @@ def atomic_path(path):
     try:
         place.mkdir(parents=True, exist_ok=True)
         yield draft
-        _flush_all(draft)
+        flush_all(draft)
         if place == target:
             _fill(target, draft)
         else:
@@ -237,7 +237,7 @@ def _array_of(content):
     return np.ndarray(shape, dtype, buffer=content, offset=header.tell(), order=order)
 
 
-def _flush_all(path):
+def flush_all(path):
     """Waits until a file, or a folder with all its content, is on disk."""
     for folder, _, names in os.walk(path):
         for name in (*names, "."):

@@ -78,7 +78,7 @@ class IdRows:
         """The rows of these numbers, integers (rows,), in their order."""
         rows = np.asarray(rows, np.int64)
         lengths = self.starts[rows + 1] - self.starts[rows]
-        return IdRows(self.values[_ranges(self.starts[rows], lengths)], lengths)
+        return IdRows(self.values[ranges(self.starts[rows], lengths)], lengths)
 
     def take_joined(self, groups: "IdRows") -> "IdRows":
         """A row for each group of numbers of rows: their ids, one after another."""
@@ -98,7 +98,7 @@ class IdRows:
         return padded
 
 
-def _ranges(starts, lengths):
+def ranges(starts, lengths):
     """The integers of all ranges from `starts` on, one after another."""
     before = np.cumsum(lengths) - lengths
     return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)

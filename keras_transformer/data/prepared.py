@@ -1,0 +1,564 @@
+"""A folder of prepared text: token ids in memory-mapped shards, read in any order.
+
+    manifest.json             what the folder holds, and the sizes of all files; written last
+    checksums.npz             CRC-32 of each block of 64 KiB of each file
+    tokenizer.model           and target_tokenizer.model, if the sides have one each
+    source-00000.ids.npy      the ids of a shard's rows, one after another, uint16 or uint32
+    source-00000.starts.npy   where each row starts, and the end, int64 (rows + 1,)
+    source.lengths.npy        the lengths of all rows, uint32 (rows,)
+    labels.npy                an array with a row for each row
+
+`np.load` reads each of the arrays. A block is compared with its checksum when it is first read.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import shutil
+import time
+import zlib
+
+import filelock
+import numpy as np
+
+from keras_transformer.data.token_ids import IdRows, ranges
+from keras_transformer.files import (
+    DamagedFile,
+    NotWritten,
+    check_free,
+    flush_all,
+    in_one_line,
+    load_arrays,
+    read_json,
+    save_arrays,
+)
+
+FORMAT = 1
+MANIFEST, CHECKSUMS = "manifest.json", "checksums.npz"
+ROWS_PER_SHARD, IDS_PER_SHARD = 2**22, 2**30
+LARGEST_16_BIT_VOCABULARY = 2**16
+
+_BLOCK = 2**16  # bytes
+_HEADER = 128  # bytes of NumPy's npy format before the numbers
+_JOURNAL = "journal.json"
+_SECONDS_BETWEEN_NOTES = 1.0
+
+
+class PreparedWriter:
+    """Writes a prepared folder block by block; interrupted, it goes on where it was.
+
+    Until `finish` the files lie in a hidden folder beside the final one. Use it as a context
+    manager, which keeps other processes from writing the same folder.
+
+    Args:
+        path: the folder, which must not exist or be empty.
+        columns: names of the columns of ids.
+        vocabulary_size: ids are below it.
+        arrays: {name: (dtype, shape of a row)} of further arrays with one row for each row.
+        settings: what the content depends on, as JSON; an interrupted folder with others is
+            refused.
+
+    Attributes:
+        draft: the hidden folder; other files written there become part of the folder.
+        work: a folder for files that `finish` deletes.
+        num_blocks: blocks that are on disk, of an interrupted folder; leave these out.
+        num_rows: rows that are on disk.
+        notes: what was given with the last of these blocks.
+
+    Raises:
+        ValueError: if there is something at the path, the interrupted folder has other settings,
+            or another process is writing it.
+        NotWritten: if the folder cannot be written.
+    """
+
+    def __init__(self, path, columns, vocabulary_size, arrays=None, settings=None):
+        self.path = pathlib.Path(os.path.realpath(path))
+        check_free(self.path, "Choose another folder for the prepared text.")
+        self.draft = self.path.parent / f".prepare-{self.path.name}"
+        self.work = self.draft / "work"
+        self._columns, self._vocabulary_size = list(columns), vocabulary_size
+        is_short = vocabulary_size <= LARGEST_16_BIT_VOCABULARY
+        self._dtype = np.dtype(np.uint16 if is_short else np.uint32)
+        self._arrays = dict(arrays or {})
+        self._settings = json.loads(json.dumps(settings))
+        self._lock = filelock.FileLock(self.draft.parent / f"{self.draft.name}.lock", timeout=0)
+        self._files, self._noted_at = {}, 0.0
+
+    def __enter__(self):
+        with _written(self.path):
+            self.work.parent.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire()
+            except filelock.Timeout:
+                raise ValueError(
+                    f"Another process is preparing {self.path}. Wait until it ends, or choose "
+                    "another folder."
+                ) from None
+            self._begin_or_go_on()
+        return self
+
+    def __exit__(self, *_):
+        for file in self._files.values():
+            with contextlib.suppress(OSError):  # what a full disk refuses once more
+                file.close()
+        self._files.clear()
+        self._lock.release()
+        with contextlib.suppress(OSError):
+            os.unlink(self._lock.lock_file)
+
+    def _begin_or_go_on(self):
+        journal = {"settings": self._settings, "blocks": 0, "shards": [0], "notes": {}, "sizes": {}}
+        if (self.draft / _JOURNAL).exists():
+            kept = read_json(self.draft / _JOURNAL)
+            if kept["settings"] != self._settings:
+                raise ValueError(
+                    f"{self.path} was begun with other settings or texts. Give those, choose "
+                    f"another folder, or delete {self.draft}."
+                )
+            journal = kept
+        elif self.draft.exists():
+            shutil.rmtree(self.draft)
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.num_blocks, self.notes = journal["blocks"], journal["notes"]
+        self._rows_of_shards, self._sizes = journal["shards"], journal["sizes"]
+        self.num_rows = sum(self._rows_of_shards)
+        self._note()
+
+    def append(self, columns, arrays=None, notes=None):
+        """Writes one block of rows.
+
+        Args:
+            columns: {name: `IdRows`} of all columns, with equal numbers of rows.
+            arrays: {name: array (rows, ...)} of all arrays.
+            notes: what `notes` shall hold if this is the last block before an interruption, as
+                JSON.
+        """
+        num_rows = {len(each) for each in (*columns.values(), *(arrays or {}).values())}
+        if len(num_rows) != 1 or list(columns) != self._columns:
+            raise ValueError(
+                f"A block must hold the columns {self._columns}, with equal numbers of rows. "
+                f"Received: {list(columns)} of {sorted(num_rows)} rows."
+            )
+        for name, rows in columns.items():
+            ids = np.asarray(rows.values)
+            if len(ids) and not 0 < ids.min() <= ids.max() < self._vocabulary_size:
+                raise ValueError(
+                    f"Ids must be at least 1 and below {self._vocabulary_size}. "
+                    f"Received: {name} with ids from {ids.min()} to {ids.max()}."
+                )
+        with _written(self.path):
+            shard = self._shard_of_next_block()
+            for name, rows in columns.items():
+                ids, starts = _names_of(name, shard)
+                if ids not in self._sizes:
+                    self._write(starts, np.zeros(1, np.int64))
+                before = (self._sizes.get(ids, _HEADER) - _HEADER) // self._dtype.itemsize
+                self._write(ids, np.asarray(rows.values, self._dtype))
+                self._write(starts, rows.starts[1:] + before)
+                self._write(_lengths_of(name), rows.lengths.astype(np.uint32))
+            for name, (dtype, _) in self._arrays.items():
+                self._write(f"{name}.npy", np.asarray(arrays[name], dtype))
+            [count] = num_rows
+            self._rows_of_shards[-1] += count
+            self.num_rows += count
+            self.num_blocks += 1
+            self.notes = notes or {}
+            if time.monotonic() - self._noted_at > _SECONDS_BETWEEN_NOTES:
+                self._note()
+
+    def _shard_of_next_block(self):
+        shard = len(self._rows_of_shards) - 1
+        files = (_names_of(name, shard)[0] for name in self._columns)
+        largest = max(self._sizes.get(file, 0) for file in files)
+        if self._rows_of_shards[-1] >= ROWS_PER_SHARD or (
+            largest >= IDS_PER_SHARD * self._dtype.itemsize
+        ):
+            self._rows_of_shards.append(0)
+            shard += 1
+        return shard
+
+    def _write(self, name, array):
+        file = self._files.get(name)
+        if file is None:
+            path = self.draft / name
+            is_new = name not in self._sizes
+            file = self._files[name] = open(path, "wb" if is_new else "r+b")  # noqa: SIM115
+            self._sizes[name] = self._sizes.get(name, _HEADER)
+            file.seek(self._sizes[name])
+            file.truncate()  # what was written after the last note
+        file.write(np.ascontiguousarray(array).data)
+        self._sizes[name] += array.nbytes
+
+    def _note(self):
+        """Notes what is on disk, from where an interrupted folder goes on."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        content = {
+            "settings": self._settings, "blocks": self.num_blocks, "notes": self.notes,
+            "shards": self._rows_of_shards, "sizes": self._sizes,
+        }  # fmt: skip
+        _save_json(self.draft / _JOURNAL, content)
+        self._noted_at = time.monotonic()
+
+    def finish(self, manifest):
+        """Completes the folder.
+
+        Args:
+            manifest: what `Prepared` shall tell of it, as JSON: "kind", "counts" and others.
+
+        Raises:
+            ValueError: if there is no row.
+            NotWritten: if the folder cannot be written.
+        """
+        if not self.num_rows:
+            raise ValueError("No row is left to write. Give more text, or filters that keep more.")
+        with _written(self.path):
+            self._note()
+            shards = range(len(self._rows_of_shards))
+            for name in self._columns:
+                for shard, rows in enumerate(self._rows_of_shards):
+                    ids, starts = _names_of(name, shard)
+                    self._complete(ids, self._dtype, None)
+                    self._complete(starts, np.int64, (rows + 1,))
+                self._complete(_lengths_of(name), np.uint32, (self.num_rows,))
+            for name, (dtype, shape) in self._arrays.items():
+                self._complete(f"{name}.npy", dtype, (self.num_rows, *shape))
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+            shutil.rmtree(self.work)
+            (self.draft / _JOURNAL).unlink()
+            names = sorted(p.name for p in self.draft.iterdir())
+            names = [name for name in names if name not in (MANIFEST, CHECKSUMS)]
+            checksums = {name: _checksums_of_file(self.draft / name) for name in names}
+            save_arrays(self.draft / CHECKSUMS, checksums.items())
+            content = {
+                "format": FORMAT,
+                **manifest,
+                "settings": self._settings,
+                "vocabulary_size": self._vocabulary_size,
+                "rows": self._rows_of_shards,
+                "columns": {
+                    name: {
+                        "dtype": self._dtype.name,
+                        "ids": [self._num_ids(_names_of(name, shard)[0]) for shard in shards],
+                    }
+                    for name in self._columns
+                },
+                "arrays": {n: [str(np.dtype(d)), list(s)] for n, (d, s) in self._arrays.items()},
+                "files": {name: (self.draft / name).stat().st_size for name in names},
+            }
+            content["checksum"] = _checksum_of_json(content)
+            _save_json(self.draft / MANIFEST, content)
+            flush_all(self.draft)
+            if self.path.exists():
+                self.path.rmdir()  # empty
+            self.draft.replace(self.path)
+
+    def _num_ids(self, name):
+        return (self._sizes[name] - _HEADER) // self._dtype.itemsize
+
+    def _complete(self, name, dtype, shape):
+        """Writes the header of an array that has been appended to."""
+        self._write(name, np.zeros(0, dtype))  # opens it
+        file = self._files[name]
+        file.seek(0)
+        file.write(_header(np.dtype(dtype), shape or (self._num_ids(name),)))
+        file.flush()
+
+
+class Prepared:
+    """A prepared folder, read as it is needed: memory does not grow with the text.
+
+    Args:
+        path: the folder.
+
+    Attributes:
+        path: the folder, a `pathlib.Path`.
+        kind: what the rows are: "translation", "classification", "language_model", "documents" or
+            "pretraining".
+        manifest: all that the folder tells of itself, a dictionary: "settings", "counts", ...
+        columns: {name: `FileRows`}.
+        vocabulary_size: ids are below it.
+
+    Raises:
+        ValueError: if the folder is no prepared one, or of another version.
+        DamagedFile: if a file is missing or has another size than was written, or the manifest is
+            damaged.
+    """
+
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+        self.manifest = manifest = self._read_manifest()
+        for name, size in manifest["files"].items():
+            file = self.path / name
+            actual = file.stat().st_size if file.exists() else None
+            if actual != size:
+                received = "no such file" if actual is None else f"{actual:,} bytes"
+                raise DamagedFile(
+                    f"{file} is damaged: expected {size:,} bytes. Received: {received}. "
+                    "Prepare the text again."
+                )
+        self.kind, self.vocabulary_size = manifest["kind"], manifest["vocabulary_size"]
+        self.columns = {
+            name: self._rows_of(name, each) for name, each in manifest["columns"].items()
+        }
+
+    def _read_manifest(self):
+        path = self.path / MANIFEST
+        if not path.exists():
+            raise ValueError(
+                "Expected a folder that train.prepare has made. "
+                f"Received: {self.path}, which has no {MANIFEST}."
+            )
+        try:
+            manifest = read_json(path)
+            checksum = manifest.pop("checksum")
+        except (ValueError, KeyError, AttributeError) as error:
+            raise DamagedFile(f"{path} is damaged: {in_one_line(error)}.") from None
+        if manifest.get("format") != FORMAT:
+            raise ValueError(
+                f"{self.path} was prepared by another version: expected format {FORMAT}. Prepare "
+                f"the text again. Received: format {manifest.get('format')!r}."
+            )
+        if checksum != _checksum_of_json(manifest):
+            raise DamagedFile(f"{path} is damaged, or was edited. Prepare the text again.")
+        return manifest
+
+    def __len__(self):
+        return sum(self.manifest["rows"])
+
+    def __getitem__(self, row):
+        """The ids of one row, {column: int32 (ids,)}, and its rows of the arrays."""
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"There is no row {row}.")
+        row %= len(self)
+        ids = {name: rows.take([row]).values for name, rows in self.columns.items()}
+        return ids | {name: self.array(name)[row] for name in self.manifest["arrays"]}
+
+    def array(self, name) -> np.ndarray:
+        """A further array, e.g. "labels", (rows, ...), mapped into memory."""
+        dtype, shape = self.manifest["arrays"][name]
+        return self._file(f"{name}.npy", dtype, (len(self), *shape)).whole()
+
+    def tokenizer(self):
+        """The tokenizer of all columns, or of the source."""
+        from keras_transformer.tokenizers import load_tokenizer
+
+        return load_tokenizer(self.checked("tokenizer.model"))
+
+    def target_tokenizer(self):
+        """The tokenizer of the target; None if both sides share one."""
+        from keras_transformer.tokenizers import load_tokenizer
+
+        if "target_tokenizer.model" not in self.manifest["files"]:
+            return None
+        return load_tokenizer(self.checked("target_tokenizer.model"))
+
+    def checked(self, name):
+        """The path of a file, after comparing it with its checksums."""
+        size = self.manifest["files"][name]
+        self._file(name, np.uint8, (size,), offset=0).whole()
+        return self.path / name
+
+    def check(self):
+        """Compares all files with their checksums; raises `DamagedFile` at the first difference."""
+        for name in self.manifest["files"]:
+            self.checked(name)
+
+    def checksum(self) -> int:
+        """A number that changes with any byte of the folder."""
+        return _checksum_of_json([self.manifest, *self._checksums.items()])
+
+    @functools.cached_property
+    def _checksums(self):
+        arrays = load_arrays(self.path / CHECKSUMS)
+        return {name: numbers.tolist() for name, numbers in arrays.items()}
+
+    def _file(self, name, dtype, shape, offset=_HEADER):
+        return _CheckedFile(self.path / name, dtype, shape, offset, lambda: self._checksums[name])
+
+    def _rows_of(self, name, column):
+        shards = []
+        counts = zip(self.manifest["rows"], column["ids"], strict=True)
+        for number, (rows, num_ids) in enumerate(counts):
+            ids, starts = _names_of(name, number)
+            ids = self._file(ids, column["dtype"], (num_ids,))
+            shards.append((rows, ids, self._file(starts, np.int64, (rows + 1,))))
+        return FileRows(shards, self._file(_lengths_of(name), np.uint32, (len(self),)))
+
+
+class FileRows:
+    """The rows of one column of a prepared folder, read as they are needed; see `IdRows`."""
+
+    is_checked = True  # ids are above 0: they were checked when they were written
+
+    def __init__(self, shards, lengths):
+        self._ids, self._starts = [each[1] for each in shards], [each[2] for each in shards]
+        self._first_rows = np.cumsum([0, *(each[0] for each in shards)])
+        self._first_ids = np.cumsum([0, *(len(ids) for ids in self._ids)])
+        self._lengths = lengths
+
+    def __len__(self):
+        return len(self._lengths)
+
+    @property
+    def num_ids(self) -> int:
+        """The number of ids of all rows."""
+        return int(self._first_ids[-1])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The length of each row, uint32 (rows,), mapped into memory."""
+        return self._lengths.whole()
+
+    def take(self, rows) -> IdRows:
+        """The rows of these numbers, integers (rows,), in their order, int32."""
+        rows = np.asarray(rows, np.int64)
+        shards = np.searchsorted(self._first_rows, rows, side="right") - 1
+        starts, ends = np.empty_like(rows), np.empty_like(rows)
+        for shard, among in _by_shard(shards):
+            local = rows[among] - self._first_rows[shard]
+            starts[among] = self._starts[shard].take(local)
+            ends[among] = self._starts[shard].take(local + 1)
+        return self._gathered(shards, starts, ends - starts)
+
+    def read(self, starts, length) -> np.ndarray:
+        """Windows of all rows one after another, int32 (windows, length), wherever they start."""
+        starts = np.asarray(starts, np.int64)
+        shards = np.searchsorted(self._first_ids, starts, side="right") - 1
+        lengths = np.minimum(length, self._first_ids[shards + 1] - starts)
+        parts = self._gathered(shards, starts - self._first_ids[shards], lengths)
+        if (lengths == length).all():
+            return parts.values.reshape(-1, length)
+        # A window that goes on in the next shards.
+        windows = np.empty((len(starts), length), np.int32)
+        for window, part, start in zip(windows, parts.to_list(), starts.tolist(), strict=True):
+            window[: len(part)] = part
+            if len(part) < length:
+                window[len(part) :] = self.read([start + len(part)], length - len(part))[0]
+        return windows
+
+    def _gathered(self, shards, starts, lengths):
+        """Rows of the shards at these places of their ids, as `IdRows`."""
+        rows = IdRows(np.empty(lengths.sum(), np.int32), lengths)
+        for shard, among in _by_shard(shards):
+            places = ranges(rows.starts[:-1][among], lengths[among])
+            rows.values[places] = self._ids[shard].take_ranges(starts[among], lengths[among])
+        return rows
+
+    def checksum(self) -> int:
+        """A number that changes with any id."""
+        return _checksum_of_json([file.checksums() for file in (*self._ids, *self._starts)])
+
+
+def _by_shard(shards):
+    """Each shard among these numbers, and which of them it is, a mask."""
+    return [(shard, shards == shard) for shard in np.unique(shards).tolist()]
+
+
+class _CheckedFile:
+    """An array in a file, mapped into memory, whose blocks are checked when first read."""
+
+    def __init__(self, path, dtype, shape, offset, checksums):
+        self._path, self._dtype, self._shape, self._offset = path, np.dtype(dtype), shape, offset
+        self.checksums = checksums
+
+    def __len__(self):
+        return self._shape[0]
+
+    @functools.cached_property
+    def _array(self):
+        if 0 in self._shape:
+            return np.zeros(self._shape, self._dtype)
+        return np.memmap(self._path, self._dtype, "r", self._offset, self._shape)
+
+    @functools.cached_property
+    def _is_checked(self):
+        return np.zeros(len(self.checksums()), bool)
+
+    def take(self, places):
+        self._check(places, np.ones_like(places))
+        return self._array[places]
+
+    def take_ranges(self, starts, lengths):
+        """The numbers of all ranges from `starts` on, one after another."""
+        self._check(starts, lengths)
+        return self._array[ranges(starts, lengths)]
+
+    def whole(self):
+        """The array, once all of it is checked."""
+        self._check(np.zeros(1, np.int64), np.array([self._array.size]))
+        return self._array
+
+    def _check(self, starts, lengths):
+        some = lengths > 0
+        size = self._dtype.itemsize
+        first = (self._offset + starts[some] * size) // _BLOCK
+        last = (self._offset + (starts[some] + lengths[some]) * size - 1) // _BLOCK
+        if (
+            self._is_checked[first].all()
+            and self._is_checked[last].all()
+            and ((last - first <= 1).all() or self._is_checked.all())
+        ):
+            return
+        blocks = np.unique(ranges(first, last - first + 1))
+        expected = self.checksums()
+        with open(self._path, "rb") as file:
+            for block in blocks[~self._is_checked[blocks]].tolist():
+                file.seek(block * _BLOCK)
+                if zlib.crc32(file.read(_BLOCK)) != expected[block]:
+                    raise DamagedFile(
+                        f"{self._path} is damaged: the {_BLOCK} bytes from {block * _BLOCK} on are "
+                        "not those that were written. Prepare the text again."
+                    )
+                self._is_checked[block] = True
+
+
+@contextlib.contextmanager
+def _written(path):
+    """Raises `NotWritten` for what the disk refuses."""
+    try:
+        yield
+    except NotWritten:
+        raise
+    except OSError as error:
+        raise NotWritten(path, error.strerror or error) from error
+
+
+def _names_of(column, shard):
+    """The files of the ids of a shard, and of where its rows start."""
+    return f"{column}-{shard:05d}.ids.npy", f"{column}-{shard:05d}.starts.npy"
+
+
+def _lengths_of(column):
+    return f"{column}.lengths.npy"
+
+
+def _header(dtype, shape):
+    """The header of an array in NumPy's npy format, version 1.0."""
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
+    text = text.ljust(_HEADER - 11) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def _checksums_of_file(path):
+    with open(path, "rb") as file:
+        blocks = iter(functools.partial(file.read, _BLOCK), b"")
+        return np.array([zlib.crc32(block) for block in blocks], np.uint32)
+
+
+def _checksum_of_json(content):
+    return zlib.crc32(json.dumps(content).encode())
+
+
+def _save_json(path, content):
+    draft = path.with_suffix(".draft")
+    with open(draft, "w") as file:
+        file.write(json.dumps(content, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)

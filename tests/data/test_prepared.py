@@ -1,0 +1,209 @@
+"""Folders of prepared text: written in blocks, mapped into memory, checked when read."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from keras_transformer.data import IdRows, prepared
+from keras_transformer.data.prepared import Prepared, PreparedWriter
+from keras_transformer.files import DamagedFile
+
+VOCABULARY_SIZE = 70_000
+
+
+def blocks_of(count, vocabulary_size=VOCABULARY_SIZE):
+    """Blocks of random rows, some of them empty."""
+    draw = np.random.default_rng(count)
+    for number in range(count):
+        rows = 20 + number
+        block = {}
+        for name in ("source", "target"):
+            lengths = draw.integers(0, 9, rows)
+            block[name] = IdRows(draw.integers(1, vocabulary_size, lengths.sum()), lengths)
+        yield block, {"labels": draw.random((rows, 2), np.float32)}
+
+
+def write(path, blocks, vocabulary_size=VOCABULARY_SIZE, stop=None):
+    """Writes all blocks, or stops before one as if it were killed; returns the blocks skipped."""
+    arrays = {"labels": ("float32", (2,))}
+    settings = {"size": vocabulary_size}
+    with PreparedWriter(path, ("source", "target"), vocabulary_size, arrays, settings) as writer:
+        skipped = writer.num_blocks
+        for number, (columns, labels) in enumerate(blocks):
+            if number == stop:
+                return skipped
+            if number >= skipped:
+                writer.append(columns, labels, {"seen": number + 1})
+        writer.finish({"kind": "translation", "counts": writer.notes})
+    return skipped
+
+
+def content_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(prepared, "ROWS_PER_SHARD", 50)
+    monkeypatch.setattr(prepared, "_BLOCK", 64)
+
+
+@pytest.mark.parametrize("vocabulary_size", [VOCABULARY_SIZE, 300])
+@pytest.mark.usefixtures("small_shards")
+def test_rows_windows_and_arrays_are_those_that_were_written(tmp_path, vocabulary_size):
+    blocks = list(blocks_of(7, vocabulary_size))
+    write(tmp_path / "text", blocks, vocabulary_size)
+    folder = Prepared(tmp_path / "text")
+    assert len(folder) == sum(len(columns["source"]) for columns, _ in blocks)
+    assert len(folder.manifest["rows"]) == 3
+    assert folder.kind == "translation" and folder.manifest["counts"] == {"seen": 7}
+    labels = np.concatenate([arrays["labels"] for _, arrays in blocks])
+    np.testing.assert_array_equal(folder.array("labels"), labels)
+    draw = np.random.default_rng(5)
+    for name in ("source", "target"):
+        expected = [row for columns, _ in blocks for row in columns[name].to_list()]
+        rows, chosen = folder.columns[name], draw.permutation(len(expected))
+        assert rows.lengths.tolist() == [len(row) for row in expected]
+        assert rows.take(chosen).to_list() == [expected[row] for row in chosen]
+        assert rows.take(chosen).values.dtype == np.int32
+        flat = np.concatenate([row for row in expected if row])
+        assert rows.num_ids == len(flat)
+        starts = np.append(draw.integers(0, len(flat) - 300, 20), [0, len(flat) - 300])
+        windows = [flat[start : start + 300] for start in starts]  # some span three shards
+        np.testing.assert_array_equal(rows.read(starts, 300), windows)
+    row = folder[-1]
+    np.testing.assert_array_equal(row["labels"], labels[-1])
+    assert row["target"].tolist() == expected[-1]
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_numpy_reads_every_array(tmp_path):
+    write(tmp_path / "text", blocks_of(2))
+    for path in (tmp_path / "text").glob("*.npy"):
+        assert len(np.load(path, mmap_mode="r"))
+
+
+@pytest.mark.parametrize("noted_every", [0.0, 1e9])
+@pytest.mark.usefixtures("small_shards")
+def test_an_interrupted_folder_goes_on_and_holds_the_same_bytes(tmp_path, monkeypatch, noted_every):
+    monkeypatch.setattr(prepared, "_SECONDS_BETWEEN_NOTES", noted_every)
+    write(tmp_path / "whole", blocks_of(7))
+    for stop in (0, 3, 6):
+        write(tmp_path / "text", blocks_of(7), stop=stop)
+        assert not (tmp_path / "text").exists()
+    skipped = write(tmp_path / "text", blocks_of(7))
+    assert skipped == (0 if noted_every else 6)
+    assert content_of(tmp_path / "text") == content_of(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path)) == ["text", "whole"]
+
+
+def test_an_interrupted_folder_of_other_settings_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_SECONDS_BETWEEN_NOTES", 0.0)
+    write(tmp_path / "text", blocks_of(2), stop=1)
+    with pytest.raises(ValueError, match="was begun with other settings"):
+        write(tmp_path / "text", blocks_of(2), 300)
+    assert write(tmp_path / "text", blocks_of(2)) == 1
+
+
+def test_two_processes_do_not_write_one_folder(tmp_path):
+    first, second = (PreparedWriter(tmp_path / "text", ["source"], 9) for _ in range(2))
+    with first, pytest.raises(ValueError, match="Another process is preparing"), second:
+        pass
+
+
+def test_a_folder_is_not_written_over(tmp_path):
+    write(tmp_path / "text", blocks_of(1))
+    with pytest.raises(ValueError, match="already exists"):
+        PreparedWriter(tmp_path / "text", ["source"], 9)
+
+
+@pytest.mark.parametrize(("ids", "received"), [([0, 5], "0 to 5"), ([5, 9], "5 to 9")])
+def test_ids_that_the_vocabulary_lacks_are_refused(tmp_path, ids, received):
+    with PreparedWriter(tmp_path / "text", ["source"], 9) as writer:
+        with pytest.raises(ValueError, match=f"below 9. Received: source with ids from {received}"):
+            writer.append({"source": IdRows(np.array(ids), [2])})
+        with pytest.raises(ValueError, match="No row is left"):
+            writer.finish({"kind": "translation"})
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_every_damaged_byte_is_found_when_it_is_read(tmp_path):
+    write(tmp_path / "text", blocks_of(2))
+    folder = tmp_path / "text"
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        # Of an archive, the table of contents has bytes that mean nothing.
+        places = [300] if path.suffix == ".npz" else [len(content) // 2, len(content) - 1]
+        for place in places:
+            damaged = bytearray(content)
+            damaged[place] ^= 1
+            path.write_bytes(damaged)
+            with pytest.raises(DamagedFile, match=path.name):
+                text = Prepared(folder)
+                text.array("labels")
+                for rows in text.columns.values():
+                    rows.take(np.arange(len(text)))
+                    assert len(rows.lengths)
+        path.write_bytes(content)
+    Prepared(folder).check()
+
+
+def test_only_blocks_that_are_read_are_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_BLOCK", 64)
+    write(tmp_path / "text", blocks_of(4))
+    path = tmp_path / "text" / "source-00000.ids.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    rows = Prepared(tmp_path / "text").columns["source"]
+    assert len(rows.take(np.arange(len(rows) // 2)))
+    with pytest.raises(DamagedFile, match=r"source-00000\.ids\.npy is damaged"):
+        rows.take(np.arange(len(rows)))
+    with pytest.raises(DamagedFile, match=r"source-00000\.ids\.npy is damaged"):
+        Prepared(tmp_path / "text").check()
+
+
+def test_a_truncated_file_is_named_when_the_folder_is_opened(tmp_path):
+    write(tmp_path / "text", blocks_of(1))
+    path = tmp_path / "text" / "target-00000.ids.npy"
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(DamagedFile, match=f"expected {size:,} bytes. Received: {size - 2:,} bytes"):
+        Prepared(tmp_path / "text")
+    path.unlink()
+    with pytest.raises(DamagedFile, match="Received: no such file"):
+        Prepared(tmp_path / "text")
+
+
+def test_what_is_no_prepared_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"has no manifest\.json"):
+        Prepared(tmp_path)
+    write(tmp_path / "text", blocks_of(1))
+    manifest = tmp_path / "text" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | {"kind": "pretraining"}))
+    with pytest.raises(DamagedFile, match="was edited"):
+        Prepared(tmp_path / "text")
+    manifest.write_text(json.dumps(content | {"format": 2}))
+    with pytest.raises(ValueError, match="prepared by another version: expected format 1"):
+        Prepared(tmp_path / "text")
+
+
+def test_a_full_disk_is_said_and_no_folder_appears(small_disk):
+    blocks = ({"source": IdRows(np.ones(100_000, int), [100_000])} for _ in range(20))
+    writer = PreparedWriter(small_disk / "text", ["source"], 9)
+    with pytest.raises(OSError, match="could not be written: No space left"), writer:
+        for block in blocks:
+            writer.append(block)
+    assert not (small_disk / "text").exists()
+
+
+def test_grain_reads_the_folder(tmp_path):
+    grain = pytest.importorskip("grain")
+    write(tmp_path / "text", blocks_of(2))
+    folder = Prepared(tmp_path / "text")
+    dataset = grain.MapDataset.source(folder).shuffle(seed=1)
+    seen = sorted(row["labels"].tolist() for row in dataset)
+    assert seen == sorted(folder.array("labels").tolist())
