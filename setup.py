@@ -82,6 +82,7 @@ setup(
             "transformers>=4.57,<6",
             "ctranslate2>=4.5,<5",
             "peft>=0.21,<0.22",
+            "grain>=0.2.18,<0.3",
             "tf2onnx>=1.17,<2",
             "onnx>=1.18,<2",
             "onnxruntime>=1.22,<2",
