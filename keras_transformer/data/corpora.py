@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import io
 import pathlib
 import zlib
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ def read_files(source_path, target_path) -> ParallelText:
     """Reads two files in which line i of one translates line i of the other.
 
     Lines end in "\\n" or "\\r\\n" and nothing else, so a sentence may hold any
-    other Unicode separator. A name ending in `.gz` is read through gzip.
+    other Unicode separator. A name ending in `.gz` or `.zst` is unpacked.
 
     Args:
         source_path: UTF-8 text, one sentence a line.
@@ -49,7 +50,7 @@ def read_tsv(path) -> ParallelText:
     """Reads one file of two columns, source TAB target, with no header and no quoting.
 
     Args:
-        path: UTF-8 text, through gzip if the name ends in `.gz`.
+        path: UTF-8 text, packed if the name ends in `.gz` or `.zst`.
 
     Returns:
         The sentences in the order of the file.
@@ -205,7 +206,12 @@ def _languages(builder, source: str | None, target: str | None) -> tuple[str, st
 
 def columns_of(path, *names) -> tuple[list[str], list[str]]:
     """The two columns of a text file, separated by one tab; ValueError for any other line."""
-    first, second = [], []
+    rows = list(columns_in_lines(path, *names))
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def columns_in_lines(path, *names) -> Iterator[list[str]]:
+    """Yields the two columns of each line, separated by one tab; ValueError for any other line."""
     for number, line in enumerate(lines_of(path), start=1):
         columns = line.split("\t")
         if len(columns) != 2:
@@ -213,13 +219,11 @@ def columns_of(path, *names) -> tuple[list[str], list[str]]:
                 f"Each line must have two columns: {names[0]}, one tab, {names[1]}. "
                 f"Received: {path}, line {number} with {len(columns)}: {line[:80]!r}."
             )
-        first.append(columns[0])
-        second.append(columns[1])
-    return first, second
+        yield columns
 
 
 def lines_of(path) -> Iterator[str]:
-    """The lines of a UTF-8 text file, plain or gzip, without their ends."""
+    """The lines of a UTF-8 text file, plain or packed, without their ends."""
     number = 1
     try:
         # Binary files split only at "\n"; str.splitlines would also split at U+2028.
@@ -233,19 +237,69 @@ def lines_of(path) -> Iterator[str]:
         ) from None
 
 
+class _ZstFile(io.RawIOBase):
+    """A Zstandard file unpacked; EOFError if its end is missing, which zstandard ignores."""
+
+    def __init__(self, path, mode="rb"):
+        try:
+            import zstandard
+        except ImportError:
+            raise ImportError(
+                f"Reading {path} needs the package zstandard: pip install zstandard."
+            ) from None
+        self._unpacker, self._error = zstandard.ZstdDecompressor(), zstandard.ZstdError
+        self._file, self._frame, self._packed, self._ready = open(path, mode), None, b"", b""  # noqa: SIM115
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        while not self._ready:
+            packed = self._packed or self._file.read(2**17)
+            if not packed:
+                if self._frame is not None:
+                    raise EOFError("its end is missing")
+                return 0
+            self._frame = self._frame or self._unpacker.decompressobj()
+            try:
+                self._ready = self._frame.decompress(packed)
+            except self._error as error:
+                raise EOFError(str(error)) from None
+            self._packed = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def close(self):
+        self._file.close()
+        super().close()
+
+
+def _opened_zst(path, mode):
+    return io.BufferedReader(_ZstFile(path, mode))
+
+
+_NAMES = {".gz": "gzip", ".zst": "Zstandard"}
+_OPENERS = {".gz": gzip.open, ".zst": _opened_zst}
+
+
 @contextlib.contextmanager
 def opened(path):
-    """The file of a path, unpacked if its name ends in `.gz`, to be read as bytes.
+    """The file of a path, unpacked if its name ends in `.gz` or `.zst`, to be read as bytes.
 
-    Raises OSError with the path if it cannot be read, ValueError for an incomplete gzip file.
+    Raises OSError with the path if it cannot be read, ValueError for an incomplete packed file,
+    ImportError for `.zst` without the package zstandard.
     """
     path = pathlib.Path(path)
     try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
-            f"A file ending in .gz must be a complete gzip file. Received: {path}: {error}."
+            f"A file ending in {path.suffix} must be a complete {_NAMES[path.suffix]} file. "
+            f"Received: {path}: {error}."
         ) from None
     except OSError as error:
         reasons = {

@@ -42,10 +42,16 @@ def read_table(path, source_column="source", target_column="target") -> Parallel
         ValueError: if a column is missing, holds null or no text, or a file is damaged.
     """
     sources, targets = [], []
-    for file, columns, _ in _tables_of(path, source_column, target_column):
-        sources += _texts_of(file, source_column, columns[0])
-        targets += _texts_of(file, target_column, columns[1])
+    for columns in table_columns(path, source_column, target_column):
+        sources += columns[0]
+        targets += columns[1]
     return checked_pairs(sources, targets, path)
+
+
+def table_columns(path, *names):
+    """Yields the columns of each file of a table, lists of texts; see `read_table`."""
+    for file, columns, _ in _tables_of(path, *names):
+        yield [_texts_of(file, name, column) for name, column in zip(names, columns, strict=True)]
 
 
 def read_labelled_table(path, text_column="text", label_column="label", names=None) -> LabelledText:
