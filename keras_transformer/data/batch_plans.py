@@ -7,17 +7,23 @@
 import dataclasses
 import functools
 import itertools
+import json
+import pathlib
+import shutil
 from typing import NamedTuple
 
 import numpy as np
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.data.draws import split, uniform
+from keras_transformer.data.draws import key_of, permuted
 from keras_transformer.data.pipelines import as_data
-from keras_transformer.data.token_ids import IdRows
+from keras_transformer.data.token_ids import IdRows, ranges
+from keras_transformer.files import atomic_path
 
 LENGTH_MULTIPLE = 2  # bounds are multiples of it, in tokens
 ROW_MULTIPLE = 8  # preferred by a GPU's matrix products
+_ROWS_AT_A_TIME = 2**20  # whose lengths are in memory
+_PLACES_AT_A_TIME = 2**18  # packed together
 _TEXTS_AT_A_TIME = 4096  # placed by `PackedPlan`
 _ROWS_KEPT_OPEN = 256  # searched for room for the next texts
 
@@ -74,88 +80,236 @@ def check_shapes(shapes, *kinds):
         raise ValueError(f"shapes must be {allowed}. Received: shapes={shapes!r}.")
 
 
+class RowLengths:
+    """The lengths of rows, read a slice at a time: they may be files mapped into memory.
+
+    Args:
+        sides: the lengths of one side of all rows in tokens, integers (rows,); one array for each.
+        longest: rows that are longer on any side are left out.
+        added: tokens that each row has besides.
+    """
+
+    def __init__(self, sides, longest, added=0):
+        self._sides, self.longest, self._added = list(sides), int(longest), added
+        self.num_sides, self.num_rows = len(self._sides), len(self._sides[0])
+
+    def slices(self):
+        """Yields numbers of rows, (some,), and their lengths, (sides, some), int64."""
+        for first in range(0, self.num_rows, _ROWS_AT_A_TIME):
+            part = slice(first, first + _ROWS_AT_A_TIME)
+            lengths = np.stack([side[part] for side in self._sides]).astype(np.int64) + self._added
+            kept = np.flatnonzero(lengths.max(axis=0) <= self.longest)
+            yield first + kept, lengths[:, kept]
+
+    def histogram(self, key_of):
+        """The different keys of rows, ascending, how many rows have each, and each side's tokens.
+
+        Args:
+            key_of: function from lengths, (sides, some), to integers, (some,).
+        """
+        keys, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        tokens = np.zeros(self.num_sides, np.int64)
+        for _, lengths in self.slices():
+            some, how_many = np.unique(key_of(lengths), return_counts=True)
+            keys, places = np.unique(np.concatenate([keys, some]), return_inverse=True)
+            counts = np.bincount(places, np.concatenate([counts, how_many])).astype(np.int64)
+            tokens += lengths.sum(axis=1)
+        return keys, counts, tokens
+
+    def sort(self, key_of, keys, counts, order):
+        """Writes the numbers of rows by their keys, equal ones as they come, into `order`."""
+        filled = np.cumsum(counts) - counts
+        for rows, lengths in self.slices():
+            group = np.searchsorted(keys, key_of(lengths))
+            by_group = np.argsort(group, kind="stable")
+            group = group[by_group]
+            runs = np.flatnonzero(np.diff(group, prepend=-1))
+            sizes = np.diff(np.append(runs, len(group)))
+            order[np.repeat(filled[group[runs]] - runs, sizes) + np.arange(len(group))] = rows[
+                by_group
+            ]
+            filled[group[runs]] += sizes
+
+
 class LengthPlan:
-    """Groups rows that have two lengths, e.g. of source and target, into batches.
+    """Groups rows that have one or two lengths, e.g. of source and target, into batches.
 
     Rows are sorted by length and divided so that their number times the longest stays within a
     budget of tokens on either side. Every epoch holds each row once, in batches of the same shapes;
     which rows of equal lengths meet in a batch, and the order of the batches, are a pure function
-    of seed and epoch.
+    of seed and epoch, which is computed for each batch: an epoch has no work at its beginning.
 
     Args:
-        rows: numbers of the rows, integers (rows,).
-        source_lengths: source lengths of all rows, in tokens, by number.
-        target_lengths: the same for the other side.
+        lengths: `RowLengths`.
         tokens_per_batch: maximum tokens in a batch, padding included, on either side.
         seed: integer that fixes the order of every epoch.
         shapes: `FewShapes`, or None for the least padding, in any shape.
+        files: `PlanFiles`; None to keep the plan in memory, 8 bytes a row.
 
     Attributes:
         steps_per_epoch: batches in an epoch, the same for every epoch.
+        num_rows: rows in an epoch.
+        num_tokens: tokens in an epoch, of each side, without padding.
         shapes: rows, source length and target length of each batch, integers (steps, 3); -1 for
             sizes that depend on the rows of the batch, without `FewShapes`.
         padding: share of padding in all batches, of both sides together, in [0, 1).
 
     Examples:
-        >>> plan = LengthPlan(np.arange(4), *[np.array([2, 5, 2, 5])] * 2, tokens_per_batch=10)
+        >>> lengths = RowLengths([np.array([2, 5, 2, 5])] * 2, longest=5)
+        >>> plan = LengthPlan(lengths, tokens_per_batch=10)
         >>> sorted(sorted(plan.batch(step)[0].tolist()) for step in range(2))
         [[0, 2], [1, 3]]
     """
 
-    def __init__(self, rows, source_lengths, target_lengths, tokens_per_batch, seed=0, shapes=None):
-        self._lengths = np.stack([source_lengths, target_lengths])
-        self._tokens_per_batch = tokens_per_batch
-        self._rows, self._has_bounds = rows, shapes is not None
-        if shapes:
-            longer = self._lengths[:, rows].max(axis=0)
-            plan = best_plan(longer, shapes, tokens_per_batch)
-            order = np.argsort(longer, kind="stable")
-            self._sorted, self._cuts, self.shapes = rows[order], plan.cuts, plan.shapes
-            group_of, size = np.searchsorted(plan.bounds, longer[order]), plan.size
-        else:
-            self._sorted, group_of = self._sort_by_length()
-            self._cuts, self.shapes = self._cut(self._sorted)
-            longest = np.maximum.reduceat(self._lengths[:, self._sorted], self._cuts[:-1], axis=1)
-            size = (longest * np.diff(self._cuts)).sum()
-        self.padding = float(1 - self._lengths[:, rows].sum() / size)
+    def __init__(self, lengths, tokens_per_batch, seed=0, shapes=None, files=None):
+        self._lengths, self._tokens_per_batch, self._seed = lengths, tokens_per_batch, seed
+        self._has_bounds = shapes is not None
+        settings = {"length_plan": [tokens_per_batch, lengths.longest, repr(shapes)]}
+        make = functools.partial(
+            _bounded if shapes else _by_length, lengths, tokens_per_batch, shapes
+        )
+        arrays = arrays_of_plan(make, settings, files)
+        self._order, self._starts, self._cuts = (arrays[n] for n in ("order", "starts", "cuts"))
+        size, *tokens = arrays["numbers"].tolist()
+        self.num_rows, self.num_tokens = len(self._order), tokens
+        self.padding = 1 - sum(tokens) * 2 / len(tokens) / size
         self.steps_per_epoch = len(self._cuts) - 1
-        self._order_of = _orders(self._sorted, group_of, self.steps_per_epoch, seed)
+        self.shapes = arrays.get("shapes")
+        if self.shapes is None:
+            self.shapes = np.broadcast_to(-1, (self.steps_per_epoch, 3))
 
     def batch(self, step):
         """The rows and the shape of batch `step`, counted from the beginning of training."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        rows, batch_order = self._order_of(epoch)
-        batch = batch_order[place]
-        return rows[slice(*self._cuts[batch : batch + 2])], self.shapes[batch]
+        epoch, place = divmod(int(step), self.steps_per_epoch)
+        batch = int(permuted(place, self.steps_per_epoch, key_of(self._seed, epoch))[0])
+        places = np.arange(*self._cuts[batch : batch + 2])
+        places = shuffled_in_groups(places, self._starts, self._seed, epoch)
+        return self._order[places], self.shapes[batch]
 
     def in_order(self):
         """A list of the rows of each batch and its shape, each row once.
 
         In the order of the text; with `FewShapes`, by length.
         """
-        rows, cuts, shapes = self._sorted, self._cuts, self.shapes
+        rows, cuts, shapes = self._order, self._cuts, self.shapes
         if not self._has_bounds:
-            rows, (cuts, shapes) = self._rows, self._cut(self._rows)
+            parts = [(rows, lengths.max(axis=0)) for rows, lengths in self._lengths.slices()]
+            rows, longer = (np.concatenate(part) for part in zip(*parts, strict=True))
+            cuts = _greedy_cuts(longer.tolist(), [1] * len(rows), self._tokens_per_batch)
+            shapes = np.broadcast_to(-1, (len(cuts) - 1, 3))
         bounds = itertools.pairwise(cuts.tolist())
         return [(rows[slice(*some)], shape) for some, shape in zip(bounds, shapes, strict=True)]
 
-    def _sort_by_length(self):
-        """Rows by length, and for each position the number of its group of equal lengths."""
-        source, target = self._lengths[:, self._rows]
+
+def shuffled_in_groups(places, starts, seed, epoch):
+    """Each place moved within its group, by a permutation of this epoch; `starts` are of groups."""
+    group = np.searchsorted(starts, places, side="right") - 1
+    first = np.asarray(starts[group], np.int64)
+    sizes, keys = starts[group + 1] - first, key_of(seed, epoch, group)
+    return first + permuted(places - first, sizes, keys)
+
+
+def _by_length(lengths, tokens_per_batch, _, new):
+    """The arrays of a plan with the least padding."""
+    width = lengths.longest + 1
+
+    def key_of_lengths(lengths):
         # Alternately up and down: a batch that spans two target lengths then holds sources of
         # similar lengths, not the longest of one and the shortest of the next.
-        order = np.lexsort((np.where(target % 2 == 0, source, -source), target))
-        return self._rows[order], _groups_of_equals(np.stack([source, target])[:, order])
+        source, target = lengths[0], lengths[-1]
+        return target * width + np.where(target % 2 == 0, source, width - 1 - source)
 
-    def _cut(self, rows):
-        """Where batches begin, and the end, and their shapes; each takes all the budget allows."""
-        cuts, longest = [0], 0
-        for place, length in enumerate(self._lengths[:, rows].max(axis=0).tolist()):
-            longest = max(longest, length)
-            if (place + 1 - cuts[-1]) * longest > self._tokens_per_batch:
-                cuts.append(place)
-                longest = length
-        return np.array([*cuts, len(rows)]), np.full((len(cuts), 3), -1)
+    keys, counts, tokens = lengths.histogram(key_of_lengths)
+    target, source = np.divmod(keys, width)
+    source = np.where(target % 2 == 0, source, width - 1 - source)
+    order = new("order", counts.sum())
+    lengths.sort(key_of_lengths, keys, counts, order)
+    starts = np.append(0, np.cumsum(counts))
+    longer = np.maximum(source, target)
+    cuts = _greedy_cuts(longer.tolist(), counts.tolist(), tokens_per_batch)
+    first = np.searchsorted(starts, cuts[:-1], side="right") - 1
+    last = np.searchsorted(starts, cuts[1:] - 1, side="right")
+    between = np.stack([first, last], axis=1).ravel()
+    longest = [np.maximum.reduceat(np.append(side, 0), between)[::2] for side in (source, target)]
+    size = int((np.sum(longest, axis=0) * np.diff(cuts)).sum())
+    return {"order": order, "starts": starts, "cuts": cuts, "numbers": np.array([size, *tokens])}
+
+
+def _greedy_cuts(lengths, counts, tokens_per_batch):
+    """Where batches begin, and the end; each takes all rows that the budget allows.
+
+    Args:
+        lengths: the length of the longer side of each group of rows.
+        counts: the rows of each group.
+        tokens_per_batch: the budget.
+    """
+    cuts, place, rows, longest = [np.zeros(1, np.int64)], 0, 0, 0  # of the batch that is filled
+    for length, count in zip(lengths, counts, strict=True):
+        room = tokens_per_batch // max(longest, length) - rows
+        if count <= room:
+            rows, longest = rows + count, max(longest, length)
+        else:
+            room, full = max(0, room), tokens_per_batch // length
+            cuts.append(np.arange(place + room, place + count, full))
+            rows, longest = (count - room - 1) % full + 1, length
+        place += count
+    return np.concatenate([*cuts, [place]])
+
+
+def _bounded(lengths, tokens_per_batch, shapes, new):
+    """The arrays of a plan with few shapes."""
+
+    def longer(lengths):
+        return lengths.max(axis=0)
+
+    keys, counts, tokens = lengths.histogram(longer)
+    plan = best_plan(keys, shapes, tokens_per_batch, counts)
+    order = new("order", counts.sum())
+    lengths.sort(longer, keys, counts, order)
+    starts = np.append(0, np.cumsum(counts))[np.searchsorted(keys, plan.bounds, side="right")]
+    numbers = np.array([plan.size, *tokens])
+    arrays = {"order": order, "starts": np.unique(np.append(0, starts)), "cuts": plan.cuts}
+    return {**arrays, "shapes": plan.shapes, "numbers": numbers}
+
+
+class PlanFiles(NamedTuple):
+    """Where a plan is kept in files, to be made once and read by all workers."""
+
+    folder: pathlib.Path  # it is replaced if it holds another plan
+    text: int  # a checksum of the text that is planned
+
+
+def arrays_of_plan(make, settings, files):
+    """The arrays of a plan, {name: array}, in memory or mapped from files.
+
+    Args:
+        make: function that makes them; it is called with a function from a name and a count to an
+            array of so many integers to fill.
+        settings: what the plan depends on besides the text, as JSON.
+        files: `PlanFiles`, or None.
+    """
+    if files is None:
+        return make(lambda name, count: np.empty(count, np.int64))
+    folder, content = pathlib.Path(files.folder), json.dumps([settings, files.text])
+    marker = folder / "plan.json"
+    if not marker.exists() or marker.read_text() != content:
+        if folder.exists():
+            shutil.rmtree(folder)
+        with atomic_path(folder) as draft:
+            draft.mkdir()
+
+            def new(name, count):
+                return np.lib.format.open_memmap(
+                    draft / f"{name}.npy", "w+", np.int64, (int(count),)
+                )
+
+            for name, array in make(new).items():
+                if isinstance(array, np.memmap):
+                    array.flush()
+                else:
+                    np.save(draft / f"{name}.npy", array)
+            (draft / marker.name).write_text(content)
+    return {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
 
 
 class BoundedPlan(NamedTuple):
@@ -167,12 +321,13 @@ class BoundedPlan(NamedTuple):
     size: int  # tokens of all batches, padding and both sides included
 
 
-def best_plan(lengths, shapes: FewShapes, tokens_per_batch) -> BoundedPlan:
+def best_plan(lengths, shapes: FewShapes, tokens_per_batch, counts=None) -> BoundedPlan:
     """The plan with the least padding among those with the best 1, 2, ... `shapes.count` bounds.
 
     For each number of bounds, dynamic programming finds those that pad rows least. The padding that
     empty rows and rows moved to the next bound add is counted afterwards, so that fewer bounds may
-    win. `lengths` are those of the longer side of each row, in tokens, at least 1.
+    win. `lengths` are those of the longer side of each row, in tokens, at least 1; with `counts`,
+    of as many rows each.
 
     Raises ValueError if `row_multiple` of the longest rows exceed `tokens_per_batch`.
 
@@ -181,6 +336,8 @@ def best_plan(lengths, shapes: FewShapes, tokens_per_batch) -> BoundedPlan:
         >>> plan.bounds.tolist(), plan.shapes.tolist()
         ([4, 9], [[7, 4, 4], [7, 4, 4], [3, 9, 9], [3, 9, 9], [3, 9, 9]])
     """
+    if counts is None:
+        lengths, counts = np.unique(lengths, return_counts=True)
     longest = int(lengths.max())
     if shapes.row_multiple * longest > tokens_per_batch:
         raise ValueError(
@@ -190,16 +347,15 @@ def best_plan(lengths, shapes: FewShapes, tokens_per_batch) -> BoundedPlan:
             f"{longest} tokens."
         )
     plans = [
-        _plan_for_bounds(lengths, np.minimum(bounds, longest), tokens_per_batch, shapes)
-        for bounds in _best_bounds(lengths, shapes.count)
+        _plan_for_bounds(lengths, counts, np.minimum(bounds, longest), tokens_per_batch, shapes)
+        for bounds in _best_bounds(lengths, counts, shapes.count)
     ]
     return min(plans, key=lambda plan: plan.size)
 
 
-def _best_bounds(lengths, most):
+def _best_bounds(lengths, counts, most):
     """The 1, 2, ... `most` bounds that pad rows least, each an ascending array."""
-    units = -(-lengths // LENGTH_MULTIPLE)
-    counts = np.bincount(units)
+    counts = np.bincount(-(-lengths // LENGTH_MULTIPLE), counts)
     most = min(most, np.count_nonzero(counts))
     below = np.cumsum(counts)  # number of rows with at most this many units
     last = len(counts) - 1
@@ -218,10 +374,10 @@ def _best_bounds(lengths, most):
     return best
 
 
-def _plan_for_bounds(lengths, bounds, tokens_per_batch, shapes):
-    counts = np.bincount(np.searchsorted(bounds, lengths), minlength=len(bounds)).tolist()
-    cuts, sizes, waiting = [0], [], 0
-    for bound, count in zip(bounds.tolist(), counts, strict=True):
+def _plan_for_bounds(lengths, counts, bounds, tokens_per_batch, shapes):
+    in_bounds = np.bincount(np.searchsorted(bounds, lengths), counts, len(bounds))
+    cuts, sizes, waiting = [np.zeros(1, np.int64)], [], 0
+    for bound, count in zip(bounds.tolist(), in_bounds.astype(np.int64).tolist(), strict=True):
         waiting += count
         most = tokens_per_batch // bound
         multiple = int(np.lcm(shapes.row_multiple, ROW_MULTIPLE))
@@ -232,12 +388,13 @@ def _plan_for_bounds(lengths, bounds, tokens_per_batch, shapes):
             # No row may be left over: as many batches as needed, with equally many rows.
             steps = -(-waiting // rows)
             rows = -(-waiting // (steps * multiple)) * multiple
-        sizes += [(rows, bound, bound)] * steps
-        cuts += [cuts[-1] + rows * (step + 1) for step in range(steps)]
+        sizes.append(np.tile([rows, bound, bound], (steps, 1)))
+        cuts.append(cuts[-1][-1] + rows * np.arange(1, steps + 1))
+        cuts = [cuts[0], *filter(len, cuts[1:])]
         waiting -= rows * steps
-    sizes = np.array(sizes)
-    cuts[-1] = len(lengths)
-    return BoundedPlan(bounds, np.array(cuts), sizes, int(2 * sizes[:, :2].prod(axis=1).sum()))
+    sizes, cuts = np.concatenate(sizes), np.concatenate(cuts)
+    cuts[-1] = counts.sum()
+    return BoundedPlan(bounds, cuts, sizes, int(2 * sizes[:, :2].prod(axis=1).sum()))
 
 
 class PackedPlan:
@@ -248,61 +405,94 @@ class PackedPlan:
     a batch, are a pure function of seed and epoch. Batches are filled up with empty rows.
 
     Args:
-        texts: numbers of the texts, integers (texts,).
-        lengths: lengths of all texts, in tokens, by number: one array for each side.
-        row_length: length of each side of a row, in tokens; no text is longer.
+        lengths: `RowLengths` of the texts, whose `longest` is the length of each side of a row.
         max_rows: maximum rows in a batch.
         seed: integer that fixes the order of every epoch.
         row_multiple: the rows of each batch are a multiple of it.
+        files: `PlanFiles`; None to keep the plan in memory, 16 bytes a text.
 
     Attributes: those of `LengthPlan`, with integers (steps, 1 + sides) as shapes.
 
     Examples:
-        >>> plan = PackedPlan(np.arange(4), [np.array([2, 5, 3, 5])], row_length=5, max_rows=3)
+        >>> plan = PackedPlan(RowLengths([np.array([2, 5, 3, 5])], longest=5), max_rows=3)
         >>> [sorted(row) for row in plan.in_order()[0][0].to_list()]
         [[1], [3], [0, 2]]
     """
 
-    def __init__(self, texts, lengths, row_length, max_rows, seed=0, row_multiple=1):
+    def __init__(self, lengths, max_rows, seed=0, row_multiple=1, files=None):
+        row_length = lengths.longest
         if max_rows < row_multiple:
             raise ValueError(
                 "A batch must hold at least row_multiple rows. Use larger batches or shorter rows."
                 f" Received: room for {max_rows} rows of {row_length} tokens, "
                 f"row_multiple={row_multiple}."
             )
-        lengths = np.stack(lengths)[:, texts]
-        by_length = np.lexsort(lengths)
-        # Before sorting: in a row of equal lengths one side would be full and the other not.
-        row_of = _best_fit(lengths, row_length)[by_length]
-        self._texts, lengths = texts[by_length], lengths[:, by_length]
-        num_rows = row_of.max() + 1
+        make = functools.partial(_packed, lengths)
+        arrays = arrays_of_plan(make, {"packed_plan": row_length}, files)
+        self._seed, self._order, self._starts = seed, arrays["order"], arrays["starts"]
+        self._places, self._row_starts = arrays["places"], arrays["row_starts"]
+        self.num_rows, self.num_tokens = len(self._order), arrays["numbers"].tolist()
+        num_rows = len(self._row_starts) - 1
         # Equal batches: the last one is hardly shorter than the others.
         self.steps_per_epoch = -(-num_rows // (max_rows - max_rows % row_multiple))
         batch = -(-num_rows // (self.steps_per_epoch * row_multiple)) * row_multiple
-        self.shapes = np.full((self.steps_per_epoch, 1 + len(lengths)), row_length)
-        self.shapes[:, 0] = batch
-        texts_in_row = np.bincount(row_of, minlength=self.steps_per_epoch * batch)
-        self._places = IdRows(np.argsort(row_of, kind="stable"), texts_in_row)
-        groups = _groups_of_equals(lengths)
-        self._order_of = _orders(self._texts, groups, len(self._places), seed)
-        size = self.steps_per_epoch * batch * row_length * len(lengths)
-        self.padding = float(1 - lengths.sum() / size)
+        shape = [batch, *[row_length] * lengths.num_sides]
+        self.shapes = np.broadcast_to(shape, (self.steps_per_epoch, len(shape)))
+        size = self.steps_per_epoch * batch * row_length * lengths.num_sides
+        self.padding = 1 - sum(self.num_tokens) / size
 
     def batch(self, step):
         """The texts of each row of batch `step`, as `IdRows` of their numbers, and its shape."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        texts, row_order = self._order_of(epoch)
-        return self._slice(place, texts, row_order)
+        epoch, place = divmod(int(step), self.steps_per_epoch)
+        rows = self._rows_of(place)
+        rows = permuted(rows, self.steps_per_epoch * len(rows), key_of(self._seed, epoch))
+        texts = self._texts(rows)
+        places = shuffled_in_groups(texts.values, self._starts, self._seed, epoch)
+        return IdRows(self._order[places], texts.lengths), self.shapes[place]
 
     def in_order(self):
         """A list of batches like `batch`'s that hold each text once, not shuffled."""
-        rows = np.arange(len(self._places))
-        return [self._slice(place, self._texts, rows) for place in range(self.steps_per_epoch)]
+        batches = (self._texts(self._rows_of(place)) for place in range(self.steps_per_epoch))
+        shape = self.shapes[0]
+        return [(IdRows(self._order[texts.values], texts.lengths), shape) for texts in batches]
 
-    def _slice(self, place, texts, rows):
-        shape = self.shapes[place]
-        places = self._places.take(rows[place * shape[0] :][: shape[0]])
-        return IdRows(texts[places.values], places.lengths), shape
+    def _rows_of(self, place):
+        count = int(self.shapes[0, 0])
+        return np.arange(place * count, (place + 1) * count)
+
+    def _texts(self, rows):
+        """The places by length of the texts of rows; rows after the last one are empty."""
+        is_full = rows < len(self._row_starts) - 1
+        rows = np.where(is_full, rows, 0)
+        starts = self._row_starts[rows]
+        counts = np.where(is_full, self._row_starts[rows + 1] - starts, 0)
+        return IdRows(self._places[ranges(starts, counts)], counts)
+
+
+def _packed(lengths, new):
+    """The arrays of a plan of packed rows."""
+    width = lengths.longest + 1
+
+    def key_of_lengths(lengths):
+        return lengths[-1] * width + lengths[0]
+
+    keys, counts, tokens = lengths.histogram(key_of_lengths)
+    order, places = new("order", counts.sum()), new("places", counts.sum())
+    lengths.sort(key_of_lengths, keys, counts, order)
+    starts = np.append(0, np.cumsum(counts))
+    sides = np.stack([keys % width, keys // width])[-lengths.num_sides :]
+    parts, row_counts, done = -(-len(order) // _PLACES_AT_A_TIME), [], 0
+    for part in range(parts):  # each has texts of all lengths
+        some = np.arange(part, len(order), parts)
+        row_of = _best_fit(sides[:, np.searchsorted(starts, some, side="right") - 1], width - 1)
+        places[done : done + len(some)] = some[np.argsort(row_of, kind="stable")]
+        row_counts.append(np.bincount(row_of))
+        done += len(some)
+    row_starts = np.append(0, np.cumsum(np.concatenate(row_counts)))
+    return {
+        "order": order, "places": places, "starts": starts, "row_starts": row_starts,
+        "numbers": tokens,
+    }  # fmt: skip
 
 
 def _best_fit(lengths, row_length):
@@ -326,11 +516,6 @@ def _best_fit(lengths, row_length):
         roomy = np.argsort(room[:used].min(axis=1), kind="stable")[-_ROWS_KEPT_OPEN:]
         numbers, room = numbers[roomy], room[roomy]
     return row_of
-
-
-def _groups_of_equals(lengths):
-    """Numbers the runs of equal columns of sorted lengths, (sides, rows)."""
-    return np.cumsum(np.diff(lengths, prepend=lengths[:, :1]).any(axis=0))
 
 
 class PlannedBatchesMixin:
@@ -373,14 +558,6 @@ class PlannedBatchesMixin:
         return [size if same else None for same, size in zip(is_one, first.tolist(), strict=True)]
 
 
-def _orders(rows, group_of, count, seed):
-    """The function `shuffled` by epoch.
-
-    A partial function, because a method would keep its plan alive until Python collects garbage.
-    """
-    return LastTwo(functools.partial(shuffled, rows, group_of, count, seed))
-
-
 class LastTwo:
     """A function that remembers its last two results, for iterators on both sides of an edge.
 
@@ -399,10 +576,3 @@ class LastTwo:
 
     def __reduce__(self):
         return LastTwo, (self._function,)
-
-
-def shuffled(rows, group_of, count, seed, epoch):
-    """Rows permuted within each group, and an order of `count` things, for one epoch."""
-    within, between = split((seed, epoch))
-    order = np.argsort(group_of + uniform(within, len(group_of), np.float64), kind="stable")
-    return rows[order], np.argsort(uniform(between, count), kind="stable")

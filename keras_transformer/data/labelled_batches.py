@@ -7,6 +7,7 @@ from keras_transformer.data.batch_plans import (
     FewShapes,
     LengthPlan,
     PlannedBatchesMixin,
+    RowLengths,
     check_shapes,
 )
 from keras_transformer.data.token_ids import IdRows, checked_ids, checksum_of
@@ -131,9 +132,8 @@ class LabelledBatches(PlannedBatchesMixin):
         lengths = np.maximum(1, lengths)  # a text without tokens takes a column too
         if not shapes:
             lengths = np.minimum(-(-lengths // _LENGTH_STEP) * _LENGTH_STEP, tokens_per_batch)
-        rows = np.arange(len(lengths))
-        plan = LengthPlan(rows, lengths, lengths, tokens_per_batch, seed, shapes)
-        self._follow(plan)
+        lengths = RowLengths([lengths], tokens_per_batch)
+        self._follow(LengthPlan(lengths, tokens_per_batch, seed, shapes))
         self._has_weights = bool(shapes)
 
     @property

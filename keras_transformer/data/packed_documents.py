@@ -7,6 +7,7 @@ from keras_transformer.data.batch_plans import (
     PackedPlan,
     PackedRows,
     PlannedBatchesMixin,
+    RowLengths,
     check_shapes,
 )
 from keras_transformer.data.token_ids import IdRows, check_no_ends, checked_ids, checksum_of
@@ -73,7 +74,9 @@ class PackedDocuments(PlannedBatchesMixin):
         is_end = (lengths == 1) & (inputs[np.cumsum(lengths) - 1] == END_ID)  # without a label
         kept = np.flatnonzero(~is_end)
         row_multiple = (shapes or PackedRows()).row_multiple
-        self._follow(PackedPlan(kept, [lengths], length, batch_size, seed, row_multiple))
+        self._kept = kept
+        plan_lengths = RowLengths([lengths[kept]], length)
+        self._follow(PackedPlan(plan_lengths, batch_size, seed, row_multiple))
 
     def save(self, path) -> None:
         """Writes the tokens to a NumPy .npz file, atomically."""
@@ -96,5 +99,6 @@ class PackedDocuments(PlannedBatchesMixin):
         return (keras.InputSpec(dtype="int32", shape=self._common_sizes()),) * 2
 
     def _batch(self, documents, shape):
-        rows = (side.take_joined(documents) for side in (self._read, self._next))
-        return tuple(side.padded(*shape) for side in rows)
+        parts = self._kept[documents.values]
+        sides = (side.take(parts).joined(documents.lengths) for side in (self._read, self._next))
+        return tuple(side.padded(*shape) for side in sides)

@@ -14,7 +14,9 @@ from keras_transformer.data.batch_plans import (
     LengthPlan,
     PackedPlan,
     PackedRows,
+    PlanFiles,
     PlannedBatchesMixin,
+    RowLengths,
     check_shapes,
 )
 from keras_transformer.data.token_ids import IdRows, check_no_ends, checked_ids, checksum_of
@@ -25,7 +27,8 @@ from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 class TokenBatches(PlannedBatchesMixin):
     """Batches of token ids for training a translation model.
 
-    Keeps the ids in memory, about four bytes per token. Pairs of similar lengths share a batch, so
+    Ids of a `Prepared` folder are read as they are needed, others stay in memory, about four bytes
+    per token. Pairs of similar lengths share a batch, so
     that little of it is padding: pairs are sorted by length and divided so that the rows times the
     longest sentence stay within a budget of tokens on either side. Every epoch holds each pair
     once, in batches of the same shapes; which pairs of equal lengths share a batch, and the order
@@ -51,6 +54,8 @@ class TokenBatches(PlannedBatchesMixin):
         shapes: None for the least padding, in any shape; `FewShapes` for a step that is compiled
             once for each; `PackedRows` for rows of `max_length` tokens on either side that hold
             several pairs one after another: no text may then hold the ids 2 and 3.
+        plan_folder: folder where the order of the pairs is kept; made if it is not there, and anew
+            if it is that of another text or other arguments. None to keep it in memory.
 
     Attributes:
         num_pairs: pairs kept, all of which are in each epoch.
@@ -81,6 +86,7 @@ class TokenBatches(PlannedBatchesMixin):
         max_length: int = 256,
         seed: int = 0,
         shapes: FewShapes | PackedRows | None = None,
+        plan_folder=None,
     ):
         if tokens_per_batch < max_length:
             raise ValueError(
@@ -100,32 +106,32 @@ class TokenBatches(PlannedBatchesMixin):
         if self._packed:
             check_no_ends(source_ids)
             check_no_ends(target_ids)
-        self._sources, self._targets = _with_end(source_ids), _with_end(target_ids)
-        lengths = [side.lengths for side in (self._sources, self._targets)]
-        kept = np.flatnonzero(np.maximum(*lengths) <= max_length)
-        self.num_pairs = len(kept)
-        self.num_dropped = num_texts - self.num_pairs
-        if self.num_pairs == 0:
+        self._sources, self._targets = source_ids, target_ids
+        sides = source_ids.lengths, target_ids.lengths
+        lengths = RowLengths(sides, max_length, added=1)  # the end
+        if not any(len(rows) for rows, _ in lengths.slices()):
             raise ValueError(
                 "No pair is left to train on. Give more text or a larger max_length. Received: "
-                f"{num_texts} pairs, {self.num_dropped} of them longer than {max_length} tokens."
+                f"{num_texts} pairs, {num_texts} of them longer than {max_length} tokens."
             )
+        files = plan_folder and PlanFiles(plan_folder, self.checksum())
+        if self._packed:
+            rows = tokens_per_batch // max_length
+            plan = PackedPlan(lengths, rows, seed, shapes.row_multiple, files)
+        else:
+            plan = LengthPlan(lengths, tokens_per_batch, seed, shapes, files)
+        self._follow(plan)
+        self.num_pairs, self.num_target_tokens = plan.num_rows, plan.num_tokens[1]
+        self.num_dropped = num_texts - self.num_pairs
         if self.num_dropped:
             logging.getLogger(__name__).warning(
                 "Dropped %d of %d pairs longer than max_length=%d tokens.",
                 self.num_dropped, num_texts, max_length,
             )  # fmt: skip
-        self.num_target_tokens = int(lengths[1][kept].sum())
-        if self._packed:
-            rows = tokens_per_batch // max_length
-            plan = PackedPlan(kept, lengths, max_length, rows, seed, shapes.row_multiple)
-        else:
-            plan = LengthPlan(kept, *lengths, tokens_per_batch, seed, shapes)
-        self._follow(plan)
 
     def save(self, path) -> None:
         """Writes the tokenised text to a NumPy .npz file, atomically."""
-        sides = {"source": self._sources, "target": self._targets}
+        sides = {"source": _with_end(self._sources), "target": _with_end(self._targets)}
         arrays = {f"{side}_ids": ids.values for side, ids in sides.items()}
         arrays |= {f"{side}_lengths": ids.lengths for side, ids in sides.items()}
         save_arrays(path, arrays.items())
@@ -152,7 +158,10 @@ class TokenBatches(PlannedBatchesMixin):
 
     def checksum(self) -> int:
         """A number that changes with any token of the text."""
-        return checksum_of(self._sources, self._targets)
+        sides = self._sources, self._targets
+        if all(isinstance(side, IdRows) for side in sides):
+            return checksum_of(*map(_with_end, sides))  # as earlier versions
+        return checksum_of(np.array([side.checksum() for side in sides]))
 
     def _specs(self):
         rows, source, target = self._common_sizes()
@@ -173,8 +182,10 @@ class TokenBatches(PlannedBatchesMixin):
         return {"source_ids": source_ids, "target_ids": shifted}, labels
 
     def _rows(self, ids, pairs):
-        """The ids of one pair per row, or of the pairs, `IdRows`, that share a row."""
-        return ids.take_joined(pairs) if self._packed else ids.take(pairs)
+        """The ids of one pair per row, or of the pairs, `IdRows`, that share a row, with ends."""
+        if not self._packed:
+            return _with_end(ids.take(pairs))
+        return _with_end(ids.take(pairs.values)).joined(pairs.lengths)
 
 
 def _with_end(ids):

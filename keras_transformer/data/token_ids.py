@@ -80,10 +80,13 @@ class IdRows:
         lengths = self.starts[rows + 1] - self.starts[rows]
         return IdRows(self.values[ranges(self.starts[rows], lengths)], lengths)
 
-    def take_joined(self, groups: "IdRows") -> "IdRows":
-        """A row for each group of numbers of rows: their ids, one after another."""
-        rows = self.take(groups.values)
-        return IdRows(rows.values, np.diff(rows.starts[groups.starts]))
+    def joined(self, counts) -> "IdRows":
+        """Rows that hold so many of these rows each, integers (rows,), one after another."""
+        return IdRows(self.values, np.diff(self.starts[np.append(0, np.cumsum(counts))]))
+
+    def checksum(self) -> int:
+        """A number that changes with any id."""
+        return checksum_of(self)
 
     def padded(self, num_rows=-1, length=-1) -> np.ndarray:
         """An array, (num_rows, length), with 0 behind each row, and rows of 0 behind the last one.
@@ -182,6 +185,8 @@ def checked_ids(ids, name: str, rank: int = 2) -> IdRows:
     Raises ValueError, with the argument's `name`, unless `ids` is `IdRows`, a ragged tensor or
     sequences of integers without padding, which 0 stands for.
     """
+    if getattr(ids, "is_checked", False):  # of a prepared folder
+        return ids
     try:
         values, *lengths = _flattened(ids, rank)
     except (TypeError, ValueError) as error:
@@ -235,6 +240,8 @@ def _integers(row):
 
 def check_no_ends(ids: IdRows) -> None:
     """Raises ValueError if a text holds the id of a start or an end, which separate texts."""
+    if getattr(ids, "is_checked", False):
+        return  # they are text only
     forbidden = np.intersect1d(ids.values, [START_ID, END_ID])
     if len(forbidden):
         raise ValueError(

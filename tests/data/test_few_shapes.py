@@ -67,7 +67,7 @@ def test_bounds_are_the_best_there_are():
     for _ in range(20):
         lengths = random.integers(1, random.integers(3, 24), random.integers(1, 60))
         ends = np.unique(-(-lengths // LENGTH_MULTIPLE) * LENGTH_MULTIPLE)
-        for bounds in _best_bounds(lengths, 4):
+        for bounds in _best_bounds(lengths, np.ones_like(lengths), 4):
             others = itertools.combinations(ends[:-1], len(bounds) - 1)
             least = min(padded(lengths, [*other, ends[-1]]) for other in others)
             assert padded(lengths, bounds) == least
