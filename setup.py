@@ -24,6 +24,7 @@ TRAIN = [
 # importlib-resources: imported by tensorflow-datasets when it reads files, but not required by it.
 DATASETS = ["tensorflow-datasets>=4.9.7,<5", "importlib-resources>=6,<8"]
 TABLES = "pyarrow>=18,<27"
+ZSTANDARD = "zstandard>=0.23,<1"
 TORCH = "torch>=2.6,<2.14"
 SERVE = "ray[serve]>=2.60,<3"
 HUB = "keras-hub>=0.20,<0.33"
@@ -64,10 +65,12 @@ setup(
         "cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         "train": [*TRAIN, *DATASETS],
         "tables": [TABLES],
+        "zstandard": [ZSTANDARD],
         "test": [
             *TRAIN,
             *DATASETS,
             TABLES,
+            ZSTANDARD,
             HUB,
             "jax>=0.7,<0.12",
             "hypothesis>=6.170,<7",

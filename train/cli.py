@@ -9,6 +9,7 @@ MODULES = {
     "language-model": "language_model",
     "classification": "classification",
     "pretraining": "pretraining",
+    "prepare": "prepare",
     "convert": "convert",
     "launch": "launch.__main__",
     "serve": "serve.__main__",

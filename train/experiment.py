@@ -39,6 +39,7 @@ class Experiment:
     config_class: type  # its subclass of `TrainingConfig`
     target_tokenizer = None  # of a model whose two sides have one each
     pretrained = None  # what --pretrained holds, as `convert.Converted`
+    prepared = None  # the `Prepared` folder of --prepared
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
@@ -99,6 +100,10 @@ class Experiment:
         """The batches of the training text, from the file that they were saved to."""
         batches, settings = self.batches(tokenizer)
         return batches.load(path, *settings)
+
+    def prepared_batches(self, tokenizer, plan_folder):
+        """Batches of `prepared`, whose order is kept in a folder."""
+        raise NotImplementedError
 
     def callbacks(self, run, tokenizer):
         """Further callbacks that measure and write during training, on the chief only."""

@@ -27,7 +27,7 @@ from .progress import (
     opened_log,
     progress,
 )
-from .recovery import finished_model, load_data, locked
+from .recovery import finished_model, load_data, locked, planned
 from .run import Run
 from .settings import flag_of
 from .training_config import CHOSEN_AT_START
@@ -150,7 +150,13 @@ def _train(run, experiment, strategy, exists, lock, log_file):
     config, is_chief = experiment.config, this_worker(strategy).index == 0
     keras.utils.set_random_seed(config.seed)
     # The text is not tokenised again, and may have changed.
-    tokenizer, batches = load_data(run, experiment, is_chief) if exists else experiment.make_data()
+    if exists:
+        tokenizer, batches = load_data(run, experiment, strategy)
+    elif experiment.prepared is None:
+        tokenizer, batches = experiment.make_data()
+    else:
+        tokenizer = experiment.make_tokenizer()
+        batches = planned(experiment, tokenizer, run.draft_of_plan, strategy)
     check_rows(config, batches, strategy)
     check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
     validation = experiment.validation(tokenizer)

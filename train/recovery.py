@@ -13,6 +13,8 @@ from keras_transformer.serving.run_folder import AGAIN
 from keras_transformer.training.checkpoint_files import steps_in
 from keras_transformer.training.distribution import from_all_workers, this_worker
 
+from .run import order_version
+
 LOG = logging.getLogger(__name__)
 
 
@@ -70,24 +72,51 @@ def finished_model(run, experiment, is_chief):
     return model
 
 
-def load_data(run, experiment, is_chief):
+def load_data(run, experiment, strategy):
     """The tokenizer and batches that a run began with, rebuilt if a file is damaged."""
+    is_chief = this_worker(strategy).index == 0
     try:
         tokenizer = run.tokenizer()
         run.target_tokenizer()
-        batches = experiment.load_batches(run.tokens_file, tokenizer)
+        if experiment.prepared is None:
+            batches = experiment.load_batches(run.tokens_file, tokenizer)
+        else:
+            batches = planned(experiment, tokenizer, run.plan, strategy)
+            if batches.checksum() != run.checksums().get("tokens"):
+                raise ValueError(
+                    f"--prepared must be the folder that {run.path} began with, which may have "
+                    f"moved. Received: {experiment.prepared.path}, which holds another text."
+                )
     except (DamagedFile, FileNotFoundError) as error:
-        return _rebuild(run, experiment, is_chief, error)
-    if is_chief and not run.checksums():
+        if experiment.prepared is not None:
+            raise
+        tokenizer, batches = _rebuild(run, experiment, is_chief, error)
+    known = run.checksums()
+    if known and known.get("order", 1) != order_version(batches):
+        raise ValueError(
+            f"{run.path} was begun by version 0.2, whose batches come in another order. Finish it "
+            "with that version, or choose another --run."
+        )
+    if is_chief and not known:
         run.save_data(tokenizer, batches, experiment.target_tokenizer)
     return tokenizer, batches
+
+
+def planned(experiment, tokenizer, folder, strategy):
+    """Batches of a prepared folder, whose order the chief keeps in a folder for all workers."""
+    is_chief = this_worker(strategy).index == 0
+    batches = experiment.prepared_batches(tokenizer, folder) if is_chief else None
+    from_all_workers(strategy, 0)  # the chief has written it
+    return batches if is_chief else experiment.prepared_batches(tokenizer, folder)
 
 
 def _rebuild(run, experiment, is_chief, error):
     """Tokenizer and batches rebuilt from the text, provided they are the same as before."""
     tokenizer, batches = experiment.make_data()
     target = experiment.target_tokenizer
-    if run.checksums() != run.checksums_of(tokenizer, batches, target):
+    known, now = run.checksums(), run.checksums_of(tokenizer, batches, target)
+    # The order of batches is no matter of files.
+    if {**known, "order": 0} != {**now, "order": 0}:
         raise DamagedFile(
             f"{_problem(error)} It cannot be rebuilt, because the text is no longer the one that "
             "the run began with. Choose another --run."

@@ -2,14 +2,12 @@
 
 import json
 import math
-import pathlib
-import tempfile
-import zlib
 
 import keras
 import numpy as np
 
 from keras_transformer.convert import Converted
+from keras_transformer.data.token_ids import tokenizer_checksum
 from keras_transformer.files import (
     NotWritten,
     atomic_path,
@@ -28,9 +26,15 @@ from .progress import StopWithoutProgress, read_epochs
 from .training_config import MAY_CHANGE, describe_changes
 
 
+def order_version(batches):
+    """Which of the orders that this library has had batches come in; 1 in version 0.2."""
+    return getattr(batches, "order_version", 1)
+
+
 class Run(RunFolder):
     """A `RunFolder` with the files for training: tokens.npz, checkpoints/, history.csv, a lock.
 
+    With --prepared there is no tokens.npz, but plan/, the order of the rows of that folder.
     pretrained.npz is the architecture of the model of --pretrained, without its weights.
 
     Args:
@@ -42,6 +46,8 @@ class Run(RunFolder):
         super().__init__(path)
         self.config_class = config_class
         self.tokens_file = self.path / "tokens.npz"
+        self.plan = self.path / "plan"
+        self.draft_of_plan = self.path.parent / f".plan-{self.path.name}"  # until the run begins
         self.lock_file = self.path / "lock"
         self.checkpoints = self.path / "checkpoints"
         self.pretrained_file = self.path / "pretrained.npz"
@@ -140,6 +146,8 @@ class Run(RunFolder):
                 folder = Run(draft, self.config_class)
                 folder.save_config(config, target_tokenizer is not None)
                 folder.save_data(tokenizer, batches, target_tokenizer)
+                if self.draft_of_plan.exists():
+                    self.draft_of_plan.replace(folder.plan)
                 if pretrained is not None:
                     content = pretrained.to_json().encode()
                     save_arrays(folder.pretrained_file, [("json", np.frombuffer(content, "u1"))])
@@ -180,7 +188,8 @@ class Run(RunFolder):
         tokenizer.save(self.tokenizer_file)
         if target_tokenizer is not None:
             target_tokenizer.save(self.target_tokenizer_file)
-        batches.save(self.tokens_file)
+        if not getattr(batches, "is_prepared", False):
+            batches.save(self.tokens_file)
         checksums = self.checksums_of(tokenizer, batches, target_tokenizer)
         save_arrays(self.checksums_file, checksums.items())
 
@@ -194,15 +203,10 @@ class Run(RunFolder):
     @staticmethod
     def checksums_of(tokenizer, batches, target_tokenizer=None):
         """Numbers that differ as soon as a tokenizer or any of the tokens does, by name."""
-        checksums = {"tokens": batches.checksum()}
+        checksums = {"tokens": batches.checksum(), "order": order_version(batches)}
         tokenizers = {"tokenizer": tokenizer, "target_tokenizer": target_tokenizer}
-        with tempfile.TemporaryDirectory() as folder:
-            file = pathlib.Path(folder, "tokenizer")
-            for name, each in tokenizers.items():
-                if each is not None:
-                    each.save(file)
-                    checksums[name] = zlib.crc32(file.read_bytes())
-        return checksums
+        present = {name: each for name, each in tokenizers.items() if each is not None}
+        return checksums | {name: tokenizer_checksum(each) for name, each in present.items()}
 
     def history(self):
         """The logs of all epochs so far, {name: list of numbers}; NaN for what was not measured."""

@@ -25,7 +25,8 @@ MAY_CHANGE = {
     **dict.fromkeys(
         ("peak_rate", "warmup_steps", "schedule", "weight_decay", "clip_norm")
         + ("average", "patience", "num_beams", "length_penalty", "scoring", "token_rules")
-        + ("sampling", "tensorboard", "bleu_every"),
+        + ("sampling", "tensorboard", "bleu_every")
+        + ("prepared",),  # the folder may move
         lambda before, now: True,
     ),
     "steps": lambda before, now: now > before,

@@ -43,8 +43,11 @@ from .training_config import (
 )
 
 callbacks = Deferred("keras_transformer.training.callbacks")
+token_ids = Deferred("keras_transformer.data.token_ids")
 pictures = Deferred(f"{__package__}.pictures")
 sacrebleu = Deferred("sacrebleu")
+
+HELD_OUT = "held_out.source.txt", "held_out.target.txt"  # in a prepared folder
 
 RULES = ("no_repeat_ngram_size", "min_length", "repetition_penalty")  # which have flags
 USUAL_SEARCH = {"num_beams": 5, "length_penalty": 1.0, "scoring": "gnmt", "token_rules": "{}"}
@@ -76,6 +79,9 @@ class TranslationConfig(TrainingConfig):
         "", "language to translate to, with --dataset or a multilingual model"
     )
     data_dir: str = setting("", "folder where TFDS keeps its data")
+    prepared: str = setting(
+        "", "instead: a folder that train.prepare has made, for text that exceeds the memory"
+    )
     distinct_sources: bool = setting(False, "train only on the first translation of each source")
     max_pairs: int = setting(0, "train only on this many pairs, the first ones; 0 for all", ge=0)
 
@@ -131,11 +137,16 @@ class TranslationConfig(TrainingConfig):
 
     def has_validation(self):
         pair = self.valid_source or self.valid_target
-        return bool(pair or self.valid_tsv or self.valid_table or self.dataset)
+        given = (pair, self.valid_tsv, self.valid_table, self.dataset, self.prepared)
+        return any(map(bool, given))
 
     def needs(self):
         has_table = (bool(self.table or self.valid_table), "--table or --valid-table")
+        raw = (not self.prepared, "a text that is not --prepared")
         return super().needs() | {
+            "distinct_sources": raw,
+            "max_pairs": raw,
+            "vocabulary_size": raw,
             "data_dir": (bool(self.dataset), "--dataset"),
             "source_column": has_table,
             "target_column": has_table,
@@ -272,11 +283,12 @@ class TranslationExperiment(Experiment):
     def read_texts(self):
         config = self.config
         pair = config.source, config.target
-        kinds = [any(pair), *map(bool, (config.tsv, config.table, config.dataset))]
+        others = config.tsv, config.table, config.dataset, config.prepared
+        kinds = [any(pair), *map(bool, others)]
         if sum(kinds) != 1:
             raise ValueError(
                 "Give one training text: --source and --target, or --tsv, or --table, or "
-                f"--dataset. Received: {sum(kinds)} of them."
+                f"--dataset, or --prepared. Received: {sum(kinds)} of them."
             )
         languages = config.source_language or config.target_language
         if languages and not config.dataset and not config.pretrained:
@@ -287,15 +299,21 @@ class TranslationExperiment(Experiment):
         _check_pair(*pair, "--source and --target")
         valid = config.valid_source, config.valid_target
         _check_pair(*valid, "--valid-source and --valid-target")
-        kinds = [any(valid), *map(bool, (config.valid_tsv, config.valid_table))]
-        if sum(kinds) > 1:
+        kinds_of_validation = [any(valid), bool(config.valid_tsv), bool(config.valid_table)]
+        if sum(kinds_of_validation) > 1:
             raise ValueError(
                 "Give one validation text: --valid-source and --valid-target, or --valid-tsv, or "
-                f"--valid-table. Received: {sum(kinds)} of them."
+                f"--valid-table. Received: {sum(kinds_of_validation)} of them."
             )
-        train_text = self._read("train", pair, config.tsv, config.table)
+        if config.prepared:
+            self.prepared = self._opened()
+            train_text = self._first_pair()
+        else:
+            train_text = self._read("train", pair, config.tsv, config.table)
         valid_text = None
-        if config.has_validation():
+        if config.prepared and not any(kinds_of_validation):
+            valid_text = self._held_out()
+        elif config.has_validation():
             valid_text = self._read("validation", valid, config.valid_tsv, config.valid_table)
         if config.distinct_sources:
             train_text = _first_translations(train_text)
@@ -319,11 +337,45 @@ class TranslationExperiment(Experiment):
         }
         return kt.data.corpora.read_dataset(config.dataset, split, **where)
 
+    def _opened(self):
+        """The folder of --prepared."""
+        prepared = kt.data.Prepared(self.config.prepared)
+        tokenizer = getattr(self.pretrained, "tokenizer", None)
+        if tokenizer is not None and (
+            self.pretrained.target_tokenizer is not None
+            or token_ids.tokenizer_checksum(tokenizer)
+            != token_ids.tokenizer_checksum(prepared.tokenizer())
+        ):
+            raise ValueError(
+                "--prepared must be a text that was prepared with the tokenizer of --pretrained: "
+                f"train.prepare --tokenizer. Received: {self.config.prepared} and "
+                f"{self.config.pretrained}."
+            )
+        return prepared
+
+    def _first_pair(self):
+        tokenizer = self.prepared.tokenizer()
+        pair = [tokenizer.detokenize(ids[None]) for ids in self.prepared[0].values()]
+        return kt.data.ParallelText(*([text.numpy()[0].decode()] for text in pair))
+
+    def _held_out(self):
+        """The pairs that were held out when the text was prepared; None if there are none."""
+        if HELD_OUT[0] not in self.prepared.manifest["files"]:
+            return None
+        return kt.data.read_files(*map(self.prepared.checked, HELD_OUT))
+
     def make_tokenizer(self):
         if self.pretrained is not None:
             return self.pretrained.tokenizer
+        if self.prepared is not None:
+            return self.prepared.tokenizer()
         sentences = [*self.train_text.sources, *self.train_text.targets]
         return kt.tokenizers.train_sentencepiece(sentences, self.config.vocabulary_size)
+
+    def prepared_batches(self, tokenizer, plan_folder):
+        columns = [self.prepared.columns[name] for name in ("source", "target")]
+        batches, settings = self.batches(tokenizer)
+        return batches(*columns, *settings, plan_folder)
 
     def make_batches(self, tokenizer):
         sides = self._token_ids(self.train_text, tokenizer)

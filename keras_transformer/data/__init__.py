@@ -26,6 +26,9 @@ from keras_transformer.data.labelled_text import (
     read_labelled_tsv,
 )
 from keras_transformer.data.packed_documents import PackedDocuments
+from keras_transformer.data.pair_streams import PairStream
+from keras_transformer.data.preparation import prepare
+from keras_transformer.data.prepared import Prepared
 from keras_transformer.data.tables import read_labelled_table, read_table, read_text
 from keras_transformer.data.token_batches import TokenBatches
 from keras_transformer.data.token_ids import IdRows, tokenize, tokenize_documents
@@ -50,7 +53,9 @@ __all__ = [
     "LabelledText",
     "PackedDocuments",
     "PackedRows",
+    "PairStream",
     "ParallelText",
+    "Prepared",
     "PretrainingBatches",
     "Questions",
     "TextSegments",
@@ -62,6 +67,7 @@ __all__ = [
     "labelled",
     "mask_tokens",
     "pack_segments",
+    "prepare",
     "read_dataset",
     "read_documents",
     "read_files",

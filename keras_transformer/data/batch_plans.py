@@ -526,6 +526,7 @@ class PlannedBatchesMixin:
     """
 
     _prepare = None  # see `as_data`
+    order_version = 2  # 1 in version 0.2: other rows shared a batch
 
     def _follow(self, plan):
         self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding

@@ -129,6 +129,11 @@ class TokenBatches(PlannedBatchesMixin):
                 self.num_dropped, num_texts, max_length,
             )  # fmt: skip
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the ids are those of a `Prepared` folder, which `save` need not keep."""
+        return not isinstance(self._sources, IdRows)
+
     def save(self, path) -> None:
         """Writes the tokenised text to a NumPy .npz file, atomically."""
         sides = {"source": _with_end(self._sources), "target": _with_end(self._targets)}

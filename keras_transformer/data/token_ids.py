@@ -1,6 +1,8 @@
 """Token ids of many texts, one after another in one array."""
 
 import itertools
+import pathlib
+import tempfile
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -177,6 +179,14 @@ def checksum_of(*parts) -> int:
         for numbers in (part.values, part.starts) if isinstance(part, IdRows) else (part,):
             total = zlib.crc32(np.asarray(numbers, order="C"), total)
     return total
+
+
+def tokenizer_checksum(tokenizer) -> int:
+    """A number that changes with a tokenizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "tokenizer")
+        tokenizer.save(path)
+        return zlib.crc32(path.read_bytes())
 
 
 def checked_ids(ids, name: str, rank: int = 2) -> IdRows:

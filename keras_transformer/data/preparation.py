@@ -5,8 +5,6 @@ import itertools
 import logging
 import pathlib
 import shutil
-import tempfile
-import zlib
 
 import numpy as np
 
@@ -14,7 +12,7 @@ from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.data.corpora import lines_of
 from keras_transformer.data.pair_streams import PairStream
 from keras_transformer.data.prepared import MANIFEST, Prepared, PreparedWriter
-from keras_transformer.data.token_ids import tokenized
+from keras_transformer.data.token_ids import tokenized, tokenizer_checksum
 from keras_transformer.files import NotWritten
 
 LOG = logging.getLogger(__name__)
@@ -91,7 +89,7 @@ def prepare(
         "text": stream.states(), "vocabulary_size": vocabulary_size, "held_out": held_out,
         "distinct": distinct, "max_ratio": max_ratio, "max_characters": max_characters,
         "drop_copies": drop_copies, "seed": seed, "sample_lines": sample_lines,
-        "tokenizer": None if tokenizer is None else _checksum_of(tokenizer),
+        "tokenizer": None if tokenizer is None else tokenizer_checksum(tokenizer),
     }  # fmt: skip
     path = pathlib.Path(path)
     if (path / MANIFEST).exists():
@@ -110,7 +108,9 @@ def prepare(
     with PreparedWriter(path, ("source", "target"), size, settings=settings) as writer:
         hashes = None
         if tokenizer is None or held_out or distinct:
-            hashes = _Hashes(writer, seed, held_out, sample_lines, distinct)
+            # One that is left after those held out shows that there is text to learn from.
+            sampled = sample_lines if tokenizer is None else 1
+            hashes = _Hashes(writer, seed, held_out, sampled, distinct)
             if not hashes.exist():
                 hashes.read(stream, kept, progress)
         if tokenizer is None:
@@ -338,14 +338,6 @@ def _write_lines(path, texts):
     """Writes one text a line; those of a table may hold line breaks."""
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(text.replace("\n", " ") + "\n" for text in texts)
-
-
-def _checksum_of(tokenizer):
-    """A number that changes with a tokenizer."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "tokenizer")
-        tokenizer.save(path)
-        return zlib.crc32(path.read_bytes())
 
 
 def _check_room(path, stream):

@@ -1,0 +1,268 @@
+"""Prepares text as a plain loop would, whatever it is interrupted by."""
+
+import gzip
+import logging
+import os
+import random
+
+import numpy as np
+import pytest
+
+from keras_transformer.data import (
+    PairStream,
+    pair_streams,
+    preparation,
+    prepare,
+    prepared,
+    tokenize,
+)
+from keras_transformer.data.preparation import HELD_OUT
+from keras_transformer.tokenizers import train_sentencepiece
+
+WORDS = ["ein", "der", "Hund", "läuft", "schnell", "und", "weit", "a", "dog", "runs", "4711", "🙂"]
+EVERYTHING = {
+    "held_out": 9, "distinct": True, "max_ratio": 2.5, "max_characters": 40, "drop_copies": True,
+    "vocabulary_size": 300, "sample_lines": 60,
+}  # fmt: skip
+
+
+def drawn_pairs(count=300):
+    """Pairs with everything that filters look for, many of them equal."""
+    draw = random.Random(4)
+    pairs = []
+    for _ in range(count):
+        sides = [" ".join(draw.choices(WORDS, k=draw.randint(0, 9))) for _ in range(2)]
+        kind = draw.random()
+        if kind < 0.1:
+            sides[1] = sides[0]
+        pairs.append(draw.choice(pairs) if kind > 0.8 and pairs else tuple(sides))
+    return pairs
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return drawn_pairs()
+
+
+def written(folder, pairs, suffix=""):
+    """A stream of two files."""
+    folder.mkdir(exist_ok=True)
+    opened = gzip.open if suffix == ".gz" else open
+    for side, language in enumerate(("en", "de")):
+        with opened(folder / f"text.{language}{suffix}", "wt", encoding="utf-8") as file:
+            file.writelines(f"{pair[side]}\n" for pair in pairs)
+    return PairStream(folder / f"text.en{suffix}", folder / f"text.de{suffix}")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(pair_streams, "ROWS", 7)
+    monkeypatch.setattr(prepared, "ROWS_PER_SHARD", 40)
+    monkeypatch.setattr(prepared, "_SECONDS_BETWEEN_NOTES", 0.0)
+
+
+def plainly(pairs, held_out):
+    """Counts by reason and the pairs that are kept, one pair after another."""
+    counts = dict.fromkeys(("empty", "copies", "characters", "ratio", "duplicates"), 0)
+    kept, seen = [], set()
+    for source, target in pairs:
+        words = len(source.split()), len(target.split())
+        if not source.strip() or not target.strip():
+            counts["empty"] += 1
+        elif source.strip() == target.strip():
+            counts["copies"] += 1
+        elif len(source) > 40 or len(target) > 40:
+            counts["characters"] += 1
+        elif max(words) > 2.5 * min(words):
+            counts["ratio"] += 1
+        elif (source, target) in seen:
+            counts["duplicates"] += 1
+        else:
+            seen.add((source, target))
+            if (source, target) not in held_out:
+                kept.append((source, target))
+    return counts, kept
+
+
+def content_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def held_out_of(folder):
+    sides = [(folder / name).read_text("utf-8").splitlines() for name in HELD_OUT]
+    return list(zip(*sides, strict=True))
+
+
+def test_a_folder_holds_what_a_plain_loop_keeps(pairs, tmp_path):
+    folder = prepare(tmp_path / "out", written(tmp_path / "in", pairs), **EVERYTHING)
+    held_out = held_out_of(folder.path)
+    counts, kept = plainly(pairs, set(held_out))
+    assert all(counts.values()), "each reason occurs"
+    assert len(held_out) == 9
+    assert held_out == sorted(set(held_out), key=pairs.index), "in the order of the text"
+    assert folder.manifest["counts"] == {**counts, "rows": len(kept), "held_out": 9}
+    tokenizer = folder.tokenizer()
+    for side, name in enumerate(("source", "target")):
+        ids = tokenize([pair[side] for pair in kept], tokenizer).to_list()
+        assert folder.columns[name].take(np.arange(len(folder))).to_list() == ids
+    folder.check()
+
+
+def test_what_is_held_out_has_no_part_in_the_tokenizer(pairs, tmp_path, monkeypatch):
+    learned = []
+    original = preparation._Hashes.sample
+
+    def sample(hashes):
+        learned.extend(original(hashes))
+        return iter(learned)
+
+    monkeypatch.setattr(preparation._Hashes, "sample", sample)
+    folder = prepare(tmp_path / "out", written(tmp_path / "in", pairs), **EVERYTHING)
+    sampled = list(zip(learned[::2], learned[1::2], strict=True))
+    assert len(sampled) == len(set(sampled)) == 60
+    assert not set(sampled) & set(held_out_of(folder.path))
+    assert set(sampled) < set(pairs)
+
+
+def test_threads_and_interruptions_change_no_byte(pairs, tmp_path):
+    stream = written(tmp_path / "in", pairs)
+    prepare(tmp_path / "whole", stream, **EVERYTHING, threads=1)
+
+    def stopping(after):
+        """Progress that interrupts after so many blocks, and the list of its calls."""
+        calls = []
+
+        def progress(*call):
+            calls.append(call)
+            if len(calls) == after:
+                raise KeyboardInterrupt
+
+        return progress, calls
+
+    for after in (1, 20, 44, 7, 16, 27, 37):  # the first pass three times, of 43 blocks of 7 pairs
+        with pytest.raises(KeyboardInterrupt):
+            progress, _ = stopping(after)
+            prepare(tmp_path / "out", stream, **EVERYTHING, threads=2, progress=progress)
+        assert not (tmp_path / "out").exists()
+    progress, calls = stopping(None)
+    prepare(tmp_path / "out", stream, **EVERYTHING, progress=progress)
+    assert {name for name, *_ in calls} == {"tokenising"}
+    assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path)) == ["in", "out", "whole"]
+
+
+def test_each_kind_of_file_holds_the_same_text(pairs, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    zstandard = pytest.importorskip("zstandard")
+    folder = tmp_path / "in"
+    plain = written(folder, pairs)
+    streams = [written(folder, pairs, ".gz")]
+    for language in ("en", "de"):
+        packed = zstandard.compress((folder / f"text.{language}").read_bytes())
+        (folder / f"text.{language}.zst").write_bytes(packed)
+    streams.append(PairStream(folder / "text.en.zst", [folder / "text.de.zst"]))
+    for number in range(3):
+        part = pairs[number * 100 : (number + 1) * 100]
+        lines = "".join(f"{source}\t{target}\n" for source, target in part)
+        (folder / f"part{number}.tsv").write_text(lines, "utf-8")
+        columns = dict(zip(("en", "de"), map(list, zip(*part, strict=True)), strict=True))
+        parquet.write_table(pyarrow.table(columns), folder / f"part{number}.parquet")
+    streams.append(PairStream(tsv=f"{folder}/part*.tsv"))
+    streams.append(PairStream(table=f"{folder}/part*.parquet", columns=("en", "de")))
+    expected = [tuple(map(list, block[:2])) for block in plain.blocks()]
+    rows = [pair for block in expected for pair in zip(*block, strict=True)]
+    assert rows == pairs
+    for stream in streams:
+        found = [pair for *sides, _ in stream.blocks() for pair in zip(*sides, strict=True)]
+        assert found == pairs
+        assert [position for *_, position in stream.blocks()][-1] <= stream.num_bytes
+
+
+def test_a_given_tokenizer_is_kept(pairs, tmp_path):
+    tokenizer = train_sentencepiece([source for source, _ in pairs], 290)
+    stream = written(tmp_path / "in", pairs)
+    folder = prepare(tmp_path / "out", stream, tokenizer)
+    assert folder.tokenizer().model == tokenizer.model
+    assert folder.manifest["counts"]["rows"] == len(folder)
+    assert sum(folder.manifest["counts"].values()) == len(pairs), "one pass"
+
+
+def test_a_prepared_folder_is_not_prepared_again(pairs, tmp_path, caplog):
+    stream = written(tmp_path / "in", pairs)
+    settings = {"vocabulary_size": 300}
+    before = content_of(prepare(tmp_path / "out", stream, **settings).path)
+    with caplog.at_level(logging.WARNING):
+        prepare(tmp_path / "out", stream, **settings, threads=2)
+    assert "is already prepared: nothing to do" in caplog.text
+    with pytest.raises(ValueError, match="was prepared from other texts or with other settings"):
+        prepare(tmp_path / "out", stream, **settings, distinct=True)
+    assert content_of(tmp_path / "out") == before
+
+
+def test_a_text_that_changes_meanwhile_is_refused(pairs, tmp_path):
+    stream = written(tmp_path / "in", pairs)
+
+    def change(name, position, rows):
+        os.utime(tmp_path / "in" / "text.en", ns=(rows, rows))
+
+    with pytest.raises(ValueError, match="A file has changed while it was read"):
+        prepare(tmp_path / "out", stream, vocabulary_size=300, progress=change)
+    assert not (tmp_path / "out").exists()
+
+
+def test_sides_of_different_lengths_are_named_with_the_line(pairs, tmp_path):
+    stream = written(tmp_path / "in", pairs)
+    target = tmp_path / "in" / "text.de"
+    target.write_text("".join(target.read_text("utf-8").splitlines(True)[:250]), "utf-8")
+    with pytest.raises(ValueError, match=r"text\.de, which ends before line 251, .*text\.en goes"):
+        prepare(tmp_path / "out", stream, vocabulary_size=300)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"held_out": 300}, "held_out must leave pairs to learn from, of 2[0-9][0-9] different"),
+        ({"max_characters": 1}, "No row is left to write"),
+        ({"held_out": -1}, "held_out must be an integer of at least 0"),
+        ({"max_ratio": float("nan")}, "max_ratio must be"),
+        ({"sample_lines": 0}, "sample_lines must be an integer of at least 1"),
+    ],
+)
+def test_mistakes_are_named(pairs, tmp_path, arguments, message):
+    tokenizer = train_sentencepiece([source for source, _ in pairs], 290)
+    with pytest.raises(ValueError, match=message):
+        prepare(tmp_path / "out", written(tmp_path / "in", pairs), tokenizer, **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_without_room_is_said_before(pairs, tmp_path, monkeypatch):
+    usage = preparation.shutil._ntuple_diskusage(10**9, 10**9, 100)
+    monkeypatch.setattr(preparation.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match=r"not be written: it needs about .* GB are free"):
+        prepare(tmp_path / "out", written(tmp_path / "in", pairs))
+    assert os.listdir(tmp_path) == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "Give one kind of text"),
+        ({"sources": "a"}, "Give one kind of text"),
+        ({"sources": "a", "targets": "b", "tsv": "c"}, "Give one kind of text"),
+        ({"sources": "*.none", "targets": "b"}, r"Received: \*\.none, which does not exist"),
+        ({"sources": [__file__], "targets": [__file__] * 2}, "Received: 1 and 2 files"),
+    ],
+)
+def test_streams_name_what_is_missing(arguments, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        PairStream(**arguments)
+
+
+def test_a_truncated_zstandard_file_is_refused(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    content = zstandard.compress(b"".join(b"%d\n" % n for n in range(100_000)))
+    (tmp_path / "text.zst").write_bytes(content[: len(content) // 2])
+    stream = PairStream(tmp_path / "text.zst", tmp_path / "text.zst")
+    with pytest.raises(ValueError, match=r"a complete Zstandard file. Received: .*end is missing"):
+        list(stream.blocks())

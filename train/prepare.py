@@ -1,0 +1,159 @@
+"""Prepares parallel text of any size: cleans it, learns a tokenizer, writes token ids.
+
+    python -m train.prepare --source 'text/*.en.gz' --target 'text/*.de.gz' --output prepared
+
+Train on the folder, on as many machines as you like, in constant memory:
+
+    python -m train.translation --prepared prepared --run runs/ende
+
+Interrupted, the same command goes on, and the folder holds the same bytes. Compare every byte of a
+folder with its checksums:
+
+    python -m train.prepare --check prepared
+"""
+
+import resource
+import sys
+import time
+
+from .command import one_line_errors, without_start_up_notes
+from .deferred import Deferred, kt
+from .settings import Parser, Settings, setting
+from .training_config import LARGEST_SEED, LEAST_PIECES, TABLE
+
+tokenizers = Deferred("keras_transformer.tokenizers")
+
+SECONDS_BETWEEN_LINES = 30
+STOPPED = "Stopped. The same command goes on from here."
+
+
+class PrepareOptions(Settings):
+    """What `python -m train.prepare` reads and leaves out."""
+
+    source: str = setting(
+        "", "file of source sentences, one per line, or a quoted pattern; may be .gz or .zst"
+    )
+    target: str = setting("", "file of their translations, or a quoted pattern")
+    tsv: str = setting("", "instead: files of lines of source TAB target")
+    table: str = setting("", f"instead: {TABLE}")
+    source_column: str = setting("source", "column of source sentences in a table")
+    target_column: str = setting("target", "column of their translations")
+    output: str = setting("", "folder to write")
+    check: str = setting("", "instead: folder whose files are compared with their checksums")
+
+    tokenizer: str = setting(
+        "", "file of a tokenizer, such as tokenizer.model of a run; default: one is learned"
+    )
+    vocabulary_size: int = setting(32_000, "pieces to learn, for both languages", ge=LEAST_PIECES)
+    sample_lines: int = setting(
+        150_000, "pairs to learn them from, drawn by their content; memory grows with them", ge=1
+    )
+    held_out: int = setting(0, "pairs to hold out for validation, drawn likewise", ge=0)
+    distinct: bool = setting(False, "leave out all but the first of equal pairs")
+    drop_copies: bool = setting(False, "leave out pairs whose sides are equal")
+    max_ratio: float = setting(
+        0.0, "leave out pairs with more than this times as many words on one side; 0: none", ge=0
+    )
+    max_characters: int = setting(0, "leave out pairs with a longer side; 0: none", ge=0)
+    threads: int | None = setting(None, "threads that tokenise; default: one on each core", ge=1)
+    seed: int = setting(1, "seed of what is drawn", ge=0, le=LARGEST_SEED)
+
+    def model_post_init(self, context):
+        if bool(self.output) == bool(self.check):
+            raise ValueError(
+                "Give --output, the folder to write, or --check, a folder to check. "
+                f"Received: {'both' if self.check else 'neither'}."
+            )
+
+
+def main(arguments=None):
+    parser = Parser(prog="python -m train.prepare", description=__doc__)
+    given_in = parser.add_settings(PrepareOptions)
+    with one_line_errors(STOPPED):
+        options = PrepareOptions(**given_in(parser.parse_args(arguments)))
+        with without_start_up_notes():
+            import keras_transformer.data  # noqa: F401
+        if options.check:
+            kt.data.Prepared(options.check).check()
+            print(f"All files of {options.check} are as they were written.")
+        else:
+            _prepare(options)
+
+
+def _prepare(options):
+    stream = kt.data.PairStream(
+        options.source or None,
+        options.target or None,
+        options.tsv or None,
+        options.table or None,
+        (options.source_column, options.target_column),
+    )
+    names = (
+        "vocabulary_size", "sample_lines", "held_out", "distinct", "max_ratio", "max_characters",
+        "drop_copies", "threads", "seed",
+    )  # fmt: skip
+    settings = {name: getattr(options, name) for name in names}
+    tokenizer = tokenizers.load_tokenizer(options.tokenizer) if options.tokenizer else None
+    start = time.perf_counter()
+    with Shown(stream.num_bytes) as shown:
+        folder = kt.data.prepare(options.output, stream, tokenizer, **settings, progress=shown)
+    print(f"{options.output} holds {len(folder):,} pairs:")
+    for side, ids in folder.columns.items():
+        print(f"  {ids.num_ids:,} {side} tokens of {folder.vocabulary_size:,} pieces")
+    for reason, count in folder.manifest["counts"].items():
+        if count and reason != "rows":
+            print(f"  {count:,} pairs left out: {reason}")
+    size = sum(folder.manifest["files"].values())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(
+        f"  {size / 1e6:,.0f} MB on disk, {time.perf_counter() - start:,.0f} s, "
+        f"{peak / 1e9:.2f} GB of memory at most"
+    )
+
+
+class Shown:
+    """Shows how far a preparation is: a bar on a terminal, a line now and then elsewhere.
+
+    Args:
+        num_bytes: bytes of text that each pass reads.
+    """
+
+    def __init__(self, num_bytes):
+        self._num_bytes, self._bar, self._tasks = num_bytes, None, {}
+        self._last = self._start = time.perf_counter()
+
+    def __enter__(self):
+        if sys.stderr.isatty():
+            import rich.console
+            import rich.progress
+
+            columns = (
+                *rich.progress.Progress.get_default_columns(),
+                rich.progress.TextColumn("{task.fields[rate]}"),
+            )
+            self._bar = rich.progress.Progress(*columns, console=rich.console.Console(stderr=True))
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_):
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, name, position, rows):
+        now = time.perf_counter()
+        if name not in self._tasks:
+            self._start = now
+            self._tasks[name] = self._bar and self._bar.add_task(
+                name, total=self._num_bytes, rate=""
+            )
+        rate = f"{rows / max(now - self._start, 0.001):,.0f} pairs/s"
+        if self._bar is not None:
+            self._bar.update(self._tasks[name], completed=position, rate=rate)
+        elif now - self._last > SECONDS_BETWEEN_LINES:
+            self._last = now
+            share = position / max(1, self._num_bytes)
+            print(f"{name}: {share:.0%}, {rows:,} pairs, {rate}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
