@@ -45,6 +45,18 @@ def test_pieces_equal_those_of_the_sentencepiece_package_on_real_sentences(data)
     assert joined == reference.decode(theirs), "both must join the pieces alike"
 
 
+@pytest.mark.parametrize("kind", ["pieces", "words", "with more pieces"])
+def test_outside_of_a_graph_the_ids_are_the_same(kind, monkeypatch):
+    texts = SENTENCES + STRANGE + ["a\0b", "e\u0301", "\ufeffx", "\u2028", "a" * 5000]
+    if kind == "words":
+        tokenizer = train_sentencepiece(SENTENCES, 30, "words")
+    else:
+        tokenizer = train_sentencepiece(SENTENCES, 307)
+    if kind == "with more pieces":
+        tokenizer._has_more, tokenizer._pieces = True, tokenizer._pieces[:290]
+    assert tokenizer.encode(texts, threads=2) == tokenizer.tokenize(texts).to_list()
+
+
 def ours_ragged(ids):
     return tf.ragged.constant(ids, tf.int32, ragged_rank=1)
 

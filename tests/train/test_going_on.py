@@ -50,6 +50,7 @@ SAFE = {
     "steps": 8001,
     "checkpoint_every": 250,
     "bleu_every": 0,
+    "prepared": "moved",
 }
 
 

@@ -1,0 +1,131 @@
+"""The command train.prepare, and trainings on what it writes."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from keras_transformer.data import Prepared
+from keras_transformer.files import save_arrays
+from train import prepare, translation
+from train.run import Run
+from train.translation import TranslationConfig
+
+SMALL = (
+    "--size=tiny --num-layers=1 --hidden-dim=8 --intermediate-dim=8 --num-heads=1 "
+    "--checkpoint-every=4 --tokens-per-batch=800 --max-length=60 --num-beams=1 --warmup-steps=5"
+).split()
+
+
+@pytest.fixture(scope="module")
+def text(data):
+    return [f"--source={data}/multi30k/val.en.gz", f"--target={data}/multi30k/val.de.gz"]
+
+
+@pytest.fixture(scope="module")
+def folder(text, tmp_path_factory):
+    path = tmp_path_factory.mktemp("prepared") / "text"
+    flags = ["--vocabulary-size=700", "--held-out=20", "--distinct", "--threads=1"]
+    prepare.main([*text, f"--output={path}", *flags])
+    return path
+
+
+def told(capsys, arguments, main=translation.main):
+    """What a command prints that fails."""
+    with pytest.raises(SystemExit):
+        main(arguments)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplog):
+    flags = ["--vocabulary-size=600", "--max-characters=80", f"--output={tmp_path}/out"]
+    prepare.main([*text, *flags])
+    printed = capsys.readouterr().out
+    prepared = Prepared(tmp_path / "out")
+    assert f"{tmp_path}/out holds {len(prepared):,} pairs:" in printed
+    assert f"{prepared.columns['target'].num_ids:,} target tokens of 600 pieces" in printed
+    left_out = prepared.manifest["counts"]["characters"]
+    assert left_out and f"{left_out:,} pairs left out: characters" in printed
+    prepare.main([*text, *flags])
+    assert "already prepared: nothing to do" in caplog.text
+    prepare.main(["--check", f"{tmp_path}/out"])
+    assert "as they were written" in capsys.readouterr().out
+    file = tmp_path / "out" / "source-00000.ids.npy"
+    content = bytearray(file.read_bytes())
+    content[500] ^= 1
+    file.write_bytes(content)
+    assert "source-00000.ids.npy is damaged" in told(
+        capsys, ["--check", f"{tmp_path}/out"], prepare.main
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "Give --output, the folder to write, or --check"),
+        (["--output=a", "--check=b"], "Received: both"),
+        (["--output=a"], "Give one kind of text"),
+        (["--output=a", "--source=*.none", "--target=b"], "*.none, which does not exist"),
+        (["--output=a", "--held-out=-1"], "--held-out must be a whole number, at least 0"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(flags, message, capsys):
+    assert message in told(capsys, flags, prepare.main)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_prepared_folder_goes_on_bit_for_bit(folder, tmp_path, capsys, monkeypatch):
+    moved = shutil.copytree(folder, tmp_path / "moved")
+    translation.main([f"--prepared={folder}", f"--run={tmp_path}/whole", *SMALL, "--steps=8"])
+    assert "val_loss" in capsys.readouterr().out, "of the pairs that were held out"
+    run = Run(tmp_path / "whole", TranslationConfig)
+    assert not run.tokens_file.exists() and not run.draft_of_plan.exists()
+    monkeypatch.setattr(translation.TranslationExperiment, "show_result", lambda *_: None)
+    part = Run(tmp_path / "part", TranslationConfig)
+    translation.main([f"--prepared={folder}", f"--run={part.path}", *SMALL, "--steps=4"])
+    made = (part.plan / "order.npy").stat().st_mtime_ns
+    translation.main([f"--prepared={moved}", f"--run={part.path}", *SMALL, "--steps=8"])
+    assert (part.plan / "order.npy").stat().st_mtime_ns == made, "not sorted again"
+    weights = [each.model().get_weights() for each in (run, part)]
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_another_folder_is_refused_when_a_run_goes_on(folder, text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(translation.TranslationExperiment, "show_result", lambda *_: None)
+    translation.main([f"--prepared={folder}", f"--run={tmp_path}/run", *SMALL, "--steps=4"])
+    other = tmp_path / "other"
+    prepare.main([*text, f"--output={other}", "--vocabulary-size=700", "--held-out=21"])
+    capsys.readouterr()
+    arguments = [f"--prepared={other}", f"--run={tmp_path}/run", *SMALL, "--steps=8"]
+    assert "must be the folder that" in told(capsys, arguments)
+
+
+def test_what_a_prepared_text_does_not_go_with_is_refused(folder, text, tmp_path, capsys):
+    run = f"--run={tmp_path}/run"
+    assert "Received: 2 of them" in told(capsys, [f"--prepared={folder}", *text, run, *SMALL])
+    wrong = shutil.copytree(folder, tmp_path / "wrong")
+    manifest = json.loads((wrong / "manifest.json").read_text())
+    (wrong / "manifest.json").write_text(json.dumps({**manifest, "kind": "documents"}))
+    assert "was edited" in told(capsys, [f"--prepared={wrong}", run, *SMALL])
+    assert "has no manifest.json" in told(capsys, [f"--prepared={tmp_path}", run, *SMALL])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_of_version_0_2_is_refused_once_its_order_is_gone(
+    tmp_path, text, capsys, monkeypatch
+):
+    monkeypatch.setattr(translation.TranslationExperiment, "show_result", lambda *_: None)
+    arguments = [*text, "--vocabulary-size=700", f"--run={tmp_path}/run", *SMALL]
+    translation.main([*arguments, "--steps=4"])
+    file = tmp_path / "run" / "checksums.npz"
+    kept = dict(np.load(file))
+    save_arrays(file, [(name, number) for name, number in kept.items() if name != "order"])
+    capsys.readouterr()
+    error = told(capsys, [*arguments, "--steps=8"])
+    assert "was begun by version 0.2, whose batches come in another order" in error
