@@ -17,6 +17,7 @@ Texts come from a folder with one subfolder of .txt files per label, from a file
 With --task regression each label is a number, such as a rating.
 """
 
+import contextlib
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from .command import Command
 from .deferred import Deferred, keras, kt, tf
 from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .lines import answer_lines, report_cut_texts
-from .options import ExportOptions, RunOptions
+from .options import ExportOptions, FilesOptions, RunOptions
 from .pretrained import fine_tuned_classifier, pretrained_bert_of
 from .scores import micro_f1, pearson, spearman
 from .settings import flag_of, setting
@@ -37,6 +38,7 @@ from .training_config import (
     probability,
 )
 
+bulk = Deferred(f"{__package__}.bulk")
 labelled_text = Deferred("keras_transformer.data.labelled_text")
 pictures = Deferred(f"{__package__}.pictures")
 
@@ -110,12 +112,13 @@ class ClassificationConfig(TrainingConfig):
         }
 
 
-class ClassifyOptions(RunOptions):
-    """Classifies standard input, one text per line, as label TAB probability.
+class ClassifyOptions(FilesOptions):
+    """Classifies standard input, one text per line, as label TAB probability, or files.
 
     A regression writes the number that it predicts.
 
     {command} --run runs/imdb < texts.txt > labels.tsv
+    {command} --run runs/imdb --input 'in/*.gz' --output out --processes 2
     """
 
 
@@ -274,17 +277,12 @@ class ClassificationExperiment(Experiment):
 
     @staticmethod
     def classify(options):
-        model = served_model(options.run, weights=options.weights)
-
-        def answer(texts):
-            found = model.answer(texts)
-            if "value" in found:
-                return list(map(str, found["value"])), found["truncated"]
-            best = found["probabilities"].max(axis=1)
-            pairs = zip(found["label"], best, strict=True)
-            return [f"{name.decode()}\t{p:.4f}" for name, p in pairs], found["truncated"]
-
-        answer_lines(answer, _max_length(options), LOST_MIDDLE)
+        limit = _max_length(options), LOST_MIDDLE
+        with answering(options) as answer:
+            if options.input:
+                bulk.answer_files(answer, __spec__.name, options, *limit)
+            else:
+                answer_lines(answer, *limit)
 
     @staticmethod
     def evaluate(options):
@@ -328,6 +326,22 @@ class ClassificationExperiment(Experiment):
             return {name: tf.pad(part, missing) for name, part in packed.items()}
 
         return with_special_tokens, config.max_length - 2  # [CLS] and [SEP]
+
+
+@contextlib.contextmanager
+def answering(options):
+    """Yields a function from texts to lines of answers, and whether each text lost its middle."""
+    model = served_model(options.run, weights=options.weights)
+
+    def answer(texts):
+        found = model.answer(texts)
+        if "value" in found:
+            return list(map(str, found["value"])), found["truncated"]
+        best = found["probabilities"].max(axis=1)
+        pairs = zip(found["label"], best, strict=True)
+        return [f"{name.decode()}\t{p:.4f}" for name, p in pairs], found["truncated"]
+
+    yield answer
 
 
 def without_empty(text):

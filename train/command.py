@@ -80,7 +80,8 @@ class Command:
         with one_line_errors(STOPPED.get(name, "")) as closed:
             flags = parser.parse_args(arguments)
             options = options_class(**given_in(flags))
-            check_open(name, closed)
+            if not getattr(options, "input", ""):
+                check_open(name, closed)
             start_tensorflow(name)
             import_modules(flags.imports)
             self.experiment.check_run(options.run)

@@ -47,6 +47,28 @@ class RunOptions(Settings):
     )
 
 
+class FilesOptions(RunOptions):
+    """Answers files instead of standard input."""
+
+    input: str = setting(
+        "",
+        "instead of standard input: a file, or a quoted pattern of files, plain, .gz or .zst; each "
+        "is answered in a file of the same name",
+    )
+    output: str = setting("", "with --input: folder of the answers; files that are there stay")
+    processes: int | None = setting(
+        None, "with --input: processes, which each hold the model; default: one for each GPU", ge=1
+    )
+
+    def model_post_init(self, context):
+        if bool(self.input) != bool(self.output):
+            raise ValueError(
+                f"Give both --input and --output. Received: {self.input!r} and {self.output!r}."
+            )
+        if self.processes and not self.input:
+            raise ValueError(f"--processes needs --input. Received: {self.processes}.")
+
+
 class DecodingOptions(RunOptions):
     """Decodes with a trained run."""
 

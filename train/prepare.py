@@ -13,17 +13,16 @@ folder with its checksums:
 """
 
 import resource
-import sys
 import time
 
 from .command import one_line_errors, without_start_up_notes
 from .deferred import Deferred, kt
+from .progress_bar import Shown
 from .settings import Parser, Settings, setting
 from .training_config import LARGEST_SEED, LEAST_PIECES, TABLE
 
 tokenizers = Deferred("keras_transformer.tokenizers")
 
-SECONDS_BETWEEN_LINES = 30
 STOPPED = "Stopped. The same command goes on from here."
 
 
@@ -95,7 +94,7 @@ def _prepare(options):
     settings = {name: getattr(options, name) for name in names}
     tokenizer = tokenizers.load_tokenizer(options.tokenizer) if options.tokenizer else None
     start = time.perf_counter()
-    with Shown(stream.num_bytes) as shown:
+    with Shown(stream.num_bytes, "pairs") as shown:
         folder = kt.data.prepare(options.output, stream, tokenizer, **settings, progress=shown)
     print(f"{options.output} holds {len(folder):,} pairs:")
     for side, ids in folder.columns.items():
@@ -109,50 +108,6 @@ def _prepare(options):
         f"  {size / 1e6:,.0f} MB on disk, {time.perf_counter() - start:,.0f} s, "
         f"{peak / 1e9:.2f} GB of memory at most"
     )
-
-
-class Shown:
-    """Shows how far a preparation is: a bar on a terminal, a line now and then elsewhere.
-
-    Args:
-        num_bytes: bytes of text that each pass reads.
-    """
-
-    def __init__(self, num_bytes):
-        self._num_bytes, self._bar, self._tasks = num_bytes, None, {}
-        self._last = self._start = time.perf_counter()
-
-    def __enter__(self):
-        if sys.stderr.isatty():
-            import rich.console
-            import rich.progress
-
-            columns = (
-                *rich.progress.Progress.get_default_columns(),
-                rich.progress.TextColumn("{task.fields[rate]}"),
-            )
-            self._bar = rich.progress.Progress(*columns, console=rich.console.Console(stderr=True))
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_):
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, name, position, rows):
-        now = time.perf_counter()
-        if name not in self._tasks:
-            self._start = now
-            self._tasks[name] = self._bar and self._bar.add_task(
-                name, total=self._num_bytes, rate=""
-            )
-        rate = f"{rows / max(now - self._start, 0.001):,.0f} pairs/s"
-        if self._bar is not None:
-            self._bar.update(self._tasks[name], completed=position, rate=rate)
-        elif now - self._last > SECONDS_BETWEEN_LINES:
-            self._last = now
-            share = position / max(1, self._num_bytes)
-            print(f"{name}: {share:.0%}, {rows:,} pairs, {rate}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

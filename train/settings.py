@@ -28,6 +28,7 @@ LIMITS = {
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 EXIT_CODE_MISTAKE = 2
 ENTRY_POINT, PROJECT = "keras-transformer", "keras-transformer-toolkit"
+imported = []  # names of the modules of --import, which other processes need, too
 IS_CLONE = (pathlib.Path(__file__).parents[1] / "setup.py").exists()
 
 
@@ -191,6 +192,7 @@ def import_modules(names):
     for name in names:
         try:
             importlib.import_module(name)
+            imported.append(name)
         except Exception as error:  # whatever the module raises
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ValueError(

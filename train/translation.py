@@ -31,7 +31,7 @@ from .command import Command
 from .deferred import Deferred, kt, tf
 from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .lines import answer_lines, report_cut_texts
-from .options import DecodingOptions, ExportOptions, RunOptions
+from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
 from .pretrained import check_packed_model, completed, for_training, pretrained_of
 from .settings import setting
 from .training_config import (
@@ -42,6 +42,7 @@ from .training_config import (
     fill_in,
 )
 
+bulk = Deferred(f"{__package__}.bulk")
 callbacks = Deferred("keras_transformer.training.callbacks")
 token_ids = Deferred("keras_transformer.data.token_ids")
 pictures = Deferred(f"{__package__}.pictures")
@@ -195,10 +196,11 @@ class EngineOptions(SearchOptions, DecodingOptions):
             )
 
 
-class TranslateOptions(EngineOptions):
-    """Translates standard input, one sentence per line, to standard output.
+class TranslateOptions(EngineOptions, FilesOptions):
+    """Translates standard input, one sentence per line, to standard output, or files.
 
     {command} --run runs/mine < in.txt > out.txt
+    {command} --run runs/mine --input 'in/*.gz' --output out --processes 2
     {command} --run runs/mine --format json --num-best 3 < in.txt > out.jsonl
     """
 
@@ -212,7 +214,8 @@ class TranslateOptions(EngineOptions):
     )
 
     def model_post_init(self, context):
-        super().model_post_init(context)
+        EngineOptions.model_post_init(self, context)
+        FilesOptions.model_post_init(self, context)
         if self.num_best is not None and self.format != "json":
             raise ValueError(
                 f"--num-best needs --format json. Received: --num-best {self.num_best}."
@@ -449,19 +452,12 @@ class TranslationExperiment(Experiment):
 
     @staticmethod
     def translate(options):
-        if options.format == "text":
-            with _engine(options) as (answer, settings):
-                answer_lines(answer, settings.max_source_length)
-            return
-        translator = _load_translator(options, cache=options.cache)
-        settings = translator.settings
-        num_best = options.num_best or settings.num_beams
-        if num_best > settings.num_beams:
-            raise ValueError(
-                "--num-best must be at most --num-beams. "
-                f"Received: {num_best} and {settings.num_beams}."
-            )
-        answer_lines(functools.partial(n_best_of, translator, num_best), settings.max_source_length)
+        with answering(options) as answer:
+            limit = kt.serving.RunFolder(options.run).settings()["max_length"]
+            if options.input:
+                bulk.answer_files(answer, __spec__.name, options, limit)
+            else:
+                answer_lines(answer, limit)
 
     @staticmethod
     def evaluate(options):
@@ -521,6 +517,23 @@ def bleu_report(translations, references):
         score = metric.corpus_score(translations, [references]).score
         lines.append(f"{label}: {score:.2f}   {metric.get_signature()}")
     return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def answering(options):
+    """Yields a function from texts to lines of answers, and whether each text was truncated."""
+    if options.format == "text":
+        with _engine(options) as (answer, _):
+            yield answer
+        return
+    translator = _load_translator(options, cache=options.cache)
+    num_beams = translator.settings.num_beams
+    num_best = options.num_best or num_beams
+    if num_best > num_beams:
+        raise ValueError(
+            f"--num-best must be at most --num-beams. Received: {num_best} and {num_beams}."
+        )
+    yield functools.partial(n_best_of, translator, num_best)
 
 
 @contextlib.contextmanager

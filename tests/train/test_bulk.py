@@ -1,0 +1,155 @@
+"""Files answered line by line, in one process and in several, of which one is killed."""
+
+import gzip
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from keras_transformer.serving import Translator
+from train import bulk, classification, translation
+
+from .conftest import SETTINGS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translation.TranslationExperiment, "show_result", lambda *_: None)
+        translation.main([*text[:2], *text[4:6], *SETTINGS, "--steps=1", f"--run={path}"])
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Files with long lines, empty ones, bytes that are not UTF-8, and no line feed at the end."""
+    folder = tmp_path_factory.mktemp("in")
+    lines = [f"A dog runs {number} times." for number in range(40)]
+    (folder / "a.txt").write_text("\n".join(lines) + "\n")
+    with gzip.open(folder / "b.txt.gz", "wb") as file:
+        file.write(b"A cat.\r\n\n\xff\xfe dog\nthe end" + b" and the end" * 300)
+    (folder / "c.txt").write_bytes(b"")
+    return folder
+
+
+def lines_in(path):
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        return file.read().split("\n")[:-1]
+
+
+def content_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def answers(run, files, tmp_path_factory):
+    output = tmp_path_factory.mktemp("out")
+    translation.main(["translate", f"--run={run}", f"--input={files}/*.txt*", f"--output={output}"])
+    return output
+
+
+def test_each_line_has_its_answer(run, files, answers):
+    translator = Translator.load(run)
+    texts = {name: lines_in(files / name) for name in ("a.txt", "c.txt")} | {
+        "b.txt.gz": ["A cat.", "", "\ufffd\ufffd dog", "the end" + " and the end" * 300]
+    }
+    assert sorted(texts) == sorted(path.name for path in answers.iterdir())
+    for name, lines in texts.items():
+        expected = translator.answer(lines)["translation"] if lines else []
+        assert lines_in(answers / name) == [line.decode().replace("\n", " ") for line in expected]
+
+
+def test_lines_that_were_cut_or_unreadable_are_named(run, files, tmp_path, capsys):
+    arguments = ["translate", f"--run={run}", f"--input={files}/b.txt.gz", f"--output={tmp_path}"]
+    translation.main(arguments)
+    printed = capsys.readouterr()
+    assert "1 of 4 texts are longer than" in printed.err and "b.txt.gz:4" in printed.err
+    assert "1 of 4 lines are not UTF-8" in printed.err and "lines b.txt.gz:3." in printed.err
+    assert f"{tmp_path} holds the answers to 4 lines of 1 files." in printed.out
+
+
+def test_a_killed_process_changes_no_byte(run, files, answers, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bulk, "BLOCK", 5)
+    killed = []
+
+    def kill():
+        while not killed:
+            for child in multiprocessing.active_children():
+                time.sleep(1)
+                os.kill(child.pid, signal.SIGKILL)
+                killed.append(child.pid)
+                return
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    flags = [f"--input={files}/*.txt*", f"--output={tmp_path}/out", "--processes=2"]
+    translation.main(["translate", f"--run={run}", *flags])
+    killer.join()
+    assert killed and "A process died; its lines are answered again." in capsys.readouterr().err
+    assert content_of(tmp_path / "out") == content_of(answers)
+
+
+def test_files_that_are_there_are_left_out(run, files, answers, tmp_path, capsys, monkeypatch):
+    output = tmp_path / "out"
+    monkeypatch.setattr(bulk, "BLOCK", 5)
+    arguments = ["translate", f"--run={run}", f"--input={files}/*.txt*", f"--output={output}"]
+    original = bulk.Shown.__call__
+
+    def stop(shown, name, position, rows):
+        if rows > 41:
+            raise KeyboardInterrupt
+        original(shown, name, position, rows)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(bulk.Shown, "__call__", stop)
+        translation.main(arguments)
+    assert "Stopped. 1 of 3 files are whole." in capsys.readouterr().err
+    assert [path.name for path in output.iterdir()] == ["a.txt"]
+    (output / "a.txt").write_text("mine")
+    translation.main(arguments)
+    assert "1 of 3 files are answered already" in capsys.readouterr().err
+    assert (output / "a.txt").read_text() == "mine"
+    assert {**content_of(output), "a.txt": b""} == {**content_of(answers), "a.txt": b""}
+
+
+def test_a_classifier_answers_files_too(tmp_path, monkeypatch):
+    rows = "".join(f"{word} film {n}\t{word}\n" for n in range(8) for word in ("good", "bad"))
+    (tmp_path / "train.tsv").write_text(rows)
+    monkeypatch.setattr(classification.ClassificationExperiment, "show_result", lambda *_: None)
+    sizes = ["--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8", "--num-heads=1"]
+    flags = [f"--tsv={tmp_path}/train.tsv", f"--run={tmp_path}/run", "--steps=1", *sizes]
+    classification.main(flags)
+    (tmp_path / "in.txt").write_text("a good film\na bad film\n")
+    flags = [f"--run={tmp_path}/run", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out"]
+    classification.main(["classify", *flags])
+    labels = [line.split("\t") for line in lines_in(tmp_path / "out" / "in.txt")]
+    assert len(labels) == 2 and {label for label, _ in labels} <= {"good", "bad"}
+    assert all(np.isfinite(float(share)) for _, share in labels)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--input=a"], "Give both --input and --output"),
+        (["--processes=2"], "--processes needs --input"),
+        (["--input=*.none", "--output=out"], "Received: *.none, which does not exist"),
+        (["--input=.", "--output=out"], "which is a folder"),
+        (["--input={files}/*", "--output={files}"], "must be another folder than that of --input"),
+        (["--input={files}/*", "--output={files}/a.txt"], "is not a folder"),
+    ],
+)
+def test_mistakes_are_told_before_any_work(run, files, flags, message, capsys):
+    flags = [flag.replace("{files}", str(files)) for flag in flags]
+    with pytest.raises(SystemExit):
+        translation.main(["translate", f"--run={run}", *flags])
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
