@@ -83,7 +83,7 @@ def permuted(places, sizes, keys) -> np.ndarray:
 
 def _through_network(places, columns, lines, keys):
     line, column = np.divmod(places, columns)
-    for turn in range(0, _ROUNDS, 2):
+    for _ in range(0, _ROUNDS, 2):
         line = (line + (_mixed(keys + column) >> 32)) % lines
         keys = keys + _GOLDEN
         column = (column + (_mixed(keys + line) >> 32)) % columns

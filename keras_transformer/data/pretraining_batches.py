@@ -4,7 +4,6 @@ Batch k is a pure function of (text, seed, k), so an interrupted run resumes at 
 reading earlier batches.
 """
 
-import functools
 import itertools
 import logging
 
@@ -13,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.data.batch_plans import FewShapes, LastTwo, check_shapes
-from keras_transformer.data.draws import uniform
+from keras_transformer.data.batch_plans import FewShapes, check_shapes
+from keras_transformer.data.draws import key_of, permuted
 from keras_transformer.data.masking import check_masking_rate, mask_tokens
 from keras_transformer.data.pipelines import as_dataset, mapped, prefetched
 from keras_transformer.data.segments import pack_segments
@@ -119,7 +118,6 @@ class PretrainingBatches:
         self.steps_per_epoch = -(-self.num_passages // batch_size)
         self.shapes = np.tile([batch_size if shapes else -1, max_length], (self.steps_per_epoch, 1))
         self._passages = np.array(passages, np.int64)
-        self._order_of = LastTwo(functools.partial(_shuffled, self.num_passages, 2 * seed))
         with tf.device("CPU:0"):  # tf.data reads tensors in place, without copies
             self._ids, self._starts, self._first_sentences = map(tf.constant, arrays)
 
@@ -179,7 +177,7 @@ class PretrainingBatches:
 
     def checksum(self) -> int:
         """A number that changes with any token, sentence or document."""
-        return checksum_of(self._ids, self._starts, self._first_sentences)
+        return checksum_of(*(n.numpy() for n in (self._ids, self._starts, self._first_sentences)))
 
     def _keep(self, documents):
         """Drops sentences without tokens, and documents with fewer than two other sentences.
@@ -213,7 +211,8 @@ class PretrainingBatches:
         """The number of a step, counted from the beginning, and what its rows read, (rows, 3)."""
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self._batch_size
-        return step, self._passages[self._order_of(epoch)[first : first + self._batch_size]]
+        places = np.arange(first, min(first + self._batch_size, self.num_passages))
+        return step, self._passages[permuted(places, self.num_passages, key_of(self._seed, epoch))]
 
     def _batch(self, step, passages):
         seed = tf.stack([tf.constant(2 * self._seed + 1, tf.int64), step])
@@ -288,10 +287,6 @@ class PretrainingBatches:
     def _pad(self, ids):
         padded = tf.pad(ids, [[0, 0], [0, self._max_length - tf.shape(ids)[1]]])
         return tf.ensure_shape(padded, [None, self._max_length])
-
-
-def _shuffled(count, seed, epoch):
-    return np.argsort(uniform((seed, epoch), count), kind="stable")
 
 
 def _passages_of(first, end, starts, room):
