@@ -13,7 +13,7 @@ from keras_transformer.serving.run_folder import AGAIN
 from keras_transformer.training.checkpoint_files import steps_in
 from keras_transformer.training.distribution import from_all_workers, this_worker
 
-from .run import order_version
+from .run import ORDER
 
 LOG = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def load_data(run, experiment, strategy):
             raise
         tokenizer, batches = _rebuild(run, experiment, is_chief, error)
     known = run.checksums()
-    if known and known.get("order", 1) != order_version(batches):
+    if known and known.get("order", 1) != ORDER:
         raise ValueError(
             f"{run.path} was begun by version 0.2, whose batches come in another order. Finish it "
             "with that version, or choose another --run."

@@ -25,10 +25,7 @@ from keras_transformer.training.checkpoint_files import steps_in
 from .progress import StopWithoutProgress, read_epochs
 from .training_config import MAY_CHANGE, describe_changes
 
-
-def order_version(batches):
-    """Which of the orders that this library has had batches come in; 1 in version 0.2."""
-    return getattr(batches, "order_version", 1)
+ORDER = 2  # of batches: 1 in version 0.2, where other rows shared a batch
 
 
 class Run(RunFolder):
@@ -203,7 +200,7 @@ class Run(RunFolder):
     @staticmethod
     def checksums_of(tokenizer, batches, target_tokenizer=None):
         """Numbers that differ as soon as a tokenizer or any of the tokens does, by name."""
-        checksums = {"tokens": batches.checksum(), "order": order_version(batches)}
+        checksums = {"tokens": batches.checksum(), "order": ORDER}
         tokenizers = {"tokenizer": tokenizer, "target_tokenizer": target_tokenizer}
         present = {name: each for name, each in tokenizers.items() if each is not None}
         return checksums | {name: tokenizer_checksum(each) for name, each in present.items()}

@@ -25,18 +25,18 @@ from keras_transformer.data.labelled_text import (
     read_labelled_folder,
     read_labelled_tsv,
 )
+from keras_transformer.data.masking import mask_tokens
 from keras_transformer.data.packed_documents import PackedDocuments
 from keras_transformer.data.pair_streams import PairStream
 from keras_transformer.data.preparation import prepare
 from keras_transformer.data.prepared import Prepared
+from keras_transformer.data.pretraining_batches import PretrainingBatches
 from keras_transformer.data.tables import read_labelled_table, read_table, read_text
 from keras_transformer.data.token_batches import TokenBatches
 from keras_transformer.data.token_ids import IdRows, tokenize, tokenize_documents
 from keras_transformer.data.windows import TextSegments, TextWindows, sliding_windows
 
 if TYPE_CHECKING:  # for editors and the documentation; see `__getattr__`
-    from keras_transformer.data.masking import mask_tokens
-    from keras_transformer.data.pretraining_batches import PretrainingBatches
     from keras_transformer.data.question_answering import (
         Questions,
         answer_batches,
@@ -88,11 +88,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "PretrainingBatches": "pretraining_batches",
     "Questions": "question_answering",
     "answer_batches": "question_answering",
     "checked_questions": "question_answering",
-    "mask_tokens": "masking",
     "pack_segments": "segments",
     "read_squad": "question_answering",
     "score_answers": "question_answering",

@@ -1,15 +1,12 @@
 """Which rows share a batch, and in which shapes batches come.
 
 `LengthPlan` puts rows of similar lengths together, with the least padding or in a few shapes;
-`PackedPlan` puts several texts into each row. Both regroup them every epoch.
+`PackedPlan` puts several texts into each row. Both regroup them every epoch, by permutations that
+are computed place by place: memory does not grow with the text where the arrays are files.
 """
 
 import dataclasses
-import functools
-import itertools
-import json
-import pathlib
-import shutil
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,15 +14,15 @@ import numpy as np
 from keras_transformer.arguments import check_integer
 from keras_transformer.data.draws import key_of, permuted
 from keras_transformer.data.pipelines import as_data
-from keras_transformer.data.token_ids import IdRows, ranges
-from keras_transformer.files import atomic_path
+from keras_transformer.data.plan_arrays import plan_arrays
+from keras_transformer.data.token_ids import LARGEST_ID, IdRows, parts, ranges
 
 LENGTH_MULTIPLE = 2  # bounds are multiples of it, in tokens
 ROW_MULTIPLE = 8  # preferred by a GPU's matrix products
-_ROWS_AT_A_TIME = 2**20  # whose lengths are in memory
-_PLACES_AT_A_TIME = 2**18  # packed together
 _TEXTS_AT_A_TIME = 4096  # placed by `PackedPlan`
 _ROWS_KEPT_OPEN = 256  # searched for room for the next texts
+_NO_ROOM = 2**29  # more than the room in any row
+_OF_TEXTS, _OF_BATCHES, _OF_PACKING = range(3)  # what a permutation is for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,236 +77,245 @@ def check_shapes(shapes, *kinds):
         raise ValueError(f"shapes must be {allowed}. Received: shapes={shapes!r}.")
 
 
-class RowLengths:
-    """The lengths of rows, read a slice at a time: they may be files mapped into memory.
+class TextLengths(NamedTuple):
+    """The lengths of many texts, read some at a time.
 
     Args:
-        sides: the lengths of one side of all rows in tokens, integers (rows,); one array for each.
-        longest: rows that are longer on any side are left out.
-        added: tokens that each row has besides.
+        count: number of texts.
+        read: function from a slice to the lengths of these texts, in tokens, integers of at least
+            1, (sides, texts).
+        longest: texts that are longer on any side are left out.
+        settings: function without arguments; returns what the lengths depend on, as JSON.
     """
 
-    def __init__(self, sides, longest, added=0):
-        self._sides, self.longest, self._added = list(sides), int(longest), added
-        self.num_sides, self.num_rows = len(self._sides), len(self._sides[0])
+    count: int
+    read: Callable
+    longest: int
+    settings: Callable = dict
 
-    def slices(self):
-        """Yields numbers of rows, (some,), and their lengths, (sides, some), int64."""
-        for first in range(0, self.num_rows, _ROWS_AT_A_TIME):
-            part = slice(first, first + _ROWS_AT_A_TIME)
-            lengths = np.stack([side[part] for side in self._sides]).astype(np.int64) + self._added
-            kept = np.flatnonzero(lengths.max(axis=0) <= self.longest)
-            yield first + kept, lengths[:, kept]
+    def parts(self):
+        """Yields numbers and lengths of some of the texts that are not left out."""
+        for some in parts(self.count):
+            yield self.between(some.start, some.stop)
 
-    def histogram(self, key_of):
-        """The different keys of rows, ascending, how many rows have each, and each side's tokens.
-
-        Args:
-            key_of: function from lengths, (sides, some), to integers, (some,).
-        """
-        keys, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        tokens = np.zeros(self.num_sides, np.int64)
-        for _, lengths in self.slices():
-            some, how_many = np.unique(key_of(lengths), return_counts=True)
-            keys, places = np.unique(np.concatenate([keys, some]), return_inverse=True)
-            counts = np.bincount(places, np.concatenate([counts, how_many])).astype(np.int64)
-            tokens += lengths.sum(axis=1)
-        return keys, counts, tokens
-
-    def sort(self, key_of, keys, counts, order):
-        """Writes the numbers of rows by their keys, equal ones as they come, into `order`."""
-        filled = np.cumsum(counts) - counts
-        for rows, lengths in self.slices():
-            group = np.searchsorted(keys, key_of(lengths))
-            by_group = np.argsort(group, kind="stable")
-            group = group[by_group]
-            runs = np.flatnonzero(np.diff(group, prepend=-1))
-            sizes = np.diff(np.append(runs, len(group)))
-            order[np.repeat(filled[group[runs]] - runs, sizes) + np.arange(len(group))] = rows[
-                by_group
-            ]
-            filled[group[runs]] += sizes
+    def between(self, start, end):
+        """Numbers and lengths of the texts from `start` to `end` that are not left out."""
+        lengths = np.asarray(self.read(slice(start, end)), np.int64)
+        kept = lengths.max(axis=0) <= self.longest
+        return np.arange(start, end)[kept], lengths[:, kept]
 
 
-class LengthPlan:
-    """Groups rows that have one or two lengths, e.g. of source and target, into batches.
+def _sort(texts, new, keys_of):
+    """Writes the numbers of texts, sorted by length, to a new array "order".
 
-    Rows are sorted by length and divided so that their number times the longest stays within a
-    budget of tokens on either side. Every epoch holds each row once, in batches of the same shapes;
-    which rows of equal lengths meet in a batch, and the order of the batches, are a pure function
-    of seed and epoch, which is computed for each batch: an epoch has no work at its beginning.
+    A counting sort, in memory that does not depend on the number of texts.
 
     Args:
-        lengths: `RowLengths`.
+        texts: `TextLengths`.
+        new: function that makes an array.
+        keys_of: function from lengths, (sides, ...), to keys for `np.lexsort`.
+
+    Returns:
+        The different lengths in that order, (sides, lengths), and how many texts have each.
+
+    Raises:
+        ValueError: if all texts are left out.
+    """
+    codes, counts = np.zeros(0, np.int64), np.zeros(0)
+    for _, lengths in texts.parts():
+        some, number = np.unique(_as_codes(lengths), return_counts=True)
+        codes, places = np.unique(np.append(codes, some), return_inverse=True)
+        counts = np.bincount(places, np.append(counts, number))
+    if not len(codes):
+        raise ValueError(
+            "No text is left to train on. Give more text or a larger max_length. Received: "
+            f"{texts.count} texts, of which 0 have at most {texts.longest} tokens."
+        )
+    lengths = np.stack([codes >> 31 * side & LARGEST_ID for side in range(len(lengths))])
+    by_length = np.lexsort(keys_of(lengths))
+    lengths, counts = lengths[:, by_length], counts[by_length].astype(np.int64)
+    rank = np.empty_like(by_length)
+    rank[by_length] = np.arange(len(rank))
+    dtype = np.uint32 if texts.count < 2**32 else np.int64
+    order, ends = new("order", (counts.sum(),), dtype), np.cumsum(counts) - counts
+    for numbers, some in texts.parts():
+        group = rank[np.searchsorted(codes, _as_codes(some))]
+        by_group = np.argsort(group, kind="stable")
+        groups, first, count = np.unique(group[by_group], return_index=True, return_counts=True)
+        order[np.arange(len(group)) + np.repeat(ends[groups] - first, count)] = numbers[by_group]
+        ends[groups] += count
+    return lengths, counts
+
+
+def _as_codes(lengths):
+    return sum(side << 31 * number for number, side in enumerate(lengths))
+
+
+def _up_and_down(lengths):
+    """Keys by which texts of two lengths lie next to texts of similar lengths."""
+    *others, last = lengths
+    # Alternately up and down: a batch that spans two target lengths then holds sources of
+    # similar lengths, not the longest of one and the shortest of the next.
+    return [*(np.where(last % 2 == 0, side, -side) for side in others), last]
+
+
+class _RegroupedTexts:
+    """Texts in the order of their lengths, permuted every epoch within groups of equal lengths."""
+
+    def _follow(self, facts, arrays, seed):
+        self.num_texts, self.num_tokens = facts["num_texts"], facts["num_tokens"]
+        self.padding, self.steps_per_epoch = facts["padding"], facts["steps_per_epoch"]
+        self._order, self._groups, self._seed = arrays["order"], arrays["groups"], seed
+
+    def _texts_at(self, places, epoch):
+        """The numbers of the texts at places of the order, in an epoch; None for no permutation."""
+        if epoch is not None:
+            group = np.searchsorted(self._groups, places, side="right") - 1
+            first, end = self._groups[group], self._groups[group + 1]
+            keys = key_of(self._seed, epoch, _OF_TEXTS, group)
+            places = first + permuted(places - first, end - first, keys)
+        return self._order[places].astype(np.int64)
+
+
+def _write_groups(new, counts):
+    """Writes where each group starts, and the end, to a new array "groups"."""
+    new("groups", (len(counts) + 1,), np.int64)[:] = np.append(0, np.cumsum(counts))
+
+
+def _facts(lengths, counts, size, steps):
+    """What is known of a plan; `size` is that of all batches, in tokens."""
+    tokens = (lengths * counts).sum(axis=1).tolist()
+    return {
+        "num_texts": int(counts.sum()),
+        "num_tokens": tokens,
+        "padding": 1 - sum(tokens) / int(size),
+        "steps_per_epoch": int(steps),
+    }
+
+
+class LengthPlan(_RegroupedTexts):
+    """Groups texts that have one length, or two, of source and target, into batches.
+
+    Texts are sorted by length and divided so that their number times the longest stays within a
+    budget of tokens on either side. Every epoch holds each text once, in batches of the same
+    shapes; which texts of equal lengths meet in a batch, and the order of the batches, are a pure
+    function of seed and epoch.
+
+    Args:
+        texts: `TextLengths`, of at least one text that is not left out.
         tokens_per_batch: maximum tokens in a batch, padding included, on either side.
         seed: integer that fixes the order of every epoch.
         shapes: `FewShapes`, or None for the least padding, in any shape.
-        files: `PlanFiles`; None to keep the plan in memory, 8 bytes a row.
+        folder: where the arrays of the plan are kept; None for memory.
 
     Attributes:
+        num_texts: texts in an epoch.
+        num_tokens: their tokens, a list with a number for each side.
         steps_per_epoch: batches in an epoch, the same for every epoch.
-        num_rows: rows in an epoch.
-        num_tokens: tokens in an epoch, of each side, without padding.
-        shapes: rows, source length and target length of each batch, integers (steps, 3); -1 for
-            sizes that depend on the rows of the batch, without `FewShapes`.
+        shapes: rows and length of each side of each batch, integers (steps, 1 + sides); -1 for
+            sizes that depend on the texts of the batch, without `FewShapes`.
         padding: share of padding in all batches, of both sides together, in [0, 1).
 
     Examples:
-        >>> lengths = RowLengths([np.array([2, 5, 2, 5])] * 2, longest=5)
-        >>> plan = LengthPlan(lengths, tokens_per_batch=10)
+        >>> lengths = np.array([[2, 5, 2, 5]])
+        >>> texts = TextLengths(4, lambda some: lengths[:, some], longest=9)
+        >>> plan = LengthPlan(texts, tokens_per_batch=10)
         >>> sorted(sorted(plan.batch(step)[0].tolist()) for step in range(2))
         [[0, 2], [1, 3]]
     """
 
-    def __init__(self, lengths, tokens_per_batch, seed=0, shapes=None, files=None):
-        self._lengths, self._tokens_per_batch, self._seed = lengths, tokens_per_batch, seed
-        self._has_bounds = shapes is not None
-        settings = {"length_plan": [tokens_per_batch, lengths.longest, repr(shapes)]}
-        make = functools.partial(
-            _bounded if shapes else _by_length, lengths, tokens_per_batch, shapes
+    def __init__(self, texts, tokens_per_batch, seed=0, shapes=None, folder=None):
+        self._lengths, self._tokens_per_batch = texts, tokens_per_batch
+        make = self._make_in_few_shapes if shapes else self._make
+        settings = {
+            "tokens_per_batch": tokens_per_batch, "shapes": shapes and dataclasses.asdict(shapes)
+        }  # fmt: skip
+        facts, arrays = plan_arrays(
+            lambda new: make(new, shapes), folder, lambda: {**settings, **texts.settings()}
         )
-        arrays = arrays_of_plan(make, settings, files)
-        self._order, self._starts, self._cuts = (arrays[n] for n in ("order", "starts", "cuts"))
-        size, *tokens = arrays["numbers"].tolist()
-        self.num_rows, self.num_tokens = len(self._order), tokens
-        self.padding = 1 - sum(tokens) * 2 / len(tokens) / size
-        self.steps_per_epoch = len(self._cuts) - 1
-        self.shapes = arrays.get("shapes")
-        if self.shapes is None:
-            self.shapes = np.broadcast_to(-1, (self.steps_per_epoch, 3))
+        self._follow(facts, arrays, seed)
+        self._cuts = arrays["cuts"]
+        shape = (self.steps_per_epoch, 1 + len(self.num_tokens))
+        self.shapes = arrays.get("shapes", np.broadcast_to(np.int64(-1), shape))
+
+    def _make(self, new, _):
+        lengths, counts = _sort(self._lengths, new, _up_and_down)
+        _write_groups(new, counts)
+        cuts = _cuts_of(lengths.max(axis=0).tolist(), counts.tolist(), self._tokens_per_batch)
+        new("cuts", cuts.shape, np.int64)[:] = cuts
+        # The groups that a batch begins and ends in, one after another, for `reduceat`.
+        ends = np.cumsum(counts)
+        first = np.searchsorted(ends, cuts[:-1], side="right")
+        last = np.searchsorted(ends, cuts[1:] - 1, side="right")
+        bounds = np.stack([first, last + 1], axis=1).ravel()
+        padded = np.pad(lengths, [(0, 0), (0, 1)])
+        longest = np.maximum.reduceat(padded, bounds, axis=1)[:, ::2]
+        return _facts(lengths, counts, (longest * np.diff(cuts)).sum(), len(cuts) - 1)
+
+    def _make_in_few_shapes(self, new, shapes):
+        lengths, counts = _sort(self._lengths, new, lambda sides: [sides.max(axis=0)])
+        longer = lengths.max(axis=0)
+        plan = best_plan(longer, counts, shapes, self._tokens_per_batch)
+        _write_groups(new, np.bincount(np.searchsorted(plan.bounds, longer), counts))
+        new("cuts", plan.cuts.shape, np.int64)[:] = plan.cuts
+        columns = [0, *[1] * len(lengths)]
+        new("shapes", (len(plan.shapes), len(columns)), np.int64)[:] = plan.shapes[:, columns]
+        return _facts(lengths, counts, plan.size * len(lengths), len(plan.shapes))
 
     def batch(self, step):
-        """The rows and the shape of batch `step`, counted from the beginning of training."""
-        epoch, place = divmod(int(step), self.steps_per_epoch)
-        batch = int(permuted(place, self.steps_per_epoch, key_of(self._seed, epoch))[0])
-        places = np.arange(*self._cuts[batch : batch + 2])
-        places = shuffled_in_groups(places, self._starts, self._seed, epoch)
-        return self._order[places], self.shapes[batch]
+        """The texts and the shape of batch `step`, counted from the beginning of training."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        key = key_of(self._seed, epoch, _OF_BATCHES)
+        [number] = permuted([place], self.steps_per_epoch, key)
+        return self._slice(number, epoch)
 
     def in_order(self):
-        """A list of the rows of each batch and its shape, each row once.
+        """A function from the number of a batch to its texts and shape, each text once, and how
+        many batches there are.
 
         In the order of the text; with `FewShapes`, by length.
         """
-        rows, cuts, shapes = self._order, self._cuts, self.shapes
-        if not self._has_bounds:
-            parts = [(rows, lengths.max(axis=0)) for rows, lengths in self._lengths.slices()]
-            rows, longer = (np.concatenate(part) for part in zip(*parts, strict=True))
-            cuts = _greedy_cuts(longer.tolist(), [1] * len(rows), self._tokens_per_batch)
-            shapes = np.broadcast_to(-1, (len(cuts) - 1, 3))
-        bounds = itertools.pairwise(cuts.tolist())
-        return [(rows[slice(*some)], shape) for some, shape in zip(bounds, shapes, strict=True)]
+        if self.shapes.min() > 0:
+            return self._slice, self.steps_per_epoch
+        cuts = self._cuts_in_order()
+
+        def batch(number):
+            numbers, _ = self._lengths.between(cuts[number], cuts[number + 1])
+            return numbers, self.shapes[0]
+
+        return batch, len(cuts) - 1
+
+    def _slice(self, number, epoch=None):
+        places = np.arange(*self._cuts[number : number + 2])
+        return self._texts_at(places, epoch), self.shapes[number]
+
+    def _cuts_in_order(self):
+        """Where batches of texts in their order begin, and the end."""
+        cuts, size, longest = [0], 0, 0
+        for numbers, lengths in self._lengths.parts():
+            longer = lengths.max(axis=0).tolist()
+            for number, length in zip(numbers.tolist(), longer, strict=True):
+                size, longest = size + 1, max(longest, length)
+                if size * longest > self._tokens_per_batch:
+                    cuts.append(number)
+                    size, longest = 1, length
+        return [*cuts, self._lengths.count]
 
 
-def shuffled_in_groups(places, starts, seed, epoch):
-    """Each place moved within its group, by a permutation of this epoch; `starts` are of groups."""
-    group = np.searchsorted(starts, places, side="right") - 1
-    first = np.asarray(starts[group], np.int64)
-    sizes, keys = starts[group + 1] - first, key_of(seed, epoch, group)
-    return first + permuted(places - first, sizes, keys)
+def _cuts_of(lengths, counts, tokens_per_batch):
+    """Where batches of sorted texts begin, and the end; each takes all that the budget allows.
 
-
-def _by_length(lengths, tokens_per_batch, _, new):
-    """The arrays of a plan with the least padding."""
-    width = lengths.longest + 1
-
-    def key_of_lengths(lengths):
-        # Alternately up and down: a batch that spans two target lengths then holds sources of
-        # similar lengths, not the longest of one and the shortest of the next.
-        source, target = lengths[0], lengths[-1]
-        return target * width + np.where(target % 2 == 0, source, width - 1 - source)
-
-    keys, counts, tokens = lengths.histogram(key_of_lengths)
-    target, source = np.divmod(keys, width)
-    source = np.where(target % 2 == 0, source, width - 1 - source)
-    order = new("order", counts.sum())
-    lengths.sort(key_of_lengths, keys, counts, order)
-    starts = np.append(0, np.cumsum(counts))
-    longer = np.maximum(source, target)
-    cuts = _greedy_cuts(longer.tolist(), counts.tolist(), tokens_per_batch)
-    first = np.searchsorted(starts, cuts[:-1], side="right") - 1
-    last = np.searchsorted(starts, cuts[1:] - 1, side="right")
-    between = np.stack([first, last], axis=1).ravel()
-    longest = [np.maximum.reduceat(np.append(side, 0), between)[::2] for side in (source, target)]
-    size = int((np.sum(longest, axis=0) * np.diff(cuts)).sum())
-    return {"order": order, "starts": starts, "cuts": cuts, "numbers": np.array([size, *tokens])}
-
-
-def _greedy_cuts(lengths, counts, tokens_per_batch):
-    """Where batches begin, and the end; each takes all rows that the budget allows.
-
-    Args:
-        lengths: the length of the longer side of each group of rows.
-        counts: the rows of each group.
-        tokens_per_batch: the budget.
+    `counts` texts of each of these lengths follow one another.
     """
-    cuts, place, rows, longest = [np.zeros(1, np.int64)], 0, 0, 0  # of the batch that is filled
+    cuts, start, longest, place = [np.zeros(1, np.int64)], 0, 0, 0
     for length, count in zip(lengths, counts, strict=True):
-        room = tokens_per_batch // max(longest, length) - rows
-        if count <= room:
-            rows, longest = rows + count, max(longest, length)
-        else:
-            room, full = max(0, room), tokens_per_batch // length
-            cuts.append(np.arange(place + room, place + count, full))
-            rows, longest = (count - room - 1) % full + 1, length
+        longest = max(longest, length)
+        full = max(place, start + tokens_per_batch // longest)
+        if full < place + count:
+            cuts.append(np.arange(full, place + count, tokens_per_batch // length))
+            start, longest = int(cuts[-1][-1]), length
         place += count
     return np.concatenate([*cuts, [place]])
-
-
-def _bounded(lengths, tokens_per_batch, shapes, new):
-    """The arrays of a plan with few shapes."""
-
-    def longer(lengths):
-        return lengths.max(axis=0)
-
-    keys, counts, tokens = lengths.histogram(longer)
-    plan = best_plan(keys, shapes, tokens_per_batch, counts)
-    order = new("order", counts.sum())
-    lengths.sort(longer, keys, counts, order)
-    starts = np.append(0, np.cumsum(counts))[np.searchsorted(keys, plan.bounds, side="right")]
-    numbers = np.array([plan.size, *tokens])
-    arrays = {"order": order, "starts": np.unique(np.append(0, starts)), "cuts": plan.cuts}
-    return {**arrays, "shapes": plan.shapes, "numbers": numbers}
-
-
-class PlanFiles(NamedTuple):
-    """Where a plan is kept in files, to be made once and read by all workers."""
-
-    folder: pathlib.Path  # it is replaced if it holds another plan
-    text: int  # a checksum of the text that is planned
-
-
-def arrays_of_plan(make, settings, files):
-    """The arrays of a plan, {name: array}, in memory or mapped from files.
-
-    Args:
-        make: function that makes them; it is called with a function from a name and a count to an
-            array of so many integers to fill.
-        settings: what the plan depends on besides the text, as JSON.
-        files: `PlanFiles`, or None.
-    """
-    if files is None:
-        return make(lambda name, count: np.empty(count, np.int64))
-    folder, content = pathlib.Path(files.folder), json.dumps([settings, files.text])
-    marker = folder / "plan.json"
-    if not marker.exists() or marker.read_text() != content:
-        if folder.exists():
-            shutil.rmtree(folder)
-        with atomic_path(folder) as draft:
-            draft.mkdir()
-
-            def new(name, count):
-                return np.lib.format.open_memmap(
-                    draft / f"{name}.npy", "w+", np.int64, (int(count),)
-                )
-
-            for name, array in make(new).items():
-                if isinstance(array, np.memmap):
-                    array.flush()
-                else:
-                    np.save(draft / f"{name}.npy", array)
-            (draft / marker.name).write_text(content)
-    return {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
 
 
 class BoundedPlan(NamedTuple):
@@ -317,27 +323,25 @@ class BoundedPlan(NamedTuple):
 
     bounds: np.ndarray  # lengths to which rows are padded, ascending
     cuts: np.ndarray  # positions where batches begin, and the end, (steps + 1,)
-    shapes: np.ndarray  # (steps, 3): rows, and the length twice
-    size: int  # tokens of all batches, padding and both sides included
+    shapes: np.ndarray  # rows and length, (steps, 2)
+    size: int  # tokens of all batches on one side, padding included
 
 
-def best_plan(lengths, shapes: FewShapes, tokens_per_batch, counts=None) -> BoundedPlan:
+def best_plan(lengths, counts, shapes: FewShapes, tokens_per_batch) -> BoundedPlan:
     """The plan with the least padding among those with the best 1, 2, ... `shapes.count` bounds.
 
     For each number of bounds, dynamic programming finds those that pad rows least. The padding that
     empty rows and rows moved to the next bound add is counted afterwards, so that fewer bounds may
-    win. `lengths` are those of the longer side of each row, in tokens, at least 1; with `counts`,
-    of as many rows each.
+    win. `lengths` are those of the longer side, in tokens, at least 1, and `counts` how many rows
+    have each.
 
     Raises ValueError if `row_multiple` of the longest rows exceed `tokens_per_batch`.
 
     Examples:
-        >>> plan = best_plan(np.array([3] * 20 + [9]), FewShapes(2), tokens_per_batch=30)
+        >>> plan = best_plan(np.array([3, 9]), np.array([20, 1]), FewShapes(2), 30)
         >>> plan.bounds.tolist(), plan.shapes.tolist()
-        ([4, 9], [[7, 4, 4], [7, 4, 4], [3, 9, 9], [3, 9, 9], [3, 9, 9]])
+        ([4, 9], [[7, 4], [7, 4], [3, 9], [3, 9], [3, 9]])
     """
-    if counts is None:
-        lengths, counts = np.unique(lengths, return_counts=True)
     longest = int(lengths.max())
     if shapes.row_multiple * longest > tokens_per_batch:
         raise ValueError(
@@ -346,11 +350,16 @@ def best_plan(lengths, shapes: FewShapes, tokens_per_batch, counts=None) -> Boun
             f"tokens_per_batch={tokens_per_batch}, row_multiple={shapes.row_multiple}, a row of "
             f"{longest} tokens."
         )
-    plans = [
-        _plan_for_bounds(lengths, counts, np.minimum(bounds, longest), tokens_per_batch, shapes)
-        for bounds in _best_bounds(lengths, counts, shapes.count)
-    ]
-    return min(plans, key=lambda plan: plan.size)
+    plans = []
+    for bounds in _best_bounds(lengths, counts, shapes.count):
+        bounds = np.minimum(bounds, longest)
+        of_bound = np.bincount(np.searchsorted(bounds, lengths), counts, len(bounds))
+        plans.append((bounds, *_rows_and_steps(bounds, of_bound, tokens_per_batch, shapes)))
+    bounds, rows, steps = min(plans, key=lambda plan: (np.prod(plan, axis=0)).sum())
+    shapes = np.repeat(np.stack([rows, bounds], axis=1), steps, axis=0)
+    cuts = np.append(0, np.cumsum(shapes[:, 0]))
+    cuts[-1] = counts.sum()
+    return BoundedPlan(bounds, cuts, shapes, int(shapes.prod(axis=1).sum()))
 
 
 def _best_bounds(lengths, counts, most):
@@ -374,10 +383,10 @@ def _best_bounds(lengths, counts, most):
     return best
 
 
-def _plan_for_bounds(lengths, counts, bounds, tokens_per_batch, shapes):
-    in_bounds = np.bincount(np.searchsorted(bounds, lengths), counts, len(bounds))
-    cuts, sizes, waiting = [np.zeros(1, np.int64)], [], 0
-    for bound, count in zip(bounds.tolist(), in_bounds.astype(np.int64).tolist(), strict=True):
+def _rows_and_steps(bounds, counts, tokens_per_batch, shapes):
+    """For each bound the rows of a batch, and how many batches there are."""
+    rows_of, steps_of, waiting = [], [], 0
+    for bound, count in zip(bounds.tolist(), counts.astype(np.int64).tolist(), strict=True):
         waiting += count
         most = tokens_per_batch // bound
         multiple = int(np.lcm(shapes.row_multiple, ROW_MULTIPLE))
@@ -388,134 +397,140 @@ def _plan_for_bounds(lengths, counts, bounds, tokens_per_batch, shapes):
             # No row may be left over: as many batches as needed, with equally many rows.
             steps = -(-waiting // rows)
             rows = -(-waiting // (steps * multiple)) * multiple
-        sizes.append(np.tile([rows, bound, bound], (steps, 1)))
-        cuts.append(cuts[-1][-1] + rows * np.arange(1, steps + 1))
-        cuts = [cuts[0], *filter(len, cuts[1:])]
+        rows_of.append(rows)
+        steps_of.append(steps)
         waiting -= rows * steps
-    sizes, cuts = np.concatenate(sizes), np.concatenate(cuts)
-    cuts[-1] = counts.sum()
-    return BoundedPlan(bounds, cuts, sizes, int(2 * sizes[:, :2].prod(axis=1).sum()))
+    return np.array(rows_of), np.array(steps_of)
 
 
-class PackedPlan:
+class PackedPlan(_RegroupedTexts):
     """Packs texts, or pairs of texts, into rows of one length, and rows into batches of one shape.
 
-    The longest are placed first, each in the row that it fills best. Every epoch holds each text
-    once, in the same number of rows; which texts of equal lengths share a row, and which rows share
-    a batch, are a pure function of seed and epoch. Batches are filled up with empty rows.
+    Of each few thousand texts the longest are placed first, each in the row that it fills best.
+    Every epoch holds each text once, in the same number of rows; which texts of equal lengths share
+    a row, and which rows share a batch, are a pure function of seed and epoch. Batches are filled
+    up with empty rows.
 
     Args:
-        lengths: `RowLengths` of the texts, whose `longest` is the length of each side of a row.
+        texts: `TextLengths`, of at least one text that is not left out; none is longer than a row.
+        row_length: length of each side of a row, in tokens.
         max_rows: maximum rows in a batch.
         seed: integer that fixes the order of every epoch.
         row_multiple: the rows of each batch are a multiple of it.
-        files: `PlanFiles`; None to keep the plan in memory, 16 bytes a text.
+        folder: where the arrays of the plan are kept; None for memory.
 
-    Attributes: those of `LengthPlan`, with integers (steps, 1 + sides) as shapes.
+    Attributes: those of `LengthPlan`.
 
     Examples:
-        >>> plan = PackedPlan(RowLengths([np.array([2, 5, 3, 5])], longest=5), max_rows=3)
-        >>> [sorted(row) for row in plan.in_order()[0][0].to_list()]
-        [[1], [3], [0, 2]]
+        >>> lengths = np.array([[2, 5, 3, 5]])
+        >>> texts = TextLengths(4, lambda some: lengths[:, some], longest=5)
+        >>> batch, _ = PackedPlan(texts, row_length=5, max_rows=3).in_order()
+        >>> sorted(sorted(row) for row in batch(0)[0].to_list())
+        [[0, 2], [1], [3]]
     """
 
-    def __init__(self, lengths, max_rows, seed=0, row_multiple=1, files=None):
-        row_length = lengths.longest
+    def __init__(self, texts, row_length, max_rows, seed=0, row_multiple=1, folder=None):
         if max_rows < row_multiple:
             raise ValueError(
                 "A batch must hold at least row_multiple rows. Use larger batches or shorter rows."
                 f" Received: room for {max_rows} rows of {row_length} tokens, "
                 f"row_multiple={row_multiple}."
             )
-        make = functools.partial(_packed, lengths)
-        arrays = arrays_of_plan(make, {"packed_plan": row_length}, files)
-        self._seed, self._order, self._starts = seed, arrays["order"], arrays["starts"]
+        settings = {"row_length": row_length, "max_rows": max_rows, "row_multiple": row_multiple}
+
+        def make(new):
+            lengths, counts = _sort(texts, new, _up_and_down)
+            _write_groups(new, counts)
+            num_rows = _pack(lengths, counts, row_length, new)
+            # Equal batches: the last one is hardly shorter than the others.
+            steps = -(-num_rows // (max_rows - max_rows % row_multiple))
+            rows = -(-num_rows // (steps * row_multiple)) * row_multiple
+            facts = _facts(lengths, counts, steps * rows * row_length * len(lengths), steps)
+            return {**facts, "num_rows": num_rows, "batch": rows}
+
+        facts, arrays = plan_arrays(make, folder, lambda: {**settings, **texts.settings()})
+        self._follow(facts, arrays, seed)
         self._places, self._row_starts = arrays["places"], arrays["row_starts"]
-        self.num_rows, self.num_tokens = len(self._order), arrays["numbers"].tolist()
-        num_rows = len(self._row_starts) - 1
-        # Equal batches: the last one is hardly shorter than the others.
-        self.steps_per_epoch = -(-num_rows // (max_rows - max_rows % row_multiple))
-        batch = -(-num_rows // (self.steps_per_epoch * row_multiple)) * row_multiple
-        shape = [batch, *[row_length] * lengths.num_sides]
+        self._num_rows, self._batch = facts["num_rows"], facts["batch"]
+        shape = np.array([self._batch, *[row_length] * len(self.num_tokens)])
         self.shapes = np.broadcast_to(shape, (self.steps_per_epoch, len(shape)))
-        size = self.steps_per_epoch * batch * row_length * lengths.num_sides
-        self.padding = 1 - sum(self.num_tokens) / size
 
     def batch(self, step):
         """The texts of each row of batch `step`, as `IdRows` of their numbers, and its shape."""
-        epoch, place = divmod(int(step), self.steps_per_epoch)
-        rows = self._rows_of(place)
-        rows = permuted(rows, self.steps_per_epoch * len(rows), key_of(self._seed, epoch))
-        texts = self._texts(rows)
-        places = shuffled_in_groups(texts.values, self._starts, self._seed, epoch)
-        return IdRows(self._order[places], texts.lengths), self.shapes[place]
+        return self._rows(*reversed(divmod(step, self.steps_per_epoch)))
 
     def in_order(self):
-        """A list of batches like `batch`'s that hold each text once, not shuffled."""
-        batches = (self._texts(self._rows_of(place)) for place in range(self.steps_per_epoch))
-        shape = self.shapes[0]
-        return [(IdRows(self._order[texts.values], texts.lengths), shape) for texts in batches]
+        """A function from the number of a batch to one like `batch`'s, not shuffled, so that each
+        text is there once, and how many batches there are."""
+        return self._rows, self.steps_per_epoch
 
-    def _rows_of(self, place):
-        count = int(self.shapes[0, 0])
-        return np.arange(place * count, (place + 1) * count)
-
-    def _texts(self, rows):
-        """The places by length of the texts of rows; rows after the last one are empty."""
-        is_full = rows < len(self._row_starts) - 1
-        rows = np.where(is_full, rows, 0)
-        starts = self._row_starts[rows]
-        counts = np.where(is_full, self._row_starts[rows + 1] - starts, 0)
-        return IdRows(self._places[ranges(starts, counts)], counts)
+    def _rows(self, number, epoch=None):
+        rows = number * self._batch + np.arange(self._batch)
+        if epoch is not None:
+            key = key_of(self._seed, epoch, _OF_BATCHES)
+            rows = permuted(rows, self.steps_per_epoch * self._batch, key)
+        starts, ends = (self._row_starts[np.minimum(n, self._num_rows)] for n in (rows, rows + 1))
+        texts = self._texts_at(self._places[ranges(starts, ends - starts)], epoch)
+        return IdRows(texts, ends - starts), self.shapes[0]
 
 
-def _packed(lengths, new):
-    """The arrays of a plan of packed rows."""
-    width = lengths.longest + 1
+def _pack(lengths, counts, row_length, new):
+    """Packs sorted texts, `counts` of each of these lengths, (sides, lengths), into rows.
 
-    def key_of_lengths(lengths):
-        return lengths[-1] * width + lengths[0]
+    Writes the places of the texts in that order, row by row, to a new array "places", and to
+    "row_starts" where each row starts there, and the end.
 
-    keys, counts, tokens = lengths.histogram(key_of_lengths)
-    order, places = new("order", counts.sum()), new("places", counts.sum())
-    lengths.sort(key_of_lengths, keys, counts, order)
-    starts = np.append(0, np.cumsum(counts))
-    sides = np.stack([keys % width, keys // width])[-lengths.num_sides :]
-    parts, row_counts, done = -(-len(order) // _PLACES_AT_A_TIME), [], 0
-    for part in range(parts):  # each has texts of all lengths
-        some = np.arange(part, len(order), parts)
-        row_of = _best_fit(sides[:, np.searchsorted(starts, some, side="right") - 1], width - 1)
-        places[done : done + len(some)] = some[np.argsort(row_of, kind="stable")]
-        row_counts.append(np.bincount(row_of))
-        done += len(some)
-    row_starts = np.append(0, np.cumsum(np.concatenate(row_counts)))
-    return {
-        "order": order, "places": places, "starts": starts, "row_starts": row_starts,
-        "numbers": tokens,
-    }  # fmt: skip
+    Returns:
+        The number of rows.
+    """
+    ends, total = np.cumsum(counts), int(counts.sum())
+    places = new("places", (total,), np.uint32 if total < 2**32 else np.int64)
+    row_starts = new("row_starts", (total + 1,), np.int64)  # of which the rows fill the beginning
+    row_starts[0], written, num_rows = 0, 0, 0
+    texts, row_of = np.zeros(0, np.int64), np.zeros(0, np.int64)  # of rows that are open
+    room = np.zeros((len(lengths), 0), np.int64)
+    num_parts = -(-total // _TEXTS_AT_A_TIME)
+    for part in range(num_parts):
+        # Drawn from all: there are texts of all lengths to fill up rows, and those of equal
+        # lengths are in any order, because in a row of them one side would be full.
+        some = np.arange(part * total // num_parts, (part + 1) * total // num_parts)
+        some = permuted(some, total, key_of(_OF_PACKING))
+        of_text = lengths[:, np.searchsorted(ends, some, side="right")]
+        longest_first = np.argsort(-of_text.max(axis=0), kind="stable")
+        rows, room = _best_fit(of_text[:, longest_first], room, row_length)
+        texts, row_of = np.append(texts, some[longest_first]), np.append(row_of, rows)
+        by_room = np.argsort(room.min(axis=0), kind="stable")
+        closed = len(by_room) if part == num_parts - 1 else max(0, len(by_room) - _ROWS_KEPT_OPEN)
+        number = np.argsort(by_room)[row_of]  # of the row that each text is in, the fullest first
+        by_row = np.argsort(number, kind="stable")
+        texts, row_of = texts[by_row], number[by_row]
+        end_of_row = np.searchsorted(row_of, np.arange(closed), side="right")
+        row_starts[num_rows + 1 : num_rows + closed + 1] = written + end_of_row
+        size = int(end_of_row[-1]) if closed else 0
+        places[written : written + size] = texts[:size]
+        texts, row_of, room = texts[size:], row_of[size:] - closed, room[:, by_room[closed:]]
+        written, num_rows = written + size, num_rows + closed
+    return num_rows
 
 
-def _best_fit(lengths, row_length):
-    """The row of each text, whose lengths are (sides, texts)."""
-    longest_first = np.argsort(-lengths.max(axis=0), kind="stable")
-    row_of, num_rows = np.empty(len(longest_first), np.int64), 0
-    numbers, room = np.empty(0, np.int64), np.empty((0, len(lengths)), np.int64)  # of open rows
-    parts = -(-len(longest_first) // _TEXTS_AT_A_TIME)
-    for part in range(parts):  # each has texts of all lengths
-        texts = longest_first[part::parts]
-        used = len(room)
-        room = np.concatenate([room, np.full((len(texts), len(lengths)), row_length)])
-        numbers = np.concatenate([numbers, num_rows + np.arange(len(texts))])
-        for text in texts:
-            left = room[: used + 1] - lengths[:, text]
-            row = np.where(left.min(axis=1) < 0, np.inf, left.sum(axis=1)).argmin()
-            room[row] = left[row]
-            row_of[text] = numbers[row]
-            used = max(used, row + 1)
-        num_rows = max(num_rows, numbers[used - 1] + 1)
-        roomy = np.argsort(room[:used].min(axis=1), kind="stable")[-_ROWS_KEPT_OPEN:]
-        numbers, room = numbers[roomy], room[roomy]
-    return row_of
+def _best_fit(lengths, room, row_length):
+    """The row of each text, whose lengths are (sides, texts), and the room left in all rows.
+
+    The rows that are there have `room`, (sides, rows); others are begun when no text fits in.
+    """
+    used, texts = room.shape[1], lengths.shape[1]
+    room = np.pad(room, [(0, 0), (0, texts + 1)], constant_values=row_length).astype(np.int32)
+    row_of = np.empty(texts, np.int64)
+    for text, sizes in enumerate(lengths.T.tolist()):
+        waste = 0
+        for side, size in zip(room, sizes, strict=True):
+            left = side[: used + 1] - size
+            waste = waste + np.where(left < 0, _NO_ROOM, left)
+        row_of[text] = row = waste.argmin()
+        for side, size in zip(room, sizes, strict=True):
+            side[row] -= size
+        used = max(used, row + 1)
+    return row_of, room[:, :used].astype(np.int64)
 
 
 class PlannedBatchesMixin:
@@ -526,7 +541,6 @@ class PlannedBatchesMixin:
     """
 
     _prepare = None  # see `as_data`
-    order_version = 2  # 1 in version 0.2: other rows shared a batch
 
     def _follow(self, plan):
         self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
@@ -543,8 +557,7 @@ class PlannedBatchesMixin:
 
     def epoch(self):
         """Batches like those of `dataset` that hold each text once, for validation."""
-        batches = self._plan.in_order()
-        return self._as_data(batches.__getitem__, len(batches))
+        return self._as_data(*self._plan.in_order())
 
     def _as_data(self, rows_of, count=None):
         def make_batch(number):
@@ -557,23 +570,3 @@ class PlannedBatchesMixin:
         first = self.shapes[0]
         is_one = (self.shapes == first).all(axis=0) & (first >= 0)
         return [size if same else None for same, size in zip(is_one, first.tolist(), strict=True)]
-
-
-class LastTwo:
-    """A function that remembers its last two results, for iterators on both sides of an edge.
-
-    Unlike `functools.lru_cache` it can be pickled, without results.
-    """
-
-    def __init__(self, function):
-        self._function, self._results = function, {}
-
-    def __call__(self, argument):
-        if argument in (results := self._results):
-            return results[argument]
-        result = self._function(argument)
-        self._results = {**dict(list(results.items())[-1:]), argument: result}
-        return result
-
-    def __reduce__(self):
-        return LastTwo, (self._function,)

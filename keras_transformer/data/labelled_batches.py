@@ -1,5 +1,7 @@
 """Batches of texts with labels."""
 
+import functools
+
 import keras
 import numpy as np
 
@@ -7,10 +9,10 @@ from keras_transformer.data.batch_plans import (
     FewShapes,
     LengthPlan,
     PlannedBatchesMixin,
-    RowLengths,
+    TextLengths,
     check_shapes,
 )
-from keras_transformer.data.token_ids import IdRows, checked_ids, checksum_of
+from keras_transformer.data.token_ids import IdRows, checked_ids, checksum_of, parts
 from keras_transformer.files import load_arrays, save_arrays
 
 # Lengths count as equal up to the next multiple, so that different texts meet in every epoch.
@@ -55,8 +57,8 @@ class LabelledBatches(PlannedBatchesMixin):
     of seed and step.
 
     Args:
-        ids: tokens of the texts: a ragged tensor, as `tokenize` returns it, `IdRows`, or
-            sequences of integers, without padding.
+        ids: tokens of the texts: a ragged tensor, as `tokenize` returns it, `IdRows`,
+            a column of a prepared folder, or sequences of integers, without padding.
         labels: (texts, labels), 1 for each label that a text has and 0 elsewhere, or (texts,
             numbers), finite, as `LabelledText.matrix` returns it.
         names: names of the labels, in the order of their columns; empty for numbers.
@@ -68,6 +70,8 @@ class LabelledBatches(PlannedBatchesMixin):
             the ids are the inputs.
         shapes: None for the least padding, in any shape; `FewShapes` for a step that is compiled
             once for each.
+        plan_folder: path of a folder for what the order of the batches is read from, about 8 bytes
+            per text; processes that name the same one share it. None keeps it in memory.
 
     Attributes:
         names: names of the labels, in the order of their columns; empty for numbers.
@@ -76,8 +80,8 @@ class LabelledBatches(PlannedBatchesMixin):
         num_texts: texts in an epoch.
         num_tokens: tokens in an epoch, without padding.
         steps_per_epoch: batches in an epoch, the same for every epoch.
-        shapes: rows and length of each batch, the length twice, (steps, 3); -1 for sizes that
-            depend on the texts of the batch.
+        shapes: rows and length of each batch, (steps, 2); -1 for sizes that depend on the texts of
+            the batch.
         padding: share of padding in the batches of an epoch.
 
     Raises:
@@ -102,16 +106,15 @@ class LabelledBatches(PlannedBatchesMixin):
         seed=0,
         prepare=None,
         shapes=None,
+        plan_folder=None,
     ):
         check_shapes(shapes, FewShapes)
         ids = checked_ids(ids, "ids")
         if max_length is not None:
             check_max_length(max_length)
-            ids = cut_middle(ids, max_length)
         labels = np.asarray(labels, np.float32)
         columns = len(names) or (max(1, labels.shape[1]) if labels.ndim == 2 else 1)
-        fits = labels.shape == (len(ids), columns)
-        if not fits or not (np.isin(labels, (0, 1)) if len(names) else np.isfinite(labels)).all():
+        if labels.shape != (len(ids), columns) or not _are_allowed(labels, bool(len(names))):
             raise ValueError(
                 "labels must be 0 or 1, with a row for each text and a column for each name; or, "
                 "without names, columns of finite numbers. "
@@ -120,25 +123,29 @@ class LabelledBatches(PlannedBatchesMixin):
         if not len(labels):
             raise ValueError("ids must hold at least one text. Received: none.")
         self._ids, self._labels, self._prepare = ids, labels, prepare
-        self.names = list(names)
-        lengths = ids.lengths
-        self.num_texts, self.num_tokens = len(lengths), int(lengths.sum())
-        longest = int(lengths.max(initial=0))
-        if longest > tokens_per_batch:
+        self._max_length, self.names = max_length, list(names)
+        longest = int(ids.lengths.max())
+        most = longest if max_length is None else min(longest, max_length)
+        if most > tokens_per_batch:
             raise ValueError(
                 "tokens_per_batch must be at least max_length, so that any text fits into a "
-                f"batch. Received: tokens_per_batch={tokens_per_batch}, a text of {longest} tokens."
+                f"batch. Received: tokens_per_batch={tokens_per_batch}, a text of {most} tokens."
             )
-        lengths = np.maximum(1, lengths)  # a text without tokens takes a column too
-        if not shapes:
-            lengths = np.minimum(-(-lengths // _LENGTH_STEP) * _LENGTH_STEP, tokens_per_batch)
-        lengths = RowLengths([lengths], tokens_per_batch)
-        self._follow(LengthPlan(lengths, tokens_per_batch, seed, shapes))
+        self.num_texts = len(ids)
+        self.num_tokens = sum(
+            int(np.minimum(ids.lengths[some], most).sum(dtype=np.int64)) for some in parts(len(ids))
+        )
+        step = 1 if shapes else _LENGTH_STEP
+        read = functools.partial(_lengths_of, ids, most, step, tokens_per_batch)
+        known_by = functools.partial(_known_by, ids, most)
+        texts = TextLengths(len(ids), read, tokens_per_batch, known_by)
+        self._follow(LengthPlan(texts, tokens_per_batch, seed, shapes, plan_folder))
         self._has_weights = bool(shapes)
 
     @property
     def multi_label(self) -> bool:
-        return bool(self.names) and bool((self._labels.sum(axis=1) != 1).any())
+        each = (self._labels[some].sum(axis=1) for some in parts(len(self._labels)))
+        return bool(self.names) and any((count != 1).any() for count in each)
 
     @property
     def mean_label(self) -> np.ndarray:
@@ -150,7 +157,7 @@ class LabelledBatches(PlannedBatchesMixin):
 
     def save(self, path) -> None:
         """Writes the tokenised texts to a NumPy .npz file, atomically."""
-        ids, names = self._ids, np.array(self.names)
+        ids, names = self._cut(self._ids), np.array(self.names)
         arrays = {"ids": ids.values, "lengths": ids.lengths, "labels": self._labels, "names": names}
         save_arrays(path, arrays.items())
 
@@ -165,20 +172,43 @@ class LabelledBatches(PlannedBatchesMixin):
 
     def checksum(self) -> int:
         """A number that changes with any token, label or label name."""
-        return checksum_of("\0".join(self.names).encode(), self._ids, self._labels)
+        ids = self._ids if hasattr(self._ids, "is_checked") else self._cut(self._ids)
+        return checksum_of("\0".join(self.names).encode(), b"%d" % ids.checksum(), self._labels)
 
     def _specs(self):
-        rows, length, _ = self._common_sizes()
+        rows, length = self._common_sizes()
         ids = keras.InputSpec(dtype="int32", shape=(rows, length))
         labels = keras.InputSpec(dtype="float32", shape=(rows, self._labels.shape[1]))
         weights = keras.InputSpec(dtype="float32", shape=(rows,))
         return (ids, labels, weights) if self._has_weights else (ids, labels)
 
     def _batch(self, rows, shape):
-        num_rows, length, _ = shape
-        ids, labels = self._ids.take(rows).padded(num_rows, length), self._labels[rows]
+        num_rows, length = shape
+        ids = self._cut(self._ids.take(rows)).padded(num_rows, length)
+        labels = np.asarray(self._labels[rows])
         if not self._has_weights:
             return ids, labels
         missing = (0, num_rows - len(rows))
         weights = np.pad(np.ones(len(rows), np.float32), missing)
         return ids, np.pad(labels, [missing, (0, 0)]), weights
+
+    def _cut(self, ids):
+        return ids if self._max_length is None else cut_middle(ids, self._max_length)
+
+
+def _are_allowed(labels, have_names):
+    """Whether labels are 0 or 1 or, without names, finite."""
+    each = (labels[some] for some in parts(len(labels)))
+    return all((np.isin(n, (0, 1)) if have_names else np.isfinite(n)).all() for n in each)
+
+
+def _lengths_of(ids, most, step, tokens_per_batch, some):
+    """Lengths that count as equal up to the next multiple of a step, (1, texts)."""
+    # A text without tokens takes a column too.
+    lengths = np.clip(ids.lengths[some].astype(np.int64), 1, most or 1)
+    return np.minimum(-(-lengths // step) * step, tokens_per_batch)[None]
+
+
+def _known_by(ids, most):
+    """What the plan depends on."""
+    return {"ids": ids.checksum(), "max_length": most, "step": _LENGTH_STEP}

@@ -1,5 +1,8 @@
 """Batches of documents for training a language model, several in a row."""
 
+import functools
+import pathlib
+
 import keras
 import numpy as np
 
@@ -7,10 +10,11 @@ from keras_transformer.data.batch_plans import (
     PackedPlan,
     PackedRows,
     PlannedBatchesMixin,
-    RowLengths,
+    TextLengths,
     check_shapes,
 )
-from keras_transformer.data.token_ids import IdRows, check_no_ends, checked_ids, checksum_of
+from keras_transformer.data.plan_arrays import plan_arrays
+from keras_transformer.data.token_ids import IdRows, check_no_ends, checked_ids, parts, ranges
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID
 
@@ -26,11 +30,14 @@ class PackedDocuments(PlannedBatchesMixin):
 
     Args:
         ids: tokens of the documents, without start and end: a ragged tensor, as `tokenize` returns
-            it, `IdRows`, or sequences of integers. Ids 0 to 3 are padding, unknown, start and end.
+            it, `IdRows`, a column of a prepared folder, or sequences of integers. Ids 0 to 3 are
+            padding, unknown, start and end.
         length: length of a row, in tokens.
         batch_size: maximum rows in a batch.
         seed: integer that fixes the order of every epoch.
         shapes: `PackedRows`, whose `row_multiple` is the number of replicas; None for its defaults.
+        plan_folder: path of a folder for what the order of the batches is read from, about 32 bytes
+            per document; processes that name the same one share it. None keeps it in memory.
 
     Attributes:
         num_documents: number of documents.
@@ -51,32 +58,28 @@ class PackedDocuments(PlannedBatchesMixin):
         ([[7, 8, 9, 3, 0], [6, 3, 4, 5, 3]], [[8, 9, 3, 0, 0], [3, 0, 5, 3, 0]])
     """
 
-    def __init__(self, ids, length, batch_size, seed=0, shapes: PackedRows | None = None):
+    def __init__(
+        self, ids, length, batch_size, seed=0, shapes: PackedRows | None = None, plan_folder=None
+    ):
         check_shapes(shapes, PackedRows)
         ids = checked_ids(ids, "ids")
         check_no_ends(ids)
         self._ids = ids
-        self.num_documents, self.num_tokens = len(ids), len(ids.values)
+        self.num_documents, self.num_tokens = len(ids), ids.num_ids
         if min(length, batch_size, self.num_tokens) < 1:
             raise ValueError(
                 "Expected at least one token, and a length and batch_size of at least 1. Received: "
                 f"{self.num_tokens} tokens, length={length}, batch_size={batch_size}."
             )
-        inputs = np.insert(ids.values, ids.starts[1:], END_ID)
-        labels = np.append(inputs[1:], np.int32(PAD_ID))
-        labels[inputs == END_ID] = PAD_ID  # another document follows
-        self.num_labels = int((labels != PAD_ID).sum())
-        whole, rest = np.divmod(ids.lengths + 1, length)
-        cuts = np.cumsum(whole + (rest > 0))
-        lengths = np.full(cuts[-1], length)
-        lengths[cuts[rest > 0] - 1] = rest[rest > 0]
-        self._read, self._next = IdRows(inputs, lengths), IdRows(labels, lengths)
-        is_end = (lengths == 1) & (inputs[np.cumsum(lengths) - 1] == END_ID)  # without a label
-        kept = np.flatnonzero(~is_end)
+        self.num_labels = self.num_tokens  # each is one, but the first; so is the end
+        known_by = functools.partial(_known_by, ids, length)
+        folders = [plan_folder and pathlib.Path(plan_folder, name) for name in ("pieces", "rows")]
+        _, pieces = plan_arrays(lambda new: _split(ids, length, new), folders[0], known_by)
+        self._starts, self._sizes = pieces["starts"], pieces["sizes"]
+        read = functools.partial(_lengths_of, self._sizes, length)
+        texts = TextLengths(len(self._sizes), read, length, known_by)
         row_multiple = (shapes or PackedRows()).row_multiple
-        self._kept = kept
-        plan_lengths = RowLengths([lengths[kept]], length)
-        self._follow(PackedPlan(plan_lengths, batch_size, seed, row_multiple))
+        self._follow(PackedPlan(texts, length, batch_size, seed, row_multiple, folders[1]))
 
     def save(self, path) -> None:
         """Writes the tokens to a NumPy .npz file, atomically."""
@@ -93,12 +96,47 @@ class PackedDocuments(PlannedBatchesMixin):
 
     def checksum(self) -> int:
         """A number that changes with any token of a document."""
-        return checksum_of(self._ids)
+        return self._ids.checksum()
 
     def _specs(self):
         return (keras.InputSpec(dtype="int32", shape=self._common_sizes()),) * 2
 
-    def _batch(self, documents, shape):
-        parts = self._kept[documents.values]
-        sides = (side.take(parts).joined(documents.lengths) for side in (self._read, self._next))
-        return tuple(side.padded(*shape) for side in sides)
+    def _batch(self, pieces, shape):
+        rows, length = shape
+        ids = self._ids.read(self._starts[pieces.values], self._sizes[pieces.values])
+        # A piece that fills a row is there with the token after it, and an end that is not read.
+        ids = ids.joined(pieces.lengths, rows, length + 2)
+        inputs, labels = ids[:, :length], ids[:, 1 : length + 1]
+        return inputs, np.where(inputs == END_ID, PAD_ID, labels)  # another document follows
+
+
+def _split(ids, length, new):
+    """Writes where pieces of documents that fit into rows start, and what they read, in tokens.
+
+    A piece reads one token more than a row holds: the label of its last one.
+    """
+    count = sum(
+        int((-(-ids.lengths[some].astype(np.int64) // length)).sum()) for some in parts(len(ids))
+    )
+    starts, sizes = new("starts", (count,), np.int64), new("sizes", (count,), np.int32)
+    piece = start = 0
+    for some in parts(len(ids)):
+        each = ids.lengths[some].astype(np.int64)
+        number = -(-each // length)  # of pieces
+        before = length * ranges(np.zeros_like(number), number)
+        first = np.cumsum(each) - each + start
+        end = piece + len(before)
+        starts[piece:end] = np.repeat(first, number) + before
+        sizes[piece:end] = np.minimum(np.repeat(each, number) - before, length + 1)
+        piece, start = end, start + int(each.sum())
+    return {}
+
+
+def _lengths_of(sizes, length, some):
+    """Lengths of pieces in a row, with their ends, (1, pieces)."""
+    return np.minimum(sizes[some].astype(np.int64) + 1, length)[None]
+
+
+def _known_by(ids, length):
+    """What the plan depends on."""
+    return {"ids": ids.checksum(), "length": length}

@@ -422,32 +422,25 @@ class FileRows:
         starts, ends = np.empty_like(rows), np.empty_like(rows)
         for shard, among in _by_shard(shards):
             local = rows[among] - self._first_rows[shard]
-            starts[among] = self._starts[shard].take(local)
-            ends[among] = self._starts[shard].take(local + 1)
-        return self._gathered(shards, starts, ends - starts)
+            starts[among] = self._first_ids[shard] + self._starts[shard].take(local)
+            ends[among] = self._first_ids[shard] + self._starts[shard].take(local + 1)
+        return self.read(starts, ends - starts)
 
-    def read(self, starts, length) -> np.ndarray:
-        """Windows of all rows one after another, int32 (windows, length), wherever they start."""
-        starts = np.asarray(starts, np.int64)
-        shards = np.searchsorted(self._first_ids, starts, side="right") - 1
-        lengths = np.minimum(length, self._first_ids[shards + 1] - starts)
-        parts = self._gathered(shards, starts - self._first_ids[shards], lengths)
-        if (lengths == length).all():
-            return parts.values.reshape(-1, length)
-        # A window that goes on in the next shards.
-        windows = np.empty((len(starts), length), np.int32)
-        for window, part, start in zip(windows, parts.to_list(), starts.tolist(), strict=True):
-            window[: len(part)] = part
-            if len(part) < length:
-                window[len(part) :] = self.read([start + len(part)], length - len(part))[0]
-        return windows
-
-    def _gathered(self, shards, starts, lengths):
-        """Rows of the shards at these places of their ids, as `IdRows`."""
+    def read(self, starts, lengths) -> IdRows:
+        """Rows that start and end anywhere in the ids of all rows one after another, int32."""
+        starts = np.array(starts, np.int64)
+        lengths = np.array(np.broadcast_to(lengths, starts.shape), np.int64)
         rows = IdRows(np.empty(lengths.sum(), np.int32), lengths)
-        for shard, among in _by_shard(shards):
-            places = ranges(rows.starts[:-1][among], lengths[among])
-            rows.values[places] = self._ids[shard].take_ranges(starts[among], lengths[among])
+        places = rows.starts[:-1].copy()
+        while lengths.any():  # more than once for rows that go on in the next shard
+            shards = np.searchsorted(self._first_ids, starts, side="right") - 1
+            shards = np.minimum(shards, len(self._ids) - 1)
+            parts = np.minimum(lengths, self._first_ids[shards + 1] - starts)
+            for shard, among in _by_shard(shards):
+                local = starts[among] - self._first_ids[shard]
+                ids = self._ids[shard].take_ranges(local, parts[among])
+                rows.values[ranges(places[among], parts[among])] = ids
+            starts, places, lengths = starts + parts, places + parts, lengths - parts
         return rows
 
     def checksum(self) -> int:

@@ -4,32 +4,38 @@ Batch k is a pure function of (text, seed, k), so an interrupted run resumes at 
 reading earlier batches.
 """
 
+import bisect
 import functools
-import itertools
 import logging
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.data.batch_plans import FewShapes, LastTwo, check_shapes
-from keras_transformer.data.draws import uniform
-from keras_transformer.data.masking import check_masking_rate, mask_tokens
-from keras_transformer.data.pipelines import as_dataset, mapped, prefetched
-from keras_transformer.data.segments import pack_segments
-from keras_transformer.data.token_ids import IdRows, checked_ids, checksum_of
+from keras_transformer.data.batch_plans import FewShapes, check_shapes
+from keras_transformer.data.draws import key_of, permuted
+from keras_transformer.data.masking import check_masking_rate, mask_tokens, share_of
+from keras_transformer.data.pipelines import as_data
+from keras_transformer.data.plan_arrays import plan_arrays
+from keras_transformer.data.token_ids import IdRows, checked_ids, parts, ranges
 from keras_transformer.files import load_arrays, save_arrays
-from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
+if TYPE_CHECKING:
+    from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
+
+_DOCUMENTS_AT_A_TIME = 2**12
+# What is drawn: the order of an epoch and, for each row, where it is split and what it becomes.
+_OF_ORDER, _OF_ROWS, _OF_MIDDLE, _OF_SENTENCE, _OF_NEXT, _OF_MASKS = range(6)
 _NUM_SPECIAL = 3  # [CLS] first [SEP] second [SEP]
 
 
 class PretrainingBatches:
     """Pairs of texts with masked tokens; in half of the pairs the texts do not belong together.
 
-    Keeps the ids in memory, about four bytes per token. Each document is split into passages of
-    whole sentences that just fill a row or, with their last sentence, exceed it. Each time a
+    Ids of a prepared folder are read as they are needed; others stay in memory, about four bytes
+    per token. Each document is split into passages of whole sentences that just fill a row or, with
+    their last sentence, exceed it. Each time a
     passage is read, it is split after a random sentence, and a random sentence of another document
     is drawn. The second part of the passage is truncated to the length of the other document from
     that sentence on, and in half of the cases replaced by it, so that length reveals nothing.
@@ -44,8 +50,9 @@ class PretrainingBatches:
 
     Args:
         documents: ids of the sentences of each document, (documents, None, None): a ragged
-            tensor, as `tokenize_documents` returns it, or sequences of sequences of integers.
-            Documents with fewer than two sentences that have tokens are dropped and reported.
+            tensor, as `tokenize_documents` returns it, `IdRows` of sentences, which may be a column
+            of a prepared folder, or sequences of sequences of integers. Documents with fewer than
+            two sentences that have tokens are dropped and reported.
         tokenizer: the `WordPieceTokenizer` of these ids.
         batch_size: maximum rows in a batch.
         max_length: length of a row, in tokens, special ones included.
@@ -54,6 +61,8 @@ class PretrainingBatches:
         shapes: None if the last batch of an epoch may have fewer rows; `FewShapes` for a step that
             is compiled once: all batches then have one shape, of as many rows as `batch_size` and
             `row_multiple` allow, and empty rows fill up the last one.
+        plan_folder: path of a folder for what the order of the batches is read from, about 24 bytes
+            per sentence; processes that name the same one share it. None keeps it in memory.
 
     Attributes:
         num_tokens: tokens in all documents.
@@ -83,12 +92,13 @@ class PretrainingBatches:
     def __init__(
         self,
         documents,
-        tokenizer: WordPieceTokenizer,
+        tokenizer: "WordPieceTokenizer",
         batch_size: int = 32,
         max_length: int = 128,
         seed: int = 0,
         masking_rate: float = 0.15,
         shapes: FewShapes | None = None,
+        plan_folder=None,
     ):
         check_shapes(shapes, FewShapes)
         row_multiple = shapes.row_multiple if shapes else 1
@@ -98,32 +108,38 @@ class PretrainingBatches:
         check_integer("max_length", max_length, _NUM_SPECIAL + 2, reason=reason)
         check_masking_rate(masking_rate)
         documents = checked_ids(documents, "documents", rank=3)
-        largest = documents.values.values.max(initial=0)
+        ids = documents.values
+        largest = ids.values.max(initial=0) if isinstance(ids, IdRows) else 0
         if largest >= tokenizer.vocabulary_size:
             raise ValueError(
                 f"documents must hold ids of the tokenizer, below {tokenizer.vocabulary_size}. "
                 f"Received: an id {largest}."
             )
-        self._tokenizer, self._batch_size, self._seed = tokenizer, batch_size, seed
-        self._masking_rate, self._has_weights = masking_rate, bool(shapes)
+        self._documents, self._tokenizer, self._seed = documents, tokenizer, seed
+        self._batch_size, self._masking_rate, self._has_weights = (
+            batch_size, masking_rate, bool(shapes)
+        )  # fmt: skip
         self._max_length, self._room = max_length, max_length - _NUM_SPECIAL
-        arrays = self._keep(documents)
-        ids, starts, first_sentences = arrays
-        self.num_tokens = len(ids)
-        passages = [
-            [first, last, document]
-            for document, (first, end) in enumerate(itertools.pairwise(first_sentences.tolist()))
-            for first, last in _passages_of(first, end, starts, self._room)
-        ]
-        self.num_passages = len(passages)
+        facts, arrays = plan_arrays(
+            functools.partial(_plan, documents, self._room),
+            plan_folder,
+            lambda: {"ids": documents.checksum(), "max_length": max_length},
+        )
+        num_documents, self._num_sentences = facts["num_documents"], facts["num_sentences"]
+        self._passages, self._spans = arrays["passages"], arrays["spans"]
+        self._first_sentences = arrays["first_sentences"][: num_documents + 1]
+        self.num_tokens, self.num_passages = facts["num_tokens"], facts["num_passages"]
+        self.num_dropped = len(documents) - num_documents
+        if self.num_dropped:
+            logging.getLogger(__name__).warning(
+                "Dropped %d of %d documents of fewer than two sentences.",
+                self.num_dropped, len(documents),
+            )  # fmt: skip
         self.steps_per_epoch = -(-self.num_passages // batch_size)
-        self.shapes = np.tile([batch_size if shapes else -1, max_length], (self.steps_per_epoch, 1))
-        self._passages = np.array(passages, np.int64)
-        self._order_of = LastTwo(functools.partial(_shuffled, self.num_passages, 2 * seed))
-        with tf.device("CPU:0"):  # tf.data reads tensors in place, without copies
-            self._ids, self._starts, self._first_sentences = map(tf.constant, arrays)
+        shape = np.array([batch_size if shapes else -1, max_length])
+        self.shapes = np.broadcast_to(shape, (self.steps_per_epoch, 2))
 
-    def dataset(self, start_step: int = 0) -> tf.data.Dataset:
+    def dataset(self, start_step: int = 0):
         """Endless batches, from step `start_step` on.
 
         Element k is a pure function of the text, the seed and `start_step + k`. Starting
@@ -131,29 +147,29 @@ class PretrainingBatches:
         `steps_per_epoch` batches of another text.
 
         Returns:
-            Elements `(inputs, labels)` for `bert_pretraining` and `PretrainingLoss`; int32,
-            padded with 0, except the weights, which are float32. With `shapes` also sample
+            On TensorFlow a `tf.data.Dataset`, elsewhere a `keras.utils.PyDataset` of NumPy arrays:
+            `(inputs, labels)` for `bert_pretraining` and `PretrainingLoss`; int32, padded with 0,
+            except the weights, which are float32. With `shapes` also sample
             weights, float32 (batch,), 0 for empty rows, whose `next_sentence` is -1.
         """
-
-        specs = (
-            keras.InputSpec(dtype="int64", shape=()),
-            keras.InputSpec(dtype="int64", shape=(None, 3)),
-        )
-        passages = as_dataset(lambda number: self._passages_of(start_step + number), specs)
-        return prefetched(mapped(passages, self._batch))
+        return as_data(lambda number: self._batch(start_step + number), self._specs())
 
     def token_counts(self) -> np.ndarray:
         """How often each id of the vocabulary occurs in the documents, (vocabulary_size,)."""
-        return np.bincount(self._ids.numpy(), minlength=self._tokenizer.vocabulary_size)
+        counts = np.zeros(self._tokenizer.vocabulary_size, np.int64)
+        for some in parts(self._num_sentences):
+            starts, ends = self._spans[some].T
+            ids = self._documents.values.read(starts, ends - starts).values
+            counts += np.bincount(ids, minlength=len(counts))
+        return counts
 
     def save(self, path) -> None:
         """Writes the tokenised documents to a NumPy .npz file, atomically."""
+        sentences = self._documents.values
         arrays = {
-            "ids": self._ids.numpy(),
-            "starts": self._starts.numpy(),
-            "first_sentences": self._first_sentences.numpy(),
-            "num_dropped": self.num_dropped,
+            "ids": sentences.values,
+            "starts": sentences.starts,
+            "first_sentences": self._documents.starts,
         }
         save_arrays(path, arrays.items())
 
@@ -172,126 +188,152 @@ class PretrainingBatches:
         kept = load_arrays(path)
         sentences = IdRows(kept["ids"], np.diff(kept["starts"]))
         documents = IdRows(sentences, np.diff(kept["first_sentences"]))
-        sizes = (batch_size, max_length, seed, masking_rate)
-        batches = cls(documents, tokenizer, *sizes, shapes)
-        batches.num_dropped = int(kept["num_dropped"])
-        return batches
+        return cls(documents, tokenizer, batch_size, max_length, seed, masking_rate, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token, sentence or document."""
-        return checksum_of(self._ids, self._starts, self._first_sentences)
+        return self._documents.checksum()
 
-    def _keep(self, documents):
-        """Drops sentences without tokens, and documents with fewer than two other sentences.
-
-        Returns:
-            All ids; where each sentence starts, in tokens; where each document starts, in
-            sentences; the last entries are the ends.
-        """
-        ids, lengths = documents.values.values, documents.values.lengths
-        document_lengths = documents.lengths
-        document_of = np.repeat(np.arange(len(document_lengths)), document_lengths)
-        counts = np.bincount(document_of[lengths > 0], minlength=len(document_lengths))
-        kept = (lengths > 0) & (counts[document_of] >= 2)
-        self.num_dropped = int((counts < 2).sum())
-        counts = counts[counts >= 2]
-        if len(counts) < 2:
-            raise ValueError(
-                "There must be at least two documents of two sentences, because random sentences "
-                f"come from another document. Received: {len(document_lengths)} documents, "
-                f"{self.num_dropped} of them shorter."
-            )
-        if self.num_dropped:
-            logging.getLogger(__name__).warning(
-                "Dropped %d of %d documents of fewer than two sentences.",
-                self.num_dropped, len(document_lengths),
-            )  # fmt: skip
-        starts, first_sentences = (np.append(0, np.cumsum(n)) for n in (lengths[kept], counts))
-        return ids[np.repeat(kept, lengths)], starts, first_sentences
-
-    def _passages_of(self, step):
-        """The number of a step, counted from the beginning, and what its rows read, (rows, 3)."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        first = place * self._batch_size
-        return step, self._passages[self._order_of(epoch)[first : first + self._batch_size]]
-
-    def _batch(self, step, passages):
-        seed = tf.stack([tf.constant(2 * self._seed + 1, tf.int64), step])
-        for_pairs, for_masks = tf.unstack(tf.random.split(seed, 2, alg="philox"))
-        first_ids, second_ids, is_random = self._pairs(passages, for_pairs)
-        inputs = pack_segments(self._tokenizer, first_ids, second_ids, self._max_length)
-        inputs = {name: self._pad(ids) for name, ids in inputs.items()}
-        inputs["token_ids"], positions, labels = mask_tokens(
-            inputs["token_ids"], self._tokenizer, for_masks, self._masking_rate
+    def _specs(self):
+        rows = self._batch_size if self._has_weights else None
+        ids, masked, one = (
+            keras.InputSpec(dtype="int32", shape=(rows, *rest))
+            for rest in ((self._max_length,), (share_of(self._max_length, self._masking_rate),), ())
         )
-        inputs["masked_positions"] = positions
-        is_masked = tf.cast(labels != self._tokenizer.pad_id, tf.float32)
-        rows = tf.cast(tf.shape(labels)[0], tf.float32)
+        inputs = {"token_ids": ids, "segment_ids": ids, "masked_positions": masked}
+        weights = keras.InputSpec(dtype="float32", shape=masked.shape)
+        labels = {"masked_tokens": masked, "masked_weights": weights, "next_sentence": one}
+        real = keras.InputSpec(dtype="float32", shape=(rows,))
+        return (inputs, labels, real) if self._has_weights else (inputs, labels)
+
+    def _batch(self, step):
+        passages, keys = self._rows_of(step)
+        first_ids, second_ids, is_random = self._pairs(self._passages[passages], keys)
+        token_ids, segment_ids = self._pack(first_ids, second_ids)
+        token_ids, positions, masked_tokens = mask_tokens(
+            token_ids, self._tokenizer, key_of(keys, _OF_MASKS), self._masking_rate
+        )
+        inputs = {
+            "token_ids": token_ids, "segment_ids": segment_ids, "masked_positions": positions
+        }  # fmt: skip
+        is_masked = np.float32(masked_tokens != self._tokenizer.pad_id)
         labels = {
-            "masked_tokens": labels,
-            "masked_weights": is_masked * rows / tf.maximum(tf.reduce_sum(is_masked), 1.0),
-            "next_sentence": tf.cast(is_random, tf.int32),
+            "masked_tokens": masked_tokens,
+            "masked_weights": is_masked * np.float32(len(passages) / max(is_masked.sum(), 1)),
+            "next_sentence": is_random.astype(np.int32),
         }
         if not self._has_weights:
             return inputs, labels
-        real = tf.ones_like(labels["next_sentence"], tf.float32)
-        inputs, labels, weights = tf.nest.map_structure(self._fill_up, (inputs, labels, real))
-        labels["next_sentence"] -= tf.cast(weights == 0, tf.int32)
+        real = np.ones(len(passages), np.float32)
+        inputs, labels, weights = keras.tree.map_structure(self._fill_up, (inputs, labels, real))
+        labels["next_sentence"] -= weights == 0
         return inputs, labels, weights
 
-    def _pairs(self, passages, seed):
-        """First and second ids, (batch, None), and whether the second is random, (batch,)."""
-        first, last, document = tf.unstack(passages, axis=1)
-        draws = tf.random.stateless_uniform(
-            [3, tf.shape(passages)[0]], seed, dtype=tf.float64, alg="philox"
-        )
+    def _rows_of(self, step):
+        """The passages of a batch, and a key for what is drawn for each of them."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        first = place * self._batch_size
+        places = np.arange(first, min(first + self._batch_size, self.num_passages))
+        key = key_of(self._seed, epoch, _OF_ORDER)
+        passages = permuted(places, self.num_passages, key)
+        return passages, key_of(self._seed, epoch, _OF_ROWS, passages)
 
-        def random_below(limit, draw):
-            return tf.cast(draw * tf.cast(limit, tf.float64), tf.int64)  # in [0, limit)
+    def _pairs(self, passages, keys):
+        """First and second ids, `IdRows`, and whether the second is random, (batch,)."""
+        first, last, document = passages.T
 
-        middle = first + 1 + random_below(last - first, draws[0])
-        start, cut, end = (tf.gather(self._starts, i) for i in (first, middle, last + 1))
+        def random_below(limit, purpose):
+            return (key_of(keys, purpose) % limit.astype(np.uint64)).astype(np.int64)
+
+        middle = first + 1 + random_below(last - first, _OF_MIDDLE)
+        start, cut, end = self._spans[first, 0], self._spans[middle, 0], self._spans[last, 1]
         first_length, second_length = self._cut_to_room(cut - start, end - cut)
 
         # Any sentence outside this document, up to the end of its own document.
-        own, own_end = (tf.gather(self._first_sentences, i) for i in (document, document + 1))
-        others = self._first_sentences[-1] - (own_end - own)
-        sentence = random_below(others, draws[1])
-        sentence += tf.where(sentence >= own, own_end - own, 0)
-        next_document = tf.searchsorted(self._first_sentences, sentence, side="right")
-        begin = tf.gather(self._starts, sentence)
-        stop = tf.gather(self._starts, tf.gather(self._first_sentences, next_document))
+        own, own_end = self._first_sentences[document], self._first_sentences[document + 1]
+        sentence = random_below(self._num_sentences - (own_end - own), _OF_SENTENCE)
+        sentence += np.where(sentence >= own, own_end - own, 0)
+        next_document = np.searchsorted(self._first_sentences, sentence, side="right")
+        begin = self._spans[sentence, 0]
+        stop = self._spans[self._first_sentences[next_document] - 1, 1]
 
-        is_random = draws[2] < 0.5
-        second_start = tf.where(is_random, begin, cut)
+        is_random = key_of(keys, _OF_NEXT) < 2**63
+        second_start = np.where(is_random, begin, cut)
         # The continuation is as short as its possible replacement: length reveals nothing.
-        second_length = tf.minimum(second_length, stop - begin)
-        first_ids = self._tokens(cut - first_length, first_length)
-        return first_ids, self._tokens(second_start, second_length), is_random
+        second_length = np.minimum(second_length, stop - begin)
+        read = self._documents.values.read
+        first_ids = read(cut - first_length, first_length)
+        return first_ids, read(second_start, second_length), is_random
 
     def _cut_to_room(self, first, second):
         """Lengths that fit into a row; the longer one is shortened first."""
-        half = tf.constant(-(-self._room // 2), tf.int64)
-        first = tf.minimum(first, tf.maximum(half, self._room - second))
-        return first, tf.minimum(second, self._room - first)
+        first = np.minimum(first, np.maximum(-(-self._room // 2), self._room - second))
+        return first, np.minimum(second, self._room - first)
 
-    def _tokens(self, starts, lengths):
-        places = tf.ragged.range(starts, starts + lengths)
-        return places.with_flat_values(tf.gather(self._ids, places.flat_values))
+    def _pack(self, first_ids, second_ids):
+        """Rows `[CLS] first [SEP] second [SEP]`, and 1 for what is behind the first [SEP]."""
+        rows, length = len(first_ids), self._max_length
+        token_ids = np.full(rows * length, self._tokenizer.pad_id, np.int32)
+        starts = length * np.arange(rows)
+        token_ids[starts] = self._tokenizer.class_id
+        ends = starts + 1
+        for ids in (first_ids, second_ids):
+            token_ids[ranges(ends, ids.lengths)] = ids.values
+            ends = ends + ids.lengths + 1
+            token_ids[ends - 1] = self._tokenizer.separator_id
+        second, end = (first_ids.lengths + 2)[:, None], (ends - starts)[:, None]
+        places = np.arange(length)
+        segment_ids = ((places >= second) & (places < end)).astype(np.int32)
+        return token_ids.reshape(rows, length), segment_ids
 
     def _fill_up(self, rows):
         """Appends rows of zeros up to the batch size."""
-        missing = [[0, self._batch_size - tf.shape(rows)[0]]]
-        filled = tf.pad(rows, missing + [[0, 0]] * (rows.shape.rank - 1))
-        return tf.ensure_shape(filled, [self._batch_size, *rows.shape[1:]])
-
-    def _pad(self, ids):
-        padded = tf.pad(ids, [[0, 0], [0, self._max_length - tf.shape(ids)[1]]])
-        return tf.ensure_shape(padded, [None, self._max_length])
+        return np.pad(rows, [(0, self._batch_size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
 
 
-def _shuffled(count, seed, epoch):
-    return np.argsort(uniform((seed, epoch), count), kind="stable")
+def _plan(documents, room, new):
+    """Writes what batches are read from, and returns how much there is of it.
+
+    Drops sentences without tokens, and documents with fewer than two other sentences. "spans" holds
+    where each sentence starts and ends, in tokens, (sentences, 2); "first_sentences" the first
+    sentence of each document, and the end; "passages" first sentence, last sentence and document,
+    (passages, 3). Each may be longer than what is written.
+    """
+    count = documents.num_ids
+    spans, passages = new("spans", (count, 2), np.int64), new("passages", (count, 3), np.int64)
+    first_sentences = new("first_sentences", (len(documents) + 1,), np.int64)
+    first_sentences[0] = num_documents = num_sentences = num_passages = num_tokens = start = 0
+    for some in parts(len(documents), _DOCUMENTS_AT_A_TIME):
+        of_documents = documents.lengths[some]
+        first = documents.starts[some.start]
+        lengths = documents.values.lengths[first : documents.starts[some.stop]].astype(np.int64)
+        document_of = np.repeat(np.arange(len(of_documents)), of_documents)
+        counts = np.bincount(document_of[lengths > 0], minlength=len(of_documents))
+        kept = (lengths > 0) & (counts[document_of] >= 2)
+        ends = start + np.cumsum(lengths)
+        start += int(lengths.sum())
+        starts, ends = (ends - lengths)[kept], ends[kept]
+        num_tokens += int((ends - starts).sum())
+        spans[num_sentences : num_sentences + len(starts)] = np.stack([starts, ends], axis=1)
+        found, first, starts = [], 0, starts.tolist()
+        for number, size in enumerate(counts[counts >= 2].tolist(), num_documents):
+            for begin, last in _passages_of(first, first + size, starts, room):
+                found.append((num_sentences + begin, num_sentences + last, number))
+            first += size
+            first_sentences[number + 1] = num_sentences + first
+        passages[num_passages : num_passages + len(found)] = np.reshape(found, (-1, 3))
+        num_documents += int((counts >= 2).sum())
+        num_sentences, num_passages = num_sentences + first, num_passages + len(found)
+    if num_documents < 2:
+        raise ValueError(
+            "There must be at least two documents of two sentences, because random sentences "
+            f"come from another document. Received: {len(documents)} documents, "
+            f"{len(documents) - num_documents} of them shorter."
+        )
+    return {
+        "num_documents": num_documents, "num_sentences": num_sentences,
+        "num_passages": num_passages, "num_tokens": num_tokens,
+    }  # fmt: skip
 
 
 def _passages_of(first, end, starts, room):
@@ -299,7 +341,7 @@ def _passages_of(first, end, starts, room):
     last = first
     while last < end - 1:
         full = starts[first] + room
-        last = max(first + 1, int(np.searchsorted(starts, full)) - 1)
+        last = max(first + 1, bisect.bisect_left(starts, full) - 1)
         # A last single sentence joins the one before it.
         last = min(last, end - 1)
         yield first, last

@@ -4,7 +4,9 @@ The index plan is a pure function of (seed, epoch), so an interrupted run resume
 without reading earlier batches.
 """
 
+import functools
 import logging
+import zlib
 
 import keras
 import numpy as np
@@ -14,12 +16,11 @@ from keras_transformer.data.batch_plans import (
     LengthPlan,
     PackedPlan,
     PackedRows,
-    PlanFiles,
     PlannedBatchesMixin,
-    RowLengths,
+    TextLengths,
     check_shapes,
 )
-from keras_transformer.data.token_ids import IdRows, check_no_ends, checked_ids, checksum_of
+from keras_transformer.data.token_ids import IdRows, check_no_ends, checked_ids
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
@@ -27,12 +28,11 @@ from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 class TokenBatches(PlannedBatchesMixin):
     """Batches of token ids for training a translation model.
 
-    Ids of a `Prepared` folder are read as they are needed, others stay in memory, about four bytes
-    per token. Pairs of similar lengths share a batch, so
-    that little of it is padding: pairs are sorted by length and divided so that the rows times the
-    longest sentence stay within a budget of tokens on either side. Every epoch holds each pair
-    once, in batches of the same shapes; which pairs of equal lengths share a batch, and the order
-    of the batches, change from epoch to epoch.
+    Ids of a prepared folder are read as they are needed; others stay in memory, about four bytes
+    per token. Pairs of similar lengths share a batch, so that little of it is padding: pairs are
+    sorted by length and divided so that the rows times the longest sentence stay within a budget of
+    tokens on either side. Every epoch holds each pair once, in batches of the same shapes; which
+    pairs of equal lengths share a batch, and the order of the batches, change from epoch to epoch.
 
     Batches are `({"source_ids": (batch, source), "target_ids": (batch, target)}, labels (batch,
     target))`, int32, padded with 0. A source row is its tokens and the end id; the decoder's input,
@@ -44,8 +44,8 @@ class TokenBatches(PlannedBatchesMixin):
 
     Args:
         source_ids: tokens of the sentences to translate, without start and end: a ragged tensor,
-            as `tokenize` returns it, `IdRows`, or sequences of integers. Ids 0 to 3 are padding,
-            unknown, start and end.
+            as `tokenize` returns it, `IdRows`, a column of a prepared folder, or sequences of
+            integers. Ids 0 to 3 are padding, unknown, start and end.
         target_ids: tokens of their translations, equally many.
         tokens_per_batch: maximum tokens in a batch, padding included, on either
             side. At least `max_length`.
@@ -54,8 +54,8 @@ class TokenBatches(PlannedBatchesMixin):
         shapes: None for the least padding, in any shape; `FewShapes` for a step that is compiled
             once for each; `PackedRows` for rows of `max_length` tokens on either side that hold
             several pairs one after another: no text may then hold the ids 2 and 3.
-        plan_folder: folder where the order of the pairs is kept; made if it is not there, and anew
-            if it is that of another text or other arguments. None to keep it in memory.
+        plan_folder: path of a folder for what the order of the batches is read from, about 16 bytes
+            per pair; processes that name the same one share it. None keeps it in memory.
 
     Attributes:
         num_pairs: pairs kept, all of which are in each epoch.
@@ -103,26 +103,20 @@ class TokenBatches(PlannedBatchesMixin):
             )
         check_shapes(shapes, FewShapes, PackedRows)
         self._packed = isinstance(shapes, PackedRows)
-        if self._packed:
-            check_no_ends(source_ids)
-            check_no_ends(target_ids)
         self._sources, self._targets = source_ids, target_ids
-        sides = source_ids.lengths, target_ids.lengths
-        lengths = RowLengths(sides, max_length, added=1)  # the end
-        if not any(len(rows) for rows, _ in lengths.slices()):
-            raise ValueError(
-                "No pair is left to train on. Give more text or a larger max_length. Received: "
-                f"{num_texts} pairs, {num_texts} of them longer than {max_length} tokens."
-            )
-        files = plan_folder and PlanFiles(plan_folder, self.checksum())
+        read = functools.partial(_lengths_with_ends, source_ids, target_ids)
+        known_by = functools.partial(_known_by, source_ids, target_ids, max_length)
+        texts = TextLengths(num_texts, read, max_length, known_by)
         if self._packed:
+            for side in (source_ids, target_ids):
+                check_no_ends(side)
             rows = tokens_per_batch // max_length
-            plan = PackedPlan(lengths, rows, seed, shapes.row_multiple, files)
+            plan = PackedPlan(texts, max_length, rows, seed, shapes.row_multiple, plan_folder)
         else:
-            plan = LengthPlan(lengths, tokens_per_batch, seed, shapes, files)
+            plan = LengthPlan(texts, tokens_per_batch, seed, shapes, plan_folder)
         self._follow(plan)
-        self.num_pairs, self.num_target_tokens = plan.num_rows, plan.num_tokens[1]
-        self.num_dropped = num_texts - self.num_pairs
+        self.num_pairs, self.num_dropped = plan.num_texts, num_texts - plan.num_texts
+        _, self.num_target_tokens = plan.num_tokens
         if self.num_dropped:
             logging.getLogger(__name__).warning(
                 "Dropped %d of %d pairs longer than max_length=%d tokens.",
@@ -136,9 +130,10 @@ class TokenBatches(PlannedBatchesMixin):
 
     def save(self, path) -> None:
         """Writes the tokenised text to a NumPy .npz file, atomically."""
-        sides = {"source": _with_end(self._sources), "target": _with_end(self._targets)}
-        arrays = {f"{side}_ids": ids.values for side, ids in sides.items()}
-        arrays |= {f"{side}_lengths": ids.lengths for side, ids in sides.items()}
+        arrays = {}
+        for side, ids in (("source", self._sources), ("target", self._targets)):
+            arrays[f"{side}_ids"] = np.insert(ids.values, ids.starts[1:], END_ID)
+            arrays[f"{side}_lengths"] = ids.lengths + 1
         save_arrays(path, arrays.items())
 
     @classmethod
@@ -154,19 +149,16 @@ class TokenBatches(PlannedBatchesMixin):
 
         With the same other arguments of `TokenBatches`, they are the same batches.
         """
-        sides = load_arrays(path)
-        ids = [
-            _without_end(sides[f"{side}_ids"], sides[f"{side}_lengths"])
-            for side in ("source", "target")
-        ]
+        sides, ids = load_arrays(path), []
+        for side in ("source", "target"):
+            lengths = sides[f"{side}_lengths"]
+            values = np.delete(sides[f"{side}_ids"], np.cumsum(lengths) - 1)  # without ends
+            ids.append(IdRows(values, lengths - 1))
         return cls(*ids, tokens_per_batch, max_length, seed, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token of the text."""
-        sides = self._sources, self._targets
-        if all(isinstance(side, IdRows) for side in sides):
-            return checksum_of(*map(_with_end, sides))  # as earlier versions
-        return checksum_of(np.array([side.checksum() for side in sides]))
+        return _checksum_of(self._sources, self._targets)
 
     def _specs(self):
         rows, source, target = self._common_sizes()
@@ -177,8 +169,10 @@ class TokenBatches(PlannedBatchesMixin):
 
     def _batch(self, pairs, shape):
         rows, source, target = shape
-        source_ids = self._rows(self._sources, pairs).padded(rows, source)
-        labels = self._rows(self._targets, pairs).padded(rows, target)
+        counts = pairs.lengths if self._packed else np.ones(len(pairs), np.int64)
+        numbers = pairs.values if self._packed else pairs
+        source_ids = self._sources.take(numbers).joined(counts, rows, source)
+        labels = self._targets.take(numbers).joined(counts, rows, target)
         shifted = np.pad(labels[:, :-1], [(0, 0), (1, 0)], constant_values=START_ID)
         if self._packed:  # where a pair ends, the next one starts
             shifted[shifted == END_ID] = START_ID
@@ -186,16 +180,15 @@ class TokenBatches(PlannedBatchesMixin):
         shifted[labels == PAD_ID] = PAD_ID
         return {"source_ids": source_ids, "target_ids": shifted}, labels
 
-    def _rows(self, ids, pairs):
-        """The ids of one pair per row, or of the pairs, `IdRows`, that share a row, with ends."""
-        if not self._packed:
-            return _with_end(ids.take(pairs))
-        return _with_end(ids.take(pairs.values)).joined(pairs.lengths)
+
+def _lengths_with_ends(source_ids, target_ids, some):
+    return np.stack([source_ids.lengths[some], target_ids.lengths[some]]).astype(np.int64) + 1
 
 
-def _with_end(ids):
-    return IdRows(np.insert(ids.values, ids.starts[1:], END_ID), ids.lengths + 1)
+def _checksum_of(source_ids, target_ids):
+    return zlib.crc32(b"%d" % target_ids.checksum(), source_ids.checksum())
 
 
-def _without_end(ids, lengths):
-    return IdRows(np.delete(ids, np.cumsum(lengths) - 1), lengths - 1)
+def _known_by(source_ids, target_ids, max_length):
+    """What the plan depends on."""
+    return {"ids": _checksum_of(source_ids, target_ids), "max_length": max_length}

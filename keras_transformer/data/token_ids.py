@@ -1,5 +1,6 @@
 """Token ids of many texts, one after another in one array."""
 
+import functools
 import itertools
 import pathlib
 import tempfile
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _TEXTS_PER_TOKENIZER_CALL = 1024
+_ROWS_AT_A_TIME = 2**18
 LARGEST_ID = 2**31 - 1  # int32
 
 
@@ -27,7 +29,7 @@ class IdRows:
 
     Args:
         values: the ids of all rows, integers (ids,); for documents of sentences, the `IdRows` of
-            all sentences.
+            all sentences, or those of a prepared folder.
         lengths: length of each row, in ids or in sentences, integers (rows,).
 
     Attributes:
@@ -53,7 +55,7 @@ class IdRows:
                 f"Received: {lengths.dtype.name} of shape {lengths.shape}."
             )
         lengths = lengths.astype(np.int64)
-        if not isinstance(values, IdRows):
+        if not isinstance(values, IdRows) and not hasattr(values, "is_checked"):
             values = np.asanyarray(values) if len(values) else np.zeros(0, np.int32)
         self.values, self.starts = values, np.append(0, np.cumsum(lengths))
         if lengths.min(initial=0) < 0 or self.starts[-1] != len(values):
@@ -66,7 +68,7 @@ class IdRows:
     def __len__(self):
         return len(self.starts) - 1
 
-    @property
+    @functools.cached_property
     def lengths(self) -> np.ndarray:
         return np.diff(self.starts)
 
@@ -76,19 +78,33 @@ class IdRows:
         values = self.values.to_list() if is_nested else self.values.tolist()
         return [values[start:end] for start, end in itertools.pairwise(self.starts.tolist())]
 
-    def take(self, rows) -> "IdRows":
-        """The rows of these numbers, integers (rows,), in their order."""
-        rows = np.asarray(rows, np.int64)
-        lengths = self.starts[rows + 1] - self.starts[rows]
-        return IdRows(self.values[ranges(self.starts[rows], lengths)], lengths)
+    @property
+    def num_ids(self) -> int:
+        """The number of ids of all rows."""
+        return len(self.values)
 
-    def joined(self, counts) -> "IdRows":
-        """Rows that hold so many of these rows each, integers (rows,), one after another."""
-        return IdRows(self.values, np.diff(self.starts[np.append(0, np.cumsum(counts))]))
+    def take(self, rows) -> "IdRows":
+        """The rows of these numbers, integers (rows,), in their order, int32."""
+        rows = np.asarray(rows, np.int64)
+        return self.read(self.starts[rows], self.starts[rows + 1] - self.starts[rows])
+
+    def read(self, starts, lengths) -> "IdRows":
+        """Rows that start and end anywhere in the ids of all rows one after another, int32.
+
+        Args:
+            starts: the place of the first id of each row, integers (rows,).
+            lengths: the number of ids of each, or of all, integers (rows,) or ().
+        """
+        starts = np.asarray(starts, np.int64)
+        lengths = np.broadcast_to(lengths, starts.shape)
+        values = np.asarray(self.values[ranges(starts, lengths)])
+        return IdRows(values.astype(np.int32, copy=False), lengths)
 
     def checksum(self) -> int:
-        """A number that changes with any id."""
-        return checksum_of(self)
+        """A number that changes with any id, or with where a row starts."""
+        if not isinstance(self.values, np.ndarray):
+            return zlib.crc32(self.starts, self.values.checksum())
+        return checksum_of(np.asarray(self.values, np.int32), self.starts)
 
     def padded(self, num_rows=-1, length=-1) -> np.ndarray:
         """An array, (num_rows, length), with 0 behind each row, and rows of 0 behind the last one.
@@ -101,6 +117,34 @@ class IdRows:
         padded = np.full((num_rows, length), PAD_ID, self.values.dtype)
         padded[: len(lengths)][np.arange(length) < lengths[:, None]] = self.values
         return padded
+
+    def joined(self, counts, num_rows=-1, length=-1) -> np.ndarray:
+        """An array, (num_rows, length), of rows that hold several of these one after another.
+
+        Each of them is followed by the end id, and the last one by 0. -1 as in `padded`.
+
+        Args:
+            counts: how many of these each row of the array holds, integers (rows,).
+
+        Examples:
+            >>> IdRows([4, 5, 6, 7], [2, 1, 1]).joined([2, 1]).tolist()
+            [[4, 5, 3, 6, 3], [7, 3, 0, 0, 0]]
+        """
+        starts = self.starts + np.arange(len(self.starts))  # with the ends before
+        first_of_row = starts[np.cumsum([0, *counts])]
+        num_rows = len(counts) if num_rows < 0 else num_rows
+        length = int(np.diff(first_of_row).max(initial=1)) if length < 0 else length
+        row_of = np.repeat(np.arange(len(counts)), counts)
+        places = row_of * length + starts[:-1] - first_of_row[row_of]
+        joined = np.full(num_rows * length, PAD_ID, np.int32)
+        joined[ranges(places, self.lengths)] = self.values
+        joined[places + self.lengths] = END_ID
+        return joined.reshape(num_rows, length)
+
+
+def parts(count, size=_ROWS_AT_A_TIME):
+    """Slices of rows that are small enough to be in memory."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def ranges(starts, lengths):
@@ -173,11 +217,10 @@ def _ragged(values, lengths):
 
 
 def checksum_of(*parts) -> int:
-    """A number that changes with any part: `IdRows`, arrays or bytes."""
+    """A number that changes with any of these arrays or bytes."""
     total = 0
     for part in parts:
-        for numbers in (part.values, part.starts) if isinstance(part, IdRows) else (part,):
-            total = zlib.crc32(np.asarray(numbers, order="C"), total)
+        total = zlib.crc32(np.asarray(part, order="C"), total)
     return total
 
 
@@ -193,9 +236,10 @@ def checked_ids(ids, name: str, rank: int = 2) -> IdRows:
     """The ids of texts (rank 2), or of documents of sentences (rank 3), as int32 `IdRows`.
 
     Raises ValueError, with the argument's `name`, unless `ids` is `IdRows`, a ragged tensor or
-    sequences of integers without padding, which 0 stands for.
+    sequences of integers without padding, which 0 stands for. Rows of a prepared folder, and
+    documents of such sentences, pass: they were checked when they were written.
     """
-    if getattr(ids, "is_checked", False):  # of a prepared folder
+    if getattr(getattr(ids, "values", ids) if rank == 3 else ids, "is_checked", False):
         return ids
     try:
         values, *lengths = _flattened(ids, rank)
@@ -249,12 +293,10 @@ def _integers(row):
 
 
 def check_no_ends(ids: IdRows) -> None:
-    """Raises ValueError if a text holds the id of a start or an end, which separate texts."""
-    if getattr(ids, "is_checked", False):
-        return  # they are text only
-    forbidden = np.intersect1d(ids.values, [START_ID, END_ID])
-    if len(forbidden):
-        raise ValueError(
-            f"Packed texts must not hold the ids {START_ID} and {END_ID}, which mark where a text "
-            f"begins and ends. Received: ids that include {forbidden[0]}."
-        )
+    """Raises ValueError if a text in memory holds the id of a start or an end."""
+    for forbidden in (START_ID, END_ID):
+        if isinstance(ids, IdRows) and (ids.values == forbidden).any():
+            raise ValueError(
+                f"Packed texts must not hold the ids {START_ID} and {END_ID}, which mark where a "
+                f"text begins and ends. Received: ids that include {forbidden}."
+            )

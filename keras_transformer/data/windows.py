@@ -3,21 +3,19 @@
 import keras
 import numpy as np
 
-from keras_transformer.data.draws import integers
+from keras_transformer.data.draws import key_of
 from keras_transformer.data.pipelines import as_data
-from keras_transformer.data.token_ids import checksum_of
+from keras_transformer.data.token_ids import IdRows
 from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.control_ids import PAD_ID
-
-LARGEST_TEXT = 2**31 - 1  # tokens: where a window begins is drawn as an int32
 
 
 class _LongText:
     """The tokens of one long text, read in windows that a subclass places in `_starts`."""
 
     def __init__(self, ids, length, batch_size):
-        self._ids = np.asarray(ids, np.int32)
-        self.num_tokens = len(self._ids)
+        self._ids = ids if hasattr(ids, "read") else IdRows(ids, [len(ids)])
+        self.num_tokens = self._ids.num_ids
         self._length, self._batch_size = length, batch_size
 
     def dataset(self, start_step: int = 0):
@@ -32,16 +30,16 @@ class _LongText:
 
     def _batch(self, step):
         starts = self._starts(step)  # (batch,)
-        rows = self._ids[starts[:, None] + np.arange(self._length + 1)]
+        rows = self._ids.read(starts, self._length + 1).values.reshape(len(starts), -1)
         return rows[:, :-1], rows[:, 1:]
 
     def save(self, path) -> None:
         """Writes the tokens to a NumPy .npz file, atomically."""
-        save_arrays(path, [("ids", self._ids)])
+        save_arrays(path, [("ids", np.asarray(self._ids.values, np.int32))])
 
     def checksum(self) -> int:
         """A number that changes with any token of the text."""
-        return checksum_of(self._ids)
+        return self._ids.checksum()
 
 
 class TextWindows(_LongText):
@@ -52,7 +50,8 @@ class TextWindows(_LongText):
     any step.
 
     Args:
-        ids: the tokens of the whole text, integers (tokens,).
+        ids: the tokens of the whole text, integers (tokens,), or a column of a prepared folder,
+            whose rows follow one another.
         length: length of a window, in tokens.
         batch_size: windows in a batch.
         steps_per_epoch: batches that count as an epoch; windows are drawn at random, so no
@@ -60,8 +59,7 @@ class TextWindows(_LongText):
         seed: integer that fixes where all windows begin.
 
     Raises:
-        ValueError: if the text is not longer than a window, or longer than 2**31 - 1 tokens, or a
-            size is below 1.
+        ValueError: if the text is not longer than a window, or a size is below 1.
 
     Examples:
         >>> inputs, labels = next(iter(TextWindows(range(4, 40), length=5, batch_size=2).dataset()))
@@ -81,10 +79,6 @@ class TextWindows(_LongText):
                 "The text must be longer than a window, because the labels are shifted by one "
                 f"token. Received: {self.num_tokens} tokens, length={length}."
             )
-        if self.num_tokens > LARGEST_TEXT:
-            raise ValueError(
-                f"The text must hold at most {LARGEST_TEXT} tokens. Received: {self.num_tokens}."
-            )
         self.steps_per_epoch = steps_per_epoch
         self._seed = seed
 
@@ -94,7 +88,9 @@ class TextWindows(_LongText):
         return cls(load_arrays(path)["ids"], length, batch_size, steps_per_epoch, seed)
 
     def _starts(self, step):
-        return integers((self._seed, step), self._batch_size, self.num_tokens - self._length)
+        # Of 64 bits, whose remainders are as good as equally likely.
+        draws = key_of(self._seed, step, np.arange(self._batch_size))
+        return (draws % np.uint64(self.num_tokens - self._length)).astype(np.int64)
 
 
 class TextSegments(_LongText):
@@ -105,7 +101,8 @@ class TextSegments(_LongText):
     one, so that an epoch is nearly the whole text and only one row per epoch starts it again.
 
     Args:
-        ids: the tokens of the whole text, integers (tokens,).
+        ids: the tokens of the whole text, integers (tokens,), or a column of a prepared folder,
+            whose rows follow one another.
         length: length of a segment, in tokens.
         batch_size: number of streams.
 

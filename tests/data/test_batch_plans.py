@@ -1,7 +1,7 @@
 """Plans of batches that are computed place by place, in memory and in files."""
 
-import collections
-import math
+import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -14,9 +14,10 @@ from keras_transformer.data import (
     batch_plans,
     prepared,
 )
-from keras_transformer.data.batch_plans import LengthPlan, RowLengths, _greedy_cuts
+from keras_transformer.data.batch_plans import LengthPlan, TextLengths, _cuts_of
 from keras_transformer.data.draws import key_of, permuted
 from keras_transformer.data.prepared import Prepared, PreparedWriter
+from keras_transformer.data.token_ids import parts
 
 SHAPES = [None, FewShapes(4, row_multiple=3), PackedRows(row_multiple=3)]
 SIZES = {"tokens_per_batch": 400, "max_length": 30, "seed": 5}
@@ -46,33 +47,6 @@ def folder(sides, tmp_path_factory):
     return Prepared(path)
 
 
-@pytest.mark.parametrize("sizes", [range(1, 301), [4096, 12_345]])
-def test_each_size_has_permutations(sizes):
-    for size in sizes:
-        for key in range(3):
-            moved = permuted(np.arange(size), size, key_of(key, size))
-            assert sorted(moved.tolist()) == list(range(size))
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_all_orders_of_a_few_are_equally_likely(size):
-    orders, draws = math.factorial(size), 20_000
-    keys = key_of(7, np.arange(draws))[:, None]
-    found = collections.Counter(map(tuple, permuted(np.arange(size)[None], size, keys).tolist()))
-    assert len(found) == orders
-    expected = draws / orders
-    chi_square = sum((count - expected) ** 2 / expected for count in found.values())
-    assert chi_square < orders - 1 + 5 * math.sqrt(2 * (orders - 1))  # five standard deviations
-
-
-@pytest.mark.parametrize("size", [1000, 10_000_000, 3_000_000_000])
-def test_neighbours_go_far_apart(size):
-    places = np.random.default_rng(1).integers(0, size - 1, 20_000)
-    moved, next_moved = (permuted(some, size, key_of(5)) for some in (places, places + 1))
-    assert abs(np.corrcoef(moved, next_moved)[0, 1]) < 0.1
-    assert np.abs(moved - next_moved).mean() / size == pytest.approx(1 / 3, abs=0.02)
-
-
 def test_keys_and_sizes_may_differ_from_place_to_place():
     sizes = np.array([3, 700, 5, 700])
     places, keys = np.array([1, 699, 4, 0]), key_of(1, np.array([4, 4, 9, 2]))
@@ -96,23 +70,23 @@ def test_groups_are_cut_where_rows_would_be(seed):
     draw = np.random.default_rng(seed)
     budget = int(draw.integers(20, 200))
     lengths, counts = draw.integers(1, 21, 40), draw.integers(1, draw.integers(2, 60), 40)
-    cuts = _greedy_cuts(lengths.tolist(), counts.tolist(), budget)
+    cuts = _cuts_of(lengths.tolist(), counts.tolist(), budget)
     assert cuts.tolist() == plain_cuts(np.repeat(lengths, counts).tolist(), budget)
 
 
-def test_rows_are_sorted_a_slice_at_a_time(monkeypatch):
-    draw = np.random.default_rng(2)
-    sides = draw.integers(1, 9, (2, 500))
-    whole = LengthPlan(RowLengths(sides, 7), 60)
-    monkeypatch.setattr(batch_plans, "_ROWS_AT_A_TIME", 17)
-    plan = LengthPlan(RowLengths(sides, 7), 60)
+def test_texts_are_sorted_a_slice_at_a_time(monkeypatch):
+    sides = np.random.default_rng(2).integers(1, 9, (2, 500))
+    texts = TextLengths(500, lambda some: sides[:, some], longest=7)
+    whole = LengthPlan(texts, 60)
+    monkeypatch.setattr(batch_plans, "parts", functools.partial(parts, size=17))
+    plan = LengthPlan(texts, 60)
     np.testing.assert_array_equal(plan._order, whole._order)
     kept = np.flatnonzero(sides.max(axis=0) <= 7)
     assert sorted(plan._order.tolist()) == kept.tolist()
     lengths = sides[:, plan._order]
     assert (np.diff(lengths[1]) >= 0).all(), "by target"
     np.testing.assert_array_equal(whole._cuts, plain_cuts(lengths.max(axis=0).tolist(), 60))
-    used = [lengths[:, a:b] for a, b in zip(plan._cuts, plan._cuts[1:], strict=False)]
+    used = [lengths[:, a:b] for a, b in itertools.pairwise(plan._cuts)]
     size = sum(batch.max(axis=1).sum() * batch.shape[1] for batch in used)
     assert plan.padding == pytest.approx(1 - lengths.sum() / size)
 

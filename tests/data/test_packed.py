@@ -15,7 +15,7 @@ from keras_transformer.data import (
     PackedRows,
     TokenBatches,
 )
-from keras_transformer.data.batch_plans import PackedPlan, RowLengths
+from keras_transformer.data.batch_plans import PackedPlan, TextLengths
 from keras_transformer.training import Perplexity, TokenAccuracy, TokenCrossentropy
 
 from .test_few_shapes import as_numpy, drawn_lengths, pairs_of_lengths
@@ -45,7 +45,8 @@ def documents():
 @pytest.mark.parametrize("tokens", [4096, 25000])
 def test_packed_news_text_holds_little_padding(tokens):
     lengths = drawn_lengths(np.random.default_rng(SEED), 30_000)
-    plan = PackedPlan(RowLengths(lengths, 256), tokens // 256)
+    texts = TextLengths(30_000, lambda some: lengths[:, some], 256)
+    plan = PackedPlan(texts, 256, tokens // 256)
     assert plan.padding <= 0.06
     assert len(np.unique(plan.shapes, axis=0)) == 1
 

@@ -74,7 +74,7 @@ def test_rows_windows_and_arrays_are_those_that_were_written(tmp_path, vocabular
         assert rows.num_ids == len(flat)
         starts = np.append(draw.integers(0, len(flat) - 300, 20), [0, len(flat) - 300])
         windows = [flat[start : start + 300] for start in starts]  # some span three shards
-        np.testing.assert_array_equal(rows.read(starts, 300), windows)
+        np.testing.assert_array_equal(rows.read(starts, 300).to_list(), windows)
     row = folder[-1]
     np.testing.assert_array_equal(row["labels"], labels[-1])
     assert row["target"].tolist() == expected[-1]

@@ -212,9 +212,9 @@ def test_unequal_numbers_of_sentences_are_refused(tokenizer):
 
 
 def test_text_without_a_pair_short_enough_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"No pair is left.*2 pairs, 2 of them longer than 2"):
+    with pytest.raises(ValueError, match=r"No text is left.*2 texts, of which 0 have at most 2"):
         token_batches(["a b", "c d"], ["e", "f"], tokenizer, tokenizer, 61, max_length=2)
-    with pytest.raises(ValueError, match=r"No pair is left.*0 pairs"):
+    with pytest.raises(ValueError, match=r"No text is left.*Received: 0 texts"):
         token_batches([], [], tokenizer, tokenizer)
 
 

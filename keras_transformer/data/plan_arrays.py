@@ -1,0 +1,79 @@
+"""The arrays of a plan: in memory, or files of a folder that all processes map into memory."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import numpy as np
+
+from keras_transformer.files import NotWritten, atomic_path, check_writable, read_json
+
+FORMAT = 1
+PLAN = "plan.json"
+
+
+def plan_arrays(make, folder=None, settings=None):
+    """The arrays of a plan, and what is known about them.
+
+    Those that a folder holds for the same settings are used again. Otherwise, also if they are
+    damaged, they are made, and the folder appears or is replaced once they are whole.
+
+    Args:
+        make: function that makes the arrays and returns facts about them, as JSON. It is given a
+            function `new(name, shape, dtype)`, which returns an array to fill.
+        folder: path of the folder; None for arrays in memory.
+        settings: function without arguments; returns what the arrays depend on, as JSON. It is
+            called only if there is a folder.
+
+    Returns:
+        The facts, and the arrays by name, read-only if they are files.
+
+    Raises:
+        NotWritten: if the folder cannot be written.
+    """
+    if folder is None:
+        arrays = {}
+
+        def new_array(name, shape, dtype):
+            return arrays.setdefault(name, np.empty(shape, dtype))
+
+        return make(new_array), arrays
+    folder = pathlib.Path(os.path.realpath(folder))
+    settings = json.loads(json.dumps({"format": FORMAT, **settings()}))
+    if kept := _kept(folder, settings):
+        return kept
+    check_writable(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    names = []
+    try:
+        with atomic_path(folder) as draft:
+            draft.mkdir()
+
+            def new_file(name, shape, dtype):
+                names.append(name)
+                shape = tuple(map(int, shape))
+                return np.lib.format.open_memmap(
+                    draft / f"{name}.npy", "w+", np.dtype(dtype), shape
+                )
+
+            facts = make(new_file)
+            content = {"settings": settings, "facts": facts, "arrays": names}
+            (draft / PLAN).write_text(json.dumps(content, indent=1) + "\n")
+    except NotWritten:
+        if not _kept(folder, settings):
+            raise  # no other process was faster
+    return _kept(folder, settings)
+
+
+def _kept(folder, settings):
+    """The facts and the arrays of a folder; None unless they are whole and of these settings."""
+    try:
+        content = read_json(folder / PLAN)
+        if content["settings"] != settings:
+            return None
+        names = content["arrays"]
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names}
+        return content["facts"], arrays
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
