@@ -31,7 +31,7 @@ EXIT_CODE_NO_READER = 141  # 128 + SIGPIPE
 
 SEVERITIES = (b"I0000 ", b"W0000 ", b"E0000 ")  # of TensorFlow's notes, as its log levels count
 
-ANSWERING = ("translate", "classify", "sample", "evaluate")  # on standard output
+ANSWERING = ("translate", "classify", "score", "sample", "evaluate")  # on standard output
 
 # Messages after Ctrl-C; commands that write line by line print their own.
 STOPPED_TRAINING = "Stopped. The same command resumes from the last checkpoint."
@@ -216,7 +216,7 @@ def open_closed_streams():
 
 def check_open(name, closed):
     """Raises ValueError if a subcommand reads or answers on a stream that is closed."""
-    needed = {"stdin": ("translate", "classify"), "stdout": ANSWERING}
+    needed = {"stdin": ("translate", "classify", "score"), "stdout": ANSWERING}
     for stream in closed:
         if name in needed.get(stream, ()):
             raise ValueError(

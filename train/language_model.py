@@ -14,6 +14,7 @@ Use the trained run (each has its own --help):
 tunes the model of another run, or of a released folder of GPT-2.
 """
 
+import contextlib
 import math
 import pathlib
 import re
@@ -22,7 +23,8 @@ from typing import ClassVar, Literal
 from .command import Command
 from .deferred import Deferred, kt, tf
 from .experiment import Experiment, log_dropped, plan_in_words, publish
-from .options import DecodingOptions, ExportOptions, RunOptions
+from .lines import answer_lines
+from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
 from .pretrained import check_packed_model, completed, for_training, pretrained_of
 from .settings import required, setting
 from .training_config import (
@@ -34,6 +36,7 @@ from .training_config import (
     fill_in,
 )
 
+bulk = Deferred(f"{__package__}.bulk")
 generators = Deferred("keras_transformer.serving.generator")
 pictures = Deferred(f"{__package__}.pictures")
 runs = Deferred(f"{__package__}.run")
@@ -201,6 +204,16 @@ class SampleOptions(DecodingOptions):
         None, "above 1 makes tokens that have occurred less likely; default: the run's", gt=0
     )
     seed: int = setting(0, "the same seed draws the same text", ge=0, le=LARGEST_SEED)
+
+
+class ScoreOptions(FilesOptions):
+    """Scores standard input, one text per line, as log-probability TAB tokens, or files.
+
+    The first token of a text is given and does not count. Log-probabilities are in nats.
+
+    {command} --run runs/shakespeare < texts.txt > scores.tsv
+    {command} --run runs/shakespeare --input 'in/*.gz' --output out --processes 2
+    """
 
 
 class EvaluateOptions(RunOptions):
@@ -392,6 +405,15 @@ class LanguageModelExperiment(Experiment):
             print()
 
     @staticmethod
+    def score(options):
+        limit = kt.serving.RunFolder(options.run).settings()["context"] + 1
+        with answering(options) as answer:
+            if options.input:
+                bulk.answer_files(answer, __spec__.name, options, limit)
+            else:
+                answer_lines(answer, limit)
+
+    @staticmethod
     def evaluate(options):
         config = config_for_evaluation(runs.Run(options.run, LanguageModelConfig).config(), options)
         text = read_text(options.text, options.text_column, config)
@@ -403,6 +425,19 @@ class LanguageModelExperiment(Experiment):
         publish(
             kt.serving.Generator.load(options.run, options.dtype, weights=options.weights), options
         )
+
+
+@contextlib.contextmanager
+def answering(options):
+    """Yields a function from texts to lines of scores, and whether each text was truncated."""
+    generator = kt.serving.Generator.load(options.run, weights=options.weights)
+
+    def answer(texts):
+        found = generator.answer(texts, "score")
+        pairs = zip(-found["nats"], found["length"], strict=True)
+        return [f"{nats:.4f}\t{count}" for nats, count in pairs], found["truncated"]
+
+    yield answer
 
 
 def pad_id_of(first_id):
@@ -527,7 +562,12 @@ def report(config, generator, text):
     )
 
 
-SUBCOMMANDS = {"sample": SampleOptions, "evaluate": EvaluateOptions, "export": ExportOptions}
+SUBCOMMANDS = {
+    "sample": SampleOptions,
+    "score": ScoreOptions,
+    "evaluate": EvaluateOptions,
+    "export": ExportOptions,
+}
 main = Command(__doc__, LanguageModelExperiment, SUBCOMMANDS).main
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from keras_transformer.serving import Translator
-from train import bulk, classification, translation
+from keras_transformer.serving import Generator, Translator
+from train import bulk, classification, language_model, translation
 
 from .conftest import SETTINGS
 
@@ -134,6 +134,22 @@ def test_a_classifier_answers_files_too(tmp_path, monkeypatch):
     labels = [line.split("\t") for line in lines_in(tmp_path / "out" / "in.txt")]
     assert len(labels) == 2 and {label for label, _ in labels} <= {"good", "bad"}
     assert all(np.isfinite(float(share)) for _, share in labels)
+
+
+def test_a_language_model_scores_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(language_model.LanguageModelExperiment, "show_result", lambda *_: None)
+    (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 30)
+    sizes = ["--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8", "--num-heads=1"]
+    flags = [f"--text={tmp_path}/text.txt", f"--run={tmp_path}/run", "--steps=1", "--context=16"]
+    language_model.main([*flags, *sizes, "--batch-size=4"])
+    texts = ["the cat", "mat"]
+    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts))
+    flags = [f"--run={tmp_path}/run", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out"]
+    language_model.main(["score", *flags])
+    rows = [line.split("\t") for line in lines_in(tmp_path / "out" / "in.txt")]
+    assert [int(count) for _, count in rows] == [6, 2]
+    expected = Generator.load(tmp_path / "run").score(texts)
+    np.testing.assert_allclose([float(nats) for nats, _ in rows], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
