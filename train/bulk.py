@@ -53,7 +53,7 @@ def answer_files(answer, name, options, max_length, how="truncated at the end"):
     waiting = [pair for pair in pairs if not pair[1].exists()]
     if there := len(pairs) - len(waiting):
         print(f"{there:,} of {len(pairs):,} files are answered already: left out.", file=sys.stderr)
-    total = sum(source.stat().st_size for source, _ in waiting)
+    total = sum(corpora.bytes_of_text(source) for source, _ in waiting)
     count, whole, cut, unreadable = 0, 0, [], []
     processes = options.processes or max(1, gpu_count())
     try:
@@ -65,7 +65,7 @@ def answer_files(answer, name, options, max_length, how="truncated at the end"):
                 answered = pool.answered(_blocks(waiting))
             before = 0
             for source, target in waiting:
-                size, position = source.stat().st_size, 0
+                size, position = corpora.bytes_of_text(source), 0
                 with files.atomic_path(target) as draft, _written(draft, target) as file:
                     for block, answers, is_cut in answered:
                         if block.is_end:

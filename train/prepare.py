@@ -12,7 +12,7 @@ folder with its checksums:
     python -m train.prepare --check prepared
 """
 
-import resource
+import sys
 import time
 
 from .command import one_line_errors, without_start_up_notes
@@ -103,11 +103,19 @@ def _prepare(options):
         if count and reason != "rows":
             print(f"  {count:,} pairs left out: {reason}")
     size = sum(folder.manifest["files"].values())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(
-        f"  {size / 1e6:,.0f} MB on disk, {time.perf_counter() - start:,.0f} s, "
-        f"{peak / 1e9:.2f} GB of memory at most"
+    print(f"  {size / 1e6:,.0f} MB on disk, {time.perf_counter() - start:,.0f} s{_peak()}")
+
+
+def _peak():
+    """The most memory that this process has had, in words; nothing on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return ""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
     )
+    return f", {peak / 1e9:.2f} GB of memory at most"
 
 
 if __name__ == "__main__":

@@ -343,6 +343,11 @@ class TranslationExperiment(Experiment):
     def _opened(self):
         """The folder of --prepared."""
         prepared = kt.data.Prepared(self.config.prepared)
+        if prepared.kind != "translation":
+            raise ValueError(
+                "--prepared must hold sentences and their translations. "
+                f"Received: {self.config.prepared}, which holds {prepared.kind}."
+            )
         tokenizer = getattr(self.pretrained, "tokenizer", None)
         if tokenizer is not None and (
             self.pretrained.target_tokenizer is not None

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import os
 import pathlib
 import zlib
 from collections.abc import Iterator
@@ -281,8 +282,15 @@ def _opened_zst(path, mode):
     return io.BufferedReader(_ZstFile(path, mode))
 
 
+_PACKED, _BYTES_OF_PACKED = (".gz", ".zst", ".parquet"), 4
 _NAMES = {".gz": "gzip", ".zst": "Zstandard"}
 _OPENERS = {".gz": gzip.open, ".zst": _opened_zst}
+
+
+def bytes_of_text(path) -> int:
+    """About how many bytes a file of text holds, unpacked."""
+    size = os.path.getsize(path)
+    return size * _BYTES_OF_PACKED if pathlib.Path(path).suffix in _PACKED else size
 
 
 @contextlib.contextmanager

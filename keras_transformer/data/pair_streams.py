@@ -6,7 +6,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from keras_transformer.data.corpora import columns_in_lines, lines_of
+from keras_transformer.data.corpora import bytes_of_text, columns_in_lines, lines_of
 from keras_transformer.data.tables import table_columns
 
 ROWS = 8192  # of a block
@@ -61,11 +61,11 @@ class PairStream:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all files."""
-        return sum(size for _, size, _ in self.states())
+        """About how many bytes of text all files hold."""
+        return sum(map(bytes_of_text, self.files))
 
     def blocks(self) -> Iterator[tuple[list[str], list[str], int]]:
-        """Yields sources, targets, and about how many bytes of the files have been read so far.
+        """Yields sources, targets, and about how many bytes of `num_bytes` have been read so far.
 
         Raises:
             OSError: if a file cannot be read.
@@ -74,7 +74,7 @@ class PairStream:
         """
         before = 0
         for part in self._parts:
-            size = sum(os.path.getsize(path) for path in part)
+            size = sum(map(bytes_of_text, part))
             pairs, position = iter(self._pairs(part)), 0
             while block := list(itertools.islice(pairs, ROWS)):
                 sources, targets = zip(*block, strict=True)

@@ -20,7 +20,6 @@ LOG = logging.getLogger(__name__)
 HELD_OUT = "held_out.source.txt", "held_out.target.txt"
 SAMPLE_LINES = 150_000
 
-_BYTES_OF_PACKED = 4  # a byte of a packed file, unpacked
 _BYTES_ON_DISK = 0.8  # that ids and places take, for each byte of text
 _NUM_BUCKETS = 64  # of hashes, each of which is in memory alone
 _TOKENIZER = "tokenizer.model"
@@ -342,12 +341,8 @@ def _write_lines(path, texts):
 
 def _check_room(path, stream):
     """Raises `NotWritten` if the disk has less room than the folder probably needs."""
-    is_packed = [path.suffix in (".gz", ".zst", ".parquet") for path in stream.files]
-    sizes = [size for _, size, _ in stream.states()]
-    pairs = zip(sizes, is_packed, strict=True)
-    text = sum(size * (_BYTES_OF_PACKED if packed else 1) for size, packed in pairs)
     place = next(p for p in (path, *path.absolute().parents) if p.exists())
-    needed, free = int(text * _BYTES_ON_DISK), shutil.disk_usage(place).free
+    needed, free = int(stream.num_bytes * _BYTES_ON_DISK), shutil.disk_usage(place).free
     if needed > free:
         raise NotWritten(
             path, f"it needs about {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free"

@@ -23,7 +23,7 @@ import zlib
 import filelock
 import numpy as np
 
-from keras_transformer.data.token_ids import IdRows, ranges
+from keras_transformer.data.token_ids import IdRows, checksum_of, ranges
 from keras_transformer.files import (
     DamagedFile,
     NotWritten,
@@ -96,7 +96,11 @@ class PreparedWriter:
                     f"Another process is preparing {self.path}. Wait until it ends, or choose "
                     "another folder."
                 ) from None
-            self._begin_or_go_on()
+            try:
+                self._begin_or_go_on()
+            except BaseException:
+                self.__exit__()
+                raise
         return self
 
     def __exit__(self, *_):
@@ -371,12 +375,12 @@ class Prepared:
 
     def checksum(self) -> int:
         """A number that changes with any byte of the folder."""
-        return _checksum_of_json([self.manifest, *self._checksums.items()])
+        content = _checksum_of_json([self.manifest, list(self._checksums)])
+        return checksum_of(np.array([content]), *self._checksums.values())
 
     @functools.cached_property
     def _checksums(self):
-        arrays = load_arrays(self.path / CHECKSUMS)
-        return {name: numbers.tolist() for name, numbers in arrays.items()}
+        return load_arrays(self.path / CHECKSUMS)
 
     def _file(self, name, dtype, shape, offset=_HEADER):
         return _CheckedFile(self.path / name, dtype, shape, offset, lambda: self._checksums[name])
@@ -445,7 +449,7 @@ class FileRows:
 
     def checksum(self) -> int:
         """A number that changes with any id."""
-        return _checksum_of_json([file.checksums() for file in (*self._ids, *self._starts)])
+        return checksum_of(*(file.checksums() for file in (*self._ids, *self._starts)))
 
 
 def _by_shard(shards):
