@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterator
 
 from keras_transformer.data.corpora import bytes_of_text, columns_in_lines, lines_of
-from keras_transformer.data.tables import table_columns
+from keras_transformer.data.tables import table_columns, table_files
 
 ROWS = 8192  # of a block
 
@@ -51,7 +51,8 @@ class PairStream:
                 )
             self._parts = list(zip(*sides, strict=True))
         else:
-            self._parts = [(path,) for path in files_of(tsv if self._is_tsv else table)]
+            found = files_of(tsv) if self._is_tsv else files_of_tables(table)
+            self._parts = [(path,) for path in found]
         self.files = list(itertools.chain.from_iterable(self._parts))
 
     def states(self) -> list:
@@ -100,6 +101,11 @@ class PairStream:
                         f"line {number:,}, where {longer} goes on."
                     )
                 yield source, target
+
+
+def files_of_tables(paths) -> list[pathlib.Path]:
+    """The files of tables, of which some may be folders."""
+    return [file for path in files_of(paths) for file in table_files(path)]
 
 
 def files_of(paths) -> list[pathlib.Path]:

@@ -21,6 +21,7 @@ HELD_OUT = "held_out.source.txt", "held_out.target.txt"
 SAMPLE_LINES = 150_000
 
 _BYTES_ON_DISK = 0.8  # that ids and places take, for each byte of text
+_BYTES_OF_HASHES = 0.2  # likewise, while equal pairs are looked for
 _NUM_BUCKETS = 64  # of hashes, each of which is in memory alone
 _TOKENIZER = "tokenizer.model"
 _SAMPLE = "sample.txt"
@@ -100,11 +101,12 @@ def prepare(
             f"{path} was prepared from other texts or with other settings. Choose another folder, "
             "or delete it."
         )
-    _check_room(path, stream)
     kept = _Filters(max_ratio, max_characters, drop_copies)
     progress = progress or (lambda *_: None)
     size = vocabulary_size if tokenizer is None else tokenizer.vocabulary_size
     with PreparedWriter(path, ("source", "target"), size, settings=settings) as writer:
+        if not any(writer.work.iterdir()):  # it does not go on
+            _check_room(writer, stream, distinct)
         hashes = None
         if tokenizer is None or held_out or distinct:
             # One that is left after those held out shows that there is text to learn from.
@@ -339,11 +341,12 @@ def _write_lines(path, texts):
         file.writelines(text.replace("\n", " ") + "\n" for text in texts)
 
 
-def _check_room(path, stream):
+def _check_room(writer, stream, distinct):
     """Raises `NotWritten` if the disk has less room than the folder probably needs."""
-    place = next(p for p in (path, *path.absolute().parents) if p.exists())
-    needed, free = int(stream.num_bytes * _BYTES_ON_DISK), shutil.disk_usage(place).free
+    needed = int(stream.num_bytes * (_BYTES_ON_DISK + _BYTES_OF_HASHES * distinct))
+    free = shutil.disk_usage(writer.draft).free
     if needed > free:
+        shutil.rmtree(writer.draft)
         raise NotWritten(
-            path, f"it needs about {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free"
+            writer.path, f"it needs about {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free"
         )

@@ -125,7 +125,7 @@ def _tables_of(path, *names):
         ) from None
     if len(set(names)) < len(names):
         raise ValueError(f"Two different columns are needed. Received: {names[0]!r} twice.")
-    for file in _files_of(path):
+    for file in table_files(path):
         try:
             with open(file, "rb") as content:
                 is_parquet = content.read(4) == b"PAR1"
@@ -142,7 +142,7 @@ def _tables_of(path, *names):
         yield file, table.columns, _features_of(file, table.schema.metadata or {})
 
 
-def _files_of(path):
+def table_files(path):
     """The files of a table, in order."""
     folder = pathlib.Path(path)
     if not folder.is_dir():
