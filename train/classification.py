@@ -328,9 +328,8 @@ class ClassificationExperiment(Experiment):
         return with_special_tokens, config.max_length - 2  # [CLS] and [SEP]
 
 
-@contextlib.contextmanager
 def answering(options):
-    """Yields a function from texts to lines of answers, and whether each text lost its middle."""
+    """A context of a function from texts to their answers, and whether each lost its middle."""
     model = served_model(options.run, weights=options.weights)
 
     def answer(texts):
@@ -341,7 +340,7 @@ def answering(options):
         pairs = zip(found["label"], best, strict=True)
         return [f"{name.decode()}\t{p:.4f}" for name, p in pairs], found["truncated"]
 
-    yield answer
+    return contextlib.nullcontext(answer)
 
 
 def without_empty(text):

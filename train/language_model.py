@@ -427,9 +427,8 @@ class LanguageModelExperiment(Experiment):
         )
 
 
-@contextlib.contextmanager
 def answering(options):
-    """Yields a function from texts to lines of scores, and whether each text was truncated."""
+    """A context of a function from texts to their scores, and whether each was truncated."""
     generator = kt.serving.Generator.load(options.run, weights=options.weights)
 
     def answer(texts):
@@ -437,7 +436,7 @@ def answering(options):
         pairs = zip(-found["nats"], found["length"], strict=True)
         return [f"{nats:.4f}\t{count}" for nats, count in pairs], found["truncated"]
 
-    yield answer
+    return contextlib.nullcontext(answer)
 
 
 def pad_id_of(first_id):

@@ -242,7 +242,7 @@ def test_a_mistake_is_one_clear_line_and_leaves_nothing(flags, expected, tmp_pat
         ("--vocabulary-size=261", "vocabulary"),
         ("--size=huge", "tiny, base, big"),
         ("--num-heads=3", "divisible by --num-heads"),
-        ("--max-length=2", "No pair is left"),
+        ("--max-length=2", "No text is left"),
         ("--dropout=1.5", "--dropout must be a number, at least 0 and below 1. Received: 1.5."),
     ],
 )
