@@ -79,6 +79,5 @@ def test_load_takes_what_the_constructor_takes_beside_the_text(name):
     assert [(each.name, each.default) for each in further] == [
         (each.name, each.default)
         for each in made
-        if not each.name.endswith("ids")
-        and each.name != "plan_folder"  # what is loaded is in memory
+        if not each.name.endswith("ids") and each.name != "plan_folder"
     ]
