@@ -24,6 +24,7 @@ from .progress import (
     EpochSums,
     StopWithoutProgress,
     check_log,
+    line_files,
     opened_log,
     progress,
 )
@@ -177,7 +178,11 @@ def _train(run, experiment, strategy, exists, lock, log_file):
             callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
         log = lock.enter_context(opened_log(log_file))
         callbacks += progress(config.steps, batches.steps_per_epoch, log)
-    _fit(model, config, batches, validation, [*callbacks, checkpoints])
+        checkpoints.log_files = line_files(log)
+    try:
+        _fit(model, config, batches, validation, [*callbacks, checkpoints])
+    finally:
+        checkpoints.wait()  # while the log is open and the run locked
     from_all_workers(strategy, 0)  # the chief has saved the last checkpoint
     averaged = average_checkpoints(run.checkpoints, model, config.average)
     if is_chief:

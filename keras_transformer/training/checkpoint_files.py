@@ -4,6 +4,7 @@ There is no index file, because it could get lost: the files in the folder are t
 holds checksums of its content.
 """
 
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -15,6 +16,8 @@ from keras_transformer.files import DamagedFile, read_arrays, save_arrays
 
 # Version of the file format. 2: kernels are (output, input); 3: a checkpoint is one file.
 FORMAT = 3
+
+COPYING_THREADS = 4  # one does not use all of the memory's bandwidth
 
 # The kinds of variables in a checkpoint; their names are e.g. "weights/0".
 KINDS = ("weights", "optimizer", "seeds", "averages", "carried", "loss_scale")
@@ -32,17 +35,16 @@ def steps_in(directory):
     return sorted(int(match[1]) for match in matches if match)
 
 
-def write(path, variables, notes):
-    """Atomically writes the values of variables, and notes, both dicts by name."""
+def copies_of(variables):
+    """Copies of the values of a dict of variables, by name, made by several threads."""
+    with concurrent.futures.ThreadPoolExecutor(COPYING_THREADS) as pool:
+        return dict(zip(variables, pool.map(_copy_of, variables.values()), strict=True))
 
-    def arrays():
-        yield "format", FORMAT
-        for name, variable in variables.items():
-            yield name, variable.numpy().astype(_dtype(variable), copy=False)
-        for name, note in notes.items():
-            yield f"notes/{name}", note
 
-    save_arrays(path, arrays())
+def write(path, values, notes):
+    """Atomically writes the values of variables, from `copies_of`, and notes, a dict by name."""
+    notes = {f"notes/{name}": note for name, note in notes.items()}
+    save_arrays(path, {"format": FORMAT, **values, **notes}.items())
 
 
 def read(path, variables):
@@ -68,6 +70,10 @@ def weights_of(path):
 def in_dtype_of(array, variable):
     """An array in the dtype of a variable; NumPy's files store bfloat16 as untyped bytes."""
     return array.view(_dtype(variable)) if array.dtype.kind == "V" else array
+
+
+def _copy_of(variable):
+    return variable.numpy().astype(_dtype(variable), copy=False)
 
 
 def _dtype(variable):
