@@ -37,7 +37,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     A checkpoint is copied between two steps, and a thread writes the copy while training goes on.
     The next one waits for it, as do `save`, `wait` and the end of `fit`. What fails in the thread,
-    e.g. on a full disk, is raised before the next step. The host's memory holds one copy.
+    e.g. on a full disk, is raised before the next step. The chief keeps the memory of the copy.
 
     It does not save when `fit` returns: an interrupted run calls `fit` more often and must leave
     the same checkpoints as an uninterrupted one. A checkpoint whose step is not a multiple of
@@ -100,6 +100,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._shared = [*weights, *optimizer, *averages]
         learned = {id(v) for v in [*model.trainable_variables, *optimizer, *averages]}
         self._learned = [name for name, v in self._variables.items() if id(v) in learned]
+        self._values = {}  # the copy, by the names of the variables
         self._newest = None  # the step that was restored or saved last
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
         self._writing = None  # what the thread does, a Future
@@ -171,20 +172,22 @@ class Checkpoints(keras.callbacks.Callback):
         notes = {name: np.array(note) for name, note in notes.items()}  # lists may grow
         notes["backend"] = np.array(keras.backend.backend())
         if this_worker(self._strategy).index == 0:
-            values = None if step == self._newest else files.copies_of(self._variables)
-            seconds = time.perf_counter() - start
-            self._writing = self._thread.submit(self._write, step, values, notes, seconds)
+            is_new = step != self._newest
+            if is_new:
+                files.copy_values(self._variables, self._values)
+            copying = time.perf_counter() - start
+            self._writing = self._thread.submit(self._write, step, is_new, notes, copying)
         self._newest = step
 
-    def _write(self, step, values, notes, copying):
-        """Writes a checkpoint, then deletes those that it supersedes."""
-        if values is not None:
+    def _write(self, step, is_new, notes, copying):
+        """Writes the copied values, then deletes the checkpoints that they supersede."""
+        if is_new:
             start = time.perf_counter()
-            learned = ((self._variables[name].path, values[name]) for name in self._learned)
+            learned = ((self._variables[name].path, self._values[name]) for name in self._learned)
             check_finite(learned, f"The weights are not finite after step {step}")
             self._check_is_newest(step)
             path = files.path_of(self._directory, step)
-            files.write(path, values, notes)
+            files.write(path, self._values, notes)
             writing = time.perf_counter() - start
             for file in self.log_files:
                 print(
@@ -195,6 +198,10 @@ class Checkpoints(keras.callbacks.Callback):
         # Also if this step is already saved: the process may have been killed right here.
         for old in self._superseded(step):
             files.path_of(self._directory, old).unlink()
+
+    def on_train_begin(self, logs=None):
+        if not self._values and this_worker(self._strategy).index == 0:
+            files.copy_values(self._variables, self._values)  # so that the first is as fast
 
     def on_epoch_begin(self, epoch, logs=None):
         self._steps_before = self._step()
