@@ -24,6 +24,7 @@ from .progress import (
     EpochSums,
     StopWithoutProgress,
     check_log,
+    line_files,
     opened_log,
     progress,
 )
@@ -122,7 +123,7 @@ def train_run(run, experiment, strategy=None, log_file=""):
             none. It may lie in the run's folder.
 
     Returns:
-        The model, with the mean of the weights in its newest checkpoints.
+        The model; the chief's has the mean of the weights in the newest checkpoints.
 
     Raises:
         ValueError: if a setting, the text or the folder is invalid; nothing is written.
@@ -183,10 +184,13 @@ def _train(run, experiment, strategy, exists, lock, log_file):
             callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
         log = lock.enter_context(opened_log(log_file))
         callbacks += progress(config.steps, batches.steps_per_epoch, log)
-    _fit(model, config, batches, validation, [*callbacks, checkpoints])
-    from_all_workers(strategy, 0)  # the chief has saved the last checkpoint
-    averaged = average_checkpoints(run.checkpoints, model, config.average)
+        checkpoints.log_files = line_files(log)
+    try:
+        _fit(model, config, batches, validation, [*callbacks, checkpoints])
+    finally:
+        checkpoints.wait()  # while the log is open and the run locked
     if is_chief:
+        averaged = average_checkpoints(run.checkpoints, model, config.average)
         steps = ", ".join(map(str, averaged))
         print(f"The model is the mean of the checkpoints at steps {steps}.")
         save_model(model, run.model_file)

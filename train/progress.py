@@ -115,11 +115,13 @@ def progress(steps, per_epoch, log):
         per_epoch: number of steps of an epoch.
         log: a text file that gets the lines, too; None for none.
     """
-    if sys.stdout.isatty():
-        callbacks, files = [ProgressBar(-(-steps // per_epoch))], [log]
-    else:
-        callbacks, files = [], [sys.stdout, log]
-    return [*callbacks, ProgressLines(steps, per_epoch, [file for file in files if file])]
+    callbacks = [ProgressBar(-(-steps // per_epoch))] if sys.stdout.isatty() else []
+    return [*callbacks, ProgressLines(steps, per_epoch, line_files(log))]
+
+
+def line_files(log):
+    """The text files that get plain lines: a log, if any, and standard output off a terminal."""
+    return [file for file in (None if sys.stdout.isatty() else sys.stdout, log) if file]
 
 
 class EpochLog(keras.callbacks.Callback):

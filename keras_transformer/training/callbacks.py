@@ -5,7 +5,7 @@ import pathlib
 import time
 
 import keras
-from keras import ops
+import numpy as np
 
 from keras_transformer.arguments import check_integer
 from keras_transformer.files import atomic_path
@@ -81,13 +81,13 @@ class StopOnNonFiniteLoss(keras.callbacks.Callback):
             )
 
 
-def check_finite(variables, what):
-    """Raises FloatingPointError, `what` first, if a Keras variable holds an infinity or NaN."""
-    for variable in variables:
-        if not ops.all(ops.isfinite(variable)):
+def check_finite(values, what):
+    """Raises FloatingPointError, `what` first, for an infinity or NaN in (path, array) pairs."""
+    for path, array in values:
+        if not np.isfinite(array).all():
             raise FloatingPointError(
                 f"{what}, so nothing is saved. Lower the learning rate, lengthen the warm-up, or "
-                f"set clip_norm. Received: {variable.path} of shape {tuple(variable.shape)}."
+                f"set clip_norm. Received: {path} of shape {array.shape}."
             )
 
 
@@ -183,6 +183,7 @@ def save_model(model, path):
 
     Raises FloatingPointError if its weights are not finite, OSError if there is no room for it.
     """
-    check_finite(model.trainable_variables, f"The weights of the model for {path} are not finite")
+    values = ((variable.path, variable.numpy()) for variable in model.trainable_variables)
+    check_finite(values, f"The weights of the model for {path} are not finite")
     with atomic_path(path) as draft:
         model.save(draft)

@@ -4,6 +4,7 @@ There is no index file, because it could get lost: the files in the folder are t
 holds checksums of its content.
 """
 
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -15,6 +16,8 @@ from keras_transformer.files import DamagedFile, read_arrays, save_arrays
 
 # Version of the file format. 2: kernels are (output, input); 3: a checkpoint is one file.
 FORMAT = 3
+
+COPYING_THREADS = 4  # one does not use all of the memory's bandwidth
 
 # The kinds of variables in a checkpoint; their names are e.g. "weights/0".
 KINDS = ("weights", "optimizer", "seeds", "averages", "carried", "loss_scale")
@@ -32,17 +35,27 @@ def steps_in(directory):
     return sorted(int(match[1]) for match in matches if match)
 
 
-def write(path, variables, notes):
-    """Atomically writes the values of variables, and notes, both dicts by name."""
+def copy_values(variables, arrays):
+    """Copies the values of variables into arrays of the same names, both dicts.
 
-    def arrays():
-        yield "format", FORMAT
-        for name, variable in variables.items():
-            yield name, variable.numpy().astype(_dtype(variable), copy=False)
-        for name, note in notes.items():
-            yield f"notes/{name}", note
+    Arrays are added where there are none. Keep them for the next copy: memory that is new to the
+    process is several times slower.
+    """
 
-    save_arrays(path, arrays())
+    def copy(name):
+        np.copyto(arrays[name], np.asarray(variables[name]))
+
+    for name, variable in variables.items():
+        if name not in arrays:
+            arrays[name] = np.empty(tuple(variable.shape), _dtype(variable))
+    with concurrent.futures.ThreadPoolExecutor(COPYING_THREADS) as pool:
+        list(pool.map(copy, variables))  # raises what failed
+
+
+def write(path, values, notes):
+    """Atomically writes the values of variables, and notes, both dicts of arrays by name."""
+    notes = {f"notes/{name}": note for name, note in notes.items()}
+    save_arrays(path, {"format": FORMAT, **values, **notes}.items())
 
 
 def read(path, variables):

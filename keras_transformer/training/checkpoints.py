@@ -6,11 +6,13 @@ from batch to batch. They are numbered by optimizer step; the data needs no stat
 pure function of the step.
 """
 
+import concurrent.futures
 import itertools
 import logging
 import os
 import pathlib
 import signal
+import time
 
 import keras
 import numpy as np
@@ -32,6 +34,10 @@ STEPS_BETWEEN_STOP_CHECKS = 10  # how often workers ask each other whether one m
 
 class Checkpoints(keras.callbacks.Callback):
     """Saves everything needed to resume training, every few steps; call `save` at the end.
+
+    A checkpoint is copied between two steps, and a thread writes the copy while training goes on.
+    The next one waits for it, as do `save`, `wait` and the end of `fit`. What fails in the thread,
+    e.g. on a full disk, is raised before the next step. The chief keeps the memory of the copy.
 
     It does not save when `fit` returns: an interrupted run calls `fit` more often and must leave
     the same checkpoints as an uninterrupted one. A checkpoint whose step is not a multiple of
@@ -56,6 +62,8 @@ class Checkpoints(keras.callbacks.Callback):
     Attributes:
         notes: dict of numbers to save with each checkpoint, or of functions that return them and
             are called by all workers, by name; `restore` fills it with arrays.
+        log_files: text files that get a line for each checkpoint, with its size, the seconds for
+            which training waited for the copy, and those of writing it; empty by default.
     """
 
     def __init__(self, directory, model, every=1000, keep=1):
@@ -71,7 +79,7 @@ class Checkpoints(keras.callbacks.Callback):
                 f"Received: {this_worker(model.distribute_strategy).count} workers."
             )
         self.every = every
-        self.notes = {}
+        self.notes, self.log_files = {}, []
         self._directory, self._keep = str(directory), keep
         self._model, self._optimizer = model, model.optimizer
         self._strategy = model.distribute_strategy
@@ -90,8 +98,12 @@ class Checkpoints(keras.callbacks.Callback):
         )
         self._skipped = None if loss_scale is None else loss_scale.skipped
         self._shared = [*weights, *optimizer, *averages]
-        self._learned = [*model.trainable_variables, *optimizer, *averages]
+        learned = {id(v) for v in [*model.trainable_variables, *optimizer, *averages]}
+        self._learned = [name for name, v in self._variables.items() if id(v) in learned]
+        self._values = {}  # the copy, by the names of the variables
         self._newest = None  # the step that was restored or saved last
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
+        self._writing = None  # what the thread does, a Future
 
     def restore(self):
         """Restores the newest usable checkpoint; warns about damaged ones and sets them aside.
@@ -103,6 +115,7 @@ class Checkpoints(keras.callbacks.Callback):
         Returns:
             The number of optimizer steps already taken; 0 if there is no checkpoint.
         """
+        self.wait()
         problems = {}
         for step in reversed(files.steps_in(self._directory)):
             path = files.path_of(self._directory, step)
@@ -129,43 +142,86 @@ class Checkpoints(keras.callbacks.Callback):
         return self._step()
 
     def save(self):
-        """Saves now, unless this step is already saved.
+        """Saves now, unless this step is already saved, and waits until it is on disk.
 
         Raises FloatingPointError if the weights or the state of the optimizer are not finite,
         ValueError if it would overwrite a checkpoint of a different run, OSError if the disk is
         full.
         """
+        self._start_saving()
+        self.wait()
+
+    def wait(self):
+        """Waits until the checkpoint that is being written is on disk; raises as `save`."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            try:
+                writing.result()
+            except BaseException:
+                self._newest = None  # the step is not saved
+                raise
+
+    def _start_saving(self):
+        """Copies what to save, and lets the thread write it."""
+        self.wait()
+        start = time.perf_counter()
         if keras.backend.backend() == "jax":
             self._model.jax_state_sync()  # the values stay in the loop of `fit`
         step = self._step()
-        if step != self._newest:
-            check_finite(self._learned, f"The weights are not finite after step {step}")
         notes = {name: note() if callable(note) else note for name, note in self.notes.items()}
-        notes["backend"] = keras.backend.backend()
+        notes = {name: np.array(note) for name, note in notes.items()}  # lists may grow
+        notes["backend"] = np.array(keras.backend.backend())
         if this_worker(self._strategy).index == 0:
-            if step != self._newest:
-                self._check_is_newest(step)
-                path = files.path_of(self._directory, step)
-                files.write(path, self._variables, notes)
-            # Also if this step is already saved: the process may have been killed right here.
-            for old in self._superseded(step):
-                files.path_of(self._directory, old).unlink()
+            is_new = step != self._newest
+            if is_new:
+                files.copy_values(self._variables, self._values)
+            copying = time.perf_counter() - start
+            self._writing = self._thread.submit(self._write, step, is_new, notes, copying)
         self._newest = step
+
+    def _write(self, step, is_new, notes, copying):
+        """Writes the copied values, then deletes the checkpoints that they supersede."""
+        if is_new:
+            start = time.perf_counter()
+            learned = ((self._variables[name].path, self._values[name]) for name in self._learned)
+            check_finite(learned, f"The weights are not finite after step {step}")
+            self._check_is_newest(step)
+            path = files.path_of(self._directory, step)
+            files.write(path, self._values, notes)
+            writing = time.perf_counter() - start
+            for file in self.log_files:
+                print(
+                    f"checkpoint of step {step:,}: {path.stat().st_size / 1e6:,.1f} MB, "
+                    f"copied in {copying:.2f} s, written in {writing:.2f} s",
+                    file=file, flush=True,
+                )  # fmt: skip
+        # Also if this step is already saved: the process may have been killed right here.
+        for old in self._superseded(step):
+            files.path_of(self._directory, old).unlink()
+
+    def on_train_begin(self, logs=None):
+        if not self._values and this_worker(self._strategy).index == 0:
+            files.copy_values(self._variables, self._values)  # so that the first is as fast
 
     def on_epoch_begin(self, epoch, logs=None):
         self._steps_before = self._step()
 
     def on_train_batch_begin(self, batch, logs=None):
+        if self._writing is not None and self._writing.done():
+            self.wait()  # raises what failed
         if batch:  # counted, because reading the step would wait for the one that is running
             self._save_if_due(self._steps_before + batch)
 
     def on_epoch_end(self, epoch, logs=None):
         self._save_if_due(self._step())
 
+    def on_train_end(self, logs=None):
+        self.wait()
+
     def _save_if_due(self, step):
         if step % self.every == 0 and step != self._newest:
             self._check_workers_agree()
-            self.save()
+            self._start_saving()
 
     def _step(self):
         # A batch that float16 skipped counts, because data is a function of the step.

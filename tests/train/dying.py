@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 import keras
 
@@ -26,6 +27,7 @@ class Die(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if self.before + batch + 1 == self.step:
+            time.sleep(1)  # until the last checkpoint is written
             pathlib.Path(os.environ["DIED"]).touch()
             os.kill(os.getpid(), self.number)
 

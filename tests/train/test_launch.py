@@ -107,6 +107,11 @@ def test_what_ends_the_launcher_ends_the_workers(tmp_path, number):
             "--restarts must be a whole number, at least 0. Received: -1.",
         ),
         (["--workers", "1", "--", "no-such-program"], "no-such-program"),
+        (["--workers=2", "--min-workers=1", "--", "true"], "--min-workers needs --launcher ray"),
+        (
+            ["--workers=2", "--min-workers=3", "--launcher=ray", "--", "true"],
+            "must be at most --workers. Received: --min-workers 3, --workers 2, --launcher ray.",
+        ),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments, expected):

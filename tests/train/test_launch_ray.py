@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ LAUNCH = [sys.executable, "-m", "train.launch"]
 pytestmark = pytest.mark.oracle
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.train")
+Cluster = pytest.importorskip("ray.cluster_utils").Cluster
 
 
 def program(folder, body):
@@ -37,6 +40,27 @@ def test_ray_starts_all_again_when_one_is_lost(tmp_path):
 def test_ray_does_not_start_again_what_was_told_to_stop(tmp_path):
     assert run_on_ray(program(tmp_path, "sys.exit(75)"), 2, restarts=1) == 75
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "1-0"]
+
+
+def test_ray_goes_on_with_the_workers_that_are_left(tmp_path):
+    """One of two machines is lost; the one that is left has room for one worker."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    lost = cluster.add_node(num_cpus=1)
+
+    def lose():
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.1)
+        cluster.remove_node(lost, allow_graceful=False)
+
+    body = "import time; len(c['cluster']['worker']) > 1 and time.sleep(300)"
+    threading.Thread(target=lose, daemon=True).start()
+    try:
+        ray.init(address=cluster.address)
+        assert run_on_ray(program(tmp_path, body), 2, restarts=2, min_workers=1) == 0
+    finally:
+        cluster.shutdown()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "0-1", "1-0"]
+    assert len(json.loads((tmp_path / "0-1").read_text())["cluster"]["worker"]) == 1
 
 
 def test_ray_trains_as_the_launcher_of_one_machine_does(text, tmp_path):

@@ -30,11 +30,15 @@ def test_a_log_has_a_plain_line_for_each_epoch_and_every_hundred_steps(
     translation.main([*flags, "--steps=11", f"--log-file={log}", "--bleu-every=2"])
     shown = capsys.readouterr().out
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", shown), "no control characters"
-    lines = [line for line in shown.splitlines() if re.match("(step|epoch) ", line)]
+    lines = [line for line in shown.splitlines() if re.match("(step|epoch|checkpoint) ", line)]
     assert log.read_text().splitlines() == lines
     number = re.search(r"11 steps, (\d+) per epoch", shown)[1]
     per_epoch, steps = int(number), [line for line in lines if line.startswith("step ")]
     assert [line.split(":")[0] for line in steps] == [f"step {n} of 11" for n in (2, 4, 6, 8, 10)]
+    saved = [line for line in lines if line.startswith("checkpoint ")]
+    assert all(re.search(r"MB, copied in \S+ s, written in \S+ s$", line) for line in saved)
+    assert len(saved) == 4 and "step 11: " in saved[-1]
+    lines = [line for line in lines if line not in saved]
     assert all(re.search(f": .*loss {NUMBER}, perplexity {NUMBER}", line) for line in lines)
     epochs = [line for line in lines if line.startswith("epoch ")]
     total = -(-11 // per_epoch)

@@ -20,12 +20,13 @@ STEPS_PER_EPOCH, EPOCHS, EVERY = 5, 3, 2
 
 
 class Die(keras.callbacks.Callback):
-    def __init__(self, step):
+    def __init__(self, step, checkpoints):
         super().__init__()
-        self.step = step
+        self.step, self.checkpoints = step, checkpoints
 
     def on_train_batch_end(self, batch, logs=None):
         if int(self.model.optimizer.iterations.numpy()) == self.step:
+            self.checkpoints.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -47,7 +48,7 @@ def main(directory, output, die_at=None):
     checkpoints = Checkpoints(directory, model, every=EVERY)
     step = checkpoints.restore()
     print("restored step", step)
-    callbacks = [checkpoints, Die(int(die_at))] if die_at else [checkpoints]
+    callbacks = [checkpoints, Die(int(die_at), checkpoints)] if die_at else [checkpoints]
     while step < STEPS_PER_EPOCH * EPOCHS:
         epoch, done = divmod(step, STEPS_PER_EPOCH)
         model.fit(

@@ -1,14 +1,19 @@
+import concurrent.futures
+import io
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
+import threading
 import tracemalloc
 
 import keras
 import numpy as np
 import pytest
 
+from keras_transformer.files import NotWritten
 from keras_transformer.training import Model
 from keras_transformer.training import checkpoint_files as files
 from keras_transformer.training.checkpoints import (
@@ -84,6 +89,79 @@ def test_fit_saves_every_few_steps_alone_and_keeps_the_newest(tmp_path):
     assert saved() == ["step-4.npz", "step-5.npz"]
 
 
+class Steps(keras.callbacks.Callback):
+    """Calls a function with the number of steps before each of them."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.on_train_batch_begin = lambda batch, logs=None: function(batch)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """Step 2 is written only once step 3 is done, and holds what the weights were before it."""
+    model, log = compiled(), io.StringIO()
+    checkpoints = Checkpoints(tmp_path, model, every=2, keep=2)
+    checkpoints.log_files = [log]
+    write, three_are_done, weights = files.write, threading.Event(), {}
+
+    def late(path, *args):
+        assert three_are_done.wait(timeout=60)
+        write(path, *args)
+
+    def step(done):
+        weights[done] = weights_of(model)
+        if done == 3:
+            assert not files.steps_in(tmp_path)
+            three_are_done.set()
+
+    monkeypatch.setattr(files, "write", late)
+    model.fit(IDS, LABELS, batch_size=1, callbacks=[checkpoints, Steps(step)], verbose=0)
+    assert files.steps_in(tmp_path) == [2, 4], "the end of fit waits"
+    for done in (2, 4):
+        saved = [array for _, array in files.weights_of(files.path_of(tmp_path, done))]
+        for array, weight in zip(saved, weights[done], strict=True):
+            np.testing.assert_array_equal(array, weight, err_msg="of this step, not a later one")
+    lines = log.getvalue().splitlines()
+    pattern = r"checkpoint of step {}: 0\.0 MB, copied in 0\.\d\d s, written in \d+\.\d\d s"
+    assert len(lines) == 2
+    assert all(re.fullmatch(pattern.format(n), line) for n, line in zip((2, 4), lines, strict=True))
+
+
+@pytest.mark.parametrize("problem", ["full", "not finite"])
+def test_what_fails_in_the_thread_stops_training_and_loses_nothing(tmp_path, monkeypatch, problem):
+    model, seen, write = compiled(), [], files.write
+    checkpoints = Checkpoints(tmp_path, model, every=2)
+    monkeypatch.setattr(files, "write", lambda path, *rest: full(path) or write(path, *rest))
+
+    def full(path):
+        if problem == "full" and path.name != "step-2.npz":
+            raise NotWritten(path, "No space left on device")
+
+    def step(done):
+        seen.append(done)
+        if done == 3 and problem == "not finite":
+            model.trainable_variables[1].assign(np.full((3, 3), np.nan))
+        if done == 4:
+            concurrent.futures.wait([checkpoints._writing])
+
+    expected = {
+        "full": (OSError, r"step-4.npz could not be written: No space left on device\.$"),
+        "not finite": (FloatingPointError, r"not finite after step 4, so nothing is saved"),
+    }[problem]
+    with pytest.raises(expected[0], match=expected[1]):
+        data = np.concatenate([IDS, IDS]), np.concatenate([LABELS, LABELS])
+        model.fit(*data, batch_size=1, callbacks=[checkpoints, Steps(step)], verbose=0)
+    assert seen == [0, 1, 2, 3, 4], "no step was begun after it"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-2.npz"]
+    checkpoints.wait()  # it is said once
+    if problem == "full":
+        with pytest.raises(OSError, match=r"step-5.npz could not be written"):
+            checkpoints.save()
+        monkeypatch.undo()
+        checkpoints.save()
+        assert files.steps_in(tmp_path) == [5], "once there is room, the same step is saved"
+
+
 def test_notes_are_kept_with_each_checkpoint(tmp_path):
     model = compiled()
     checkpoints = Checkpoints(tmp_path, model)
@@ -103,6 +181,7 @@ def test_the_last_step_of_an_epoch_is_saved_behind_what_is_measured_of_it(tmp_pa
 
     class Measure(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
+            checkpoints.wait()
             seen.append(sorted(path.name for path in tmp_path.iterdir()))
 
     model.fit(IDS, LABELS, batch_size=2, epochs=2, callbacks=[Measure(), checkpoints], verbose=0)
@@ -134,7 +213,8 @@ def test_killed_between_saving_and_deleting_the_old_are_deleted_by_the_next_save
     checkpoints = Checkpoints(tmp_path, model, every=2, keep=2)
     for step in (2, 4, 5, 6):
         model.optimizer.iterations.assign(step)
-        files.write(files.path_of(tmp_path, step), checkpoints._variables, {})
+        files.copy_values(checkpoints._variables, values := {})
+        files.write(files.path_of(tmp_path, step), values, {})
     again = Checkpoints(tmp_path, compiled(), every=2, keep=2)
     assert again.restore() == 6
     again.save()

@@ -203,6 +203,7 @@ def test_what_is_not_finite_is_not_saved(tmp_path, part, value):
         match=r"not finite after step 2, so nothing is saved. Lower the learning",
     ):
         checkpoints.on_epoch_end(0)
+        checkpoints.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["step-1.npz"]
 
 

@@ -34,6 +34,11 @@ class LaunchOptions(Settings):
         "Ray's",
         ge=0,
     )
+    min_workers: int | None = setting(
+        None,
+        "with --launcher ray, how many workers are enough after a machine was lost; default: all",
+        ge=1,
+    )
     launcher: Literal["local", "ray"] = setting("local", "what starts the workers")
 
     def model_post_init(self, context):
@@ -41,6 +46,12 @@ class LaunchOptions(Settings):
             raise ValueError(
                 "--start-timeout needs --launcher local: Ray itself waits for the workers. "
                 f"Received: --start-timeout {self.start_timeout:g}, --launcher ray."
+            )
+        if self.min_workers and (self.launcher == "local" or self.min_workers > self.workers):
+            raise ValueError(
+                "--min-workers needs --launcher ray, because one machine is not lost in part, and "
+                f"must be at most --workers. Received: --min-workers {self.min_workers}, "
+                f"--workers {self.workers}, --launcher {self.launcher}."
             )
 
 
@@ -59,7 +70,7 @@ def main(arguments=None):
         if options.launcher == "ray":
             from .on_ray import run_on_ray
 
-            sys.exit(run_on_ray(command, count, restarts, gpus))
+            sys.exit(run_on_ray(command, count, restarts, gpus, options.min_workers))
         sys.exit(run_here(command, count, restarts, options.start_timeout, gpus))
 
 

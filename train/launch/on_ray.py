@@ -9,7 +9,7 @@ from .local import EXIT_CODE_STOPPED, end_with_parent
 FINAL_CODES = (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED)
 
 
-def run_on_ray(command, count, restarts, gpus_per_worker=None):
+def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None):
     """Runs a command in `count` workers of Ray's `TensorflowTrainer`.
 
     Each is a separate process with Ray's TF_CONFIG, in the working directory of this command, which
@@ -20,6 +20,9 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None):
         count: number of workers.
         restarts: how many times to restart all of them.
         gpus_per_worker: number of GPUs of each; None for one if the cluster has any.
+        min_workers: how many suffice to start and, after a machine was lost, to go on; None for
+            all. With fewer, Ray says so and waits for machines. It restarts all workers with more
+            of them, up to `count`, once there is room.
 
     Returns:
         The exit code of the workers: 0, or one after which restarting is no use.
@@ -52,11 +55,11 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None):
     ray.init(ignore_reinit_error=True, log_to_driver=True)
     try:
         machines = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
-        gpus = gpus_of_a_worker(machines, count, gpus_per_worker)
+        gpus = gpus_of_a_worker(machines, min_workers or count, gpus_per_worker)
         trainer = TensorflowTrainer(
             work,
             scaling_config=ScalingConfig(
-                num_workers=count,
+                num_workers=(min_workers, count) if min_workers else count,
                 use_gpu=gpus > 0,
                 resources_per_worker={"CPU": 1, **({"GPU": gpus} if gpus else {})},
             ),
