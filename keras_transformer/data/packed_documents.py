@@ -55,7 +55,7 @@ class PackedDocuments(PlannedBatchesMixin):
         >>> documents = PackedDocuments([[4, 5], [6], [7, 8, 9]], length=5, batch_size=2)
         >>> inputs, labels = next(iter(documents.epoch()))
         >>> inputs.numpy().tolist(), labels.numpy().tolist()
-        ([[7, 8, 9, 3, 0], [6, 3, 4, 5, 3]], [[8, 9, 3, 0, 0], [3, 0, 5, 3, 0]])
+        ([[4, 5, 3, 6, 3], [7, 8, 9, 3, 0]], [[5, 3, 0, 3, 0], [8, 9, 3, 0, 0]])
     """
 
     def __init__(
