@@ -77,7 +77,5 @@ def test_load_takes_what_the_constructor_takes_beside_the_text(name):
         list(inspect.signature(each).parameters.values()) for each in (batches.load, batches)
     )
     assert [(each.name, each.default) for each in further] == [
-        (each.name, each.default)
-        for each in made
-        if not each.name.endswith("ids") and each.name != "plan_folder"
+        (each.name, each.default) for each in made if not each.name.endswith(("ids", "plan_folder"))
     ]

@@ -85,13 +85,11 @@ class TextLengths(NamedTuple):
         read: function from a slice to the lengths of these texts, in tokens, integers of at least
             1, (sides, texts).
         longest: texts that are longer on any side are left out.
-        settings: function without arguments; returns what the lengths depend on, as JSON.
     """
 
     count: int
     read: Callable
     longest: int
-    settings: Callable = dict
 
     def parts(self):
         """Yields numbers and lengths of some of the texts that are not left out."""
@@ -207,6 +205,7 @@ class LengthPlan(_RegroupedTexts):
         seed: integer that fixes the order of every epoch.
         shapes: `FewShapes`, or None for the least padding, in any shape.
         folder: where the arrays of the plan are kept; None for memory.
+        known_by: function without arguments; returns what the lengths depend on, as JSON.
 
     Attributes:
         num_texts: texts in an epoch.
@@ -224,14 +223,14 @@ class LengthPlan(_RegroupedTexts):
         [[0, 2], [1, 3]]
     """
 
-    def __init__(self, texts, tokens_per_batch, seed=0, shapes=None, folder=None):
+    def __init__(self, texts, tokens_per_batch, seed=0, shapes=None, folder=None, known_by=dict):
         self._lengths, self._tokens_per_batch = texts, tokens_per_batch
         make = self._make_in_few_shapes if shapes else self._make
         settings = {
             "tokens_per_batch": tokens_per_batch, "shapes": shapes and dataclasses.asdict(shapes)
         }  # fmt: skip
         facts, arrays = plan_arrays(
-            lambda new: make(new, shapes), folder, lambda: {**settings, **texts.settings()}
+            lambda new: make(new, shapes), folder, lambda: {**settings, **known_by()}
         )
         self._follow(facts, arrays, seed)
         self._cuts = arrays["cuts"]
@@ -418,6 +417,7 @@ class PackedPlan(_RegroupedTexts):
         seed: integer that fixes the order of every epoch.
         row_multiple: the rows of each batch are a multiple of it.
         folder: where the arrays of the plan are kept; None for memory.
+        known_by: function without arguments; returns what the lengths depend on, as JSON.
 
     Attributes: those of `LengthPlan`.
 
@@ -429,7 +429,9 @@ class PackedPlan(_RegroupedTexts):
         [[0, 2], [1], [3]]
     """
 
-    def __init__(self, texts, row_length, max_rows, seed=0, row_multiple=1, folder=None):
+    def __init__(
+        self, texts, row_length, max_rows, seed=0, row_multiple=1, folder=None, known_by=dict
+    ):
         if max_rows < row_multiple:
             raise ValueError(
                 "A batch must hold at least row_multiple rows. Use larger batches or shorter rows."
@@ -448,7 +450,7 @@ class PackedPlan(_RegroupedTexts):
             facts = _facts(lengths, counts, steps * rows * row_length * len(lengths), steps)
             return {**facts, "num_rows": num_rows, "batch": rows}
 
-        facts, arrays = plan_arrays(make, folder, lambda: {**settings, **texts.settings()})
+        facts, arrays = plan_arrays(make, folder, lambda: {**settings, **known_by()})
         self._follow(facts, arrays, seed)
         self._places, self._row_starts = arrays["places"], arrays["row_starts"]
         self._num_rows, self._batch = facts["num_rows"], facts["batch"]

@@ -137,9 +137,9 @@ class LabelledBatches(PlannedBatchesMixin):
         )
         step = 1 if shapes else _LENGTH_STEP
         read = functools.partial(_lengths_of, ids, most, step, tokens_per_batch)
-        known_by = functools.partial(_known_by, ids, most)
-        texts = TextLengths(len(ids), read, tokens_per_batch, known_by)
-        self._follow(LengthPlan(texts, tokens_per_batch, seed, shapes, plan_folder))
+        texts = TextLengths(len(ids), read, tokens_per_batch)
+        kept = plan_folder, lambda: {"ids": ids.checksum(), "max_length": most, "step": step}
+        self._follow(LengthPlan(texts, tokens_per_batch, seed, shapes, *kept))
         self._has_weights = bool(shapes)
 
     @property
@@ -207,8 +207,3 @@ def _lengths_of(ids, most, step, tokens_per_batch, some):
     # A text without tokens takes a column too.
     lengths = np.clip(ids.lengths[some].astype(np.int64), 1, most or 1)
     return np.minimum(-(-lengths // step) * step, tokens_per_batch)[None]
-
-
-def _known_by(ids, most):
-    """What the plan depends on."""
-    return {"ids": ids.checksum(), "max_length": most, "step": _LENGTH_STEP}

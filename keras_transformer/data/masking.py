@@ -39,6 +39,7 @@ def mask_tokens(token_ids, tokenizer: "WordPieceTokenizer", seeds, masking_rate:
         ValueError: if `masking_rate` is outside (0, 1].
 
     Examples:
+        >>> from keras_transformer.tokenizers import WordPieceTokenizer
         >>> special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         >>> tokenizer = WordPieceTokenizer([*special, "a", "b"])
         >>> _, positions, labels = mask_tokens([[2, 5, 3, 0]], tokenizer, seeds=[7])

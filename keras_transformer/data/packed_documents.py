@@ -55,7 +55,7 @@ class PackedDocuments(PlannedBatchesMixin):
         >>> documents = PackedDocuments([[4, 5], [6], [7, 8, 9]], length=5, batch_size=2)
         >>> inputs, labels = next(iter(documents.epoch()))
         >>> inputs.numpy().tolist(), labels.numpy().tolist()
-        ([[7, 8, 9, 3, 0], [6, 3, 4, 5, 3]], [[8, 9, 3, 0, 0], [3, 0, 5, 3, 0]])
+        ([[4, 5, 3, 6, 3], [7, 8, 9, 3, 0]], [[5, 3, 0, 3, 0], [8, 9, 3, 0, 0]])
     """
 
     def __init__(
@@ -72,14 +72,18 @@ class PackedDocuments(PlannedBatchesMixin):
                 f"{self.num_tokens} tokens, length={length}, batch_size={batch_size}."
             )
         self.num_labels = self.num_tokens  # each is one, but the first; so is the end
-        known_by = functools.partial(_known_by, ids, length)
+
+        def known_by():
+            return {"ids": ids.checksum(), "length": length}
+
         folders = [plan_folder and pathlib.Path(plan_folder, name) for name in ("pieces", "rows")]
         _, pieces = plan_arrays(lambda new: _split(ids, length, new), folders[0], known_by)
         self._starts, self._sizes = pieces["starts"], pieces["sizes"]
         read = functools.partial(_lengths_of, self._sizes, length)
-        texts = TextLengths(len(self._sizes), read, length, known_by)
+        texts = TextLengths(len(self._sizes), read, length)
         row_multiple = (shapes or PackedRows()).row_multiple
-        self._follow(PackedPlan(texts, length, batch_size, seed, row_multiple, folders[1]))
+        plan = PackedPlan(texts, length, batch_size, seed, row_multiple, folders[1], known_by)
+        self._follow(plan)
 
     def save(self, path) -> None:
         """Writes the tokens to a NumPy .npz file, atomically."""
@@ -135,8 +139,3 @@ def _split(ids, length, new):
 def _lengths_of(sizes, length, some):
     """Lengths of pieces in a row, with their ends, (1, pieces)."""
     return np.minimum(sizes[some].astype(np.int64) + 1, length)[None]
-
-
-def _known_by(ids, length):
-    """What the plan depends on."""
-    return {"ids": ids.checksum(), "length": length}

@@ -73,7 +73,7 @@ def _kept(folder, settings):
         if content["settings"] != settings:
             return None
         names = content["arrays"]
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names}
+        arrays = {name: np.lib.format.open_memmap(folder / f"{name}.npy", "r") for name in names}
         return content["facts"], arrays
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -105,15 +105,15 @@ class TokenBatches(PlannedBatchesMixin):
         self._packed = isinstance(shapes, PackedRows)
         self._sources, self._targets = source_ids, target_ids
         read = functools.partial(_lengths_with_ends, source_ids, target_ids)
-        known_by = functools.partial(_known_by, source_ids, target_ids, max_length)
-        texts = TextLengths(num_texts, read, max_length, known_by)
+        texts = TextLengths(num_texts, read, max_length)
+        kept = plan_folder, lambda: {"ids": self.checksum(), "max_length": max_length}
         if self._packed:
             for side in (source_ids, target_ids):
                 check_no_ends(side)
             rows = tokens_per_batch // max_length
-            plan = PackedPlan(texts, max_length, rows, seed, shapes.row_multiple, plan_folder)
+            plan = PackedPlan(texts, max_length, rows, seed, shapes.row_multiple, *kept)
         else:
-            plan = LengthPlan(texts, tokens_per_batch, seed, shapes, plan_folder)
+            plan = LengthPlan(texts, tokens_per_batch, seed, shapes, *kept)
         self._follow(plan)
         self.num_pairs, self.num_dropped = plan.num_texts, num_texts - plan.num_texts
         _, self.num_target_tokens = plan.num_tokens
@@ -158,7 +158,7 @@ class TokenBatches(PlannedBatchesMixin):
 
     def checksum(self) -> int:
         """A number that changes with any token of the text."""
-        return _checksum_of(self._sources, self._targets)
+        return zlib.crc32(b"%d" % self._targets.checksum(), self._sources.checksum())
 
     def _specs(self):
         rows, source, target = self._common_sizes()
@@ -183,12 +183,3 @@ class TokenBatches(PlannedBatchesMixin):
 
 def _lengths_with_ends(source_ids, target_ids, some):
     return np.stack([source_ids.lengths[some], target_ids.lengths[some]]).astype(np.int64) + 1
-
-
-def _checksum_of(source_ids, target_ids):
-    return zlib.crc32(b"%d" % target_ids.checksum(), source_ids.checksum())
-
-
-def _known_by(source_ids, target_ids, max_length):
-    """What the plan depends on."""
-    return {"ids": _checksum_of(source_ids, target_ids), "max_length": max_length}

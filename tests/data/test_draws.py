@@ -42,3 +42,10 @@ def test_places_of_several_permutations_are_computed_at_once():
     together = permuted([4, 5, 2**39], sizes, keys)
     alone = [permuted([p], s, k)[0] for p, s, k in zip([4, 5, 2**39], sizes, keys, strict=True)]
     assert together.dtype == np.int64 and together.tolist() == alone
+
+
+def test_keys_and_sizes_may_differ_from_place_to_place():
+    sizes = np.array([3, 700, 5, 700])
+    places, keys = np.array([1, 699, 4, 0]), key_of(1, np.array([4, 4, 9, 2]))
+    alone = [permuted([p], s, key)[0] for p, s, key in zip(places, sizes, keys, strict=True)]
+    assert permuted(places, sizes, keys).tolist() == alone
