@@ -6,6 +6,7 @@ All others of a page run in their order, in one process, in a folder with tiny r
 names that the pages use. So do the commands, with a few steps, each on the first page that has it.
 """
 
+import gzip
 import importlib
 import inspect
 import io
@@ -26,7 +27,7 @@ from pyarrow import parquet
 import keras_transformer as kt
 from keras_transformer.serving.publishing import c_api
 from tests.test_wheel import GUIDES
-from train import classification, language_model, pretraining, translation
+from train import classification, language_model, prepare, pretraining, translation
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 ROOT = pathlib.Path(__file__).parents[1]
@@ -40,6 +41,7 @@ COMMANDS = {
     "train.classification": (classification.main, [*TRAINING, "--hold-out=10"]),
     "train.language_model": (language_model.main, [*TRAINING, "--context=32", "--batch-size=4"]),
     "train.pretraining": (pretraining.main, [*TRAINING, "--hold-out=4", "--batch-size=4"]),
+    "train.prepare": (prepare.main, ["--vocabulary-size=300", "--held-out=4"]),
 }
 # Run by a test of their own, or by the reader: tests/train/, tests/demo/, .ci/run.
 ELSEWHERE = {"train", "train.launch", "train.serve", "venv"}
@@ -67,6 +69,10 @@ def texts(tmp_path_factory):
     lines = [" ".join(draw.choices(words, k=draw.randint(1, 9))) for _ in range(60)]
     for name in ("train.en", "train.de", "val.en", "val.de", "test.en", "test.de", "in.txt"):
         (folder / name).write_text("\n".join(lines) + "\n")
+    for name in ("text/a.en.gz", "text/a.de.gz", "in/a.txt.gz"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        with gzip.open(folder / name, "wt") as file:
+            file.write("\n".join(sorted(set(lines))) + "\n")
     (folder / "texts.txt").write_text("\n".join(lines[:7]) + "\n")
     (folder / "pairs.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
     for split in ("train", "validation", "test"):

@@ -51,7 +51,9 @@ class PrepareOptions(Settings):
     distinct: bool = setting(False, "leave out all but the first of equal pairs")
     drop_copies: bool = setting(False, "leave out pairs whose sides are equal")
     max_ratio: float = setting(
-        0.0, "leave out pairs with more than this times as many words on one side; 0: none", ge=0
+        0.0,
+        "leave out pairs with more than this times the words, split at spaces, on a side; 0: none",
+        ge=0,
     )
     max_characters: int = setting(0, "leave out pairs with a longer side; 0: none", ge=0)
     threads: int | None = setting(None, "threads that tokenise; default: one on each core", ge=1)

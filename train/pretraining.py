@@ -15,7 +15,7 @@ import itertools
 from typing import ClassVar, Literal
 
 from .command import Command
-from .deferred import Deferred, kt, tf
+from .deferred import Deferred, kt
 from .experiment import Experiment
 from .settings import setting
 from .training_config import TrainingConfig
@@ -112,10 +112,7 @@ class PretrainingExperiment(Experiment):
     def validation(self, tokenizer):
         if not self.valid_text:
             return None
-        batches = self._batches(kt.data.split_sentences(self.valid_text), tokenizer)
-        count = batches.steps_per_epoch
-        # Keras warns if a dataset of unknown length ends.
-        return batches.dataset().take(count).apply(tf.data.experimental.assert_cardinality(count))
+        return self._batches(kt.data.split_sentences(self.valid_text), tokenizer).epoch()
 
     def build(self, tokenizer, batches):
         counts, config = batches.token_counts(), self.config

@@ -527,18 +527,19 @@ def bleu_report(translations, references):
 @contextlib.contextmanager
 def answering(options):
     """Yields a function from texts to lines of answers, and whether each text was truncated."""
-    if options.format == "text":
-        with _engine(options) as (answer, _):
-            yield answer
-        return
-    translator = _load_translator(options, cache=options.cache)
-    num_beams = translator.settings.num_beams
-    num_best = options.num_best or num_beams
-    if num_best > num_beams:
-        raise ValueError(
-            f"--num-best must be at most --num-beams. Received: {num_best} and {num_beams}."
-        )
-    yield functools.partial(n_best_of, translator, num_best)
+    with contextlib.ExitStack() as stack:
+        if options.format == "text":
+            answer, _ = stack.enter_context(_engine(options))
+        else:
+            translator = _load_translator(options, cache=options.cache)
+            num_beams = translator.settings.num_beams
+            num_best = options.num_best or num_beams
+            if num_best > num_beams:
+                raise ValueError(
+                    f"--num-best must be at most --num-beams. Received: {num_best} and {num_beams}."
+                )
+            answer = functools.partial(n_best_of, translator, num_best)
+        yield answer
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from keras_transformer.data.corpora import bytes_of_text, columns_in_lines, lines_of
 from keras_transformer.data.tables import table_columns, table_files
 
-ROWS = 8192  # of a block
+ROWS, CHARACTERS = 8192, 2**23  # of a block, at most; one pair may be longer
 
 
 class PairStream:
@@ -25,6 +25,7 @@ class PairStream:
 
     Attributes:
         files: the files, a list of paths.
+        kind: how they are read, a list of strings.
 
     Raises:
         OSError: if there is no such file.
@@ -42,6 +43,7 @@ class PairStream:
                 f"Received: sources={sources!r}, targets={targets!r}, tsv={tsv!r}, table={table!r}."
             )
         self._columns, self._is_table, self._is_tsv = columns, table is not None, tsv is not None
+        self.kind = ["table", *columns] if self._is_table else ["tsv" if self._is_tsv else "files"]
         if sources:
             sides = files_of(sources), files_of(targets)
             if len(sides[0]) != len(sides[1]):
@@ -76,8 +78,8 @@ class PairStream:
         before = 0
         for part in self._parts:
             size = sum(map(bytes_of_text, part))
-            pairs, position = iter(self._pairs(part)), 0
-            while block := list(itertools.islice(pairs, ROWS)):
+            position = 0
+            for block in _in_blocks(self._pairs(part)):
                 sources, targets = zip(*block, strict=True)
                 position += sum(map(len, sources)) + sum(map(len, targets))
                 yield list(sources), list(targets), before + min(position, size)
@@ -101,6 +103,18 @@ class PairStream:
                         f"line {number:,}, where {longer} goes on."
                     )
                 yield source, target
+
+
+def _in_blocks(pairs):
+    block, size = [], 0
+    for source, target in pairs:
+        block.append((source, target))
+        size += len(source) + len(target)
+        if len(block) == ROWS or size >= CHARACTERS:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
 
 
 def files_of_tables(paths) -> list[pathlib.Path]:

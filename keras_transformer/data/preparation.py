@@ -86,7 +86,8 @@ def prepare(
     check_integer("sample_lines", sample_lines)
     check_number("max_ratio", max_ratio, least=0)
     settings = {
-        "text": stream.states(), "vocabulary_size": vocabulary_size, "held_out": held_out,
+        "text": stream.states(), "kind": stream.kind, "vocabulary_size": vocabulary_size,
+        "held_out": held_out,
         "distinct": distinct, "max_ratio": max_ratio, "max_characters": max_characters,
         "drop_copies": drop_copies, "seed": seed, "sample_lines": sample_lines,
         "tokenizer": None if tokenizer is None else tokenizer_checksum(tokenizer),
@@ -114,18 +115,25 @@ def prepare(
             hashes = _Hashes(writer, seed, held_out, sampled, distinct)
             if not hashes.exist():
                 hashes.read(stream, kept, progress)
+                _check_unchanged(stream, settings)
         if tokenizer is None:
             tokenizer = _learned(writer.draft / _TOKENIZER, hashes, vocabulary_size)
         elif not (writer.draft / _TOKENIZER).exists():
             tokenizer.save(writer.draft / _TOKENIZER)
+        _check_unchanged(stream, settings)
         counts = _write(writer, stream, kept, hashes, tokenizer, threads, progress)
-        if stream.states() != settings["text"]:
-            raise ValueError(
-                "A file has changed while it was read. Begin again when the text stays as it is. "
-                f"Received: {', '.join(map(str, stream.files[:3]))}."
-            )
+        _check_unchanged(stream, settings)
         writer.finish({"kind": "translation", "counts": counts})
     return Prepared(path)
+
+
+def _check_unchanged(stream, settings):
+    """Raises ValueError if a file is no longer as it was at the beginning."""
+    if stream.states() != settings["text"]:
+        raise ValueError(
+            "A file has changed while it was read. Begin again when the text stays as it is. "
+            f"Received: {', '.join(map(str, stream.files[:3]))}."
+        )
 
 
 class _Filters:
@@ -310,6 +318,8 @@ def _write(writer, stream, filters, hashes, tokenizer, threads, progress):
         before, num_kept = num_kept, num_kept + len(pairs)
         is_kept = np.ones(len(pairs), bool)
         if first is not None:
+            if num_kept > len(first):
+                raise ValueError("A file has changed while it was read: it has more lines now.")
             is_kept &= first[before:num_kept]
             counts["duplicates"] += int((~is_kept).sum())
         if pairs and largest_held_out is not None and largest_held_out >= 0:

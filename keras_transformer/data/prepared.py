@@ -80,17 +80,19 @@ class PreparedWriter:
         self.work = self.draft / "work"
         self._columns, self._vocabulary_size = list(columns), vocabulary_size
         is_short = vocabulary_size <= LARGEST_16_BIT_VOCABULARY
-        self._dtype = np.dtype(np.uint16 if is_short else np.uint32)
+        self._number_type = np.dtype(np.uint16 if is_short else np.uint32)
         self._arrays = dict(arrays or {})
         self._settings = json.loads(json.dumps(settings))
-        self._lock = filelock.FileLock(self.draft.parent / f"{self.draft.name}.lock", timeout=0)
+        self._file_lock = filelock.FileLock(
+            self.draft.parent / f"{self.draft.name}.lock", timeout=0
+        )
         self._files, self._noted_at = {}, 0.0
 
     def __enter__(self):
         with _written(self.path):
             self.work.parent.parent.mkdir(parents=True, exist_ok=True)
             try:
-                self._lock.acquire()
+                self._file_lock.acquire()
             except filelock.Timeout:
                 raise ValueError(
                     f"Another process is preparing {self.path}. Wait until it ends, or choose "
@@ -108,9 +110,9 @@ class PreparedWriter:
             with contextlib.suppress(OSError):  # what a full disk refuses once more
                 file.close()
         self._files.clear()
-        self._lock.release()
+        self._file_lock.release()
         with contextlib.suppress(OSError):
-            os.unlink(self._lock.lock_file)
+            os.unlink(self._file_lock.lock_file)
 
     def _begin_or_go_on(self):
         journal = {"settings": self._settings, "blocks": 0, "shards": [0], "notes": {}, "sizes": {}}
@@ -158,8 +160,8 @@ class PreparedWriter:
                 ids, starts = _names_of(name, shard)
                 if ids not in self._sizes:
                     self._write(starts, np.zeros(1, np.int64))
-                before = (self._sizes.get(ids, _HEADER) - _HEADER) // self._dtype.itemsize
-                self._write(ids, np.asarray(rows.values, self._dtype))
+                before = (self._sizes.get(ids, _HEADER) - _HEADER) // self._number_type.itemsize
+                self._write(ids, np.asarray(rows.values, self._number_type))
                 self._write(starts, rows.starts[1:] + before)
                 self._write(_lengths_of(name), rows.lengths.astype(np.uint32))
             for name, (dtype, _) in self._arrays.items():
@@ -177,7 +179,7 @@ class PreparedWriter:
         files = (_names_of(name, shard)[0] for name in self._columns)
         largest = max(self._sizes.get(file, 0) for file in files)
         if self._rows_of_shards[-1] >= ROWS_PER_SHARD or (
-            largest >= IDS_PER_SHARD * self._dtype.itemsize
+            largest >= IDS_PER_SHARD * self._number_type.itemsize
         ):
             self._rows_of_shards.append(0)
             shard += 1
@@ -225,7 +227,7 @@ class PreparedWriter:
             for name in self._columns:
                 for shard, rows in enumerate(self._rows_of_shards):
                     ids, starts = _names_of(name, shard)
-                    self._complete(ids, self._dtype, None)
+                    self._complete(ids, self._number_type, None)
                     self._complete(starts, np.int64, (rows + 1,))
                 self._complete(_lengths_of(name), np.uint32, (self.num_rows,))
             for name, (dtype, shape) in self._arrays.items():
@@ -233,10 +235,8 @@ class PreparedWriter:
             for file in self._files.values():
                 file.close()
             self._files.clear()
-            shutil.rmtree(self.work)
-            (self.draft / _JOURNAL).unlink()
-            names = sorted(p.name for p in self.draft.iterdir())
-            names = [name for name in names if name not in (MANIFEST, CHECKSUMS)]
+            others = (MANIFEST, CHECKSUMS, _JOURNAL, self.work.name)
+            names = sorted(p.name for p in self.draft.iterdir() if p.name not in others)
             checksums = {name: _checksums_of_file(self.draft / name) for name in names}
             save_arrays(self.draft / CHECKSUMS, checksums.items())
             content = {
@@ -247,7 +247,7 @@ class PreparedWriter:
                 "rows": self._rows_of_shards,
                 "columns": {
                     name: {
-                        "dtype": self._dtype.name,
+                        "dtype": self._number_type.name,
                         "ids": [self._num_ids(_names_of(name, shard)[0]) for shard in shards],
                     }
                     for name in self._columns
@@ -258,12 +258,14 @@ class PreparedWriter:
             content["checksum"] = _checksum_of_json(content)
             _save_json(self.draft / MANIFEST, content)
             flush_all(self.draft)
+            (self.draft / _JOURNAL).unlink()  # whatever interrupts until here, it goes on
+            shutil.rmtree(self.work)
             if self.path.exists():
                 self.path.rmdir()  # empty
             self.draft.replace(self.path)
 
     def _num_ids(self, name):
-        return (self._sizes[name] - _HEADER) // self._dtype.itemsize
+        return (self._sizes[name] - _HEADER) // self._number_type.itemsize
 
     def _complete(self, name, dtype, shape):
         """Writes the header of an array that has been appended to."""
@@ -461,7 +463,12 @@ class _CheckedFile:
     """An array in a file, mapped into memory, whose blocks are checked when first read."""
 
     def __init__(self, path, dtype, shape, offset, checksums):
-        self._path, self._dtype, self._shape, self._offset = path, np.dtype(dtype), shape, offset
+        self._file_path, self._number_type, self._shape, self._offset = (
+            path,
+            np.dtype(dtype),
+            shape,
+            offset,
+        )
         self.checksums = checksums
 
     def __len__(self):
@@ -470,8 +477,8 @@ class _CheckedFile:
     @functools.cached_property
     def _array(self):
         if 0 in self._shape:
-            return np.zeros(self._shape, self._dtype)
-        return np.memmap(self._path, self._dtype, "r", self._offset, self._shape)
+            return np.zeros(self._shape, self._number_type)
+        return np.memmap(self._file_path, self._number_type, "r", self._offset, self._shape)
 
     @functools.cached_property
     def _is_checked(self):
@@ -493,7 +500,7 @@ class _CheckedFile:
 
     def _check(self, starts, lengths):
         some = lengths > 0
-        size = self._dtype.itemsize
+        size = self._number_type.itemsize
         first = (self._offset + starts[some] * size) // _BLOCK
         last = (self._offset + (starts[some] + lengths[some]) * size - 1) // _BLOCK
         if (
@@ -504,13 +511,13 @@ class _CheckedFile:
             return
         blocks = np.unique(ranges(first, last - first + 1))
         expected = self.checksums()
-        with open(self._path, "rb") as file:
+        with open(self._file_path, "rb") as file:
             for block in blocks[~self._is_checked[blocks]].tolist():
                 file.seek(block * _BLOCK)
                 if zlib.crc32(file.read(_BLOCK)) != expected[block]:
                     raise DamagedFile(
-                        f"{self._path} is damaged: the {_BLOCK} bytes from {block * _BLOCK} on are "
-                        "not those that were written. Prepare the text again."
+                        f"{self._file_path} is damaged: the {_BLOCK} bytes from {block * _BLOCK} on "
+                        "are not those that were written. Prepare the text again."
                     )
                 self._is_checked[block] = True
 

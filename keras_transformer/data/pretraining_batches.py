@@ -143,8 +143,7 @@ class PretrainingBatches:
         """Endless batches, from step `start_step` on.
 
         Element k is a pure function of the text, the seed and `start_step + k`. Starting
-        late costs nothing: skipped batches are never made. For validation, use the first
-        `steps_per_epoch` batches of another text.
+        late costs nothing: skipped batches are never made.
 
         Returns:
             On TensorFlow a `tf.data.Dataset`, elsewhere a `keras.utils.PyDataset` of NumPy arrays:
@@ -153,6 +152,10 @@ class PretrainingBatches:
             weights, float32 (batch,), 0 for empty rows, whose `next_sentence` is -1.
         """
         return as_data(lambda number: self._batch(start_step + number), self._specs())
+
+    def epoch(self):
+        """The batches of the first epoch, for validation."""
+        return as_data(self._batch, self._specs(), self.steps_per_epoch)
 
     def token_counts(self) -> np.ndarray:
         """How often each id of the vocabulary occurs in the documents, (vocabulary_size,)."""

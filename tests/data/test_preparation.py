@@ -179,6 +179,42 @@ def test_each_kind_of_file_holds_the_same_text(pairs, tmp_path):
         assert [position for *_, position in stream.blocks()][-1] <= stream.num_bytes
 
 
+def test_other_columns_of_a_table_are_another_text(pairs, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = dict(zip(("en", "de"), map(list, zip(*pairs, strict=True)), strict=True))
+    parquet.write_table(pyarrow.table(columns), tmp_path / "text.parquet")
+    table = tmp_path / "text.parquet"
+    prepare(tmp_path / "out", PairStream(table=table, columns=("en", "de")), vocabulary_size=300)
+    with pytest.raises(ValueError, match="was prepared from other texts or with other settings"):
+        prepare(
+            tmp_path / "out", PairStream(table=table, columns=("de", "en")), vocabulary_size=300
+        )
+
+
+def test_an_interruption_at_the_very_end_loses_nothing(pairs, tmp_path, monkeypatch):
+    stream = written(tmp_path / "in", pairs)
+    prepare(tmp_path / "whole", stream, **EVERYTHING)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    for name in ("_checksums_of_file", "save_arrays", "flush_all"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(prepared, name, interrupted)
+            prepare(tmp_path / "out", stream, **EVERYTHING)
+    calls = []
+    prepare(tmp_path / "out", stream, **EVERYTHING, progress=lambda *call: calls.append(call[0]))
+    assert set(calls) == {"tokenising"}, "the first pass is kept"
+    assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
+
+
+def test_blocks_end_before_long_lines_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(pair_streams, "CHARACTERS", 100)
+    stream = written(tmp_path / "in", [("a" * 30, "b" * 30)] * 5)
+    assert [len(sources) for sources, *_ in stream.blocks()] == [2, 2, 1]
+
+
 def test_a_given_tokenizer_is_kept(pairs, tmp_path):
     tokenizer = train_sentencepiece([source for source, _ in pairs], 290)
     stream = written(tmp_path / "in", pairs)
@@ -200,14 +236,18 @@ def test_a_prepared_folder_is_not_prepared_again(pairs, tmp_path, caplog):
     assert content_of(tmp_path / "out") == before
 
 
-def test_a_text_that_changes_meanwhile_is_refused(pairs, tmp_path):
+@pytest.mark.parametrize("during", ["reading", "tokenising"])
+def test_a_text_that_changes_meanwhile_is_refused(pairs, tmp_path, during):
     stream = written(tmp_path / "in", pairs)
 
     def change(name, position, rows):
-        os.utime(tmp_path / "in" / "text.en", ns=(rows, rows))
+        if name == during:
+            for language in ("en", "de"):
+                with open(tmp_path / "in" / f"text.{language}", "a") as file:
+                    file.write("one more\n")
 
     with pytest.raises(ValueError, match="A file has changed while it was read"):
-        prepare(tmp_path / "out", stream, vocabulary_size=300, progress=change)
+        prepare(tmp_path / "out", stream, vocabulary_size=300, distinct=True, progress=change)
     assert not (tmp_path / "out").exists()
 
 
