@@ -47,6 +47,11 @@ def mask_tokens(token_ids, tokenizer: "WordPieceTokenizer", seeds, masking_rate:
         ([[1]], [[5]])
     """
     check_masking_rate(masking_rate)
+    return masked(token_ids, tokenizer, seeds, masking_rate)
+
+
+def masked(token_ids, tokenizer, seeds, masking_rate):
+    """`mask_tokens` without its check: in TensorFlow's threads, the least numbers count as 0."""
     token_ids = np.asarray(token_ids, np.int32)
     keys = key_of(seeds)[:, None]
     ordinary = ~np.isin(token_ids, tokenizer.special_ids)  # (batch, length)

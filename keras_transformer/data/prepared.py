@@ -516,7 +516,7 @@ class _CheckedFile:
                 file.seek(block * _BLOCK)
                 if zlib.crc32(file.read(_BLOCK)) != expected[block]:
                     raise DamagedFile(
-                        f"{self._file_path} is damaged: the {_BLOCK} bytes from {block * _BLOCK} on "
+                        f"{self._file_path} is damaged: {_BLOCK} bytes from {block * _BLOCK} on "
                         "are not those that were written. Prepare the text again."
                     )
                 self._is_checked[block] = True

@@ -15,7 +15,7 @@ import numpy as np
 from keras_transformer.arguments import check_integer
 from keras_transformer.data.batch_plans import FewShapes, check_shapes
 from keras_transformer.data.draws import key_of, permuted
-from keras_transformer.data.masking import check_masking_rate, mask_tokens, share_of
+from keras_transformer.data.masking import check_masking_rate, masked, share_of
 from keras_transformer.data.pipelines import as_data
 from keras_transformer.data.plan_arrays import plan_arrays
 from keras_transformer.data.token_ids import IdRows, checked_ids, parts, ranges
@@ -213,7 +213,7 @@ class PretrainingBatches:
         passages, keys = self._rows_of(step)
         first_ids, second_ids, is_random = self._pairs(self._passages[passages], keys)
         token_ids, segment_ids = self._pack(first_ids, second_ids)
-        token_ids, positions, masked_tokens = mask_tokens(
+        token_ids, positions, masked_tokens = masked(
             token_ids, self._tokenizer, key_of(keys, _OF_MASKS), self._masking_rate
         )
         inputs = {
