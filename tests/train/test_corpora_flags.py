@@ -50,7 +50,7 @@ def files(tmp_path, monkeypatch):
 
     for module in ("corpora", "labelled_text"):
         monkeypatch.setattr(f"keras_transformer.data.{module}.opened", noted(corpora.opened))
-    monkeypatch.setattr(tables, "_files_of", noted(tables._files_of))
+    monkeypatch.setattr(tables, "table_files", noted(tables.table_files))
     return tmp_path, read
 
 

@@ -87,11 +87,13 @@ def test_an_interrupted_run_ends_with_the_same_weights(text, trained, tmp_path):
     command += ["--bleu-every=2", "--run", str(run)]
     # The second process is killed once it has saved step 6 and gone on.
     code = (
-        "import os, sys, keras\n"
+        "import os, sys, time, keras\n"
         "from train import translation\n"
         "class Kill(keras.callbacks.Callback):\n"
         "    def on_train_batch_end(self, batch, logs=None):\n"
-        "        if int(self.model.optimizer.iterations.numpy()) == 7: os.kill(os.getpid(), 9)\n"
+        "        if int(self.model.optimizer.iterations.numpy()) != 7: return\n"
+        "        while not os.path.exists(sys.argv[-1] + '/checkpoints/step-6.npz'): time.sleep(0.01)\n"
+        "        os.kill(os.getpid(), 9)\n"
         "import train.loop\n"
         "train.loop.StopOnNonFiniteLoss = Kill\n"
         "translation.main(sys.argv[1:])\n"
