@@ -42,6 +42,7 @@ def test_ray_does_not_start_again_what_was_told_to_stop(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "1-0"]
 
 
+@pytest.mark.slow
 def test_ray_goes_on_with_the_workers_that_are_left(tmp_path):
     """One of two machines is lost; the one that is left has room for one worker."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
