@@ -349,6 +349,11 @@ class TranslationExperiment(Experiment):
                 f"Received: {self.config.prepared}, which holds {prepared.kind}."
             )
         tokenizer = getattr(self.pretrained, "tokenizer", None)
+        if getattr(tokenizer, "languages", None):
+            raise ValueError(
+                "--prepared does not go with a --pretrained model of many languages, whose texts "
+                f"begin with the name of one. Received: {self.config.pretrained}."
+            )
         if tokenizer is not None and (
             self.pretrained.target_tokenizer is not None
             or token_ids.tokenizer_checksum(tokenizer)

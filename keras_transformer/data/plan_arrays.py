@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 
-from keras_transformer.files import NotWritten, atomic_path, check_writable, read_json
+from keras_transformer.files import NotWritten, atomic_path, check_free, read_json
 
 FORMAT = 1
 PLAN = "plan.json"
@@ -30,6 +30,7 @@ def plan_arrays(make, folder=None, settings=None):
         The facts, and the arrays by name, read-only if they are files.
 
     Raises:
+        ValueError: if the folder holds something else than a plan.
         NotWritten: if the folder cannot be written.
     """
     if folder is None:
@@ -43,8 +44,9 @@ def plan_arrays(make, folder=None, settings=None):
     settings = json.loads(json.dumps({"format": FORMAT, **settings()}))
     if kept := _kept(folder, settings):
         return kept
-    check_writable(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    if (folder / PLAN).exists():
+        shutil.rmtree(folder)
+    check_free(folder, "Choose another folder for the plan.")
     names = []
     try:
         with atomic_path(folder) as draft:

@@ -106,7 +106,7 @@ def prepare(
     progress = progress or (lambda *_: None)
     size = vocabulary_size if tokenizer is None else tokenizer.vocabulary_size
     with PreparedWriter(path, ("source", "target"), size, settings=settings) as writer:
-        if not any(writer.work.iterdir()):  # it does not go on
+        if not writer.num_blocks and not any(writer.work.iterdir()):  # it does not go on
             _check_room(writer, stream, distinct)
         hashes = None
         if tokenizer is None or held_out or distinct:

@@ -183,3 +183,10 @@ def test_windows_begin_anywhere_in_a_text_of_more_tokens_than_an_int32_holds():
     starts = np.concatenate([windows._starts(step) for step in range(4)]) / 2**33
     assert abs(starts.mean() - 0.5) < 0.02 and starts.max() > 0.99
     assert windows._batch(0)[0].shape == (1000, 7)
+
+
+def test_a_folder_of_something_else_is_kept(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"already exists\. Choose another folder for the plan"):
+        TokenBatches([[4, 5]], [[6]], 20, 9, plan_folder=tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"

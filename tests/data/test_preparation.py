@@ -284,6 +284,21 @@ def test_a_disk_without_room_is_said_before(pairs, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["in"]
 
 
+def test_what_is_written_needs_no_room_again(pairs, tmp_path, monkeypatch):
+    tokenizer = train_sentencepiece([source for source, _ in pairs], 290)
+    stream = written(tmp_path / "in", pairs)
+
+    def stop(name, position, rows):
+        if rows > 100:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "out", stream, tokenizer, progress=stop)
+    usage = preparation.shutil._ntuple_diskusage(10**9, 10**9, 100)
+    monkeypatch.setattr(preparation.shutil, "disk_usage", lambda path: usage)
+    assert len(prepare(tmp_path / "out", stream, tokenizer)) > 200
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
