@@ -123,7 +123,8 @@ def run(folder, options, imports):
     os.environ.setdefault("RAY_metrics_report_interval_ms", "2000")
     # Ray has a public name for this port only in `ray start`; the metrics test guards it.
     own = {"include_dashboard": False, "_metrics_export_port": options.metrics_port}
-    own = {} if "RAY_ADDRESS" in os.environ else own
+    # "local": without an address Ray joins whatever cluster was started last on this machine.
+    own = {} if "RAY_ADDRESS" in os.environ else {"address": "local", **own}
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray.init(log_to_driver=False, logging_level="warning", **own)
     signal.signal(signal.SIGTERM, stop)  # after Ray has set its own handler

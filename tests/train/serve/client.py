@@ -48,7 +48,9 @@ def free_port():
 
 
 @contextlib.contextmanager
-def serving(folder, *flags, program=(sys.executable, "-m", "train.serve"), place=None):
+def serving(
+    folder, *flags, program=(sys.executable, "-m", "train.serve"), place=None, environment=None
+):
     """Runs the command; yields a port, the one of its metrics, and its process.
 
     Args:
@@ -56,11 +58,12 @@ def serving(folder, *flags, program=(sys.executable, "-m", "train.serve"), place
         *flags: of the command.
         program: a list that starts it.
         place: folder that holds the package; None for the repository.
+        environment: further variables of the process.
     """
     port, metrics = free_port(), free_port()
     ports = [f"--port={port}", f"--metrics-port={metrics}"]
     place = place or pathlib.Path(__file__).parents[3]
-    environment = {**os.environ, "PYTHONPATH": str(place)}
+    environment = {**os.environ, "PYTHONPATH": str(place), **(environment or {})}
     environment.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(
         [*program, str(folder), *ports, *flags],

@@ -5,7 +5,9 @@ import base64
 import concurrent.futures
 import contextlib
 import json
+import pathlib
 import shutil
+import tempfile
 import threading
 import time
 import urllib.request
@@ -362,8 +364,12 @@ def test_every_port_is_on_the_loopback_interface(server):
     assert len(found) > 9 and set(found) <= {v4, v6}
 
 
-def test_all_processes_end_after_the_first_was_killed(folder):
-    with serving(folder) as (_, _, process):
+def test_a_server_does_not_join_another_cluster_and_ends_with_its_first_process(folder):
+    with contextlib.ExitStack() as stack:
+        # Where Ray notes which cluster was started last; a longer path has no room for its sockets.
+        noted = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp", prefix="r"))
+        pathlib.Path(noted, "ray_current_cluster").write_text("127.0.0.1:9")
+        _, _, process = stack.enter_context(serving(folder, environment={"RAY_TMPDIR": noted}))
         started = descendants(process.pid)
         process.kill()
         process.wait()
