@@ -74,19 +74,27 @@ def atomic_path(path):
     place = target if target.is_dir() else target.parent
     draft = place / f".draft-{os.getpid()}-{target.name}"
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        yield draft
-        flush_all(draft)
-        if place == target:
-            _fill(target, draft)
-        else:
-            draft.replace(target)
-            _flush(place)  # makes the new name durable
+        with named_if_not_written(path):
+            place.mkdir(parents=True, exist_ok=True)
+            yield draft
+            flush_all(draft)
+            if place == target:
+                _fill(target, draft)
+            else:
+                draft.replace(target)
+                _flush(place)  # makes the new name durable
+    finally:
+        _remove(draft)  # it may be what fills the disk
+
+
+@contextlib.contextmanager
+def named_if_not_written(path):
+    """Raises `NotWritten` with this path for what the disk refuses."""
+    try:
+        yield
     except OSError as error:
         reason = error.reason if isinstance(error, NotWritten) else error.strerror or error
         raise NotWritten(path, reason) from error
-    finally:
-        _remove(draft)  # it may be what fills the disk
 
 
 def complete(folder):

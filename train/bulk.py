@@ -6,7 +6,6 @@ that are there; a process that dies is replaced, and its lines are answered agai
 
 import concurrent.futures
 import contextlib
-import glob
 import gzip
 import importlib
 import itertools
@@ -20,12 +19,13 @@ from collections import deque
 from . import settings
 from .command import start_tensorflow
 from .deferred import Deferred
-from .gpus import gpu_count
-from .lines import NAMED, report_cut_texts
+from .gpus import cores, gpu_count
+from .lines import answer_lines, first_of, report_cut_texts
 from .progress_bar import Shown
 
 corpora = Deferred("keras_transformer.data.corpora")
 files = Deferred("keras_transformer.files")
+pair_streams = Deferred("keras_transformer.data.pair_streams")
 
 BLOCK = 1024  # lines answered together
 MOST_DEATHS = 3  # of processes, before any further block is answered
@@ -33,14 +33,16 @@ MOST_DEATHS = 3  # of processes, before any further block is answered
 _answers = {}  # of a worker: the function that answers, and what keeps it alive
 
 
-def answer_files(answer, name, options, max_length, how="truncated at the end"):
+def answer_input(answering, options, max_length, how="truncated at the end"):
     """Answers each line of the files of `options.input` in a file of the same name.
 
+    Without such files, those of standard input; see `answer_lines`.
+
     Args:
-        answer: function from texts to their answers and whether each was truncated.
-        name: of the module whose function `answering` makes such a function from the options, a
-            context manager, in each of several processes.
-        options: a class of settings with `input`, `output` and `processes`.
+        answering: function of a module, with this name, that makes from the options a context of a
+            function from texts to their answers and whether each was truncated. Each of several
+            processes calls it.
+        options: `FilesOptions`.
         max_length: longest text in tokens that is not truncated.
         how: how texts are truncated, in words.
 
@@ -49,6 +51,16 @@ def answer_files(answer, name, options, max_length, how="truncated at the end"):
         ValueError: if there is no file, two have one name, or they would be overwritten.
         RuntimeError: if processes die again and again.
     """
+    with answering(options) as answer:
+        if options.input:
+            # Of a program the module is named __main__, which others cannot import.
+            name = sys.modules[answering.__module__].__spec__.name
+            _answer_files(answer, name, options, max_length, how)
+        else:
+            answer_lines(answer, max_length, how)
+
+
+def _answer_files(answer, name, options, max_length, how):
     pairs = _pairs(options.input, options.output)
     waiting = [pair for pair in pairs if not pair[1].exists()]
     if there := len(pairs) - len(waiting):
@@ -70,7 +82,8 @@ def answer_files(answer, name, options, max_length, how="truncated at the end"):
                     for block, answers, is_cut in answered:
                         if block.is_end:
                             break
-                        file.writelines(a.replace("\n", " ").encode() + b"\n" for a in answers)
+                        rows = (text.replace("\n", " ").encode() + b"\n" for text in answers)
+                        file.write(b"".join(rows))
                         places = range(block.first, block.first + len(block.texts))
                         named = [f"{source.name}:{place:,}" for place in places]
                         cut += list(itertools.compress(named, is_cut))
@@ -85,11 +98,9 @@ def answer_files(answer, name, options, max_length, how="truncated at the end"):
     finally:
         report_cut_texts(cut, count, max_length, how)
         if unreadable:
-            some = ", ".join(unreadable[:NAMED])
-            more = f" and {len(unreadable) - NAMED:,} more" if len(unreadable) > NAMED else ""
             print(
                 f"{len(unreadable):,} of {count:,} lines are not UTF-8; their bytes were read as "
-                f"U+FFFD: lines {some}{more}.",
+                f"U+FFFD: lines {first_of(unreadable)}.",
                 file=sys.stderr,
             )
     print(f"{options.output} holds the answers to {count:,} lines of {whole:,} files.")
@@ -97,12 +108,11 @@ def answer_files(answer, name, options, max_length, how="truncated at the end"):
 
 def _pairs(pattern, output):
     """The input files and where their answers go."""
-    found = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-    sources = [path for path in map(pathlib.Path, found) if path.is_file()]
+    sources = [path for path in pair_streams.files_of(pattern) if path.is_file()]
     if not sources:
         raise FileNotFoundError(
-            f"--input must be a file or a quoted pattern of files. Received: {pattern}, which "
-            f"{'is a folder' if found else 'does not exist'}."
+            "--input must be a file or a quoted pattern of files. "
+            f"Received: {pattern}, which is a folder."
         )
     output = pathlib.Path(output)
     names = [source.name for source in sources]
@@ -155,20 +165,10 @@ def _written(draft, target):
         import zstandard
 
         with zstandard.open(draft, "wb") as file:
-            yield _Lines(file)
+            yield file
     else:
         with open(draft, "wb") as file:
             yield file
-
-
-class _Lines:
-    """What zstandard's writer lacks."""
-
-    def __init__(self, file):
-        self._file = file
-
-    def writelines(self, lines):
-        self._file.write(b"".join(lines))
 
 
 def _alone(answer, blocks):
@@ -246,8 +246,8 @@ def _start(numbers, imports, module, options, processes):
         number, numbers.value = numbers.value, numbers.value + 1
     if gpu_count() > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(number % gpu_count())
-    elif processes > 1:
-        threads = max(1, len(os.sched_getaffinity(0)) // processes)
+    else:
+        threads = max(1, cores() // processes)
         os.environ["OMP_NUM_THREADS"] = os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
     start_tensorflow("translate")
     settings.import_modules(imports)

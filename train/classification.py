@@ -25,7 +25,7 @@ import numpy as np
 from .command import Command
 from .deferred import Deferred, keras, kt, tf
 from .experiment import Experiment, log_dropped, plan_in_words, publish
-from .lines import answer_lines, report_cut_texts
+from .lines import report_cut_texts
 from .options import ExportOptions, FilesOptions, RunOptions
 from .pretrained import fine_tuned_classifier, pretrained_bert_of
 from .scores import micro_f1, pearson, spearman
@@ -277,12 +277,7 @@ class ClassificationExperiment(Experiment):
 
     @staticmethod
     def classify(options):
-        limit = _max_length(options), LOST_MIDDLE
-        with answering(options) as answer:
-            if options.input:
-                bulk.answer_files(answer, __spec__.name, options, *limit)
-            else:
-                answer_lines(answer, *limit)
+        bulk.answer_input(answering, options, _max_length(options), LOST_MIDDLE)
 
     @staticmethod
     def evaluate(options):

@@ -1,6 +1,7 @@
-"""The NVIDIA GPUs of a machine: finds them, warns if they are unused, and assigns them to workers.
+"""The processors of a machine: its cores, and its NVIDIA GPUs.
 
-Nothing here imports TensorFlow unless there is a GPU.
+It finds GPUs, warns if they are unused, and assigns them to workers. Nothing here imports
+TensorFlow unless there is a GPU.
 """
 
 import logging
@@ -12,6 +13,11 @@ import subprocess
 LOG = logging.getLogger(__name__)
 HIDDEN = "-1"  # value of CUDA_VISIBLE_DEVICES: no GPU
 SECONDS_TO_ANSWER = 30  # a driver that hangs must not block training on the CPU
+
+
+def cores():
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def gpu_count(root="/"):

@@ -23,7 +23,6 @@ from typing import ClassVar, Literal
 from .command import Command
 from .deferred import Deferred, kt, tf
 from .experiment import Experiment, log_dropped, plan_in_words, publish
-from .lines import answer_lines
 from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
 from .pretrained import check_packed_model, completed, for_training, pretrained_of
 from .settings import required, setting
@@ -407,11 +406,7 @@ class LanguageModelExperiment(Experiment):
     @staticmethod
     def score(options):
         limit = kt.serving.RunFolder(options.run).settings()["context"] + 1
-        with answering(options) as answer:
-            if options.input:
-                bulk.answer_files(answer, __spec__.name, options, limit)
-            else:
-                answer_lines(answer, limit)
+        bulk.answer_input(answering, options, limit)
 
     @staticmethod
     def evaluate(options):

@@ -48,14 +48,17 @@ def report_cut_texts(places, count, max_length, how="truncated at the end", word
     """
     if not places:
         return
-    named = ", ".join(places[:NAMED])
-    if len(places) > NAMED:
-        named += f" and {len(places) - NAMED:,} more"
     print(
         f"{len(places):,} of {count:,} texts are longer than {max_length} tokens and were {how}: "
-        f"{word} {named}.",
+        f"{word} {first_of(places)}.",
         file=sys.stderr,
     )
+
+
+def first_of(places):
+    """The first of some places in words, and how many more there are."""
+    more = f" and {len(places) - NAMED:,} more" if len(places) > NAMED else ""
+    return ", ".join(places[:NAMED]) + more
 
 
 def arriving_lines(stream):

@@ -88,8 +88,6 @@ def load_data(run, experiment, strategy):
                     f"moved. Received: {experiment.prepared.path}, which holds another text."
                 )
     except (DamagedFile, FileNotFoundError) as error:
-        if experiment.prepared is not None:
-            raise
         tokenizer, batches = _rebuild(run, experiment, is_chief, error)
     known = run.checksums()
     if known and known.get("order", 1) != ORDER:
@@ -112,6 +110,8 @@ def planned(experiment, tokenizer, folder, strategy):
 
 def _rebuild(run, experiment, is_chief, error):
     """Tokenizer and batches rebuilt from the text, provided they are the same as before."""
+    if experiment.prepared is not None:
+        raise error  # there is no text
     tokenizer, batches = experiment.make_data()
     target = experiment.target_tokenizer
     known, now = run.checksums(), run.checksums_of(tokenizer, batches, target)

@@ -28,8 +28,9 @@ LIMITS = {
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 EXIT_CODE_MISTAKE = 2
 ENTRY_POINT, PROJECT = "keras-transformer", "keras-transformer-toolkit"
-imported = []  # names of the modules of --import, which other processes need, too
 IS_CLONE = (pathlib.Path(__file__).parents[1] / "setup.py").exists()
+
+imported = []  # names of the modules of --import, which other processes need, too
 
 
 class Settings(pydantic.BaseModel):

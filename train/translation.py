@@ -30,7 +30,7 @@ import numpy as np
 from .command import Command
 from .deferred import Deferred, kt, tf
 from .experiment import Experiment, log_dropped, plan_in_words, publish
-from .lines import answer_lines, report_cut_texts
+from .lines import report_cut_texts
 from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
 from .pretrained import check_packed_model, completed, for_training, pretrained_of
 from .settings import setting
@@ -44,11 +44,10 @@ from .training_config import (
 
 bulk = Deferred(f"{__package__}.bulk")
 callbacks = Deferred("keras_transformer.training.callbacks")
+preparation = Deferred("keras_transformer.data.preparation")
 token_ids = Deferred("keras_transformer.data.token_ids")
 pictures = Deferred(f"{__package__}.pictures")
 sacrebleu = Deferred("sacrebleu")
-
-HELD_OUT = "held_out.source.txt", "held_out.target.txt"  # in a prepared folder
 
 RULES = ("no_repeat_ngram_size", "min_length", "repetition_penalty")  # which have flags
 USUAL_SEARCH = {"num_beams": 5, "length_penalty": 1.0, "scoring": "gnmt", "token_rules": "{}"}
@@ -308,16 +307,15 @@ class TranslationExperiment(Experiment):
                 "Give one validation text: --valid-source and --valid-target, or --valid-tsv, or "
                 f"--valid-table. Received: {sum(kinds_of_validation)} of them."
             )
+        files = valid, config.valid_tsv, config.valid_table
         if config.prepared:
             self.prepared = self._opened()
-            train_text = self._first_pair()
-        else:
-            train_text = self._read("train", pair, config.tsv, config.table)
-        valid_text = None
-        if config.prepared and not any(kinds_of_validation):
-            valid_text = self._held_out()
-        elif config.has_validation():
-            valid_text = self._read("validation", valid, config.valid_tsv, config.valid_table)
+            is_given = any(kinds_of_validation)
+            valid_text = self._read("validation", *files) if is_given else self._held_out()
+            # Of the training text, one pair is shown at the end where there is no other text.
+            return None if valid_text else self._first_pair(), valid_text
+        train_text = self._read("train", pair, config.tsv, config.table)
+        valid_text = self._read("validation", *files) if config.has_validation() else None
         if config.distinct_sources:
             train_text = _first_translations(train_text)
         if config.max_pairs:
@@ -373,9 +371,10 @@ class TranslationExperiment(Experiment):
 
     def _held_out(self):
         """The pairs that were held out when the text was prepared; None if there are none."""
-        if HELD_OUT[0] not in self.prepared.manifest["files"]:
+        names = preparation.HELD_OUT
+        if names[0] not in self.prepared.manifest["files"]:
             return None
-        return kt.data.read_files(*map(self.prepared.checked, HELD_OUT))
+        return kt.data.read_files(*map(self.prepared.checked, names))
 
     def make_tokenizer(self):
         if self.pretrained is not None:
@@ -462,12 +461,8 @@ class TranslationExperiment(Experiment):
 
     @staticmethod
     def translate(options):
-        with answering(options) as answer:
-            limit = kt.serving.RunFolder(options.run).settings()["max_length"]
-            if options.input:
-                bulk.answer_files(answer, __spec__.name, options, limit)
-            else:
-                answer_lines(answer, limit)
+        limit = kt.serving.RunFolder(options.run).settings()["max_length"]
+        bulk.answer_input(answering, options, limit)
 
     @staticmethod
     def evaluate(options):

@@ -87,9 +87,9 @@ def prepare(
     check_number("max_ratio", max_ratio, least=0)
     settings = {
         "text": stream.states(), "kind": stream.kind, "vocabulary_size": vocabulary_size,
-        "held_out": held_out,
-        "distinct": distinct, "max_ratio": max_ratio, "max_characters": max_characters,
-        "drop_copies": drop_copies, "seed": seed, "sample_lines": sample_lines,
+        "held_out": held_out, "distinct": distinct, "max_ratio": max_ratio,
+        "max_characters": max_characters, "drop_copies": drop_copies, "seed": seed,
+        "sample_lines": sample_lines,
         "tokenizer": None if tokenizer is None else tokenizer_checksum(tokenizer),
     }  # fmt: skip
     path = pathlib.Path(path)
@@ -115,7 +115,6 @@ def prepare(
             hashes = _Hashes(writer, seed, held_out, sampled, distinct)
             if not hashes.exist():
                 hashes.read(stream, kept, progress)
-                _check_unchanged(stream, settings)
         if tokenizer is None:
             tokenizer = _learned(writer.draft / _TOKENIZER, hashes, vocabulary_size)
         elif not (writer.draft / _TOKENIZER).exists():

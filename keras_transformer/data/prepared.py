@@ -2,7 +2,7 @@
 
     manifest.json             what the folder holds, and the sizes of all files; written last
     checksums.npz             CRC-32 of each block of 64 KiB of each file
-    tokenizer.model           and target_tokenizer.model, if the sides have one each
+    tokenizer.model           the tokenizer of all columns
     source-00000.ids.npy      the ids of a shard's rows, one after another, uint16 or uint32
     source-00000.starts.npy   where each row starts, and the end, int64 (rows + 1,)
     source.lengths.npy        the lengths of all rows, uint32 (rows,)
@@ -26,11 +26,11 @@ import numpy as np
 from keras_transformer.data.token_ids import IdRows, checksum_of, ranges
 from keras_transformer.files import (
     DamagedFile,
-    NotWritten,
     check_free,
     flush_all,
     in_one_line,
     load_arrays,
+    named_if_not_written,
     read_json,
     save_arrays,
 )
@@ -83,14 +83,12 @@ class PreparedWriter:
         self._number_type = np.dtype(np.uint16 if is_short else np.uint32)
         self._arrays = dict(arrays or {})
         self._settings = json.loads(json.dumps(settings))
-        self._file_lock = filelock.FileLock(
-            self.draft.parent / f"{self.draft.name}.lock", timeout=0
-        )
+        self._file_lock = filelock.FileLock(f"{self.draft}.lock", timeout=0)
         self._files, self._noted_at = {}, 0.0
 
     def __enter__(self):
-        with _written(self.path):
-            self.work.parent.parent.mkdir(parents=True, exist_ok=True)
+        with named_if_not_written(self.path):
+            self.draft.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._file_lock.acquire()
             except filelock.Timeout:
@@ -154,7 +152,7 @@ class PreparedWriter:
                     f"Ids must be at least 1 and below {self._vocabulary_size}. "
                     f"Received: {name} with ids from {ids.min()} to {ids.max()}."
                 )
-        with _written(self.path):
+        with named_if_not_written(self.path):
             shard = self._shard_of_next_block()
             for name, rows in columns.items():
                 ids, starts = _names_of(name, shard)
@@ -181,6 +179,10 @@ class PreparedWriter:
         if self._rows_of_shards[-1] >= ROWS_PER_SHARD or (
             largest >= IDS_PER_SHARD * self._number_type.itemsize
         ):
+            self._note()
+            for file in self._files.values():
+                file.close()  # else there would be more and more
+            self._files.clear()
             self._rows_of_shards.append(0)
             shard += 1
         return shard
@@ -221,7 +223,7 @@ class PreparedWriter:
         """
         if not self.num_rows:
             raise ValueError("No row is left to write. Give more text, or filters that keep more.")
-        with _written(self.path):
+        with named_if_not_written(self.path):
             self._note()
             shards = range(len(self._rows_of_shards))
             for name in self._columns:
@@ -232,9 +234,6 @@ class PreparedWriter:
                 self._complete(_lengths_of(name), np.uint32, (self.num_rows,))
             for name, (dtype, shape) in self._arrays.items():
                 self._complete(f"{name}.npy", dtype, (self.num_rows, *shape))
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
             others = (MANIFEST, CHECKSUMS, _JOURNAL, self.work.name)
             names = sorted(p.name for p in self.draft.iterdir() if p.name not in others)
             checksums = {name: _checksums_of_file(self.draft / name) for name in names}
@@ -270,10 +269,9 @@ class PreparedWriter:
     def _complete(self, name, dtype, shape):
         """Writes the header of an array that has been appended to."""
         self._write(name, np.zeros(0, dtype))  # opens it
-        file = self._files[name]
-        file.seek(0)
-        file.write(_header(np.dtype(dtype), shape or (self._num_ids(name),)))
-        file.flush()
+        with self._files.pop(name) as file:
+            file.seek(0)
+            file.write(_header(np.dtype(dtype), shape or (self._num_ids(name),)))
 
 
 class Prepared:
@@ -351,18 +349,10 @@ class Prepared:
         return self._file(f"{name}.npy", dtype, (len(self), *shape)).whole()
 
     def tokenizer(self):
-        """The tokenizer of all columns, or of the source."""
+        """The tokenizer of all columns."""
         from keras_transformer.tokenizers import load_tokenizer
 
         return load_tokenizer(self.checked("tokenizer.model"))
-
-    def target_tokenizer(self):
-        """The tokenizer of the target; None if both sides share one."""
-        from keras_transformer.tokenizers import load_tokenizer
-
-        if "target_tokenizer.model" not in self.manifest["files"]:
-            return None
-        return load_tokenizer(self.checked("target_tokenizer.model"))
 
     def checked(self, name):
         """The path of a file, after comparing it with its checksums."""
@@ -374,11 +364,6 @@ class Prepared:
         """Compares all files with their checksums; raises `DamagedFile` at the first difference."""
         for name in self.manifest["files"]:
             self.checked(name)
-
-    def checksum(self) -> int:
-        """A number that changes with any byte of the folder."""
-        content = _checksum_of_json([self.manifest, list(self._checksums)])
-        return checksum_of(np.array([content]), *self._checksums.values())
 
     @functools.cached_property
     def _checksums(self):
@@ -463,12 +448,8 @@ class _CheckedFile:
     """An array in a file, mapped into memory, whose blocks are checked when first read."""
 
     def __init__(self, path, dtype, shape, offset, checksums):
-        self._file_path, self._number_type, self._shape, self._offset = (
-            path,
-            np.dtype(dtype),
-            shape,
-            offset,
-        )
+        self._file_path, self._number_type = path, np.dtype(dtype)
+        self._shape, self._offset = shape, offset
         self.checksums = checksums
 
     def __len__(self):
@@ -520,17 +501,6 @@ class _CheckedFile:
                         "are not those that were written. Prepare the text again."
                     )
                 self._is_checked[block] = True
-
-
-@contextlib.contextmanager
-def _written(path):
-    """Raises `NotWritten` for what the disk refuses."""
-    try:
-        yield
-    except NotWritten:
-        raise
-    except OSError as error:
-        raise NotWritten(path, error.strerror or error) from error
 
 
 def _names_of(column, shard):

@@ -30,7 +30,7 @@ import signal
 import sys
 
 from ..command import one_line_errors
-from ..gpus import gpu_count, visible_gpus, warn_of_idle_gpus
+from ..gpus import cores, gpu_count, visible_gpus, warn_of_idle_gpus
 from ..settings import Parser
 from .engines import Workload, name_of_gpu
 from .parts import DTYPES, PARTS, parts_of
@@ -90,7 +90,6 @@ def choose_device(wanted=None, backend="tensorflow", gpu=""):
 
 def parse(arguments):
     parser = Parser(prog="python -m train.benchmark", description=__doc__, epilog=EXAMPLES)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
     def add(flag, default, help, **kwargs):
         shown = " ".join(map(str, default)) if isinstance(default, list) else default
@@ -124,7 +123,7 @@ def parse(arguments):
         "--steps", **count,
         help="training steps or decoded batches per round (default: 3; on a GPU 10 and 1)",
     )  # fmt: skip
-    add("--threads", cores, "threads of each engine", **count)
+    add("--threads", cores(), "threads of each engine", **count)
     parser.add_argument(
         "--json", type=pathlib.Path, metavar="FILE",
         help="file for all numbers of every round, after those of earlier runs; all that it holds "
