@@ -368,7 +368,8 @@ def test_a_server_does_not_join_another_cluster_and_ends_with_its_first_process(
     with contextlib.ExitStack() as stack:
         # Where Ray notes which cluster was started last; a longer path has no room for its sockets.
         noted = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp", prefix="r"))
-        pathlib.Path(noted, "ray_current_cluster").write_text("127.0.0.1:9")
+        pathlib.Path(noted, "ray").mkdir()
+        pathlib.Path(noted, "ray/ray_current_cluster").write_text("127.0.0.1:9")
         _, _, process = stack.enter_context(serving(folder, environment={"RAY_TMPDIR": noted}))
         started = descendants(process.pid)
         process.kill()
