@@ -82,7 +82,7 @@ def test_a_run_on_a_prepared_folder_goes_on_bit_for_bit(folder, tmp_path, capsys
     translation.main([f"--prepared={folder}", f"--run={tmp_path}/whole", *SMALL, "--steps=8"])
     assert "val_loss" in capsys.readouterr().out, "of the pairs that were held out"
     run = Run(tmp_path / "whole", TranslationConfig)
-    assert not run.tokens_file.exists() and not run.draft_of_plan.exists()
+    assert not run.data.exists()
     monkeypatch.setattr(translation.TranslationExperiment, "show_result", lambda *_: None)
     part = Run(tmp_path / "part", TranslationConfig)
     translation.main([f"--prepared={folder}", f"--run={part.path}", *SMALL, "--steps=4"])
@@ -105,6 +105,13 @@ def test_another_folder_is_refused_when_a_run_goes_on(folder, text, tmp_path, ca
     assert "must be the folder that" in told(capsys, arguments)
 
 
+def test_what_needs_pairs_that_were_held_out_has_no_effect_without(folder, tmp_path):
+    given = {"patience": 2, "bleu_every": 1}
+    assert not TranslationConfig(prepared=str(folder), **given).without_effect()
+    without = TranslationConfig(prepared=str(tmp_path), **given).without_effect()
+    assert without == dict.fromkeys(given, "a validation text")
+
+
 def test_what_a_prepared_text_does_not_go_with_is_refused(folder, text, tmp_path, capsys):
     run = f"--run={tmp_path}/run"
     assert "Received: 2 of them" in told(capsys, [f"--prepared={folder}", *text, run, *SMALL])
@@ -124,8 +131,7 @@ def test_a_run_of_version_0_2_is_refused_once_its_order_is_gone(
     arguments = [*text, "--vocabulary-size=700", f"--run={tmp_path}/run", *SMALL]
     translation.main([*arguments, "--steps=4"])
     file = tmp_path / "run" / "checksums.npz"
-    kept = dict(np.load(file))
-    save_arrays(file, [(name, number) for name, number in kept.items() if name != "order"])
+    save_arrays(file, {**np.load(file), "order": 1}.items())
     capsys.readouterr()
     error = told(capsys, [*arguments, "--steps=8"])
     assert "was begun by version 0.2, whose batches come in another order" in error
