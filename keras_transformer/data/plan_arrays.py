@@ -1,6 +1,6 @@
 """The arrays of a plan: in memory, or files of a folder that all processes map into memory.
 
-Each file is compared with its checksum when a plan is opened: 10 million rows take 0.1 s.
+Each file is compared with its checksum when a plan is opened: 10 million rows take 0.03 s.
 """
 
 import json

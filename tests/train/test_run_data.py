@@ -90,6 +90,9 @@ def test_a_run_goes_on_without_its_training_text(task):
 @pytest.mark.parametrize("place", ["new", "empty", "new/and/deep"])
 def test_what_is_written_before_a_run_begins_lies_in_one_hidden_folder(place, folder):
     (folder / "empty").mkdir()
+    draft = Run(folder / place, TranslationConfig).draft().path
+    # An empty folder may be a mount point, which nothing beside it can replace.
+    assert draft.parent == (folder / place if place == "empty" else (folder / place).parent)
     run, *_ = begin("translation", folder / place)
     assert {file.name for file in run.path.iterdir()} == {
         "config.json", "tokenizer.model", "data", "plan", "checksums.npz"
