@@ -183,7 +183,7 @@ class ClassificationExperiment(Experiment):
     def read_valid_text(self):
         config = self.config
         files = [getattr(config, name) for name in VALID]
-        names = self.prepared.manifest["names"] if self.prepared else self.train_text.names
+        names = self._known_labels()["names"]
         if any(files):
             return read_texts(*files, (config.text_column, config.label_column), names)
         if config.dataset and not config.hold_out:
@@ -213,9 +213,15 @@ class ClassificationExperiment(Experiment):
 
     def columns(self, tokenizer):
         text = self.train_text
-        manifest = {"names": text.names, "multi_label": is_multi_label(text)}
         ids = token_ids.checked_ids(kt.data.tokenize(text.texts, tokenizer), "text")
-        return {"text": ids}, {"labels": text.matrix()}, {"kind": "classification", **manifest}
+        manifest = {"kind": "classification", **self._known_labels()}
+        return {"text": ids}, {"labels": text.matrix()}, manifest
+
+    def _known_labels(self):
+        """The "names" of the labels, and whether a text is "multi_label", a dictionary."""
+        if self.prepared is not None:
+            return self.prepared.manifest
+        return {"names": self.train_text.names, "multi_label": is_multi_label(self.train_text)}
 
     def make_batches(self, tokenizer, plan_folder=None):
         prepared = self.prepared
@@ -268,7 +274,7 @@ class ClassificationExperiment(Experiment):
     def is_multi_label(self):
         """Whether a text may have any number of labels, by --task or by the training text."""
         task = self.config.task
-        return task == "multi_label" or (task is None and self.prepared.manifest["multi_label"])
+        return task == "multi_label" or (task is None and self._known_labels()["multi_label"])
 
     def describe(self, batches):
         size = f"{batches.num_texts:,} texts, {batches.num_tokens:,} tokens"
