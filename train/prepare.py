@@ -14,6 +14,7 @@ folder with its checksums:
 
 import sys
 import time
+from typing import Literal
 
 from .command import one_line_errors, without_start_up_notes
 from .deferred import Deferred, kt
@@ -47,7 +48,11 @@ class PrepareOptions(Settings):
     sample_lines: int = setting(
         150_000, "pairs to learn them from, drawn by their content; memory grows with them", ge=1
     )
-    held_out: int = setting(0, "pairs to hold out for validation, drawn likewise", ge=0)
+    held_out: float = setting(
+        0.0,
+        "pairs to hold out for validation: how many, or, below 1, about which share",
+        ge=0,
+    )
     distinct: bool = setting(False, "leave out all but the first of equal pairs")
     drop_copies: bool = setting(False, "leave out pairs whose sides are equal")
     max_ratio: float = setting(
@@ -56,7 +61,15 @@ class PrepareOptions(Settings):
         ge=0,
     )
     max_characters: int = setting(0, "leave out pairs with a longer side; 0: none", ge=0)
-    threads: int | None = setting(None, "threads that tokenise; default: one on each core", ge=1)
+    max_tokens: int = setting(0, "leave out pairs with more tokens on a side; 0: none", ge=0)
+    runner: Literal["local", "ray"] = setting(
+        "local",
+        "local: processes of this machine; ray: tasks of the Ray cluster of RAY_ADDRESS, by "
+        "default of this machine",
+    )
+    processes: int | None = setting(
+        None, "processes or tasks at once; default: one on each core", ge=1
+    )
     seed: int = setting(1, "seed of what is drawn", ge=0, le=LARGEST_SEED)
 
     def model_post_init(self, context):
@@ -64,6 +77,11 @@ class PrepareOptions(Settings):
             raise ValueError(
                 "Give --output, the folder to write, or --check, a folder to check. "
                 f"Received: {'both' if self.check else 'neither'}."
+            )
+        if self.held_out > 1 and self.held_out % 1:
+            raise ValueError(
+                "--held-out must be a whole number of pairs, or a share below 1. "
+                f"Received: {self.held_out}."
             )
 
 
@@ -90,15 +108,20 @@ def _prepare(options):
         (options.source_column, options.target_column),
     )
     names = (
-        "vocabulary_size", "sample_lines", "held_out", "distinct", "max_ratio", "max_characters",
-        "drop_copies", "threads", "seed",
+        "vocabulary_size", "sample_lines", "distinct", "max_ratio", "max_characters", "max_tokens",
+        "drop_copies", "runner", "processes", "seed",
     )  # fmt: skip
     settings = {name: getattr(options, name) for name in names}
+    share_or_count = options.held_out
+    settings["held_out"] = share_or_count if share_or_count < 1 else int(share_or_count)
     tokenizer = tokenizers.load_tokenizer(options.tokenizer) if options.tokenizer else None
     start = time.perf_counter()
     with Shown(stream.num_bytes, "pairs") as shown:
         folder = kt.data.prepare(options.output, stream, tokenizer, **settings, progress=shown)
     print(f"{options.output} holds {len(folder):,} pairs:")
+    if count := folder.manifest.get("sample"):
+        is_all = "all " * (count < options.sample_lines)
+        print(f"  {folder.vocabulary_size:,} pieces learned from {is_all}{count:,} pairs")
     for side, ids in folder.columns.items():
         print(f"  {ids.num_ids:,} {side} tokens of {folder.vocabulary_size:,} pieces")
     for reason, count in folder.manifest["counts"].items():

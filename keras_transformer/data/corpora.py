@@ -207,13 +207,16 @@ def _languages(builder, source: str | None, target: str | None) -> tuple[str, st
 
 def columns_of(path, *names) -> tuple[list[str], list[str]]:
     """The two columns of a text file, separated by one tab; ValueError for any other line."""
-    rows = list(columns_in_lines(path, *names))
+    rows = list(split_lines(lines_of(path), path, names))
     return [row[0] for row in rows], [row[1] for row in rows]
 
 
-def columns_in_lines(path, *names) -> Iterator[list[str]]:
-    """Yields the two columns of each line, separated by one tab; ValueError for any other line."""
-    for number, line in enumerate(lines_of(path), start=1):
+def split_lines(lines, path, names, first=1) -> Iterator[list[str]]:
+    """Yields the two columns of each line, separated by one tab; ValueError for any other line.
+
+    `first` is the number of the first line in its file.
+    """
+    for number, line in enumerate(lines, start=first):
         columns = line.split("\t")
         if len(columns) != 2:
             raise ValueError(
@@ -233,9 +236,12 @@ def lines_of(path) -> Iterator[str]:
                 encoding = "utf-8-sig" if number == 1 else "utf-8"  # a byte order mark
                 yield line.decode(encoding).removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"The text must be UTF-8. Received: {path}, line {number}: {error.reason}."
-        ) from None
+        raise not_utf8(path, number, error) from None
+
+
+def not_utf8(path, line, error):
+    """The ValueError for a line of a file, of which the number is given."""
+    return ValueError(f"The text must be UTF-8. Received: {path}, line {line}: {error.reason}.")
 
 
 class _ZstFile(io.RawIOBase):

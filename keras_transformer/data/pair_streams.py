@@ -5,11 +5,13 @@ import itertools
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from keras_transformer.data.corpora import bytes_of_text, columns_in_lines, lines_of
+from keras_transformer.data.corpora import bytes_of_text, not_utf8, opened, split_lines
 from keras_transformer.data.tables import table_columns, table_files
 
-ROWS, CHARACTERS = 8192, 2**23  # of a block, at most; one pair may be longer
+ROWS, BYTES = 8192, 2**23  # after which a block ends
+_LINES_AT_A_TIME = 64
 
 
 class PairStream:
@@ -67,54 +69,116 @@ class PairStream:
         """About how many bytes of text all files hold."""
         return sum(map(bytes_of_text, self.files))
 
-    def blocks(self) -> Iterator[tuple[list[str], list[str], int]]:
-        """Yields sources, targets, and about how many bytes of `num_bytes` have been read so far.
+    def blocks(self) -> Iterator["Block"]:
+        """Yields all pairs, some at a time.
 
         Raises:
             OSError: if a file cannot be read.
-            ValueError: if two files differ in length, a line does not have two columns, or a file
-                is not UTF-8 or damaged.
+            ValueError: if two files differ in length, or one is damaged.
         """
         before = 0
         for part in self._parts:
-            size = sum(map(bytes_of_text, part))
-            position = 0
-            for block in _in_blocks(self._pairs(part)):
-                sources, targets = zip(*block, strict=True)
-                position += sum(map(len, sources)) + sum(map(len, targets))
-                yield list(sources), list(targets), before + min(position, size)
+            size, position = sum(map(bytes_of_text, part)), 0
+            if self._is_table:
+                tables = table_columns(part[0], *self._columns)
+                rows = itertools.chain.from_iterable(zip(*each, strict=True) for each in tables)
+                blocks = _blocks_of_rows(rows)
+            else:
+                blocks = _blocks_of_lines(part, ("source", "target") if self._is_tsv else ())
+            for block in blocks:
+                position += block.size
+                yield block._replace(position=before + min(position, size))
             before += size
 
-    def _pairs(self, part):
-        if self._is_table:
-            for columns in table_columns(part[0], *self._columns):
-                yield from zip(*columns, strict=True)
-        elif self._is_tsv:
-            yield from columns_in_lines(part[0], "source", "target")
-        else:
-            end = object()
-            lines = itertools.zip_longest(*map(lines_of, part), fillvalue=end)
-            for number, (source, target) in enumerate(lines, start=1):
-                if source is end or target is end:
-                    shorter, longer = part if source is end else reversed(part)
-                    raise ValueError(
-                        "Both files must have the same number of lines, so that line i of one "
-                        f"translates line i of the other. Received: {shorter}, which ends before "
-                        f"line {number:,}, where {longer} goes on."
-                    )
-                yield source, target
+
+class Block(NamedTuple):
+    """Some rows as they were read; whatever process needs them splits and decodes them.
+
+    Args:
+        sides: for each column a list of texts, or for each file the bytes of some lines.
+        num_rows: the number of rows.
+        size: bytes, or characters, of the sides.
+        paths: the files of lines.
+        first: the number of the first of these lines, from 1 on.
+        names: names of the columns that a line has, separated by tabs; none if it is one text.
+        position: about how many bytes of the whole text have been read so far.
+    """
+
+    sides: list
+    num_rows: int
+    size: int
+    paths: tuple = ()
+    first: int = 1
+    names: tuple = ()
+    position: int = 0
+
+    def columns(self) -> list[list[str]]:
+        """The texts of each column.
+
+        Raises ValueError for a line that is not UTF-8 or has other columns than its file should.
+        """
+        if not self.paths:
+            return self.sides
+        columns = [
+            _decoded(lines, path, self.first)
+            for lines, path in zip(self.sides, self.paths, strict=True)
+        ]
+        if not self.names:
+            return columns
+        rows = split_lines(columns[0], self.paths[0], self.names, self.first)
+        return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _in_blocks(pairs):
-    block, size = [], 0
-    for source, target in pairs:
-        block.append((source, target))
-        size += len(source) + len(target)
-        if len(block) == ROWS or size >= CHARACTERS:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
+def _decoded(lines, path, first):
+    """The texts of lines, a list; those of `lines_of`."""
+    try:
+        text = lines.decode("utf-8-sig" if first == 1 else "utf-8")  # a byte order mark
+    except UnicodeDecodeError as error:
+        number = first + lines.count(b"\n", 0, error.start)
+        raise not_utf8(path, number, error) from None
+    texts = text.removesuffix("\n").split("\n")
+    return [each.removesuffix("\r") for each in texts] if "\r" in text else texts
+
+
+def _blocks_of_lines(paths, names):
+    first, num_rows, size, sides = 1, 0, 0, [[] for _ in paths]
+    for parts in itertools.zip_longest(*map(_parts_of_file, paths), fillvalue=()):
+        counts = list(map(len, parts))
+        if len(set(counts)) > 1:
+            shorter, longer = paths if counts[0] < counts[1] else reversed(paths)
+            raise ValueError(
+                "Both files must have the same number of lines, so that line i of one "
+                f"translates line i of the other. Received: {shorter}, which ends before "
+                f"line {first + num_rows + min(counts):,}, where {longer} goes on."
+            )
+        num_rows += counts[0]
+        for side, part in zip(sides, parts, strict=True):
+            side.append(b"".join(part))
+            size += len(side[-1])
+        if num_rows >= ROWS or size >= BYTES:
+            yield Block(list(map(b"".join, sides)), num_rows, size, paths, first, names)
+            first, num_rows, size, sides = first + num_rows, 0, 0, [[] for _ in paths]
+    if num_rows:
+        yield Block(list(map(b"".join, sides)), num_rows, size, paths, first, names)
+
+
+def _parts_of_file(path):
+    """Lists of so many lines, bytes."""
+    with opened(path) as file:
+        while part := list(itertools.islice(file, _LINES_AT_A_TIME)):
+            yield part
+
+
+def _blocks_of_rows(rows):
+    some, size = [], 0
+    for row in rows:
+        some.append(row)
+        size += sum(map(len, row))
+        if len(some) >= ROWS or size >= BYTES:
+            yield Block([list(column) for column in zip(*some, strict=True)], len(some), size)
+            some, size = [], 0
+    if some:
+        yield Block([list(column) for column in zip(*some, strict=True)], len(some), size)
 
 
 def files_of_tables(paths) -> list[pathlib.Path]:

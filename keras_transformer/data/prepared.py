@@ -58,7 +58,7 @@ class PreparedWriter:
         vocabulary_size: ids are below it.
         arrays: {name: (dtype, shape of a row)} of further arrays with one row for each row.
         settings: what the content depends on, as JSON; an interrupted folder with others is
-            refused.
+            refused if it has rows, and else begun anew.
 
     Attributes:
         draft: the hidden folder; other files written there become part of the folder.
@@ -114,15 +114,17 @@ class PreparedWriter:
 
     def _begin_or_go_on(self):
         journal = {"settings": self._settings, "blocks": 0, "shards": [0], "notes": {}, "sizes": {}}
+        kept = None
         if (self.draft / _JOURNAL).exists():
             kept = read_json(self.draft / _JOURNAL)
-            if kept["settings"] != self._settings:
+            if kept["settings"] == self._settings:
+                journal = kept
+            elif kept["blocks"]:
                 raise ValueError(
                     f"{self.path} was begun with other settings or texts. Give those, choose "
                     f"another folder, or delete {self.draft}."
                 )
-            journal = kept
-        elif self.draft.exists():
+        if journal is not kept and self.draft.exists():
             shutil.rmtree(self.draft)
         self.work.mkdir(parents=True, exist_ok=True)
         self.num_blocks, self.notes = journal["blocks"], journal["notes"]

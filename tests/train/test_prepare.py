@@ -26,7 +26,7 @@ def text(data):
 @pytest.fixture(scope="module")
 def folder(text, tmp_path_factory):
     path = tmp_path_factory.mktemp("prepared") / "text"
-    flags = ["--vocabulary-size=700", "--held-out=20", "--distinct", "--threads=1"]
+    flags = ["--vocabulary-size=700", "--held-out=20", "--distinct"]
     prepare.main([*text, f"--output={path}", *flags])
     return path
 
@@ -41,7 +41,11 @@ def told(capsys, arguments, main=translation.main):
 
 
 def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplog):
-    flags = ["--vocabulary-size=600", "--max-characters=80", f"--output={tmp_path}/out"]
+    flags = [
+        "--vocabulary-size=600",
+        "--max-characters=80",
+        f"--output={tmp_path}/out",
+    ]
     prepare.main([*text, *flags])
     printed = capsys.readouterr().out
     prepared = Prepared(tmp_path / "out")
@@ -69,7 +73,8 @@ def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplo
         (["--output=a", "--check=b"], "Received: both"),
         (["--output=a"], "Give one kind of text"),
         (["--output=a", "--source=*.none", "--target=b"], "*.none, which does not exist"),
-        (["--output=a", "--held-out=-1"], "--held-out must be a whole number, at least 0"),
+        (["--output=a", "--held-out=-1"], "--held-out must be a number, at least 0"),
+        (["--output=a", "--held-out=1.5"], "--held-out must be a whole number of pairs, or a"),
     ],
 )
 def test_mistakes_are_told_in_one_line(flags, message, capsys):
