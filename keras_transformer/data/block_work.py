@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.data.documents import split_sentences
 from keras_transformer.data.token_ids import IdRows, tokenize
 
 # Why a row is left out; the place of a reason is its number in arrays, 0 for a row that is kept.
 REASONS = (
     "rows", "empty", "copies", "characters", "ratio", "duplicates", "held_out", "tokens",
 )  # fmt: skip
-KEPT, EMPTY, COPIES, CHARACTERS, RATIO, DUPLICATES, HELD_OUT, TOKENS = range(len(REASONS))
+KEPT, EMPTY, COPY, LONG, UNEVEN, DUPLICATE, RESERVED, MANY_TOKENS = range(len(REASONS))
 
 
 class Filters(NamedTuple):
@@ -37,13 +38,13 @@ class Filters(NamedTuple):
         if "" in stripped:
             return EMPTY
         if self.drop_copies and len(set(stripped)) < len(stripped):
-            return COPIES
+            return COPY
         if self.max_characters and max(map(len, texts)) > self.max_characters:
-            return CHARACTERS
+            return LONG
         if self.max_ratio:
             words = [len(text.split()) for text in texts]
             if max(words) > self.max_ratio * min(words):
-                return RATIO
+                return UNEVEN
         return KEPT
 
 
@@ -84,8 +85,8 @@ def tokenise_block(filters, tokenizer, max_tokens, block, fates):
         fates: the reasons of its rows, or None if there was no first reading.
 
     Returns:
-        The ids of the rows that are kept, an `IdRows` for each column, and how many rows have
-        each of the `REASONS`.
+        The ids of the rows that are kept, an `IdRows` for each column; arrays, {name: array};
+        and how many rows have each of the `REASONS`.
     """
     columns = block.columns()
     fates = filters(columns) if fates is None else fates.copy()  # Ray's may not be written
@@ -95,10 +96,26 @@ def tokenise_block(filters, tokenizer, max_tokens, block, fates):
     # Some texts have no tokens: of characters that the tokenizer drops.
     fates[kept[lengths.min(axis=0) == 0]] = EMPTY
     if max_tokens:
-        fates[kept[lengths.max(axis=0) > max_tokens]] = TOKENS
+        fates[kept[lengths.max(axis=0) > max_tokens]] = MANY_TOKENS
     some = np.flatnonzero(fates[kept] == KEPT)
     counts = np.bincount(fates, minlength=len(REASONS))
-    return ids if len(some) == len(kept) else [rows.take(some) for rows in ids], counts
+    return ids if len(some) == len(kept) else [rows.take(some) for rows in ids], {}, counts
+
+
+def tokenise_sentences(filters, tokenizer, max_tokens, block, fates):
+    """`tokenise_block` for documents, of which each sentence becomes a row.
+
+    The array "documents" holds the number of the document of each, from 0 on in a block.
+    """
+    [texts] = columns = block.columns()
+    fates = filters(columns) if fates is None else fates
+    documents = split_sentences([texts[row] for row in np.flatnonzero(fates == KEPT)])
+    ids = _encoded(tokenizer, list(itertools.chain.from_iterable(documents)))
+    numbers = np.repeat(np.arange(len(documents), dtype=np.uint32), list(map(len, documents)))
+    if max_tokens:
+        short = np.flatnonzero(ids.lengths <= max_tokens)
+        ids, numbers = ids.take(short), numbers[short]
+    return [ids], {"documents": numbers}, np.bincount(fates, minlength=len(REASONS))
 
 
 def portable(tokenizer):

@@ -97,14 +97,17 @@ def read_dataset(
             distinguish source and target, or if the split is empty.
     """
     builder = builder_of(name, split, data_dir)
-    source, target = _languages(builder, source, target)
-    sources, targets = [], []
-    for batch in builder.as_dataset(split=split).batch(1024).as_numpy_iterator():
-        sources += [sentence.decode() for sentence in batch[source]]
-        targets += [sentence.decode() for sentence in batch[target]]
-    if not sources:
+    pairs = list(pairs_of_dataset(builder, split, *languages_of(builder, source, target)))
+    if not pairs:
         raise ValueError(f"The split {split!r} of {builder.info.full_name} is empty.")
-    return ParallelText(sources, targets)
+    return ParallelText(*map(list, zip(*pairs, strict=True)))
+
+
+def pairs_of_dataset(builder, split, source, target) -> Iterator[tuple[str, str]]:
+    """Yields the texts of two features of a data set of TensorFlow Datasets."""
+    for batch in builder.as_dataset(split=split).batch(1024).as_numpy_iterator():
+        for pair in zip(batch[source], batch[target], strict=True):
+            yield tuple(sentence.decode() for sentence in pair)
 
 
 def read_file(path) -> bytes:
@@ -183,7 +186,7 @@ def text_features(builder) -> list[str]:
     return [name for name, feature in builder.info.features.items() if feature.dtype == "string"]
 
 
-def _languages(builder, source: str | None, target: str | None) -> tuple[str, str]:
+def languages_of(builder, source: str | None, target: str | None) -> tuple[str, str]:
     """The features to read, of those that hold text."""
     texts = text_features(builder)
     keys = builder.info.supervised_keys or (texts if len(texts) == 2 else None)

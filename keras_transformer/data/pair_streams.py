@@ -1,4 +1,4 @@
-"""Streams of sentences and their translations, from files of any size."""
+"""Streams of text from files of any size: sentences and their translations, or documents."""
 
 import glob
 import itertools
@@ -7,57 +7,28 @@ import pathlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from keras_transformer.data.corpora import bytes_of_text, not_utf8, opened, split_lines
-from keras_transformer.data.tables import table_columns, table_files
+from keras_transformer.data.corpora import (
+    builder_of,
+    bytes_of_text,
+    languages_of,
+    not_utf8,
+    opened,
+    pairs_of_dataset,
+    split_lines,
+)
+from keras_transformer.data.tables import is_table, table_columns, table_files
 
 ROWS, BYTES = 8192, 2**23  # after which a block ends
+DOCUMENT_KINDS = "language_model", "documents", "pretraining"
+
 _LINES_AT_A_TIME = 64
+_BYTES_OF_DOCUMENT = 2**20  # after which a document is cut
 
 
-class PairStream:
-    """Pairs of one or more files, in blocks; reads them again each time.
+class _Stream:
+    """What streams of text have in common."""
 
-    Args:
-        sources: files of sentences, one a line; a path, a pattern such as `"train-*.en.gz"`, or
-            several of them. Files of a pattern are read in the order of their names.
-        targets: as many files of their translations.
-        tsv: instead: files of two columns, source TAB target.
-        table: instead: Parquet or Arrow files, as for `read_table`.
-        columns: names of the two columns of a table.
-
-    Attributes:
-        files: the files, a list of paths.
-        kind: how they are read, a list of strings.
-
-    Raises:
-        OSError: if there is no such file.
-        ValueError: if not exactly one kind of files is given, or the sides have different numbers
-            of files.
-    """
-
-    def __init__(
-        self, sources=None, targets=None, tsv=None, table=None, columns=("source", "target")
-    ):
-        given = [bool(sources or targets), tsv is not None, table is not None]
-        if sum(given) != 1 or bool(sources) != bool(targets):
-            raise ValueError(
-                "Give one kind of text: files of sources and of targets, or tsv, or table. "
-                f"Received: sources={sources!r}, targets={targets!r}, tsv={tsv!r}, table={table!r}."
-            )
-        self._columns, self._is_table, self._is_tsv = columns, table is not None, tsv is not None
-        self.kind = ["table", *columns] if self._is_table else ["tsv" if self._is_tsv else "files"]
-        if sources:
-            sides = files_of(sources), files_of(targets)
-            if len(sides[0]) != len(sides[1]):
-                raise ValueError(
-                    "Each file of sources needs one of targets. "
-                    f"Received: {len(sides[0])} and {len(sides[1])} files."
-                )
-            self._parts = list(zip(*sides, strict=True))
-        else:
-            found = files_of(tsv) if self._is_tsv else files_of_tables(table)
-            self._parts = [(path,) for path in found]
-        self.files = list(itertools.chain.from_iterable(self._parts))
+    files = ()
 
     def states(self) -> list:
         """Name, bytes and time of the last change of each file: other texts have others."""
@@ -66,8 +37,84 @@ class PairStream:
 
     @property
     def num_bytes(self) -> int:
-        """About how many bytes of text all files hold."""
+        """About how many bytes of text there are."""
         return sum(map(bytes_of_text, self.files))
+
+
+class PairStream(_Stream):
+    """Pairs of one or more files, in blocks; reads them again each time.
+
+    Args:
+        sources: files of sentences, one a line; a path, a pattern such as `"train-*.en.gz"`, or
+            several of them. Files of a pattern are read in the order of their names.
+        targets: as many files of their translations.
+        tsv: instead: files of two columns, source TAB target.
+        table: instead: Parquet or Arrow files, as for `read_table`.
+        columns: names of the two columns of a table, None for "source" and "target"; or of the
+            languages of a data set, None for those that it says.
+        dataset: instead: data set of TensorFlow Datasets, as for `read_dataset`.
+        split: split of the data set.
+
+    Attributes:
+        files: the files, a list of paths.
+        kind: "translation".
+        format: how they are read, a list of strings.
+
+    Raises:
+        OSError: if there is no such file.
+        ValueError: if not exactly one kind of files is given, or the sides have different numbers
+            of files.
+    """
+
+    kind = "translation"
+    columns = "source", "target"
+    held_out = "held_out.source.txt", "held_out.target.txt"
+    sample = 150_000
+
+    def __init__(
+        self,
+        sources=None,
+        targets=None,
+        tsv=None,
+        table=None,
+        columns=None,
+        dataset=None,
+        split="train",
+    ):
+        given = {"files": sources or targets, "tsv": tsv, "table": table, "dataset": dataset}
+        given = {name: value for name, value in given.items() if value}
+        if len(given) != 1 or bool(sources) != bool(targets):
+            raise ValueError(
+                "Give one kind of text: files of sources and of targets, or tsv, table or dataset. "
+                f"Received: sources={sources!r}, targets={targets!r}, tsv={tsv!r}, "
+                f"table={table!r}, dataset={dataset!r}."
+            )
+        [(name, value)] = given.items()
+        self.format, self._names, self._builder = [name], columns or self.columns, None
+        if sources:
+            sides = files_of(sources), files_of(targets)
+            if len(sides[0]) != len(sides[1]):
+                raise ValueError(
+                    "Each file of sources needs one of targets. "
+                    f"Received: {len(sides[0])} and {len(sides[1])} files."
+                )
+            self._parts = list(zip(*sides, strict=True))
+        elif dataset:
+            self._builder, self._parts = builder_of(dataset, split), []
+            self._names = languages_of(self._builder, *columns or (None, None))
+            self.format += [self._builder.info.full_name, split, *self._names]
+        else:
+            found = files_of_tables(value) if table else files_of(value)
+            self._parts = [(path,) for path in found]
+            self.format += self._names if table else ()
+        self.files = list(itertools.chain.from_iterable(self._parts))
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes of text there are."""
+        if self._builder is not None:
+            return self._builder.info.splits[self.format[2]].num_bytes
+        return super().num_bytes
 
     def blocks(self) -> Iterator["Block"]:
         """Yields all pairs, some at a time.
@@ -76,19 +123,84 @@ class PairStream:
             OSError: if a file cannot be read.
             ValueError: if two files differ in length, or one is damaged.
         """
+        if self._builder is not None:
+            rows = pairs_of_dataset(self._builder, self.format[2], *self._names)
+            yield from _placed(_blocks_of_rows(rows), 0, self.num_bytes)
         before = 0
         for part in self._parts:
-            size, position = sum(map(bytes_of_text, part)), 0
-            if self._is_table:
-                tables = table_columns(part[0], *self._columns)
+            if self.format[0] == "table":
+                tables = table_columns(part[0], *self._names)
                 rows = itertools.chain.from_iterable(zip(*each, strict=True) for each in tables)
                 blocks = _blocks_of_rows(rows)
             else:
-                blocks = _blocks_of_lines(part, ("source", "target") if self._is_tsv else ())
-            for block in blocks:
-                position += block.size
-                yield block._replace(position=before + min(position, size))
+                blocks = _blocks_of_lines(part, self.columns if self.format == ["tsv"] else ())
+            size = sum(map(bytes_of_text, part))
+            yield from _placed(blocks, before, size)
             before += size
+
+    @staticmethod
+    def as_lines(text) -> str:
+        """What is written of a text to a file; those of a table may hold line breaks."""
+        return text.replace("\n", " ") + "\n"
+
+
+class DocumentStream(_Stream):
+    """Documents of one or more files, in blocks; reads them again each time.
+
+    Documents are separated by empty lines, which belong to the one before. One of more than a
+    mebibyte is cut at the end of a line. For pretraining each `.txt` file of a folder is one.
+
+    Args:
+        text: files of text, or tables as for `read_text`; a path, a pattern, or several of them; or
+            a folder of `.txt` files, and of such folders.
+        column: name of the column of a table, of which each row is a document.
+        kind: what they are for: "language_model" for windows of the whole text, "documents" for
+            packed ones, "pretraining" for documents of sentences.
+
+    Attributes:
+        files: the files, a list of paths.
+        kind: what was given.
+        format: how they are read, a list of strings.
+
+    Raises:
+        OSError: if there is no such file.
+        ValueError: if `kind` is something else.
+    """
+
+    columns = ("text",)
+    held_out = ("held_out.txt",)
+    sample = 20_000
+
+    def __init__(self, text, column="text", kind="documents"):
+        if kind not in DOCUMENT_KINDS:
+            raise ValueError(f"kind must be one of {DOCUMENT_KINDS}. Received: {kind!r}.")
+        self.kind, self.format, self.files = kind, [column], []
+        for path in files_of(text):
+            is_folder = path.is_dir() and not is_table(path)
+            self.files += sorted(path.rglob("*.txt")) if is_folder else table_files(path)
+            self._are_whole = is_folder
+
+    def blocks(self) -> Iterator["Block"]:
+        """Yields all documents, some at a time.
+
+        Raises:
+            OSError: if a file cannot be read.
+            ValueError: if a file is not UTF-8, or damaged.
+        """
+        rows = ((text,) for path in self.files for text in self._documents(path))
+        yield from _placed(_blocks_of_rows(rows), 0, self.num_bytes)
+
+    def _documents(self, path):
+        if is_table(path):
+            for [texts] in table_columns(path, *self.format):
+                yield from (text + "\n" for text in texts)
+        else:
+            yield from _documents_of_file(path, self._are_whole)
+
+    @staticmethod
+    def as_lines(text) -> str:
+        """What is written of a document to a file of documents."""
+        return text.rstrip("\r\n") + "\n\n"
 
 
 class Block(NamedTuple):
@@ -119,10 +231,10 @@ class Block(NamedTuple):
         """
         if not self.paths:
             return self.sides
-        columns = [
-            _decoded(lines, path, self.first)
-            for lines, path in zip(self.sides, self.paths, strict=True)
-        ]
+        columns = []
+        for lines, path in zip(self.sides, self.paths, strict=True):
+            texts = _decoded(lines, path, self.first).removesuffix("\n").split("\n")
+            columns.append([text.removesuffix("\r") for text in texts])
         if not self.names:
             return columns
         rows = split_lines(columns[0], self.paths[0], self.names, self.first)
@@ -130,14 +242,12 @@ class Block(NamedTuple):
 
 
 def _decoded(lines, path, first):
-    """The texts of lines, a list; those of `lines_of`."""
+    """The text of lines of a file, of which the number of the first one is given."""
     try:
-        text = lines.decode("utf-8-sig" if first == 1 else "utf-8")  # a byte order mark
+        return lines.decode("utf-8-sig" if first == 1 else "utf-8")  # a byte order mark
     except UnicodeDecodeError as error:
         number = first + lines.count(b"\n", 0, error.start)
         raise not_utf8(path, number, error) from None
-    texts = text.removesuffix("\n").split("\n")
-    return [each.removesuffix("\r") for each in texts] if "\r" in text else texts
 
 
 def _blocks_of_lines(paths, names):
@@ -179,6 +289,30 @@ def _blocks_of_rows(rows):
             some, size = [], 0
     if some:
         yield Block([list(column) for column in zip(*some, strict=True)], len(some), size)
+
+
+def _documents_of_file(path, is_whole):
+    """The texts of a file between empty lines, each with those after it; or the whole file."""
+    lines, size, is_end, number = [], 0, False, 0
+    with opened(path) as file:
+        for line in itertools.chain(file, [None]):
+            is_empty = line in (b"\n", b"\r\n")
+            is_next = is_end and not is_empty and not is_whole
+            if lines and (line is None or is_next or size >= _BYTES_OF_DOCUMENT):
+                yield _decoded(b"".join(lines), path, number - len(lines) + 1)
+                lines, size = [], 0
+            is_end, number = is_empty, number + 1
+            if line is not None:
+                lines.append(line)
+                size += len(line)
+
+
+def _placed(blocks, before, size):
+    """The blocks with their positions, of a text that begins after so many bytes of others."""
+    position = 0
+    for block in blocks:
+        position += block.size
+        yield block._replace(position=before + min(position, size))
 
 
 def files_of_tables(paths) -> list[pathlib.Path]:

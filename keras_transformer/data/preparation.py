@@ -10,17 +10,18 @@ import numpy as np
 
 from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.data.block_work import (
-    DUPLICATES,
-    HELD_OUT,
+    DUPLICATE,
     KEPT,
     REASONS,
+    RESERVED,
     Filters,
     portable,
     read_block,
     tokenise_block,
+    tokenise_sentences,
 )
 from keras_transformer.data.corpora import lines_of
-from keras_transformer.data.pair_streams import PairStream
+from keras_transformer.data.pair_streams import DocumentStream, PairStream
 from keras_transformer.data.prepared import MANIFEST, Prepared, PreparedWriter
 from keras_transformer.data.runners import RUNNERS
 from keras_transformer.data.token_ids import tokenizer_checksum
@@ -28,14 +29,13 @@ from keras_transformer.files import NotWritten
 
 LOG = logging.getLogger(__name__)
 
-HELD_OUT_FILES = "held_out.source.txt", "held_out.target.txt"
-SAMPLE_LINES = 150_000
+HELD_OUT = PairStream.held_out
 
 _BYTES_ON_DISK = 0.8  # that ids and places take, for each byte of text
 _BYTES_OF_HASHES = 0.2  # likewise, while equal pairs are looked for
 _NUM_BUCKETS = 64  # of hashes, each of which is in memory alone
 _TOKENIZER = "tokenizer.model"
-_SAMPLE = "sample.txt"
+_SAMPLE, _SAMPLE_SIZE = "sample.txt", "sample_size.txt"
 _FATES = "fates"  # the reason of each row, a byte; written last by the first reading
 _NUM_HASHES = 2**64
 _SLACK = 1.2  # how many more pairs than are needed may be in memory
@@ -43,10 +43,10 @@ _SLACK = 1.2  # how many more pairs than are needed may be in memory
 
 def prepare(
     path,
-    stream: PairStream,
+    stream: PairStream | DocumentStream,
     tokenizer=None,
     vocabulary_size: int = 32_000,
-    sample_lines: int = SAMPLE_LINES,
+    sample_lines: int | None = None,
     held_out: float = 0,
     distinct: bool = False,
     max_ratio: float = 0.0,
@@ -58,32 +58,34 @@ def prepare(
     seed: int = 1,
     progress=None,
 ) -> Prepared:
-    """Writes a prepared folder of sentences and their translations.
+    """Writes a prepared folder of sentences and their translations, or of documents.
 
     Memory does not depend on the size of the text. Text is read twice where a tokenizer must be
-    learned, pairs held out or duplicates found, otherwise once. The same arguments give the same
-    bytes on any number of processes and machines, and after any interruption: begun again, it goes
-    on.
+    learned, rows held out or duplicates found, otherwise once. A row is a pair, or a document. The
+    same arguments give the same bytes on any number of processes and machines, and after any
+    interruption: begun again, it goes on.
 
-    Pairs with an empty side are left out, and further ones as the arguments say. The folder counts
+    Rows with an empty side are left out, and further ones as the arguments say. The folder counts
     them by reason: "empty", "copies", "ratio", "characters", "duplicates", "held_out", "tokens".
 
     Args:
         path: the folder; with the same text and arguments in it, it is returned as it is.
         stream: the text.
-        tokenizer: one of `keras_transformer.tokenizers`; None learns pieces shared by both sides.
+        tokenizer: one of `keras_transformer.tokenizers`; None learns pieces shared by both sides,
+            byte pairs of documents, or word pieces for pretraining.
         vocabulary_size: pieces to learn.
-        sample_lines: pairs from which they are learned: a sample drawn by the content of pairs; a
-            smaller text is learned whole.
-        held_out: pairs to hold out, drawn likewise: how many, or, below 1, about which share. They
-            are in memory meanwhile, and written to `HELD_OUT_FILES`, in the order of the text,
-            each of equal ones once.
-        distinct: whether to leave out all but the first of equal pairs. They are told apart by
+        sample_lines: rows from which they are learned: a sample drawn by their content; a smaller
+            text is learned whole. None for 150,000 pairs or 20,000 documents.
+        held_out: rows to hold out, drawn likewise: how many, or, below 1, about which share. They
+            are in memory meanwhile, and written to the files `stream.held_out`, in the order of
+            the text, each of equal ones once.
+        distinct: whether to leave out all but the first of equal rows. They are told apart by
             64-bit hashes: of a billion different pairs, 0.03 are taken for equal ones.
         max_ratio: leaves out pairs of which one side has more than this times the words of the
             other; 0 for none.
-        max_characters: leaves out pairs with more characters on a side; 0 for none.
-        max_tokens: leaves out pairs with more tokens on a side; 0 for none.
+        max_characters: leaves out rows with more characters on a side; 0 for none.
+        max_tokens: leaves out rows with more tokens on a side, for pretraining sentences; 0 for
+            none.
         drop_copies: whether to leave out pairs whose sides are equal.
         runner: "local" for processes of this machine, "ray" for tasks of a Ray cluster: the one
             of the environment variable `RAY_ADDRESS`, or one of this machine alone.
@@ -93,7 +95,8 @@ def prepare(
             "tokenising", the bytes of text read so far, and the rows.
 
     Returns:
-        The folder. Its columns are "source" and "target".
+        The folder. Its columns are "source" and "target", or "text": a row for each document or,
+        for pretraining, for each sentence; the array "documents" then numbers their documents.
 
     Raises:
         ImportError: if Ray is to be used, and not installed.
@@ -108,12 +111,14 @@ def prepare(
         check_integer("held_out", held_out, 0)
     for name, value in (("max_characters", max_characters), ("max_tokens", max_tokens)):
         check_integer(name, value, 0)
+    sample_lines = stream.sample if sample_lines is None else sample_lines
     check_integer("sample_lines", sample_lines)
     check_number("max_ratio", max_ratio, least=0)
     if runner not in RUNNERS:
         raise ValueError(f"runner must be one of {', '.join(RUNNERS)}. Received: {runner!r}.")
     settings = {
-        "text": stream.states(), "kind": stream.kind, "vocabulary_size": vocabulary_size,
+        "text": stream.states(), "kind": [stream.kind, *stream.format],
+        "vocabulary_size": vocabulary_size,
         "held_out": held_out, "distinct": distinct, "max_ratio": max_ratio,
         "max_characters": max_characters, "max_tokens": max_tokens, "drop_copies": drop_copies,
         "seed": seed, "sample_lines": sample_lines,
@@ -132,8 +137,10 @@ def prepare(
     progress = progress or (lambda *_: None)
     size = vocabulary_size if tokenizer is None else tokenizer.vocabulary_size
     filters = Filters(max_ratio, max_characters, drop_copies)
+    is_pretraining = stream.kind == "pretraining"
+    arrays = {"documents": (np.uint32, ())} if is_pretraining else None
     with (
-        PreparedWriter(path, ("source", "target"), size, settings=settings) as writer,
+        PreparedWriter(path, stream.columns, size, arrays, settings) as writer,
         RUNNERS[runner](processes) as running,
     ):
         if not writer.num_blocks and not any(writer.work.iterdir()):  # it does not go on
@@ -146,16 +153,17 @@ def prepare(
             _read(writer, running, stream, read, drawn, distinct, progress)
         sample = {}
         if tokenizer is None:
-            tokenizer = _learned(writer, vocabulary_size)
-            with open(writer.work / _SAMPLE, "rb") as file:
-                sample = {"sample": sum(1 for _ in file) // 2}
+            tokenizer = _learned(writer, stream.kind, vocabulary_size)
+            sample = {"sample": int((writer.work / _SAMPLE_SIZE).read_text())}
         elif not (writer.draft / _TOKENIZER).exists():
             tokenizer.save(writer.draft / _TOKENIZER)
         _check_unchanged(stream, settings)
-        tokenise = functools.partial(tokenise_block, filters, portable(tokenizer), max_tokens)
+        tokenise = tokenise_sentences if is_pretraining else tokenise_block
+        tokenise = functools.partial(tokenise, filters, portable(tokenizer), max_tokens)
         counts = _write(writer, running, stream, tokenise, has_fates, progress)
         _check_unchanged(stream, settings)
-        writer.finish({"kind": "translation", "counts": counts, **sample})
+        documents = {"num_documents": counts["rows"]} if is_pretraining else {}
+        writer.finish({"kind": stream.kind, "counts": counts, **sample, **documents})
     return Prepared(path)
 
 
@@ -237,18 +245,19 @@ def _read(writer, running, stream, read, drawn, distinct, progress):
             progress("reading", block.position, num_rows)
     largest, held_out, sample = drawn.parts()
     if held_out:
-        for name, texts in zip(HELD_OUT_FILES, zip(*held_out, strict=True), strict=True):
-            _write_lines(writer.draft / name, texts)
-    _write_lines(work / _SAMPLE, itertools.chain.from_iterable(sample))
+        for name, texts in zip(stream.held_out, zip(*held_out, strict=True), strict=True):
+            _write_text(writer.draft / name, map(stream.as_lines, texts))
+    _write_text(work / _SAMPLE, map(stream.as_lines, itertools.chain.from_iterable(sample)))
+    _write_text(work / _SAMPLE_SIZE, [str(len(sample))])
     fates = np.memmap(draft, np.uint8, "r+")
     for hashes, rows in buckets.read():
         if distinct:
             _, first = np.unique(hashes, return_index=True)
-            fates[rows] = DUPLICATES
+            fates[rows] = DUPLICATE
             hashes, rows = hashes[first], rows[first]
             fates[rows] = KEPT
         if held_out:
-            fates[rows[hashes <= np.uint64(largest)]] = HELD_OUT
+            fates[rows[hashes <= np.uint64(largest)]] = RESERVED
     fates.flush()
     del fates  # Windows renames no file that is mapped
     draft.replace(work / _FATES)
@@ -282,14 +291,21 @@ class _Buckets:
             path.unlink()
 
 
-def _learned(writer, vocabulary_size):
+def _learned(writer, kind, vocabulary_size):
     """The tokenizer of an interrupted preparation, or one that is learned from the sample."""
-    from keras_transformer.tokenizers import load_tokenizer, train_sentencepiece
+    from keras_transformer import tokenizers
 
-    path = writer.draft / _TOKENIZER
-    if not path.exists():
-        train_sentencepiece(lines_of(writer.work / _SAMPLE), vocabulary_size).save(path)
-    return load_tokenizer(path)
+    path, lines = writer.draft / _TOKENIZER, lines_of(writer.work / _SAMPLE)
+    if path.exists():
+        return tokenizers.load_tokenizer(path)
+    if kind == "translation":
+        tokenizer = tokenizers.train_sentencepiece(lines, vocabulary_size)
+    elif kind == "pretraining":
+        tokenizer = tokenizers.train_word_pieces(lines, vocabulary_size)
+    else:
+        tokenizer = tokenizers.train_byte_pairs((f"{line}\n" for line in lines), vocabulary_size)
+    tokenizer.save(path)
+    return tokenizer
 
 
 def _write(writer, running, stream, tokenise, has_fates, progress):
@@ -308,18 +324,19 @@ def _write(writer, running, stream, tokenise, has_fates, progress):
     num_written = writer.num_blocks
     fates = np.memmap(writer.work / _FATES, np.uint8, "r") if has_fates else None
     counts = np.array(writer.notes.get("counts", [0] * len(REASONS)))
-    for (block, _), (ids, block_counts) in running.map(tokenise, calls()):
+    for (block, _), (ids, arrays, block_counts) in running.map(tokenise, calls()):
+        for numbers in arrays.values():  # of documents
+            numbers += counts[KEPT].astype(np.uint32)
         counts += block_counts
-        columns = dict(zip(("source", "target"), ids, strict=True))
-        writer.append(columns, notes={"counts": counts.tolist()})
+        columns = dict(zip(stream.columns, ids, strict=True))
+        writer.append(columns, arrays, {"counts": counts.tolist()})
         progress("tokenising", block.position, int(counts.sum()))
     return dict(zip(REASONS, counts.tolist(), strict=True))
 
 
-def _write_lines(path, texts):
-    """Writes one text a line; those of a table may hold line breaks."""
+def _write_text(path, texts):
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(text.replace("\n", " ") + "\n" for text in texts)
+        file.writelines(texts)
 
 
 def _check_room(writer, stream, has_hashes):

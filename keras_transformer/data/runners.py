@@ -17,7 +17,7 @@ from keras_transformer.files import in_one_line
 
 _ATTEMPTS = 4  # to answer a call, of which each but the last ended with a dead process
 _BYTES_OF_TASK = 2**30  # of memory that Ray sets aside for a task
-_BYTES_OF_STORE = 2**30  # of Ray's object store, where the cluster is this machine
+_BYTES_OF_STORE = 2**28  # of Ray's object store, where the cluster is this machine
 _SECONDS = 20  # to reach a cluster
 _PROGRAM = "from keras_transformer.data.runners import _serve; _serve()"
 

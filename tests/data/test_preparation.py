@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 
 from keras_transformer.data import (
+    DocumentStream,
     PairStream,
     pair_streams,
     preparation,
     prepare,
     prepared,
+    read_documents,
     runners,
+    split_sentences,
     tokenize,
 )
-from keras_transformer.data.preparation import HELD_OUT_FILES
-from keras_transformer.tokenizers import train_sentencepiece
+from keras_transformer.data.preparation import HELD_OUT
+from keras_transformer.tokenizers import SymbolTokenizer, train_sentencepiece
 
 from . import dying_work
 
@@ -94,7 +97,7 @@ def content_of(folder):
 
 
 def held_out_of(folder):
-    sides = [(folder / name).read_text("utf-8").splitlines() for name in HELD_OUT_FILES]
+    sides = [(folder / name).read_text("utf-8").splitlines() for name in HELD_OUT]
     return list(zip(*sides, strict=True))
 
 
@@ -410,3 +413,70 @@ def test_a_truncated_zstandard_file_is_refused(tmp_path):
     stream = PairStream(tmp_path / "text.zst", tmp_path / "text.zst")
     with pytest.raises(ValueError, match=r"a complete Zstandard file. Received: .*end is missing"):
         list(stream.blocks())
+
+
+DOCUMENTS = [
+    "Ein Hund. Er läuft!\nEr läuft weit.\n\n",
+    "A dog runs.\r\n\r\n\n",
+    "A dog runs.\r\n\r\n\n",
+    "Zwei Hunde. Zwei?\n",
+]
+
+
+def prepared_documents(tmp_path, kind, **settings):
+    (tmp_path / "text.txt").write_bytes("".join(DOCUMENTS).encode())
+    return prepare(tmp_path / kind, DocumentStream(tmp_path / "text.txt", kind=kind), **settings)
+
+
+@pytest.mark.parametrize("kind", ["language_model", "documents"])
+def test_documents_one_after_another_are_the_text(tmp_path, kind):
+    folder = prepared_documents(tmp_path, kind, tokenizer=SymbolTokenizer())
+    tokenizer = folder.tokenizer()
+    ids = tokenize(DOCUMENTS, tokenizer).to_list()
+    assert folder.kind == kind
+    assert folder.columns["text"].take(np.arange(4)).to_list() == ids
+
+
+def test_documents_are_held_out_with_empty_lines_between_them(tmp_path):
+    settings = {"vocabulary_size": 280, "distinct": True, "held_out": 2, "seed": 1}
+    folder = prepared_documents(tmp_path, "documents", **settings)
+    held_out = read_documents(folder.path / "held_out.txt")
+    different = [text.strip().replace("\r", "") for text in (*DOCUMENTS[:2], DOCUMENTS[3])]
+    assert len(held_out) == 2 and {text.strip() for text in held_out} < set(different)
+    counts = folder.manifest["counts"]
+    assert (counts["rows"], counts["duplicates"], folder.manifest["sample"]) == (1, 1, 1)
+
+
+def test_sentences_of_documents_are_numbered_for_pretraining(tmp_path, monkeypatch):
+    monkeypatch.setattr(pair_streams, "ROWS", 2)
+    settings = {"vocabulary_size": 40, "processes": 1}
+    folder = prepared_documents(tmp_path, "pretraining", **settings)
+    sentences = split_sentences(DOCUMENTS)
+    assert folder.array("documents").tolist() == [0, 0, 0, 1, 2, 3, 3]
+    assert folder.manifest["num_documents"] == 4
+    ids = tokenize([each for document in sentences for each in document], folder.tokenizer())
+    assert folder.columns["text"].take(np.arange(7)).to_list() == ids.to_list()
+
+
+def test_files_of_a_folder_are_whole_documents_and_long_ones_are_cut(tmp_path, monkeypatch):
+    (tmp_path / "in" / "inner").mkdir(parents=True)
+    for name, text in (("inner/b.txt", "two\n\nthree\n"), ("a.txt", "one"), ("c.md", "four")):
+        (tmp_path / "in" / name).write_text(text)
+    texts = [block.columns()[0] for block in DocumentStream(tmp_path / "in").blocks()]
+    assert texts == [["one", "two\n\nthree\n"]]
+    monkeypatch.setattr(pair_streams, "_BYTES_OF_DOCUMENT", 7)
+    (tmp_path / "long.txt").write_text("12345\n12345\n12\n\n1\n")
+    [block] = DocumentStream(tmp_path / "long.txt").blocks()
+    assert block.columns() == [["12345\n12345\n", "12\n\n", "1\n"]]
+
+
+def test_a_data_set_of_tensorflow_datasets_is_read_in_blocks(tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    for language in ("de", "en"):
+        lines = "".join(f"{number} {language}\n" for number in range(9))
+        (tmp_path / f"{language}.train.txt").write_text(lines)
+    builder = tfds.folder_dataset.TranslateFolder(str(tmp_path))
+    stream = PairStream(dataset=builder, columns=("en", "de"))
+    blocks = list(stream.blocks())
+    assert [block.num_rows for block in blocks] == [7, 2]
+    assert blocks[1].columns() == [["7 en", "8 en"], ["7 de", "8 de"]]

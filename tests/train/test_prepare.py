@@ -72,6 +72,7 @@ def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplo
         ([], "Give --output, the folder to write, or --check"),
         (["--output=a", "--check=b"], "Received: both"),
         (["--output=a"], "Give one kind of text"),
+        (["--output=a", "--text=b", "--tsv=c"], "--text has one side: leave out pairs"),
         (["--output=a", "--source=*.none", "--target=b"], "*.none, which does not exist"),
         (["--output=a", "--held-out=-1"], "--held-out must be a number, at least 0"),
         (["--output=a", "--held-out=1.5"], "--held-out must be a whole number of pairs, or a"),
@@ -79,6 +80,16 @@ def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplo
 )
 def test_mistakes_are_told_in_one_line(flags, message, capsys):
     assert message in told(capsys, flags, prepare.main)
+
+
+def test_documents_are_prepared_and_counted(tmp_path, capsys):
+    (tmp_path / "text").write_text("To be, or not.\n\nTo be.\n\nTo be.\n\n")
+    flags = ["--vocabulary-size=270", "--distinct", "--held-out=0.0001", "--kind=language_model"]
+    prepare.main([f"--text={tmp_path}/text", f"--output={tmp_path}/out", *flags])
+    printed = capsys.readouterr().out
+    assert "out holds 2 documents:" in printed
+    assert "270 pieces learned from all 2 documents" in printed
+    assert "1 documents left out: duplicates" in printed
 
 
 @pytest.mark.slow
