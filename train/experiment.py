@@ -13,6 +13,7 @@ from .training_config import SIZE
 block = Deferred("keras_transformer.layers.block")
 
 folders = Deferred("keras_transformer.data.prepared")
+token_ids = Deferred("keras_transformer.data.token_ids")
 loop = Deferred(f"{__package__}.loop")
 runs = Deferred(f"{__package__}.run")
 
@@ -187,6 +188,43 @@ class Experiment:
             (writer.draft / TEXTS).write_text(json.dumps(texts))
             writer.finish(manifest)
         self.prepared = kt.data.Prepared(path)
+
+    def open_prepared(self, kind):
+        """The folder of --prepared.
+
+        Raises ValueError unless it is of this kind, and of the tokenizer of --pretrained.
+        """
+        prepared = kt.data.Prepared(self.config.prepared)
+        if prepared.kind != kind:
+            raise ValueError(
+                f"--prepared must be of the kind {kind}. "
+                f"Received: {self.config.prepared}, of the kind {prepared.kind}."
+            )
+        tokenizer = getattr(self.pretrained, "tokenizer", None)
+        if getattr(tokenizer, "languages", None):
+            raise ValueError(
+                "--prepared does not go with a --pretrained model of many languages, whose texts "
+                f"begin with the name of one. Received: {self.config.pretrained}."
+            )
+        if tokenizer is not None and (
+            self.pretrained.target_tokenizer is not None
+            or token_ids.tokenizer_checksum(tokenizer)
+            != token_ids.tokenizer_checksum(prepared.tokenizer())
+        ):
+            raise ValueError(
+                "--prepared must be a text that was prepared with the tokenizer of --pretrained: "
+                f"train.prepare --tokenizer. Received: {self.config.prepared} and "
+                f"{self.config.pretrained}."
+            )
+        return prepared
+
+    def prepared_documents(self):
+        """The first row of a folder of --prepared as text, and the path of what it held out."""
+        ids = self.prepared[0]["text"][None]
+        first = self.prepared.tokenizer().detokenize(ids).numpy()[0].decode()
+        [name] = kt.data.DocumentStream.held_out
+        has_more = name in self.prepared.manifest["files"]
+        return first, self.prepared.checked(name) if has_more else None
 
     def _kept_texts(self):
         """What `prepared` has kept of the texts, an example and what was held out, or None."""

@@ -64,6 +64,9 @@ class LanguageModelConfig(TrainingConfig):
     valid_text: str = setting("", "file of text, or table, for validation")
     text_column: str = setting("text", "column of texts in a table")
     data_dir: str = setting("", "folder where TFDS keeps its data")
+    prepared: str = setting(
+        "", "instead of --text: a folder of train.prepare --kind language_model, or documents"
+    )
     hold_out: float = setting(
         0.0, "instead of --valid-text: share of the text to hold out, at its end", ge=0, lt=1
     )
@@ -150,7 +153,7 @@ class LanguageModelConfig(TrainingConfig):
             )
 
     def has_validation(self):
-        return bool(self.valid_text or self.hold_out)
+        return bool(self.valid_text or self.hold_out) or self.has_held_out()
 
     def is_dataset(self):
         """Whether --text is the name of a data set, not that of a file."""
@@ -163,7 +166,8 @@ class LanguageModelConfig(TrainingConfig):
         return super().needs() | {
             "data_dir": (self.is_dataset(), "a TFDS name as --text"),
             "text_column": (has_table, "a table as --text or --valid-text"),
-            "vocabulary_size": (self.tokens == "pieces", "--tokens pieces"),
+            "tokens": (not self.prepared, "a text that is not --prepared"),
+            "vocabulary_size": (not self.prepared and self.tokens == "pieces", "--tokens pieces"),
             "evaluate_every": (in_windows, "windows: neither --model transformer_xl nor --packed"),
             "stride": (in_windows, "windows: neither --model transformer_xl nor --packed"),
             "shapes": (False, "batches of varying lengths"),
@@ -274,13 +278,24 @@ class LanguageModelExperiment(Experiment):
 
     def check_texts(self):
         config = self.config
-        if not config.text:
-            raise ValueError("Give a training text: --text, a file or a TFDS name.")
+        if bool(config.text) == bool(config.prepared):
+            raise ValueError(
+                "Give a training text: --text, a file or a TFDS name, or --prepared. "
+                f"Received: {'both' if config.text else 'neither'}."
+            )
         if config.valid_text and config.hold_out:
             raise ValueError(
                 "Give one validation text: --valid-text or --hold-out. "
                 f"Received: {config.valid_text!r} and {config.hold_out}."
             )
+        if config.prepared:
+            if config.hold_out:
+                raise ValueError(
+                    "--hold-out needs --text; train.prepare --held-out holds out of --prepared. "
+                    f"Received: --hold-out {config.hold_out}."
+                )
+            kind = "documents" if config.packed else "language_model"
+            self.prepared = self.open_prepared(kind)
 
     def read_texts(self):
         config = self.config
@@ -314,11 +329,19 @@ class LanguageModelExperiment(Experiment):
     def from_json(self, content):
         return content.encode("latin-1")
 
+    def _kept_texts(self):
+        if self.has_own_data:
+            return super()._kept_texts()
+        first, held_out = self.prepared_documents()
+        return first.encode(), held_out and held_out.read_bytes()
+
     def make_tokenizer(self):
         """A vocabulary that holds all characters of the text, or all bytes."""
-        config, text = self.config, self.train_text
         if self.pretrained is not None:
             return self.pretrained.tokenizer
+        if not self.has_own_data:
+            return self.prepared.tokenizer()
+        config, text = self.config, self.train_text
         if config.tokens == "bytes":
             return kt.tokenizers.SymbolTokenizer()
         if config.tokens == "pieces":

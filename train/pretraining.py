@@ -34,6 +34,7 @@ class PretrainingConfig(TrainingConfig):
     command: ClassVar[str] = "pretraining"
 
     documents: str = setting("", "folder of .txt files, or a file with empty lines between them")
+    prepared: str = setting("", "instead: a folder of train.prepare --kind pretraining")
     hold_out: int = setting(
         0, "documents to hold out at random for validation, at least 2; 0 for none", ge=0
     )
@@ -67,7 +68,11 @@ class PretrainingConfig(TrainingConfig):
             )
 
     def has_validation(self):
-        return bool(self.hold_out)
+        return bool(self.hold_out) or self.has_held_out()
+
+    def needs(self):
+        raw = (not self.prepared, "a text that is not --prepared")
+        return super().needs() | {"vocabulary_size": raw, "hold_out": raw}
 
 
 class PretrainingExperiment(Experiment):
@@ -79,8 +84,13 @@ class PretrainingExperiment(Experiment):
         return kt.models.bert_models.SIZES
 
     def check_texts(self):
-        if not self.config.documents:
-            raise ValueError("Give training documents: --documents, a folder or a file.")
+        if bool(self.config.documents) == bool(self.config.prepared):
+            raise ValueError(
+                "Give training documents: --documents, a folder or a file, or --prepared. "
+                f"Received: {'both' if self.config.documents else 'neither'}."
+            )
+        if self.config.prepared:
+            self.prepared = self.open_prepared("pretraining")
 
     def read_texts(self):
         config = self.config
@@ -108,7 +118,15 @@ class PretrainingExperiment(Experiment):
         """The training text, a list of sentences per document."""
         return kt.data.split_sentences(self.train_text)
 
+    def _kept_texts(self):
+        if self.has_own_data:
+            return super()._kept_texts()
+        first, held_out = self.prepared_documents()
+        return [first], held_out and kt.data.read_documents(held_out)
+
     def make_tokenizer(self):
+        if not self.has_own_data:
+            return self.prepared.tokenizer()
         sentences = list(itertools.chain.from_iterable(self.train_documents))
         return kt.tokenizers.train_word_pieces(sentences, self.config.vocabulary_size)
 

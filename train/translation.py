@@ -21,7 +21,6 @@ Use the trained run (each has its own --help):
 import contextlib
 import functools
 import json
-import pathlib
 import sys
 import tempfile
 from typing import ClassVar, Literal
@@ -138,9 +137,8 @@ class TranslationConfig(TrainingConfig):
 
     def has_validation(self):
         pair = self.valid_source or self.valid_target
-        held_out = self.prepared and pathlib.Path(self.prepared, preparation.HELD_OUT[0]).exists()
-        given = (pair, self.valid_tsv, self.valid_table, self.dataset, held_out)
-        return any(map(bool, given))
+        given = (pair, self.valid_tsv, self.valid_table, self.dataset)
+        return any(map(bool, given)) or self.has_held_out()
 
     def needs(self):
         has_table = (bool(self.table or self.valid_table), "--table or --valid-table")
@@ -310,7 +308,7 @@ class TranslationExperiment(Experiment):
                 f"--valid-table. Received: {sum(kinds_of_validation)} of them."
             )
         if config.prepared:
-            self.prepared = self._opened()
+            self.prepared = self.open_prepared("translation")
 
     def read_texts(self):
         config = self.config
@@ -350,32 +348,6 @@ class TranslationExperiment(Experiment):
             "data_dir": config.data_dir or None,
         }
         return kt.data.corpora.read_dataset(config.dataset, split, **where)
-
-    def _opened(self):
-        """The folder of --prepared."""
-        prepared = kt.data.Prepared(self.config.prepared)
-        if prepared.kind != "translation":
-            raise ValueError(
-                "--prepared must hold sentences and their translations. "
-                f"Received: {self.config.prepared}, which holds {prepared.kind}."
-            )
-        tokenizer = getattr(self.pretrained, "tokenizer", None)
-        if getattr(tokenizer, "languages", None):
-            raise ValueError(
-                "--prepared does not go with a --pretrained model of many languages, whose texts "
-                f"begin with the name of one. Received: {self.config.pretrained}."
-            )
-        if tokenizer is not None and (
-            self.pretrained.target_tokenizer is not None
-            or token_ids.tokenizer_checksum(tokenizer)
-            != token_ids.tokenizer_checksum(prepared.tokenizer())
-        ):
-            raise ValueError(
-                "--prepared must be a text that was prepared with the tokenizer of --pretrained: "
-                f"train.prepare --tokenizer. Received: {self.config.prepared} and "
-                f"{self.config.pretrained}."
-            )
-        return prepared
 
     def _kept_texts(self):
         if self.has_own_data:

@@ -1,5 +1,6 @@
 """The command train.prepare, and trainings on what it writes."""
 
+import itertools
 import json
 import shutil
 
@@ -8,7 +9,7 @@ import pytest
 
 from keras_transformer.data import Prepared
 from keras_transformer.files import save_arrays
-from train import prepare, translation
+from train import language_model, prepare, pretraining, translation
 from train.run import Run
 from train.translation import TranslationConfig
 
@@ -80,6 +81,36 @@ def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplo
 )
 def test_mistakes_are_told_in_one_line(flags, message, capsys):
     assert message in told(capsys, flags, prepare.main)
+
+
+BATCHES_OF_DOCUMENTS = {
+    "language_model": (language_model, ["--context=8", "--batch-size=2"]),
+    "documents": (language_model, ["--context=8", "--batch-size=2", "--packed"]),
+    "pretraining": (pretraining, ["--batch-size=2"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BATCHES_OF_DOCUMENTS)
+def test_documents_that_were_prepared_are_trained_on(kind, tmp_path, capsys):
+    words = ["".join(letters) for letters in itertools.permutations("abcdef", 3)]
+    text = "".join(
+        f"To be, or not. What is {a}? It is {a}{b}.\n\n" for a, b in zip(words, words[7:])
+    )
+    (tmp_path / "text").write_text(text)
+    flags = ["--vocabulary-size=290", "--held-out=5", f"--kind={kind}"]
+    prepare.main([f"--text={tmp_path}/text", f"--output={tmp_path}/out", *flags])
+    module, flags = BATCHES_OF_DOCUMENTS[kind]
+    size = "--num-layers=1 --hidden-dim=8 --intermediate-dim=8 --num-heads=1 --warmup-steps=1"
+    flags = [f"--prepared={tmp_path}/out", f"--run={tmp_path}/run", *flags, *size.split()]
+    module.main([*flags, "--steps=2"])
+    assert "val_loss" in capsys.readouterr().out, "of the documents that were held out"
+    assert not (tmp_path / "run" / "data").exists()
+    other = next(name for name in BATCHES_OF_DOCUMENTS if name != kind)
+    (tmp_path / "text").write_text(text * 2)
+    prepare.main([f"--text={tmp_path}/text", f"--output={tmp_path}/other", f"--kind={other}"])
+    flags[:2] = [f"--prepared={tmp_path}/other", f"--run={tmp_path}/run2"]
+    assert f"--prepared must be of the kind {kind}" in told(capsys, flags, module.main)
 
 
 def test_documents_are_prepared_and_counted(tmp_path, capsys):
