@@ -94,9 +94,7 @@ BATCHES_OF_DOCUMENTS = {
 @pytest.mark.parametrize("kind", BATCHES_OF_DOCUMENTS)
 def test_documents_that_were_prepared_are_trained_on(kind, tmp_path, capsys):
     words = ["".join(letters) for letters in itertools.permutations("abcdef", 3)]
-    text = "".join(
-        f"To be, or not. What is {a}? It is {a}{b}.\n\n" for a, b in zip(words, words[7:])
-    )
+    text = "".join(f"To be, or not. What is {word}? It is a {word[::-1]}.\n\n" for word in words)
     (tmp_path / "text").write_text(text)
     flags = ["--vocabulary-size=290", "--held-out=5", f"--kind={kind}"]
     prepare.main([f"--text={tmp_path}/text", f"--output={tmp_path}/out", *flags])
