@@ -27,7 +27,7 @@ from keras_transformer.data.labelled_text import (
 )
 from keras_transformer.data.masking import mask_tokens
 from keras_transformer.data.packed_documents import PackedDocuments
-from keras_transformer.data.pair_streams import DocumentStream, PairStream
+from keras_transformer.data.pair_streams import DocumentStream, LabelledStream, PairStream
 from keras_transformer.data.preparation import prepare
 from keras_transformer.data.prepared import Prepared
 from keras_transformer.data.pretraining_batches import PretrainingBatches
@@ -51,6 +51,7 @@ __all__ = [
     "FewShapes",
     "IdRows",
     "LabelledBatches",
+    "LabelledStream",
     "LabelledText",
     "PackedDocuments",
     "PackedRows",

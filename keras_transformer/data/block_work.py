@@ -59,7 +59,7 @@ def read_block(filters, key, block, largest):
 
     Returns:
         The reasons of all rows, the hashes of those that are kept, uint64, and a list of (hash,
-        row, texts) of those of small hashes.
+        row, texts and labels) of those of small hashes.
     """
     columns = block.columns()
     fates = filters(columns)
@@ -70,6 +70,9 @@ def read_block(filters, key, block, largest):
     ]
     hashes = np.frombuffer(b"".join(digests), "<u8")
     small = np.flatnonzero(hashes <= np.uint64(largest))
+    if block.labels is not None:
+        lines = (", ".join(map(str, labels)) for labels in block.labels.labels)
+        rows = list(zip(*columns, lines, strict=True))
     places = zip(hashes[small].tolist(), kept[small].tolist(), strict=True)
     return fates, hashes, [(number, row, rows[row]) for number, row in places]
 
@@ -99,7 +102,8 @@ def tokenise_block(filters, tokenizer, max_tokens, block, fates):
         fates[kept[lengths.max(axis=0) > max_tokens]] = MANY_TOKENS
     some = np.flatnonzero(fates[kept] == KEPT)
     counts = np.bincount(fates, minlength=len(REASONS))
-    return ids if len(some) == len(kept) else [rows.take(some) for rows in ids], {}, counts
+    arrays = {} if block.labels is None else {"labels": block.labels.matrix()[kept[some]]}
+    return ids if len(some) == len(kept) else [rows.take(some) for rows in ids], arrays, counts
 
 
 def tokenise_sentences(filters, tokenizer, max_tokens, block, fates):

@@ -16,7 +16,14 @@ from keras_transformer.data.corpora import (
     pairs_of_dataset,
     split_lines,
 )
-from keras_transformer.data.tables import is_table, table_columns, table_files
+from keras_transformer.data.labelled_text import (
+    LabelledText,
+    labelled,
+    labelled_files,
+    labelled_lines,
+    text_of,
+)
+from keras_transformer.data.tables import is_table, labelled_rows, table_columns, table_files
 
 ROWS, BYTES = 8192, 2**23  # after which a block ends
 DOCUMENT_KINDS = "language_model", "documents", "pretraining"
@@ -39,6 +46,16 @@ class _Stream:
     def num_bytes(self) -> int:
         """About how many bytes of text there are."""
         return sum(map(bytes_of_text, self.files))
+
+    def held_out_lines(self, rows):
+        """The name of each file of what is held out, and its lines."""
+        for name, texts in zip(self.held_out, zip(*rows, strict=True), strict=True):
+            yield name, map(self.as_lines, texts)
+
+    @staticmethod
+    def as_lines(text) -> str:
+        """What is written of a text to a file; it may hold line breaks."""
+        return text.replace("\n", " ") + "\n"
 
 
 class PairStream(_Stream):
@@ -138,11 +155,6 @@ class PairStream(_Stream):
             yield from _placed(blocks, before, size)
             before += size
 
-    @staticmethod
-    def as_lines(text) -> str:
-        """What is written of a text to a file; those of a table may hold line breaks."""
-        return text.replace("\n", " ") + "\n"
-
 
 class DocumentStream(_Stream):
     """Documents of one or more files, in blocks; reads them again each time.
@@ -203,6 +215,79 @@ class DocumentStream(_Stream):
         return text.rstrip("\r\n") + "\n\n"
 
 
+class LabelledStream(_Stream):
+    """Texts and their labels of one or more files, in blocks; reads them again each time.
+
+    Args:
+        tsv: files of two columns, as for `read_labelled_tsv`; a path, a pattern, or several.
+        folder: instead: a folder, as for `read_labelled_folder`.
+        table: instead: tables, as for `read_labelled_table`.
+        columns: names of the columns of a table, of texts and of labels.
+        names: the allowed labels; None for those that occur, for which all is read once more;
+            empty for labels that are numbers.
+
+    Attributes:
+        files: the files, a list of paths.
+        kind: "classification".
+        format: how they are read, a list of strings.
+        names: the labels.
+
+    Raises:
+        OSError: if there is no such file.
+        ValueError: if not exactly one kind of files is given, or as `labelled`.
+    """
+
+    kind = "classification"
+    columns = ("text",)
+    held_out = ("held_out.tsv",)
+    sample = 150_000
+
+    def __init__(self, tsv=None, folder=None, table=None, columns=("text", "label"), names=None):
+        given = {"tsv": tsv, "folder": folder, "table": table}
+        given = {name: value for name, value in given.items() if value}
+        if len(given) != 1:
+            raise ValueError(
+                "Give one kind of text: tsv, folder or table. "
+                f"Received: tsv={tsv!r}, folder={folder!r}, table={table!r}."
+            )
+        [(name, value)] = given.items()
+        readers = {"tsv": files_of, "folder": labelled_files, "table": files_of_tables}
+        self.files, self._columns = readers[name](value), columns
+        self.format = [name, *(columns if table else ())]
+        self.names = names
+        if names is None:
+            occurring = {label for _, labels in self._rows() for label in labels}
+            self.names = labelled([""], [tuple(occurring)]).names
+        self.format += ["labels", *self.names]
+
+    def blocks(self) -> Iterator["Block"]:
+        """Yields all texts, some at a time.
+
+        Raises:
+            OSError: if a file cannot be read.
+            ValueError: if a file is damaged, or a label is not allowed.
+        """
+        for block in _placed(_blocks_of_rows(self._rows()), 0, self.num_bytes):
+            texts, labels = block.sides
+            yield block._replace(sides=[texts], labels=labelled(texts, labels, self.names))
+
+    def _rows(self):
+        for path in self.files:
+            if self.format[0] == "folder":
+                yield text_of(path), (path.parent.name,)
+            elif self.format[0] == "tsv":
+                yield from labelled_lines(path, self.names)
+            else:
+                yield from labelled_rows(path, *self._columns, self.names)
+
+    def held_out_lines(self, rows):
+        yield self.held_out[0], [f"{_one_line(text)}\t{labels}\n" for text, labels in rows]
+
+
+def _one_line(text):
+    return " ".join(text.replace("\t", " ").splitlines())
+
+
 class Block(NamedTuple):
     """Some rows as they were read; whatever process needs them splits and decodes them.
 
@@ -213,6 +298,7 @@ class Block(NamedTuple):
         paths: the files of lines.
         first: the number of the first of these lines, from 1 on.
         names: names of the columns that a line has, separated by tabs; none if it is one text.
+        labels: the rows as `LabelledText`, if they have labels.
         position: about how many bytes of the whole text have been read so far.
     """
 
@@ -222,6 +308,7 @@ class Block(NamedTuple):
     paths: tuple = ()
     first: int = 1
     names: tuple = ()
+    labels: LabelledText | None = None
     position: int = 0
 
     def columns(self) -> list[list[str]]:

@@ -21,7 +21,7 @@ from keras_transformer.data.block_work import (
     tokenise_sentences,
 )
 from keras_transformer.data.corpora import lines_of
-from keras_transformer.data.pair_streams import DocumentStream, PairStream
+from keras_transformer.data.pair_streams import DocumentStream, LabelledStream, PairStream
 from keras_transformer.data.prepared import MANIFEST, Prepared, PreparedWriter
 from keras_transformer.data.runners import RUNNERS
 from keras_transformer.data.token_ids import tokenizer_checksum
@@ -43,7 +43,7 @@ _SLACK = 1.2  # how many more pairs than are needed may be in memory
 
 def prepare(
     path,
-    stream: PairStream | DocumentStream,
+    stream: PairStream | DocumentStream | LabelledStream,
     tokenizer=None,
     vocabulary_size: int = 32_000,
     sample_lines: int | None = None,
@@ -58,10 +58,10 @@ def prepare(
     seed: int = 1,
     progress=None,
 ) -> Prepared:
-    """Writes a prepared folder of sentences and their translations, or of documents.
+    """Writes a prepared folder of pairs of sentences, of documents, or of labelled texts.
 
     Memory does not depend on the size of the text. Text is read twice where a tokenizer must be
-    learned, rows held out or duplicates found, otherwise once. A row is a pair, or a document. The
+    learned, rows held out or duplicates found, otherwise once. A row is a pair or a text. The
     same arguments give the same bytes on any number of processes and machines, and after any
     interruption: begun again, it goes on.
 
@@ -96,7 +96,8 @@ def prepare(
 
     Returns:
         The folder. Its columns are "source" and "target", or "text": a row for each document or,
-        for pretraining, for each sentence; the array "documents" then numbers their documents.
+        for pretraining, for each sentence; the array "documents" then numbers their documents. The
+        array "labels" is the matrix of labelled texts.
 
     Raises:
         ImportError: if Ray is to be used, and not installed.
@@ -138,7 +139,11 @@ def prepare(
     size = vocabulary_size if tokenizer is None else tokenizer.vocabulary_size
     filters = Filters(max_ratio, max_characters, drop_copies)
     is_pretraining = stream.kind == "pretraining"
-    arrays = {"documents": (np.uint32, ())} if is_pretraining else None
+    arrays, more = None, {}
+    if is_pretraining:
+        arrays = {"documents": (np.uint32, ())}
+    if stream.kind == "classification":
+        arrays, more = {"labels": (np.float32, (len(stream.names) or 1,))}, {"names": stream.names}
     with (
         PreparedWriter(path, stream.columns, size, arrays, settings) as writer,
         RUNNERS[runner](processes) as running,
@@ -148,13 +153,12 @@ def prepare(
         has_fates = tokenizer is None or bool(held_out) or distinct
         if has_fates and not (writer.work / _FATES).exists():
             # One that is left after those held out shows that there is text to learn from.
-            drawn = _Drawn(held_out, sample_lines if tokenizer is None else 1)
+            wanted = held_out, sample_lines if tokenizer is None else 1
             read = functools.partial(read_block, filters, _key_of(seed))
-            _read(writer, running, stream, read, drawn, distinct, progress)
-        sample = {}
+            _read(writer, running, stream, read, wanted, distinct, progress)
         if tokenizer is None:
             tokenizer = _learned(writer, stream.kind, vocabulary_size)
-            sample = {"sample": int((writer.work / _SAMPLE_SIZE).read_text())}
+            more["sample"] = int((writer.work / _SAMPLE_SIZE).read_text())
         elif not (writer.draft / _TOKENIZER).exists():
             tokenizer.save(writer.draft / _TOKENIZER)
         _check_unchanged(stream, settings)
@@ -162,8 +166,9 @@ def prepare(
         tokenise = functools.partial(tokenise, filters, portable(tokenizer), max_tokens)
         counts = _write(writer, running, stream, tokenise, has_fates, progress)
         _check_unchanged(stream, settings)
-        documents = {"num_documents": counts["rows"]} if is_pretraining else {}
-        writer.finish({"kind": stream.kind, "counts": counts, **sample, **documents})
+        if is_pretraining:
+            more["num_documents"] = counts["rows"]
+        writer.finish({"kind": stream.kind, "counts": counts, **more})
     return Prepared(path)
 
 
@@ -231,10 +236,10 @@ class _Drawn:
         return hashes[count - 1] if count else -1, held_out, sample
 
 
-def _read(writer, running, stream, read, drawn, distinct, progress):
+def _read(writer, running, stream, read, wanted, distinct, progress):
     """The first reading: writes the fate of each row, what is held out, and the sample."""
     work, draft = writer.work, writer.work / "fates.draft"
-    num_rows = 0
+    drawn, num_rows = _Drawn(*wanted), 0
     with _Buckets(work) as buckets, open(draft, "wb") as file:
         calls = ((block, drawn.largest) for block in stream.blocks())
         for (block, _), (fates, hashes, small) in running.map(read, calls):
@@ -245,9 +250,10 @@ def _read(writer, running, stream, read, drawn, distinct, progress):
             progress("reading", block.position, num_rows)
     largest, held_out, sample = drawn.parts()
     if held_out:
-        for name, texts in zip(stream.held_out, zip(*held_out, strict=True), strict=True):
-            _write_text(writer.draft / name, map(stream.as_lines, texts))
-    _write_text(work / _SAMPLE, map(stream.as_lines, itertools.chain.from_iterable(sample)))
+        for name, lines in stream.held_out_lines(held_out):
+            _write_text(writer.draft / name, lines)
+    texts = itertools.chain.from_iterable(row[: len(stream.columns)] for row in sample)
+    _write_text(work / _SAMPLE, map(stream.as_lines, texts))
     _write_text(work / _SAMPLE_SIZE, [str(len(sample))])
     fates = np.memmap(draft, np.uint8, "r+")
     for hashes, rows in buckets.read():
@@ -298,7 +304,7 @@ def _learned(writer, kind, vocabulary_size):
     path, lines = writer.draft / _TOKENIZER, lines_of(writer.work / _SAMPLE)
     if path.exists():
         return tokenizers.load_tokenizer(path)
-    if kind == "translation":
+    if kind in ("translation", "classification"):
         tokenizer = tokenizers.train_sentencepiece(lines, vocabulary_size)
     elif kind == "pretraining":
         tokenizer = tokenizers.train_word_pieces(lines, vocabulary_size)
@@ -325,8 +331,8 @@ def _write(writer, running, stream, tokenise, has_fates, progress):
     fates = np.memmap(writer.work / _FATES, np.uint8, "r") if has_fates else None
     counts = np.array(writer.notes.get("counts", [0] * len(REASONS)))
     for (block, _), (ids, arrays, block_counts) in running.map(tokenise, calls()):
-        for numbers in arrays.values():  # of documents
-            numbers += counts[KEPT].astype(np.uint32)
+        if "documents" in arrays:  # numbered from 0 on in each block
+            arrays["documents"] = arrays["documents"] + counts[KEPT].astype(np.uint32)
         counts += block_counts
         columns = dict(zip(stream.columns, ids, strict=True))
         writer.append(columns, arrays, {"counts": counts.tolist()})

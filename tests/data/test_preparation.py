@@ -10,12 +10,15 @@ import pytest
 
 from keras_transformer.data import (
     DocumentStream,
+    LabelledStream,
     PairStream,
     pair_streams,
     preparation,
     prepare,
     prepared,
     read_documents,
+    read_labelled_folder,
+    read_labelled_tsv,
     runners,
     split_sentences,
     tokenize,
@@ -480,3 +483,38 @@ def test_a_data_set_of_tensorflow_datasets_is_read_in_blocks(tmp_path):
     blocks = list(stream.blocks())
     assert [block.num_rows for block in blocks] == [7, 2]
     assert blocks[1].columns() == [["7 en", "8 en"], ["7 de", "8 de"]]
+
+
+LABELLED = [("a dog", "good"), ("ein Hund, gut", "good, old"), (" ", "bad"), ("a cat", "bad")]
+
+
+def test_labelled_texts_have_a_matrix_of_labels(tmp_path, monkeypatch):
+    monkeypatch.setattr(pair_streams, "ROWS", 2)
+    lines = [f"{text}\t{labels}\n" for text, labels in LABELLED]
+    (tmp_path / "text.tsv").write_text("".join(lines), "utf-8")
+    stream = LabelledStream(tmp_path / "text.tsv")
+    folder = prepare(tmp_path / "out", stream, vocabulary_size=270, held_out=1)
+    expected = read_labelled_tsv(tmp_path / "text.tsv")
+    assert folder.kind == "classification"
+    assert folder.manifest["names"] == expected.names == ["bad", "good", "old"]
+    [held_out] = (folder.path / "held_out.tsv").read_text("utf-8").splitlines(True)
+    kept = [row for row in (0, 1, 3) if lines[row] != held_out]
+    assert len(kept) == 2 and held_out in lines
+    np.testing.assert_array_equal(folder.array("labels"), expected.matrix()[kept])
+    ids = tokenize([LABELLED[row][0] for row in kept], folder.tokenizer()).to_list()
+    assert folder.columns["text"].take([0, 1]).to_list() == ids
+
+
+def test_labels_come_from_folders_and_tables_and_may_be_numbers(tmp_path):
+    for name, text in (("bad/a.txt", "a cat"), ("good/b.txt", "a dog"), ("bad/c.txt", "a rat")):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(text)
+    [block] = LabelledStream(folder=tmp_path / "in").blocks()
+    assert block.labels == read_labelled_folder(tmp_path / "in")
+    (tmp_path / "numbers.tsv").write_text("a dog\t2.5\na cat\t-1\n")
+    [block] = LabelledStream(tmp_path / "numbers.tsv", names=[]).blocks()
+    assert block.labels.matrix().tolist() == [[2.5], [-1.0]]
+    with pytest.raises(ValueError, match="Labels must be among"):
+        list(LabelledStream(tmp_path / "numbers.tsv", names=["a", "b"]).blocks())
+    with pytest.raises(ValueError, match="Give one kind of text"):
+        LabelledStream()
