@@ -18,6 +18,7 @@ With --task regression each label is a number, such as a rating.
 """
 
 import contextlib
+import itertools
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -58,6 +59,7 @@ class ClassificationConfig(TrainingConfig):
     valid_tsv: str = setting("", "the same for validation")
     table: str = setting("", f"instead: {TABLE}")
     valid_table: str = setting("", "the same for validation")
+    prepared: str = setting("", "instead: a folder of train.prepare --labelled")
     text_column: str = setting("text", "column of texts in a table")
     label_column: str = setting("label", "column of labels in a table")
     dataset: str = setting("", "instead: a TFDS name, e.g. imdb_reviews")
@@ -101,13 +103,15 @@ class ClassificationConfig(TrainingConfig):
 
     def has_validation(self):
         files = self.valid_folder or self.valid_tsv or self.valid_table
-        return bool(files or self.dataset or self.hold_out)
+        return bool(files or self.dataset or self.hold_out) or self.has_held_out()
 
     def needs(self):
         has_table = (bool(self.table or self.valid_table), "--table or --valid-table")
         has_names = (self.task != "regression", "another --task than regression")
         return super().needs() | {
             "data_dir": (bool(self.dataset), "--dataset"),
+            "hold_out": (not self.prepared, "a text that is not --prepared"),
+            "vocabulary_size": (not self.prepared, "a text that is not --prepared"),
             "text_column": has_table,
             "label_column": has_table,
             "label_smoothing": has_names,
@@ -155,8 +159,11 @@ class ClassificationExperiment(Experiment):
 
     def check_texts(self):
         config = self.config
-        if sum(map(bool, (config.folder, config.tsv, config.table, config.dataset))) != 1:
-            raise ValueError("Give training texts: one of --folder, --tsv, --table and --dataset.")
+        texts = config.folder, config.tsv, config.table, config.dataset, config.prepared
+        if sum(map(bool, texts)) != 1:
+            raise ValueError(
+                "Give training texts: one of --folder, --tsv, --table, --dataset and --prepared."
+            )
         kinds = (*VALID, "hold_out")
         valid = [name for name in kinds if getattr(config, name)]
         if len(valid) > 1:
@@ -164,6 +171,13 @@ class ClassificationExperiment(Experiment):
                 f"Give one kind of validation texts: {', '.join(map(flag_of, kinds))}. "
                 f"Received: {' and '.join(map(flag_of, valid))}."
             )
+        if config.prepared:
+            self.prepared = self.open_prepared("classification")
+            if (config.task == "regression") == bool(self.prepared.manifest["names"]):
+                raise ValueError(
+                    "--task regression needs labels that are numbers, and only it: train.prepare "
+                    f"--numbers. Received: {config.prepared}."
+                )
 
     def read_texts(self):
         config = self.config
@@ -203,9 +217,20 @@ class ClassificationExperiment(Experiment):
         texts, labels, names = content
         return kt.data.LabelledText(texts, list(map(tuple, labels)), names)
 
+    def _kept_texts(self):
+        if self.has_own_data:
+            return super()._kept_texts()
+        text, held_out = self.prepared_example()
+        names, labels = self.prepared.manifest["names"], self.prepared.array("labels")[0]
+        labels = tuple(itertools.compress(names, labels)) if names else (float(labels[0]),)
+        first = kt.data.LabelledText([text], [labels], names)
+        return first, held_out and kt.data.read_labelled_tsv(held_out, names)
+
     def make_tokenizer(self):
         if self.pretrained is not None:
             return self.pretrained.tokenizer
+        if not self.has_own_data:
+            return self.prepared.tokenizer()
         config = self.config
         return kt.tokenizers.train_sentencepiece(
             self.train_text.texts, config.vocabulary_size, config.tokens
@@ -274,7 +299,11 @@ class ClassificationExperiment(Experiment):
     def is_multi_label(self):
         """Whether a text may have any number of labels, by --task or by the training text."""
         task = self.config.task
-        return task == "multi_label" or (task is None and self._known_labels()["multi_label"])
+        if task is not None:
+            return task == "multi_label"
+        if self.has_own_data:
+            return self._known_labels()["multi_label"]
+        return bool((self.prepared.array("labels").sum(axis=1) != 1).any())
 
     def describe(self, batches):
         size = f"{batches.num_texts:,} texts, {batches.num_tokens:,} tokens"

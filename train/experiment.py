@@ -218,13 +218,12 @@ class Experiment:
             )
         return prepared
 
-    def prepared_documents(self):
-        """The first row of a folder of --prepared as text, and the path of what it held out."""
+    def prepared_example(self):
+        """The first text of a folder of --prepared, and the path of what it held out, or None."""
         ids = self.prepared[0]["text"][None]
         first = self.prepared.tokenizer().detokenize(ids).numpy()[0].decode()
-        [name] = kt.data.DocumentStream.held_out
-        has_more = name in self.prepared.manifest["files"]
-        return first, self.prepared.checked(name) if has_more else None
+        names = [name for name in self.prepared.manifest["files"] if name.startswith("held_out.")]
+        return first, self.prepared.checked(names[0]) if names else None
 
     def _kept_texts(self):
         """What `prepared` has kept of the texts, an example and what was held out, or None."""

@@ -332,7 +332,7 @@ class LanguageModelExperiment(Experiment):
     def _kept_texts(self):
         if self.has_own_data:
             return super()._kept_texts()
-        first, held_out = self.prepared_documents()
+        first, held_out = self.prepared_example()
         return first.encode(), held_out and held_out.read_bytes()
 
     def make_tokenizer(self):

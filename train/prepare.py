@@ -16,6 +16,7 @@ folder with its checksums:
     python -m train.prepare --check prepared
 """
 
+import os
 import sys
 import time
 from typing import Literal
@@ -51,7 +52,14 @@ class PrepareOptions(Settings):
         "instead: documents with empty lines between them, a file or a quoted pattern; a folder of "
         ".txt files, each a document; or a table",
     )
-    text_column: str = setting("text", "column of documents in a table")
+    labelled: str = setting(
+        "",
+        "instead: texts with labels: files of lines of text TAB label, a folder of folders named "
+        "by labels, or a table",
+    )
+    text_column: str = setting("text", "column of texts in a table of --text or --labelled")
+    label_column: str = setting("label", "column of labels")
+    numbers: bool = setting(False, "labels are numbers, for a regression")
     kind: Literal["language_model", "documents", "pretraining"] = setting(
         "documents",
         "what documents are for: language_model for windows of the whole text, documents for "
@@ -99,10 +107,11 @@ class PrepareOptions(Settings):
                 f"Received: {'both' if self.check else 'neither'}."
             )
         pairs = self.source, self.target, self.tsv, self.table, self.dataset
-        if self.text and any((*pairs, self.max_ratio, self.drop_copies)):
+        one_side, both = self.text or self.labelled, self.text and self.labelled
+        if both or (one_side and any((*pairs, self.max_ratio, self.drop_copies))):
             raise ValueError(
-                "--text has one side: leave out pairs, --max-ratio and --drop-copies. "
-                f"Received: --text {self.text} with one of them."
+                "--text and --labelled go neither together nor with pairs, --max-ratio and "
+                f"--drop-copies. Received: {one_side} with one of them."
             )
         if self.held_out > 1 and self.held_out % 1:
             raise ValueError(
@@ -128,6 +137,12 @@ def main(arguments=None):
 def _prepare(options):
     if options.text:
         stream = kt.data.DocumentStream(options.text, options.text_column, options.kind)
+    elif options.labelled:
+        path, columns = options.labelled, (options.text_column, options.label_column)
+        is_table, is_folder = kt.data.tables.is_table(path), os.path.isdir(path)
+        format = "table" if is_table else "folder" if is_folder else "tsv"
+        names = [] if options.numbers else None
+        stream = kt.data.LabelledStream(**{format: path}, columns=columns, names=names)
     else:
         columns = options.source_column, options.target_column
         languages = options.source_language, options.target_language
@@ -149,7 +164,7 @@ def _prepare(options):
     settings["sample_lines"] = options.sample_lines or stream.sample
     settings["held_out"] = share_or_count if share_or_count < 1 else int(share_or_count)
     tokenizer = tokenizers.load_tokenizer(options.tokenizer) if options.tokenizer else None
-    rows = "documents" if options.text else "pairs"
+    rows = "documents" if options.text else "texts" if options.labelled else "pairs"
     start = time.perf_counter()
     with Shown(stream.num_bytes, rows) as shown:
         folder = kt.data.prepare(options.output, stream, tokenizer, **settings, progress=shown)

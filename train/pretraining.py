@@ -121,7 +121,7 @@ class PretrainingExperiment(Experiment):
     def _kept_texts(self):
         if self.has_own_data:
             return super()._kept_texts()
-        first, held_out = self.prepared_documents()
+        first, held_out = self.prepared_example()
         return [first], held_out and kt.data.read_documents(held_out)
 
     def make_tokenizer(self):

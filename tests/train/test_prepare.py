@@ -9,7 +9,7 @@ import pytest
 
 from keras_transformer.data import Prepared
 from keras_transformer.files import save_arrays
-from train import language_model, prepare, pretraining, translation
+from train import classification, language_model, prepare, pretraining, translation
 from train.run import Run
 from train.translation import TranslationConfig
 
@@ -73,7 +73,7 @@ def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplo
         ([], "Give --output, the folder to write, or --check"),
         (["--output=a", "--check=b"], "Received: both"),
         (["--output=a"], "Give one kind of text"),
-        (["--output=a", "--text=b", "--tsv=c"], "--text has one side: leave out pairs"),
+        (["--output=a", "--text=b", "--tsv=c"], "--text and --labelled go neither together"),
         (["--output=a", "--source=*.none", "--target=b"], "*.none, which does not exist"),
         (["--output=a", "--held-out=-1"], "--held-out must be a number, at least 0"),
         (["--output=a", "--held-out=1.5"], "--held-out must be a whole number of pairs, or a"),
@@ -94,7 +94,9 @@ BATCHES_OF_DOCUMENTS = {
 @pytest.mark.parametrize("kind", BATCHES_OF_DOCUMENTS)
 def test_documents_that_were_prepared_are_trained_on(kind, tmp_path, capsys):
     words = ["".join(letters) for letters in itertools.permutations("abcdef", 3)]
-    text = "".join(f"To be, or not. What is {word}? It is a {word[::-1]}.\n\n" for word in words)
+    text = "".join(
+        f"To be, or not. What is {word}? It is a {word}{word[::-1]}.\n\n" for word in words
+    )
     (tmp_path / "text").write_text(text)
     flags = ["--vocabulary-size=290", "--held-out=5", f"--kind={kind}"]
     prepare.main([f"--text={tmp_path}/text", f"--output={tmp_path}/out", *flags])
@@ -109,6 +111,22 @@ def test_documents_that_were_prepared_are_trained_on(kind, tmp_path, capsys):
     prepare.main([f"--text={tmp_path}/text", f"--output={tmp_path}/other", f"--kind={other}"])
     flags[:2] = [f"--prepared={tmp_path}/other", f"--run={tmp_path}/run2"]
     assert f"--prepared must be of the kind {kind}" in told(capsys, flags, module.main)
+
+
+@pytest.mark.slow
+def test_labelled_texts_that_were_prepared_are_trained_on(tmp_path, capsys):
+    lines = [f"{'a good' if n % 2 else 'a bad'} film {n}\t{'pn'[n % 2]}\n" for n in range(40)]
+    (tmp_path / "text.tsv").write_text("".join(lines))
+    flags = ["--vocabulary-size=280", "--held-out=9"]
+    prepare.main([f"--labelled={tmp_path}/text.tsv", f"--output={tmp_path}/out", *flags])
+    assert "out holds 31 texts" in capsys.readouterr().out
+    size = "--num-layers=1 --hidden-dim=8 --intermediate-dim=8 --num-heads=1 --warmup-steps=1"
+    flags = [f"--prepared={tmp_path}/out", f"--run={tmp_path}/run", *size.split(), "--steps=2"]
+    classification.main(flags)
+    assert "val_loss" in capsys.readouterr().out
+    assert "needs labels that are numbers" in told(
+        capsys, [*flags[:1], f"--run={tmp_path}/r", "--task=regression"], classification.main
+    )
 
 
 def test_documents_are_prepared_and_counted(tmp_path, capsys):
