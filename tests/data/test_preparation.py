@@ -493,7 +493,7 @@ def test_labelled_texts_have_a_matrix_of_labels(tmp_path, monkeypatch):
     lines = [f"{text}\t{labels}\n" for text, labels in LABELLED]
     (tmp_path / "text.tsv").write_text("".join(lines), "utf-8")
     stream = LabelledStream(tmp_path / "text.tsv")
-    folder = prepare(tmp_path / "out", stream, vocabulary_size=270, held_out=1, seed=2)
+    folder = prepare(tmp_path / "out", stream, SymbolTokenizer(), held_out=1, seed=2)
     expected = read_labelled_tsv(tmp_path / "text.tsv")
     assert folder.kind == "classification"
     assert folder.manifest["names"] == expected.names == ["bad", "good", "old"]
