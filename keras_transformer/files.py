@@ -70,9 +70,8 @@ def atomic_path(path):
     Its draft is therefore inside it, and the content moves up at the end, config.json last: until
     then the folder is not a run yet, and `complete` finishes the move if the process is killed.
     """
-    target = pathlib.Path(os.path.realpath(path))
-    place = target if target.is_dir() else target.parent
-    draft = place / f".draft-{os.getpid()}-{target.name}"
+    target, draft = pathlib.Path(os.path.realpath(path)), draft_of(path)
+    place = draft.parent
     try:
         with named_if_not_written(path):
             place.mkdir(parents=True, exist_ok=True)
@@ -85,6 +84,13 @@ def atomic_path(path):
                 _flush(place)  # makes the new name durable
     finally:
         _remove(draft)  # it may be what fills the disk
+
+
+def draft_of(path, process=None):
+    """The path of the draft of a file or folder, that of this process unless its id is given."""
+    target = pathlib.Path(os.path.realpath(path))
+    place = target if target.is_dir() else target.parent
+    return place / f".draft-{process or os.getpid()}-{target.name}"
 
 
 @contextlib.contextmanager
@@ -154,7 +160,17 @@ def save_arrays(path, arrays):
             # Without a timestamp, so that equal arrays make equal files.
             entry = zipfile.ZipInfo(f"{name}.npy")
             with archive.open(entry, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
+                _write_array(file, np.asarray(array))
+
+
+def _write_array(file, array):
+    """Writes NumPy's npy format, a contiguous array without a copy in memory."""
+    if not array.flags.c_contiguous or array.dtype.hasobject:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+        return
+    header = np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_1_0(file, header)
+    file.write(array.reshape(-1).view(np.uint8))
 
 
 def read_arrays(path):

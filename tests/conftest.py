@@ -151,4 +151,5 @@ def small_disk(tmp_path):
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a disk")
     yield disk
+    gc.collect()  # of runs whose files are mapped into memory
     subprocess.run(["umount", disk], check=True)

@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from keras_transformer import data, layers
+from keras_transformer import layers
 from keras_transformer.layers.checks import InputChecksMixin
 from keras_transformer.layers.projection import LoRAMixin
 
@@ -68,14 +68,3 @@ def test_every_argument_is_named(room):
         if any(parameter.kind in VARIABLE for parameter in parameters):
             hidden.add(name)
     assert hidden == {name for name in WITH_MANY if name.startswith(f"{room}.")}
-
-
-@pytest.mark.parametrize("name", ["TokenBatches", "PackedDocuments", "TextWindows", "TextSegments"])
-def test_load_takes_what_the_constructor_takes_beside_the_text(name):
-    batches = getattr(data, name)
-    (_, *further), made = (
-        list(inspect.signature(each).parameters.values()) for each in (batches.load, batches)
-    )
-    assert [(each.name, each.default) for each in further] == [
-        (each.name, each.default) for each in made if not each.name.endswith(("ids", "plan_folder"))
-    ]

@@ -1,3 +1,4 @@
+import io
 import multiprocessing
 import os
 import random
@@ -353,3 +354,13 @@ def test_a_compressed_archive_is_refused_before_it_fills_the_memory(tmp_path):
         archive.writestr("zeros.npy", bytes(2**20))
     with pytest.raises(DamagedFile, match=r"model.keras is damaged: 'zeros.npy' is compressed\."):
         check_archive(path)
+
+
+def test_arrays_are_written_as_numpy_writes_them():
+    draw = np.random.default_rng(3)
+    for array in (draw.random((3, 5)), draw.random((3, 5)).T, np.int64(7), np.zeros((0, 2)),
+                  np.array(["ä", "b"]), np.arange(9)[::2], np.ones(3, bool)):  # fmt: skip
+        ours, theirs = io.BytesIO(), io.BytesIO()
+        files._write_array(ours, np.asarray(array))
+        np.lib.format.write_array(theirs, np.asarray(array))
+        assert ours.getvalue() == theirs.getvalue()

@@ -18,6 +18,7 @@ With --task regression each label is a number, such as a rating.
 """
 
 import contextlib
+import itertools
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -41,7 +42,9 @@ from .training_config import (
 bulk = Deferred(f"{__package__}.bulk")
 labelled_text = Deferred("keras_transformer.data.labelled_text")
 pictures = Deferred(f"{__package__}.pictures")
+token_ids = Deferred("keras_transformer.data.token_ids")
 
+VALID = ("valid_folder", "valid_tsv", "valid_table")
 LOST_MIDDLE = "read without their middle"
 
 
@@ -56,6 +59,7 @@ class ClassificationConfig(TrainingConfig):
     valid_tsv: str = setting("", "the same for validation")
     table: str = setting("", f"instead: {TABLE}")
     valid_table: str = setting("", "the same for validation")
+    prepared: str = setting("", "instead: a folder of train.prepare --labelled")
     text_column: str = setting("text", "column of texts in a table")
     label_column: str = setting("label", "column of labels in a table")
     dataset: str = setting("", "instead: a TFDS name, e.g. imdb_reviews")
@@ -99,13 +103,15 @@ class ClassificationConfig(TrainingConfig):
 
     def has_validation(self):
         files = self.valid_folder or self.valid_tsv or self.valid_table
-        return bool(files or self.dataset or self.hold_out)
+        return bool(files or self.dataset or self.hold_out) or self.has_held_out()
 
     def needs(self):
         has_table = (bool(self.table or self.valid_table), "--table or --valid-table")
         has_names = (self.task != "regression", "another --task than regression")
         return super().needs() | {
             "data_dir": (bool(self.dataset), "--dataset"),
+            "hold_out": (not self.prepared, "a text that is not --prepared"),
+            "vocabulary_size": (not self.prepared, "a text that is not --prepared"),
             "text_column": has_table,
             "label_column": has_table,
             "label_smoothing": has_names,
@@ -151,22 +157,34 @@ class ClassificationExperiment(Experiment):
     def sizes(self):
         return kt.models.encoder_only.SIZES
 
-    def read_texts(self):
+    def check_texts(self):
         config = self.config
-        if sum(map(bool, (config.folder, config.tsv, config.table, config.dataset))) != 1:
-            raise ValueError("Give training texts: one of --folder, --tsv, --table and --dataset.")
-        kinds = ("valid_folder", "valid_tsv", "valid_table", "hold_out")
+        texts = config.folder, config.tsv, config.table, config.dataset, config.prepared
+        if sum(map(bool, texts)) != 1:
+            raise ValueError(
+                "Give training texts: one of --folder, --tsv, --table, --dataset and --prepared."
+            )
+        kinds = (*VALID, "hold_out")
         valid = [name for name in kinds if getattr(config, name)]
         if len(valid) > 1:
             raise ValueError(
                 f"Give one kind of validation texts: {', '.join(map(flag_of, kinds))}. "
                 f"Received: {' and '.join(map(flag_of, valid))}."
             )
+        if config.prepared:
+            self.prepared = self.open_prepared("classification")
+            if (config.task == "regression") == bool(self.prepared.manifest["names"]):
+                raise ValueError(
+                    "--task regression needs labels that are numbers, and only it: train.prepare "
+                    f"--numbers. Received: {config.prepared}."
+                )
+
+    def read_texts(self):
+        config = self.config
         columns = config.text_column, config.label_column
         names = [] if config.task == "regression" else None
         if config.dataset:
-            where = config.data_dir or None
-            text = kt.data.read_labelled_dataset(config.dataset, "train", names, where)
+            text = self._read_dataset("train", names)
         else:
             text = read_texts(config.folder, config.tsv, config.table, columns, names)
         if config.task == "single_label":
@@ -174,40 +192,75 @@ class ClassificationExperiment(Experiment):
         if config.hold_out:
             text, held_out = kt.data.hold_out(text, config.hold_out, config.seed)
             return without_empty(text), held_out
-        text = without_empty(text)
-        if valid:
-            files = config.valid_folder, config.valid_tsv, config.valid_table
-            return text, read_texts(*files, columns, text.names)
-        if config.dataset:
-            return text, kt.data.read_labelled_dataset(config.dataset, "test", text.names, where)
-        return text, None
+        return without_empty(text), None
+
+    def read_valid_text(self):
+        config = self.config
+        files = [getattr(config, name) for name in VALID]
+        names = self._known_labels()["names"]
+        if any(files):
+            return read_texts(*files, (config.text_column, config.label_column), names)
+        if config.dataset and not config.hold_out:
+            return self._read_dataset("test", names)
+        return None
+
+    def _read_dataset(self, split, names):
+        where = self.config.data_dir or None
+        return kt.data.read_labelled_dataset(self.config.dataset, split, names, where)
+
+    def example(self):
+        texts, labels, names = self.train_text
+        row = max(range(min(len(texts), 100)), key=lambda row: len(texts[row]))
+        return kt.data.LabelledText([texts[row]], [labels[row]], names)
+
+    def from_json(self, content):
+        texts, labels, names = content
+        return kt.data.LabelledText(texts, list(map(tuple, labels)), names)
+
+    def _kept_texts(self):
+        if self.has_own_data:
+            return super()._kept_texts()
+        text, held_out = self.prepared_example()
+        names, labels = self.prepared.manifest["names"], self.prepared.array("labels")[0]
+        labels = tuple(itertools.compress(names, labels)) if names else (float(labels[0]),)
+        first = kt.data.LabelledText([text], [labels], names)
+        return first, held_out and kt.data.read_labelled_tsv(held_out, names)
 
     def make_tokenizer(self):
         if self.pretrained is not None:
             return self.pretrained.tokenizer
+        if not self.has_own_data:
+            return self.prepared.tokenizer()
         config = self.config
         return kt.tokenizers.train_sentencepiece(
             self.train_text.texts, config.vocabulary_size, config.tokens
         )
 
-    def make_batches(self, tokenizer):
-        return self._batches(self.train_text, tokenizer)
+    def columns(self, tokenizer):
+        text = self.train_text
+        ids = token_ids.checked_ids(kt.data.tokenize(text.texts, tokenizer), "text")
+        manifest = {"kind": "classification", **self._known_labels()}
+        return {"text": ids}, {"labels": text.matrix()}, manifest
 
-    def load_batches(self, path, tokenizer):
-        prepare, _ = self._inputs(tokenizer)
-        config = self.config
-        batches = kt.data.LabelledBatches.load(
-            path, config.tokens_per_batch, config.seed, prepare, config.batch_shapes()
-        )
-        check_names(batches.names, self.train_text)
-        return batches
+    def _known_labels(self):
+        """The "names" of the labels, and whether a text is "multi_label", a dictionary."""
+        if self.prepared is not None:
+            return self.prepared.manifest
+        return {"names": self.train_text.names, "multi_label": is_multi_label(self.train_text)}
+
+    def make_batches(self, tokenizer, plan_folder=None):
+        prepared = self.prepared
+        ids, labels = prepared.columns["text"], prepared.array("labels")
+        return self._batches(ids, labels, prepared.manifest["names"], tokenizer, plan_folder)
 
     def validation(self, tokenizer):
-        if self.valid_text is None:
+        text = self.valid_text
+        if text is None:
             return None
-        if self.config.task != "multi_label" and not is_multi_label(self.train_text):
-            check_one_label_each(self.valid_text)
-        return self._batches(self.valid_text, tokenizer).epoch()
+        if not self.is_multi_label():
+            check_one_label_each(text)
+        ids = kt.data.tokenize(text.texts, tokenizer)
+        return self._batches(ids, text.matrix(), text.names, tokenizer).epoch()
 
     def build(self, tokenizer, batches):
         config, num_outputs = self.config, len(batches.names) or 1
@@ -235,7 +288,7 @@ class ClassificationExperiment(Experiment):
         if self.config.task == "regression":
             error = keras.metrics.MeanAbsoluteError(name="absolute_error")
             return {"loss": keras.losses.MeanSquaredError(mean), "weighted_metrics": [error]}
-        if self.is_multi_label(batches):
+        if self.is_multi_label():
             loss = keras.losses.BinaryCrossentropy(True, smoothing, reduction=mean)
             accuracy = keras.metrics.BinaryAccuracy(name="accuracy", threshold=0.0)
         else:
@@ -243,11 +296,14 @@ class ClassificationExperiment(Experiment):
             accuracy = keras.metrics.CategoricalAccuracy(name="accuracy")
         return {"loss": loss, "weighted_metrics": [accuracy]}
 
-    def is_multi_label(self, batches):
-        """Whether a text may have any number of labels, by --task or by the batches."""
-        return self.config.task == "multi_label" or (
-            self.config.task is None and batches.multi_label
-        )
+    def is_multi_label(self):
+        """Whether a text may have any number of labels, by --task or by the training text."""
+        task = self.config.task
+        if task is not None:
+            return task == "multi_label"
+        if self.has_own_data:
+            return self._known_labels()["multi_label"]
+        return bool((self.prepared.array("labels").sum(axis=1) != 1).any())
 
     def describe(self, batches):
         size = f"{batches.num_texts:,} texts, {batches.num_tokens:,} tokens"
@@ -256,17 +312,16 @@ class ClassificationExperiment(Experiment):
     def finish(self, run):
         """Writes the names of the labels next to the model, unless they exist."""
         try:
-            names, _ = run.labels()
+            run.labels()
         except ValueError:  # not there yet, or damaged
-            batches = kt.data.LabelledBatches.load(run.tokens_file, self.config.tokens_per_batch)
-            names = batches.names
-            run.save_labels(names, self.is_multi_label(batches))
-        check_names(names, self.train_text)
+            if self.prepared is None:
+                raise
+            run.save_labels(self.prepared.manifest["names"], self.is_multi_label())
 
     def show_result(self, run):
         model = served_model(run.path)
         # Some texts may be empty; the longest of a few has something to show.
-        text = max((self.valid_text or self.train_text).texts[:100], key=len)
+        text = max(self.shown_text.texts[:100], key=len)
         pictures.save_pictures(
             run,
             model.attention(pictures.beginning(model.tokenizer, text, model.max_length)),
@@ -301,12 +356,11 @@ class ClassificationExperiment(Experiment):
     def export(options):
         publish(served_model(options.run, options.dtype, options.weights), options)
 
-    def _batches(self, text, tokenizer):
+    def _batches(self, ids, labels, names, tokenizer, plan_folder=None):
         prepare, longest = self._inputs(tokenizer)
         config = self.config
-        ids = kt.data.tokenize(text.texts, tokenizer)
         sizes = config.tokens_per_batch, longest, config.seed, prepare, config.batch_shapes()
-        return kt.data.LabelledBatches(ids, text.matrix(), text.names, *sizes)
+        return kt.data.LabelledBatches(ids, labels, names, *sizes, plan_folder)
 
     def _inputs(self, tokenizer):
         """A function from token ids, (batch, length), to the model's inputs, and their limit."""
@@ -409,15 +463,6 @@ def check_one_label_each(text):
             "Texts must each have exactly one label, in training and in evaluation, unless a model "
             "is trained with --task multi_label. "
             f"Received: {len(text.labels[wrong])} labels of {text.texts[wrong][:80]!r}."
-        )
-
-
-def check_names(names, text):
-    """Raises ValueError if a run has learned labels other than those of the current text."""
-    if list(names) != text.names:
-        raise ValueError(
-            f"This run has learned the labels {names}. Give it texts with these, or choose "
-            f"another --run. Received: {text.names}."
         )
 
 

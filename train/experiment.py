@@ -1,5 +1,7 @@
 """An experiment defines data, model and evaluation; `train_run` trains any of them."""
 
+import functools
+import json
 import logging
 import sys
 
@@ -10,16 +12,22 @@ from .training_config import SIZE
 
 block = Deferred("keras_transformer.layers.block")
 
+folders = Deferred("keras_transformer.data.prepared")
+token_ids = Deferred("keras_transformer.data.token_ids")
 loop = Deferred(f"{__package__}.loop")
 runs = Deferred(f"{__package__}.run")
 
 LOG = logging.getLogger(__name__)
 
+TEXTS = "texts.json"  # in the folder of a run's data: an example, and what was held out
+
 
 class Experiment:
     """What differs between translation, classification, language models and pretraining.
 
-    Batches are objects with `dataset(step)`, `steps_per_epoch`, `checksum()` and `save(path)`.
+    Batches are objects with `dataset(step)`, `steps_per_epoch` and `checksum()`. They are made of
+    `prepared`, a folder of token ids: that of --prepared, or that which `prepare` writes. Texts
+    are read when they are needed: a run that goes on does not read the training text.
 
     Args:
         config: its settings, a subclass of `TrainingConfig`.
@@ -28,18 +36,22 @@ class Experiment:
         run: the `Run` if it has begun: with a checkpoint it replaces --pretrained.
 
     Raises:
-        ValueError: if settings or texts are invalid.
+        ValueError: if settings are invalid, or the names of texts.
     """
 
     def __init__(self, config, texts=None, run=None):
         self.config = config
         check_model_settings(config, self.sizes())
-        self.train_text, self.valid_text = self.read_texts() if texts is None else texts
+        if texts is None:
+            self.check_texts()
+        else:
+            train_text, self.valid_text = texts
+            self._texts = train_text, None
 
     config_class: type  # its subclass of `TrainingConfig`
     target_tokenizer = None  # of a model whose two sides have one each
     pretrained = None  # what --pretrained holds, as `convert.Converted`
-    prepared = None  # the `Prepared` folder of --prepared
+    prepared = None  # the `Prepared` folder, once there is one
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
@@ -58,16 +70,37 @@ class Experiment:
         """The table of published dimensions that --size chooses from."""
         raise NotImplementedError
 
+    def check_texts(self):
+        """Raises ValueError unless the config names the texts that a training needs."""
+        raise NotImplementedError
+
     def read_texts(self):
-        """The pair of texts that the config names."""
+        """The training text that the config names, and what was held out of it, or None."""
+        raise NotImplementedError
+
+    def read_valid_text(self):
+        """The validation text that the config names; None if it names none."""
+        raise NotImplementedError
+
+    def example(self):
+        """A small part of the training text, to be shown at the end."""
         raise NotImplementedError
 
     def make_tokenizer(self):
         """A tokenizer for the training text."""
         raise NotImplementedError
 
-    def make_batches(self, tokenizer):
-        """Batches of the training text."""
+    def columns(self, tokenizer):
+        """The ids of the training text.
+
+        Returns:
+            The columns of a prepared folder, {name: `IdRows`}; its arrays, {name: array}; and
+            what its manifest says, a dictionary with the "kind".
+        """
+        raise NotImplementedError
+
+    def make_batches(self, tokenizer, plan_folder=None):
+        """Batches of `prepared`, whose order is kept in a folder, or in memory."""
         raise NotImplementedError
 
     def validation(self, tokenizer):
@@ -92,18 +125,13 @@ class Experiment:
 
     # Some have these.
 
-    def batches(self, tokenizer):
-        """The class of the batches, and its arguments after the token ids."""
-        raise NotImplementedError
+    def to_json(self, text):
+        """A text as JSON."""
+        return text
 
-    def load_batches(self, path, tokenizer):
-        """The batches of the training text, from the file that they were saved to."""
-        batches, settings = self.batches(tokenizer)
-        return batches.load(path, *settings)
-
-    def prepared_batches(self, tokenizer, plan_folder):
-        """Batches of `prepared`, whose order is kept in a folder."""
-        raise NotImplementedError
+    def from_json(self, content):
+        """The text that `to_json` has made JSON of."""
+        return content
 
     def callbacks(self, run, tokenizer):
         """Further callbacks that measure and write during training, on the chief only."""
@@ -118,10 +146,89 @@ class Experiment:
 
     # All share these.
 
-    def make_data(self):
-        """The pair of tokenizer and batches, from the text."""
-        tokenizer = self.make_tokenizer()
-        return tokenizer, self.make_batches(tokenizer)
+    @functools.cached_property
+    def _texts(self):
+        return self.read_texts()
+
+    @property
+    def train_text(self):
+        """The training text, which is read now if it has not been."""
+        return self._texts[0]
+
+    @functools.cached_property
+    def valid_text(self):
+        """The validation text, or what was held out; empty or None if there is none."""
+        text = self.read_valid_text()
+        if text is None:
+            return self._texts[1] if self.prepared is None else self._kept_texts()[1]
+        return text
+
+    @property
+    def shown_text(self):
+        """What is shown at the end: the validation text, or a part of the training text."""
+        if self.valid_text or self.prepared is None:
+            return self.valid_text or self.train_text
+        return self._kept_texts()[0]
+
+    @property
+    def has_own_data(self):
+        """Whether the run's folder holds the data, not the folder of --prepared."""
+        return not getattr(self.config, "prepared", "")
+
+    def prepare(self, path, tokenizer):
+        """Writes the training text as a prepared folder, which becomes `prepared`."""
+        columns, arrays, manifest = self.columns(tokenizer)
+        tokenizers = tokenizer, self.target_tokenizer or tokenizer
+        size = max(each.vocabulary_size for each in tokenizers)
+        rows = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
+        with folders.PreparedWriter(path, columns, size, rows) as writer:
+            writer.append(columns, arrays)
+            texts = self.example(), self._texts[1]
+            texts = [text and self.to_json(text) for text in texts]
+            (writer.draft / TEXTS).write_text(json.dumps(texts))
+            writer.finish(manifest)
+        self.prepared = kt.data.Prepared(path)
+
+    def open_prepared(self, kind):
+        """The folder of --prepared.
+
+        Raises ValueError unless it is of this kind, and of the tokenizer of --pretrained.
+        """
+        prepared = kt.data.Prepared(self.config.prepared)
+        if prepared.kind != kind:
+            raise ValueError(
+                f"--prepared must be of the kind {kind}. "
+                f"Received: {self.config.prepared}, of the kind {prepared.kind}."
+            )
+        tokenizer = getattr(self.pretrained, "tokenizer", None)
+        if getattr(tokenizer, "languages", None):
+            raise ValueError(
+                "--prepared does not go with a --pretrained model of many languages, whose texts "
+                f"begin with the name of one. Received: {self.config.pretrained}."
+            )
+        if tokenizer is not None and (
+            self.pretrained.target_tokenizer is not None
+            or token_ids.tokenizer_checksum(tokenizer)
+            != token_ids.tokenizer_checksum(prepared.tokenizer())
+        ):
+            raise ValueError(
+                "--prepared must be a text that was prepared with the tokenizer of --pretrained: "
+                f"train.prepare --tokenizer. Received: {self.config.prepared} and "
+                f"{self.config.pretrained}."
+            )
+        return prepared
+
+    def prepared_example(self):
+        """The first text of a folder of --prepared, and the path of what it held out, or None."""
+        ids = self.prepared[0]["text"][None]
+        first = self.prepared.tokenizer().detokenize(ids).numpy()[0].decode()
+        names = [name for name in self.prepared.manifest["files"] if name.startswith("held_out.")]
+        return first, self.prepared.checked(names[0]) if names else None
+
+    def _kept_texts(self):
+        """What `prepared` has kept of the texts, an example and what was held out, or None."""
+        texts = json.loads(self.prepared.checked(TEXTS).read_text())
+        return [text and self.from_json(text) for text in texts]
 
     def compiled_model(self, tokenizer, batches):
         model, config = self.build(tokenizer, batches), self.config

@@ -37,6 +37,7 @@ from .training_config import (
 
 bulk = Deferred(f"{__package__}.bulk")
 generators = Deferred("keras_transformer.serving.generator")
+id_rows = Deferred("keras_transformer.data.token_ids")
 pictures = Deferred(f"{__package__}.pictures")
 runs = Deferred(f"{__package__}.run")
 
@@ -63,6 +64,9 @@ class LanguageModelConfig(TrainingConfig):
     valid_text: str = setting("", "file of text, or table, for validation")
     text_column: str = setting("text", "column of texts in a table")
     data_dir: str = setting("", "folder where TFDS keeps its data")
+    prepared: str = setting(
+        "", "instead of --text: a folder of train.prepare --kind language_model, or documents"
+    )
     hold_out: float = setting(
         0.0, "instead of --valid-text: share of the text to hold out, at its end", ge=0, lt=1
     )
@@ -149,7 +153,7 @@ class LanguageModelConfig(TrainingConfig):
             )
 
     def has_validation(self):
-        return bool(self.valid_text or self.hold_out)
+        return bool(self.valid_text or self.hold_out) or self.has_held_out()
 
     def is_dataset(self):
         """Whether --text is the name of a data set, not that of a file."""
@@ -162,7 +166,8 @@ class LanguageModelConfig(TrainingConfig):
         return super().needs() | {
             "data_dir": (self.is_dataset(), "a TFDS name as --text"),
             "text_column": (has_table, "a table as --text or --valid-text"),
-            "vocabulary_size": (self.tokens == "pieces", "--tokens pieces"),
+            "tokens": (not self.prepared, "a text that is not --prepared"),
+            "vocabulary_size": (not self.prepared and self.tokens == "pieces", "--tokens pieces"),
             "evaluate_every": (in_windows, "windows: neither --model transformer_xl nor --packed"),
             "stride": (in_windows, "windows: neither --model transformer_xl nor --packed"),
             "shapes": (False, "batches of varying lengths"),
@@ -271,22 +276,34 @@ class LanguageModelExperiment(Experiment):
         module = {"transformer": "decoder_only", "gpt2": "gpt2_model", "transformer_xl": "xl_model"}
         return getattr(kt.models, module[self.config.model]).SIZES
 
-    def read_texts(self):
+    def check_texts(self):
         config = self.config
-        if not config.text:
-            raise ValueError("Give a training text: --text, a file or a TFDS name.")
+        if bool(config.text) == bool(config.prepared):
+            raise ValueError(
+                "Give a training text: --text, a file or a TFDS name, or --prepared. "
+                f"Received: {'both' if config.text else 'neither'}."
+            )
         if config.valid_text and config.hold_out:
             raise ValueError(
                 "Give one validation text: --valid-text or --hold-out. "
                 f"Received: {config.valid_text!r} and {config.hold_out}."
             )
+        if config.prepared:
+            if config.hold_out:
+                raise ValueError(
+                    "--hold-out needs --text; train.prepare --held-out holds out of --prepared. "
+                    f"Received: --hold-out {config.hold_out}."
+                )
+            kind = "documents" if config.packed else "language_model"
+            self.prepared = self.open_prepared(kind)
+
+    def read_texts(self):
+        config = self.config
         if config.is_dataset():
             where = config.data_dir or None, separator_of(config)
             text = kt.data.corpora.read_text_dataset(config.text, "train", *where)
         else:
             text = read_text(config.text, config.text_column, config)
-        if config.valid_text:
-            return text, read_text(config.valid_text, config.text_column, config)
         cut = len(text) - int(len(text) * config.hold_out)
         while cut < len(text) and text[cut] & 0xC0 == 0x80:  # inside a character of UTF-8
             cut += 1
@@ -295,13 +312,36 @@ class LanguageModelExperiment(Experiment):
                 "--hold-out must hold out at least one character. "
                 f"Received: --hold-out {config.hold_out} of a text of {len(text)} bytes."
             )
-        return text[:cut], text[cut:]
+        return text[:cut], text[cut:] or None
+
+    def read_valid_text(self):
+        config = self.config
+        if not config.valid_text:
+            return None
+        return read_text(config.valid_text, config.text_column, config)
+
+    def example(self):
+        return self.train_text[: 2**12]
+
+    def to_json(self, text):
+        return text.decode("latin-1")
+
+    def from_json(self, content):
+        return content.encode("latin-1")
+
+    def _kept_texts(self):
+        if self.has_own_data:
+            return super()._kept_texts()
+        first, held_out = self.prepared_example()
+        return first.encode(), held_out and held_out.read_bytes()
 
     def make_tokenizer(self):
         """A vocabulary that holds all characters of the text, or all bytes."""
-        config, text = self.config, self.train_text
         if self.pretrained is not None:
             return self.pretrained.tokenizer
+        if not self.has_own_data:
+            return self.prepared.tokenizer()
+        config, text = self.config, self.train_text
         if config.tokens == "bytes":
             return kt.tokenizers.SymbolTokenizer()
         if config.tokens == "pieces":
@@ -314,31 +354,36 @@ class LanguageModelExperiment(Experiment):
                 f"Characters need a text in UTF-8; otherwise use --tokens bytes. Received: {error}."
             ) from None
 
-    def make_batches(self, tokenizer):
-        batches, sizes = self.batches(tokenizer)
+    def columns(self, tokenizer):
         if self.config.packed:
             documents = documents_of(self.train_text)
             kept = [document for document in documents if document.strip()]
             log_dropped(len(documents) - len(kept), len(documents), "empty documents")
-            return batches(kt.data.tokenize(kept, tokenizer), *sizes)
-        return batches(token_ids(tokenizer, self.train_text) - self.first_id, *sizes)
+            ids = id_rows.checked_ids(kt.data.tokenize(kept, tokenizer), "text")
+            return {"text": ids}, {}, {"kind": "documents"}
+        ids = token_ids(tokenizer, self.train_text)
+        return {"text": kt.data.IdRows(ids, [len(ids)])}, {}, {"kind": "language_model"}
 
-    def batches(self, tokenizer):
-        config = self.config
+    def make_batches(self, tokenizer, plan_folder=None):
+        config, ids = self.config, self.prepared.columns["text"]
         sizes = config.context, config.batch_size
-        if config.model == "transformer_xl":
-            return kt.data.TextSegments, sizes
         if config.packed:
-            return kt.data.PackedDocuments, (*sizes, config.seed, config.batch_shapes())
-        return kt.data.TextWindows, (*sizes, config.evaluate_every, config.seed)
+            return self._packed(ids, plan_folder)
+        if config.model == "transformer_xl":
+            return kt.data.TextSegments(ids, *sizes, self.first_id)
+        return kt.data.TextWindows(ids, *sizes, config.evaluate_every, config.seed, self.first_id)
+
+    def _packed(self, ids, plan_folder=None):
+        config = self.config
+        sizes = config.context, config.batch_size, config.seed, config.batch_shapes()
+        return kt.data.PackedDocuments(ids, *sizes, plan_folder)
 
     def validation(self, tokenizer):
         if not self.valid_text:
             return None
         config = self.config
         if config.packed:
-            batches, sizes = self.batches(tokenizer)
-            return batches(document_ids(tokenizer, self.valid_text), *sizes).epoch()
+            return self._packed(document_ids(tokenizer, self.valid_text)).epoch()
         # Outside training transformer_xl has no memory, so it reads a longer window.
         length = config.context + memory_length_of(config)
         ids = token_ids(tokenizer, self.valid_text) - self.first_id
@@ -376,8 +421,7 @@ class LanguageModelExperiment(Experiment):
 
     def show_result(self, run):
         generator = kt.serving.Generator.load(run.path)
-        text = self.valid_text or self.train_text
-        shown = pictures.beginning(generator.tokenizer, text, self.config.context)
+        shown = pictures.beginning(generator.tokenizer, self.shown_text, self.config.context)
         pictures.save_pictures(run, generator.attention(shown))
         if self.valid_text:
             print(report(self.config, generator, self.valid_text))

@@ -28,7 +28,7 @@ from .progress import (
     opened_log,
     progress,
 )
-from .recovery import finished_model, load_data, locked, planned
+from .recovery import begun, finished_model, load_data, locked
 from .run import Run
 from .settings import flag_of
 from .training_config import CHOSEN_AT_START
@@ -113,7 +113,8 @@ def warn_of_padding(config, batches):
 def train_run(run, experiment, strategy=None, log_file=""):
     """Trains a run to its end, from its last checkpoint if it has one.
 
-    With several workers, all read the text and the run's folder, and only the chief writes.
+    With several workers, only the chief reads the training text, and writes; all read the run's
+    folder.
 
     Args:
         run: a `Run`; its folder is created after everything it needs has been checked.
@@ -150,14 +151,9 @@ def _train(run, experiment, strategy, exists, lock, log_file):
     """Begins a run or resumes it; returns the model once it is saved."""
     config, is_chief = experiment.config, this_worker(strategy).index == 0
     keras.utils.set_random_seed(config.seed)
-    # The text is not tokenised again, and may have changed.
-    if exists:
-        tokenizer, batches = load_data(run, experiment, strategy)
-    elif experiment.prepared is None:
-        tokenizer, batches = experiment.make_data()
-    else:
-        tokenizer = experiment.make_tokenizer()
-        batches = planned(experiment, tokenizer, run.draft_of_plan, strategy)
+    # The text of a run is not read again, and may have changed.
+    folder = run if exists else begun(run, experiment, strategy, lock)
+    tokenizer, batches = load_data(folder, experiment, strategy)
     check_rows(config, batches, strategy)
     check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
     validation = experiment.validation(tokenizer)
@@ -169,11 +165,12 @@ def _train(run, experiment, strategy, exists, lock, log_file):
         if exists:
             run.record(config)
         else:
-            pretrained = experiment.pretrained and experiment.pretrained.model
-            run.create(config, tokenizer, batches, experiment.target_tokenizer, pretrained)
+            run.create()
         _introduce(experiment, model, batches, strategy)
     from_all_workers(strategy, 0)  # the chief has created the folder
     if not exists:
+        if experiment.has_own_data:
+            experiment.prepared.path = run.data
         lock.enter_context(locked(run, strategy))
     callbacks = [StopOnNonFiniteLoss(), TokensPerSecond()]
     if validation is not None and config.patience:

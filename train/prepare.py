@@ -1,4 +1,4 @@
-"""Prepares parallel text of any size: cleans it, learns a tokenizer, writes token ids.
+"""Prepares text of any size: cleans it, learns a tokenizer, writes token ids.
 
     python -m train.prepare --source 'text/*.en.gz' --target 'text/*.de.gz' --output prepared
 
@@ -6,14 +6,20 @@ Train on the folder, on as many machines as you like, in constant memory:
 
     python -m train.translation --prepared prepared --run runs/ende
 
+Documents, for a language model or pretraining:
+
+    python -m train.prepare --text 'books/*.txt.gz' --kind language_model --output prepared_books
+
 Interrupted, the same command goes on, and the folder holds the same bytes. Compare every byte of a
 folder with its checksums:
 
     python -m train.prepare --check prepared
 """
 
+import os
 import sys
 import time
+from typing import Literal
 
 from .command import one_line_errors, without_start_up_notes
 from .deferred import Deferred, kt
@@ -37,6 +43,28 @@ class PrepareOptions(Settings):
     table: str = setting("", f"instead: {TABLE}")
     source_column: str = setting("source", "column of source sentences in a table")
     target_column: str = setting("target", "column of their translations")
+    dataset: str = setting("", "instead: translation data set of TensorFlow Datasets")
+    split: str = setting("train", "split of the data set")
+    source_language: str | None = setting(None, "language of the data set to translate from")
+    target_language: str | None = setting(None, "language to translate to")
+    text: str = setting(
+        "",
+        "instead: documents with empty lines between them, a file or a quoted pattern; a folder of "
+        ".txt files, each a document; or a table",
+    )
+    labelled: str = setting(
+        "",
+        "instead: texts with labels: files of lines of text TAB label, a folder of folders named "
+        "by labels, or a table",
+    )
+    text_column: str = setting("text", "column of texts in a table of --text or --labelled")
+    label_column: str = setting("label", "column of labels")
+    numbers: bool = setting(False, "labels are numbers, for a regression")
+    kind: Literal["language_model", "documents", "pretraining"] = setting(
+        "documents",
+        "what documents are for: language_model for windows of the whole text, documents for "
+        "--packed, pretraining for documents of sentences",
+    )
     output: str = setting("", "folder to write")
     check: str = setting("", "instead: folder whose files are compared with their checksums")
 
@@ -44,19 +72,32 @@ class PrepareOptions(Settings):
         "", "file of a tokenizer, such as tokenizer.model of a run; default: one is learned"
     )
     vocabulary_size: int = setting(32_000, "pieces to learn, for both languages", ge=LEAST_PIECES)
-    sample_lines: int = setting(
-        150_000, "pairs to learn them from, drawn by their content; memory grows with them", ge=1
+    sample_lines: int | None = setting(
+        None,
+        "rows to learn them from, drawn by their content; memory grows with them; default: 150,000 "
+        "pairs or 20,000 documents",
+        ge=1,
     )
-    held_out: int = setting(0, "pairs to hold out for validation, drawn likewise", ge=0)
-    distinct: bool = setting(False, "leave out all but the first of equal pairs")
+    held_out: float = setting(
+        0.0, "rows to hold out for validation: how many, or, below 1, about which share", ge=0
+    )
+    distinct: bool = setting(False, "leave out all but the first of equal rows")
     drop_copies: bool = setting(False, "leave out pairs whose sides are equal")
     max_ratio: float = setting(
         0.0,
         "leave out pairs with more than this times the words, split at spaces, on a side; 0: none",
         ge=0,
     )
-    max_characters: int = setting(0, "leave out pairs with a longer side; 0: none", ge=0)
-    threads: int | None = setting(None, "threads that tokenise; default: one on each core", ge=1)
+    max_characters: int = setting(0, "leave out longer rows or sides; 0: none", ge=0)
+    max_tokens: int = setting(0, "leave out rows with more tokens on a side; 0: none", ge=0)
+    runner: Literal["local", "ray"] = setting(
+        "local",
+        "local: processes of this machine; ray: tasks of the Ray cluster of RAY_ADDRESS, by "
+        "default of this machine",
+    )
+    processes: int | None = setting(
+        None, "processes or tasks at once; default: one on each core", ge=1
+    )
     seed: int = setting(1, "seed of what is drawn", ge=0, le=LARGEST_SEED)
 
     def model_post_init(self, context):
@@ -64,6 +105,18 @@ class PrepareOptions(Settings):
             raise ValueError(
                 "Give --output, the folder to write, or --check, a folder to check. "
                 f"Received: {'both' if self.check else 'neither'}."
+            )
+        pairs = self.source, self.target, self.tsv, self.table, self.dataset
+        one_side, both = self.text or self.labelled, self.text and self.labelled
+        if both or (one_side and any((*pairs, self.max_ratio, self.drop_copies))):
+            raise ValueError(
+                "--text and --labelled go neither together nor with pairs, --max-ratio and "
+                f"--drop-copies. Received: {one_side} with one of them."
+            )
+        if self.held_out > 1 and self.held_out % 1:
+            raise ValueError(
+                "--held-out must be a whole number of pairs, or a share below 1. "
+                f"Received: {self.held_out}."
             )
 
 
@@ -82,28 +135,49 @@ def main(arguments=None):
 
 
 def _prepare(options):
-    stream = kt.data.PairStream(
-        options.source or None,
-        options.target or None,
-        options.tsv or None,
-        options.table or None,
-        (options.source_column, options.target_column),
-    )
+    if options.text:
+        stream = kt.data.DocumentStream(options.text, options.text_column, options.kind)
+    elif options.labelled:
+        path, columns = options.labelled, (options.text_column, options.label_column)
+        is_table, is_folder = kt.data.tables.is_table(path), os.path.isdir(path)
+        format = "table" if is_table else "folder" if is_folder else "tsv"
+        names = [] if options.numbers else None
+        stream = kt.data.LabelledStream(**{format: path}, columns=columns, names=names)
+    else:
+        columns = options.source_column, options.target_column
+        languages = options.source_language, options.target_language
+        stream = kt.data.PairStream(
+            options.source or None,
+            options.target or None,
+            options.tsv or None,
+            options.table or None,
+            languages if options.dataset else columns,
+            options.dataset or None,
+            options.split,
+        )
     names = (
-        "vocabulary_size", "sample_lines", "held_out", "distinct", "max_ratio", "max_characters",
-        "drop_copies", "threads", "seed",
+        "vocabulary_size", "sample_lines", "distinct", "max_ratio", "max_characters", "max_tokens",
+        "drop_copies", "runner", "processes", "seed",
     )  # fmt: skip
     settings = {name: getattr(options, name) for name in names}
+    share_or_count = options.held_out
+    settings["sample_lines"] = options.sample_lines or stream.sample
+    settings["held_out"] = share_or_count if share_or_count < 1 else int(share_or_count)
     tokenizer = tokenizers.load_tokenizer(options.tokenizer) if options.tokenizer else None
+    rows = "documents" if options.text else "texts" if options.labelled else "pairs"
     start = time.perf_counter()
-    with Shown(stream.num_bytes, "pairs") as shown:
+    with Shown(stream.num_bytes, rows) as shown:
         folder = kt.data.prepare(options.output, stream, tokenizer, **settings, progress=shown)
-    print(f"{options.output} holds {len(folder):,} pairs:")
+    counts = dict(folder.manifest["counts"])
+    print(f"{options.output} holds {counts.pop('rows'):,} {rows}:")
+    if count := folder.manifest.get("sample"):
+        is_all = "all " * (count < settings["sample_lines"])
+        print(f"  {folder.vocabulary_size:,} pieces learned from {is_all}{count:,} {rows}")
     for side, ids in folder.columns.items():
         print(f"  {ids.num_ids:,} {side} tokens of {folder.vocabulary_size:,} pieces")
-    for reason, count in folder.manifest["counts"].items():
-        if count and reason != "rows":
-            print(f"  {count:,} pairs left out: {reason}")
+    for reason, count in counts.items():
+        if count:
+            print(f"  {count:,} {rows} left out: {reason}")
     size = sum(folder.manifest["files"].values())
     print(f"  {size / 1e6:,.0f} MB on disk, {time.perf_counter() - start:,.0f} s{_peak()}")
 

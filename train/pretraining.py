@@ -14,6 +14,8 @@ import functools
 import itertools
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from .command import Command
 from .deferred import Deferred, kt
 from .experiment import Experiment
@@ -23,6 +25,7 @@ from .training_config import TrainingConfig
 attention = Deferred("keras_transformer.figures.attention")
 labelled_text = Deferred("keras_transformer.data.labelled_text")
 pictures = Deferred(f"{__package__}.pictures")
+token_ids = Deferred("keras_transformer.data.token_ids")
 
 
 class PretrainingConfig(TrainingConfig):
@@ -31,6 +34,7 @@ class PretrainingConfig(TrainingConfig):
     command: ClassVar[str] = "pretraining"
 
     documents: str = setting("", "folder of .txt files, or a file with empty lines between them")
+    prepared: str = setting("", "instead: a folder of train.prepare --kind pretraining")
     hold_out: int = setting(
         0, "documents to hold out at random for validation, at least 2; 0 for none", ge=0
     )
@@ -64,7 +68,11 @@ class PretrainingConfig(TrainingConfig):
             )
 
     def has_validation(self):
-        return bool(self.hold_out)
+        return bool(self.hold_out) or self.has_held_out()
+
+    def needs(self):
+        raw = (not self.prepared, "a text that is not --prepared")
+        return super().needs() | {"vocabulary_size": raw, "hold_out": raw}
 
 
 class PretrainingExperiment(Experiment):
@@ -75,10 +83,17 @@ class PretrainingExperiment(Experiment):
     def sizes(self):
         return kt.models.bert_models.SIZES
 
+    def check_texts(self):
+        if bool(self.config.documents) == bool(self.config.prepared):
+            raise ValueError(
+                "Give training documents: --documents, a folder or a file, or --prepared. "
+                f"Received: {'both' if self.config.documents else 'neither'}."
+            )
+        if self.config.prepared:
+            self.prepared = self.open_prepared("pretraining")
+
     def read_texts(self):
         config = self.config
-        if not config.documents:
-            raise ValueError("Give training documents: --documents, a folder or a file.")
         texts = kt.data.read_documents(config.documents)
         # From a folder of labels, draws the same as for classification; `unsup` is for training.
         some = len(labelled_text.labelled_files(config.documents)) or len(texts)
@@ -92,27 +107,49 @@ class PretrainingExperiment(Experiment):
         learned = [*others, *range(some, len(texts))]
         return tuple([texts[i] for i in part] for part in (learned, held_out))
 
+    def read_valid_text(self):
+        return None  # it is held out
+
+    def example(self):
+        return [max(self.train_text[:100], key=len)]
+
     @functools.cached_property
     def train_documents(self):
         """The training text, a list of sentences per document."""
         return kt.data.split_sentences(self.train_text)
 
+    def _kept_texts(self):
+        if self.has_own_data:
+            return super()._kept_texts()
+        first, held_out = self.prepared_example()
+        return [first], held_out and kt.data.read_documents(held_out)
+
     def make_tokenizer(self):
+        if not self.has_own_data:
+            return self.prepared.tokenizer()
         sentences = list(itertools.chain.from_iterable(self.train_documents))
         return kt.tokenizers.train_word_pieces(sentences, self.config.vocabulary_size)
 
-    def make_batches(self, tokenizer):
-        return self._batches(self.train_documents, tokenizer)
+    def columns(self, tokenizer):
+        documents = self.train_documents
+        ids = kt.data.tokenize(list(itertools.chain.from_iterable(documents)), tokenizer)
+        # Of each sentence, a row, which document it belongs to; some documents have none.
+        numbers = np.repeat(np.arange(len(documents), dtype=np.uint32), list(map(len, documents)))
+        manifest = {"kind": "pretraining", "num_documents": len(documents)}
+        return {"text": token_ids.checked_ids(ids, "text")}, {"documents": numbers}, manifest
 
-    def batches(self, tokenizer):
-        config = self.config
-        sizes = config.batch_size, config.max_length, config.seed, config.masking_rate
-        return kt.data.PretrainingBatches, (tokenizer, *sizes, config.batch_shapes())
+    def make_batches(self, tokenizer, plan_folder=None):
+        prepared = self.prepared
+        count = prepared.manifest["num_documents"]
+        lengths = np.bincount(prepared.array("documents"), minlength=count)
+        documents = kt.data.IdRows(prepared.columns["text"], lengths)
+        return self._batches(documents, tokenizer, plan_folder)
 
     def validation(self, tokenizer):
         if not self.valid_text:
             return None
-        return self._batches(kt.data.split_sentences(self.valid_text), tokenizer).epoch()
+        documents = kt.data.split_sentences(self.valid_text)
+        return self._batches(kt.data.tokenize_documents(documents, tokenizer), tokenizer).epoch()
 
     def build(self, tokenizer, batches):
         counts, config = batches.token_counts(), self.config
@@ -132,7 +169,7 @@ class PretrainingExperiment(Experiment):
 
     def show_result(self, run):
         model, tokenizer = run.model(), run.tokenizer()
-        text = max((self.valid_text or self.train_text)[:100], key=len)
+        text = max(self.shown_text[:100], key=len)
         length = min(self.config.max_length, pictures.LONGEST)
         inputs = kt.data.pack_segments(tokenizer, tokenizer.tokenize([text]), max_length=length)
         tokens = {"encoder": attention.token_labels(tokenizer, inputs["token_ids"][0].numpy())}
@@ -150,9 +187,11 @@ class PretrainingExperiment(Experiment):
                 f"Loss of both: {logs['loss']:.4f} nats."
             )
 
-    def _batches(self, documents, tokenizer):
-        batches, settings = self.batches(tokenizer)
-        return batches(kt.data.tokenize_documents(documents, tokenizer), *settings)
+    def _batches(self, documents, tokenizer, plan_folder=None):
+        config = self.config
+        sizes = config.batch_size, config.max_length, config.seed, config.masking_rate
+        settings = *sizes, config.batch_shapes(), plan_folder
+        return kt.data.PretrainingBatches(documents, tokenizer, *settings)
 
 
 main = Command(__doc__, PretrainingExperiment).main

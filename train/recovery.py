@@ -5,17 +5,22 @@ A damaged file is rebuilt from the others if the result is the same; otherwise a
 
 import contextlib
 import logging
+import os
+import shutil
 
 import filelock
 
-from keras_transformer.files import DamagedFile, remove_drafts
+from keras_transformer.data import Prepared
+from keras_transformer.data.plan_arrays import PLAN
+from keras_transformer.files import DamagedFile, draft_of, remove_drafts
 from keras_transformer.serving.run_folder import AGAIN
 from keras_transformer.training.checkpoint_files import steps_in
 from keras_transformer.training.distribution import from_all_workers, this_worker
 
-from .run import ORDER
+from .run import ORDER, Run
 
 LOG = logging.getLogger(__name__)
+EARLIER = "tokens.npz"  # what runs of version 0.2 have
 
 
 @contextlib.contextmanager
@@ -62,69 +67,93 @@ def finished_model(run, experiment, is_chief):
             ) from None
         LOG.warning("%s Rebuilding it from the checkpoints.", _problem(error))
         return None
-    try:
-        run.tokenizer()
-        run.target_tokenizer()
-    except (DamagedFile, FileNotFoundError) as error:
-        _rebuild(run, experiment, is_chief, error)
     if is_chief:
+        if not (run.path / EARLIER).exists():
+            make_whole(run, experiment)
         print(f"{run.path} is already trained: nothing to do.")
     return model
 
 
+def begun(run, experiment, strategy, stack):
+    """The draft of a new run, which the chief writes; the end of a stack deletes it."""
+    draft = run.draft(from_all_workers(strategy, os.getpid())[0])
+    if this_worker(strategy).index == 0:
+        stack.callback(shutil.rmtree, draft.path, ignore_errors=True)
+        draft.write(experiment)
+    from_all_workers(strategy, 0)  # the chief has written it
+    return draft
+
+
 def load_data(run, experiment, strategy):
-    """The tokenizer and batches that a run began with, rebuilt if a file is damaged."""
+    """The tokenizer and batches of a run, or of its draft; the chief makes it whole first."""
     is_chief = this_worker(strategy).index == 0
-    try:
+
+    def load():
+        if is_chief:
+            make_whole(run, experiment)
+        elif experiment.has_own_data:
+            experiment.prepared = Prepared(run.data)
         tokenizer = run.tokenizer()
-        run.target_tokenizer()
-        if experiment.prepared is None:
-            batches = experiment.load_batches(run.tokens_file, tokenizer)
-        else:
-            batches = planned(experiment, tokenizer, run.plan, strategy)
-            if batches.checksum() != run.checksums().get("tokens"):
-                raise ValueError(
-                    f"--prepared must be the folder that {run.path} began with, which may have "
-                    f"moved. Received: {experiment.prepared.path}, which holds another text."
-                )
-    except (DamagedFile, FileNotFoundError) as error:
-        tokenizer, batches = _rebuild(run, experiment, is_chief, error)
+        return tokenizer, experiment.make_batches(tokenizer, run.plan)
+
+    loaded = load() if is_chief else None
+    from_all_workers(strategy, 0)  # the chief has written the plan
+    return loaded or load()
+
+
+def make_whole(run, experiment):
+    """Opens what a run has of its text, and rebuilds it from the text if a file is damaged.
+
+    Raises:
+        ValueError: if the run cannot go on with this version or --prepared.
+        DamagedFile: if the text is no longer the same.
+    """
     known = run.checksums()
-    if known and known.get("order", 1) != ORDER:
+    plans = {file.parent for file in run.plan.rglob(PLAN)}
+    if any(file.parent not in plans for file in run.plan.rglob("*.npy")):
+        shutil.rmtree(run.plan)  # whose order can be made again
+    if (run.path / EARLIER).exists() or known.get("order", ORDER) != ORDER:
         raise ValueError(
             f"{run.path} was begun by version 0.2, whose batches come in another order. Finish it "
             "with that version, or choose another --run."
         )
-    if is_chief and not known:
-        run.save_data(tokenizer, batches, experiment.target_tokenizer)
-    return tokenizer, batches
-
-
-def planned(experiment, tokenizer, folder, strategy):
-    """Batches of a prepared folder, whose order the chief keeps in a folder for all workers."""
-    is_chief = this_worker(strategy).index == 0
-    batches = experiment.prepared_batches(tokenizer, folder) if is_chief else None
-    from_all_workers(strategy, 0)  # the chief has written it
-    return batches if is_chief else experiment.prepared_batches(tokenizer, folder)
-
-
-def _rebuild(run, experiment, is_chief, error):
-    """Tokenizer and batches rebuilt from the text, provided they are the same as before."""
-    if experiment.prepared is not None:
-        raise error  # there is no text
-    tokenizer, batches = experiment.make_data()
-    target = experiment.target_tokenizer
-    known, now = run.checksums(), run.checksums_of(tokenizer, batches, target)
-    # The order of batches is no matter of files.
-    if {**known, "order": 0} != {**now, "order": 0}:
-        raise DamagedFile(
-            f"{_problem(error)} It cannot be rebuilt, because the text is no longer the one that "
-            "the run began with. Choose another --run."
+    try:
+        run.tokenizer()
+        run.target_tokenizer()
+        if experiment.has_own_data:
+            experiment.prepared = Prepared(run.data)
+            experiment.prepared.check()
+    except (ValueError, FileNotFoundError) as error:
+        _rebuild(run, experiment, known, _problem(error))
+    checksum = experiment.prepared.checksum()
+    if known.get("tokens", checksum) != checksum:
+        what = "The data of a run" if experiment.has_own_data else "--prepared"
+        raise ValueError(
+            f"{what} must be the folder that {run.path} began with, which may have moved. "
+            f"Received: {experiment.prepared.path}, which holds another text."
         )
-    LOG.warning("%s Rebuilding it from the text.", _problem(error))
-    if is_chief:
-        run.save_data(tokenizer, batches, target)
-    return tokenizer, batches
+    if not known:
+        run.save_checksums(experiment.prepared)
+
+
+def _rebuild(run, experiment, known, problem):
+    """Writes what a run has of its text again, provided that it is the same as before."""
+    LOG.warning("%s Rebuilding it from the text.", problem)
+    if experiment.has_own_data:
+        experiment.prepared = None  # or no text would be read
+    draft = Run(draft_of(run.config_file), run.config_class)
+    try:
+        draft.write(experiment)
+        if draft.checksums() != known:
+            raise DamagedFile(
+                f"{problem} It cannot be rebuilt, because the text is no longer the one that the "
+                "run began with. Choose another --run."
+            )
+        run.replace_data(draft)
+    finally:
+        shutil.rmtree(draft.path, ignore_errors=True)
+    if experiment.has_own_data:
+        experiment.prepared.path = run.data
 
 
 def _problem(error):

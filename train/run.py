@@ -2,17 +2,20 @@
 
 import json
 import math
+import os
+import shutil
+import zlib
 
 import keras
 import numpy as np
 
 from keras_transformer.convert import Converted
-from keras_transformer.data.token_ids import tokenizer_checksum
 from keras_transformer.files import (
     NotWritten,
     atomic_path,
     check_writable,
     complete,
+    draft_of,
     is_free,
     load_arrays,
     save_arrays,
@@ -29,10 +32,12 @@ ORDER = 2  # of batches: 1 in version 0.2, where other rows shared a batch
 
 
 class Run(RunFolder):
-    """A `RunFolder` with the files for training: tokens.npz, checkpoints/, history.csv, a lock.
+    """A `RunFolder` with the files for training: checkpoints/, history.csv, a lock and others.
 
-    With --prepared there is no tokens.npz, but plan/, the order of the rows of that folder.
-    pretrained.npz is the architecture of the model of --pretrained, without its weights.
+    data/ is the training text as a prepared folder, unless there is --prepared; plan/ the order of
+    its rows. pretrained.npz is the architecture of the model of --pretrained, without its weights.
+
+    Until a run begins, its files lie in the folder of `draft`, which is a `Run`, too.
 
     Args:
         path: path of the folder.
@@ -42,9 +47,8 @@ class Run(RunFolder):
     def __init__(self, path, config_class):
         super().__init__(path)
         self.config_class = config_class
-        self.tokens_file = self.path / "tokens.npz"
+        self.data = self.path / "data"
         self.plan = self.path / "plan"
-        self.draft_of_plan = self.path.parent / f".plan-{self.path.name}"  # until the run begins
         self.lock_file = self.path / "lock"
         self.checkpoints = self.path / "checkpoints"
         self.pretrained_file = self.path / "pretrained.npz"
@@ -124,30 +128,37 @@ class Run(RunFolder):
             self.save_config(config, self.has_two_tokenizers())
             print(f"Resuming with other settings: {describe_changes(changes)}.")
 
-    def create(self, config, tokenizer, batches, target_tokenizer=None, pretrained=None):
-        """Makes the folder with settings, tokenizers and tokens, whole or not at all.
+    def draft(self, process=None):
+        """What this process, or that of an id, has of the run before it begins."""
+        return Run(draft_of(self.path, process), self.config_class)
 
-        Args:
-            config: the settings.
-            tokenizer: of the source, or of all texts.
-            batches: of the training text.
-            target_tokenizer: that of the targets if they have their own.
-            pretrained: the model of --pretrained, if there is one.
+    def write(self, experiment):
+        """Writes settings, tokenizers, data and their checksums, as they are when a run begins."""
+        if experiment.has_own_data:  # read all texts before one is tokenised, which may take long
+            _ = experiment.train_text, experiment.valid_text
+        tokenizer, target = experiment.make_tokenizer(), experiment.target_tokenizer
+        shutil.rmtree(self.path, ignore_errors=True)  # of a killed process that had this id
+        self.path.mkdir(parents=True)
+        self.save_config(experiment.config, target is not None)
+        tokenizer.save(self.tokenizer_file)
+        if target is not None:
+            target.save(self.target_tokenizer_file)
+        if experiment.has_own_data:
+            experiment.prepare(self.data, tokenizer)
+        self.save_checksums(experiment.prepared)
+        if experiment.pretrained is not None:
+            content = experiment.pretrained.model.to_json().encode()
+            save_arrays(self.pretrained_file, [("json", np.frombuffer(content, "u1"))])
+
+    def create(self):
+        """Makes the folder of this process's draft, whole or not at all.
 
         Raises:
             ValueError: if another process was faster.
         """
         try:
-            with atomic_path(self.path) as draft:
-                draft.mkdir()
-                folder = Run(draft, self.config_class)
-                folder.save_config(config, target_tokenizer is not None)
-                folder.save_data(tokenizer, batches, target_tokenizer)
-                if self.draft_of_plan.exists():
-                    self.draft_of_plan.replace(folder.plan)
-                if pretrained is not None:
-                    content = pretrained.to_json().encode()
-                    save_arrays(folder.pretrained_file, [("json", np.frombuffer(content, "u1"))])
+            with atomic_path(self.path):
+                pass  # it is written
         except NotWritten:
             if not self.config_file.exists():
                 raise
@@ -180,15 +191,20 @@ class Run(RunFolder):
         with atomic_path(self.config_file) as draft:
             draft.write_text(json.dumps(content, indent=1) + "\n")
 
-    def save_data(self, tokenizer, batches, target_tokenizer=None):
-        """Writes tokenizers and tokens, and the checksums by which they are known again."""
-        tokenizer.save(self.tokenizer_file)
-        if target_tokenizer is not None:
-            target_tokenizer.save(self.target_tokenizer_file)
-        if not getattr(batches, "is_prepared", False):
-            batches.save(self.tokens_file)
-        checksums = self.checksums_of(tokenizer, batches, target_tokenizer)
+    def save_checksums(self, prepared):
+        """Writes the checksums by which tokenizers and data are known again."""
+        checksums = {"tokens": prepared.checksum(), "order": ORDER}
+        for file in (self.tokenizer_file, self.target_tokenizer_file):
+            if file.exists():
+                checksums[file.stem] = zlib.crc32(file.read_bytes())
         save_arrays(self.checksums_file, checksums.items())
+
+    def replace_data(self, other):
+        """Moves tokenizers, data and checksums of another folder into this one."""
+        shutil.rmtree(self.data, ignore_errors=True)
+        for name in ("tokenizer_file", "target_tokenizer_file", "data", "checksums_file"):
+            if (path := getattr(other, name)).exists():
+                os.replace(path, getattr(self, name))
 
     def save_labels(self, names, multi_label):
         """Writes the names of the labels of a classifier, in the order of its logits."""
@@ -196,14 +212,6 @@ class Run(RunFolder):
         labels["checksum"] = checksum_of(labels)
         with atomic_path(self.labels_file) as draft:
             draft.write_text(json.dumps(labels) + "\n")
-
-    @staticmethod
-    def checksums_of(tokenizer, batches, target_tokenizer=None):
-        """Numbers that differ as soon as a tokenizer or any of the tokens does, by name."""
-        checksums = {"tokens": batches.checksum(), "order": ORDER}
-        tokenizers = {"tokenizer": tokenizer, "target_tokenizer": target_tokenizer}
-        present = {name: each for name, each in tokenizers.items() if each is not None}
-        return checksums | {name: tokenizer_checksum(each) for name, each in present.items()}
 
     def history(self):
         """The logs of all epochs so far, {name: list of numbers}; NaN for what was not measured."""

@@ -1,5 +1,6 @@
 """The settings that all experiments share, and which of them may change when a run resumes."""
 
+import pathlib
 from typing import ClassVar, Literal
 
 from .deferred import kt
@@ -189,6 +190,10 @@ class TrainingConfig(Settings):
     def has_validation(self):
         """Whether the settings name a validation text."""
         raise NotImplementedError
+
+    def has_held_out(self):
+        """Whether --prepared is a folder with rows that were held out."""
+        return bool(self.prepared) and any(pathlib.Path(self.prepared).glob("held_out.*"))
 
     def needs(self):
         """The settings that only have an effect together with others.

@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from .command import Command
-from .deferred import Deferred, kt, tf
+from .deferred import Deferred, kt
 from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .lines import report_cut_texts
 from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
@@ -137,8 +137,8 @@ class TranslationConfig(TrainingConfig):
 
     def has_validation(self):
         pair = self.valid_source or self.valid_target
-        given = (pair, self.valid_tsv, self.valid_table, self.dataset, self.prepared)
-        return any(map(bool, given))
+        given = (pair, self.valid_tsv, self.valid_table, self.dataset)
+        return any(map(bool, given)) or self.has_held_out()
 
     def needs(self):
         has_table = (bool(self.table or self.valid_table), "--table or --valid-table")
@@ -282,7 +282,7 @@ class TranslationExperiment(Experiment):
     def sizes(self):
         return kt.models.encoder_decoder.SIZES
 
-    def read_texts(self):
+    def check_texts(self):
         config = self.config
         pair = config.source, config.target
         others = config.tsv, config.table, config.dataset, config.prepared
@@ -307,20 +307,31 @@ class TranslationExperiment(Experiment):
                 "Give one validation text: --valid-source and --valid-target, or --valid-tsv, or "
                 f"--valid-table. Received: {sum(kinds_of_validation)} of them."
             )
-        files = valid, config.valid_tsv, config.valid_table
         if config.prepared:
-            self.prepared = self._opened()
-            is_given = any(kinds_of_validation)
-            valid_text = self._read("validation", *files) if is_given else self._held_out()
-            # Of the training text, one pair is shown at the end where there is no other text.
-            return None if valid_text else self._first_pair(), valid_text
-        train_text = self._read("train", pair, config.tsv, config.table)
-        valid_text = self._read("validation", *files) if config.has_validation() else None
+            self.prepared = self.open_prepared("translation")
+
+    def read_texts(self):
+        config = self.config
+        pair = config.source, config.target
+        text = self._read("train", pair, config.tsv, config.table)
         if config.distinct_sources:
-            train_text = _first_translations(train_text)
+            text = _first_translations(text)
         if config.max_pairs:
-            train_text = kt.data.ParallelText(*(side[: config.max_pairs] for side in train_text))
-        return train_text, valid_text
+            text = kt.data.ParallelText(*(side[: config.max_pairs] for side in text))
+        return text, None
+
+    def read_valid_text(self):
+        config = self.config
+        pair = config.valid_source, config.valid_target
+        if any((*pair, config.valid_tsv, config.valid_table, config.dataset)):
+            return self._read("validation", pair, config.valid_tsv, config.valid_table)
+        return None
+
+    def example(self):
+        return kt.data.ParallelText(*(side[:1] for side in self.train_text))
+
+    def from_json(self, content):
+        return kt.data.ParallelText(*content)
 
     def _read(self, split, pair, tsv, table):
         """The text of two files, of one, of a table, or else of a split of the data set."""
@@ -338,77 +349,47 @@ class TranslationExperiment(Experiment):
         }
         return kt.data.corpora.read_dataset(config.dataset, split, **where)
 
-    def _opened(self):
-        """The folder of --prepared."""
-        prepared = kt.data.Prepared(self.config.prepared)
-        if prepared.kind != "translation":
-            raise ValueError(
-                "--prepared must hold sentences and their translations. "
-                f"Received: {self.config.prepared}, which holds {prepared.kind}."
-            )
-        tokenizer = getattr(self.pretrained, "tokenizer", None)
-        if getattr(tokenizer, "languages", None):
-            raise ValueError(
-                "--prepared does not go with a --pretrained model of many languages, whose texts "
-                f"begin with the name of one. Received: {self.config.pretrained}."
-            )
-        if tokenizer is not None and (
-            self.pretrained.target_tokenizer is not None
-            or token_ids.tokenizer_checksum(tokenizer)
-            != token_ids.tokenizer_checksum(prepared.tokenizer())
-        ):
-            raise ValueError(
-                "--prepared must be a text that was prepared with the tokenizer of --pretrained: "
-                f"train.prepare --tokenizer. Received: {self.config.prepared} and "
-                f"{self.config.pretrained}."
-            )
-        return prepared
-
-    def _first_pair(self):
-        tokenizer = self.prepared.tokenizer()
+    def _kept_texts(self):
+        if self.has_own_data:
+            return super()._kept_texts()
+        tokenizer, names = self.prepared.tokenizer(), preparation.HELD_OUT
         pair = [tokenizer.detokenize(ids[None]) for ids in self.prepared[0].values()]
-        return kt.data.ParallelText(*([text.numpy()[0].decode()] for text in pair))
-
-    def _held_out(self):
-        """The pairs that were held out when the text was prepared; None if there are none."""
-        names = preparation.HELD_OUT
+        first = kt.data.ParallelText(*([text.numpy()[0].decode()] for text in pair))
         if names[0] not in self.prepared.manifest["files"]:
-            return None
-        return kt.data.read_files(*map(self.prepared.checked, names))
+            return first, None
+        return first, kt.data.read_files(*map(self.prepared.checked, names))
 
     def make_tokenizer(self):
         if self.pretrained is not None:
             return self.pretrained.tokenizer
-        if self.prepared is not None:
+        if not self.has_own_data:
             return self.prepared.tokenizer()
         sentences = [*self.train_text.sources, *self.train_text.targets]
         return kt.tokenizers.train_sentencepiece(sentences, self.config.vocabulary_size)
 
-    def prepared_batches(self, tokenizer, plan_folder):
-        columns = [self.prepared.columns[name] for name in ("source", "target")]
-        batches, settings = self.batches(tokenizer)
-        return batches(*columns, *settings, plan_folder)
-
-    def make_batches(self, tokenizer):
+    def columns(self, tokenizer):
         sides = self._token_ids(self.train_text, tokenizer)
         # An empty text may have tokens that name its language.
         empty = self._token_ids(kt.data.ParallelText([""], [""]), tokenizer)
         pairs = zip(sides, empty, strict=True)
-        kept = np.all([ids.row_lengths() > text.row_lengths() for ids, text in pairs], axis=0)
+        kept = np.all([ids.lengths > text.lengths for ids, text in pairs], axis=0)
         log_dropped(int((~kept).sum()), len(kept), "pairs with an empty side")
-        batches, settings = self.batches(tokenizer)
-        return batches(*(tf.ragged.boolean_mask(ids, kept) for ids in sides), *settings)
+        source, target = (ids.take(np.flatnonzero(kept)) for ids in sides)
+        return {"source": source, "target": target}, {}, {"kind": "translation"}
 
-    def batches(self, tokenizer):
-        config = self.config
-        sizes = config.tokens_per_batch, config.max_length, config.seed
-        return kt.data.TokenBatches, (*sizes, config.batch_shapes())
+    def make_batches(self, tokenizer, plan_folder=None):
+        columns = self.prepared.columns
+        return self._batches(columns["source"], columns["target"], plan_folder)
 
     def validation(self, tokenizer):
         if self.valid_text is None:
             return None
-        batches, settings = self.batches(tokenizer)
-        return batches(*self._token_ids(self.valid_text, tokenizer), *settings).epoch()
+        return self._batches(*self._token_ids(self.valid_text, tokenizer)).epoch()
+
+    def _batches(self, sources, targets, plan_folder=None):
+        config = self.config
+        sizes = config.tokens_per_batch, config.max_length, config.seed, config.batch_shapes()
+        return kt.data.TokenBatches(sources, targets, *sizes, plan_folder)
 
     def build(self, tokenizer, batches):
         if self.pretrained is not None:
@@ -453,7 +434,7 @@ class TranslationExperiment(Experiment):
 
     def show_result(self, run):
         translator = kt.serving.Translator.load(run.path)
-        text = self.valid_text or self.train_text
+        text = self.shown_text
         pictures.save_pictures(run, translator.attention(text.sources[0], text.targets[0]))
         if self.valid_text is not None:
             translations, _ = translations_of(translator, text.sources)
@@ -484,9 +465,8 @@ class TranslationExperiment(Experiment):
     def _token_ids(self, text, tokenizer):
         """The ids of both sides."""
         source, target = self._tokenizers(tokenizer)
-        return kt.data.tokenize(text.sources, source), kt.data.tokenize(
-            text.targets, target or source
-        )
+        pairs = zip(text, (source, target or source), strict=True)
+        return [token_ids.checked_ids(kt.data.tokenize(*pair), "text") for pair in pairs]
 
     def _tokenizers(self, tokenizer):
         """Those of source and target, with their languages; the latter None if it is the same."""

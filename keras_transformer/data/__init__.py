@@ -27,7 +27,7 @@ from keras_transformer.data.labelled_text import (
 )
 from keras_transformer.data.masking import mask_tokens
 from keras_transformer.data.packed_documents import PackedDocuments
-from keras_transformer.data.pair_streams import PairStream
+from keras_transformer.data.pair_streams import DocumentStream, LabelledStream, PairStream
 from keras_transformer.data.preparation import prepare
 from keras_transformer.data.prepared import Prepared
 from keras_transformer.data.pretraining_batches import PretrainingBatches
@@ -47,9 +47,11 @@ if TYPE_CHECKING:  # for editors and the documentation; see `__getattr__`
     from keras_transformer.data.segments import pack_segments
 
 __all__ = [
+    "DocumentStream",
     "FewShapes",
     "IdRows",
     "LabelledBatches",
+    "LabelledStream",
     "LabelledText",
     "PackedDocuments",
     "PackedRows",

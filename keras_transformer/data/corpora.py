@@ -97,14 +97,17 @@ def read_dataset(
             distinguish source and target, or if the split is empty.
     """
     builder = builder_of(name, split, data_dir)
-    source, target = _languages(builder, source, target)
-    sources, targets = [], []
-    for batch in builder.as_dataset(split=split).batch(1024).as_numpy_iterator():
-        sources += [sentence.decode() for sentence in batch[source]]
-        targets += [sentence.decode() for sentence in batch[target]]
-    if not sources:
+    pairs = list(pairs_of_dataset(builder, split, *languages_of(builder, source, target)))
+    if not pairs:
         raise ValueError(f"The split {split!r} of {builder.info.full_name} is empty.")
-    return ParallelText(sources, targets)
+    return ParallelText(*map(list, zip(*pairs, strict=True)))
+
+
+def pairs_of_dataset(builder, split, source, target) -> Iterator[tuple[str, str]]:
+    """Yields the texts of two features of a data set of TensorFlow Datasets."""
+    for batch in builder.as_dataset(split=split).batch(1024).as_numpy_iterator():
+        for pair in zip(batch[source], batch[target], strict=True):
+            yield tuple(sentence.decode() for sentence in pair)
 
 
 def read_file(path) -> bytes:
@@ -183,7 +186,7 @@ def text_features(builder) -> list[str]:
     return [name for name, feature in builder.info.features.items() if feature.dtype == "string"]
 
 
-def _languages(builder, source: str | None, target: str | None) -> tuple[str, str]:
+def languages_of(builder, source: str | None, target: str | None) -> tuple[str, str]:
     """The features to read, of those that hold text."""
     texts = text_features(builder)
     keys = builder.info.supervised_keys or (texts if len(texts) == 2 else None)
@@ -207,13 +210,16 @@ def _languages(builder, source: str | None, target: str | None) -> tuple[str, st
 
 def columns_of(path, *names) -> tuple[list[str], list[str]]:
     """The two columns of a text file, separated by one tab; ValueError for any other line."""
-    rows = list(columns_in_lines(path, *names))
+    rows = list(split_lines(lines_of(path), path, names))
     return [row[0] for row in rows], [row[1] for row in rows]
 
 
-def columns_in_lines(path, *names) -> Iterator[list[str]]:
-    """Yields the two columns of each line, separated by one tab; ValueError for any other line."""
-    for number, line in enumerate(lines_of(path), start=1):
+def split_lines(lines, path, names, first=1) -> Iterator[list[str]]:
+    """Yields the two columns of each line, separated by one tab; ValueError for any other line.
+
+    `first` is the number of the first line in its file.
+    """
+    for number, line in enumerate(lines, start=first):
         columns = line.split("\t")
         if len(columns) != 2:
             raise ValueError(
@@ -233,9 +239,12 @@ def lines_of(path) -> Iterator[str]:
                 encoding = "utf-8-sig" if number == 1 else "utf-8"  # a byte order mark
                 yield line.decode(encoding).removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"The text must be UTF-8. Received: {path}, line {number}: {error.reason}."
-        ) from None
+        raise not_utf8(path, number, error) from None
+
+
+def not_utf8(path, line, error):
+    """The ValueError for a line of a file, of which the number is given."""
+    return ValueError(f"The text must be UTF-8. Received: {path}, line {line}: {error.reason}.")
 
 
 class _ZstFile(io.RawIOBase):

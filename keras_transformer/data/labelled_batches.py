@@ -13,7 +13,6 @@ from keras_transformer.data.batch_plans import (
     check_shapes,
 )
 from keras_transformer.data.token_ids import IdRows, checked_ids, checksum_of, parts
-from keras_transformer.files import load_arrays, save_arrays
 
 # Lengths count as equal up to the next multiple, so that different texts meet in every epoch.
 _LENGTH_STEP = 16
@@ -154,21 +153,6 @@ class LabelledBatches(PlannedBatchesMixin):
     def epoch(self):
         """Each text once, those of similar lengths together: for validation."""
         return self._as_data(self._plan.batch, self.steps_per_epoch)
-
-    def save(self, path) -> None:
-        """Writes the tokenised texts to a NumPy .npz file, atomically."""
-        ids, names = self._cut(self._ids), np.array(self.names)
-        arrays = {"ids": ids.values, "lengths": ids.lengths, "labels": self._labels, "names": names}
-        save_arrays(path, arrays.items())
-
-    @classmethod
-    def load(
-        cls, path, tokens_per_batch=8192, seed=0, prepare=None, shapes=None
-    ) -> "LabelledBatches":
-        """The batches of texts that `save` wrote, without tokenising them again."""
-        kept = load_arrays(path)
-        ids, names = IdRows(kept["ids"], kept["lengths"]), kept["names"].tolist()
-        return cls(ids, kept["labels"], names, tokens_per_batch, None, seed, prepare, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token, label or label name."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer.data.corpora import builder_of, columns_of, opened, text_features
+from keras_transformer.data.corpora import builder_of, lines_of, opened, split_lines, text_features
 
 
 class LabelledText(NamedTuple):
@@ -158,14 +158,18 @@ def read_labelled_tsv(path, names=None) -> LabelledText:
         OSError: if the file is missing, a directory, or cannot be read.
         ValueError: as `labelled`, and if a line does not have exactly two columns.
     """
-    texts, joined_labels = columns_of(path, "text", "label")
-    if are_numbers(names):
-        lines = enumerate(joined_labels, start=1)
-        numbers = [(number_of(label, f"line {line} of {path}"),) for line, label in lines]
-        return labelled(texts, numbers, names)
-    rows = ([name.strip() for name in joined.split(",")] for joined in joined_labels)
-    labels = [tuple(dict.fromkeys(name for name in row if name)) for row in rows]
-    return labelled(texts, labels, names)
+    rows = list(labelled_lines(path, names))
+    return labelled([text for text, _ in rows], [labels for _, labels in rows], names)
+
+
+def labelled_lines(path, names=None):
+    """Yields the text and the labels of each line, as `read_labelled_tsv` reads them."""
+    lines = split_lines(lines_of(path), path, ("text", "label"))
+    for number, (text, joined) in enumerate(lines, start=1):
+        if are_numbers(names):
+            yield text, (number_of(joined, f"line {number} of {path}"),)
+        else:
+            yield text, tuple(dict.fromkeys(filter(None, map(str.strip, joined.split(",")))))
 
 
 def read_labelled_dataset(name, split: str, names=None, data_dir=None) -> LabelledText:

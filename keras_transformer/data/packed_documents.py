@@ -14,8 +14,7 @@ from keras_transformer.data.batch_plans import (
     check_shapes,
 )
 from keras_transformer.data.plan_arrays import plan_arrays
-from keras_transformer.data.token_ids import IdRows, check_no_ends, checked_ids, parts, ranges
-from keras_transformer.files import load_arrays, save_arrays
+from keras_transformer.data.token_ids import check_no_ends, checked_ids, parts, ranges
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID
 
 
@@ -84,19 +83,6 @@ class PackedDocuments(PlannedBatchesMixin):
         row_multiple = (shapes or PackedRows()).row_multiple
         plan = PackedPlan(texts, length, batch_size, seed, row_multiple, folders[1], known_by)
         self._follow(plan)
-
-    def save(self, path) -> None:
-        """Writes the tokens to a NumPy .npz file, atomically."""
-        save_arrays(path, [("ids", self._ids.values), ("lengths", self._ids.lengths)])
-
-    @classmethod
-    def load(
-        cls, path, length, batch_size, seed=0, shapes: PackedRows | None = None
-    ) -> "PackedDocuments":
-        """The batches of documents that `save` wrote, without tokenising them again."""
-        arrays = load_arrays(path)
-        ids = IdRows(arrays["ids"], arrays["lengths"])
-        return cls(ids, length, batch_size, seed, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token of a document."""

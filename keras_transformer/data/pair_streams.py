@@ -1,61 +1,41 @@
-"""Streams of sentences and their translations, from files of any size."""
+"""Streams of text from files of any size: sentences and their translations, or documents."""
 
 import glob
 import itertools
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from keras_transformer.data.corpora import bytes_of_text, columns_in_lines, lines_of
-from keras_transformer.data.tables import table_columns, table_files
+from keras_transformer.data.corpora import (
+    builder_of,
+    bytes_of_text,
+    languages_of,
+    not_utf8,
+    opened,
+    pairs_of_dataset,
+    split_lines,
+)
+from keras_transformer.data.labelled_text import (
+    LabelledText,
+    labelled,
+    labelled_files,
+    labelled_lines,
+    text_of,
+)
+from keras_transformer.data.tables import is_table, labelled_rows, table_columns, table_files
 
-ROWS, CHARACTERS = 8192, 2**23  # of a block, at most; one pair may be longer
+ROWS, BYTES = 8192, 2**23  # after which a block ends
+DOCUMENT_KINDS = "language_model", "documents", "pretraining"
+
+_LINES_AT_A_TIME = 64
+_BYTES_OF_DOCUMENT = 2**20  # after which a document is cut
 
 
-class PairStream:
-    """Pairs of one or more files, in blocks; reads them again each time.
+class _Stream:
+    """What streams of text have in common."""
 
-    Args:
-        sources: files of sentences, one a line; a path, a pattern such as `"train-*.en.gz"`, or
-            several of them. Files of a pattern are read in the order of their names.
-        targets: as many files of their translations.
-        tsv: instead: files of two columns, source TAB target.
-        table: instead: Parquet or Arrow files, as for `read_table`.
-        columns: names of the two columns of a table.
-
-    Attributes:
-        files: the files, a list of paths.
-        kind: how they are read, a list of strings.
-
-    Raises:
-        OSError: if there is no such file.
-        ValueError: if not exactly one kind of files is given, or the sides have different numbers
-            of files.
-    """
-
-    def __init__(
-        self, sources=None, targets=None, tsv=None, table=None, columns=("source", "target")
-    ):
-        given = [bool(sources or targets), tsv is not None, table is not None]
-        if sum(given) != 1 or bool(sources) != bool(targets):
-            raise ValueError(
-                "Give one kind of text: files of sources and of targets, or tsv, or table. "
-                f"Received: sources={sources!r}, targets={targets!r}, tsv={tsv!r}, table={table!r}."
-            )
-        self._columns, self._is_table, self._is_tsv = columns, table is not None, tsv is not None
-        self.kind = ["table", *columns] if self._is_table else ["tsv" if self._is_tsv else "files"]
-        if sources:
-            sides = files_of(sources), files_of(targets)
-            if len(sides[0]) != len(sides[1]):
-                raise ValueError(
-                    "Each file of sources needs one of targets. "
-                    f"Received: {len(sides[0])} and {len(sides[1])} files."
-                )
-            self._parts = list(zip(*sides, strict=True))
-        else:
-            found = files_of(tsv) if self._is_tsv else files_of_tables(table)
-            self._parts = [(path,) for path in found]
-        self.files = list(itertools.chain.from_iterable(self._parts))
+    files = ()
 
     def states(self) -> list:
         """Name, bytes and time of the last change of each file: other texts have others."""
@@ -64,57 +44,362 @@ class PairStream:
 
     @property
     def num_bytes(self) -> int:
-        """About how many bytes of text all files hold."""
+        """About how many bytes of text there are."""
         return sum(map(bytes_of_text, self.files))
 
-    def blocks(self) -> Iterator[tuple[list[str], list[str], int]]:
-        """Yields sources, targets, and about how many bytes of `num_bytes` have been read so far.
+    def held_out_lines(self, rows):
+        """The name of each file of what is held out, and its lines."""
+        for name, texts in zip(self.held_out, zip(*rows, strict=True), strict=True):
+            yield name, map(self.as_lines, texts)
+
+    @staticmethod
+    def as_lines(text) -> str:
+        """What is written of a text to a file; it may hold line breaks."""
+        return text.replace("\n", " ") + "\n"
+
+
+class PairStream(_Stream):
+    """Pairs of one or more files, in blocks; reads them again each time.
+
+    Args:
+        sources: files of sentences, one a line; a path, a pattern such as `"train-*.en.gz"`, or
+            several of them. Files of a pattern are read in the order of their names.
+        targets: as many files of their translations.
+        tsv: instead: files of two columns, source TAB target.
+        table: instead: Parquet or Arrow files, as for `read_table`.
+        columns: names of the two columns of a table, None for "source" and "target"; or of the
+            languages of a data set, None for those that it says.
+        dataset: instead: data set of TensorFlow Datasets, as for `read_dataset`.
+        split: split of the data set.
+
+    Attributes:
+        files: the files, a list of paths.
+        kind: "translation".
+        format: how they are read, a list of strings.
+
+    Raises:
+        OSError: if there is no such file.
+        ValueError: if not exactly one kind of files is given, or the sides have different numbers
+            of files.
+    """
+
+    kind = "translation"
+    columns = "source", "target"
+    held_out = "held_out.source.txt", "held_out.target.txt"
+    sample = 150_000
+
+    def __init__(
+        self,
+        sources=None,
+        targets=None,
+        tsv=None,
+        table=None,
+        columns=None,
+        dataset=None,
+        split="train",
+    ):
+        given = {"files": sources or targets, "tsv": tsv, "table": table, "dataset": dataset}
+        given = {name: value for name, value in given.items() if value}
+        if len(given) != 1 or bool(sources) != bool(targets):
+            raise ValueError(
+                "Give one kind of text: files of sources and of targets, or tsv, table or dataset. "
+                f"Received: sources={sources!r}, targets={targets!r}, tsv={tsv!r}, "
+                f"table={table!r}, dataset={dataset!r}."
+            )
+        [(name, value)] = given.items()
+        self.format, self._names, self._builder = [name], columns or self.columns, None
+        if sources:
+            sides = files_of(sources), files_of(targets)
+            if len(sides[0]) != len(sides[1]):
+                raise ValueError(
+                    "Each file of sources needs one of targets. "
+                    f"Received: {len(sides[0])} and {len(sides[1])} files."
+                )
+            self._parts = list(zip(*sides, strict=True))
+        elif dataset:
+            self._builder, self._parts = builder_of(dataset, split), []
+            self._names = languages_of(self._builder, *columns or (None, None))
+            self.format += [self._builder.info.full_name, split, *self._names]
+        else:
+            found = files_of_tables(value) if table else files_of(value)
+            self._parts = [(path,) for path in found]
+            self.format += self._names if table else ()
+        self.files = list(itertools.chain.from_iterable(self._parts))
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes of text there are."""
+        if self._builder is not None:
+            return self._builder.info.splits[self.format[2]].num_bytes
+        return super().num_bytes
+
+    def blocks(self) -> Iterator["Block"]:
+        """Yields all pairs, some at a time.
 
         Raises:
             OSError: if a file cannot be read.
-            ValueError: if two files differ in length, a line does not have two columns, or a file
-                is not UTF-8 or damaged.
+            ValueError: if two files differ in length, or one is damaged.
         """
+        if self._builder is not None:
+            rows = pairs_of_dataset(self._builder, self.format[2], *self._names)
+            yield from _placed(_blocks_of_rows(rows), 0, self.num_bytes)
         before = 0
         for part in self._parts:
+            if self.format[0] == "table":
+                tables = table_columns(part[0], *self._names)
+                rows = itertools.chain.from_iterable(zip(*each, strict=True) for each in tables)
+                blocks = _blocks_of_rows(rows)
+            else:
+                blocks = _blocks_of_lines(part, self.columns if self.format == ["tsv"] else ())
             size = sum(map(bytes_of_text, part))
-            position = 0
-            for block in _in_blocks(self._pairs(part)):
-                sources, targets = zip(*block, strict=True)
-                position += sum(map(len, sources)) + sum(map(len, targets))
-                yield list(sources), list(targets), before + min(position, size)
+            yield from _placed(blocks, before, size)
             before += size
 
-    def _pairs(self, part):
-        if self._is_table:
-            for columns in table_columns(part[0], *self._columns):
-                yield from zip(*columns, strict=True)
-        elif self._is_tsv:
-            yield from columns_in_lines(part[0], "source", "target")
+
+class DocumentStream(_Stream):
+    """Documents of one or more files, in blocks; reads them again each time.
+
+    Documents are separated by empty lines, which belong to the one before. One of more than a
+    mebibyte is cut at the end of a line. For pretraining each `.txt` file of a folder is one.
+
+    Args:
+        text: files of text, or tables as for `read_text`; a path, a pattern, or several of them; or
+            a folder of `.txt` files, and of such folders.
+        column: name of the column of a table, of which each row is a document.
+        kind: what they are for: "language_model" for windows of the whole text, "documents" for
+            packed ones, "pretraining" for documents of sentences.
+
+    Attributes:
+        files: the files, a list of paths.
+        kind: what was given.
+        format: how they are read, a list of strings.
+
+    Raises:
+        OSError: if there is no such file.
+        ValueError: if `kind` is something else.
+    """
+
+    columns = ("text",)
+    held_out = ("held_out.txt",)
+    sample = 20_000
+
+    def __init__(self, text, column="text", kind="documents"):
+        if kind not in DOCUMENT_KINDS:
+            raise ValueError(f"kind must be one of {DOCUMENT_KINDS}. Received: {kind!r}.")
+        self.kind, self.format, self.files = kind, [column], []
+        for path in files_of(text):
+            is_folder = path.is_dir() and not is_table(path)
+            self.files += sorted(path.rglob("*.txt")) if is_folder else table_files(path)
+            self._are_whole = is_folder
+
+    def blocks(self) -> Iterator["Block"]:
+        """Yields all documents, some at a time.
+
+        Raises:
+            OSError: if a file cannot be read.
+            ValueError: if a file is not UTF-8, or damaged.
+        """
+        rows = ((text,) for path in self.files for text in self._documents(path))
+        yield from _placed(_blocks_of_rows(rows), 0, self.num_bytes)
+
+    def _documents(self, path):
+        if is_table(path):
+            for [texts] in table_columns(path, *self.format):
+                yield from (text + "\n" for text in texts)
         else:
-            end = object()
-            lines = itertools.zip_longest(*map(lines_of, part), fillvalue=end)
-            for number, (source, target) in enumerate(lines, start=1):
-                if source is end or target is end:
-                    shorter, longer = part if source is end else reversed(part)
-                    raise ValueError(
-                        "Both files must have the same number of lines, so that line i of one "
-                        f"translates line i of the other. Received: {shorter}, which ends before "
-                        f"line {number:,}, where {longer} goes on."
-                    )
-                yield source, target
+            yield from _documents_of_file(path, self._are_whole)
+
+    @staticmethod
+    def as_lines(text) -> str:
+        """What is written of a document to a file of documents."""
+        return text.rstrip("\r\n") + "\n\n"
 
 
-def _in_blocks(pairs):
-    block, size = [], 0
-    for source, target in pairs:
-        block.append((source, target))
-        size += len(source) + len(target)
-        if len(block) == ROWS or size >= CHARACTERS:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
+class LabelledStream(_Stream):
+    """Texts and their labels of one or more files, in blocks; reads them again each time.
+
+    Args:
+        tsv: files of two columns, as for `read_labelled_tsv`; a path, a pattern, or several.
+        folder: instead: a folder, as for `read_labelled_folder`.
+        table: instead: tables, as for `read_labelled_table`.
+        columns: names of the columns of a table, of texts and of labels.
+        names: the allowed labels; None for those that occur, for which all is read once more;
+            empty for labels that are numbers.
+
+    Attributes:
+        files: the files, a list of paths.
+        kind: "classification".
+        format: how they are read, a list of strings.
+        names: the labels.
+
+    Raises:
+        OSError: if there is no such file.
+        ValueError: if not exactly one kind of files is given, or as `labelled`.
+    """
+
+    kind = "classification"
+    columns = ("text",)
+    held_out = ("held_out.tsv",)
+    sample = 150_000
+
+    def __init__(self, tsv=None, folder=None, table=None, columns=("text", "label"), names=None):
+        given = {"tsv": tsv, "folder": folder, "table": table}
+        given = {name: value for name, value in given.items() if value}
+        if len(given) != 1:
+            raise ValueError(
+                "Give one kind of text: tsv, folder or table. "
+                f"Received: tsv={tsv!r}, folder={folder!r}, table={table!r}."
+            )
+        [(name, value)] = given.items()
+        readers = {"tsv": files_of, "folder": labelled_files, "table": files_of_tables}
+        self.files, self._columns = readers[name](value), columns
+        self.format = [name, *(columns if table else ())]
+        self.names = names
+        if names is None:
+            occurring = {label for _, labels in self._rows() for label in labels}
+            self.names = labelled([""], [tuple(occurring)]).names
+        self.format += ["labels", *self.names]
+
+    def blocks(self) -> Iterator["Block"]:
+        """Yields all texts, some at a time.
+
+        Raises:
+            OSError: if a file cannot be read.
+            ValueError: if a file is damaged, or a label is not allowed.
+        """
+        for block in _placed(_blocks_of_rows(self._rows()), 0, self.num_bytes):
+            texts, labels = block.sides
+            yield block._replace(sides=[texts], labels=labelled(texts, labels, self.names))
+
+    def _rows(self):
+        for path in self.files:
+            if self.format[0] == "folder":
+                yield text_of(path), (path.parent.name,)
+            elif self.format[0] == "tsv":
+                yield from labelled_lines(path, self.names)
+            else:
+                yield from labelled_rows(path, *self._columns, self.names)
+
+    def held_out_lines(self, rows):
+        yield self.held_out[0], [f"{_one_line(text)}\t{labels}\n" for text, labels in rows]
+
+
+def _one_line(text):
+    return " ".join(text.replace("\t", " ").splitlines())
+
+
+class Block(NamedTuple):
+    """Some rows as they were read; whatever process needs them splits and decodes them.
+
+    Args:
+        sides: for each column a list of texts, or for each file the bytes of some lines.
+        num_rows: the number of rows.
+        size: bytes, or characters, of the sides.
+        paths: the files of lines.
+        first: the number of the first of these lines, from 1 on.
+        names: names of the columns that a line has, separated by tabs; none if it is one text.
+        labels: the rows as `LabelledText`, if they have labels.
+        position: about how many bytes of the whole text have been read so far.
+    """
+
+    sides: list
+    num_rows: int
+    size: int
+    paths: tuple = ()
+    first: int = 1
+    names: tuple = ()
+    labels: LabelledText | None = None
+    position: int = 0
+
+    def columns(self) -> list[list[str]]:
+        """The texts of each column.
+
+        Raises ValueError for a line that is not UTF-8 or has other columns than its file should.
+        """
+        if not self.paths:
+            return self.sides
+        columns = []
+        for lines, path in zip(self.sides, self.paths, strict=True):
+            texts = _decoded(lines, path, self.first).removesuffix("\n").split("\n")
+            columns.append([text.removesuffix("\r") for text in texts])
+        if not self.names:
+            return columns
+        rows = split_lines(columns[0], self.paths[0], self.names, self.first)
+        return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _decoded(lines, path, first):
+    """The text of lines of a file, of which the number of the first one is given."""
+    try:
+        return lines.decode("utf-8-sig" if first == 1 else "utf-8")  # a byte order mark
+    except UnicodeDecodeError as error:
+        number = first + lines.count(b"\n", 0, error.start)
+        raise not_utf8(path, number, error) from None
+
+
+def _blocks_of_lines(paths, names):
+    first, num_rows, size, sides = 1, 0, 0, [[] for _ in paths]
+    for parts in itertools.zip_longest(*map(_parts_of_file, paths), fillvalue=()):
+        counts = list(map(len, parts))
+        if len(set(counts)) > 1:
+            shorter, longer = paths if counts[0] < counts[1] else reversed(paths)
+            raise ValueError(
+                "Both files must have the same number of lines, so that line i of one "
+                f"translates line i of the other. Received: {shorter}, which ends before "
+                f"line {first + num_rows + min(counts):,}, where {longer} goes on."
+            )
+        num_rows += counts[0]
+        for side, part in zip(sides, parts, strict=True):
+            side.append(b"".join(part))
+            size += len(side[-1])
+        if num_rows >= ROWS or size >= BYTES:
+            yield Block(list(map(b"".join, sides)), num_rows, size, paths, first, names)
+            first, num_rows, size, sides = first + num_rows, 0, 0, [[] for _ in paths]
+    if num_rows:
+        yield Block(list(map(b"".join, sides)), num_rows, size, paths, first, names)
+
+
+def _parts_of_file(path):
+    """Lists of so many lines, bytes."""
+    with opened(path) as file:
+        while part := list(itertools.islice(file, _LINES_AT_A_TIME)):
+            yield part
+
+
+def _blocks_of_rows(rows):
+    some, size = [], 0
+    for row in rows:
+        some.append(row)
+        size += sum(map(len, row))
+        if len(some) >= ROWS or size >= BYTES:
+            yield Block([list(column) for column in zip(*some, strict=True)], len(some), size)
+            some, size = [], 0
+    if some:
+        yield Block([list(column) for column in zip(*some, strict=True)], len(some), size)
+
+
+def _documents_of_file(path, is_whole):
+    """The texts of a file between empty lines, each with those after it; or the whole file."""
+    lines, size, is_end, number = [], 0, False, 0
+    with opened(path) as file:
+        for line in itertools.chain(file, [None]):
+            is_empty = line in (b"\n", b"\r\n")
+            is_next = is_end and not is_empty and not is_whole
+            if lines and (line is None or is_next or size >= _BYTES_OF_DOCUMENT):
+                yield _decoded(b"".join(lines), path, number - len(lines) + 1)
+                lines, size = [], 0
+            is_end, number = is_empty, number + 1
+            if line is not None:
+                lines.append(line)
+                size += len(line)
+
+
+def _placed(blocks, before, size):
+    """The blocks with their positions, of a text that begins after so many bytes of others."""
+    position = 0
+    for block in blocks:
+        position += block.size
+        yield block._replace(position=before + min(position, size))
 
 
 def files_of_tables(paths) -> list[pathlib.Path]:

@@ -1,6 +1,6 @@
-"""Prepares parallel text of any size once: cleans it, learns a tokenizer, writes token ids."""
+"""Prepares text of any size once: cleans it, learns a tokenizer, writes token ids."""
 
-import hashlib
+import functools
 import itertools
 import logging
 import pathlib
@@ -9,87 +9,120 @@ import shutil
 import numpy as np
 
 from keras_transformer.arguments import check_integer, check_number
+from keras_transformer.data.block_work import (
+    DUPLICATE,
+    KEPT,
+    REASONS,
+    RESERVED,
+    Filters,
+    portable,
+    read_block,
+    tokenise_block,
+    tokenise_sentences,
+)
 from keras_transformer.data.corpora import lines_of
-from keras_transformer.data.pair_streams import PairStream
+from keras_transformer.data.pair_streams import DocumentStream, LabelledStream, PairStream
 from keras_transformer.data.prepared import MANIFEST, Prepared, PreparedWriter
-from keras_transformer.data.token_ids import tokenized, tokenizer_checksum
+from keras_transformer.data.runners import RUNNERS
+from keras_transformer.data.token_ids import tokenizer_checksum
 from keras_transformer.files import NotWritten
 
 LOG = logging.getLogger(__name__)
 
-HELD_OUT = "held_out.source.txt", "held_out.target.txt"
-SAMPLE_LINES = 150_000
+HELD_OUT = PairStream.held_out
 
 _BYTES_ON_DISK = 0.8  # that ids and places take, for each byte of text
 _BYTES_OF_HASHES = 0.2  # likewise, while equal pairs are looked for
 _NUM_BUCKETS = 64  # of hashes, each of which is in memory alone
 _TOKENIZER = "tokenizer.model"
-_SAMPLE = "sample.txt"
-_LARGEST_HELD_OUT = "largest_held_out.txt"  # written last by the first pass
-_LARGEST_HASH = 2**64 - 1
+_SAMPLE, _SAMPLE_SIZE = "sample.txt", "sample_size.txt"
+_FATES = "fates"  # the reason of each row, a byte; written last by the first reading
+_NUM_HASHES = 2**64
 _SLACK = 1.2  # how many more pairs than are needed may be in memory
 
 
 def prepare(
     path,
-    stream: PairStream,
+    stream: PairStream | DocumentStream | LabelledStream,
     tokenizer=None,
     vocabulary_size: int = 32_000,
-    sample_lines: int = SAMPLE_LINES,
-    held_out: int = 0,
+    sample_lines: int | None = None,
+    held_out: float = 0,
     distinct: bool = False,
     max_ratio: float = 0.0,
     max_characters: int = 0,
+    max_tokens: int = 0,
     drop_copies: bool = False,
-    threads: int | None = None,
+    runner: str = "local",
+    processes: int | None = None,
     seed: int = 1,
     progress=None,
 ) -> Prepared:
-    """Writes a prepared folder of sentences and their translations.
+    """Writes a prepared folder of pairs of sentences, of documents, or of labelled texts.
 
     Memory does not depend on the size of the text. Text is read twice where a tokenizer must be
-    learned, pairs held out or duplicates found, otherwise once. The same arguments give the same
-    bytes on any number of threads, and after any interruption: begun again, it goes on.
+    learned, rows held out or duplicates found, otherwise once. A row is a pair or a text. The
+    same arguments give the same bytes on any number of processes and machines, and after any
+    interruption: begun again, it goes on.
 
-    Pairs with an empty side are left out, and further ones as the arguments say. The folder counts
-    them by reason: "empty", "copies", "ratio", "characters", "duplicates", "held_out".
+    Rows with an empty side are left out, and further ones as the arguments say. The folder counts
+    them by reason: "empty", "copies", "ratio", "characters", "duplicates", "held_out", "tokens".
 
     Args:
         path: the folder; with the same text and arguments in it, it is returned as it is.
         stream: the text.
-        tokenizer: one of `keras_transformer.tokenizers`; None learns pieces shared by both sides.
+        tokenizer: one of `keras_transformer.tokenizers`; None learns pieces shared by both sides,
+            byte pairs of documents, or word pieces for pretraining.
         vocabulary_size: pieces to learn.
-        sample_lines: pairs from which they are learned: a sample drawn by the content of pairs.
-        held_out: pairs to hold out, drawn likewise; they are written to the files `HELD_OUT`, in
-            the order of the text, each of equal ones once.
-        distinct: whether to leave out all but the first of equal pairs. They are told apart by
+        sample_lines: rows from which they are learned: a sample drawn by their content; a smaller
+            text is learned whole. None for 150,000 pairs or 20,000 documents.
+        held_out: rows to hold out, drawn likewise: how many, or, below 1, about which share. They
+            are in memory meanwhile, and written to the files `stream.held_out`, in the order of
+            the text, each of equal ones once.
+        distinct: whether to leave out all but the first of equal rows. They are told apart by
             64-bit hashes: of a billion different pairs, 0.03 are taken for equal ones.
         max_ratio: leaves out pairs of which one side has more than this times the words of the
             other; 0 for none.
-        max_characters: leaves out pairs with more characters on a side; 0 for none.
+        max_characters: leaves out rows with more characters on a side; 0 for none.
+        max_tokens: leaves out rows with more tokens on a side, for pretraining sentences; 0 for
+            none.
         drop_copies: whether to leave out pairs whose sides are equal.
-        threads: threads that tokenise; None for one on each core.
+        runner: "local" for processes of this machine, "ray" for tasks of a Ray cluster: the one
+            of the environment variable `RAY_ADDRESS`, or one of this machine alone.
+        processes: how many work at once; None for one on each core.
         seed: integer that fixes the sample and what is held out.
         progress: function that is called after each block with the name of the pass, "reading" or
             "tokenising", the bytes of text read so far, and the rows.
 
     Returns:
-        The folder. Its columns are "source" and "target".
+        The folder. Its columns are "source" and "target", or "text": a row for each document or,
+        for pretraining, for each sentence; the array "documents" then numbers their documents. The
+        array "labels" is the matrix of labelled texts.
 
     Raises:
-        OSError: if a file cannot be read, or the folder cannot be written.
+        ImportError: if Ray is to be used, and not installed.
+        OSError: if a file cannot be read, the folder cannot be written, or a cluster cannot be
+            reached.
         ValueError: if the text or an argument is invalid, the folder holds something else or was
             begun with other arguments, no pair is left, or a file changes meanwhile.
     """
-    for name, value in (("held_out", held_out), ("max_characters", max_characters)):
+    if isinstance(held_out, float):
+        check_number("held_out", held_out, least=0, below=1, reason=" A number of pairs is an int.")
+    else:
+        check_integer("held_out", held_out, 0)
+    for name, value in (("max_characters", max_characters), ("max_tokens", max_tokens)):
         check_integer(name, value, 0)
+    sample_lines = stream.sample if sample_lines is None else sample_lines
     check_integer("sample_lines", sample_lines)
     check_number("max_ratio", max_ratio, least=0)
+    if runner not in RUNNERS:
+        raise ValueError(f"runner must be one of {', '.join(RUNNERS)}. Received: {runner!r}.")
     settings = {
-        "text": stream.states(), "kind": stream.kind, "vocabulary_size": vocabulary_size,
+        "text": stream.states(), "kind": [stream.kind, *stream.format],
+        "vocabulary_size": vocabulary_size,
         "held_out": held_out, "distinct": distinct, "max_ratio": max_ratio,
-        "max_characters": max_characters, "drop_copies": drop_copies, "seed": seed,
-        "sample_lines": sample_lines,
+        "max_characters": max_characters, "max_tokens": max_tokens, "drop_copies": drop_copies,
+        "seed": seed, "sample_lines": sample_lines,
         "tokenizer": None if tokenizer is None else tokenizer_checksum(tokenizer),
     }  # fmt: skip
     path = pathlib.Path(path)
@@ -102,28 +135,45 @@ def prepare(
             f"{path} was prepared from other texts or with other settings. Choose another folder, "
             "or delete it."
         )
-    kept = _Filters(max_ratio, max_characters, drop_copies)
     progress = progress or (lambda *_: None)
     size = vocabulary_size if tokenizer is None else tokenizer.vocabulary_size
-    with PreparedWriter(path, ("source", "target"), size, settings=settings) as writer:
+    filters = Filters(max_ratio, max_characters, drop_copies)
+    is_pretraining = stream.kind == "pretraining"
+    arrays, more = None, {}
+    if is_pretraining:
+        arrays = {"documents": (np.uint32, ())}
+    if stream.kind == "classification":
+        arrays, more = {"labels": (np.float32, (len(stream.names) or 1,))}, {"names": stream.names}
+    with (
+        PreparedWriter(path, stream.columns, size, arrays, settings) as writer,
+        RUNNERS[runner](processes) as running,
+    ):
         if not writer.num_blocks and not any(writer.work.iterdir()):  # it does not go on
-            _check_room(writer, stream, distinct)
-        hashes = None
-        if tokenizer is None or held_out or distinct:
+            _check_room(writer, stream, distinct or held_out)
+        has_fates = tokenizer is None or bool(held_out) or distinct
+        if has_fates and not (writer.work / _FATES).exists():
             # One that is left after those held out shows that there is text to learn from.
-            sampled = sample_lines if tokenizer is None else 1
-            hashes = _Hashes(writer, seed, held_out, sampled, distinct)
-            if not hashes.exist():
-                hashes.read(stream, kept, progress)
+            wanted = held_out, sample_lines if tokenizer is None else 1
+            read = functools.partial(read_block, filters, _key_of(seed))
+            _read(writer, running, stream, read, wanted, distinct, progress)
         if tokenizer is None:
-            tokenizer = _learned(writer.draft / _TOKENIZER, hashes, vocabulary_size)
+            tokenizer = _learned(writer, stream.kind, vocabulary_size)
+            more["sample"] = int((writer.work / _SAMPLE_SIZE).read_text())
         elif not (writer.draft / _TOKENIZER).exists():
             tokenizer.save(writer.draft / _TOKENIZER)
         _check_unchanged(stream, settings)
-        counts = _write(writer, stream, kept, hashes, tokenizer, threads, progress)
+        tokenise = tokenise_sentences if is_pretraining else tokenise_block
+        tokenise = functools.partial(tokenise, filters, portable(tokenizer), max_tokens)
+        counts = _write(writer, running, stream, tokenise, has_fates, progress)
         _check_unchanged(stream, settings)
-        writer.finish({"kind": "translation", "counts": counts})
+        if is_pretraining:
+            more["num_documents"] = counts["rows"]
+        writer.finish({"kind": stream.kind, "counts": counts, **more})
     return Prepared(path)
+
+
+def _key_of(seed):
+    return seed.to_bytes(8, "little", signed=True)
 
 
 def _check_unchanged(stream, settings):
@@ -135,224 +185,169 @@ def _check_unchanged(stream, settings):
         )
 
 
-class _Filters:
-    """Why a pair is left out by itself, in the order in which reasons are tried."""
+class _Drawn:
+    """The rows of the smallest hashes among all that are added, each of equal ones once.
 
-    def __init__(self, max_ratio, max_characters, drop_copies):
-        self._max_ratio, self._max_characters = max_ratio, max_characters
-        self._drop_copies = drop_copies
-
-    def reason(self, source, target):
-        """A word, or None for a pair that is kept."""
-        if not source.strip() or not target.strip():
-            return "empty"
-        if self._drop_copies and source.strip() == target.strip():
-            return "copies"
-        if self._max_characters and max(len(source), len(target)) > self._max_characters:
-            return "characters"
-        if self._max_ratio:
-            words = sorted((len(source.split()), len(target.split())))
-            if words[1] > self._max_ratio * words[0]:
-                return "ratio"
-        return None
-
-
-class _Hashes:
-    """What the first pass learns: 64-bit hashes of pairs, and the pairs of the smallest ones.
-
-    Hashes do not depend on the order of the text, and are equal for equal pairs. The pairs of the
+    Hashes do not depend on the order of the text, and are equal for equal rows. The rows of the
     smallest ones are held out; those of the next ones are the sample of the tokenizer.
     """
 
-    def __init__(self, writer, seed, held_out, sample_lines, distinct):
-        self._work, self._draft = writer.work, writer.draft
-        self._key = seed.to_bytes(8, "little", signed=True)
-        self._held_out, self._sample_lines, self._distinct = held_out, sample_lines, distinct
+    def __init__(self, held_out, sample_lines):
+        self._held_out, self._sample_lines = held_out, sample_lines
+        self.largest, self._kept = _NUM_HASHES - 1, {}
+        self._most = _SLACK * (self._num_held_out({}) + sample_lines)
 
-    def exist(self):
-        """Whether an interrupted preparation has come to the end of its first pass."""
-        return (self._work / _LARGEST_HELD_OUT).exists()
+    def add(self, rows, first):
+        """Adds (hash, row, texts) of a block whose first row has this number."""
+        for number, row, texts in rows:
+            if number <= self.largest:
+                self._kept.setdefault(number, (first + row, texts))
+        if len(self._kept) > self._most:
+            hashes = sorted(self._kept)
+            count = self._num_held_out(hashes) + self._sample_lines
+            if count < len(hashes):
+                self.largest = hashes[count - 1]
+                self._kept = {number: self._kept[number] for number in hashes[:count]}
+            self._most = _SLACK * count
 
-    def of(self, sources, targets):
-        """The hash of each pair, uint64."""
-        digests = b"".join(
-            hashlib.blake2b(
-                b"%s\0%s" % (source.encode(), target.encode()), digest_size=8, key=self._key
-            ).digest()
-            for source, target in zip(sources, targets, strict=True)
-        )
-        return np.frombuffer(digests, "<u8")
+    def _num_held_out(self, hashes):
+        if self._held_out >= 1:
+            return self._held_out
+        return sum(number < self._held_out * _NUM_HASHES for number in hashes)
 
-    def read(self, stream, filters, progress):
-        count, smallest = 0, _Smallest(self._held_out + self._sample_lines)
-        with _Buckets(self._work) as buckets:
-            for sources, targets, position in stream.blocks():
-                pairs = zip(sources, targets, strict=True)
-                pairs = [pair for pair in pairs if filters.reason(*pair) is None]
-                hashes = self.of(*zip(*pairs, strict=True)) if pairs else np.zeros(0, np.uint64)
-                smallest.add(hashes, pairs, count)
-                if self._distinct:
-                    buckets.add(hashes, count)
-                count += len(pairs)
-                progress("reading", position, count)
-        found = smallest.ordered()
-        if len(found) <= self._held_out:
+    def parts(self):
+        """The largest hash of what is held out, -1 for none; the rows held out; the sample.
+
+        Rows are lists of their texts in the order of the text.
+        """
+        hashes = sorted(self._kept)
+        count = self._num_held_out(hashes)
+        if not hashes:
+            raise ValueError("No row is left to read. Give more text, or filters that keep more.")
+        if len(hashes) <= count:
             raise ValueError(
-                f"held_out must leave pairs to learn from, of {len(found):,} different ones. "
+                f"held_out must leave pairs to learn from, of {len(hashes):,} different ones. "
                 f"Received: held_out={self._held_out}."
             )
-        held_out, sample = found[: self._held_out], found[self._held_out :]
-        if self._held_out:
-            held_out_in_order = sorted(held_out, key=lambda each: each[1])
-            for side, name in enumerate(HELD_OUT):
-                _write_lines(self._draft / name, (pair[side] for _, _, pair in held_out_in_order))
-        largest = int(held_out[-1][0]) if held_out else -1
-        if self._distinct:
-            buckets.find_first(count)
-        sample = (pair for _, _, pair in sorted(sample, key=lambda each: each[1]))
-        _write_lines(self._work / _SAMPLE, itertools.chain.from_iterable(sample))
-        draft = self._work / "largest.draft"
-        draft.write_text(f"{largest}\n")
-        draft.replace(self._work / _LARGEST_HELD_OUT)
-
-    def sample(self):
-        """The sentences to learn a tokenizer from, of both sides."""
-        return lines_of(self._work / _SAMPLE)
-
-    @property
-    def largest_held_out(self):
-        """Pairs with a hash up to this one are held out; -1 for none."""
-        return int((self._work / _LARGEST_HELD_OUT).read_text())
-
-    def are_first(self):
-        """For each pair that the filters keep whether it is the first of equal ones."""
-        if not self._distinct:
-            return None
-        return np.load(self._work / "first.npy", mmap_mode="r")
+        rows = [self._kept[number] for number in hashes[: count + self._sample_lines]]
+        held_out, sample = (
+            [texts for _, texts in sorted(part)] for part in (rows[:count], rows[count:])
+        )
+        return hashes[count - 1] if count else -1, held_out, sample
 
 
-class _Smallest:
-    """The pairs of the smallest hashes among all that are added, each of equal ones once."""
-
-    def __init__(self, count):
-        self._count, self._limit, self._kept = count, _LARGEST_HASH, {}
-
-    def add(self, hashes, pairs, first):
-        for place in np.flatnonzero(hashes <= np.uint64(self._limit)).tolist():
-            self._kept.setdefault(int(hashes[place]), (first + place, pairs[place]))
-        if len(self._kept) > _SLACK * self._count:
-            self._cut()
-
-    def _cut(self):
-        hashes = sorted(self._kept)[: self._count]
-        self._limit = hashes[-1]
-        self._kept = {number: self._kept[number] for number in hashes}
-
-    def ordered(self):
-        """A list of (hash, place, pair), the smallest hash first."""
-        if len(self._kept) > self._count:
-            self._cut()
-        return [(number, *self._kept[number]) for number in sorted(self._kept)]
+def _read(writer, running, stream, read, wanted, distinct, progress):
+    """The first reading: writes the fate of each row, what is held out, and the sample."""
+    work, draft = writer.work, writer.work / "fates.draft"
+    drawn, num_rows = _Drawn(*wanted), 0
+    with _Buckets(work) as buckets, open(draft, "wb") as file:
+        calls = ((block, drawn.largest) for block in stream.blocks())
+        for (block, _), (fates, hashes, small) in running.map(read, calls):
+            file.write(fates)
+            drawn.add(small, num_rows)
+            buckets.add(hashes, num_rows + np.flatnonzero(fates == KEPT))
+            num_rows += block.num_rows
+            progress("reading", block.position, num_rows)
+    largest, held_out, sample = drawn.parts()
+    if held_out:
+        for name, lines in stream.held_out_lines(held_out):
+            _write_text(writer.draft / name, lines)
+    texts = itertools.chain.from_iterable(row[: len(stream.columns)] for row in sample)
+    _write_text(work / _SAMPLE, map(stream.as_lines, texts))
+    _write_text(work / _SAMPLE_SIZE, [str(len(sample))])
+    fates = np.memmap(draft, np.uint8, "r+")
+    for hashes, rows in buckets.read():
+        if distinct:
+            _, first = np.unique(hashes, return_index=True)
+            fates[rows] = DUPLICATE
+            hashes, rows = hashes[first], rows[first]
+            fates[rows] = KEPT
+        if held_out:
+            fates[rows[hashes <= np.uint64(largest)]] = RESERVED
+    fates.flush()
+    del fates  # Windows renames no file that is mapped
+    draft.replace(work / _FATES)
 
 
 class _Buckets:
-    """Finds equal hashes on disk, one bucket of them at a time in memory."""
+    """Hashes on disk with their rows, of which equal ones are read together."""
 
     def __init__(self, work):
-        self._work, self._files = work, []
+        self._paths = [work / f"hashes-{number:02d}" for number in range(_NUM_BUCKETS)]
 
     def __enter__(self):
-        names = (self._work / f"hashes-{number:02d}" for number in range(_NUM_BUCKETS))
-        self._files = [open(name, "wb") for name in names]  # noqa: SIM115
+        self._files = [open(path, "wb") for path in self._paths]  # noqa: SIM115
         return self
 
     def __exit__(self, *_):
         for file in self._files:
             file.close()
 
-    def add(self, hashes, first):
-        rows = np.stack([hashes, first + np.arange(len(hashes), dtype=np.uint64)], axis=1)
-        buckets = hashes // np.uint64(2**64 // _NUM_BUCKETS)
+    def add(self, hashes, rows):
+        pairs = np.stack([hashes, rows.astype(np.uint64)], axis=1)
+        buckets = hashes // np.uint64(_NUM_HASHES // _NUM_BUCKETS)
         for bucket in np.unique(buckets).tolist():
-            self._files[bucket].write(rows[buckets == bucket].tobytes())
+            self._files[bucket].write(pairs[buckets == bucket])
 
-    def find_first(self, count):
-        """Writes which of `count` rows are the first with their hash, `first.npy`."""
-        self.__exit__()
-        first = np.lib.format.open_memmap(self._work / "first.npy", "w+", bool, (count,))
-        for number in range(_NUM_BUCKETS):
-            path = self._work / f"hashes-{number:02d}"
-            rows = np.fromfile(path, np.uint64).reshape(-1, 2)
-            _, places = np.unique(rows[:, 0], return_index=True)
-            first[rows[places, 1].astype(np.int64)] = True
+    def read(self):
+        """Yields the hashes and the rows of one bucket after another, and deletes them."""
+        for path in self._paths:
+            hashes, rows = np.fromfile(path, np.uint64).reshape(-1, 2).T
+            yield hashes, rows.astype(np.int64)
             path.unlink()
-        first.flush()
 
 
-def _learned(path, hashes, vocabulary_size):
+def _learned(writer, kind, vocabulary_size):
     """The tokenizer of an interrupted preparation, or one that is learned from the sample."""
-    from keras_transformer.tokenizers import load_tokenizer, train_sentencepiece
+    from keras_transformer import tokenizers
 
-    if not path.exists():
-        train_sentencepiece(hashes.sample(), vocabulary_size).save(path)
-    return load_tokenizer(path)
+    path, lines = writer.draft / _TOKENIZER, lines_of(writer.work / _SAMPLE)
+    if path.exists():
+        return tokenizers.load_tokenizer(path)
+    if kind in ("translation", "classification"):
+        tokenizer = tokenizers.train_sentencepiece(lines, vocabulary_size)
+    elif kind == "pretraining":
+        tokenizer = tokenizers.train_word_pieces(lines, vocabulary_size)
+    else:
+        tokenizer = tokenizers.train_byte_pairs((f"{line}\n" for line in lines), vocabulary_size)
+    tokenizer.save(path)
+    return tokenizer
 
 
-def _write(writer, stream, filters, hashes, tokenizer, threads, progress):
-    """The second pass; returns the counts of rows, ids and what is left out."""
-    counts = dict.fromkeys(
-        ("rows", "empty", "copies", "characters", "ratio", "duplicates", "held_out"), 0
-    )
-    first = largest_held_out = None
-    if hashes is not None:
-        first, largest_held_out = hashes.are_first(), hashes.largest_held_out
-    skipped, num_kept = writer.num_blocks, 0
-    for number, (sources, targets, position) in enumerate(stream.blocks()):
-        pairs = []
-        for pair in zip(sources, targets, strict=True):
-            if (reason := filters.reason(*pair)) is None:
-                pairs.append(pair)
-            else:
-                counts[reason] += 1
-        before, num_kept = num_kept, num_kept + len(pairs)
-        is_kept = np.ones(len(pairs), bool)
-        if first is not None:
-            if num_kept > len(first):
+def _write(writer, running, stream, tokenise, has_fates, progress):
+    """The second reading, or the only one; returns the counts of rows and what is left out."""
+
+    def calls():
+        first = 0
+        for number, block in enumerate(stream.blocks()):
+            part = None if fates is None else np.array(fates[first : first + block.num_rows])
+            first += block.num_rows
+            if part is not None and len(part) < block.num_rows:
                 raise ValueError("A file has changed while it was read: it has more lines now.")
-            is_kept &= first[before:num_kept]
-            counts["duplicates"] += int((~is_kept).sum())
-        if pairs and largest_held_out is not None and largest_held_out >= 0:
-            is_held_out = is_kept & (
-                hashes.of(*zip(*pairs, strict=True)) <= np.uint64(largest_held_out)
-            )
-            counts["held_out"] += int(is_held_out.sum())
-            is_kept &= ~is_held_out
-        if number < skipped:
-            progress("tokenising", position, num_kept)
-            continue
-        pairs = list(itertools.compress(pairs, is_kept))
-        sides = zip(*pairs, strict=True) if pairs else ((), ())
-        ids = [tokenized(side, tokenizer, threads) for side in map(list, sides)]
-        # Some texts have no tokens: of characters that the tokenizer drops.
-        full = np.flatnonzero(np.minimum(*(side.lengths for side in ids)))
-        empty = writer.notes.get("empty", 0) + len(pairs) - len(full)
-        source, target = (side.take(full) for side in ids)
-        writer.append({"source": source, "target": target}, notes={"empty": empty})
-        progress("tokenising", position, num_kept)
-    counts["empty"] += writer.notes.get("empty", 0)
-    counts["rows"] = writer.num_rows
-    return counts
+            if number >= num_written:
+                yield block, part
+
+    num_written = writer.num_blocks
+    fates = np.memmap(writer.work / _FATES, np.uint8, "r") if has_fates else None
+    counts = np.array(writer.notes.get("counts", [0] * len(REASONS)))
+    for (block, _), (ids, arrays, block_counts) in running.map(tokenise, calls()):
+        if "documents" in arrays:  # numbered from 0 on in each block
+            arrays["documents"] = arrays["documents"] + counts[KEPT].astype(np.uint32)
+        counts += block_counts
+        columns = dict(zip(stream.columns, ids, strict=True))
+        writer.append(columns, arrays, {"counts": counts.tolist()})
+        progress("tokenising", block.position, int(counts.sum()))
+    return dict(zip(REASONS, counts.tolist(), strict=True))
 
 
-def _write_lines(path, texts):
-    """Writes one text a line; those of a table may hold line breaks."""
+def _write_text(path, texts):
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(text.replace("\n", " ") + "\n" for text in texts)
+        file.writelines(texts)
 
 
-def _check_room(writer, stream, distinct):
+def _check_room(writer, stream, has_hashes):
     """Raises `NotWritten` if the disk has less room than the folder probably needs."""
-    needed = int(stream.num_bytes * (_BYTES_ON_DISK + _BYTES_OF_HASHES * distinct))
+    needed = int(stream.num_bytes * (_BYTES_ON_DISK + _BYTES_OF_HASHES * bool(has_hashes)))
     free = shutil.disk_usage(writer.draft).free
     if needed > free:
         shutil.rmtree(writer.draft)

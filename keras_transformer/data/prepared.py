@@ -58,7 +58,7 @@ class PreparedWriter:
         vocabulary_size: ids are below it.
         arrays: {name: (dtype, shape of a row)} of further arrays with one row for each row.
         settings: what the content depends on, as JSON; an interrupted folder with others is
-            refused.
+            refused if it has rows, and else begun anew.
 
     Attributes:
         draft: the hidden folder; other files written there become part of the folder.
@@ -114,15 +114,17 @@ class PreparedWriter:
 
     def _begin_or_go_on(self):
         journal = {"settings": self._settings, "blocks": 0, "shards": [0], "notes": {}, "sizes": {}}
+        kept = None
         if (self.draft / _JOURNAL).exists():
             kept = read_json(self.draft / _JOURNAL)
-            if kept["settings"] != self._settings:
+            if kept["settings"] == self._settings:
+                journal = kept
+            elif kept["blocks"]:
                 raise ValueError(
                     f"{self.path} was begun with other settings or texts. Give those, choose "
                     f"another folder, or delete {self.draft}."
                 )
-            journal = kept
-        elif self.draft.exists():
+        if journal is not kept and self.draft.exists():
             shutil.rmtree(self.draft)
         self.work.mkdir(parents=True, exist_ok=True)
         self.num_blocks, self.notes = journal["blocks"], journal["notes"]
@@ -281,7 +283,7 @@ class Prepared:
         path: the folder.
 
     Attributes:
-        path: the folder, a `pathlib.Path`.
+        path: the folder, a `pathlib.Path`; set it where the folder has moved.
         kind: what the rows are: "translation", "classification", "language_model", "documents" or
             "pretraining".
         manifest: all that the folder tells of itself, a dictionary: "settings", "counts", ...
@@ -332,6 +334,9 @@ class Prepared:
             raise DamagedFile(f"{path} is damaged, or was edited. Prepare the text again.")
         return manifest
 
+    def __reduce__(self):
+        return Prepared, (self.path.absolute(),)
+
     def __len__(self):
         return sum(self.manifest["rows"])
 
@@ -365,12 +370,21 @@ class Prepared:
         for name in self.manifest["files"]:
             self.checked(name)
 
+    def checksum(self) -> int:
+        """A number that changes with any byte of the files."""
+        return checksum_of(*self.checksums_of_files.values())
+
     @functools.cached_property
-    def _checksums(self):
-        return load_arrays(self.path / CHECKSUMS)
+    def checksums_of_files(self) -> dict[str, np.ndarray]:
+        """CRC-32 of each block of 64 KiB of each file."""
+        checksums = load_arrays(self.path / CHECKSUMS)
+        shapes = {name: (-(-size // _BLOCK),) for name, size in self.manifest["files"].items()}
+        if {name: each.shape for name, each in checksums.items()} != shapes:
+            raise DamagedFile(f"{self.path / CHECKSUMS} is damaged. Prepare the text again.")
+        return checksums
 
     def _file(self, name, dtype, shape, offset=_HEADER):
-        return _CheckedFile(self.path / name, dtype, shape, offset, lambda: self._checksums[name])
+        return _CheckedFile(self, name, dtype, shape, offset)
 
     def _rows_of(self, name, column):
         shards = []
@@ -447,10 +461,16 @@ def _by_shard(shards):
 class _CheckedFile:
     """An array in a file, mapped into memory, whose blocks are checked when first read."""
 
-    def __init__(self, path, dtype, shape, offset, checksums):
-        self._file_path, self._number_type = path, np.dtype(dtype)
+    def __init__(self, folder, name, dtype, shape, offset):
+        self._folder, self._name, self._number_type = folder, name, np.dtype(dtype)
         self._shape, self._offset = shape, offset
-        self.checksums = checksums
+
+    @property
+    def _file_path(self):
+        return self._folder.path / self._name
+
+    def checksums(self):
+        return self._folder.checksums_of_files[self._name]
 
     def __len__(self):
         return self._shape[0]

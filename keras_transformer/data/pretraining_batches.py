@@ -19,7 +19,6 @@ from keras_transformer.data.masking import check_masking_rate, masked, share_of
 from keras_transformer.data.pipelines import as_data
 from keras_transformer.data.plan_arrays import plan_arrays
 from keras_transformer.data.token_ids import IdRows, checked_ids, parts, ranges
-from keras_transformer.files import load_arrays, save_arrays
 
 if TYPE_CHECKING:
     from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
@@ -165,33 +164,6 @@ class PretrainingBatches:
             ids = self._documents.values.read(starts, ends - starts).values
             counts += np.bincount(ids, minlength=len(counts))
         return counts
-
-    def save(self, path) -> None:
-        """Writes the tokenised documents to a NumPy .npz file, atomically."""
-        sentences = self._documents.values
-        arrays = {
-            "ids": sentences.values,
-            "starts": sentences.starts,
-            "first_sentences": self._documents.starts,
-        }
-        save_arrays(path, arrays.items())
-
-    @classmethod
-    def load(
-        cls,
-        path,
-        tokenizer,
-        batch_size=32,
-        max_length=128,
-        seed=0,
-        masking_rate=0.15,
-        shapes: FewShapes | None = None,
-    ) -> "PretrainingBatches":
-        """The batches of documents that `save` wrote, without tokenising them again."""
-        kept = load_arrays(path)
-        sentences = IdRows(kept["ids"], np.diff(kept["starts"]))
-        documents = IdRows(sentences, np.diff(kept["first_sentences"]))
-        return cls(documents, tokenizer, batch_size, max_length, seed, masking_rate, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token, sentence or document."""

@@ -73,14 +73,19 @@ def read_labelled_table(path, text_column="text", label_column="label", names=No
         ValueError: as `labelled`, and if a column is missing, holds null or values of another
             type, an integer has no name, or a file is damaged.
     """
-    texts, labels = [], []
+    rows = list(labelled_rows(path, text_column, label_column, names))
+    return labelled([text for text, _ in rows], [labels for _, labels in rows], names)
+
+
+def labelled_rows(path, text_column, label_column, names=None):
+    """Yields the text and the labels of each row, as `read_labelled_table` reads them."""
     for file, columns, features in _tables_of(path, text_column, label_column):
-        texts += _texts_of(file, text_column, columns[0])
+        texts = _texts_of(file, text_column, columns[0])
         if are_numbers(names):
-            labels += _numbers_of(file, label_column, columns[1])
+            labels = _numbers_of(file, label_column, columns[1])
         else:
-            labels += _labels_of(file, label_column, columns[1], features.get(label_column))
-    return labelled(texts, labels, names)
+            labels = _labels_of(file, label_column, columns[1], features.get(label_column))
+        yield from zip(texts, labels, strict=True)
 
 
 def read_text(path, column="text", separator=b"\n") -> bytes:

@@ -20,8 +20,7 @@ from keras_transformer.data.batch_plans import (
     TextLengths,
     check_shapes,
 )
-from keras_transformer.data.token_ids import IdRows, check_no_ends, checked_ids
-from keras_transformer.files import load_arrays, save_arrays
+from keras_transformer.data.token_ids import check_no_ends, checked_ids
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 
@@ -122,39 +121,6 @@ class TokenBatches(PlannedBatchesMixin):
                 "Dropped %d of %d pairs longer than max_length=%d tokens.",
                 self.num_dropped, num_texts, max_length,
             )  # fmt: skip
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether the ids are those of a `Prepared` folder, which `save` need not keep."""
-        return not isinstance(self._sources, IdRows)
-
-    def save(self, path) -> None:
-        """Writes the tokenised text to a NumPy .npz file, atomically."""
-        arrays = {}
-        for side, ids in (("source", self._sources), ("target", self._targets)):
-            arrays[f"{side}_ids"] = np.insert(ids.values, ids.starts[1:], END_ID)
-            arrays[f"{side}_lengths"] = ids.lengths + 1
-        save_arrays(path, arrays.items())
-
-    @classmethod
-    def load(
-        cls,
-        path,
-        tokens_per_batch: int = 4096,
-        max_length: int = 256,
-        seed: int = 0,
-        shapes: FewShapes | PackedRows | None = None,
-    ) -> "TokenBatches":
-        """The batches of a text that `save` wrote, without tokenising it again.
-
-        With the same other arguments of `TokenBatches`, they are the same batches.
-        """
-        sides, ids = load_arrays(path), []
-        for side in ("source", "target"):
-            lengths = sides[f"{side}_lengths"]
-            values = np.delete(sides[f"{side}_ids"], np.cumsum(lengths) - 1)  # without ends
-            ids.append(IdRows(values, lengths - 1))
-        return cls(*ids, tokens_per_batch, max_length, seed, shapes)
 
     def checksum(self) -> int:
         """A number that changes with any token of the text."""

@@ -184,16 +184,6 @@ def tokenize(texts: Sequence[str], tokenizer) -> "tf.RaggedTensor":
     return _ragged(np.concatenate(ids), np.concatenate(lengths))
 
 
-def tokenized(texts: list[str], tokenizer, threads: int | None = None) -> IdRows:
-    """What `tokenize` returns as `IdRows`; with pieces on this many threads, without TensorFlow."""
-    if hasattr(tokenizer, "encode"):
-        rows = tokenizer.encode(texts, threads)
-    else:
-        rows = tokenize(texts, tokenizer).to_list()
-    ids = np.fromiter(itertools.chain.from_iterable(rows), np.int32)
-    return IdRows(ids, np.array([len(row) for row in rows], np.int64))
-
-
 def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer) -> "tf.RaggedTensor":
     """Tokenises documents that are split into sentences.
 

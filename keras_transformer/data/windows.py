@@ -6,15 +6,15 @@ import numpy as np
 from keras_transformer.data.draws import key_of
 from keras_transformer.data.pipelines import as_data
 from keras_transformer.data.token_ids import IdRows
-from keras_transformer.files import load_arrays, save_arrays
 from keras_transformer.tokenizers.control_ids import PAD_ID
 
 
 class _LongText:
     """The tokens of one long text, read in windows that a subclass places in `_starts`."""
 
-    def __init__(self, ids, length, batch_size):
+    def __init__(self, ids, length, batch_size, first_id):
         self._ids = ids if hasattr(ids, "read") else IdRows(ids, [len(ids)])
+        self._first_id = first_id
         self.num_tokens = self._ids.num_ids
         self._length, self._batch_size = length, batch_size
 
@@ -31,11 +31,8 @@ class _LongText:
     def _batch(self, step):
         starts = self._starts(step)  # (batch,)
         rows = self._ids.read(starts, self._length + 1).values.reshape(len(starts), -1)
+        rows = rows - np.int32(self._first_id)
         return rows[:, :-1], rows[:, 1:]
-
-    def save(self, path) -> None:
-        """Writes the tokens to a NumPy .npz file, atomically."""
-        save_arrays(path, [("ids", np.asarray(self._ids.values, np.int32))])
 
     def checksum(self) -> int:
         """A number that changes with any token of the text."""
@@ -57,6 +54,7 @@ class TextWindows(_LongText):
         steps_per_epoch: batches that count as an epoch; windows are drawn at random, so no
             number of them covers exactly the whole text.
         seed: integer that fixes where all windows begin.
+        first_id: is subtracted from all ids, for a model without some ids of the tokenizer.
 
     Raises:
         ValueError: if the text is not longer than a window, or a size is below 1.
@@ -67,8 +65,8 @@ class TextWindows(_LongText):
         ((2, 5), True)
     """
 
-    def __init__(self, ids, length, batch_size, steps_per_epoch=500, seed=0):
-        super().__init__(ids, length, batch_size)
+    def __init__(self, ids, length, batch_size, steps_per_epoch=500, seed=0, first_id=0):
+        super().__init__(ids, length, batch_size, first_id)
         if min(length, batch_size, steps_per_epoch) < 1:
             raise ValueError(
                 "length, batch_size and steps_per_epoch must be at least 1. Received: "
@@ -81,11 +79,6 @@ class TextWindows(_LongText):
             )
         self.steps_per_epoch = steps_per_epoch
         self._seed = seed
-
-    @classmethod
-    def load(cls, path, length, batch_size, steps_per_epoch=500, seed=0) -> "TextWindows":
-        """The batches of a text that `save` wrote, without tokenising it again."""
-        return cls(load_arrays(path)["ids"], length, batch_size, steps_per_epoch, seed)
 
     def _starts(self, step):
         # Of 64 bits, whose remainders are as good as equally likely.
@@ -105,6 +98,7 @@ class TextSegments(_LongText):
             whose rows follow one another.
         length: length of a segment, in tokens.
         batch_size: number of streams.
+        first_id: is subtracted from all ids, for a model without some ids of the tokenizer.
 
     Attributes:
         steps_per_epoch: batches until each stream has been read once.
@@ -119,19 +113,14 @@ class TextSegments(_LongText):
 [[106, 107, 108], [100, 101, 102]]]
     """
 
-    def __init__(self, ids, length, batch_size):
-        super().__init__(ids, length, batch_size)
+    def __init__(self, ids, length, batch_size, first_id=0):
+        super().__init__(ids, length, batch_size, first_id)
         if min(length, batch_size) < 1 or self.num_tokens <= length * batch_size:
             raise ValueError(
                 "Each stream of the text must hold a segment of at least one token. Received: "
                 f"{self.num_tokens} tokens, length={length}, batch_size={batch_size}."
             )
         self.steps_per_epoch = (self.num_tokens - 1) // (length * batch_size)
-
-    @classmethod
-    def load(cls, path, length, batch_size) -> "TextSegments":
-        """The batches of a text that `save` wrote, without tokenising it again."""
-        return cls(load_arrays(path)["ids"], length, batch_size)
 
     def _starts(self, step):
         epoch, place = step // self.steps_per_epoch, step % self.steps_per_epoch

@@ -8,7 +8,6 @@ the round trip.
 
 import functools
 import io
-import os
 import pathlib
 import re
 from collections.abc import Iterable
@@ -130,17 +129,11 @@ class SentencePieceTokenizer(tf.Module):
         first = tf.fill([ids.nrows(out_type=tf.int32), 1], self.languages[self.language])
         return tf.concat([first, ids], axis=1)
 
-    def encode(self, texts: list[str], threads: int | None = None) -> list[list[int]]:
-        """What `tokenize` returns, as lists and on this many threads, None for one on each core.
-
-        Outside of a graph it is faster than TensorFlow's operation.
-        """
-        if self._are_words or self._has_more or self.language is not None:
-            return self.tokenize(texts).to_list()
-        return self._processor.encode(texts, num_threads=threads or os.cpu_count())
-
     @functools.cached_property
-    def _processor(self):
+    def processor(self) -> sentencepiece.SentencePieceProcessor | None:
+        """What gives the ids of `tokenize` without TensorFlow; None if they need more than it."""
+        if self._are_words or self._has_more or self.language is not None:
+            return None
         return sentencepiece.SentencePieceProcessor(model_proto=self.model)
 
     def detokenize(self, ids) -> tf.Tensor:

@@ -195,10 +195,11 @@ def test_name_is_resolved_prepared_and_read_from_source_to_target(
 def test_a_training_chooses_its_direction(registered, tmp_path):
     flags = {"dataset": "cats_translate/pt_to_en", "data_dir": str(tmp_path)}
     for languages, first in (({}, "gato"), ({"source_language": "en"}, "cat")):
-        for text in TranslationExperiment(TranslationConfig(**flags, **languages)).read_texts():
+        experiment = TranslationExperiment(TranslationConfig(**flags, **languages))
+        for text in (experiment.train_text, experiment.valid_text):
             assert text.sources[0].startswith(first)
     with pytest.raises(ValueError, match="--target-language need a --dataset"):
-        TranslationExperiment(TranslationConfig(tsv="a.tsv", source_language="en")).read_texts()
+        TranslationExperiment(TranslationConfig(tsv="a.tsv", source_language="en"))
 
 
 def test_unknown_name_is_refused_in_one_line(tfds, tmp_path):

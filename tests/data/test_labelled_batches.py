@@ -78,12 +78,9 @@ def test_the_middle_of_long_rows_is_left_out(max_length):
     assert cut_middle(ids, max_length).to_list() == expected
 
 
-def test_saved_batches_are_the_same(text, tokenizer, tmp_path):
+def test_the_checksum_sees_other_texts_labels_and_names(text, tokenizer):
     batches = labelled_batches(text, tokenizer, 48, 11, seed=5)
-    batches.save(tmp_path / "tokens.npz")
-    loaded = LabelledBatches.load(tmp_path / "tokens.npz", 48, seed=5)
-    assert loaded.checksum() == batches.checksum()
-    assert loaded.names == batches.names == ["even", "odd"]
+    assert batches.names == ["even", "odd"]
     others = [
         labelled(TEXTS[::-1], LABELS),
         labelled(TEXTS, LABELS[1:] + LABELS[:1]),
@@ -91,9 +88,6 @@ def test_saved_batches_are_the_same(text, tokenizer, tmp_path):
     ]
     checksums = {labelled_batches(other, tokenizer, 48, 11).checksum() for other in others}
     assert len({batches.checksum(), *checksums}) == 4
-    assert rows_of(loaded.dataset().take(9), tokenizer) == rows_of(
-        batches.dataset().take(9), tokenizer
-    )
 
 
 def test_texts_may_have_several_labels_or_none(tokenizer, tmp_path):
@@ -254,9 +248,6 @@ def test_labels_without_names_are_numbers(tokenizer, tmp_path):
     assert numbers.dtype == tf.float32 and not batches.multi_label and batches.names == []
     assert sorted(numbers.numpy()[:, 0]) == sorted(np.float32([2.5, -1000, 0.1, 7]))
     np.testing.assert_array_equal(batches.mean_label, np.float32([(2.5 - 1000 + 0.1 + 7) / 4]))
-    batches.save(tmp_path / "tokens.npz")
-    loaded = LabelledBatches.load(tmp_path / "tokens.npz")
-    assert loaded.checksum() == batches.checksum() and loaded.names == []
 
 
 @pytest.mark.parametrize(

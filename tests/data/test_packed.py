@@ -92,14 +92,6 @@ def test_the_share_of_padding_is_that_of_the_batches(batches):
     assert batches.padding < 0.1
 
 
-def test_saved_batches_are_the_same(batches, tmp_path):
-    batches.save(tmp_path / "tokens.npz")
-    loaded = TokenBatches.load(tmp_path / "tokens.npz", 2000, 61, seed=3, shapes=PackedRows())
-    pair = as_numpy(batches.dataset(2), 2), as_numpy(loaded.dataset(2), 2)
-    for batch, other in zip(*pair, strict=True):
-        np.testing.assert_array_equal(batch[2], other[2])
-
-
 def test_rows_are_a_multiple_for_the_replicas(pairs):
     batches = TokenBatches(*pairs, 1000, 61, shapes=PackedRows(row_multiple=3))
     assert (batches.shapes[:, 0] % 3 == 0).all()
@@ -208,14 +200,6 @@ def test_each_label_of_the_documents_is_in_each_epoch_once(documents):
     late = as_numpy(batches.dataset(3), 2)
     for batch, other in zip(late, two[3:5], strict=True):
         np.testing.assert_array_equal(batch, other)
-
-
-def test_saved_documents_are_the_same(documents, tmp_path):
-    batches = PackedDocuments(documents, 23, 5, seed=2)
-    batches.save(tmp_path / "tokens.npz")
-    loaded = PackedDocuments.load(tmp_path / "tokens.npz", 23, 5, 2)
-    assert loaded.checksum() == batches.checksum()
-    np.testing.assert_array_equal(as_numpy(loaded.dataset(4), 1), as_numpy(batches.dataset(4), 1))
 
 
 def test_what_cannot_be_packed_is_refused():

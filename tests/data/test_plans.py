@@ -159,9 +159,22 @@ def test_a_plan_is_made_once_and_again_for_other_texts_settings_or_damage(
     for damage in (order.read_bytes()[:-4], b""):
         order.write_bytes(damage)
         assert made(rows, 60, 9) == 1, "a file is too short"
-    (folder / "plan.json").write_text("{")
-    assert made(rows, 60, 9) == 1
+    for file in sorted(folder.iterdir()):
+        content = file.read_bytes()
+        for place in (0, len(content) // 2, len(content) - 3):
+            damaged = bytearray(content)
+            damaged[place] ^= 1
+            file.write_bytes(damaged)
+            assert made(rows, 60, 9) == 1, f"a byte of {file.name} is another"
     assert made(rows, 60, 9) == 0
+
+
+def test_a_plan_that_the_disk_has_no_room_for_is_said_and_not_begun(small_disk):
+    lengths = np.ones((1, 500_000), int)
+    texts = TextLengths(500_000, lambda some: lengths[:, some], longest=9)
+    with pytest.raises(OSError, match="plan could not be written: No space left on device"):
+        LengthPlan(texts, 60, folder=small_disk / "plan")
+    assert not list(small_disk.iterdir())
 
 
 def test_masks_and_pairs_do_not_depend_on_the_batch_size(rows):

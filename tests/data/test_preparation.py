@@ -9,20 +9,29 @@ import numpy as np
 import pytest
 
 from keras_transformer.data import (
+    DocumentStream,
+    LabelledStream,
     PairStream,
     pair_streams,
     preparation,
     prepare,
     prepared,
+    read_documents,
+    read_labelled_folder,
+    read_labelled_tsv,
+    runners,
+    split_sentences,
     tokenize,
 )
 from keras_transformer.data.preparation import HELD_OUT
-from keras_transformer.tokenizers import train_sentencepiece
+from keras_transformer.tokenizers import SymbolTokenizer, train_sentencepiece
+
+from . import dying_work
 
 WORDS = ["ein", "der", "Hund", "läuft", "schnell", "und", "weit", "a", "dog", "runs", "4711", "🙂"]
 EVERYTHING = {
     "held_out": 9, "distinct": True, "max_ratio": 2.5, "max_characters": 40, "drop_copies": True,
-    "vocabulary_size": 300, "sample_lines": 60,
+    "vocabulary_size": 300, "sample_lines": 60, "max_tokens": 20,
 }  # fmt: skip
 
 
@@ -56,7 +65,9 @@ def written(folder, pairs, suffix=""):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
+    monkeypatch.setattr(runners.os, "cpu_count", lambda: 1)  # no processes but where a test says so
     monkeypatch.setattr(pair_streams, "ROWS", 7)
+    monkeypatch.setattr(pair_streams, "_LINES_AT_A_TIME", 1)
     monkeypatch.setattr(prepared, "ROWS_PER_SHARD", 40)
     monkeypatch.setattr(prepared, "_SECONDS_BETWEEN_NOTES", 0.0)
 
@@ -100,33 +111,39 @@ def test_a_folder_holds_what_a_plain_loop_keeps(pairs, tmp_path):
     assert all(counts.values()), "each reason occurs"
     assert len(held_out) == 9
     assert held_out == sorted(set(held_out), key=pairs.index), "in the order of the text"
-    assert folder.manifest["counts"] == {**counts, "rows": len(kept), "held_out": 9}
     tokenizer = folder.tokenizer()
+    ids = [tokenize(side, tokenizer).to_list() for side in zip(*kept, strict=True)]
+    short = [pair for pair in zip(*ids, strict=True) if max(map(len, pair)) <= 20]
+    tokens = len(kept) - len(short)
+    assert tokens and short
+    expected = {**counts, "rows": len(short), "held_out": 9, "tokens": tokens}
+    assert folder.manifest["counts"] == expected
     for side, name in enumerate(("source", "target")):
-        ids = tokenize([pair[side] for pair in kept], tokenizer).to_list()
-        assert folder.columns[name].take(np.arange(len(folder))).to_list() == ids
+        found = folder.columns[name].take(np.arange(len(folder))).to_list()
+        assert found == [pair[side] for pair in short]
     folder.check()
 
 
 def test_what_is_held_out_has_no_part_in_the_tokenizer(pairs, tmp_path, monkeypatch):
     learned = []
-    original = preparation._Hashes.sample
+    original = preparation.lines_of
 
-    def sample(hashes):
-        learned.extend(original(hashes))
+    def sample(path):
+        learned.extend(original(path))
         return iter(learned)
 
-    monkeypatch.setattr(preparation._Hashes, "sample", sample)
+    monkeypatch.setattr(preparation, "lines_of", sample)
     folder = prepare(tmp_path / "out", written(tmp_path / "in", pairs), **EVERYTHING)
     sampled = list(zip(learned[::2], learned[1::2], strict=True))
     assert len(sampled) == len(set(sampled)) == 60
     assert not set(sampled) & set(held_out_of(folder.path))
     assert set(sampled) < set(pairs)
+    assert folder.manifest["sample"] == 60
 
 
-def test_threads_and_interruptions_change_no_byte(pairs, tmp_path):
+def test_processes_and_interruptions_change_no_byte(pairs, tmp_path):
     stream = written(tmp_path / "in", pairs)
-    prepare(tmp_path / "whole", stream, **EVERYTHING, threads=1)
+    prepare(tmp_path / "whole", stream, **EVERYTHING)
 
     def stopping(after):
         """Progress that interrupts after so many blocks, and the list of its calls."""
@@ -139,16 +156,95 @@ def test_threads_and_interruptions_change_no_byte(pairs, tmp_path):
 
         return progress, calls
 
-    for after in (1, 20, 44, 7, 16, 27, 37):  # the first pass three times, of 43 blocks of 7 pairs
+    for after in (1, 20, 44, 7, 10, 9):  # the first pass three times, of 43 blocks of 7 pairs
         with pytest.raises(KeyboardInterrupt):
             progress, _ = stopping(after)
-            prepare(tmp_path / "out", stream, **EVERYTHING, threads=2, progress=progress)
+            processes = 2 if after == 44 else None
+            prepare(tmp_path / "out", stream, **EVERYTHING, processes=processes, progress=progress)
         assert not (tmp_path / "out").exists()
     progress, calls = stopping(None)
-    prepare(tmp_path / "out", stream, **EVERYTHING, progress=progress)
+    prepare(tmp_path / "out", stream, **EVERYTHING, processes=2, progress=progress)
     assert {name for name, *_ in calls} == {"tokenising"}
     assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path)) == ["in", "out", "whole"]
+
+
+def check_that_deaths_change_no_byte(pairs, tmp_path, monkeypatch, **flags):
+    stream = written(tmp_path / "in", pairs)
+    prepare(tmp_path / "whole", stream, **EVERYTHING)
+    died = tmp_path / "died"
+    died.mkdir()
+    monkeypatch.setenv("DIED", str(died))
+    monkeypatch.setattr(preparation, "read_block", dying_work.read_block)
+    monkeypatch.setattr(preparation, "tokenise_block", dying_work.tokenise_block)
+    prepare(tmp_path / "out", stream, **EVERYTHING, processes=2, **flags)
+    assert sorted(os.listdir(died)) == ["read_block", "tokenise_block"]
+    assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
+
+
+def test_a_killed_process_changes_no_byte(pairs, tmp_path, monkeypatch):
+    check_that_deaths_change_no_byte(pairs, tmp_path, monkeypatch)
+
+
+def test_mistakes_in_other_processes_are_told(pairs, tmp_path):
+    stream = written(tmp_path / "in", pairs)
+    with open(tmp_path / "in" / "text.de", "ab") as file:
+        file.write(b"\xff\n")
+    with open(tmp_path / "in" / "text.en", "ab") as file:
+        file.write(b"a\n")
+    with pytest.raises(ValueError, match=r"must be UTF-8. Received: .*text\.de, line 301: "):
+        prepare(tmp_path / "out", stream, **EVERYTHING, processes=2)
+
+
+@pytest.mark.oracle
+def test_ray_writes_the_same_bytes_though_a_worker_is_killed(pairs, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    check_that_deaths_change_no_byte(pairs, tmp_path, monkeypatch, runner="ray")
+
+
+@pytest.mark.oracle
+def test_a_cluster_that_cannot_be_reached_is_one_line(pairs, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(
+        ConnectionError, match=r"cluster cannot be reached: .*127.0.0.1:1"
+    ) as caught:
+        prepare(tmp_path / "out", written(tmp_path / "in", pairs), **EVERYTHING, runner="ray")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_share_is_held_out_by_content(pairs, tmp_path):
+    stream = written(tmp_path / "in", pairs)
+    folder = prepare(tmp_path / "out", stream, **{**EVERYTHING, "held_out": 0.25})
+    held_out = held_out_of(folder.path)
+    counts, kept = plainly(pairs, set(held_out))
+    assert 0.15 < len(held_out) / (len(held_out) + len(kept)) < 0.35
+    assert folder.manifest["counts"]["held_out"] == len(held_out)
+    assert counts["duplicates"] == folder.manifest["counts"]["duplicates"]
+
+
+def test_after_a_vocabulary_that_failed_other_settings_begin_anew(pairs, tmp_path):
+    stream = written(tmp_path / "in", pairs)
+    with pytest.raises(ValueError, match=r"at most [0-9]+ pieces"):
+        prepare(tmp_path / "out", stream, vocabulary_size=9999)
+    folder = prepare(tmp_path / "out", stream, vocabulary_size=300)
+    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
+    different = {pair for pair in pairs if pair[0].strip() and pair[1].strip()}
+    assert folder.manifest["sample"] == len(different), "fewer than sample_lines"
+
+
+def test_rows_that_were_written_are_kept_from_other_settings(pairs, tmp_path):
+    stream = written(tmp_path / "in", pairs)
+
+    def stop(name, position, rows):
+        if name == "tokenising" and rows > 100:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "out", stream, vocabulary_size=300, progress=stop)
+    with pytest.raises(ValueError, match=r"begun with other settings .*or delete .*\.prepare-out"):
+        prepare(tmp_path / "out", stream, vocabulary_size=301)
 
 
 def test_each_kind_of_file_holds_the_same_text(pairs, tmp_path):
@@ -170,13 +266,10 @@ def test_each_kind_of_file_holds_the_same_text(pairs, tmp_path):
         parquet.write_table(pyarrow.table(columns), folder / f"part{number}.parquet")
     streams.append(PairStream(tsv=f"{folder}/part*.tsv"))
     streams.append(PairStream(table=f"{folder}/part*.parquet", columns=("en", "de")))
-    expected = [tuple(map(list, block[:2])) for block in plain.blocks()]
-    rows = [pair for block in expected for pair in zip(*block, strict=True)]
-    assert rows == pairs
-    for stream in streams:
-        found = [pair for *sides, _ in stream.blocks() for pair in zip(*sides, strict=True)]
-        assert found == pairs
-        assert [position for *_, position in stream.blocks()][-1] <= stream.num_bytes
+    for stream in [plain, *streams]:
+        blocks = list(stream.blocks())
+        assert [row for block in blocks for row in zip(*block.columns(), strict=True)] == pairs
+        assert blocks[-1].position <= stream.num_bytes
 
 
 def test_other_columns_of_a_table_are_another_text(pairs, tmp_path):
@@ -205,14 +298,14 @@ def test_an_interruption_at_the_very_end_loses_nothing(pairs, tmp_path, monkeypa
             prepare(tmp_path / "out", stream, **EVERYTHING)
     calls = []
     prepare(tmp_path / "out", stream, **EVERYTHING, progress=lambda *call: calls.append(call[0]))
-    assert set(calls) == {"tokenising"}, "the first pass is kept"
+    assert not calls, "both passes are kept"
     assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
 
 
 def test_blocks_end_before_long_lines_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(pair_streams, "CHARACTERS", 100)
+    monkeypatch.setattr(pair_streams, "BYTES", 100)
     stream = written(tmp_path / "in", [("a" * 30, "b" * 30)] * 5)
-    assert [len(sources) for sources, *_ in stream.blocks()] == [2, 2, 1]
+    assert [block.num_rows for block in stream.blocks()] == [2, 2, 1]
 
 
 def test_a_given_tokenizer_is_kept(pairs, tmp_path):
@@ -229,7 +322,7 @@ def test_a_prepared_folder_is_not_prepared_again(pairs, tmp_path, caplog):
     settings = {"vocabulary_size": 300}
     before = content_of(prepare(tmp_path / "out", stream, **settings).path)
     with caplog.at_level(logging.WARNING):
-        prepare(tmp_path / "out", stream, **settings, threads=2)
+        prepare(tmp_path / "out", stream, **settings, processes=2)
     assert "is already prepared: nothing to do" in caplog.text
     with pytest.raises(ValueError, match="was prepared from other texts or with other settings"):
         prepare(tmp_path / "out", stream, **settings, distinct=True)
@@ -265,6 +358,8 @@ def test_sides_of_different_lengths_are_named_with_the_line(pairs, tmp_path):
         ({"held_out": 300}, "held_out must leave pairs to learn from, of 2[0-9][0-9] different"),
         ({"max_characters": 1}, "No row is left to write"),
         ({"held_out": -1}, "held_out must be an integer of at least 0"),
+        ({"held_out": 2.5}, "held_out must be .*below 1. A number of pairs is an int"),
+        ({"runner": "beam"}, "runner must be one of local, ray"),
         ({"max_ratio": float("nan")}, "max_ratio must be"),
         ({"sample_lines": 0}, "sample_lines must be an integer of at least 1"),
     ],
@@ -321,3 +416,105 @@ def test_a_truncated_zstandard_file_is_refused(tmp_path):
     stream = PairStream(tmp_path / "text.zst", tmp_path / "text.zst")
     with pytest.raises(ValueError, match=r"a complete Zstandard file. Received: .*end is missing"):
         list(stream.blocks())
+
+
+DOCUMENTS = [
+    "Ein Hund. Er läuft!\nEr läuft weit.\n\n",
+    "A dog runs.\r\n\r\n\n",
+    "A dog runs.\r\n\r\n\n",
+    "Zwei Hunde. Zwei?\n",
+]
+
+
+def prepared_documents(tmp_path, kind, **settings):
+    (tmp_path / "text.txt").write_bytes("".join(DOCUMENTS).encode())
+    return prepare(tmp_path / kind, DocumentStream(tmp_path / "text.txt", kind=kind), **settings)
+
+
+@pytest.mark.parametrize("kind", ["language_model", "documents"])
+def test_documents_one_after_another_are_the_text(tmp_path, kind):
+    folder = prepared_documents(tmp_path, kind, tokenizer=SymbolTokenizer())
+    tokenizer = folder.tokenizer()
+    ids = tokenize(DOCUMENTS, tokenizer).to_list()
+    assert folder.kind == kind
+    assert folder.columns["text"].take(np.arange(4)).to_list() == ids
+
+
+def test_documents_are_held_out_with_empty_lines_between_them(tmp_path):
+    settings = {"vocabulary_size": 280, "distinct": True, "held_out": 2, "seed": 1}
+    folder = prepared_documents(tmp_path, "documents", **settings)
+    held_out = read_documents(folder.path / "held_out.txt")
+    different = [text.strip().replace("\r", "") for text in (*DOCUMENTS[:2], DOCUMENTS[3])]
+    assert len(held_out) == 2 and {text.strip() for text in held_out} < set(different)
+    counts = folder.manifest["counts"]
+    assert (counts["rows"], counts["duplicates"], folder.manifest["sample"]) == (1, 1, 1)
+
+
+def test_sentences_of_documents_are_numbered_for_pretraining(tmp_path, monkeypatch):
+    monkeypatch.setattr(pair_streams, "ROWS", 2)
+    settings = {"vocabulary_size": 40, "processes": 1}
+    folder = prepared_documents(tmp_path, "pretraining", **settings)
+    sentences = split_sentences(DOCUMENTS)
+    assert folder.array("documents").tolist() == [0, 0, 0, 1, 2, 3, 3]
+    assert folder.manifest["num_documents"] == 4
+    ids = tokenize([each for document in sentences for each in document], folder.tokenizer())
+    assert folder.columns["text"].take(np.arange(7)).to_list() == ids.to_list()
+
+
+def test_files_of_a_folder_are_whole_documents_and_long_ones_are_cut(tmp_path, monkeypatch):
+    (tmp_path / "in" / "inner").mkdir(parents=True)
+    for name, text in (("inner/b.txt", "two\n\nthree\n"), ("a.txt", "one"), ("c.md", "four")):
+        (tmp_path / "in" / name).write_text(text)
+    texts = [block.columns()[0] for block in DocumentStream(tmp_path / "in").blocks()]
+    assert texts == [["one", "two\n\nthree\n"]]
+    monkeypatch.setattr(pair_streams, "_BYTES_OF_DOCUMENT", 7)
+    (tmp_path / "long.txt").write_text("12345\n12345\n12\n\n1\n")
+    [block] = DocumentStream(tmp_path / "long.txt").blocks()
+    assert block.columns() == [["12345\n12345\n", "12\n\n", "1\n"]]
+
+
+def test_a_data_set_of_tensorflow_datasets_is_read_in_blocks(tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    for language in ("de", "en"):
+        lines = "".join(f"{number} {language}\n" for number in range(9))
+        (tmp_path / f"{language}.train.txt").write_text(lines)
+    builder = tfds.folder_dataset.TranslateFolder(str(tmp_path))
+    stream = PairStream(dataset=builder, columns=("en", "de"))
+    blocks = list(stream.blocks())
+    assert [block.num_rows for block in blocks] == [7, 2]
+    assert blocks[1].columns() == [["7 en", "8 en"], ["7 de", "8 de"]]
+
+
+LABELLED = [("a dog", "good"), ("ein Hund, gut", "good, old"), (" ", "bad"), ("a cat", "bad")]
+
+
+def test_labelled_texts_have_a_matrix_of_labels(tmp_path, monkeypatch):
+    monkeypatch.setattr(pair_streams, "ROWS", 2)
+    lines = [f"{text}\t{labels}\n" for text, labels in LABELLED]
+    (tmp_path / "text.tsv").write_text("".join(lines), "utf-8")
+    stream = LabelledStream(tmp_path / "text.tsv")
+    folder = prepare(tmp_path / "out", stream, SymbolTokenizer(), held_out=1, seed=2)
+    expected = read_labelled_tsv(tmp_path / "text.tsv")
+    assert folder.kind == "classification"
+    assert folder.manifest["names"] == expected.names == ["bad", "good", "old"]
+    [held_out] = (folder.path / "held_out.tsv").read_text("utf-8").splitlines(True)
+    kept = [row for row in (0, 1, 3) if lines[row] != held_out]
+    assert len(kept) == 2 and held_out in lines
+    np.testing.assert_array_equal(folder.array("labels"), expected.matrix()[kept])
+    ids = tokenize([LABELLED[row][0] for row in kept], folder.tokenizer()).to_list()
+    assert folder.columns["text"].take([0, 1]).to_list() == ids
+
+
+def test_labels_come_from_folders_and_tables_and_may_be_numbers(tmp_path):
+    for name, text in (("bad/a.txt", "a cat"), ("good/b.txt", "a dog"), ("bad/c.txt", "a rat")):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(text)
+    [block] = LabelledStream(folder=tmp_path / "in").blocks()
+    assert block.labels == read_labelled_folder(tmp_path / "in")
+    (tmp_path / "numbers.tsv").write_text("a dog\t2.5\na cat\t-1\n")
+    [block] = LabelledStream(tmp_path / "numbers.tsv", names=[]).blocks()
+    assert block.labels.matrix().tolist() == [[2.5], [-1.0]]
+    with pytest.raises(ValueError, match="Labels must be among"):
+        list(LabelledStream(tmp_path / "numbers.tsv", names=["a", "b"]).blocks())
+    with pytest.raises(ValueError, match="Give one kind of text"):
+        LabelledStream()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 
@@ -78,6 +79,20 @@ def test_rows_windows_and_arrays_are_those_that_were_written(tmp_path, vocabular
     row = folder[-1]
     np.testing.assert_array_equal(row["labels"], labels[-1])
     assert row["target"].tolist() == expected[-1]
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_folder_may_move_and_goes_to_other_processes(tmp_path, monkeypatch):
+    write(tmp_path / "text", blocks_of(3))
+    monkeypatch.chdir(tmp_path)
+    folder, expected = Prepared("text"), Prepared(tmp_path / "text")[40]
+    pickled = pickle.dumps(folder)
+    monkeypatch.chdir("/")
+    np.testing.assert_equal(pickle.loads(pickled)[40], expected)
+    assert len(pickled) < 1000
+    (tmp_path / "text").rename(tmp_path / "moved")
+    folder.path = tmp_path / "moved"
+    np.testing.assert_equal(folder[40], expected)
 
 
 @pytest.mark.usefixtures("small_shards")

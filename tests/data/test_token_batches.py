@@ -223,17 +223,6 @@ def test_budget_below_the_longest_sentence_is_refused(tokenizer):
         token_batches(["a"], ["b"], tokenizer, tokenizer, tokens_per_batch=7, max_length=11)
 
 
-def test_saved_tokens_give_the_same_batches_without_the_text(batches, tmp_path):
-    batches.save(tmp_path / "tokens.npz")
-    assert [path.name for path in tmp_path.iterdir()] == ["tokens.npz"], "no draft is left"
-    loaded = TokenBatches.load(tmp_path / "tokens.npz", BUDGET, LONGEST, seed=3)
-    assert loaded.checksum() == batches.checksum()
-    assert loaded.num_dropped == batches.num_dropped
-    steps = 2 * batches.steps_per_epoch
-    assert same(as_numpy(loaded.dataset(5), steps), as_numpy(batches.dataset(5), steps))
-    assert same(as_numpy(loaded.epoch()), as_numpy(batches.epoch()))
-
-
 def test_the_checksum_sees_one_other_token(text, batches, tokenizer):
     sources, targets = text
     other = token_batches(sources, [*targets[:-1], "q"], tokenizer, tokenizer, BUDGET, LONGEST)

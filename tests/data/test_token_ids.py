@@ -107,13 +107,3 @@ def test_padded_rows_and_other_mistakes_are_refused():
         PretrainingBatches([[[5], [99]], [[5], [6]]], WORDS)
     with pytest.raises(ValueError, match="at least one text"):
         LabelledBatches([], np.zeros((0, 2)), names)
-
-
-def test_saved_ids_are_those_of_earlier_versions(tmp_path):
-    """The arrays that version 0.1 wrote for these texts."""
-    batches = TokenBatches(tokenize(["ab", "c"], LETTERS), tokenize(["c", "ba"], LETTERS))
-    batches.save(tmp_path / "tokens.npz")
-    with np.load(tmp_path / "tokens.npz") as kept:
-        assert kept["source_ids"].tolist() == [4, 5, 3, 6, 3]
-        assert kept["source_lengths"].tolist() == [3, 2]
-    assert TokenBatches.load(tmp_path / "tokens.npz").checksum() == batches.checksum()

@@ -48,14 +48,11 @@ def test_no_thread_tunes_endless_data_for_whose_end_fit_would_wait():
         assert batches.dataset().options().autotune.enabled is False
 
 
-def test_saved_windows_are_the_same(tmp_path):
-    windows = TextWindows(TEXT, 7, 5, seed=3)
-    windows.save(tmp_path / "tokens.npz")
-    loaded = TextWindows.load(tmp_path / "tokens.npz", 7, 5, seed=3)
-    assert loaded.checksum() == windows.checksum() != TextWindows(TEXT + 1, 7, 5).checksum()
-    for one, other in zip(windows.dataset().take(2), loaded.dataset().take(2), strict=True):
-        np.testing.assert_array_equal(one[0], other[0])
-    assert [path.name for path in tmp_path.iterdir()] == ["tokens.npz"]
+def test_the_first_id_is_subtracted():
+    for make in (TextWindows, TextSegments):
+        plain, shifted = (make(TEXT, 7, 5, first_id=first)._batch(3) for first in (0, 4))
+        np.testing.assert_array_equal(np.subtract(plain, 4), shifted)
+        assert shifted[0].dtype == np.int32
 
 
 def test_rows_of_segments_go_on_from_batch_to_batch():

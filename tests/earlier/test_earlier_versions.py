@@ -60,6 +60,7 @@ def test_a_stopped_run_is_refused_and_kept(version, name, folders, monkeypatch, 
     monkeypatch.chdir(folders[version])
     recorded = json.loads(pathlib.Path("runs.json").read_text())[name]
     run = pathlib.Path("stopped", name)
+    (run / "tokens.npz").write_bytes(b"damaged: nothing of it is read")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(SystemExit):
         ask(recorded["command"], *recorded["flags"], f"--run={run}")

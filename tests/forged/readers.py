@@ -13,12 +13,8 @@ from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.opennmt import OpenNMTSettings
 from keras_transformer.convert.sentencepiece import read_model
 from keras_transformer.convert.tokenizers import load_tokenizer_of
-from keras_transformer.data import (
-    LabelledBatches,
-    PackedDocuments,
-    TextWindows,
-    TokenBatches,
-)
+from keras_transformer.data import IdRows, LabelledBatches, PackedRows, Prepared, TokenBatches
+from keras_transformer.data.prepared import PreparedWriter
 from keras_transformer.files import check_archive, load_arrays, save_arrays
 from keras_transformer.serving import RunFolder
 from keras_transformer.tokenizers import (
@@ -88,20 +84,22 @@ def _read_run(folder):
     run.labels()
 
 
-def _batches(folder):
-    ids = [[4, 5, 6], [7, 8], [9, 4, 4, 4]]
-    one = np.array([[1, 0], [0, 1], [1, 0]], "float32")
-    TextWindows(np.arange(4, 40), 5, 2).save(folder / "windows.npz")
-    PackedDocuments(ids, 5, 2).save(folder / "packed.npz")
-    TokenBatches(ids, ids, 40, 9).save(folder / "tokens.npz")
-    LabelledBatches(ids, one, ["a", "b"], 40).save(folder / "labelled.npz")
+def _prepared(folder):
+    ids = IdRows(np.array([4, 5, 6, 7, 8, 9, 4]), [3, 2, 2])
+    with PreparedWriter(folder / "text", ["text"], 11, {"labels": ("float32", (2,))}) as writer:
+        writer.append({"text": ids}, {"labels": np.array([[1, 0], [0, 1], [1, 0]])})
+        writer.finish({"kind": "classification", "names": ["a", "b"]})
+    _read_prepared(folder)
 
 
-def _read_batches(folder):
-    TextWindows.load(folder / "windows.npz", 5, 2)
-    PackedDocuments.load(folder / "packed.npz", 5, 2)
-    TokenBatches.load(folder / "tokens.npz", 40, 9)
-    LabelledBatches.load(folder / "labelled.npz", 40)
+def _read_prepared(folder):
+    prepared = Prepared(folder / "text")
+    prepared.check()
+    ids, labels = prepared.columns["text"], prepared.array("labels")
+    plan = folder / "plan"
+    LabelledBatches(ids, labels, prepared.manifest["names"], 40, plan_folder=plan)._plan.batch(0)
+    plan = folder / "packed"
+    TokenBatches(ids, ids, 40, 9, shapes=PackedRows(), plan_folder=plan)._plan.batch(0)
 
 
 def _tokenizer(make):
@@ -251,7 +249,7 @@ PARSERS = {
     "checkpoint": Reader(_checkpoint, _read_checkpoint),
     "archive": Reader(_archive, lambda folder: check_archive(folder / "model.keras")),
     "run": Reader(_run, _read_run),
-    "batches": Reader(_batches, _read_batches),
+    "prepared text": Reader(_prepared, _read_prepared, "*/*"),
     "fields of SentencePiece": Reader(
         lambda folder: train_sentencepiece(TEXTS, 280).save(folder / "a.model"),
         lambda folder: read_model(folder / "a.model"),

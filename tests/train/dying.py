@@ -32,13 +32,8 @@ class Die(keras.callbacks.Callback):
             os.kill(os.getpid(), self.number)
 
 
-read_texts = TranslationExperiment.read_texts
-
-
-def read_turned(experiment):
-    """The text with its sources for targets: what a worker with other files would see."""
-    train_text, valid_text = read_texts(experiment)
-    return type(train_text)(train_text.targets, train_text.sources), valid_text
+def read_no_text(experiment):
+    raise AssertionError("Only the chief reads the training text, once.")
 
 
 def main():
@@ -48,10 +43,10 @@ def main():
     index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
     if dies and not pathlib.Path(os.environ["DIED"]).exists():
         worker, step, number = dies.split(":")
-        if index == int(worker) and step.isdigit():
+        if index == int(worker):
             train.loop.StopOnNonFiniteLoss = lambda: Die(int(step), int(number))
-        elif index == int(worker):
-            TranslationExperiment.read_texts = read_turned
+    if index or (dies and pathlib.Path(os.environ["DIED"]).exists()):
+        TranslationExperiment.read_texts = read_no_text
     translation.main(sys.argv[1:])
 
 

@@ -113,16 +113,18 @@ def test_every_text_is_read_or_its_flag_is_named(experiment, files):
             assert re.search(r"Give (both|one|training texts|a training text).*--", str(error))
             continue
         accepted += 1
+        assert ready.train_text
+        is_measured = measured(ready)
         for name in names:
             assert any(path.startswith(str(folder / name)) for path in read), (flags, read)
         assert (
-            measured(ready)
+            is_measured
             == given.has_validation()
             == any(name.startswith("valid") or name == "hold_out" for name in (*names, *others))
         )
         unused = given.without_effect()
-        assert ("patience" in unused) == ("patience" in others and not measured(ready))
-        assert ("bleu_every" in unused) == ("bleu_every" in others and not measured(ready))
+        assert ("patience" in unused) == ("patience" in others and not is_measured)
+        assert ("bleu_every" in unused) == ("bleu_every" in others and not is_measured)
         assert ("data_dir" in unused) == ("data_dir" in others)
     assert accepted >= 5
 
@@ -161,8 +163,9 @@ def test_a_data_set_may_have_a_validation_text_of_its_own(files, monkeypatch):
     ready = TranslationExperiment(
         TranslationConfig(dataset="some", valid_tsv=str(folder / "valid_tsv"))
     )
-    assert splits == ["train"] and ready.valid_text.sources[0] == "a b0"
-    TranslationExperiment(TranslationConfig(dataset="some"))
+    assert ready.valid_text.sources[0] == "a b0" and not splits
+    for each in (ready, TranslationExperiment(TranslationConfig(dataset="some"))):
+        assert each.train_text and each.valid_text
     assert splits == ["train", "train", "validation"]
 
 
@@ -249,10 +252,17 @@ def test_a_flag_that_would_be_ignored_is_refused(run, flags, expected, tmp_path,
 def test_a_share_that_holds_out_nothing_is_refused(files):
     folder, _ = files
     with pytest.raises(ValueError, match=r"must hold out at least one .*0.0001 of a text of 120"):
-        LanguageModelExperiment(LanguageModelConfig(text=str(folder / "text"), hold_out=0.0001))
+        LanguageModelExperiment(
+            LanguageModelConfig(text=str(folder / "text"), hold_out=0.0001)
+        ).read_texts()
 
 
-def test_pairs_with_an_empty_side_are_dropped_and_counted(caplog):
+def batches_of(experiment, path, tokenizer):
+    experiment.prepare(path, tokenizer)
+    return experiment.make_batches(tokenizer)
+
+
+def test_pairs_with_an_empty_side_are_dropped_and_counted(tmp_path, caplog):
     draw = random.Random(5)
     empty = ("", " ", "\t", "\u200b", "\u00a0 ")
     words = [("a b", "b a"), ("b", "a b"), ("a a a", "b")]
@@ -264,7 +274,9 @@ def test_pairs_with_an_empty_side_are_dropped_and_counted(caplog):
     texts = [ParallelText(*map(list, zip(*rows, strict=True))) for rows in (pairs, expected)]
     ours, theirs = (TranslationExperiment(settings, (text, text)) for text in texts)
     tokenizer = theirs.make_tokenizer()
-    batches, plain = ours.make_batches(tokenizer), theirs.make_batches(tokenizer)
+    batches, plain = (
+        batches_of(each, tmp_path / name, tokenizer) for name, each in (("a", ours), ("b", theirs))
+    )
     assert batches.num_pairs == 23 and batches.checksum() == plain.checksum()
     assert caplog.messages == ["Dropped 11 of 34 training examples: pairs with an empty side."]
     rows = sum(len(labels) for _, labels in ours.validation(tokenizer))
@@ -282,11 +294,11 @@ def test_empty_texts_are_dropped_but_evaluated(tmp_path, caplog):
     assert caplog.messages == ["Dropped 3 of 6 training examples: empty texts."]
 
 
-def test_empty_documents_are_dropped_and_counted(caplog):
+def test_empty_documents_are_dropped_and_counted(tmp_path, caplog):
     settings = LanguageModelConfig(packed=True, context=8, batch_size=2)
     text = b"\n\n  \n\nab a\n\nb a b\n"
     ready = LanguageModelExperiment(settings, (text, text))
-    batches = ready.make_batches(ready.make_tokenizer())
+    batches = batches_of(ready, tmp_path / "data", ready.make_tokenizer())
     assert batches.num_documents == 2
     assert caplog.messages == ["Dropped 2 of 4 training examples: empty documents."]
 
@@ -298,6 +310,6 @@ def test_documents_without_text_are_dropped_and_counted(tmp_path, caplog):
     ready = PretrainingExperiment(
         PretrainingConfig(documents=str(tmp_path / "texts"), vocabulary_size=8)
     )
-    batches = ready.make_batches(ready.make_tokenizer())
+    batches = batches_of(ready, tmp_path / "data", ready.make_tokenizer())
     assert batches.num_dropped == 2
     assert any(re.search(r"2 of 4 documents", message) for message in caplog.messages)

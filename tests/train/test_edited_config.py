@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from keras_transformer.data import TokenBatches, tokenize
+from keras_transformer.data import ParallelText
 from keras_transformer.files import DamagedFile
 from keras_transformer.serving import RunFolder
 from keras_transformer.tokenizers import train_sentencepiece
@@ -19,7 +19,7 @@ from train.pretraining import PretrainingConfig
 from train.run import Run
 from train.settings import flag_of
 from train.training_config import SIZE
-from train.translation import TranslationConfig
+from train.translation import TranslationConfig, TranslationExperiment
 
 from .conftest import SETTINGS
 
@@ -133,10 +133,13 @@ TEXTS = ["a b", "b a c"]
 
 def folder_of_two(path, **others):
     """A run that has a tokenizer for each side."""
-    source, target = (train_sentencepiece(TEXTS[:n], 264 + n) for n in (1, 2))
-    batches = TokenBatches(tokenize(TEXTS, source), tokenize(TEXTS, target))
+    texts = ParallelText(TEXTS, TEXTS), None
+    experiment = TranslationExperiment(TranslationConfig(**others), texts)
+    source, experiment.target_tokenizer = (train_sentencepiece(TEXTS[:n], 264 + n) for n in (1, 2))
+    experiment.make_tokenizer = lambda: source
     run = Run(path, TranslationConfig)
-    run.create(TranslationConfig(**others), source, batches, target)
+    run.draft().write(experiment)
+    run.create()
     return run
 
 

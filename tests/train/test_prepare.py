@@ -1,5 +1,6 @@
 """The command train.prepare, and trainings on what it writes."""
 
+import itertools
 import json
 import shutil
 
@@ -8,7 +9,7 @@ import pytest
 
 from keras_transformer.data import Prepared
 from keras_transformer.files import save_arrays
-from train import prepare, translation
+from train import classification, language_model, prepare, pretraining, translation
 from train.run import Run
 from train.translation import TranslationConfig
 
@@ -26,7 +27,7 @@ def text(data):
 @pytest.fixture(scope="module")
 def folder(text, tmp_path_factory):
     path = tmp_path_factory.mktemp("prepared") / "text"
-    flags = ["--vocabulary-size=700", "--held-out=20", "--distinct", "--threads=1"]
+    flags = ["--vocabulary-size=700", "--held-out=20", "--distinct"]
     prepare.main([*text, f"--output={path}", *flags])
     return path
 
@@ -41,7 +42,11 @@ def told(capsys, arguments, main=translation.main):
 
 
 def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplog):
-    flags = ["--vocabulary-size=600", "--max-characters=80", f"--output={tmp_path}/out"]
+    flags = [
+        "--vocabulary-size=600",
+        "--max-characters=80",
+        f"--output={tmp_path}/out",
+    ]
     prepare.main([*text, *flags])
     printed = capsys.readouterr().out
     prepared = Prepared(tmp_path / "out")
@@ -68,12 +73,70 @@ def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplo
         ([], "Give --output, the folder to write, or --check"),
         (["--output=a", "--check=b"], "Received: both"),
         (["--output=a"], "Give one kind of text"),
+        (["--output=a", "--text=b", "--tsv=c"], "--text and --labelled go neither together"),
         (["--output=a", "--source=*.none", "--target=b"], "*.none, which does not exist"),
-        (["--output=a", "--held-out=-1"], "--held-out must be a whole number, at least 0"),
+        (["--output=a", "--held-out=-1"], "--held-out must be a number, at least 0"),
+        (["--output=a", "--held-out=1.5"], "--held-out must be a whole number of pairs, or a"),
     ],
 )
 def test_mistakes_are_told_in_one_line(flags, message, capsys):
     assert message in told(capsys, flags, prepare.main)
+
+
+BATCHES_OF_DOCUMENTS = {
+    "language_model": (language_model, ["--context=8", "--batch-size=2"]),
+    "documents": (language_model, ["--context=8", "--batch-size=2", "--packed"]),
+    "pretraining": (pretraining, ["--batch-size=2"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BATCHES_OF_DOCUMENTS)
+def test_documents_that_were_prepared_are_trained_on(kind, tmp_path, capsys):
+    words = ["".join(letters) for letters in itertools.permutations("abcdef", 3)]
+    text = "".join(
+        f"To be, or not. What is {word}? It is a {word}{word[::-1]}.\n\n" for word in words
+    )
+    (tmp_path / "text").write_text(text)
+    flags = ["--vocabulary-size=290", "--held-out=5", f"--kind={kind}"]
+    prepare.main([f"--text={tmp_path}/text", f"--output={tmp_path}/out", *flags])
+    module, flags = BATCHES_OF_DOCUMENTS[kind]
+    size = "--num-layers=1 --hidden-dim=8 --intermediate-dim=8 --num-heads=1 --warmup-steps=1"
+    flags = [f"--prepared={tmp_path}/out", f"--run={tmp_path}/run", *flags, *size.split()]
+    module.main([*flags, "--steps=2"])
+    assert "val_loss" in capsys.readouterr().out, "of the documents that were held out"
+    assert not (tmp_path / "run" / "data").exists()
+    other = next(name for name in BATCHES_OF_DOCUMENTS if name != kind)
+    (tmp_path / "text").write_text(text * 2)
+    prepare.main([f"--text={tmp_path}/text", f"--output={tmp_path}/other", f"--kind={other}"])
+    flags[:2] = [f"--prepared={tmp_path}/other", f"--run={tmp_path}/run2"]
+    assert f"--prepared must be of the kind {kind}" in told(capsys, flags, module.main)
+
+
+@pytest.mark.slow
+def test_labelled_texts_that_were_prepared_are_trained_on(tmp_path, capsys):
+    lines = [f"{'a good' if n % 2 else 'a bad'} film {n}\t{'pn'[n % 2]}\n" for n in range(40)]
+    (tmp_path / "text.tsv").write_text("".join(lines))
+    flags = ["--vocabulary-size=280", "--held-out=9"]
+    prepare.main([f"--labelled={tmp_path}/text.tsv", f"--output={tmp_path}/out", *flags])
+    assert "out holds 31 texts" in capsys.readouterr().out
+    size = "--num-layers=1 --hidden-dim=8 --intermediate-dim=8 --num-heads=1 --warmup-steps=1"
+    flags = [f"--prepared={tmp_path}/out", f"--run={tmp_path}/run", *size.split(), "--steps=2"]
+    classification.main(flags)
+    assert "val_loss" in capsys.readouterr().out
+    assert "needs labels that are numbers" in told(
+        capsys, [*flags[:1], f"--run={tmp_path}/r", "--task=regression"], classification.main
+    )
+
+
+def test_documents_are_prepared_and_counted(tmp_path, capsys):
+    (tmp_path / "text").write_text("To be, or not.\n\nTo be.\n\nTo be.\n\n")
+    flags = ["--vocabulary-size=270", "--distinct", "--held-out=0.0001", "--kind=language_model"]
+    prepare.main([f"--text={tmp_path}/text", f"--output={tmp_path}/out", *flags])
+    printed = capsys.readouterr().out
+    assert "out holds 2 documents:" in printed
+    assert "270 pieces learned from all 2 documents" in printed
+    assert "1 documents left out: duplicates" in printed
 
 
 @pytest.mark.slow
@@ -82,7 +145,7 @@ def test_a_run_on_a_prepared_folder_goes_on_bit_for_bit(folder, tmp_path, capsys
     translation.main([f"--prepared={folder}", f"--run={tmp_path}/whole", *SMALL, "--steps=8"])
     assert "val_loss" in capsys.readouterr().out, "of the pairs that were held out"
     run = Run(tmp_path / "whole", TranslationConfig)
-    assert not run.tokens_file.exists() and not run.draft_of_plan.exists()
+    assert not run.data.exists()
     monkeypatch.setattr(translation.TranslationExperiment, "show_result", lambda *_: None)
     part = Run(tmp_path / "part", TranslationConfig)
     translation.main([f"--prepared={folder}", f"--run={part.path}", *SMALL, "--steps=4"])
@@ -105,6 +168,13 @@ def test_another_folder_is_refused_when_a_run_goes_on(folder, text, tmp_path, ca
     assert "must be the folder that" in told(capsys, arguments)
 
 
+def test_what_needs_pairs_that_were_held_out_has_no_effect_without(folder, tmp_path):
+    given = {"patience": 2, "bleu_every": 1}
+    assert not TranslationConfig(prepared=str(folder), **given).without_effect()
+    without = TranslationConfig(prepared=str(tmp_path), **given).without_effect()
+    assert without == dict.fromkeys(given, "a validation text")
+
+
 def test_what_a_prepared_text_does_not_go_with_is_refused(folder, text, tmp_path, capsys):
     run = f"--run={tmp_path}/run"
     assert "Received: 2 of them" in told(capsys, [f"--prepared={folder}", *text, run, *SMALL])
@@ -124,8 +194,7 @@ def test_a_run_of_version_0_2_is_refused_once_its_order_is_gone(
     arguments = [*text, "--vocabulary-size=700", f"--run={tmp_path}/run", *SMALL]
     translation.main([*arguments, "--steps=4"])
     file = tmp_path / "run" / "checksums.npz"
-    kept = dict(np.load(file))
-    save_arrays(file, [(name, number) for name, number in kept.items() if name != "order"])
+    save_arrays(file, {**np.load(file), "order": 1}.items())
     capsys.readouterr()
     error = told(capsys, [*arguments, "--steps=8"])
     assert "was begun by version 0.2, whose batches come in another order" in error

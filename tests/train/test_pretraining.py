@@ -63,11 +63,13 @@ def test_masked_pieces_are_found(pretrained, capsys):
     assert history["val_loss"][-1] < history["val_loss"][0]
 
 
-def test_training_starts_from_the_frequencies_of_the_text():
+def test_training_starts_from_the_frequencies_of_the_text(tmp_path):
     texts = [text for text, _ in documents()]
     config = PretrainingConfig(size="tiny", vocabulary_size=80, max_length=24)
     experiment = PretrainingExperiment(config, (texts, []))
-    tokenizer, batches = experiment.make_data()
+    tokenizer = experiment.make_tokenizer()
+    experiment.prepare(tmp_path / "data", tokenizer)
+    batches = experiment.make_batches(tokenizer)
     model = experiment.build(tokenizer, batches)
     shares = np.exp(model.get_layer("masked_token_bias").get_weights()[0])
     dots = sum(text.count(".") for text in texts) / batches.num_tokens
@@ -122,7 +124,9 @@ def test_a_text_to_tune_on_keeps_the_tokens_that_max_length_has_room_for(tmp_pat
     texts = LabelledText(["a b " * 30, "a b " * 11], [("x",), ("y",)], ["x", "y"])
     config = ClassificationConfig(pretrained=str(tmp_path), max_length=24)
     experiment = ClassificationExperiment(config, (texts, None))
-    inputs, _ = next(iter(experiment.make_batches(experiment.make_tokenizer()).epoch()))
+    tokenizer = experiment.make_tokenizer()
+    experiment.prepare(tmp_path / "data", tokenizer)
+    inputs, _ = next(iter(experiment.make_batches(tokenizer).epoch()))
     assert inputs["token_ids"].shape == (2, 24) and inputs["token_ids"].numpy().all(), "no padding"
 
 

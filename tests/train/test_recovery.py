@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.data import ParallelText, TextWindows
+from keras_transformer.data import ParallelText
 from keras_transformer.serving import RunFolder
 from keras_transformer.tokenizers import SymbolTokenizer
 from keras_transformer.tokenizers.sentencepiece import train_sentencepiece
@@ -106,7 +106,9 @@ def test_a_run_and_its_parents_may_have_any_name(expected, tmp_path):
 
 FILES = {
     "broken": [
-        "config.json", "tokenizer.model", "tokens.npz", "checksums.npz", "history.csv",
+        "config.json", "tokenizer.model", "checksums.npz", "history.csv",
+        "data/manifest.json", "data/source-00000.ids.npy", "data/target.lengths.npy",
+        "data/checksums.npz", "plan/order.npy", "plan/plan.json",
         "checkpoints/step-3.npz", "checkpoints/step-6.npz", "checkpoints/step-9.npz",
     ],
     "finished": ["model.keras", "tokenizer.model", "checksums.npz"],
@@ -169,7 +171,7 @@ def test_a_run_damaged_in_any_way_ends_well(runs, expected, tmp_path, kind, file
 
 
 def test_tokens_are_made_again_only_from_the_same_text(runs, tmp_path):
-    for file in ("tokens.npz", "tokenizer.model"):
+    for file in ("data/target-00000.ids.npy", "tokenizer.model"):
         run = shutil.copytree(runs / "broken", tmp_path / file)
         damage(run / file, "cut off", random.Random(3))
         before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -221,15 +223,6 @@ def test_a_damaged_tokenizer_of_any_kind_is_named(tmp_path, make, load):
         (tmp_path / "tokenizer.model").write_bytes(content[:length])
         with pytest.raises(ValueError, match=r"tokenizer.model is damaged, or holds no tokenizer"):
             load_tokenizer(tmp_path / "tokenizer.model")
-
-
-def test_a_long_text_that_is_damaged_is_noticed(tmp_path):
-    TextWindows(range(4, 40), 5, 2).save(tmp_path / "tokens.npz")
-    content = bytearray((tmp_path / "tokens.npz").read_bytes())
-    content[200] ^= 1
-    (tmp_path / "tokens.npz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"tokens.npz is damaged: Bad CRC-32"):
-        TextWindows.load(tmp_path / "tokens.npz", 5, 2)
 
 
 def test_an_update_that_is_not_finite_ends_the_run_without_a_model(tmp_path, monkeypatch):

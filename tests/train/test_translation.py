@@ -12,15 +12,14 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.data import TokenBatches, tokenize
+from keras_transformer.data import ParallelText
 from keras_transformer.decoding.compiling import compiled
 from keras_transformer.serving import RunFolder, Translator, served_model, translator
 from keras_transformer.serving.publishing.c_api import ask
-from keras_transformer.tokenizers import train_sentencepiece
 from train import translation
 from train.progress import read_epochs
 from train.run import Run
-from train.translation import TranslationConfig
+from train.translation import TranslationConfig, TranslationExperiment
 
 from .conftest import SETTINGS
 
@@ -259,12 +258,12 @@ def test_a_setting_that_cannot_be_is_told_before_anything_is_written(
 
 
 def test_of_two_runs_begun_at_once_in_a_folder_the_second_is_refused(tmp_path):
-    tokenizer = train_sentencepiece(["a b", "b a"], 264)
-    batches = TokenBatches(*(tokenize([text], tokenizer) for text in ("a b", "b a")))
     run = Run(tmp_path / "run", TranslationConfig)
-    run.create(TranslationConfig(seed=3), tokenizer, batches)
+    config = TranslationConfig(seed=3, vocabulary_size=264)
+    run.draft().write(TranslationExperiment(config, (ParallelText(["a b"], ["b a"]), None)))
+    run.create()
     with pytest.raises(ValueError, match="Another process"):
-        run.create(TranslationConfig(seed=5), tokenizer, batches)
+        run.create()
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "no draft is left"
     assert run.config().seed == 3
 

@@ -64,8 +64,9 @@ def test_only_the_chief_writes_and_prints(whole):
     run, done = whole
     names = {path.name for path in run.iterdir()}
     assert names == {
-        "config.json", "tokenizer.model", "tokens.npz", "checkpoints", "history.csv", "model.keras",
-        "learning_curves.png", "attention.png", "attention.html", "checksums.npz", "lock",
+        "config.json", "tokenizer.model", "data", "plan", "checkpoints", "history.csv",
+        "model.keras", "learning_curves.png", "attention.png", "attention.html", "checksums.npz",
+        "lock",
     }  # fmt: skip
     assert done.stdout.count("2 replicas on 2 workers.") == 1
     assert done.stdout.count("BLEU: ") == 1
@@ -184,12 +185,3 @@ def test_a_worker_left_alone_ends_with_a_line(text, tmp_path, capfd):
         assert "Start all workers again with the same command" in errors
     else:
         assert "coordination" in errors.lower()
-
-
-def test_workers_that_see_other_texts_are_stopped(text, tmp_path):
-    """Worker 1 is given another seed by its environment."""
-    run = tmp_path / "run"
-    done = on_two_workers(text, run, "1:other text:0", restarts=0)
-    assert done.returncode not in (0, 75)
-    assert "The workers must agree on the checksum of the tokenised text. Received: " in done.stderr
-    assert not run.exists(), "nothing is written"
