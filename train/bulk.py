@@ -1,36 +1,27 @@
-"""Answers files line by line in several processes, which each hold the model.
+"""Answers files line by line, in this process or in several workers, which each hold the model.
 
 A file of answers appears whole or not at all. Interrupted, the same command leaves out the files
-that are there; a process that dies is replaced, and its lines are answered again.
+that are there; a worker that dies is replaced, and its lines are answered again.
 """
 
-import concurrent.futures
 import contextlib
 import gzip
-import importlib
 import itertools
-import multiprocessing
 import os
 import pathlib
-import signal
 import sys
-from collections import deque
 
-from . import settings
-from .command import start_tensorflow
 from .deferred import Deferred
-from .gpus import cores, gpu_count
-from .lines import answer_lines, first_of, report_cut_texts
+from .gpus import gpu_count, visible_gpus
+from .lines import FirstPlaces, answer_lines, first_of, report_cut_texts
 from .progress_bar import Shown
 
 corpora = Deferred("keras_transformer.data.corpora")
 files = Deferred("keras_transformer.files")
+pool = Deferred(f"{__package__}.pool")
 pair_streams = Deferred("keras_transformer.data.pair_streams")
 
 BLOCK = 1024  # lines answered together
-MOST_DEATHS = 3  # of processes, before any further block is answered
-
-_answers = {}  # of a worker: the function that answers, and what keeps it alive
 
 
 def answer_input(answering, options, max_length, how="truncated at the end"):
@@ -40,70 +31,88 @@ def answer_input(answering, options, max_length, how="truncated at the end"):
 
     Args:
         answering: function of a module, with this name, that makes from the options a context of a
-            function from texts to their answers and whether each was truncated. Each of several
-            processes calls it.
+            function from texts to their answers and whether each was truncated. Each worker calls
+            it.
         options: `FilesOptions`.
         max_length: longest text in tokens that is not truncated.
         how: how texts are truncated, in words.
 
     Raises:
-        OSError: if a file cannot be read or written.
-        ValueError: if there is no file, two have one name, or they would be overwritten.
-        RuntimeError: if processes die again and again.
+        OSError: if there is no file, one cannot be written, or a cluster cannot be reached.
+        ValueError: if two files have one name, they would be overwritten, or workers die again and
+            again; after all others are answered, if files cannot be read.
     """
+    if options.input:
+        _answer_files(answering, options, max_length, how)
+        return
     with answering(options) as answer:
-        if options.input:
-            # Of a program the module is named __main__, which others cannot import.
-            name = sys.modules[answering.__module__].__spec__.name
-            _answer_files(answer, name, options, max_length, how)
-        else:
-            answer_lines(answer, max_length, how)
+        answer_lines(answer, max_length, how)
 
 
-def _answer_files(answer, name, options, max_length, how):
+def _answer_files(answering, options, max_length, how):
     pairs = _pairs(options.input, options.output)
     waiting = [pair for pair in pairs if not pair[1].exists()]
     if there := len(pairs) - len(waiting):
         print(f"{there:,} of {len(pairs):,} files are answered already: left out.", file=sys.stderr)
-    total = sum(corpora.bytes_of_text(source) for source, _ in waiting)
-    count, whole, cut, unreadable = 0, 0, [], []
-    processes = options.processes or max(1, gpu_count())
+    sizes = [corpora.bytes_of_text(source) for source, _ in waiting]
+    lines, written, whole, unread = 0, 0, 0, []
+    cut, unreadable = FirstPlaces(), FirstPlaces()
     try:
-        with Shown(total, "lines") as shown, contextlib.ExitStack() as stack:
-            if processes == 1:
-                answered = _alone(answer, _blocks(waiting))
-            else:
-                pool = stack.enter_context(_Pool(name, options, processes))
-                answered = pool.answered(_blocks(waiting))
-            before = 0
-            for source, target in waiting:
-                size, position = corpora.bytes_of_text(source), 0
-                with files.atomic_path(target) as draft, _written(draft, target) as file:
-                    for block, answers, is_cut in answered:
-                        if block.is_end:
-                            break
-                        rows = (text.replace("\n", " ").encode() + b"\n" for text in answers)
-                        file.write(b"".join(rows))
-                        places = range(block.first, block.first + len(block.texts))
-                        named = [f"{source.name}:{place:,}" for place in places]
-                        cut += list(itertools.compress(named, is_cut))
-                        unreadable += [f"{source.name}:{place:,}" for place in block.unreadable]
-                        count += len(answers)
-                        position += block.num_bytes
-                        shown("answering", before + min(position, size), count)
-                before, whole = before + size, whole + 1
+        with Shown(sum(sizes), "lines") as shown, contextlib.ExitStack() as stack:
+            if waiting:
+                answered = stack.enter_context(_answered(answering, options, _blocks(waiting)))
+            befores = itertools.accumulate(sizes, initial=0)
+            for (_, target), size, before in zip(waiting, sizes, befores, strict=False):
+                position = 0
+                try:
+                    with files.atomic_path(target) as draft, _written(draft, target) as file:
+                        for block, answers, is_cut in answered:
+                            if block.is_end:
+                                break
+                            rows = (text.replace("\n", " ").encode() + b"\n" for text in answers)
+                            file.write(b"".join(rows))
+                            cut.add(itertools.compress(block.places, is_cut))
+                            unreadable.add(block.unreadable)
+                            lines += len(answers)
+                            position += block.num_bytes
+                            shown("answering", before + min(position, size), lines)
+                        if block.error is not None:
+                            raise _Unread
+                except _Unread:
+                    unread.append(str(block.error))
+                else:
+                    whole, written = whole + 1, written + block.last
     except KeyboardInterrupt:
         print(f"Stopped. {whole:,} of {len(waiting):,} files are whole.", file=sys.stderr)
         raise
     finally:
-        report_cut_texts(cut, count, max_length, how)
+        report_cut_texts(cut, lines, max_length, how)
         if unreadable:
             print(
-                f"{len(unreadable):,} of {count:,} lines are not UTF-8; their bytes were read as "
+                f"{len(unreadable):,} of {lines:,} lines are not UTF-8; their bytes were read as "
                 f"U+FFFD: lines {first_of(unreadable)}.",
                 file=sys.stderr,
             )
-    print(f"{options.output} holds the answers to {count:,} lines of {whole:,} files.")
+    print(f"{options.output} holds the answers to {written:,} lines of {whole:,} files.")
+    if unread:
+        raise ValueError("\n".join(unread))
+
+
+@contextlib.contextmanager
+def _answered(answering, options, blocks):
+    """Yields an iterator of blocks, their answers and whether each text was truncated."""
+    count = options.processes
+    if options.runner == "ray":
+        with pool.actors(answering, options, count) as workers:
+            yield workers.answered(blocks)
+        return
+    count = count or max(1, len(visible_gpus(gpu_count(), os.environ)))
+    if count > 1:
+        with pool.processes(answering, options, count) as workers:
+            yield workers.answered(blocks)
+        return
+    with answering(options) as answer:
+        yield ((block, *(answer(block.texts) if block.texts else ([], []))) for block in blocks)
 
 
 def _pairs(pattern, output):
@@ -129,30 +138,45 @@ def _pairs(pattern, output):
     return [(source, output / source.name) for source in sources]
 
 
-class _Block:
-    """Some lines of one file, one after another; the last block of a file has none."""
+class _Unread(Exception):
+    """A file could not be read to its end."""
 
-    def __init__(self, path, first, lines):
-        self.path, self.first, self.is_end = path, first, not lines
+
+class _Block:
+    """Some lines of one file, one after another; the last block of a file has none.
+
+    It may have the error for which it is the last.
+    """
+
+    def __init__(self, path, first, lines, error=None):
+        self.is_end, self.error, self._path = not lines, error, path
         self.num_bytes = sum(map(len, lines))
+        self.first, self.last = first, first + len(lines) - 1
+        self.places = [f"{path.name}:{number:,}" for number in range(first, first + len(lines))]
         self.texts, self.unreadable = [], []
-        for number, line in enumerate(lines, start=first):
+        for place, line in zip(self.places, lines, strict=True):
             line = line.removesuffix(b"\n").removesuffix(b"\r")
             try:
                 self.texts.append(line.decode())
             except UnicodeDecodeError:
-                self.unreadable.append(number)
+                self.unreadable.append(place)
                 self.texts.append(line.decode(errors="replace"))
+
+    def __str__(self):
+        return f"{self._path}, lines {self.first:,} to {self.last:,},"
 
 
 def _blocks(pairs):
     for source, _ in pairs:
-        with corpora.opened(source) as file:
-            first = 1
-            while lines := list(itertools.islice(file, BLOCK)):
-                yield _Block(source, first, lines)
-                first += len(lines)
-        yield _Block(source, first, [])
+        first, error = 1, None
+        try:
+            with corpora.opened(source) as file:
+                while lines := list(itertools.islice(file, BLOCK)):
+                    yield _Block(source, first, lines)
+                    first += len(lines)
+        except (OSError, ValueError, ImportError) as damage:
+            error = damage  # in its place, when the files before it are whole
+        yield _Block(source, first, [], error)
 
 
 @contextlib.contextmanager
@@ -169,93 +193,3 @@ def _written(draft, target):
     else:
         with open(draft, "wb") as file:
             yield file
-
-
-def _alone(answer, blocks):
-    """What `_Pool.answered` yields, of this process."""
-    for block in blocks:
-        yield block, *(([], []) if block.is_end else answer(block.texts))
-
-
-class _Pool:
-    """Processes that answer blocks; all are begun again when one of them dies."""
-
-    def __init__(self, name, options, processes):
-        self._processes = processes
-        self._arguments = (settings.imported, name, options, processes)
-        self._executor = None
-
-    def __enter__(self):
-        self._begin()
-        return self
-
-    def __exit__(self, *_):
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        for process in list((self._executor._processes or {}).values()):
-            process.terminate()
-
-    def _begin(self):
-        context = multiprocessing.get_context("spawn")
-        numbers = context.Value("i", 0)
-        self._executor = concurrent.futures.ProcessPoolExecutor(
-            self._processes, context, _start, (numbers, *self._arguments)
-        )
-
-    def answered(self, blocks):
-        """Yields each block with its answers and whether each text was truncated, in order."""
-        waiting, deaths = deque(), 0  # pairs of a block and its future; None for an end
-        while True:
-            while len(waiting) < 2 * self._processes + 1 and (block := next(blocks, None)):
-                waiting.append([block, None if block.is_end else self._submit(block)])
-            if not waiting:
-                return
-            block, future = waiting[0]
-            try:
-                answers, is_cut = ([], []) if future is None else future.result()
-            except concurrent.futures.process.BrokenProcessPool:
-                deaths += 1
-                if deaths > MOST_DEATHS:
-                    last = block.first + len(block.texts) - 1
-                    raise RuntimeError(
-                        f"A process died {deaths} times while it answered {block.path}, lines "
-                        f"{block.first:,} to {last:,}, perhaps for lack of memory. Give fewer "
-                        "--processes, or leave these lines out."
-                    ) from None
-                print("A process died; its lines are answered again.", file=sys.stderr)
-                self._begin()
-                for each in waiting:
-                    each[1] = each[1] and self._submit(each[0])
-                continue
-            deaths = 0
-            waiting.popleft()
-            yield block, answers, is_cut
-
-    def _submit(self, block):
-        try:
-            return self._executor.submit(_answer, block.texts)
-        except concurrent.futures.process.BrokenProcessPool as error:
-            future = concurrent.futures.Future()
-            future.set_exception(error)
-            return future
-
-
-def _start(numbers, imports, module, options, processes):
-    """Loads the model in a worker, which has its share of the processors."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the parent ends them
-    with numbers.get_lock():
-        number, numbers.value = numbers.value, numbers.value + 1
-    if gpu_count() > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(number % gpu_count())
-    else:
-        threads = max(1, cores() // processes)
-        os.environ["OMP_NUM_THREADS"] = os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
-    start_tensorflow("translate")
-    settings.import_modules(imports)
-    answering = importlib.import_module(module).answering(options)
-    _answers["alive"] = answering
-    _answers["function"] = answering.__enter__()
-
-
-def _answer(texts):
-    answers, is_cut = _answers["function"](texts)
-    return list(answers), list(map(bool, is_cut))

@@ -1,10 +1,30 @@
 """Answers standard input line by line, in order, while it is still being written."""
 
+import itertools
 import sys
 
 FEWEST, MOST = 64, 1024  # lines answered together
 LARGEST_READ = 2**18  # bytes
 NAMED = 5  # truncated texts to name
+
+
+class FirstPlaces:
+    """Places in files, a list of which only the first are kept, and all are counted."""
+
+    def __init__(self):
+        self._first, self._count = [], 0
+
+    def add(self, places):
+        for place in places:
+            self._count += 1
+            if self._count <= NAMED:
+                self._first.append(place)
+
+    def __len__(self):
+        return self._count
+
+    def __iter__(self):
+        return iter(self._first)
 
 
 def answer_lines(answer, max_length, how="truncated at the end"):
@@ -18,7 +38,7 @@ def answer_lines(answer, max_length, how="truncated at the end"):
         max_length: longest text in tokens that is not truncated.
         how: how texts are truncated, in words.
     """
-    count, cut = 0, []
+    count, cut = 0, FirstPlaces()
     try:
         for lines in arriving_lines(sys.stdin.buffer):
             # Bytes that are not UTF-8 become U+FFFD.
@@ -26,9 +46,9 @@ def answer_lines(answer, max_length, how="truncated at the end"):
             rows = (text.replace("\n", " ").encode() + b"\n" for text in answers)
             sys.stdout.buffer.write(b"".join(rows))
             sys.stdout.buffer.flush()
+            numbered = enumerate(is_cut, count + 1)
+            cut.add(f"{line:,}" for line, was_cut in numbered if was_cut)
             count += len(lines)
-            first = count - len(lines) + 1
-            cut += [f"{line:,}" for line, was_cut in enumerate(is_cut, first) if was_cut]
     except KeyboardInterrupt:
         print(f"Stopped after {count:,} lines.", file=sys.stderr)
         report_cut_texts(cut, count, max_length, how)
@@ -40,7 +60,7 @@ def report_cut_texts(places, count, max_length, how="truncated at the end", word
     """Prints one line to standard error if texts were truncated.
 
     Args:
-        places: the lines or files of these texts, a list of strings.
+        places: the lines or files of these texts, strings, a list or `FirstPlaces`.
         count: number of all texts.
         max_length: longest text in tokens that is not truncated.
         how: how they were truncated, in words.
@@ -58,7 +78,7 @@ def report_cut_texts(places, count, max_length, how="truncated at the end", word
 def first_of(places):
     """The first of some places in words, and how many more there are."""
     more = f" and {len(places) - NAMED:,} more" if len(places) > NAMED else ""
-    return ", ".join(places[:NAMED]) + more
+    return ", ".join(itertools.islice(places, NAMED)) + more
 
 
 def arriving_lines(stream):

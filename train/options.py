@@ -57,7 +57,15 @@ class FilesOptions(RunOptions):
     )
     output: str = setting("", "with --input: folder of the answers; files that are there stay")
     processes: int | None = setting(
-        None, "with --input: processes, which each hold the model; default: one for each GPU", ge=1
+        None,
+        "with --input: processes, which each hold the model; default: one for each GPU, or else "
+        "one, with --runner ray one on each machine",
+        ge=1,
+    )
+    runner: Literal["local", "ray"] = setting(
+        "local",
+        "with --input: where processes run: local, on this machine; ray, as actors on the cluster "
+        "of RAY_ADDRESS, or without one, of a cluster of this machine",
     )
 
     def model_post_init(self, context):
@@ -67,6 +75,8 @@ class FilesOptions(RunOptions):
             )
         if self.processes and not self.input:
             raise ValueError(f"--processes needs --input. Received: {self.processes}.")
+        if self.runner == "ray" and not self.input:
+            raise ValueError("--runner ray needs --input. Received: none.")
 
 
 class DecodingOptions(RunOptions):

@@ -4,12 +4,14 @@ import gzip
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 
 import numpy as np
 import pytest
 
+import keras_transformer as kt
 from keras_transformer.serving import Generator, Translator
 from train import bulk, classification, language_model, translation
 
@@ -76,8 +78,15 @@ def test_lines_that_were_cut_or_unreadable_are_named(run, files, tmp_path, capsy
     assert f"{tmp_path} holds the answers to 4 lines of 1 files." in printed.out
 
 
-def test_a_killed_process_changes_no_byte(run, files, answers, tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def only_workers_load(monkeypatch):
+    """This process must not load the model; blocks are short."""
     monkeypatch.setattr(bulk, "BLOCK", 5)
+    monkeypatch.setattr(translation, "_load_translator", None)
+
+
+@pytest.mark.usefixtures("only_workers_load")
+def test_a_killed_process_changes_no_byte(run, files, answers, tmp_path, capsys):
     killed = []
 
     def kill():
@@ -94,8 +103,60 @@ def test_a_killed_process_changes_no_byte(run, files, answers, tmp_path, capsys,
     flags = [f"--input={files}/*.txt*", f"--output={tmp_path}/out", "--processes=2"]
     translation.main(["translate", f"--run={run}", *flags])
     killer.join()
-    assert killed and "A process died; its lines are answered again." in capsys.readouterr().err
+    assert killed and "A worker died; its lines are answered again." in capsys.readouterr().err
     assert content_of(tmp_path / "out") == content_of(answers)
+
+
+@pytest.mark.oracle
+@pytest.mark.usefixtures("only_workers_load")
+def test_a_killed_actor_of_ray_changes_no_byte(run, files, answers, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("ray")
+    import psutil  # Ray has it
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    killed, original = [], bulk.Shown.__call__
+
+    def kill(shown, *progress):
+        for process in psutil.Process().children(recursive=True) if not killed else ():
+            if "ray::Answerer" in "".join(process.cmdline()[:1]):
+                process.kill()
+                killed.append(process)
+        original(shown, *progress)
+
+    monkeypatch.setattr(bulk.Shown, "__call__", kill)
+    flags = [f"--input={files}/*.txt*", f"--output={tmp_path}/out", "--runner=ray"]
+    translation.main(["translate", f"--run={run}", *flags])
+    told = capsys.readouterr()
+    assert len(killed) == 1 and "A worker died; its lines are answered again." in told.err
+    assert "1 of 44 texts are longer than" in told.err and "44 lines of 3 files" in told.out
+    assert content_of(tmp_path / "out") == content_of(answers)
+
+
+@pytest.mark.oracle
+def test_a_cluster_that_cannot_be_reached_is_told_at_once(
+    run, files, tmp_path, capsys, monkeypatch
+):
+    pytest.importorskip("ray")
+    with socket.socket() as unused:
+        unused.bind(("localhost", 0))
+        address = f"localhost:{unused.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        flags = [f"--input={files}/*.txt*", f"--output={tmp_path}/out", "--runner=ray"]
+        with pytest.raises(SystemExit):
+            translation.main(["translate", f"--run={run}", *flags])
+    error = capsys.readouterr().err
+    assert f"Received: {address}: Connection refused." in error and error.count("\n") == 1
+
+
+@pytest.mark.oracle
+def test_ctranslate2_translates_files(run, files, tmp_path):
+    pytest.importorskip("ctranslate2")
+    flags = [f"--input={files}/a.txt", f"--output={tmp_path}/out", "--engine=ctranslate2"]
+    translation.main(["translate", f"--run={run}", *flags])
+    translator = Translator.load(run)
+    folder = kt.convert.write(translator, "ctranslate2", tmp_path / "model")
+    engine = kt.convert.CTranslate2Engine(folder, translator)
+    assert lines_in(tmp_path / "out" / "a.txt") == engine.answer(lines_in(files / "a.txt"))[0]
 
 
 def test_files_that_are_there_are_left_out(run, files, answers, tmp_path, capsys, monkeypatch):
@@ -157,6 +218,7 @@ def test_a_language_model_scores_lines(tmp_path, monkeypatch):
     [
         (["--input=a"], "Give both --input and --output"),
         (["--processes=2"], "--processes needs --input"),
+        (["--runner=ray"], "--runner ray needs --input"),
         (["--input=*.none", "--output=out"], "Received: *.none, which does not exist"),
         (["--input=.", "--output=out"], "which is a folder"),
         (["--input={files}/*", "--output={files}"], "must be another folder than that of --input"),

@@ -21,6 +21,14 @@ pytest.importorskip("ray.train")
 Cluster = pytest.importorskip("ray.cluster_utils").Cluster
 
 
+@pytest.fixture(scope="module")
+def machine():
+    """Ray on this machine, started once."""
+    ray.init("local", num_cpus=2, include_dashboard=False)
+    yield
+    ray.shutdown()
+
+
 def program(folder, body):
     head = "import json, os, pathlib, sys; c = json.loads(os.environ['TF_CONFIG']); "
     head += f"i = c['task']['index']; d = pathlib.Path({str(folder)!r}); "
@@ -28,6 +36,7 @@ def program(folder, body):
     return [sys.executable, "-c", head + body]
 
 
+@pytest.mark.usefixtures("machine")
 def test_ray_starts_all_again_when_one_is_lost(tmp_path):
     body = "import time; n or (os.kill(os.getpid(), 9) if i else time.sleep(100))"
     assert run_on_ray(program(tmp_path, body), 2, restarts=1) == 0
@@ -37,14 +46,29 @@ def test_ray_starts_all_again_when_one_is_lost(tmp_path):
     assert len(config["cluster"]["worker"]) == 2
 
 
+@pytest.mark.usefixtures("machine")
 def test_ray_does_not_start_again_what_was_told_to_stop(tmp_path):
     assert run_on_ray(program(tmp_path, "sys.exit(75)"), 2, restarts=1) == 75
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "1-0"]
 
 
+@pytest.mark.usefixtures("machine")
+def test_ray_trains_as_the_launcher_of_one_machine_does(text, tmp_path):
+    training = [sys.executable, "-m", "train.translation", *text, *SETTINGS, "--steps=7"]
+    assert run_on_ray([*training, f"--run={tmp_path}/ray"], 2, restarts=0) == 0
+    here = subprocess.run(
+        [*LAUNCH, "--workers", "2", "--", *training, f"--run={tmp_path}/here"], timeout=900
+    )
+    assert here.returncode == 0
+    weights = [RunFolder(tmp_path / name).model().weights for name in ("ray", "here")]
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
 @pytest.mark.slow
 def test_ray_goes_on_with_the_workers_that_are_left(tmp_path):
     """One of two machines is lost; the one that is left has room for one worker."""
+    ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     lost = cluster.add_node(num_cpus=1)
 
@@ -59,33 +83,23 @@ def test_ray_goes_on_with_the_workers_that_are_left(tmp_path):
         ray.init(address=cluster.address)
         assert run_on_ray(program(tmp_path, body), 2, restarts=2, min_workers=1) == 0
     finally:
+        ray.shutdown()
         cluster.shutdown()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "0-1", "1-0"]
     assert len(json.loads((tmp_path / "0-1").read_text())["cluster"]["worker"]) == 1
 
 
-def test_ray_trains_as_the_launcher_of_one_machine_does(text, tmp_path):
-    training = [sys.executable, "-m", "train.translation", *text, *SETTINGS, "--steps=7"]
-    assert run_on_ray([*training, f"--run={tmp_path}/ray"], 2, restarts=0) == 0
-    here = subprocess.run(
-        [*LAUNCH, "--workers", "2", "--", *training, f"--run={tmp_path}/here"], timeout=900
-    )
-    assert here.returncode == 0
-    ray, here = (RunFolder(tmp_path / name).model().weights for name in ("ray", "here"))
-    for one, other in zip(ray, here, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("wanted", [3, 2])
-def test_a_worker_of_ray_may_have_several_gpus(tmp_path, wanted):
-    ray.init(num_gpus=4)  # Ray believes it, and sets CUDA_VISIBLE_DEVICES
+def test_a_worker_of_ray_may_have_several_gpus(tmp_path):
+    ray.shutdown()
+    ray.init("local", num_gpus=4)  # Ray believes it, and sets CUDA_VISIBLE_DEVICES
     body = "(d / f'{i}.gpus').write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
-    if wanted == 3:
+    try:
         with pytest.raises(ValueError, match=r"too few GPUs for 3 on each worker.*2 workers"):
             run_on_ray(program(tmp_path, body), 2, restarts=0, gpus_per_worker=3)
-        return
-    assert run_on_ray(program(tmp_path, body), 2, restarts=0, gpus_per_worker=2) == 0
+        assert run_on_ray(program(tmp_path, body), 2, restarts=0, gpus_per_worker=2) == 0
+    finally:
+        ray.shutdown()
     gpus = [path.read_text().split(",") for path in tmp_path.glob("*.gpus")]
     assert sorted(gpu for of_worker in gpus for gpu in of_worker) == ["0", "1", "2", "3"]
     assert [len(of_worker) for of_worker in gpus] == [2, 2]

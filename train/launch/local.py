@@ -13,7 +13,7 @@ import time
 from ..gpus import HIDDEN, divide, gpu_count, visible_gpus
 from ..settings import EXIT_CODE_MISTAKE
 
-EXIT_CODE_STOPPED = os.EX_TEMPFAIL  # 75: told to stop, and can resume
+EXIT_CODE_STOPPED = 75  # os.EX_TEMPFAIL, where it exists: told to stop, and can resume
 EXIT_CODE_NOT_STARTED = 77
 SECONDS_TO_SAVE = 60  # for workers that were told to stop
 POLL_SECONDS = 0.1

@@ -1,12 +1,61 @@
-"""Workers that Ray places on the machines of its cluster, and restarts when one is lost."""
+"""Ray's cluster, and workers that it places on its machines, and restarts when one is lost."""
 
+import contextlib
 import os
+import socket
 import subprocess
 
 from ..settings import EXIT_CODE_MISTAKE
 from .local import EXIT_CODE_STOPPED, end_with_parent
 
 FINAL_CODES = (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED)
+SECONDS_TO_CONNECT = 10
+
+
+@contextlib.contextmanager
+def cluster():
+    """Yields the module ray, connected to the cluster of RAY_ADDRESS, or one of this machine.
+
+    A connection that exists already is used, and kept.
+
+    Raises:
+        ImportError: without Ray.
+        ConnectionError: if the cluster cannot be reached.
+    """
+    # "local": without an address Ray joins whatever cluster was started last on this machine.
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        # Ray reads this when it is imported: it keeps a cluster of one machine on 127.0.0.1.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # sends no usage statistics
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(f"Ray is needed: pip install -e '.[ray]'. Received: {error}") from error
+    if ray.is_initialized():
+        yield ray
+        return
+    _check_listens(address)
+    own = {"include_dashboard": False} if address == "local" else {}
+    ray.init(address, **own)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_listens(address):
+    """Raises ConnectionError if no cluster listens; Ray would end this process after minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdecimal():
+        return  # "local" or "auto"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), SECONDS_TO_CONNECT).close()
+    except OSError as error:
+        raise ConnectionError(
+            "RAY_ADDRESS must be the address of a cluster that can be reached from here. "
+            f"Received: {address}: {error.strerror or error}."
+        ) from None
 
 
 def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None):
@@ -32,13 +81,6 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
         ValueError: if the cluster has too few GPUs.
         RuntimeError: when the workers were lost more than `restarts` times.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-        from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.tensorflow import TensorflowTrainer
-    except ImportError as error:
-        raise ImportError(f"Ray is needed: pip install -e '.[ray]'. Received: {error}") from error
     directory = os.getcwd()
 
     def work():
@@ -52,8 +94,10 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
             raise RuntimeError(f"The worker exited with code {code}.")
         return code
 
-    ray.init(ignore_reinit_error=True, log_to_driver=True)
-    try:
+    with cluster() as ray:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.tensorflow import TensorflowTrainer
+
         machines = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
         gpus = gpus_of_a_worker(machines, min_workers or count, gpus_per_worker)
         trainer = TensorflowTrainer(
@@ -65,13 +109,10 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
             ),
             run_config=RunConfig(failure_config=FailureConfig(max_failures=restarts)),
         )
-        return trainer.fit().return_value
-    except ValueError:
-        raise
-    except Exception as error:  # Ray's own type holds the errors of all workers
-        raise RuntimeError(f"The workers were lost: {str(error).splitlines()[0]}") from error
-    finally:
-        ray.shutdown()
+        try:
+            return trainer.fit().return_value
+        except Exception as error:  # Ray's own type holds the errors of all workers
+            raise RuntimeError(f"The workers were lost: {str(error).splitlines()[0]}") from error
 
 
 def gpus_of_a_worker(machines, workers, wanted=None):
