@@ -1,6 +1,7 @@
 """Trains a run to its end, from wherever it was stopped, on one device or many."""
 
 import contextlib
+import functools
 import logging
 
 import keras
@@ -84,20 +85,15 @@ def warn_of_no_effect(config, given):
             LOG.warning("%s has no effect: it needs %s.", flag_of(name), words)
 
 
-def check_rows(config, batches, strategy):
-    """Raises ValueError if batches that must divide among the replicas do not."""
-    replicas = strategy.num_replicas_in_sync
-    rows = batches.shapes[:, 0].tolist() if hasattr(batches, "shapes") else [config.batch_size]
-    must_divide = config.batch_shapes() is not None or keras.backend.backend() == "jax"
-    if must_divide and (uneven := [count for count in rows if count % replicas]):
-        flag = "--row-multiple" if hasattr(batches, "shapes") else "--batch-size"
-        flag = "--shapes 16, and a --row-multiple" if uneven[0] < 0 else f"a {flag}"
+def check_shares(batches, replicas):
+    """Raises ValueError if batches cannot be divided among the replicas."""
+    has_any_shape = hasattr(batches, "shapes") and batches.shapes.min() < 0
+    if has_any_shape and replicas > 1 and keras.backend.backend() == "jax":
         raise ValueError(
-            "The rows of each batch must divide equally among the replicas, with --shapes or "
-            f"--packed or on JAX. Give {flag} that is a multiple of {replicas}, or train on "
-            f"other devices. Received: --shapes {config.shapes}, {replicas} replicas, a batch of "
-            f"{'any number of' if uneven[0] < 0 else uneven[0]} rows."
+            "On JAX, several devices share only batches of equal rows. Give --shapes 16, or train "
+            f"on one device. Received: --shapes 0, {replicas} devices."
         )
+    batches.dataset(0, replicas)  # segments refuse what does not divide
 
 
 def warn_of_padding(config, batches):
@@ -154,7 +150,9 @@ def _train(run, experiment, strategy, exists, lock, log_file):
     # The text of a run is not read again, and may have changed.
     folder = run if exists else begun(run, experiment, strategy, lock)
     tokenizer, batches = load_data(folder, experiment, strategy)
-    check_rows(config, batches, strategy)
+    replicas = strategy.num_replicas_in_sync
+    check_shares(batches, replicas)
+    data = functools.partial(batches.dataset, replicas=replicas)
     check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
     validation = experiment.validation(tokenizer)
     with strategy.scope():
@@ -183,7 +181,7 @@ def _train(run, experiment, strategy, exists, lock, log_file):
         callbacks += progress(config.steps, batches.steps_per_epoch, log)
         checkpoints.log_files = line_files(log)
     try:
-        _fit(model, config, batches, validation, [*callbacks, checkpoints])
+        _fit(model, config, data, batches.steps_per_epoch, validation, [*callbacks, checkpoints])
     finally:
         checkpoints.wait()  # while the log is open and the run locked
     if is_chief:
@@ -205,13 +203,14 @@ def _introduce(experiment, model, batches, strategy):
     )
 
 
-def _fit(model, config, batches, validation, callbacks):
+def _fit(model, config, data, per_epoch, validation, callbacks):
     """Calls `fit` from the last checkpoint on, so that epochs end where they would have ended.
 
     Args:
         model: a compiled model.
         config: its training settings.
-        batches: an object with `dataset(step)` and `steps_per_epoch`.
+        data: function from a step to the batches from there on.
+        per_epoch: batches in an epoch.
         validation: a dataset, or None.
         callbacks: a list that ends with the `Checkpoints`.
     """
@@ -223,7 +222,6 @@ def _fit(model, config, batches, validation, callbacks):
             name = type(callback).__name__
             callback.saved_state[:] = checkpoints.notes.get(name, callback.saved_state)
             checkpoints.notes[name] = callback.saved_state
-    per_epoch = batches.steps_per_epoch
     epoch_sums = EpochSums(model, checkpoints.notes.get("metrics", ()) if step % per_epoch else ())
     checkpoints.notes["metrics"] = epoch_sums.sums
     callbacks = [epoch_sums, *callbacks]
@@ -237,7 +235,7 @@ def _fit(model, config, batches, validation, callbacks):
         epochs = 1 if done else max(1, (config.steps - step) // per_epoch)
         steps = min(per_epoch - done, config.steps - step)
         model.fit(
-            batches.dataset(step),
+            data(step),
             initial_epoch=epoch,
             epochs=epoch + epochs,
             steps_per_epoch=steps,

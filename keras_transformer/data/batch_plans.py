@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_transformer.arguments import check_integer
 from keras_transformer.data.draws import key_of, permuted
-from keras_transformer.data.pipelines import as_data
+from keras_transformer.data.pipelines import as_data, rounded_up
 from keras_transformer.data.plan_arrays import plan_arrays
 from keras_transformer.data.token_ids import LARGEST_ID, IdRows, parts, ranges
 
@@ -539,7 +539,8 @@ class PlannedBatchesMixin:
     """Batches that follow a plan.
 
     A class calls `_follow`, and makes one batch of rows and their shape in `_batch`; the arrays of
-    a batch have the shapes and dtypes of `_specs`.
+    a batch have the shapes and dtypes of `_specs`, which is given rows and lengths, None for sizes
+    that differ.
     """
 
     _prepare = None  # see `as_data`
@@ -548,27 +549,34 @@ class PlannedBatchesMixin:
         self._plan, self.shapes, self.padding = plan, plan.shapes, plan.padding
         self.steps_per_epoch = plan.steps_per_epoch
 
-    def dataset(self, start_step: int = 0):
+    def dataset(self, start_step: int = 0, replicas: int = 1):
         """Endless training batches, from step `start_step` on; the class says what they hold.
 
         Element k is a pure function of the text, the seed and `start_step + k`. Starting late costs
         nothing: skipped batches are never made. On TensorFlow it is a `tf.data.Dataset`, elsewhere
         a `keras.utils.PyDataset` of NumPy arrays.
+
+        Args:
+            start_step: number of the first batch.
+            replicas: batches in few shapes, or of packed rows, end with as many empty rows as they
+                lack to a multiple of this, so that any number of replicas can share them.
         """
-        return self._as_data(lambda number: self._plan.batch(start_step + number))
+        return self._as_data(
+            lambda number: self._plan.batch(start_step + number), replicas=replicas
+        )
 
     def epoch(self):
         """Batches like those of `dataset` that hold each text once, for validation."""
         return self._as_data(*self._plan.in_order())
 
-    def _as_data(self, rows_of, count=None):
+    def _as_data(self, rows_of, count=None, replicas=1):
         def make_batch(number):
-            return self._batch(*rows_of(number))
+            texts, (rows, *lengths) = rows_of(number)
+            return self._batch(texts, (rounded_up(rows, replicas), *lengths))
 
-        return as_data(make_batch, self._specs(), count, self._prepare)
-
-    def _common_sizes(self):
-        """The sizes that all batches have in common, None for others: static shapes."""
         first = self.shapes[0]
         is_one = (self.shapes == first).all(axis=0) & (first >= 0)
-        return [size if same else None for same, size in zip(is_one, first.tolist(), strict=True)]
+        sizes = [rounded_up(first[0], replicas), *first[1:]]
+        # Sizes that all batches have in common are static.
+        sizes = [int(n) if same else None for same, n in zip(is_one, sizes, strict=True)]
+        return as_data(make_batch, self._specs(*sizes), count, self._prepare)

@@ -159,8 +159,7 @@ class LabelledBatches(PlannedBatchesMixin):
         ids = self._ids if hasattr(self._ids, "is_checked") else self._cut(self._ids)
         return checksum_of("\0".join(self.names).encode(), b"%d" % ids.checksum(), self._labels)
 
-    def _specs(self):
-        rows, length = self._common_sizes()
+    def _specs(self, rows, length):
         ids = keras.InputSpec(dtype="int32", shape=(rows, length))
         labels = keras.InputSpec(dtype="float32", shape=(rows, self._labels.shape[1]))
         weights = keras.InputSpec(dtype="float32", shape=(rows,))

@@ -88,8 +88,8 @@ class PackedDocuments(PlannedBatchesMixin):
         """A number that changes with any token of a document."""
         return self._ids.checksum()
 
-    def _specs(self):
-        return (keras.InputSpec(dtype="int32", shape=self._common_sizes()),) * 2
+    def _specs(self, rows, length):
+        return (keras.InputSpec(dtype="int32", shape=(rows, length)),) * 2
 
     def _batch(self, pieces, shape):
         rows, length = shape

@@ -44,6 +44,11 @@ class BatchSequence(keras.utils.PyDataset):
         return keras.tree.map_structure(np.array, self._make_batch(number))
 
 
+def rounded_up(rows: int, multiple: int) -> int:
+    """The next multiple, so that rows divide equally; -1, for any number of rows, stays."""
+    return rows if rows < 0 else -(-rows // multiple) * multiple
+
+
 def as_data(make_batch, specs, count=None, prepare=None):
     """Data for `fit` on this backend.
 

@@ -16,7 +16,7 @@ from keras_transformer.arguments import check_integer
 from keras_transformer.data.batch_plans import FewShapes, check_shapes
 from keras_transformer.data.draws import key_of, permuted
 from keras_transformer.data.masking import check_masking_rate, masked, share_of
-from keras_transformer.data.pipelines import as_data
+from keras_transformer.data.pipelines import as_data, rounded_up
 from keras_transformer.data.plan_arrays import plan_arrays
 from keras_transformer.data.token_ids import IdRows, checked_ids, parts, ranges
 
@@ -138,11 +138,16 @@ class PretrainingBatches:
         shape = np.array([batch_size if shapes else -1, max_length])
         self.shapes = np.broadcast_to(shape, (self.steps_per_epoch, 2))
 
-    def dataset(self, start_step: int = 0):
+    def dataset(self, start_step: int = 0, replicas: int = 1):
         """Endless batches, from step `start_step` on.
 
         Element k is a pure function of the text, the seed and `start_step + k`. Starting
         late costs nothing: skipped batches are never made.
+
+        Args:
+            start_step: number of the first batch.
+            replicas: with `shapes`, batches end with as many empty rows as they lack to a multiple
+                of this, so that any number of replicas can share them.
 
         Returns:
             On TensorFlow a `tf.data.Dataset`, elsewhere a `keras.utils.PyDataset` of NumPy arrays:
@@ -150,11 +155,15 @@ class PretrainingBatches:
             except the weights, which are float32. With `shapes` also sample
             weights, float32 (batch,), 0 for empty rows, whose `next_sentence` is -1.
         """
-        return as_data(lambda number: self._batch(start_step + number), self._specs())
+        rows = rounded_up(self._batch_size, replicas)
+        return as_data(lambda number: self._batch(start_step + number, rows), self._specs(rows))
 
     def epoch(self):
         """The batches of the first epoch, for validation."""
-        return as_data(self._batch, self._specs(), self.steps_per_epoch)
+        rows = self._batch_size
+        return as_data(
+            lambda number: self._batch(number, rows), self._specs(rows), self.steps_per_epoch
+        )
 
     def token_counts(self) -> np.ndarray:
         """How often each id of the vocabulary occurs in the documents, (vocabulary_size,)."""
@@ -169,8 +178,8 @@ class PretrainingBatches:
         """A number that changes with any token, sentence or document."""
         return self._documents.checksum()
 
-    def _specs(self):
-        rows = self._batch_size if self._has_weights else None
+    def _specs(self, rows):
+        rows = rows if self._has_weights else None
         ids, masked, one = (
             keras.InputSpec(dtype="int32", shape=(rows, *rest))
             for rest in ((self._max_length,), (share_of(self._max_length, self._masking_rate),), ())
@@ -181,7 +190,8 @@ class PretrainingBatches:
         real = keras.InputSpec(dtype="float32", shape=(rows,))
         return (inputs, labels, real) if self._has_weights else (inputs, labels)
 
-    def _batch(self, step):
+    def _batch(self, step, rows):
+        """A batch; with weights, filled up to a number of rows."""
         passages, keys = self._rows_of(step)
         first_ids, second_ids, is_random = self._pairs(self._passages[passages], keys)
         token_ids, segment_ids = self._pack(first_ids, second_ids)
@@ -200,7 +210,11 @@ class PretrainingBatches:
         if not self._has_weights:
             return inputs, labels
         real = np.ones(len(passages), np.float32)
-        inputs, labels, weights = keras.tree.map_structure(self._fill_up, (inputs, labels, real))
+
+        def filled_up(array):
+            return np.pad(array, [(0, rows - len(array)), *[(0, 0)] * (array.ndim - 1)])
+
+        inputs, labels, weights = keras.tree.map_structure(filled_up, (inputs, labels, real))
         labels["next_sentence"] -= weights == 0
         return inputs, labels, weights
 
@@ -260,10 +274,6 @@ class PretrainingBatches:
         places = np.arange(length)
         segment_ids = ((places >= second) & (places < end)).astype(np.int32)
         return token_ids.reshape(rows, length), segment_ids
-
-    def _fill_up(self, rows):
-        """Appends rows of zeros up to the batch size."""
-        return np.pad(rows, [(0, self._batch_size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
 
 
 def _plan(documents, room, new):

@@ -126,8 +126,7 @@ class TokenBatches(PlannedBatchesMixin):
         """A number that changes with any token of the text."""
         return zlib.crc32(b"%d" % self._targets.checksum(), self._sources.checksum())
 
-    def _specs(self):
-        rows, source, target = self._common_sizes()
+    def _specs(self, rows, source, target):
         source_ids, target_ids = (
             keras.InputSpec(dtype="int32", shape=(rows, length)) for length in (source, target)
         )

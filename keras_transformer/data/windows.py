@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from keras_transformer.data.draws import key_of
-from keras_transformer.data.pipelines import as_data
+from keras_transformer.data.pipelines import as_data, rounded_up
 from keras_transformer.data.token_ids import IdRows
 from keras_transformer.tokenizers.control_ids import PAD_ID
 
@@ -18,21 +18,30 @@ class _LongText:
         self.num_tokens = self._ids.num_ids
         self._length, self._batch_size = length, batch_size
 
-    def dataset(self, start_step: int = 0):
+    def dataset(self, start_step: int = 0, replicas: int = 1):
         """Endless batches, from step `start_step` on.
+
+        Args:
+            start_step: number of the first batch.
+            replicas: windows end with as many empty rows as they lack to a multiple of this, whose
+                labels are 0, or -1 with `first_id`; segments, which have a memory, must divide.
 
         Returns:
             Token ids and labels, int32, both (batch, length): on TensorFlow a `tf.data.Dataset`,
             elsewhere a `keras.utils.PyDataset` of NumPy arrays.
         """
-        specs = _specs(self._batch_size, self._length)
-        return as_data(lambda number: self._batch(start_step + number), specs)
+        rows = rounded_up(self._batch_size, replicas)
+        specs = _specs(rows, self._length)
+        return as_data(lambda number: self._batch(start_step + number, rows), specs)
 
-    def _batch(self, step):
+    def _batch(self, step, num_rows):
         starts = self._starts(step)  # (batch,)
         rows = self._ids.read(starts, self._length + 1).values.reshape(len(starts), -1)
         rows = rows - np.int32(self._first_id)
-        return rows[:, :-1], rows[:, 1:]
+        missing = [(0, num_rows - len(rows)), (0, 0)]
+        empty = -1 if self._first_id else PAD_ID
+        labels = np.pad(rows[:, 1:], missing, constant_values=empty)
+        return np.pad(rows[:, :-1], missing), labels
 
     def checksum(self) -> int:
         """A number that changes with any token of the text."""
@@ -121,6 +130,17 @@ class TextSegments(_LongText):
                 f"{self.num_tokens} tokens, length={length}, batch_size={batch_size}."
             )
         self.steps_per_epoch = (self.num_tokens - 1) // (length * batch_size)
+
+    def dataset(self, start_step: int = 0, replicas: int = 1):
+        if self._batch_size % replicas:
+            raise ValueError(
+                "Each replica has the memory of its own streams, so the batch size must be a "
+                f"multiple of their number. Received: batch_size={self._batch_size}, {replicas} "
+                "replicas."
+            )
+        return super().dataset(start_step, replicas)
+
+    dataset.__doc__ = _LongText.dataset.__doc__
 
     def _starts(self, step):
         epoch, place = step // self.steps_per_epoch, step % self.steps_per_epoch

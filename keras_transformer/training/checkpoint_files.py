@@ -127,7 +127,8 @@ def _difference(stored, expected, kinds):
     for name, (dtype, shape) in expected.items():
         stored_dtype, stored_shape = stored[name]
         if shape != stored_shape:
-            return f"{name} has the shape {stored_shape} there, {shape} here"
+            hint = " (the memory of each replica: go on with as many)" * name.startswith("carried/")
+            return f"{name} has the shape {stored_shape} there, {shape} here{hint}"
         if dtype != stored_dtype:
             # NumPy lacks bfloat16 and calls it two untyped bytes.
             types = [str(t).replace("|V2", "bfloat16") for t in (stored_dtype, dtype)]

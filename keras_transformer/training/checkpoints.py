@@ -108,8 +108,9 @@ class Checkpoints(keras.callbacks.Callback):
     def restore(self):
         """Restores the newest usable checkpoint; warns about damaged ones and sets them aside.
 
-        One of another backend is restored too: without dropout, training goes on with the same
-        numbers but for rounding; with it, a warning says that the noise is another. Raises
+        One of another backend, or of another number of replicas, is restored too: without
+        dropout, training goes on with the same numbers but for rounding; with it, a warning says
+        that the noise is another. A memory must have been saved by as many replicas. Raises
         ValueError if there are checkpoints but none can be used.
 
         Returns:
@@ -131,7 +132,8 @@ class Checkpoints(keras.callbacks.Callback):
         self.notes.clear()
         self.notes.update(notes)
         self._newest = step
-        self._warn_of_other_noise(path, self.notes.pop("backend", None))
+        saved_on = self.notes.pop("backend", None), self.notes.pop("replicas", None)
+        self._warn_of_other_noise(path, *saved_on)
         self._seeds.restored()
         self._check_workers_agree()
         if problems and this_worker(self._strategy).index == 0:
@@ -171,6 +173,7 @@ class Checkpoints(keras.callbacks.Callback):
         notes = {name: note() if callable(note) else note for name, note in self.notes.items()}
         notes = {name: np.array(note) for name, note in notes.items()}  # lists may grow
         notes["backend"] = np.array(keras.backend.backend())
+        notes["replicas"] = np.array(_replicas(self._strategy))
         if this_worker(self._strategy).index == 0:
             is_new = step != self._newest
             if is_new:
@@ -239,17 +242,22 @@ class Checkpoints(keras.callbacks.Callback):
             what = f"the checksum of weights and optimizer at step {self._step()}"
             check_workers_agree(self._strategy, checksum(v.numpy() for v in self._shared), what)
 
-    def _warn_of_other_noise(self, path, saved_on):
-        """Warns if dropout has drawn its noise on another backend so far."""
+    def _warn_of_other_noise(self, path, backend, replicas):
+        """Warns if dropout has drawn its noise on another backend or on other replicas so far."""
         states = [v for name, v in self._variables.items() if name.startswith("seeds/")]
         drawn = any(int(state.numpy()[1]) for state in states)  # of seed and counter
-        now = keras.backend.backend()
-        is_chief = this_worker(self._strategy).index == 0
-        if drawn and is_chief and saved_on is not None and str(saved_on) != now:
-            logging.getLogger(__name__).warning(
-                "%s was saved on %s. On %s, dropout now draws different noise.",
-                path, saved_on, now,
-            )  # fmt: skip
+        now, here = keras.backend.backend(), _replicas(self._strategy)
+        if not drawn or this_worker(self._strategy).index > 0 or backend is None:
+            return
+        if str(backend) != now:
+            was, is_now = backend, now
+        elif replicas is not None and int(replicas) != here:
+            was, is_now = f"{replicas} replicas", here
+        else:
+            return
+        logging.getLogger(__name__).warning(
+            "%s was saved on %s. On %s, dropout now draws different noise.", path, was, is_now
+        )
 
     def _check_is_new(self, problems):
         """Raises rather than start at step 0 in a folder that holds checkpoints."""
@@ -344,6 +352,11 @@ def average_checkpoints(directory, model, count):
         arrays = [files.in_dtype_of(array, weights[name]) for _, array in parts]
         weights[name].assign(_mean(arrays, weights[name].dtype))
     return good
+
+
+def _replicas(strategy):
+    """Replicas that each draw noise of their own; on JAX all devices draw that of one batch."""
+    return 1 if strategy is None else strategy.num_replicas_in_sync
 
 
 def _mean(arrays, dtype):

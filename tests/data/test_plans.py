@@ -184,7 +184,7 @@ def test_masks_and_pairs_do_not_depend_on_the_batch_size(rows):
         batches = make()
         batches._batch_size = batch_size
         batches.steps_per_epoch = -(-batches.num_passages // batch_size)
-        epoch = [batches._batch(step) for step in range(batches.steps_per_epoch)]
+        epoch = batches.epoch()
         parts = [np.concatenate([inputs["token_ids"] for inputs, _, _ in epoch])]
         found.append(parts[0][: batches.num_passages])
     np.testing.assert_array_equal(*found)
@@ -195,7 +195,7 @@ def test_windows_begin_anywhere_in_a_text_of_more_tokens_than_an_int32_holds():
     windows = TextWindows(text, 7, 1000, seed=3)
     starts = np.concatenate([windows._starts(step) for step in range(4)]) / 2**33
     assert abs(starts.mean() - 0.5) < 0.02 and starts.max() > 0.99
-    assert windows._batch(0)[0].shape == (1000, 7)
+    assert next(iter(windows.dataset()))[0].shape == (1000, 7)
 
 
 def test_a_folder_of_something_else_is_kept(tmp_path):

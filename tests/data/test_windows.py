@@ -50,9 +50,11 @@ def test_no_thread_tunes_endless_data_for_whose_end_fit_would_wait():
 
 def test_the_first_id_is_subtracted():
     for make in (TextWindows, TextSegments):
-        plain, shifted = (make(TEXT, 7, 5, first_id=first)._batch(3) for first in (0, 4))
+        plain, shifted = (
+            next(iter(make(TEXT, 7, 5, first_id=first).dataset(3))) for first in (0, 4)
+        )
         np.testing.assert_array_equal(np.subtract(plain, 4), shifted)
-        assert shifted[0].dtype == np.int32
+        assert shifted[0].dtype == "int32"
 
 
 def test_rows_of_segments_go_on_from_batch_to_batch():

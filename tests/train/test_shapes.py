@@ -1,47 +1,27 @@
 """What is said of batches in few shapes, and which steps are compiled by themselves."""
 
 import re
-import types
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
+from keras_transformer.data import FewShapes, TokenBatches
 from train import loop, translation
-from train.pretraining import PretrainingConfig
-from train.translation import TranslationConfig
 
 from .conftest import SETTINGS
 
 
-@pytest.mark.parametrize(
-    ("shapes", "config", "expected"),
-    [
-        (
-            [[8, 4, 4], [6, 8, 8]],
-            TranslationConfig(shapes=2),
-            r"Give a --row-multiple that is a multiple of 4",
-        ),
-        (
-            None,
-            PretrainingConfig(shapes=2, batch_size=6),
-            r"Give a --batch-size that is a multiple of 4",
-        ),
-    ],
-)
-def test_rows_that_do_not_divide_are_refused_with_the_flag_to_give(shapes, config, expected):
-    batches = types.SimpleNamespace(**({"shapes": np.array(shapes)} if shapes else {}))
-    four = types.SimpleNamespace(num_replicas_in_sync=4)
-    with pytest.raises(ValueError, match=expected + r".*4 replicas, a batch of 6 rows\."):
-        loop.check_rows(config, batches, four)
-    loop.check_rows(config, batches, types.SimpleNamespace(num_replicas_in_sync=2))
-
-
-def test_flags_that_a_message_names_are_those_of_the_command():
-    assert "row_multiple" in TranslationConfig.model_fields
-    assert "batch_size" not in TranslationConfig.model_fields
+def test_batches_of_any_shape_are_refused_on_several_devices_of_jax(monkeypatch):
+    sides = [[[4, 5], [6], [7, 8, 9]]] * 2
+    any_shape, few = TokenBatches(*sides, 8, 4), TokenBatches(*sides, 8, 4, shapes=FewShapes(2))
+    loop.check_shares(any_shape, 4)
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ValueError, match=r"--shapes 16, .* Received: --shapes 0, 4 devices\."):
+        loop.check_shares(any_shape, 4)
+    loop.check_shares(any_shape, 1)
+    loop.check_shares(few, 4)
 
 
 @pytest.mark.slow
