@@ -46,11 +46,11 @@ def test_pairs_are_prepared(tmp_path):
     lines = [f"a{number} b c\td e{number}\n" for number in range(300)]
     (tmp_path / "pairs.tsv").write_text("".join(lines))
     flags = [f"--tsv={tmp_path}/pairs.tsv", f"--output={tmp_path}/prepared"]
-    flags += ["--vocabulary-size=275", "--processes=2"]
+    flags += ["--vocabulary-size=280", "--processes=2"]
     run = python(
         "-c", f"{HIDE_TENSORFLOW}from train.prepare import main; main({flags})", backend="jax"
     )
-    assert "275 pieces learned from all 300 pairs" in run.stdout, run.stderr[-3000:]
+    assert "280 pieces learned from all 300 pairs" in run.stdout, run.stderr[-3000:]
     assert Prepared(tmp_path / "prepared").columns["target"].num_ids > 600
 
 
