@@ -125,6 +125,8 @@ def main(arguments=None):
     given_in = parser.add_settings(PrepareOptions)
     with one_line_errors(STOPPED):
         options = PrepareOptions(**given_in(parser.parse_args(arguments)))
+        if "keras" not in sys.modules:
+            os.environ["KERAS_BACKEND"] = "numpy"  # so that nothing imports TensorFlow
         with without_start_up_notes():
             import keras_transformer.data  # noqa: F401
         if options.check:

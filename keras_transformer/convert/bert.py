@@ -45,7 +45,7 @@ from keras_transformer.models.bert_models import (
     bert_token_labeller,
 )
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
-from keras_transformer.tokenizers.sentencepiece import PAD_ID
+from keras_transformer.tokenizers.control_ids import PAD_ID
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
 TOKEN_TYPES = "embeddings.token_type_embeddings.weight"

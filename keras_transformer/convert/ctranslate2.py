@@ -17,7 +17,7 @@ from keras_transformer.layers.positions import SinusoidalEncoding
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.models.encoder_decoder import TranslationModel
 from keras_transformer.ops.positions import sinusoidal_positions
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 # Finished hypotheses per beam before the engine stops. Our search stops when none can improve: of
 # 200 texts with 5 beams, 180 had our translation with 1, 189 with 2 and 191 with 3.

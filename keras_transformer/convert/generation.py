@@ -16,7 +16,7 @@ from keras_transformer.serving.settings import (
     SearchSettings,
     usual_max_tokens,
 )
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 GENERATION, WORDS = "generation_config.json", "bad_words_ids"
 EARLY_STOPPING = {

@@ -11,7 +11,7 @@ from keras_transformer.convert.sentencepiece import with_languages
 from keras_transformer.convert.tables import ConversionError, VocabularyPermutation, assign
 from keras_transformer.convert.tokenizers import SETTINGS, load_tokenizer_of
 from keras_transformer.models.encoder_decoder import translation
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 LANGUAGE = re.compile(r"__\w+__|[a-z]{3}_[A-Z][a-z]{3}")  # __en__ of M2M100, eng_Latn of NLLB
 LANGUAGE_SETTINGS = {"source_language": "src_lang", "target_language": "tgt_lang"}

@@ -44,7 +44,7 @@ from keras_transformer.convert.tables import (
 )
 from keras_transformer.convert.tokenizers import tokenizer_settings
 from keras_transformer.models.encoder_decoder import translation
-from keras_transformer.tokenizers.sentencepiece import START_ID
+from keras_transformer.tokenizers.control_ids import START_ID
 
 NEVER = -100.0  # the bias of an id that is never chosen; label smoothing would show a lower one
 EPSILON = 1e-5  # of all norms

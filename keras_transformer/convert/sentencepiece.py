@@ -4,12 +4,10 @@ import pathlib
 import re
 
 from keras_transformer.convert.tables import ConversionError, our_order
-from keras_transformer.tokenizers.sentencepiece import (
-    CONTROL_PIECES,
-    UNKNOWN_ID,
-    SentencePieceTokenizer,
-)
+from keras_transformer.tokenizers.control_ids import UNKNOWN_ID
+from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
 from keras_transformer.tokenizers.sentencepiece_format import Model, PieceType
+from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
 
 LANGUAGE = re.compile(">>.+<<")  # of the target, at the beginning of a source
 _BELOW_ALL = 10.0  # how far a missing character is placed below the lowest score

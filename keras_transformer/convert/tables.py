@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 # What checkpoints hold besides weights: positions and masks of GPT-2, BERT and their relatives.

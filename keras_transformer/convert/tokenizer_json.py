@@ -9,8 +9,9 @@ from keras_transformer.convert.sentencepiece import in_our_order
 from keras_transformer.convert.tables import ConversionError, our_order
 from keras_transformer.files import in_one_line
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
-from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, UNKNOWN_ID
+from keras_transformer.tokenizers.control_ids import UNKNOWN_ID
 from keras_transformer.tokenizers.sentencepiece_format import Model, ModelType, PieceType
+from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
 from keras_transformer.tokenizers.word_pieces import PAD, UNKNOWN, WordPieceTokenizer
 
 SPACE = "\u2581"  # as it stands in pieces

@@ -7,7 +7,9 @@ import pathlib
 import shutil
 
 import numpy as np
+import sentencepiece
 
+from keras_transformer import tokenizers
 from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.data.block_work import (
     DUPLICATE,
@@ -25,7 +27,8 @@ from keras_transformer.data.pair_streams import DocumentStream, LabelledStream, 
 from keras_transformer.data.prepared import MANIFEST, Prepared, PreparedWriter
 from keras_transformer.data.runners import RUNNERS
 from keras_transformer.data.token_ids import tokenizer_checksum
-from keras_transformer.files import NotWritten
+from keras_transformer.files import NotWritten, atomic_path
+from keras_transformer.tokenizers.sentencepiece_training import learned_model
 
 LOG = logging.getLogger(__name__)
 
@@ -157,13 +160,15 @@ def prepare(
             read = functools.partial(read_block, filters, _key_of(seed))
             _read(writer, running, stream, read, wanted, distinct, progress)
         if tokenizer is None:
-            tokenizer = _learned(writer, stream.kind, vocabulary_size)
+            content = _learned(writer, stream.kind, vocabulary_size)
             more["sample"] = int((writer.work / _SAMPLE_SIZE).read_text())
-        elif not (writer.draft / _TOKENIZER).exists():
-            tokenizer.save(writer.draft / _TOKENIZER)
+        else:
+            if not (writer.draft / _TOKENIZER).exists():
+                tokenizer.save(writer.draft / _TOKENIZER)
+            content = portable(tokenizer)
         _check_unchanged(stream, settings)
         tokenise = tokenise_sentences if is_pretraining else tokenise_block
-        tokenise = functools.partial(tokenise, filters, portable(tokenizer), max_tokens)
+        tokenise = functools.partial(tokenise, filters, content, max_tokens)
         counts = _write(writer, running, stream, tokenise, has_fates, progress)
         _check_unchanged(stream, settings)
         if is_pretraining:
@@ -298,20 +303,21 @@ class _Buckets:
 
 
 def _learned(writer, kind, vocabulary_size):
-    """The tokenizer of an interrupted preparation, or one that is learned from the sample."""
-    from keras_transformer import tokenizers
-
+    """What `portable` makes of the tokenizer of an interrupted preparation, or of one that is
+    learned from the sample. Of pieces, both are done without TensorFlow, which takes 0.5 GB."""
     path, lines = writer.draft / _TOKENIZER, lines_of(writer.work / _SAMPLE)
-    if path.exists():
-        return tokenizers.load_tokenizer(path)
-    if kind in ("translation", "classification"):
-        tokenizer = tokenizers.train_sentencepiece(lines, vocabulary_size)
-    elif kind == "pretraining":
-        tokenizer = tokenizers.train_word_pieces(lines, vocabulary_size)
-    else:
-        tokenizer = tokenizers.train_byte_pairs((f"{line}\n" for line in lines), vocabulary_size)
-    tokenizer.save(path)
-    return tokenizer
+    are_pieces = kind in ("translation", "classification")
+    if not path.exists():
+        if are_pieces:
+            with atomic_path(path) as draft:
+                draft.write_bytes(learned_model(lines, vocabulary_size))
+        elif kind == "pretraining":
+            tokenizers.train_word_pieces(lines, vocabulary_size).save(path)
+        else:
+            lines = (f"{line}\n" for line in lines)
+            tokenizers.train_byte_pairs(lines, vocabulary_size).save(path)
+    content = path.read_bytes()
+    return sentencepiece.SentencePieceProcessor(model_proto=content) if are_pieces else content
 
 
 def _write(writer, running, stream, tokenise, has_fates, progress):

@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 
 CONTROL_IDS = (PAD_ID, UNKNOWN_ID, START_ID, END_ID)
 

@@ -29,7 +29,7 @@ from keras_transformer.serving.served_model import (
     warn_truncated,
 )
 from keras_transformer.serving.settings import SamplingSettings, read_sampling
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID
 
 MAX_CHARACTER_BYTES = 4  # in UTF-8
 

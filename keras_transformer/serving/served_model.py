@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_transformer.decoding.compiling import is_static
 from keras_transformer.serving.publishing.export import EXAMPLES, export
-from keras_transformer.tokenizers.sentencepiece import PAD_ID
+from keras_transformer.tokenizers.control_ids import PAD_ID
 
 TEXTS_PER_BATCH = 64
 LISTED = 5  # indices of truncated texts in a warning

@@ -29,7 +29,7 @@ from keras_transformer.serving.served_model import (
     warn_truncated,
 )
 from keras_transformer.serving.settings import SearchSettings, read_token_rules
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 # The limit of a translation is twice its source plus EXTRA tokens, so each bucket of sources has
 # one bucket of limits.

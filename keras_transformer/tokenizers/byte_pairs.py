@@ -16,16 +16,10 @@ import tensorflow as tf
 
 from keras_transformer.files import atomic_path, read_json
 from keras_transformer.tokenizers import sentencepiece_format
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.tokenizers.internals import lasting_tokenizer
-from keras_transformer.tokenizers.sentencepiece import (
-    CONTROL_PIECES,
-    END_ID,
-    PAD_ID,
-    START_ID,
-    UNKNOWN_ID,
-    as_texts,
-    check_texts,
-)
+from keras_transformer.tokenizers.sentencepiece import as_texts
+from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES, check_texts
 
 END_OF_TEXT = "<|endoftext|>"  # of GPT-2
 

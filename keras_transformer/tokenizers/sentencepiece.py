@@ -7,9 +7,7 @@ the round trip.
 """
 
 import functools
-import io
 import pathlib
-import re
 from collections.abc import Iterable
 
 import sentencepiece
@@ -17,27 +15,13 @@ import tensorflow as tf
 
 from keras_transformer.files import atomic_path
 from keras_transformer.tokenizers import sentencepiece_format
-from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID, UNKNOWN_ID
+from keras_transformer.tokenizers.control_ids import END_ID, UNKNOWN_ID
 from keras_transformer.tokenizers.internals import lasting_tokenizer
-
-CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
-
-# Characters beyond this share of the text (a stray Greek letter in English) are left to byte
-# fallback instead of each using a row of the vocabulary.
-_CHARACTER_COVERAGE = 0.9999
-
-_TRAINER_OPTIONS = {
-    "pieces": {
-        "model_type": "bpe",
-        "byte_fallback": True,
-        "split_digits": True,  # so that a number is copied digit by digit, however long
-    },
-    "words": {
-        "model_type": "word",
-        "normalization_rule_name": "nmt_nfkc_cf",  # which folds upper into lower case
-        "hard_vocab_limit": False,
-    },
-}
+from keras_transformer.tokenizers.sentencepiece_training import (
+    CONTROL_PIECES,
+    check_texts,
+    learned_model,
+)
 
 
 class SentencePieceTokenizer(tf.Module):
@@ -193,30 +177,10 @@ def train_sentencepiece(
         >>> train_sentencepiece(["to be or not to be"], vocabulary_size=273).vocabulary_size
         273
     """
-    if tokens not in _TRAINER_OPTIONS:
-        raise ValueError(f"tokens must be pieces or words. Received: tokens={tokens!r}.")
     check_texts(sentences)
     if tokens == "words":
         sentences = [text.decode() for text in _words_only(list(sentences)).numpy()]
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=model,
-            vocab_size=vocabulary_size,
-            character_coverage=_CHARACTER_COVERAGE,
-            max_sentence_length=2**20,  # bytes; longer sentences would be ignored
-            **_TRAINER_OPTIONS[tokens],
-            pad_id=PAD_ID,
-            unk_id=UNKNOWN_ID,
-            bos_id=START_ID,
-            eos_id=END_ID,
-            pad_piece=CONTROL_PIECES[PAD_ID],
-            minloglevel=2,  # its progress report would go to the terminal
-        )
-    except RuntimeError as error:
-        raise ValueError(_explain(str(error), vocabulary_size)) from None
-    return SentencePieceTokenizer(model.getvalue())
+    return SentencePieceTokenizer(learned_model(sentences, vocabulary_size, tokens))
 
 
 def as_texts(texts) -> tf.Tensor:
@@ -230,39 +194,10 @@ def as_texts(texts) -> tf.Tensor:
     return texts
 
 
-def check_texts(texts):
-    """Refuses a string in place of texts to learn from: each letter would be one text."""
-    if isinstance(texts, (str, bytes)):
-        raise ValueError(
-            "A vocabulary is learned from several texts, such as a list of strings. "
-            f"Received: one string, {texts[:20]!r}."
-        )
-
-
 def _words_only(texts):
     """Replaces everything but letters, marks, digits and apostrophes by spaces."""
     texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")  # mends what is not UTF-8
     return tf.strings.regex_replace(texts, r"[^\pL\pM\pN']+", " ")
-
-
-def _explain(message: str, vocabulary_size: int) -> str:
-    """Turns a refusal of the SentencePiece trainer into one clear line."""
-    if "sentences_.empty()" in message or "all_chars_count" in message:
-        return "A vocabulary needs text to learn from. Received: no sentence with any text."
-    if most := re.search(r"set it to a value <= (\d+)", message):
-        return (
-            f"The text allows a vocabulary of at most {most[1]} pieces. Choose a smaller "
-            f"vocabulary or give more text. Received: vocabulary_size={vocabulary_size}."
-        )
-    if least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return (
-            f"The vocabulary must have at least {least[1]} pieces: 4 control ids, 256 bytes and "
-            f"each character of the text. Received: vocabulary_size={vocabulary_size}."
-        )
-    return (
-        f"SentencePiece could not train a vocabulary: {message}. "
-        f"Received: vocabulary_size={vocabulary_size}."
-    )
 
 
 def _pieces_of(model: bytes) -> list[str]:

@@ -5,7 +5,9 @@ import json
 import tensorflow as tf
 
 from keras_transformer.files import atomic_path, read_json
-from keras_transformer.tokenizers.sentencepiece import CONTROL_PIECES, END_ID, UNKNOWN_ID, as_texts
+from keras_transformer.tokenizers.control_ids import END_ID, UNKNOWN_ID
+from keras_transformer.tokenizers.sentencepiece import as_texts
+from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
 
 _FIRST_ID = END_ID + 1
 

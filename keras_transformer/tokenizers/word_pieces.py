@@ -17,7 +17,8 @@ import tensorflow as tf
 import tensorflow_text
 
 from keras_transformer.files import atomic_path, in_one_line
-from keras_transformer.tokenizers.sentencepiece import as_texts, check_texts
+from keras_transformer.tokenizers.sentencepiece import as_texts
+from keras_transformer.tokenizers.sentencepiece_training import check_texts
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 _SPECIAL_PIECES = [PAD, UNKNOWN, CLASS, SEPARATOR, MASK]

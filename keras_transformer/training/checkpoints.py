@@ -12,6 +12,8 @@ import logging
 import os
 import pathlib
 import signal
+import sys
+import threading
 import time
 
 import keras
@@ -102,7 +104,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._learned = [name for name, v in self._variables.items() if id(v) in learned]
         self._values = {}  # the copy, by the names of the variables
         self._newest = None  # the step that was restored or saved last
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoints", _yield_to_others)
         self._writing = None  # what the thread does, a Future
 
     def restore(self):
@@ -352,6 +354,12 @@ def average_checkpoints(directory, model, count):
         arrays = [files.in_dtype_of(array, weights[name]) for _, array in parts]
         weights[name].assign(_mean(arrays, weights[name].dtype))
     return good
+
+
+def _yield_to_others():
+    """Gives this thread less of a core than those that compute a step, where that can be done."""
+    if sys.platform == "linux":  # elsewhere, all threads have one priority
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _replicas(strategy):

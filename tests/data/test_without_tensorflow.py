@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.data import Prepared
 from keras_transformer.data.pipelines import BatchSequence
 from tests.data.every_kind import as_arrays
 from tests.layers.test_backends import HIDE_TENSORFLOW, needs, python
@@ -39,6 +40,18 @@ def test_batches_are_the_same_and_a_model_learns_from_them_on_jax(tmp_path):
     for name, array in expected.items():
         assert found[name].dtype == array.dtype, name
         np.testing.assert_array_equal(found[name], array, name)
+
+
+def test_pairs_are_prepared(tmp_path):
+    lines = [f"a{number} b c\td e{number}\n" for number in range(300)]
+    (tmp_path / "pairs.tsv").write_text("".join(lines))
+    flags = [f"--tsv={tmp_path}/pairs.tsv", f"--output={tmp_path}/prepared"]
+    flags += ["--vocabulary-size=280", "--processes=2"]
+    run = python(
+        "-c", f"{HIDE_TENSORFLOW}from train.prepare import main; main({flags})", backend="jax"
+    )
+    assert "280 pieces learned from all 300 pairs" in run.stdout, run.stderr[-3000:]
+    assert Prepared(tmp_path / "prepared").columns["target"].num_ids > 600
 
 
 def test_batches_are_read_in_any_order():

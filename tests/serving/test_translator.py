@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.serving import SearchSettings, Translator
-from keras_transformer.tokenizers.sentencepiece import END_ID, PAD_ID, START_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 from .conftest import SENTENCES, SETTINGS
 
