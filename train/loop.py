@@ -1,7 +1,6 @@
 """Trains a run to its end, from wherever it was stopped, on one device or many."""
 
 import contextlib
-import functools
 import logging
 
 import keras
@@ -152,7 +151,6 @@ def _train(run, experiment, strategy, exists, lock, log_file):
     tokenizer, batches = load_data(folder, experiment, strategy)
     replicas = strategy.num_replicas_in_sync
     check_shares(batches, replicas)
-    data = functools.partial(batches.dataset, replicas=replicas)
     check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
     validation = experiment.validation(tokenizer)
     with strategy.scope():
@@ -181,7 +179,7 @@ def _train(run, experiment, strategy, exists, lock, log_file):
         callbacks += progress(config.steps, batches.steps_per_epoch, log)
         checkpoints.log_files = line_files(log)
     try:
-        _fit(model, config, data, batches.steps_per_epoch, validation, [*callbacks, checkpoints])
+        _fit(model, config, batches, replicas, validation, [*callbacks, checkpoints])
     finally:
         checkpoints.wait()  # while the log is open and the run locked
     if is_chief:
@@ -203,14 +201,14 @@ def _introduce(experiment, model, batches, strategy):
     )
 
 
-def _fit(model, config, data, per_epoch, validation, callbacks):
+def _fit(model, config, batches, replicas, validation, callbacks):
     """Calls `fit` from the last checkpoint on, so that epochs end where they would have ended.
 
     Args:
         model: a compiled model.
         config: its training settings.
-        data: function from a step to the batches from there on.
-        per_epoch: batches in an epoch.
+        batches: an object with `dataset(step, replicas)` and `steps_per_epoch`.
+        replicas: that share each batch.
         validation: a dataset, or None.
         callbacks: a list that ends with the `Checkpoints`.
     """
@@ -222,6 +220,7 @@ def _fit(model, config, data, per_epoch, validation, callbacks):
             name = type(callback).__name__
             callback.saved_state[:] = checkpoints.notes.get(name, callback.saved_state)
             checkpoints.notes[name] = callback.saved_state
+    per_epoch = batches.steps_per_epoch
     epoch_sums = EpochSums(model, checkpoints.notes.get("metrics", ()) if step % per_epoch else ())
     checkpoints.notes["metrics"] = epoch_sums.sums
     callbacks = [epoch_sums, *callbacks]
@@ -235,7 +234,7 @@ def _fit(model, config, data, per_epoch, validation, callbacks):
         epochs = 1 if done else max(1, (config.steps - step) // per_epoch)
         steps = min(per_epoch - done, config.steps - step)
         model.fit(
-            data(step),
+            batches.dataset(step, replicas),
             initial_epoch=epoch,
             epochs=epoch + epochs,
             steps_per_epoch=steps,

@@ -23,8 +23,8 @@ class _LongText:
 
         Args:
             start_step: number of the first batch.
-            replicas: windows end with as many empty rows as they lack to a multiple of this, whose
-                labels are 0, or -1 with `first_id`; segments, which have a memory, must divide.
+            replicas: batches end with as many empty rows as they lack to a multiple of this, whose
+                labels are 0, or -1 with `first_id`.
 
         Returns:
             Token ids and labels, int32, both (batch, length): on TensorFlow a `tf.data.Dataset`,
@@ -132,6 +132,10 @@ class TextSegments(_LongText):
         self.steps_per_epoch = (self.num_tokens - 1) // (length * batch_size)
 
     def dataset(self, start_step: int = 0, replicas: int = 1):
+        """Like the batches of `TextWindows`, but no row is added.
+
+        Raises ValueError unless `replicas` divides the streams, whose memories stay where they are.
+        """
         if self._batch_size % replicas:
             raise ValueError(
                 "Each replica has the memory of its own streams, so the batch size must be a "
@@ -139,8 +143,6 @@ class TextSegments(_LongText):
                 "replicas."
             )
         return super().dataset(start_step, replicas)
-
-    dataset.__doc__ = _LongText.dataset.__doc__
 
     def _starts(self, step):
         epoch, place = step // self.steps_per_epoch, step % self.steps_per_epoch

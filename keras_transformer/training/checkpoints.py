@@ -359,7 +359,10 @@ def average_checkpoints(directory, model, count):
 def _yield_to_others():
     """Gives this thread less of a core than those that compute a step, where that can be done."""
     if sys.platform == "linux":  # elsewhere, all threads have one priority
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        thread = threading.get_native_id()
+        # Never less than before, which users may not set.
+        nice = min(19, os.getpriority(os.PRIO_PROCESS, thread) + 10)
+        os.setpriority(os.PRIO_PROCESS, thread, nice)
 
 
 def _replicas(strategy):

@@ -47,9 +47,8 @@ def test_pairs_are_prepared(tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(lines))
     flags = [f"--tsv={tmp_path}/pairs.tsv", f"--output={tmp_path}/prepared"]
     flags += ["--vocabulary-size=280", "--processes=2"]
-    run = python(
-        "-c", f"{HIDE_TENSORFLOW}from train.prepare import main; main({flags})", backend="jax"
-    )
+    code = f"{HIDE_TENSORFLOW}from train.prepare import main; main({flags})"
+    run = python("-c", code, backend="tensorflow")
     assert "280 pieces learned from all 300 pairs" in run.stdout, run.stderr[-3000:]
     assert Prepared(tmp_path / "prepared").columns["target"].num_ids > 600
 

@@ -131,7 +131,10 @@ def test_a_model_reads_few_parts_at_a_time_with_the_same_answers(tokenizer, monk
         total = sum(sizes)
         assert total > 9 and sizes == [min(most, total - i) for i in range(0, total, most)]
     for name, one in found[99].items():
-        np.testing.assert_array_equal(one, found[3][name], err_msg=name)
+        if name in ("score", "no_answer"):  # products of another shape are rounded otherwise
+            np.testing.assert_allclose(one, found[3][name], rtol=1e-5, err_msg=name)
+        else:
+            np.testing.assert_array_equal(one, found[3][name], err_msg=name)
 
 
 @pytest.mark.slow

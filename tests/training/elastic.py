@@ -6,9 +6,7 @@ Writes FOLDER/<kind>.npz, the weights after that step; or the last worker kills 
 """
 
 import functools
-import os
 import pathlib
-import signal
 import sys
 
 import keras
@@ -30,6 +28,7 @@ from train.options import TrainOptions
 from train.translation import TranslationConfig
 
 from ..data.every_kind import VOCABULARY, every_kind
+from .interrupted import Die
 
 SMALL = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 12, "num_heads": 2}
 LABELS = keras.losses.CategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
@@ -65,24 +64,12 @@ def kinds(dropout=0.0):
         name: (batches[name], functools.partial(build, *given, **settings), loss)
         for name, (build, given, settings, loss) in builders.items()
     }
-    backbone = functools.partial(
-        bert, pieces, max_sequence_length=9, attention_dropout=0.0, **block
-    )
-    heads = lambda: bert_pretraining(backbone())  # noqa: E731
+
+    def heads():
+        backbone = bert(pieces, max_sequence_length=9, attention_dropout=0.0, **block)
+        return bert_pretraining(backbone)
+
     return {**made, "pretraining": (passages, heads, kt.training.PretrainingLoss())}
-
-
-class Die(keras.callbacks.Callback):
-    """Kills this process after a step, once the checkpoint of the step before is written."""
-
-    def __init__(self, step, checkpoints):
-        super().__init__()
-        self.step, self.checkpoints = step, checkpoints
-
-    def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations.numpy()) == self.step:
-            self.checkpoints.wait()
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(folder, devices, last, end="save", names="", dropout="0"):

@@ -20,6 +20,8 @@ STEPS_PER_EPOCH, EPOCHS, EVERY = 5, 3, 2
 
 
 class Die(keras.callbacks.Callback):
+    """Kills this process after a step, once the checkpoints before it are written."""
+
     def __init__(self, step, checkpoints):
         super().__init__()
         self.step, self.checkpoints = step, checkpoints

@@ -127,6 +127,33 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     assert all(re.fullmatch(pattern.format(n), line) for n, line in zip((2, 4), lines, strict=True))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities of their own")
+@pytest.mark.parametrize("nice", [0, 15, 19])
+def test_a_checkpoint_is_written_at_a_lower_priority_than_that_of_training(
+    tmp_path, monkeypatch, nice
+):
+    """Users may lower a priority, but not raise it, so a low one must not become a higher one."""
+    found, write = {}, files.write
+
+    def priority():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def noted_write(*arguments):
+        found["writing"] = priority()
+        write(*arguments)
+
+    def train():
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, priority() + nice))
+        found["training"] = priority()
+        Checkpoints(tmp_path, compiled()).save()
+
+    monkeypatch.setattr(files, "write", noted_write)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(train).result()
+    assert found["writing"] == min(19, found["training"] + 10)
+    assert files.steps_in(tmp_path) == [0]
+
+
 @pytest.mark.parametrize("problem", ["full", "not finite"])
 def test_what_fails_in_the_thread_stops_training_and_loses_nothing(tmp_path, monkeypatch, problem):
     model, seen, write = compiled(), [], files.write
