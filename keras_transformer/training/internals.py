@@ -56,6 +56,14 @@ def mask_attribute_of(tensor):
     return getattr(tensor, "_keras_mask", None)
 
 
+def set_mask_attribute(tensor, mask):
+    """Attaches a mask to a tensor, as a layer would.
+
+    Relies on the same.
+    """
+    tensor._keras_mask = mask
+
+
 def compiled_metrics(model):
     """The metrics given to `compile`, as the one metric in which Keras wraps them, or None.
 
