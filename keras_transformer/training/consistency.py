@@ -20,6 +20,7 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.arguments import check_number
+from keras_transformer.layers.internals import keep_mask
 from keras_transformer.training import internals
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.step_state import DropoutSeeds, carried_variables
@@ -92,7 +93,7 @@ class Consistency:
             raise ValueError(
                 f"{self.name} compares probabilities. Train with TokenCrossentropy or with Keras's "
                 "categorical, sparse categorical or binary cross-entropy. "
-                f"Received: loss={type(loss).__name__}."
+                f"Received: loss={loss.name}."
             )
         ignored = getattr(loss, "ignore_class", None)
         if axis not in (None, -1) or ignored is not None:
@@ -133,9 +134,9 @@ class Consistency:
     def _cut(self, ids, pad_id):
         """Replaces tokens of second views with padding, but no control symbols and no first."""
         rows, length = ops.shape(ids)
-        draws = _uniform((rows, length), self._seeds)
+        is_drawn = keep_mask((rows, length), self._rate, self._seeds)
         is_first = (ops.arange(rows) % 2 == 0)[:, None] | (ops.arange(length) == 0)
-        is_kept = is_first | (ids < FIRST_PIECE) | (draws >= self._rate)
+        is_kept = is_first | (ids < FIRST_PIECE) | is_drawn
         return ops.where(is_kept, ids, ops.cast(pad_id, ids.dtype))
 
     def pair(self, outputs):
@@ -224,14 +225,6 @@ def _source(ids):
     """The tensor from which layers that keep ids have made `ids`."""
     layer, _, inputs = internals.last_call(ids)
     return _source(inputs[0]) if getattr(layer, "keeps_ids", False) else ids
-
-
-def _uniform(shape, seeds):
-    """Numbers in [0, 1), the same on every device of TensorFlow, with XLA and without."""
-    if not internals.ON_TENSORFLOW:
-        return keras.random.uniform(shape, seed=seeds)
-    seed = tf.cast(tf.math.floormod(seeds.next(), tf.int32.max - 1), tf.int32)
-    return tf.random.stateless_uniform(shape, seed, alg="philox")
 
 
 def symmetric_divergence(first, second):

@@ -27,6 +27,7 @@ from .conftest import (
 
 RATE, FACTOR = 0.5, 1.75
 TINY = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 12, "num_heads": 2}
+SPARSE = keras.losses.SparseCategoricalCrossentropy
 GENERATOR = np.random.default_rng(3)
 
 
@@ -36,6 +37,7 @@ class SecondViewTimes(keras.layers.Layer):
     def __init__(self, factor):
         super().__init__()
         self.factor = factor
+        self.supports_masking = True
         self.seed_generator = keras.random.SeedGenerator(5)
 
     def call(self, inputs, training=False):
@@ -140,10 +142,7 @@ def test_a_step_with_r_drop_is_the_papers(path, settings):
 def test_a_step_with_cutoff_is_the_papers(path, settings):
     model = noisy_model(factor=1.0)
     weights = weights_of(model)
-    model.compile("sgd", TokenCrossentropy(), cutoff=0.4)
-    keras.utils.set_random_seed(7)
-    settings = {"cutoff": 0.4, **settings}
-    model.compile(keras.optimizers.SGD(RATE), TokenCrossentropy(), **settings)
+    model.compile(keras.optimizers.SGD(RATE), TokenCrossentropy(), cutoff=0.7, **settings)
     ids = both_views(model, IDS)
     assert (ids[0] == IDS).all() and (ids[1] != IDS).sum() >= 2, "some tokens are cut"
     loss, gradients, apart = step_by_hand(weights, ids, [1, 1], 5.0, True)
@@ -270,15 +269,12 @@ def test_rows_of_keras_losses(kind, from_logits, reduction):
 
 
 def test_masked_tokens_of_a_keras_loss_do_not_count():
-    """Keras leaves a masked output out of its loss; the divergence does too."""
-    losses = []
-    for ids in (IDS, np.where(IDS == 0, 0, IDS)[:, :5]):
-        model = noisy_model()
-        sparse = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.0), sparse, r_drop=2.0)
-        changed = np.where(IDS == 0, len(losses), LABELS)  # labels of what is masked
-        losses.append(model.fit(ids, changed, batch_size=5, verbose=0).history["loss"][0])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    """Keras leaves a masked output out of its loss, and the divergence is left out as well."""
+    model = noisy_model()
+    loss, _, _ = step_by_hand(weights_of(model), [IDS, IDS], [1, FACTOR], 2.0, False)
+    model.compile("sgd", SPARSE(True, reduction="mean_with_sample_weight"), r_drop=2.0)
+    history = model.fit(IDS, LABELS, batch_size=5, verbose=0).history
+    assert history["loss"][0] == pytest.approx(loss, abs=1e-5)
 
 
 def translation_data():
@@ -287,10 +283,10 @@ def translation_data():
     return {"source_ids": ids[0], "target_ids": ids[1]}, ids[2]
 
 
-def tiny_translation(**views):
+def tiny_translation(optimizer=None, **views):
     keras.utils.set_random_seed(3)
     model = translation(17, **TINY, dropout=0.3)
-    model.compile(Adam(0.01), TokenCrossentropy(0.1), **views)
+    model.compile(optimizer or Adam(0.01), TokenCrossentropy(0.1), **views)
     return model
 
 
@@ -302,7 +298,10 @@ VIEWS = [{"r_drop": 5.0}, {"cutoff": 0.3}]
 def test_models_with_two_inputs_train_in_a_graph_as_eagerly(views):
     """A stack of each input with itself would give the first input twice in a graph."""
     x, y = translation_data()
-    models = [tiny_translation(**views, run_eagerly=eagerly) for eagerly in (False, True)]
+    models = [  # not Adam's, which would magnify the rounding of keys' biases
+        tiny_translation(keras.optimizers.SGD(0.1), **views, run_eagerly=eagerly)
+        for eagerly in (False, True)
+    ]
     for model in models:
         model.fit(x, y, batch_size=3, shuffle=False, epochs=2, verbose=0)
     for graph, eager in zip(*(model.get_weights() for model in models), strict=True):
@@ -374,7 +373,6 @@ def plain():
 
 
 TOKENS = TokenCrossentropy()
-SPARSE = keras.losses.SparseCategoricalCrossentropy
 
 
 @pytest.mark.parametrize(
@@ -388,7 +386,7 @@ SPARSE = keras.losses.SparseCategoricalCrossentropy
         (no_dropout, TOKENS, {"r_drop": 1.0}, "Build the model with dropout above 0"),
         (plain, SPARSE(), {"cutoff": 0.1}, "replaces tokens with padding"),
         (lambda: language_model(11, **TINY), TOKENS, {"cutoff": 0.1}, "have no padding"),
-        (plain, "mse", {"r_drop": 1.0}, "r_drop compares probabilities.*MeanSquaredError|mean"),
+        (plain, "mse", {"r_drop": 1.0}, "r_drop compares probabilities.*loss=mean_squared_error"),
         (plain, SPARSE(ignore_class=3), {"r_drop": 1.0}, "ignore_class=3"),
         (plain, keras.losses.CategoricalCrossentropy(axis=1), {"r_drop": 1.0}, "axis=1"),
         (regularised, SPARSE(), {"r_drop": 1.0}, "activity regularisers"),
