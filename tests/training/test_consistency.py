@@ -18,6 +18,7 @@ from .conftest import (
     IDS,
     LABELS,
     VOCABULARY_SIZE,
+    SecondViewTimes,
     assert_weights_equal,
     loss_by_hand,
     needs_tensorflow,
@@ -29,21 +30,6 @@ RATE, FACTOR = 0.5, 1.75
 TINY = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 12, "num_heads": 2}
 SPARSE = keras.losses.SparseCategoricalCrossentropy
 GENERATOR = np.random.default_rng(3)
-
-
-class SecondViewTimes(keras.layers.Layer):
-    """Noise that is known: in training, the second view of each row is multiplied by a factor."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-        self.supports_masking = True
-        self.seed_generator = keras.random.SeedGenerator(5)
-
-    def call(self, inputs, training=False):
-        is_second = keras.ops.arange(keras.ops.shape(inputs)[0]) % 2 == 1
-        factors = keras.ops.where(is_second, self.factor, 1.0)[:, None, None]
-        return inputs * keras.ops.cast(factors, inputs.dtype) if training else inputs
 
 
 def noisy_model(factor=FACTOR, dtype=None):
