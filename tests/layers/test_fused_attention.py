@@ -78,7 +78,7 @@ def test_chunks_drop_weights_at_the_rate_and_alike_in_both_passes(monkeypatch):
     contexts, gradients_of = jax.vjp(attend, values)
     assert abs(float(contexts.mean()) - 1) < 0.02 and float(contexts.std()) > 0.01
     again = module.chunked_attention_on_jax(queries, keys, values, None, rate, seed)
-    np.testing.assert_array_equal(contexts, again)
+    np.testing.assert_allclose(contexts, again, atol=1e-5)  # compiled otherwise
     # What the values get back is the same weights, transposed.
     upstream = draw.normal(size=shape).astype("float32")
     forward = (np.asarray(attend(upstream)) * values).sum()
