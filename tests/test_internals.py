@@ -97,8 +97,11 @@ def the_axis_of_a_loss_is_known():
     assert internals.loss_axis(keras.losses.MeanSquaredError()) is None
 
 
-@canary("training.mask_attribute_of", "layers.keras_mask_of")
+@canary("training.mask_attribute_of", "training.set_mask_attribute", "layers.keras_mask_of")
 def a_mask_goes_with_its_tensor():
+    given = tf.zeros([1, 2])
+    internals.set_mask_attribute(given, tf.constant([[True, False]]))
+    assert of_layers.keras_mask_of(given).numpy().tolist() == [[True, False]]
     embedded = keras.layers.Embedding(3, 2, mask_zero=True)(keras.ops.array([[1, 0]]))
     for mask_of in (internals.mask_attribute_of, of_layers.keras_mask_of):
         assert mask_of(embedded * 2) is None
@@ -121,6 +124,15 @@ def xla_draws_the_noise_of_plain_tensorflow():
     draw = tf.function(lambda: of_layers.keep_mask((3, 5, 7), 0.5, compiled), jit_compile=True)
     np.testing.assert_array_equal(draw().numpy(), plain)
     np.testing.assert_array_equal(plain[0, 0].astype(int), [0, 1, 1, 1, 0, 0, 1])
+
+
+@canary("training.drawn")
+def xla_cuts_the_tokens_of_plain_tensorflow():
+    plain, compiled = keras.random.SeedGenerator(11), keras.random.SeedGenerator(11)
+    plain = internals.drawn((3, 700), 0.3, plain).numpy()
+    draw = tf.function(lambda: internals.drawn((3, 700), 0.3, compiled), jit_compile=True)
+    np.testing.assert_array_equal(draw().numpy(), plain)
+    assert abs(plain.mean() - 0.3) < 0.05
 
 
 @canary("training.compiled_metrics", "training.forget_compiled_metrics")

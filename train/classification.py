@@ -95,6 +95,11 @@ class ClassificationConfig(TrainingConfig):
     def model_post_init(self, context):
         super().model_post_init(context)
         check_pieces(self)
+        if self.task == "regression" and (self.r_drop or self.cutoff):
+            raise ValueError(
+                "--r-drop and --cutoff compare probabilities, which --task regression lacks. "
+                f"Received: --r-drop {self.r_drop} and --cutoff {self.cutoff}."
+            )
         if self.from_scratch and not self.pretrained:
             raise ValueError("--from-scratch needs --pretrained, which it compares with.")
         if self.pretrained:

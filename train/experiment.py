@@ -244,6 +244,8 @@ class Experiment:
             optimizer=optimizer_of(self.config),
             clip_norm=self.config.clip_norm or None,
             accumulation_steps=self.config.accumulation_steps,
+            r_drop=self.config.r_drop or None,
+            cutoff=self.config.cutoff or None,
             **self.objective(batches),
         )
 

@@ -152,6 +152,17 @@ class LanguageModelConfig(TrainingConfig):
                 f"to a whole batch. Received: {self.accumulation_steps}."
             )
 
+        if self.model == "transformer_xl" and self.r_drop:
+            raise ValueError(
+                "--r-drop must be 0 with --model transformer_xl, whose memory belongs to one pass. "
+                f"Received: {self.r_drop}."
+            )
+        if self.cutoff:
+            raise ValueError(
+                "--cutoff must be 0: it replaces tokens with padding, which language models lack. "
+                f"--r-drop needs none. Received: {self.cutoff}."
+            )
+
     def has_validation(self):
         return bool(self.valid_text or self.hold_out) or self.has_held_out()
 

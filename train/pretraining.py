@@ -61,6 +61,11 @@ class PretrainingConfig(TrainingConfig):
                 "--label-smoothing must be 0: the loss of pretraining has none. "
                 f"Received: {self.label_smoothing}."
             )
+        if self.r_drop or self.cutoff:
+            raise ValueError(
+                "--r-drop and --cutoff must be 0: they need a loss of one output, and pretraining "
+                f"has two. Received: --r-drop {self.r_drop} and --cutoff {self.cutoff}."
+            )
         if self.hold_out == 1:
             raise ValueError(
                 "--hold-out must be 0 or at least 2 documents, because random texts come from "

@@ -152,6 +152,17 @@ class TrainingConfig(Settings):
     beta_2: float = setting(0.98, "decay rate of Adam's second moment", ge=0, lt=1)
     weight_decay: float = setting(0.0, "weight decay of all kernels and embeddings", ge=0)
     label_smoothing: float = setting(0.0, "share of the target spread over all labels", ge=0, lt=1)
+    r_drop: float = setting(
+        0.0,
+        "weight of R-Drop, which draws two passes with different dropout together; 5 suits "
+        "translation; 0 for none",
+        ge=0,
+    )
+    cutoff: float = probability(
+        0.0,
+        "probability of cutting a token from a second pass, drawn together with the first; 0.05 "
+        "suits translation; 0 for none",
+    )
     clip_norm: float = setting(0.0, "clip the gradient to this norm; 0 to not clip", ge=0)
     accumulation_steps: int = setting(1, "parts to split a batch into, to save memory", ge=1)
     seed: int = setting(
@@ -175,6 +186,11 @@ class TrainingConfig(Settings):
             raise ValueError(
                 "--warmup-steps must be at least 1 with --schedule inverse_sqrt. "
                 f"Received: {self.warmup_steps}."
+            )
+        if self.r_drop and self.cutoff:
+            raise ValueError(
+                "--r-drop and --cutoff each make a second pass. Choose one of them. "
+                f"Received: --r-drop {self.r_drop} and --cutoff {self.cutoff}."
             )
         if self.is_packed and self.shapes:
             raise ValueError(

@@ -12,6 +12,7 @@ import keras
 
 from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.training import internals
+from keras_transformer.training.consistency import Consistency
 from keras_transformer.training.internals import ON_TENSORFLOW
 from keras_transformer.training.loss_sums import resolve_loss
 from keras_transformer.training.step_state import (
@@ -49,6 +50,9 @@ class StepSettings:
     ema_momentum: float | None = None
     average: MovingAverage | None = None
     dropout_seeds: DropoutSeeds | None = None
+    r_drop: float | None = None
+    cutoff: float | None = None
+    consistency: Consistency | None = None  # of either
     objective: "Objective | None" = None  # on TensorFlow
     loss_scale: LossScale | None = None  # on TensorFlow; on JAX the optimizer scales the loss
 
@@ -73,6 +77,8 @@ class CompileMixin:
         clip_norm=None,
         accumulation_steps=1,
         ema_momentum=None,
+        r_drop=None,
+        cutoff=None,
     ):
         optimizer = keras.optimizers.get(optimizer)
         check_optimizer(optimizer)
@@ -81,6 +87,9 @@ class CompileMixin:
         if ON_TENSORFLOW:
             check_strategy(self, steps_per_execution)
         check_model(self, accumulation_steps, ema_momentum)
+        consistency = None
+        if r_drop is not None or cutoff is not None:
+            consistency = Consistency(self, summed_loss, r_drop, cutoff)
         is_sum = getattr(summed_loss, "reduction", None) == "sum"
         is_penalised = any(weight.regularizer is not None for weight in self.trainable_weights)
         if is_sum and is_penalised and accumulation_steps > 1 and not ON_TENSORFLOW:
@@ -127,7 +136,7 @@ class CompileMixin:
             loss_scale = LossScale()
         if ON_TENSORFLOW:
             needs_logits = scales_loss or overrides(self, "call")
-            objective = Objective(self, summed_loss, token_metrics, needs_logits)
+            objective = Objective(self, summed_loss, token_metrics, needs_logits, consistency)
         self._step = StepSettings(
             loss=summed_loss,
             num_weights=len(self.trainable_variables) if self.built else None,
@@ -135,7 +144,10 @@ class CompileMixin:
             accumulation_steps=accumulation_steps,
             ema_momentum=ema_momentum,
             average=average,
-            dropout_seeds=DropoutSeeds(self),
+            dropout_seeds=DropoutSeeds(self, consistency.variables if consistency else ()),
+            r_drop=r_drop,
+            cutoff=cutoff,
+            consistency=consistency,
             objective=objective,
             loss_scale=loss_scale,
         )
@@ -150,7 +162,7 @@ class CompileMixin:
         config = super().get_compile_config()
         if not config:
             return config
-        for name in ("clip_norm", "accumulation_steps", "ema_momentum"):
+        for name in ("clip_norm", "accumulation_steps", "ema_momentum", "r_drop", "cutoff"):
             config[name] = getattr(self._step, name)
         if ON_TENSORFLOW:
             if token_metrics := self._step.objective.token_metrics:

@@ -99,6 +99,14 @@ class JaxTrainStep(CompileMixin):
         self, weights, others, metrics_state, x, y, sample_weight=None, training=False,
         optimizer_variables=None,
     ):  # fmt: skip
+        views = self._step.consistency if training else None
+        if views is not None:
+            x, metrics_state = self._stateless(metrics_state, lambda: views.views_of(x))
+            scaled, (loss, outputs, *states) = super().compute_loss_and_updates(
+                weights, others, metrics_state, x, y, sample_weight, training, optimizer_variables
+            )
+            first, _ = views.pair(keras.tree.flatten(outputs)[0])
+            return scaled, (loss, first, *states)
         projection = self._projection() if training else None
         if projection is None:
             return super().compute_loss_and_updates(
@@ -142,6 +150,14 @@ class JaxTrainStep(CompileMixin):
         return find_projection(self)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        views = self._step.consistency if training else None
+        if views is not None:
+            labels, outputs, weights = single_output(self._step.loss, y, y_pred, sample_weight)
+            first, second = views.pair(outputs)
+            self._check_sums_over_rows(y, first, sample_weight)
+            losses = [super().compute_loss(x, y, v, sample_weight) for v in (first, second)]
+            apart = views.mean_divergence(labels, first, second, weights)
+            return (losses[0] + losses[1] + views.weight * apart) / 2
         self._check_sums_over_rows(y, y_pred, sample_weight)
         if not isinstance(getattr(self, "loss", None), PretrainingLoss):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
@@ -190,9 +206,13 @@ class JaxTrainStep(CompileMixin):
 
     @property
     def metrics_variables(self):
-        """The state that `fit` passes from step to step: of metrics, and the moving average."""
-        average = self._step.average
-        return [*super().metrics_variables, *([] if average is None else average.values)]
+        """The state that `fit` passes on: of metrics, the moving average, and cutoff's seeds."""
+        average, views = self._step.average, self._step.consistency
+        averages, seeds = (
+            [] if average is None else average.values,
+            views.variables if views else [],
+        )
+        return [*super().metrics_variables, *averages, *seeds]
 
 
 def has_gpu():

@@ -63,8 +63,8 @@ class Model(OwnStep, keras.Model):
     that checkpoints keep; a step whose gradients overflow changes nothing else. Turn it off with
     `auto_scale_loss=False`.
 
-    `compile` has three more arguments. Keras has them on the optimizer, where they give wrong
-    numbers on several replicas and are therefore refused:
+    `compile` has five more arguments. Keras has the first three on the optimizer, where they give
+    wrong numbers on several replicas and are therefore refused:
 
     Args:
         clip_norm: largest global norm of the whole batch's gradient; None for no limit.
@@ -72,6 +72,14 @@ class Model(OwnStep, keras.Model):
             update is that of the whole batch.
         ema_momentum: share of the old value in a moving average of the weights, in (0, 1);
             None for no average. `swap_averaged_weights` exchanges it with the weights.
+        r_drop: weight of R-Drop's divergence, above 0: each row passes twice with other dropout,
+            and its loss is the mean of both cross-entropies plus half of the weight times the mean
+            of both KL divergences, in nats. None for one pass. Source: Liang et al. 2021, section
+            2.1 (https://arxiv.org/abs/2106.14448).
+        cutoff: probability in (0, 1) of replacing a token with padding in a second pass, but no
+            first token and no control symbol; the divergence is that of Jensen and Shannon, with
+            the authors' weight of 5. None for one pass. Source: Shen et al. 2020, section 3
+            (https://arxiv.org/abs/2009.13818).
 
     Examples:
         >>> inputs = keras.Input((3,))

@@ -21,6 +21,7 @@ from keras_transformer.training.projected_loss import (
     compiled_projected_loss,
     projected_loss,
 )
+from keras_transformer.training.projected_views import projected_views
 
 # The field of `TokenSums` from which each metric is made where the loss is projected.
 PROJECTED_METRICS = {TokenAccuracy: "hits", Perplexity: "nats"}
@@ -60,10 +61,13 @@ class Objective:
     With `needs_logits`, whole logits are computed: a `call` may differ from the model's graph, or
     the backward pass will be scaled, which begins from the logits. Other metrics and activity
     penalties need them too. Otherwise logits are computed a part at a time, with the loss.
+
+    With a `Consistency`, training sees two views of each row; metrics are those of the first.
     """
 
-    def __init__(self, model, loss, token_metrics, needs_logits=False):
+    def __init__(self, model, loss, token_metrics, needs_logits=False, consistency=None):
         self.token_metrics = token_metrics
+        self._consistency = consistency
         self._model, self._loss = model, loss
         self._is_compiled = model.jit_compile
         self._divides_penalties = internals.divides_activity_penalties()
@@ -135,11 +139,22 @@ class Objective:
         sums = StepSums(projected.sums.loss, tokens, tokens, tokens, tokens, rows, metrics)
         return sums, *projected[1:]
 
+    def _projected_views(self, features, x, y):
+        table = tf.convert_to_tensor(self.projection.layer.projection_table.value)
+        loss, metrics, tokens, *gradients = projected_views(
+            features, table, y, self._loss, self.token_metrics, self._consistency
+        )
+        rows, metrics = tf.cast(_num_rows(x), tf.float32), tuple((m, tokens) for m in metrics)
+        return StepSums(loss, tokens, tokens, tokens, tokens, rows, metrics), *gradients
+
     def _projected_and_gradients(self, x, y):
+        seen, projected = x, self._projected
+        if self._consistency is not None:
+            seen, projected = self._consistency.views_of(x), self._projected_views
         with tf.GradientTape() as tape:
-            features = self._features(x, training=True)
+            features = self._features(seen, training=True)
         weights = self._model.trainable_weights
-        sums, feature_gradient, table_gradient = self._projected(features, x, y)
+        sums, feature_gradient, table_gradient = projected(features, x, y)
         gradients = tape.gradient(features, weights, output_gradients=feature_gradient)
         gradients = [
             added(table_gradient, g) if v is self.projection.layer.projection_table else g
@@ -149,9 +164,15 @@ class Objective:
 
     def _sums_of_logits(self, x, y, sample_weight, training):
         model, rows = self._model, _num_rows(x)
-        y_pred = model(x, training=training)  # Keras leaves it out of a call without it
+        views = self._consistency if training else None
+        seen = x if views is None else views.views_of(x)
+        y_pred = model(seen, training=training)  # Keras leaves it out of a call without it
         labels, outputs, weights = single_output(self._loss, y, y_pred, sample_weight)
-        sums = loss_sums(self._loss, labels, outputs, weights)
+        if views is None:
+            sums = loss_sums(self._loss, labels, outputs, weights)
+        else:
+            sums = views.loss_sums(labels, outputs, weights)
+            y_pred = outputs = views.pair(outputs)[0]
         if (metrics := internals.compiled_metrics(model)) is not None:
             metrics.update_state(y, y_pred, sample_weight=sample_weight)
         return StepSums(

@@ -35,6 +35,21 @@ def language_model(tied=True, dropout=0.0, dtype=None, seed=3):
     return Model(ids, projection(hidden, reverse=True))
 
 
+class SecondViewTimes(keras.layers.Layer):
+    """Noise that is known: in training, the second view of each row is multiplied by a factor."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+        self.supports_masking = True
+        self.seed_generator = keras.random.SeedGenerator(5)
+
+    def call(self, inputs, training=False):
+        is_second = keras.ops.arange(keras.ops.shape(inputs)[0]) % 2 == 1
+        factors = keras.ops.where(is_second, self.factor, 1.0)[:, None, None]
+        return inputs * keras.ops.cast(factors, inputs.dtype) if training else inputs
+
+
 def numpy_of(variable):
     return keras.ops.convert_to_numpy(variable).astype("float64")  # a copy
 

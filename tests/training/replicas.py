@@ -35,10 +35,14 @@ from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.distribution import check_workers_agree, this_worker
 from keras_transformer.training.metrics import loss_tracker
 
+from .conftest import SecondViewTimes
+
 VOCABULARY_SIZE, DIM, TARGET = 11, 3, 7
 
 
-def language_model(dropout=0.0, dtype=None, remat=None, penalised=False, lora=False, dim=DIM):
+def language_model(
+    dropout=0.0, dtype=None, remat=None, penalised=False, lora=False, dim=DIM, factor=None
+):
     keras.utils.set_random_seed(3)
     ids = keras.Input((None,), dtype="int32")
     embedding = TokenEmbedding(VOCABULARY_SIZE, dim, dtype=dtype)
@@ -48,6 +52,8 @@ def language_model(dropout=0.0, dtype=None, remat=None, penalised=False, lora=Fa
         hidden = keras.layers.Dense(DIM, **l1)(hidden)
     if dropout:
         hidden = ReproducibleDropout(dropout, dtype=dtype)(hidden)
+    if factor is not None:
+        hidden = SecondViewTimes(factor)(hidden)
     if remat is not None:
         dropout = 0.0 if lora else 0.25  # which is other noise on each replica
         hidden = Encoder(2, num_heads=1, intermediate_dim=5, dropout=dropout, remat=remat)(hidden)
@@ -97,6 +103,7 @@ def train(
     """What two epochs leave: weights, moving averages, logs of batches, of epochs, and more."""
     with strategy.scope():
         kinds = {kind: settings.pop(kind, False) for kind in ("penalised", "lora")}
+        kinds["factor"] = settings.pop("factor", None)
         model = language_model(dropout, dtype, remat, **kinds, dim=settings.pop("dim", DIM))
         if validated := settings.pop("validated", False):
             settings["metrics"] = [TokenAccuracy(), Perplexity()]
@@ -170,6 +177,8 @@ def trainings(strategy):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     yield "penalties", train(strategy, uneven, 3, sgd, loss, **penalties)
     yield "penalties of tokens", train(strategy, uneven, 3, sgd, **penalties)
+    views = {"r_drop": 5.0, "factor": 1.75}
+    yield "two views", train(strategy, uneven, 3, sgd, validated=True, **views, **everything)
     yield "blocks", train(strategy, uneven, 1, sgd, remat=False)
     yield "rematerialised blocks", train(strategy, uneven, 1, sgd, remat=True)
     yield "adam", train(strategy, uneven, 1, adam)

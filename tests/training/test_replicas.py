@@ -71,7 +71,7 @@ def test_the_arrangement_is_the_one_meant(results, name):
 @pytest.mark.parametrize(
     "case",
     ["plain", "empty share", "everything", "packs", "buckets", "keras loss and metric", "penalties"]
-    + ["penalties of tokens", "lora"],
+    + ["penalties of tokens", "lora", "two views"],
 )
 def test_replicas_equal_one_device(results, name, case):
     """Weights, averages, logs of batches and epochs, validation and evaluation."""
