@@ -23,17 +23,12 @@ ASKED_FOR = ("oracle", "soak")
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--few-cases", action="store_true", help="only the first and the last case of each test"
-    )
+    parser.addoption("--few-cases", action="store_true", help="only the last case of each test")
 
 
-def first_and_last(items):
-    """Of each test with parameters its first and its last case."""
-    cases = {}
-    for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return [of_test[place] for of_test in cases.values() for place in (0, -1)]
+def last_cases(items):
+    """Of each test with parameters its last case."""
+    return {item.nodeid.partition("[")[0]: item for item in items}.values()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -42,7 +37,7 @@ def pytest_collection_modifyitems(config, items):
     unasked = [mark for mark in ASKED_FOR if mark not in config.getoption("markexpr")]
     left_out = {item for item in items if any(map(item.get_closest_marker, unasked))}
     if config.getoption("few_cases"):
-        left_out.update(set(items) - set(first_and_last(items)))
+        left_out.update(set(items) - set(last_cases(items)))
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
     gc.freeze()  # what has been imported stays

@@ -145,6 +145,16 @@ def test_the_library_inspects_no_signatures():
         assert "inspect" not in imports(path), path
 
 
+def test_comprehensions_call_no_super():
+    """Before Python 3.12 `super()` of a comprehension does not know the class."""
+    for path in files("keras_transformer", "train", "tests"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            parts = [getattr(node, name, None) for name in ("elt", "key", "value")]
+            if getattr(node, "generators", None):
+                called = [ast.unparse(part) for part in parts if isinstance(part, ast.AST)]
+                assert "super()" not in " ".join(called), f"{path}:{node.lineno}"
+
+
 def test_production_has_no_mocks():
     for path in files("keras_transformer", "train"):
         assert not [name for name in imports(path) if name.startswith("unittest")], path

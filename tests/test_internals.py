@@ -97,13 +97,13 @@ def the_axis_of_a_loss_is_known():
     assert internals.loss_axis(keras.losses.MeanSquaredError()) is None
 
 
-@canary("training.mask_attribute_of", "training.set_mask_attribute", "layers.keras_mask_of")
+@canary("training.keras_mask_of", "training.set_keras_mask", "layers.keras_mask_of")
 def a_mask_goes_with_its_tensor():
     given = tf.zeros([1, 2])
-    internals.set_mask_attribute(given, tf.constant([[True, False]]))
+    internals.set_keras_mask(given, tf.constant([[True, False]]))
     assert of_layers.keras_mask_of(given).numpy().tolist() == [[True, False]]
     embedded = keras.layers.Embedding(3, 2, mask_zero=True)(keras.ops.array([[1, 0]]))
-    for mask_of in (internals.mask_attribute_of, of_layers.keras_mask_of):
+    for mask_of in (internals.keras_mask_of, of_layers.keras_mask_of):
         assert mask_of(embedded * 2) is None
         assert mask_of(embedded).numpy().tolist() == [[True, False]]
 

@@ -26,6 +26,7 @@ LIMITS = {
     "multiple_of": "a multiple of",
 }
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+LONGEST_VALUE = 80  # characters of a value that are told
 EXIT_CODE_MISTAKE = 2
 ENTRY_POINT, PROJECT = "keras-transformer", "keras-transformer-toolkit"
 IS_CLONE = (pathlib.Path(__file__).parents[1] / "setup.py").exists()
@@ -259,9 +260,12 @@ def _kind(field):
 
 def _message(problem, fields):
     """Turns one of pydantic's problems into a line with what is allowed and what was received."""
-    if problem["type"] == "value_error":  # of `model_post_init`
-        return str(problem["ctx"]["error"])
-    name, received = problem["loc"][0], str(problem["input"])[:80]
+    if problem["type"] == "value_error":  # of `model_post_init`, which may tell any value
+        said = str(problem["ctx"]["error"])
+        for value in map(str, problem["input"].values()):
+            said = said.replace(value, value[:LONGEST_VALUE]) if value else said
+        return said
+    name, received = problem["loc"][0], str(problem["input"])[:LONGEST_VALUE]
     if name not in fields:
         return f"There is no setting {name}. Received: {name}={received}."
     if problem["type"] == "missing":

@@ -140,11 +140,11 @@ class Consistency:
 
     def pair(self, outputs):
         """The outputs of the first and of the second views, with Keras's masks."""
-        mask = internals.mask_attribute_of(outputs)
+        mask = internals.keras_mask_of(outputs)
         views = outputs[::2], outputs[1::2]
         if mask is not None:
             for place, view in enumerate(views):
-                internals.set_mask_attribute(view, mask[place::2])
+                internals.set_keras_mask(view, mask[place::2])
         return views
 
     def divergence(self, first, second):

@@ -48,20 +48,25 @@ def loss_axis(loss):
     return getattr(loss, "_fn_kwargs", {}).get("axis")
 
 
-def mask_attribute_of(tensor):
-    """The mask that Keras attaches to a tensor as an attribute, or None.
+def keras_mask_of(tensor):
+    """The mask that Keras attaches to a tensor, or None.
 
-    The tensors of a jitted JAX function have no such attribute. Relies on `_keras_mask`.
+    Relies on `keras.src.backend.get_keras_mask`: the attribute of the tensor is not enough,
+    because the tensors of a jitted JAX function do not have it.
     """
-    return getattr(tensor, "_keras_mask", None)
+    from keras.src.backend import get_keras_mask
+
+    return get_keras_mask(tensor)
 
 
-def set_mask_attribute(tensor, mask):
+def set_keras_mask(tensor, mask):
     """Attaches a mask to a tensor, as a layer would.
 
-    Relies on the same.
+    Relies on `keras.src.backend.set_keras_mask`.
     """
-    tensor._keras_mask = mask
+    from keras.src.backend import set_keras_mask
+
+    set_keras_mask(tensor, mask)
 
 
 def drawn(shape, rate, seed_generator):

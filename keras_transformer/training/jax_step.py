@@ -155,7 +155,8 @@ class JaxTrainStep(CompileMixin):
             labels, outputs, weights = single_output(self._step.loss, y, y_pred, sample_weight)
             first, second = views.pair(outputs)
             self._check_sums_over_rows(y, first, sample_weight)
-            losses = [super().compute_loss(x, y, v, sample_weight) for v in (first, second)]
+            compute_loss = super().compute_loss
+            losses = [compute_loss(x, y, view, sample_weight) for view in (first, second)]
             apart = views.mean_divergence(labels, first, second, weights)
             return (losses[0] + losses[1] + views.weight * apart) / 2
         self._check_sums_over_rows(y, y_pred, sample_weight)

@@ -8,7 +8,7 @@ of the whole batch into Keras's number.
 import keras
 from keras import ops
 
-from keras_transformer.training.internals import ON_TENSORFLOW, loss_axis, mask_attribute_of
+from keras_transformer.training.internals import ON_TENSORFLOW, keras_mask_of, loss_axis
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 
 if ON_TENSORFLOW:
@@ -109,12 +109,12 @@ def checked_losses(loss, y, y_pred):
 
     Raises ValueError unless the first axis of the losses, and no other, is known to be the rows.
     """
-    mask = mask_attribute_of(y_pred)
+    mask = keras_mask_of(y_pred)
     if not isinstance(loss, OWN_LOSSES):  # ours accept integers
         y, y_pred = (ops.convert_to_tensor(part, dtype=loss.dtype) for part in (y, y_pred))
         _check_ranks(loss, y, y_pred)
     values = loss.call(y, y_pred)
-    own_mask = mask_attribute_of(values)  # of an `ignore_class`
+    own_mask = keras_mask_of(values)  # of an `ignore_class`
     if mask is None or own_mask is None:
         mask = own_mask if mask is None else mask
     else:

@@ -68,16 +68,17 @@ HOW = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scoring", ["gnmt", "huggingface", "huggingface_early_stopping"])
-@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize(
+    ("num_beams", "scoring"),
+    [(1, "gnmt"), (3, "gnmt"), (3, "huggingface"), (3, "huggingface_early_stopping")],
+)
 def test_a_forced_prefix_of_a_translation(translation, num_beams, scoring):
     for case in CASES:
         check_translation(translation, "eager", num_beams, scoring, *case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["graph", "xla"])
-@pytest.mark.parametrize("scoring", ["gnmt", "huggingface"])
+@pytest.mark.parametrize(("how", "scoring"), [("graph", "gnmt"), ("xla", "huggingface")])
 def test_a_forced_prefix_of_a_compiled_search(translation, scoring, how):
     for case in CASES[:2]:
         check_translation(translation, how, 3, scoring, *case)

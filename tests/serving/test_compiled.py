@@ -59,7 +59,7 @@ def test_the_cache_is_chosen_by_the_device_or_by_hand():
     [
         (1, 0.6, "gnmt"),
         (4, 1.0, "gnmt"),
-        (4, 1.0, "huggingface"),
+        pytest.param(4, 1.0, "huggingface", marks=pytest.mark.soak),
         (3, 0.6, "huggingface_early_stopping"),
     ],
 )
@@ -123,16 +123,15 @@ def test_samples_are_those_of_the_growing_cache(kind):
         for cache in ("growing", "static")
     )
     prompts = ["a cab", "", "f", "lamp of a foal in fog" * 2, "pea"]
-    for options in (
-        {"seed": 5},
-        {"seed": -9, "temperature": 0.7, "top_k": 4},
-        {"max_tokens": 20, "top_p": 0.8, "temperature": 1.4},
-        {"temperature": 1e-5},
-    ):
+    options = [{"max_tokens": 20, "top_p": 0.8, "temperature": 1.4}]
+    if kind == "language_model":  # what is drawn from logits, once
+        options += [{"seed": 5}, {"seed": -9, "temperature": 0.7, "top_k": 4}]
+        options += [{"temperature": 1e-5}]
+    for given in options:
         with pytest.warns(UserWarning, match="truncated at the beginning"):
-            drawn = growing(prompts, **options)
+            drawn = growing(prompts, **given)
         with pytest.warns(UserWarning, match="truncated at the beginning"):
-            assert static(prompts, **options) == drawn
+            assert static(prompts, **given) == drawn
         assert len(set(drawn)) > 3
     streamed = [list(each.stream("a cab", 40, top_k=5, seed=-2)) for each in (growing, static)]
     assert streamed[0] == streamed[1]

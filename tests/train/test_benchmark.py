@@ -271,7 +271,7 @@ def test_a_gpu_gets_larger_batches_in_bfloat16_and_compiled_steps():
     assert ours.workload == peer.workload, "like with like"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_compiled_steps_learn_as_plain_ones_do():
     """What a GPU runs, on the CPU: XLA and, where PyTorch is installed, torch.compile."""
     size = SIZES["toy"]

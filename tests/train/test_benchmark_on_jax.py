@@ -35,7 +35,7 @@ def environment(tmp_path):
     return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_all_parts_run_without_tensorflow_and_are_appended_to_a_report(environment, tmp_path):
     output = tmp_path / "device.json"
     output.write_text(json.dumps({"runs": [{"measurements": [EARLIER]}]}))

@@ -35,7 +35,10 @@ KINDS = {  # those of SERVED first, so that each is trained once
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=KINDS)
+TRAINED = [pytest.param(kind, marks=[pytest.mark.soak] * (kind == "bytes")) for kind in KINDS]
+
+
+@pytest.fixture(scope="module", params=TRAINED)
 def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     (folder / "text.txt").write_text(TEXT)

@@ -113,6 +113,11 @@ FILES = {
     ],
     "finished": ["model.keras", "tokenizer.model", "checksums.npz"],
 }  # fmt: skip
+CASES = [(kind, file) for kind, files in FILES.items() for file in files]
+LIKE_OTHERS = (  # damaged only by the soak, which damages all files in all ways
+    "data/target.lengths.npy", "data/checksums.npz", "plan/plan.json", "checkpoints/step-3.npz",
+    "checkpoints/step-6.npz",
+)  # fmt: skip
 DAMAGES = ["empty", "cut off", "a bit", "another bit", "a byte", "missing"]
 
 
@@ -153,18 +158,14 @@ def check_that_it_ends_well(runs, expected, run, kind, file, how, capsys):
         assert f"mean of the checkpoints at steps {', '.join(map(str, left))}." in printed
 
 
-@pytest.mark.parametrize(
-    ("kind", "file"), [(kind, file) for kind, files in FILES.items() for file in files]
-)
+@pytest.mark.parametrize(("kind", "file"), [case for case in CASES if case[1] not in LIKE_OTHERS])
 def test_a_run_with_a_damaged_file_ends_well(runs, expected, tmp_path, kind, file, capsys):
     how = random.Random(file).choice(DAMAGES)
     check_that_it_ends_well(runs, expected, tmp_path / "run", kind, file, how, capsys)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("kind", "file"), [(kind, file) for kind, files in FILES.items() for file in files]
-)
+@pytest.mark.parametrize(("kind", "file"), CASES)
 def test_a_run_damaged_in_any_way_ends_well(runs, expected, tmp_path, kind, file, capsys):
     for how in [*DAMAGES, *(f"a bit {number}" for number in range(10))]:
         check_that_it_ends_well(runs, expected, tmp_path / how, kind, file, how, capsys)

@@ -190,7 +190,9 @@ def test_the_nats_of_a_converted_gpt2_are_those_of_its_logits(files, tmp_path, c
     assert nats == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize("model", ["transformer", "transformer_xl"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("transformer", marks=pytest.mark.soak), "transformer_xl"]
+)
 def test_a_run_of_our_own_is_tuned(model, files, tmp_path, capsys):
     first = ["--text", str(files / "a"), *SHORT, "--model", model, "--num-layers=1"]
     first += ["--hidden-dim=16", "--num-heads=2", "--intermediate-dim=20", "--context=24"]
@@ -229,7 +231,8 @@ TUNED = {
 }
 
 
-@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.soak)
+                                  for name in TUNED if name != "bert"), "bert"])  # fmt: skip
 def test_a_stopped_tuning_resumes_without_its_pretrained(name, files, tmp_path, capsys):
     (trainer, flags), pretrained = TUNED[name], family_of(name, tmp_path)
     if name == "bert":
@@ -255,7 +258,7 @@ def test_a_stopped_tuning_resumes_without_its_pretrained(name, files, tmp_path, 
     assert "theirs holds no run" in refused(trainer.main, flags, capsys), "no weights to begin with"
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert"])
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.soak), "bert"])
 def test_lora_trains_only_its_matrices_resumes_and_is_merged(name, files, tmp_path, capsys):
     (trainer, flags), pretrained = TUNED[name], family_of(name, tmp_path)
     rows = [f"{'A dog' if i % 2 else 'It is'} {i}\t{'ab'[i % 2]}" for i in range(20)]

@@ -74,7 +74,10 @@ def test_only_the_chief_writes_and_prints(whole):
     assert len(epochs) == len(set(epochs)) > 2, "each epoch once"
 
 
-@pytest.mark.parametrize("dies", ["0:7:9", "1:7:9"], ids=["the chief", "another worker"])
+@pytest.mark.parametrize(
+    "dies", [pytest.param("0:7:9", id="the chief"),
+             pytest.param("1:7:9", id="another worker", marks=pytest.mark.soak)]
+)  # fmt: skip
 def test_a_killed_worker_changes_nothing_but_the_time(text, whole, tmp_path, dies):
     run = tmp_path / "killed"
     done = on_two_workers(text, run, dies)

@@ -14,7 +14,15 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=compiled_training.KINDS)
+# Of the others, translation and documents have what is asked here.
+SOAKED = ("packed translation", "pretraining")
+KINDS = [
+    pytest.param(kind, marks=[pytest.mark.soak] * (kind in SOAKED))
+    for kind in compiled_training.KINDS
+]
+
+
+@pytest.fixture(params=KINDS)
 def trained(request, tmp_path):
     """The texts of the programs with products, what the training printed, and loops of its loss."""
     environment = {

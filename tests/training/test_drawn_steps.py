@@ -12,7 +12,7 @@ from .conftest import needs_tensorflow
 
 pytestmark = needs_tensorflow
 ROOT = pathlib.Path(__file__).parents[2]
-FEW, DRAWN = 3, 17  # cases in the fast tier, and more in all tests; SOAK more where asked for
+DRAWN = 10
 SOAK = 600
 REFUSALS = (
     "The shape of sample_weight must be that of",
@@ -89,13 +89,8 @@ def check(result):
 
 
 @pytest.mark.slow
-def test_a_few_drawn_cases_give_the_numbers_of_keras_on_one_device_and_on_two():
-    assert "equal" in [check(result) for result in drawn(0, FEW)]
-
-
-@pytest.mark.slow
 def test_drawn_losses_labels_weights_masks_and_dtypes_give_the_numbers_of_keras():
-    results = drawn(FEW, DRAWN)
+    results = drawn(0, DRAWN)
     outcomes = [check(result) for result in results]
     assert outcomes.count("equal") >= DRAWN // 2, outcomes
     moved = [r["one"]["moved"] for r, o in zip(results, outcomes, strict=True) if o == "equal"]
