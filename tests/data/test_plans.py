@@ -1,8 +1,11 @@
 """Plans of batches: the cuts of a plain loop, and arrays in a folder that processes share."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_transformer.data import (
     FewShapes,
@@ -66,12 +69,16 @@ def test_lengths_are_read_some_at_a_time(monkeypatch):
     ).tolist()
 
 
+def drawn_rows(count):
+    random = np.random.default_rng(7)
+    lengths = random.integers(0, 11, count)
+    return IdRows(random.integers(5, VOCABULARY, lengths.sum()), lengths)
+
+
 @pytest.fixture(scope="module")
 def rows():
     """Texts, some of which are without tokens, in memory and in a prepared folder."""
-    random = np.random.default_rng(7)
-    lengths = random.integers(0, 11, 90)
-    return IdRows(random.integers(5, VOCABULARY, lengths.sum()), lengths)
+    return drawn_rows(90)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +95,8 @@ def every_kind(ids, folder):
     """Makers of batches of all kinds, {name: function without arguments}."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = WordPieceTokenizer([*special, *map(str, range(VOCABULARY - 5))])
-    labels = np.eye(2)[np.arange(90) % 2]
-    documents = IdRows(ids, [9] * 10)
+    labels = np.eye(2)[np.arange(len(ids)) % 2]
+    documents = IdRows(ids, [9] * (len(ids) // 9))
 
     def planned(name):
         return {"plan_folder": folder and folder / name}
@@ -134,6 +141,24 @@ def test_batches_of_a_folder_are_those_of_memory(rows, column, tmp_path, monkeyp
     for name, make in every_kind(column, tmp_path).items():
         for _ in ("made", "found"):
             assert_same(arrays_of(make()), expected[name])
+
+
+def graph_size(make_dataset):
+    """Bytes of a graph that reads data, and of what it captures."""
+    reads = tf.function(lambda: make_dataset().reduce(0, lambda count, *_: count + 1))
+    graph = reads.get_concrete_function().graph
+    return graph.as_graph_def().ByteSize(), sum(tensor.nbytes for tensor, _ in graph.captures)
+
+
+def test_no_graph_grows_with_the_text():
+    sizes = []
+    for count in (90, 9000):
+        kinds = [make() for make in every_kind(drawn_rows(count), None).values()]
+        readers = [functools.partial(batches.dataset, 3) for batches in kinds]
+        readers += [batches.epoch for batches in kinds if hasattr(batches, "epoch")]
+        sizes.append([graph_size(reader) for reader in readers])
+    assert len(sizes[0]) > len(kinds)
+    np.testing.assert_allclose(sizes[1], sizes[0], atol=20)  # other digits of a number
 
 
 def test_a_plan_is_made_once_and_again_for_other_texts_settings_or_damage(
