@@ -16,7 +16,8 @@ class Shown:
 
     def __init__(self, num_bytes, rows):
         self._num_bytes, self._rows, self._bar, self._tasks = num_bytes, rows, None, {}
-        self._last = self._start = time.perf_counter()
+        self._last = time.perf_counter()
+        self._start = self._before = None  # time and rows when a pass was first heard of
 
     def __enter__(self):
         if sys.stderr.isatty():
@@ -38,16 +39,16 @@ class Shown:
     def __call__(self, name, position, rows):
         now = time.perf_counter()
         if name not in self._tasks:
-            self._start = now
+            self._start, self._before = now, rows
             self._tasks[name] = self._bar and self._bar.add_task(
                 name, total=self._num_bytes, rate=""
             )
-        rate = f"{rows / max(now - self._start, 0.001):,.0f} {self._rows}/s"
+        seconds = now - self._start
+        rate = f"{(rows - self._before) / seconds:,.0f} {self._rows}/s" if seconds > 1 else ""
         if self._bar is not None:
             self._bar.update(self._tasks[name], completed=position, rate=rate)
         elif now - self._last > SECONDS_BETWEEN_LINES:
             self._last = now
-            share = position / max(1, self._num_bytes)
-            print(
-                f"{name}: {share:.0%}, {rows:,} {self._rows}, {rate}", file=sys.stderr, flush=True
-            )
+            done = f"{name}: {position / max(1, self._num_bytes):.0%}"
+            parts = filter(None, (done, f"{rows:,} {self._rows}", rate))
+            print(", ".join(parts), file=sys.stderr, flush=True)
