@@ -87,7 +87,8 @@ def ctranslate2(folder, arrays):
     dtype = str(arrays["dtype"])
     pieces, expected = json.loads(str(arrays["pieces"])), arrays["scores"]
     kind = ctranslate2.Translator if len(pieces) == 2 else ctranslate2.Generator
-    results = kind(str(folder), device="cpu", compute_type="default").score_batch(*pieces)
+    engine = kind(str(folder), device="cpu", compute_type="default")
+    results = engine.score_batch(*pieces)
     scores = np.array([sum(result.log_probs) for result in results])
     if not np.isfinite(scores).all():
         sys.exit(f"log-probabilities must be finite. Received: {scores.tolist()}")
@@ -99,10 +100,12 @@ def ctranslate2(folder, arrays):
     lengths = np.array([len(result.log_probs) for result in results])
     error = np.sqrt(np.mean(((scores - expected) / lengths) ** 2))
     share = error / np.std(expected / lengths)
-    if not share <= SHARES[dtype]:
+    # Processors that lack the products of 16 bits have them computed in 8.
+    most = SHARES["int8" if engine.compute_type.startswith("int8") else dtype]
+    if not share <= most:
         sys.exit(
             f"log-probabilities of {dtype} differ by up to {difference:.1e} nats, "
-            f"{share:.2f} of how much texts differ: more than {SHARES[dtype]}"
+            f"{share:.2f} of how much texts differ: more than {most}"
         )
 
 
