@@ -135,6 +135,12 @@ def test_each_token_is_counted_once(results, name):
         assert values["plain/counted"] == 288, "tokens the loss was averaged over"
 
 
+def noise_of_parts(results, name):
+    """Noise goes with the part of the batch, and these are dealt out to the workers in turn."""
+    noise = results(name)[0]["noise"]
+    return dict(zip([0, 2, 1, 3] if name == "2 x 2" else range(len(noise)), noise, strict=True))
+
+
 @pytest.mark.parametrize("name", SEVERAL)
 def test_dropout_differs_between_replicas_and_is_reproducible(results, name):
     noise = results(name)[0]["noise"]  # (replicas, steps, units)
@@ -142,14 +148,11 @@ def test_dropout_differs_between_replicas_and_is_reproducible(results, name):
     assert len(np.unique(masks, axis=0)) == len(masks), "no mask is drawn twice"
     [one] = results("1")
     np.testing.assert_array_equal(noise[0], one["noise"][0], "the first replica is one device")
-    # Noise goes with the part of the batch, and these are dealt out to the workers in turn.
-    parts = [0, 2, 1, 3] if name == "2 x 2" else range(len(noise))
-    other = "2 workers" if name == "2 x 2" else "2 x 2"  # whose first two parts are 0 and 2
-    places = {0: 0, 1: 1} if name == "2 x 2" else {0: 0, 2: 1, 1: 2, 3: 3}
-    expected = results(other)[0]["noise"]
-    for part, found in zip(parts, noise, strict=True):
-        if part in places:
-            np.testing.assert_array_equal(found, expected[places[part]])
+    ours = noise_of_parts(results, name)
+    for other in {"2", "2 workers", "2 x 2"} - {name}:
+        theirs = noise_of_parts(results, other)
+        for part in ours.keys() & theirs.keys():
+            np.testing.assert_array_equal(ours[part], theirs[part], err_msg=other)
 
 
 @pytest.mark.parametrize(
