@@ -132,7 +132,7 @@ def sample(
         log_probs=tf.broadcast_to(log_probs[:, None], shape),
         has_ended=tf.broadcast_to(rules.limits[:, None] < 1, shape),
     )
-    samples = run_loop(is_unfinished, advance, (count, samples, filled), cache)
+    _, samples, _ = run_loop(is_unfinished, advance, (count, samples, filled), cache)
     return read_hypotheses(samples.token_ids, samples.log_probs, rules)
 
 

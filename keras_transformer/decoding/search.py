@@ -1,5 +1,6 @@
 """Greedy search and beam search over a step function."""
 
+import functools
 from typing import NamedTuple
 
 import keras
@@ -52,6 +53,7 @@ def beam_search(
     scoring="gnmt",
     token_rules=None,
     prefill=None,
+    rows_leave=False,
 ):
     """Keeps the `num_beams` most probable sequences at each step and ranks the finished ones.
 
@@ -92,6 +94,9 @@ def beam_search(
         prefill: function `(token_ids, next_ids, count, cache) -> (log_probs, cache)` that reads
             the tokens that all rows are forced to take in one pass, as `LanguageModel.prefill`
             does; None takes a step for each.
+        rows_leave: whether rows that have ended leave the batch, so that the steps that remain
+            compute less. The cache must hold all that `step` knows of a row, such as its encoded
+            source. Not with a capacity.
 
     Returns:
         `Hypotheses`, best first; with a capacity, they have that many columns.
@@ -111,29 +116,30 @@ def beam_search(
     check_search(num_beams, n_best, length_penalty, scoring)
     as_hugging_face, bound_at_limit, ends_when_full = SCORINGS[scoring]
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules)
+    if rows_leave and not rules.grows:
+        raise ValueError("rows_leave needs a cache that grows. Received: a capacity.")
     penalties = _length_penalties(rules, length_penalty, as_hugging_face)
-    limit_penalties = tf.gather(penalties, rules.limits)[:, None]  # (batch, 1)
 
-    def can_improve(beams, penalties):
-        reachable = beams.live_log_probs[:, :1] / penalties
-        return reachable > beams.finished_scores[:, -1:]  # (batch, 1)
+    def goes_on(rules, beams, penalty=None):
+        """Whether a live sequence of a row can still become one of its best, (batch, 1)."""
+        if penalty is None:
+            # An upper bound: probability 1 from here on, and the maximum length.
+            penalty = tf.gather(penalties, rules.limits)[:, None]
+        reachable = beams.live_log_probs[:, :1] / penalty
+        return reachable > beams.finished_scores[:, -1:]
 
-    def is_unsettled(_, beams, __):
-        # The upper bound of a live sequence: probability 1 from here on, and the maximum length.
-        return tf.reduce_any(can_improve(beams, limit_penalties))
-
-    def end_rows(beams, penalty):
+    def end_rows(rules, beams, penalty):
         # A row that ends under Hugging Face's rules has no live sequence any more.
         if not as_hugging_face:
             return beams
-        goes_on = can_improve(beams, limit_penalties if bound_at_limit else penalty)
+        may_win = goes_on(rules, beams, None if bound_at_limit else penalty)
         if ends_when_full:
-            goes_on &= tf.math.is_inf(beams.finished_scores[:, -1:])
-        return beams._replace(live_log_probs=tf.where(goes_on, beams.live_log_probs, -np.inf))
+            may_win &= tf.math.is_inf(beams.finished_scores[:, -1:])
+        return beams._replace(live_log_probs=tf.where(may_win, beams.live_log_probs, -np.inf))
 
-    def advance(position, beams, cache):
+    def advance(rules, position, beams, cache_before):
         newest = tf.gather(beams.live_ids, position, axis=2)
-        logits, cache = call_step(step, newest, beams.parents, position, cache, rules)
+        logits, longer = call_step(step, newest, beams.parents, position, cache_before, rules)
         forced_ids = tf.gather(rules.forced_ids, position)
         candidates = best_candidates(
             logits, beams.live_log_probs, forced_ids, rules.forbidden_ids, as_hugging_face,
@@ -144,7 +150,7 @@ def beam_search(
         penalty = tf.gather(penalties, position)
         is_last = None if rules.token_rules.forces_end else (position >= rules.limits)[:, None]
         beams = extend(beams, candidates, rules.end_id, penalty, column, as_hugging_face, is_last)
-        return position, end_rows(beams, penalty), cache
+        return position, end_rows(rules, beams, penalty), longer
 
     finished = num_beams if as_hugging_face else n_best
     beams = start_beams(rules.limits, num_beams, finished, rules.start_id, capacity)
@@ -154,9 +160,54 @@ def beam_search(
         live_log_probs=beams.live_log_probs + log_probs[:, None],
         finished_ids=begin_with(beams.finished_ids, forced_ids * 0, count, rules.grows),
     )
-    beams = run_loop(is_unsettled, advance, (count, beams, filled), cache)
-    ids, scores = beams.finished_ids[:, :n_best], beams.finished_scores[:, :n_best]
-    return read_hypotheses(ids, scores, rules)
+    run = _run_while_rows_leave if rows_leave else _run_all_rows
+    ids, scores = run(goes_on, advance, (count, beams, filled), cache, rules)
+    return read_hypotheses(ids[:, :n_best], scores[:, :n_best], rules)
+
+
+def _run_all_rows(goes_on, advance, start, empty_cache, rules):
+    """The ids and scores of the finished sequences, once no row goes on."""
+    _, beams, _ = run_loop(
+        lambda _, beams, __: tf.reduce_any(goes_on(rules, beams)),
+        functools.partial(advance, rules),
+        start,
+        empty_cache,
+    )
+    return beams.finished_ids, beams.finished_scores
+
+
+def _run_while_rows_leave(goes_on, advance, start, empty_cache, rules):
+    """The same; whenever an eighth of the rows have ended, the others go on without them."""
+    position, beams, cache = start
+    shape = *tf.unstack(tf.shape(beams.finished_ids)[:2]), rules.steps + 1
+
+    def few_have_ended(rules, _, beams, __):
+        remaining = tf.math.count_nonzero(goes_on(rules, beams), dtype=tf.int32)
+        return 8 * remaining > 7 * tf.size(rules.limits)
+
+    def advance_some(position, state, cache):
+        rows, beams, ids, scores = state
+        here = rules.of_rows(rows)
+        condition, body = (functools.partial(each, here) for each in (few_have_ended, advance))
+        position, beams, cache = run_loop(condition, body, (position, beams, cache), empty_cache)
+        missing = [[0, 0], [0, 0], [0, shape[2] - tf.shape(beams.finished_ids)[2]]]
+        places = rows[:, None]
+        ids = tf.tensor_scatter_nd_update(ids, places, tf.pad(beams.finished_ids, missing))
+        scores = tf.tensor_scatter_nd_update(scores, places, beams.finished_scores)
+        remaining = tf.reshape(tf.where(goes_on(here, beams)[:, 0]), [-1])
+        state = (rows, beams), cache
+        (rows, beams), cache = tf.nest.map_structure(lambda x: tf.gather(x, remaining), state)
+        return position, (rows, beams, ids, scores), cache
+
+    all_rows = tf.range(shape[0])
+    found = tf.zeros(shape, tf.int32), tf.fill(shape[:2], -np.inf)
+    _, (_, _, ids, scores), _ = run_loop(
+        lambda _, state, __: tf.size(state[0]) > 0,
+        advance_some,
+        (position, (all_rows, beams, *found), cache),
+        empty_cache,
+    )
+    return ids, scores
 
 
 class Rules(NamedTuple):
@@ -172,6 +223,14 @@ class Rules(NamedTuple):
     forbidden_ids: tuple
     token_rules: TokenRules
     prefix_length: tf.Tensor | None  # None without a prefix
+
+    def of_rows(self, rows):
+        """The rules of some rows, in the loop; `rows` are indices, (rows,)."""
+        return self._replace(
+            limits=tf.gather(self.limits, rows),
+            forced_ids=tf.gather(self.forced_ids, rows, axis=1),
+            first_free=tf.gather(self.first_free, rows),
+        )
 
 
 def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, token_rules=None):
@@ -309,7 +368,7 @@ def apply_rules(scores, sequences, position, rules):
 
 
 def run_loop(condition, advance, start, empty_cache):
-    """Runs `advance(position, state, cache)` while the condition holds; returns the state.
+    """Runs `advance(position, state, cache)` while the condition holds, and returns the last three.
 
     `condition` takes the same, `advance` returns them after a step, and `start` has them before the
     loop. Axes of size 0 in `empty_cache`, that before the first step, grow.
@@ -319,7 +378,7 @@ def run_loop(condition, advance, start, empty_cache):
         tf.nest.map_structure(tf.convert_to_tensor, each) for each in (cache, empty_cache)
     )
     if ON_JAX:
-        return tf.while_loop(condition, advance, (position, state, cache), None)[1]
+        return tf.while_loop(condition, advance, (position, state, cache), None)
     state_shapes = tf.nest.map_structure(_state_shape, state)
     shapes = (tf.TensorShape([]), state_shapes, tf.nest.map_structure(_cache_shape, empty_cache))
 
@@ -329,7 +388,7 @@ def run_loop(condition, advance, start, empty_cache):
         tf.nest.map_structure(lambda tensor, shape: tensor.set_shape(shape), after, shapes)
         return after
 
-    return tf.while_loop(condition, body, (position, state, cache), shapes)[1]
+    return tf.while_loop(condition, body, (position, state, cache), shapes)
 
 
 def read_hypotheses(token_ids, scores, rules):
@@ -386,8 +445,8 @@ def _integers(name, values, axes):
 
 
 def _state_shape(tensor):
-    """The loop invariant of shapes (batch, beams) and (batch, beams, t + 1)."""
-    return tf.TensorShape([None, tensor.shape[1], None][: tensor.shape.rank])
+    """The loop invariant of shapes (batch,), (batch, beams) and (batch, beams, t + 1)."""
+    return tf.TensorShape([None, *tensor.shape[1:2], None][: tensor.shape.rank])
 
 
 def _cache_shape(tensor):

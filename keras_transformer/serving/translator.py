@@ -1,6 +1,5 @@
 """Translates texts with a trained model, from Python or as a SavedModel."""
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -409,14 +408,21 @@ class Translator(ServedModel):
         prefill = getattr(self.model, "prefill", None)
         capacity = [] if columns is None else [tf.size(columns)]
 
+        # What is known of a row is in the cache, so that rows can leave the batch.
         def step(token_ids, parents, position, cache):
+            encoded, cache = cache
             logits, cache = self.model.step(encoded, token_ids, parents, position, cache)
             self._check_scores(logits.shape[-1])
-            return logits, cache
+            return logits, (encoded, cache)
+
+        def read(token_ids, next_ids, count, cache):
+            encoded, cache = cache
+            log_probs, cache = prefill(encoded, token_ids, next_ids, count, cache)
+            return log_probs, (encoded, cache)
 
         return beam_search(
             step,
-            self.model.start_cache(encoded, self.settings.num_beams, *capacity),
+            (encoded, self.model.start_cache(encoded, self.settings.num_beams, *capacity)),
             num_beams=self.settings.num_beams,
             limits=limits,
             start_id=START_ID,
@@ -427,7 +433,8 @@ class Translator(ServedModel):
             capacity=capacity[0] if capacity else None,
             scoring=self.settings.scoring,
             token_rules=self.settings.token_rules,
-            prefill=prefill and functools.partial(prefill, encoded),
+            prefill=prefill and read,
+            rows_leave=not capacity,
         )
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, beam_search
+from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, TokenRules, beam_search
 
 START, END = 2, 3
 IDS = {"start_id": START, "end_id": END}
@@ -295,3 +295,45 @@ def test_bad_arguments_are_refused(prefix_table, options, message):
 def test_logits_of_the_wrong_shape_are_refused():
     with pytest.raises(ValueError, match=r"logits of shape \(batch, 3, vocabulary\).*\(2, 5\)"):
         beam_search(lambda *_: (tf.zeros((2, 5)), ()), (), num_beams=3, limits=[3, 3], **IDS)
+
+
+@pytest.mark.parametrize(
+    "scoring", ["gnmt", "huggingface", "huggingface_early_stopping", "huggingface_never"]
+)
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_rows_that_leave_the_batch_change_nothing(prefix_table, scoring, in_graph):
+    rules = TokenRules(no_repeat_ngram_size=2, min_new_tokens=1)
+    for seed, num_beams, n_best in [(0, 1, 1), (1, 3, 3), (2, 4, 2)]:
+        table = prefix_table(num_rows=24, vocabulary_size=7, max_length=6, seed=seed)
+        rng = np.random.default_rng(seed)
+        limits = rng.integers(0, 7, 24)
+        prefix = rng.integers(4, 7, (24, 2)) * (rng.random((24, 2)) < [0.5, 0.2])
+        prefix[:, 1] *= prefix[:, 0] > 0
+        sizes = []
+
+        def step(*args, table=table, sizes=sizes):
+            logits, cache = table.step(*args)
+            if not in_graph:
+                sizes.append(len(logits))
+            return logits, cache
+
+        def found(rows_leave, table=table, step=step):
+            options = {"n_best": n_best, "prefix": prefix, "scoring": scoring}
+            options |= {"token_rules": rules, "rows_leave": rows_leave, "length_penalty": 1.0}
+            return search(table, num_beams, limits, step=step, **options)
+
+        found = tf.function(found, autograph=False) if in_graph else found
+        leaving, staying = found(True), found(False)
+        np.testing.assert_array_equal(leaving.token_ids, staying.token_ids)
+        np.testing.assert_array_equal(leaving.lengths, staying.lengths)
+        np.testing.assert_allclose(leaving.scores, staying.scores, rtol=1e-6)
+        if not in_graph:
+            first, second = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
+            assert first == sorted(first, reverse=True)
+            assert first[-1] < 24 and set(second) == {24}
+
+
+def test_rows_cannot_leave_a_cache_of_full_size(prefix_table):
+    table = prefix_table(num_rows=2, vocabulary_size=5, max_length=3, seed=0)
+    with pytest.raises(ValueError, match="rows_leave needs a cache that grows"):
+        search(table, 2, [2, 2], capacity=3, rows_leave=True)
