@@ -40,6 +40,7 @@ from .training_config import (
 )
 
 bulk = Deferred(f"{__package__}.bulk")
+devices = Deferred(f"{__package__}.devices")
 labelled_text = Deferred("keras_transformer.data.labelled_text")
 pictures = Deferred(f"{__package__}.pictures")
 token_ids = Deferred("keras_transformer.data.token_ids")
@@ -384,6 +385,7 @@ class ClassificationExperiment(Experiment):
 
 def answering(options):
     """A context of a function from texts to their answers, and whether each lost its middle."""
+    devices.one_thread_each()
     model = served_model(options.run, weights=options.weights)
 
     def answer(texts):

@@ -36,6 +36,7 @@ from .training_config import (
 )
 
 bulk = Deferred(f"{__package__}.bulk")
+devices = Deferred(f"{__package__}.devices")
 generators = Deferred("keras_transformer.serving.generator")
 id_rows = Deferred("keras_transformer.data.token_ids")
 pictures = Deferred(f"{__package__}.pictures")
@@ -479,6 +480,7 @@ class LanguageModelExperiment(Experiment):
 
 def answering(options):
     """A context of a function from texts to their scores, and whether each was truncated."""
+    devices.one_thread_each()
     generator = kt.serving.Generator.load(options.run, weights=options.weights)
 
     def answer(texts):

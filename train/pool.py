@@ -15,6 +15,7 @@ from collections import deque
 
 from . import settings
 from .command import start_tensorflow
+from .deferred import tf
 from .gpus import cores, gpu_count, visible_gpus
 from .launch import on_ray
 
@@ -101,6 +102,7 @@ class Answerer:
         if self.gpu is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpu
         start_tensorflow("translate")
+        tf.config.threading.set_inter_op_parallelism_threads(int(threads))
         settings.import_modules(self.imports)
         module = importlib.import_module(self.module)
         options = getattr(module, self.options_class)(**self.options)

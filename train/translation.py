@@ -44,10 +44,11 @@ from .training_config import (
 
 bulk = Deferred(f"{__package__}.bulk")
 callbacks = Deferred("keras_transformer.training.callbacks")
-preparation = Deferred("keras_transformer.data.preparation")
-token_ids = Deferred("keras_transformer.data.token_ids")
+devices = Deferred(f"{__package__}.devices")
 pictures = Deferred(f"{__package__}.pictures")
+preparation = Deferred("keras_transformer.data.preparation")
 sacrebleu = Deferred("sacrebleu")
+token_ids = Deferred("keras_transformer.data.token_ids")
 
 RULES = ("no_repeat_ngram_size", "min_length", "repetition_penalty")  # which have flags
 USUAL_SEARCH = {"num_beams": 5, "length_penalty": 1.0, "scoring": "gnmt", "token_rules": "{}"}
@@ -452,6 +453,7 @@ class TranslationExperiment(Experiment):
             text = kt.data.read_table(options.table, *columns)
         else:
             text = kt.data.read_files(options.source, options.target)
+        devices.one_thread_each()
         with _engine(options) as (answer, settings):
             translations, is_cut = answer(text.sources)
         cut = [f"{line:,}" for line, was_cut in enumerate(is_cut, start=1) if was_cut]
@@ -507,6 +509,7 @@ def bleu_report(translations, references):
 @contextlib.contextmanager
 def answering(options):
     """Yields a function from texts to lines of answers, and whether each text was truncated."""
+    devices.one_thread_each()
     with contextlib.ExitStack() as stack:
         if options.format == "text":
             answer, _ = stack.enter_context(_engine(options))

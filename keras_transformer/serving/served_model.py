@@ -1,6 +1,9 @@
 """What translators, classifiers and generators share: signatures, batches of texts, the export."""
 
+import concurrent.futures
+import contextlib
 import copy
+import os
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +17,8 @@ from keras_transformer.decoding.compiling import is_static
 from keras_transformer.serving.publishing.export import EXAMPLES, export
 from keras_transformer.tokenizers.control_ids import PAD_ID
 
-TEXTS_PER_BATCH = 64
+TEXTS_AT_A_TIME = 64  # of all threads together
+FEWEST_TEXTS = 16  # of a thread, unless there are fewer
 LISTED = 5  # indices of truncated texts in a warning
 
 TEXT = tf.TensorSpec([None], tf.string)
@@ -85,7 +89,11 @@ class ServedModel:
     def answer(self, texts, signature="serving_default", **others):
         """The outputs of a signature of the SavedModel, for any number of texts.
 
-        Texts of similar length share a batch. On a terminal, a progress bar shows.
+        Texts of similar length share a batch. Without a GPU, several batches are answered side by
+        side: as many as TensorFlow has inter-op threads, or one for each core. That is fastest if
+        operations have one thread each, as in the commands
+        (`tf.config.threading.set_intra_op_parallelism_threads(1)`). On a terminal, a progress bar
+        shows.
 
         Args:
             texts: a list of strings; ValueError for anything else.
@@ -98,17 +106,19 @@ class ServedModel:
         """
         texts = list_of_strings(texts)
         function = self.signatures[signature]
+        function.get_concrete_function()  # traced here, because Keras keeps state for each thread
         specs = function.input_signature
         columns = {specs[0].name: texts, **others}
-        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-        parts = []
-        for rows in batches(order):
+
+        def answered(rows):
             inputs = [
                 tf.constant([columns[spec.name][row] for row in rows], spec.dtype, [len(rows)])
                 for spec in specs
             ]
-            outputs = function(*inputs)
-            parts.append({key: value.numpy() for key, value in outputs.items()})
+            return {key: value.numpy() for key, value in function(*inputs).items()}
+
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
+        parts = list(side_by_side(answered, order, 1 if self._is_static else None))
         original_order = np.argsort(np.array(order, int))
         return {
             key: np.concatenate([part[key] for part in parts])[original_order] for key in parts[0]
@@ -190,15 +200,34 @@ def check_rows(first, *others):
         )
 
 
-def batches(order):
-    """Splits row indices into batches, at least one; on a terminal, a progress bar shows."""
-    starts = range(0, max(len(order), 1), TEXTS_PER_BATCH)
+def side_by_side(function, order, threads=None):
+    """Yields `function(rows)` for batches of the row indices in `order`, at least one.
+
+    Each of the threads takes the next batch; None is as many as `ServedModel.answer` says. On a
+    terminal, a progress bar shows.
+    """
+    threads = threads or answering_threads()
+    size = max(TEXTS_AT_A_TIME // threads, FEWEST_TEXTS)
+    size = max(1, min(size, -(-len(order) // threads)))
+    batches = [order[start : start + size] for start in range(0, max(len(order), 1), size)]
     console = rich.console.Console(stderr=True)
-    hidden = len(starts) == 1 or not console.is_terminal
-    for start in rich.progress.track(
-        starts, "Reading", console=console, transient=True, disable=hidden
-    ):
-        yield order[start : start + TEXTS_PER_BATCH]
+    hidden = len(batches) <= threads or not console.is_terminal
+    with contextlib.ExitStack() as stack:
+        answers = map(function, batches)
+        if threads > 1:
+            pool = concurrent.futures.ThreadPoolExecutor(threads)
+            answers = stack.enter_context(pool).map(function, batches)
+        yield from rich.progress.track(
+            answers, "Reading", len(batches), console=console, transient=True, disable=hidden
+        )
+
+
+def answering_threads():
+    """How many batches are answered side by side: one on a GPU."""
+    if tf.config.list_logical_devices("GPU"):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return tf.config.threading.get_inter_op_parallelism_threads() or cores
 
 
 def list_of_strings(texts, name="texts"):

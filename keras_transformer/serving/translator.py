@@ -20,11 +20,11 @@ from keras_transformer.serving.served_model import (
     TEXT,
     ServedModel,
     Signature,
-    batches,
     check_rows,
     check_string,
     check_vocabulary,
     list_of_strings,
+    side_by_side,
     warn_truncated,
 )
 from keras_transformer.serving.settings import SearchSettings, read_token_rules
@@ -226,13 +226,15 @@ class Translator(ServedModel):
                 "There must be a target for each source. Received: "
                 f"{len(sources)} sources, {len(targets)} targets."
             )
-        order = sorted(range(len(sources)), key=lambda row: len(sources[row]) + len(targets[row]))
+        order = sorted(range(len(sources)), key=lambda row: -len(sources[row]) - len(targets[row]))
+
+        def scored(rows):
+            pairs = ([side[row] for row in rows] for side in (sources, targets))
+            return self._log_probs(*(tf.constant(side, tf.string) for side in pairs)).numpy()
+
         scores = np.zeros(len(sources), "float32")
-        for rows in batches(order):
-            pairs = [
-                tf.constant([side[row] for row in rows], tf.string) for side in (sources, targets)
-            ]
-            scores[rows] = self._log_probs(*pairs).numpy() if rows else []
+        if order:
+            scores[order] = np.concatenate(list(side_by_side(scored, order, threads=1)))
         return scores
 
     def attention(self, source, target=None):

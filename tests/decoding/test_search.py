@@ -300,37 +300,35 @@ def test_logits_of_the_wrong_shape_are_refused():
 @pytest.mark.parametrize(
     "scoring", ["gnmt", "huggingface", "huggingface_early_stopping", "huggingface_never"]
 )
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_rows_that_leave_the_batch_change_nothing(prefix_table, scoring, in_graph):
+@pytest.mark.parametrize(("seed", "num_beams", "n_best"), [(0, 1, 1), (1, 3, 3), (2, 4, 2)])
+def test_rows_that_leave_the_batch_change_nothing(prefix_table, scoring, seed, num_beams, n_best):
+    table = prefix_table(num_rows=24, vocabulary_size=7, max_length=6, seed=seed)
+    rng = np.random.default_rng(seed)
+    limits = rng.integers(0, 7, 24)
+    prefix = rng.integers(4, 7, (24, 2)) * (rng.random((24, 2)) < [0.5, 0.2])
+    prefix[:, 1] *= prefix[:, 0] > 0
     rules = TokenRules(no_repeat_ngram_size=2, min_new_tokens=1)
-    for seed, num_beams, n_best in [(0, 1, 1), (1, 3, 3), (2, 4, 2)]:
-        table = prefix_table(num_rows=24, vocabulary_size=7, max_length=6, seed=seed)
-        rng = np.random.default_rng(seed)
-        limits = rng.integers(0, 7, 24)
-        prefix = rng.integers(4, 7, (24, 2)) * (rng.random((24, 2)) < [0.5, 0.2])
-        prefix[:, 1] *= prefix[:, 0] > 0
-        sizes = []
+    sizes = []
 
-        def step(*args, table=table, sizes=sizes):
-            logits, cache = table.step(*args)
-            if not in_graph:
-                sizes.append(len(logits))
-            return logits, cache
+    def step(*args):
+        logits, cache = table.step(*args)
+        if tf.executing_eagerly():
+            sizes.append(len(logits))
+        return logits, cache
 
-        def found(rows_leave, table=table, step=step):
-            options = {"n_best": n_best, "prefix": prefix, "scoring": scoring}
-            options |= {"token_rules": rules, "rows_leave": rows_leave, "length_penalty": 1.0}
-            return search(table, num_beams, limits, step=step, **options)
+    def found(rows_leave):
+        options = {"n_best": n_best, "prefix": prefix, "scoring": scoring, "token_rules": rules}
+        return search(table, num_beams, limits, step=step, rows_leave=rows_leave, **options)
 
-        found = tf.function(found, autograph=False) if in_graph else found
-        leaving, staying = found(True), found(False)
+    staying = found(False)
+    assert set(sizes) == {24}
+    sizes.clear()
+    for leaving in (found(True), tf.function(found, autograph=False)(True)):
         np.testing.assert_array_equal(leaving.token_ids, staying.token_ids)
         np.testing.assert_array_equal(leaving.lengths, staying.lengths)
         np.testing.assert_allclose(leaving.scores, staying.scores, rtol=1e-6)
-        if not in_graph:
-            first, second = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
-            assert first == sorted(first, reverse=True)
-            assert first[-1] < 24 and set(second) == {24}
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < 24
 
 
 def test_rows_cannot_leave_a_cache_of_full_size(prefix_table):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import types
 
 import keras
@@ -18,7 +19,7 @@ from keras_transformer.serving import (
     Translator,
 )
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.serving.served_model import TEXTS_PER_BATCH
+from keras_transformer.serving.served_model import TEXTS_AT_A_TIME, answering_threads, side_by_side
 
 from .conftest import SETTINGS, SMALL
 
@@ -46,10 +47,39 @@ def write():
 
 def test_many_texts_keep_their_order_and_single_translations(translate):
     words = "A dog runs in the park It is ten".split()
-    texts = [" ".join(words[: 1 + n % 3]) + f" {n}" for n in range(TEXTS_PER_BATCH + 5)]
+    texts = [" ".join(words[: 1 + n % 3]) + f" {n}" for n in range(TEXTS_AT_A_TIME + 5)]
     some = translate(texts)
     assert [translate([texts[row]])[0] for row in (0, 3, 68)] == [some[row] for row in (0, 3, 68)]
     assert translate([]) == [] and translate([""]) == [""]
+
+
+def test_batches_are_answered_side_by_side_in_order():
+    together = threading.Barrier(3, timeout=20)
+
+    def answered(rows):
+        together.wait()  # only passed if three threads answer at once
+        return rows
+
+    order = list(range(63, 0, -1))
+    first, second, third = side_by_side(answered, order, threads=3)
+    assert [*first, *second, *third] == order
+    assert [len(rows) for rows in side_by_side(list, [5, 6, 7], threads=2)] == [2, 1]
+    assert list(side_by_side(list, [], threads=2)) == [[]], "one empty batch has all keys"
+
+
+def test_an_error_in_a_batch_is_raised():
+    def fail(rows):
+        raise LookupError(rows)
+
+    with pytest.raises(LookupError):
+        list(side_by_side(fail, [1, 2], threads=2))
+
+
+def test_threads_are_those_that_tensorflow_is_set_to(monkeypatch):
+    monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: 5)
+    assert answering_threads() == 5
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
+    assert answering_threads() == 1, "a GPU"
 
 
 def test_the_first_of_n_best_is_the_translation_with_its_score(translate):

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from train import translation
 from train.benchmark import command, parts
 from train.benchmark.command import choose_device
 from train.benchmark.engines import SIZES, Candidate, Engine, Size, Workload, size_on
@@ -12,6 +13,8 @@ from train.benchmark.products import Product, forward_products, training_flops
 from train.benchmark.rounds import measure
 from train.benchmark.scaling import arrangement_table
 from train.benchmark.tables import compare, engine_table
+
+from .conftest import SETTINGS
 
 SIZE = Size(
     num_layers=2,
@@ -99,6 +102,20 @@ def test_the_clock_is_read_when_all_work_is_done():
     candidate = Candidate("a", engine_that_goes_on_after_it_has_answered, WORKLOAD)
     [row] = measure([candidate], repeats=2, steps=3)
     assert row["seconds"] == pytest.approx([0.2, 0.2], rel=0.25), "seconds of one unit"
+
+
+@pytest.mark.slow
+def test_what_a_run_serves_is_measured_from_text_to_text(text, tmp_path, capsys):
+    run, sources = tmp_path / "run", tmp_path / "sources"
+    translation.main([*text, *SETTINGS, "--steps=3", f"--run={run}"])
+    sources.write_text("abc\n\nfe ad\nb\n")
+    served = ["--part=served", f"--run={run}", f"--text={sources}", "--repeats=1"]
+    assert command.run([*served, "--decode-batch=2"]) == 0
+    table = capsys.readouterr().out
+    assert f"3 texts of {sources} by {run}, in requests of 2" in table
+    sources.write_text("\n")
+    with pytest.raises(ValueError, match="--text must have a line that is not empty"):
+        command.run(served)
 
 
 @pytest.mark.slow
@@ -197,6 +214,7 @@ def test_the_table_stands_without_our_own_engine():
         ),
         (["--part", "train-huge"], "argument --part: invalid choice: 'train-huge'"),
         (["--device", "gpu"], "--device gpu needs an NVIDIA GPU"),
+        (["--part", "served", "--run", "r"], "--part served needs --run and --text"),
         (["--device", "gpu", "--part", "scaling"], "--part scaling measures CPUs"),
         (["--json", "no/such/folder/out.json"], "there is no folder no/such/folder"),
     ],

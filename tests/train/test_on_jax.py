@@ -83,6 +83,7 @@ def test_a_run_told_to_end_goes_on_to_bit_identical_weights(text, whole, told_to
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.soak
 def test_a_killed_run_of_packed_rows_on_several_devices_goes_on_to_bit_identical_weights(
     text, tmp_path
 ):
@@ -170,9 +171,16 @@ def test_steps_on_another_backend_are_those_of_one_but_for_rounding(text, tmp_pa
     ("trainer", "flags", "devices"),
     [
         (translation, ["--tsv={text}", "--valid-tsv={text}", "--vocabulary-size=300"], CUT),
-        (language_model, ["--text={text}", "--context=16"], TWO),
+        pytest.param(
+            language_model, ["--text={text}", "--context=16"], TWO, marks=pytest.mark.soak
+        ),
         (language_model, ["--text={text}", *XL], TWO),
-        (pretraining, ["--documents={text}", "--vocabulary-size=60"], TWO),
+        pytest.param(
+            pretraining,
+            ["--documents={text}", "--vocabulary-size=60"],
+            TWO,
+            marks=pytest.mark.soak,
+        ),
         (classification, ["--tsv={text}", "--vocabulary-size=40"], TWO),
     ],
     ids=["translation", "gpt", "xl", "pretraining", "classification"],

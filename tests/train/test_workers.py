@@ -117,14 +117,24 @@ def test_the_chief_alone_records_a_changed_setting(text, whole, tmp_path):
 @pytest.mark.parametrize(
     ("trainer", "flags", "said"),
     [
-        (language_model, ["--text", "{text}", "--context=16"], "nats a token"),
+        pytest.param(
+            language_model,
+            ["--text", "{text}", "--context=16"],
+            "nats a token",
+            marks=pytest.mark.soak,
+        ),
         (
             language_model,
             ["--text", "{text}", "--context=16", "--model=transformer_xl", "--batch-size=6"],
             "nats a token",
         ),
         (pretraining, ["--documents", "{text}", "--vocabulary-size=60"], "Masked pieces found"),
-        (classification, ["--tsv", "{text}", "--vocabulary-size=40"], "Accuracy"),
+        pytest.param(
+            classification,
+            ["--tsv", "{text}", "--vocabulary-size=40"],
+            "Accuracy",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_the_other_commands_train_and_measure_on_two_replicas_too(trainer, flags, said, tmp_path):

@@ -46,6 +46,7 @@ examples:
     python -m train.benchmark --device gpu --part train-big --json gpu.json
     python -m train.benchmark --backend jax --gpu H100 --part exact long --json gpu.json
     python -m train.benchmark --part scaling                    devices, workers, all-reduce
+    python -m train.benchmark --part served --run runs/demo --text texts.en
     python -m train.benchmark --part decode --decode-batch 1 --repeats 9 --json decoding.json
     python -m train.benchmark --part all --toy --repeats 1 --steps 1
         a quick check that it runs; ignore its numbers
@@ -98,7 +99,8 @@ def parse(arguments):
     count = {"type": _positive, "metavar": "N"}
     parts = "; ".join(f"{name}: {part.help}" for name, part in PARTS.items())
     add(
-        "--part", ["train-small", "train-base", "decode"], f"{parts}; all: each but scaling",
+        "--part", ["train-small", "train-base", "decode"],
+        f"{parts}; all: each but scaling and served",
         nargs="+", choices=[*PARTS, "all"], metavar="PART",
     )  # fmt: skip
     parser.add_argument("--toy", action="store_true", help="a tiny model in every part")
@@ -124,6 +126,8 @@ def parse(arguments):
         help="training steps or decoded batches per round (default: 3; on a GPU 10 and 1)",
     )  # fmt: skip
     add("--threads", cores(), "threads of each engine", **count)
+    parser.add_argument("--run", help="for --part served: folder of a run of train.translation")
+    parser.add_argument("--text", help="for --part served: file with a source text in each line")
     parser.add_argument(
         "--json", type=pathlib.Path, metavar="FILE",
         help="file for all numbers of every round, after those of earlier runs; all that it holds "
@@ -138,6 +142,8 @@ def parse(arguments):
         parser.error(f"--part {other[0]} needs another --backend. Received: {backend}")
     if importlib.util.find_spec(backend) is None:
         parser.error(f"--backend {backend} needs {backend}, which is not installed")
+    if "served" in options.part and not (options.run and options.text):
+        parser.error("--part served needs --run and --text")
     cpu = "--part scaling" if "scaling" in options.part else "--device cpu"
     is_cpu = "scaling" in options.part or options.device == "cpu"
     if is_cpu and options.device == "gpu":

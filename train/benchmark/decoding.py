@@ -4,6 +4,7 @@ All decode random sources with random weights, NUM_BEAMS beams, and exactly OUTP
 sentence, because the model may not end a sentence earlier.
 """
 
+import concurrent.futures
 import functools
 import tempfile
 
@@ -17,29 +18,28 @@ START_ID, END_ID = 2, 3
 
 def ours_decoding(workload):
     """Our encoder, cache and beam search from token ids to token ids, saved and loaded again."""
-    tf, keras = import_keras(workload)
+    tf, keras = import_keras(workload, decoding=True)
     with tempfile.TemporaryDirectory() as directory:
         num_parameters = _write_our_model(workload, directory)
         keras.backend.clear_session()
         loaded = tf.saved_model.load(directory)
-    source_ids = tf.constant(sources(workload))
+    parts = [tf.constant(part) for part in np.array_split(sources(workload), workload.parts)]
+    pool = concurrent.futures.ThreadPoolExecutor(workload.parts)
+
+    def lengths(source_ids):
+        return loaded.signatures["serving_default"](source_ids=source_ids)["lengths"].numpy()
 
     def unit():
-        outputs = loaded.signatures["serving_default"](source_ids=source_ids)
-        return np.unique(outputs["lengths"]).tolist()
+        return np.unique(np.concatenate(list(pool.map(lengths, parts)))).tolist()
 
     return Engine(f"keras_transformer {workload.dtype}", unit, num_parameters)
 
 
 def ctranslate2_decoding(workload):
-    """CTranslate2 with the same model, written in its format and loaded again.
-
-    On a CPU each thread translates part of a large batch, which is faster than sharing one batch.
-    """
+    """CTranslate2 with the same model, written in its format and loaded again."""
     import ctranslate2
 
-    on_gpu = workload.device == "gpu"
-    parts = 1 if on_gpu or workload.batch_size < workload.threads else workload.threads
+    on_gpu, parts = workload.device == "gpu", workload.parts
     with tempfile.TemporaryDirectory() as directory:
         num_parameters = _write_ctranslate2_model(workload, directory)
         translator = ctranslate2.Translator(

@@ -64,6 +64,11 @@ class Workload(NamedTuple):
     compiled: bool = False  # whether XLA or torch.compile fuses the training step
     backend: str = "tensorflow"  # of Keras; or "jax"
 
+    @property
+    def parts(self):
+        """How many threads of a CPU decode parts of a batch: that is faster than to share it."""
+        return self.threads if self.device == "cpu" and self.batch_size >= self.threads else 1
+
     def environment(self, visible):
         """Variables of the process that does the work.
 
@@ -125,8 +130,10 @@ def wait_for_tensorflow():
     tensorflow.test.experimental.sync_devices()
 
 
-def import_keras(workload, mixed=False):
+def import_keras(workload, mixed=False, decoding=False):
     """TensorFlow and Keras, set to the threads and, with `mixed`, to the dtype of the workload.
+
+    For `decoding`, operations have the threads that the parts of a batch leave them.
 
     On another backend, None takes the place of TensorFlow, which need not be installed.
     """
@@ -134,7 +141,8 @@ def import_keras(workload, mixed=False):
     if workload.backend == "tensorflow":
         import tensorflow
 
-        tensorflow.config.threading.set_intra_op_parallelism_threads(workload.threads)
+        threads = workload.threads // (workload.parts if decoding else 1)
+        tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
         tensorflow.config.threading.set_inter_op_parallelism_threads(workload.threads)
     import keras
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import attention, decoding, on_jax, products, scaling, training
+from . import attention, decoding, on_jax, products, scaling, served, training
 from .engines import SIZES, Candidate, Workload, size_on
 from .exactness import measure_exactness
 from .rounds import measure, why_not
@@ -137,6 +137,30 @@ def measure_decoding(options, name):
         )
 
 
+def measure_served(options, _):
+    texts = served.texts_of(options.text)
+    size = SIZES["toy"]  # of no consequence: the run has a size
+    for batch_size in options.decode_batch or [32, 1]:
+        some = texts[: 32 * batch_size]
+        workload = workload_of(options, size, "float32", batch_size)
+        ours = functools.partial(served.ours_served, options.run, some)
+        theirs = functools.partial(served.ctranslate2_served, options.run, some)
+        candidates = [
+            Candidate("keras_transformer", ours, workload),
+            Candidate("CTranslate2 float32", theirs, workload),
+            Candidate("CTranslate2 int8", theirs, workload._replace(dtype="int8")),
+        ]
+        rows = measure(candidates, options.repeats, options.steps or 1)
+        compare(rows, len(some))
+        yield Table(
+            f"served, batch {batch_size}",
+            f"{len(some)} texts of {options.text} by {options.run}, in requests of {batch_size}; "
+            "ms for all; texts/s",
+            rows,
+            engine_table(rows),
+        )
+
+
 def measure_exact(options, name):
     size = SIZES[name]._replace(batch_size=4)
     try:
@@ -193,6 +217,13 @@ PARTS = {
         TENSORFLOW + JAX,
         "decoding; on TensorFlow from an exported SavedModel, on JAX with 4 beams and with 1",
     ),
+    "served": Part(
+        measure_served,
+        "base",
+        TENSORFLOW,
+        "translation as it is served, from text to text, by the model of --run, of the texts of "
+        "--text",
+    ),
     "exact": Part(
         measure_exact,
         "small",
@@ -219,7 +250,8 @@ PARTS = {
 
 def parts_of(backend):
     """The names of the parts that `--part all` measures on a backend, a list."""
-    return [name for name, part in PARTS.items() if backend in part.backends and name != "scaling"]
+    others = ("scaling", "served")
+    return [n for n, part in PARTS.items() if backend in part.backends and n not in others]
 
 
 def dtypes_of(options):

@@ -14,6 +14,8 @@ from ray import serve
 from ray.serve import metrics
 from starlette.exceptions import HTTPException
 
+from ..devices import one_thread_each
+from ..gpus import cores
 from ..settings import import_modules
 from .attention_pages import AttentionPages
 from .requests import ROWS, read_request, write_answer
@@ -150,6 +152,7 @@ class Server:
     ):
         keep_local()
         import_modules(imports)
+        one_thread_each()
         self.max_batch_rows = max_batch_rows
         self._run_batch.set_max_batch_size(max_batch_rows)
         self._run_batch.set_batch_wait_timeout_s(batch_seconds)
@@ -237,13 +240,14 @@ class Server:
     async def _run(self, model, signature, inputs):
         """Answers one request, in a batch with others unless it is larger than a batch."""
         if num_rows([(model, signature, inputs)]) > self.max_batch_rows:
-            return await asyncio.to_thread(model.run, signature, inputs)
-        outputs = await self._run_batch((model, signature, inputs))
+            [outputs] = await asyncio.to_thread(model.run_merged, signature, [inputs])
+        else:
+            outputs = await self._run_batch((model, signature, inputs))
         if isinstance(outputs, Exception):
             raise outputs
         return outputs
 
-    @serve.batch(max_concurrent_batches=2, batch_size_fn=num_rows)
+    @serve.batch(max_concurrent_batches=max(2, cores()), batch_size_fn=num_rows)
     async def _run_batch(self, requests):
         """Answers requests, together if they are for the same signature of a model."""
         groups = {}

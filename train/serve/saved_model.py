@@ -1,5 +1,6 @@
 """One version of a served model, loaded by TensorFlow."""
 
+import concurrent.futures
 import pathlib
 
 import numpy as np
@@ -10,6 +11,7 @@ from google.protobuf import json_format
 from keras_transformer.serving.publishing.c_api import STRING, fields, read_signatures
 from keras_transformer.serving.publishing.checks import read_meta_graph
 from keras_transformer.serving.publishing.export import WARM_UP_FILE
+from keras_transformer.serving.served_model import answering_threads
 
 TENSOR = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
 
@@ -21,6 +23,8 @@ class SavedModel:
         name: name of the model.
         version: an integer.
         path: path of its folder.
+        threads: how many answer a part of a batch each; None for as many as
+            `ServedModel.answer` has.
 
     Attributes:
         signatures: {signature: {"inputs": {key: {"name", "dtype", "shape"}}, "outputs": the same}}.
@@ -31,7 +35,7 @@ class SavedModel:
             fails.
     """
 
-    def __init__(self, name, version, path):
+    def __init__(self, name, version, path, threads=None):
         self.name, self.version, self.path = name, version, pathlib.Path(path)
         graph = read_meta_graph(self.path)
         self.signatures = read_signatures(graph.SerializeToString())
@@ -43,6 +47,8 @@ class SavedModel:
         }
         self._loaded = tf.saved_model.load(str(self.path))
         self.weights = list(getattr(self._loaded, "weights", ()))
+        self._threads = threads or answering_threads()
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._threads)  # starts when it is used
         for signature, inputs in self._warm_up_requests():
             self.run(signature, inputs)
 
@@ -80,12 +86,12 @@ class SavedModel:
             A list of answers, each {output: array} or an exception of `run`.
         """
         counts = [self._mergeable_rows(signature, inputs) for inputs in requests]
-        if len(requests) > 1 and None not in counts:
+        if None not in counts and sum(counts) > 1:
             merged = {
                 key: np.concatenate([inputs[key] for inputs in requests]) for key in requests[0]
             }
             try:
-                outputs = self.run(signature, merged)
+                outputs = self._run_in_parts(signature, merged, sum(counts))
             except tf.errors.OpError:  # one of them: each alone
                 pass
             else:
@@ -100,6 +106,15 @@ class SavedModel:
             "model_spec": {"name": self.name, "signature_name": "", "version": str(self.version)},
             "metadata": {"signature_def": {"signature_def": self._described}},
         }
+
+    def _run_in_parts(self, signature, inputs, rows):
+        parts = min(self._threads, rows)
+        if parts == 1:
+            return self.run(signature, inputs)
+        split = {key: np.array_split(array, parts) for key, array in inputs.items()}
+        requests = [{key: split[key][part] for key in inputs} for part in range(parts)]
+        outputs = list(self._pool.map(lambda inputs: self.run(signature, inputs), requests))
+        return {key: np.concatenate([part[key] for part in outputs]) for key in outputs[0]}
 
     def _run_alone(self, signature, inputs):
         try:

@@ -30,10 +30,15 @@ class Texts(tf.Module):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def folder(tmp_path_factory):
     folder, module = tmp_path_factory.mktemp("texts"), Texts()
     tf.saved_model.save(module, folder, {n: getattr(module, n) for n in NAMES})
-    return SavedModel("texts", 1, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return SavedModel("texts", 1, folder, threads=1)
 
 
 NAMES = "twice", "characters", "ranks"
@@ -48,6 +53,21 @@ def test_texts_are_answered_in_one_call_and_each_gets_its_rows(model):
     found = answers(model, "twice", [["a", "b"], [], ["c"]], "text")
     assert [a["twice"].tolist() for a in found] == [[b"aa", b"bb"], [], [b"cc"]]
     assert len({call for a in found for call in a["calls"]}) == 1
+
+
+def test_each_thread_answers_a_part_of_a_batch(folder):
+    model = SavedModel("texts", 1, folder, threads=3)
+    found = answers(model, "twice", [list("abcde"), [], ["f"]], "text")
+    assert [a["twice"].tolist() for a in found] == [
+        [b"aa", b"bb", b"cc", b"dd", b"ee"],
+        [],
+        [b"ff"],
+    ]
+    assert len({call for a in found for call in a["calls"]}) == 3
+    found = answers(model, "twice", [["a"]], "text")
+    assert [a["twice"].tolist() for a in found] == [[b"aa"]]
+    [bad] = answers(model, "twice", [["a", "b", "bad"]], "text")
+    assert isinstance(bad, tf.errors.InvalidArgumentError)
 
 
 def test_a_bad_request_spoils_no_other(model):
