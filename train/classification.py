@@ -385,7 +385,6 @@ class ClassificationExperiment(Experiment):
 
 def answering(options):
     """A context of a function from texts to their answers, and whether each lost its middle."""
-    devices.one_thread_each()
     model = served_model(options.run, weights=options.weights)
 
     def answer(texts):
@@ -410,6 +409,7 @@ def without_empty(text):
 
 def served_model(run, dtype=None, weights="averaged"):
     """The `Classifier` or `Regressor` of a run; the arguments are those of their `load`."""
+    devices.one_thread_each()
     names, _ = kt.serving.RunFolder(run).labels()
     kind = kt.serving.Classifier if names else kt.serving.Regressor
     return kind.load(run, dtype, weights)

@@ -453,7 +453,6 @@ class TranslationExperiment(Experiment):
             text = kt.data.read_table(options.table, *columns)
         else:
             text = kt.data.read_files(options.source, options.target)
-        devices.one_thread_each()
         with _engine(options) as (answer, settings):
             translations, is_cut = answer(text.sources)
         cut = [f"{line:,}" for line, was_cut in enumerate(is_cut, start=1) if was_cut]
@@ -509,7 +508,6 @@ def bleu_report(translations, references):
 @contextlib.contextmanager
 def answering(options):
     """Yields a function from texts to lines of answers, and whether each text was truncated."""
-    devices.one_thread_each()
     with contextlib.ExitStack() as stack:
         if options.format == "text":
             answer, _ = stack.enter_context(_engine(options))
@@ -544,6 +542,8 @@ def _engine(options):
 
 
 def _load_translator(options, dtype=None, cache="auto"):
+    if cache != "static":  # which XLA compiles for one batch at a time
+        devices.one_thread_each()
     names = ("num_beams", "length_penalty", "source_language", "target_language", "weights")
     return kt.serving.Translator.load(
         options.run,

@@ -95,8 +95,8 @@ def beam_search(
             the tokens that all rows are forced to take in one pass, as `LanguageModel.prefill`
             does; None takes a step for each.
         rows_leave: whether rows that have ended leave the batch, so that the steps that remain
-            compute less. The cache must hold all that `step` knows of a row, such as its encoded
-            source. Not with a capacity.
+            compute less. The batch then shrinks between calls of `step`, and the cache must hold
+            all that it knows of a row, such as its encoded source. Not with a capacity.
 
     Returns:
         `Hypotheses`, best first; with a capacity, they have that many columns.
@@ -177,9 +177,10 @@ def _run_all_rows(goes_on, advance, start, empty_cache, rules):
 
 
 def _run_while_rows_leave(goes_on, advance, start, empty_cache, rules):
-    """The same; whenever an eighth of the rows have ended, the others go on without them."""
+    """Like `_run_all_rows`; when an eighth of the rows have ended, the others go on alone."""
     position, beams, cache = start
-    shape = *tf.unstack(tf.shape(beams.finished_ids)[:2]), rules.steps + 1
+    # The number of sequences stays static, for signatures that return them.
+    shape = tf.shape(beams.finished_ids)[0], beams.finished_ids.shape[1], rules.steps + 1
 
     def few_have_ended(rules, _, beams, __):
         remaining = tf.math.count_nonzero(goes_on(rules, beams), dtype=tf.int32)
@@ -187,14 +188,16 @@ def _run_while_rows_leave(goes_on, advance, start, empty_cache, rules):
 
     def advance_some(position, state, cache):
         rows, beams, ids, scores = state
-        here = rules.of_rows(rows)
-        condition, body = (functools.partial(each, here) for each in (few_have_ended, advance))
+        rules_here = rules.of_rows(rows)
+        condition, body = (
+            functools.partial(each, rules_here) for each in (few_have_ended, advance)
+        )
         position, beams, cache = run_loop(condition, body, (position, beams, cache), empty_cache)
         missing = [[0, 0], [0, 0], [0, shape[2] - tf.shape(beams.finished_ids)[2]]]
         places = rows[:, None]
         ids = tf.tensor_scatter_nd_update(ids, places, tf.pad(beams.finished_ids, missing))
         scores = tf.tensor_scatter_nd_update(scores, places, beams.finished_scores)
-        remaining = tf.reshape(tf.where(goes_on(here, beams)[:, 0]), [-1])
+        remaining = tf.reshape(tf.where(goes_on(rules_here, beams)[:, 0]), [-1])
         state = (rows, beams), cache
         (rows, beams), cache = tf.nest.map_structure(lambda x: tf.gather(x, remaining), state)
         return position, (rows, beams, ids, scores), cache
@@ -368,7 +371,7 @@ def apply_rules(scores, sequences, position, rules):
 
 
 def run_loop(condition, advance, start, empty_cache):
-    """Runs `advance(position, state, cache)` while the condition holds, and returns the last three.
+    """Runs `advance(position, state, cache)` while the condition holds; returns the last of each.
 
     `condition` takes the same, `advance` returns them after a step, and `start` has them before the
     loop. Axes of size 0 in `empty_cache`, that before the first step, grow.

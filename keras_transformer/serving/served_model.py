@@ -17,8 +17,8 @@ from keras_transformer.decoding.compiling import is_static
 from keras_transformer.serving.publishing.export import EXAMPLES, export
 from keras_transformer.tokenizers.control_ids import PAD_ID
 
-TEXTS_AT_A_TIME = 64  # of all threads together
-FEWEST_TEXTS = 16  # of a thread, unless there are fewer
+TEXTS_AT_A_TIME = 64  # of all threads together, unless these are more than four
+FEWEST_TEXTS = 16  # of each of many threads
 LISTED = 5  # indices of truncated texts in a warning
 
 TEXT = tf.TensorSpec([None], tf.string)
@@ -211,7 +211,7 @@ def side_by_side(function, order, threads=None):
     size = max(1, min(size, -(-len(order) // threads)))
     batches = [order[start : start + size] for start in range(0, max(len(order), 1), size)]
     console = rich.console.Console(stderr=True)
-    hidden = len(batches) <= threads or not console.is_terminal
+    hidden = len(order) <= TEXTS_AT_A_TIME or not console.is_terminal
     with contextlib.ExitStack() as stack:
         answers = map(function, batches)
         if threads > 1:

@@ -327,6 +327,8 @@ def test_rows_that_leave_the_batch_change_nothing(prefix_table, scoring, seed, n
         np.testing.assert_array_equal(leaving.token_ids, staying.token_ids)
         np.testing.assert_array_equal(leaving.lengths, staying.lengths)
         np.testing.assert_allclose(leaving.scores, staying.scores, rtol=1e-6)
+    in_graph = tf.function(found, autograph=False).get_concrete_function(True)
+    assert in_graph.structured_outputs.scores.shape[1] == n_best, "known, for signatures"
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < 24
 

@@ -144,8 +144,8 @@ def parse(arguments):
         parser.error(f"--backend {backend} needs {backend}, which is not installed")
     if "served" in options.part and not (options.run and options.text):
         parser.error("--part served needs --run and --text")
-    cpu = "--part scaling" if "scaling" in options.part else "--device cpu"
-    is_cpu = "scaling" in options.part or options.device == "cpu"
+    on_cpus = [f"--part {name}" for name in ("scaling", "served") if name in options.part]
+    cpu, is_cpu = [*on_cpus, "--device cpu"][0], on_cpus or options.device == "cpu"
     if is_cpu and options.device == "gpu":
         parser.error(f"{cpu} measures CPUs. Received: --device gpu")
     if is_cpu and options.gpu:

@@ -1,7 +1,8 @@
 """What `train.benchmark --part served` compares: a run's SavedModel, and the same in CTranslate2.
 
-Both go from texts to texts with the run's tokenizer and beams, and end a translation where the
-model does. Texts come in requests of a batch each, in the order of their file.
+Both go from texts to texts with the run's tokenizer, beams and length penalty, and end a
+translation where the model does, or at a limit: ours at twice the source, CTranslate2 at the run's.
+Texts come in requests of a batch each, in the order of their file.
 """
 
 import tempfile
@@ -22,7 +23,7 @@ def texts_of(path):
 
 def ours_served(run, texts, workload):
     """The exported SavedModel, as `train.serve` answers with it."""
-    import_keras(workload, decoding=True)
+    import_keras(workload._replace(threads=1))
     from keras_transformer.serving import Translator
 
     from ..serve.saved_model import SavedModel
@@ -52,7 +53,9 @@ def ctranslate2_served(run, texts, workload):
 
     translator = Translator.load(run)
     settings = translator.settings
-    pieces = translator.tokenizer.processor
+    pieces = getattr(translator.tokenizer, "processor", None)
+    if pieces is None:
+        raise ValueError("CTranslate2 is measured with a plain SentencePiece tokenizer only.")
     parts = workload.parts
     with tempfile.TemporaryDirectory() as folder:
         path = convert.write(translator, "ctranslate2", f"{folder}/model", dtype=workload.dtype)

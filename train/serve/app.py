@@ -15,7 +15,6 @@ from ray.serve import metrics
 from starlette.exceptions import HTTPException
 
 from ..devices import one_thread_each
-from ..gpus import cores
 from ..settings import import_modules
 from .attention_pages import AttentionPages
 from .requests import ROWS, read_request, write_answer
@@ -151,8 +150,8 @@ class Server:
         self, folder, num_versions, poll_seconds, max_batch_rows, batch_seconds, runs, imports
     ):
         keep_local()
+        one_thread_each()  # before other modules may compute
         import_modules(imports)
-        one_thread_each()
         self.max_batch_rows = max_batch_rows
         self._run_batch.set_max_batch_size(max_batch_rows)
         self._run_batch.set_batch_wait_timeout_s(batch_seconds)
@@ -247,7 +246,7 @@ class Server:
             raise outputs
         return outputs
 
-    @serve.batch(max_concurrent_batches=max(2, cores()), batch_size_fn=num_rows)
+    @serve.batch(max_concurrent_batches=2, batch_size_fn=num_rows)
     async def _run_batch(self, requests):
         """Answers requests, together if they are for the same signature of a model."""
         groups = {}

@@ -48,7 +48,6 @@ class SavedModel:
         self._loaded = tf.saved_model.load(str(self.path))
         self.weights = list(getattr(self._loaded, "weights", ()))
         self._threads = threads or answering_threads()
-        self._pool = concurrent.futures.ThreadPoolExecutor(self._threads)  # starts when it is used
         for signature, inputs in self._warm_up_requests():
             self.run(signature, inputs)
 
@@ -92,8 +91,9 @@ class SavedModel:
             }
             try:
                 outputs = self._run_in_parts(signature, merged, sum(counts))
-            except tf.errors.OpError:  # one of them: each alone
-                pass
+            except tf.errors.OpError as error:  # of one of them: each alone
+                if len(requests) == 1:
+                    return [error]
             else:
                 ends = np.cumsum(counts)[:-1]
                 parts = {key: np.split(array, ends) for key, array in outputs.items()}
@@ -113,7 +113,9 @@ class SavedModel:
             return self.run(signature, inputs)
         split = {key: np.array_split(array, parts) for key, array in inputs.items()}
         requests = [{key: split[key][part] for key in inputs} for part in range(parts)]
-        outputs = list(self._pool.map(lambda inputs: self.run(signature, inputs), requests))
+        # Of this request alone: others do not wait for it.
+        with concurrent.futures.ThreadPoolExecutor(parts) as pool:
+            outputs = list(pool.map(lambda inputs: self.run(signature, inputs), requests))
         return {key: np.concatenate([part[key] for part in outputs]) for key in outputs[0]}
 
     def _run_alone(self, signature, inputs):
