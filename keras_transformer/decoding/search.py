@@ -189,9 +189,7 @@ def _run_while_rows_leave(goes_on, advance, start, empty_cache, rules):
     def advance_some(position, state, cache):
         rows, beams, ids, scores = state
         rules_here = rules.of_rows(rows)
-        condition, body = (
-            functools.partial(each, rules_here) for each in (few_have_ended, advance)
-        )
+        condition, body = (functools.partial(f, rules_here) for f in (few_have_ended, advance))
         position, beams, cache = run_loop(condition, body, (position, beams, cache), empty_cache)
         missing = [[0, 0], [0, 0], [0, shape[2] - tf.shape(beams.finished_ids)[2]]]
         places = rows[:, None]

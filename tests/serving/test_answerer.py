@@ -8,6 +8,7 @@ from keras_transformer.data import answer_batches, checked_questions
 from keras_transformer.data.question_answering import passage_windows
 from keras_transformer.serving import Answerer
 from keras_transformer.serving import answerer as serving_answerer
+from keras_transformer.serving import served_model
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import train_word_pieces
 from tests.reference import array, fill
@@ -123,6 +124,7 @@ def test_a_model_reads_few_parts_at_a_time_with_the_same_answers(tokenizer, monk
         return logits(token_ids, segment_ids)
 
     model.logits = counted
+    monkeypatch.setattr(served_model, "answering_threads", lambda: 1)  # one batch of all passages
     found = {}
     for most in (99, 3):
         sizes.clear()

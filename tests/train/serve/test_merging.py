@@ -66,8 +66,11 @@ def test_each_thread_answers_a_part_of_a_batch(folder):
     assert len({call for a in found for call in a["calls"]}) == 3
     found = answers(model, "twice", [["a"]], "text")
     assert [a["twice"].tolist() for a in found] == [[b"aa"]]
+    called = int(found[0]["calls"][0])
     [bad] = answers(model, "twice", [["a", "b", "bad"]], "text")
     assert isinstance(bad, tf.errors.InvalidArgumentError)
+    [after] = answers(model, "twice", [["a"]], "text")
+    assert after["calls"] <= called + 3, "two good parts and this one: nothing was tried again"
 
 
 def test_a_bad_request_spoils_no_other(model):
