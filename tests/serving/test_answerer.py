@@ -6,9 +6,8 @@ import tensorflow as tf
 import keras_transformer as kt
 from keras_transformer.data import answer_batches, checked_questions
 from keras_transformer.data.question_answering import passage_windows
-from keras_transformer.serving import Answerer
+from keras_transformer.serving import Answerer, served_model
 from keras_transformer.serving import answerer as serving_answerer
-from keras_transformer.serving import served_model
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import train_word_pieces
 from tests.reference import array, fill
