@@ -312,10 +312,12 @@ def test_gradients_that_are_no_numbers_differ():
 
 def test_a_gpu_decodes_and_trains_as_much_as_the_report_needs():
     assert parts.parts_of("jax") == [
-        "train-small", "train-base", "train-big", "decode", "exact", "long"
+        "train-tiny", "train-small", "train-base", "train-big", "decode", "exact", "long"
     ]  # fmt: skip
     tensorflow = parts.parts_of("tensorflow")
-    assert tensorflow == ["train-small", "train-base", "train-big", "decode"], "without scaling"
+    assert tensorflow == ["train-tiny", "train-small", "train-base", "train-big", "decode"], (
+        "without scaling"
+    )
     assert parts.dtypes_of(H100) == ["bfloat16"] and parts.steps_of(H100, on_gpu=10) == 10
     on_cpu = types.SimpleNamespace(device="cpu", dtype=None, steps=None)
     assert parts.dtypes_of(on_cpu) == parts.DTYPES and parts.steps_of(on_cpu, on_gpu=10) == 3

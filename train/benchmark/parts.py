@@ -209,7 +209,7 @@ TENSORFLOW, JAX = ("tensorflow",), ("jax",)
 PARTS = {
     **{
         f"train-{size}": Part(measure_training, size, TENSORFLOW + JAX, f"training, model {size}")
-        for size in ("small", "base", "big")
+        for size in ("tiny", "small", "base", "big")
     },
     "decode": Part(
         measure_decoding,
