@@ -23,7 +23,8 @@ def texts_of(path):
 
 def ours_served(run, texts, workload):
     """The exported SavedModel, as `train.serve` answers with it."""
-    import_keras(workload._replace(threads=1))
+    tf, _ = import_keras(workload)
+    tf.config.threading.set_intra_op_parallelism_threads(1)  # as `train.serve` does
     from keras_transformer.serving import Translator
 
     from ..serve.saved_model import SavedModel
