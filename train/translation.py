@@ -51,14 +51,19 @@ sacrebleu = Deferred("sacrebleu")
 token_ids = Deferred("keras_transformer.data.token_ids")
 
 RULES = ("no_repeat_ngram_size", "min_length", "repetition_penalty")  # which have flags
-USUAL_SEARCH = {"num_beams": 5, "length_penalty": 1.0, "scoring": "gnmt", "token_rules": "{}"}
+USUAL_SEARCH = {
+    "num_beams": 5,
+    "length_penalty": 1.0,
+    "scoring": "gnmt_heuristic",
+    "token_rules": "{}",
+}
 
 
 class TranslationConfig(TrainingConfig):
     """One experiment of `python -m train.translation`."""
 
     command: ClassVar[str] = "translation"
-    earlier: ClassVar[dict] = {"token_rules": USUAL_SEARCH["token_rules"]}
+    earlier: ClassVar[dict] = {"token_rules": "{}", "scoring": "gnmt"}
 
     source: str = setting("", "file of source sentences, one per line; may be .gz")
     target: str = setting("", "file of their translations")
@@ -111,12 +116,16 @@ class TranslationConfig(TrainingConfig):
         None, "exponent of the length penalty; default: 1, or that of --pretrained", ge=0
     )
     scoring: (
-        Literal["gnmt", "huggingface", "huggingface_early_stopping", "huggingface_never"] | None
+        Literal[
+            "gnmt_heuristic", "gnmt",
+            "huggingface", "huggingface_early_stopping", "huggingface_never",
+        ] | None
     ) = setting(
         None,
-        "rules of the beam search; huggingface, for models converted from there; default: gnmt, or "
-        "those of --pretrained",
-    )
+        "rules of the beam search; gnmt searches on while any sequence may still win, which takes "
+        "half as long again; huggingface, for models converted from there; default: "
+        "gnmt_heuristic, or those of --pretrained",
+    )  # fmt: skip
     token_rules: str | None = setting(
         None,
         'which tokens the search may choose, as JSON, e.g. {"no_repeat_ngram_size": 3}; default: '

@@ -87,7 +87,7 @@ def example(text_model):
 class CTranslate2Engine:
     """Translates with CTranslate2, as closely to a `serving.Translator` as it can search.
 
-    Its scores are divided by n ** exponent. With scoring="gnmt" the exponent is the one with which
+    Its scores are divided by n ** exponent. With GNMT's scoring the exponent is the one with which
     this grows as ((5 + n) / 6) ** length_penalty does at the length of the source, and texts of
     equal limits are translated together. A translation that reaches its limit is scored without an
     end. `differences` tells what else the engine does in its own way.
@@ -113,7 +113,7 @@ class CTranslate2Engine:
         differences = []
         if settings.num_beams > 1:
             differences.append("its own end of the search")
-            if settings.scoring == "gnmt" and settings.length_penalty:
+            if settings.length_penalty and not settings.as_hugging_face:
                 differences.append("a length penalty n ** exponent close to the run's")
         if not rules.forces_end:
             differences.append("translations that are always complete")
@@ -143,7 +143,7 @@ class CTranslate2Engine:
     def _search_of(self, length):
         """The options of the search for sources of a length in tokens, end token included."""
         settings, limit = self.settings, self.settings.max_target_length
-        if settings.scoring == "gnmt":
+        if not settings.as_hugging_face:
             limit = min(max(2 * length + 8, settings.token_rules.min_length), limit)
         penalty = power_penalty(settings, length)
         return ("max_decoding_length", limit - 1), ("length_penalty", penalty)

@@ -253,10 +253,10 @@ def written_sampling(settings, first_id, end):
 def power_penalty(settings, length=20):
     """The exponent for scores that are divided by n ** exponent instead of our penalty.
 
-    With scoring="gnmt", ((5 + n) / 6) ** length_penalty grows with n as this power does where
+    With GNMT's scoring, ((5 + n) / 6) ** length_penalty grows with n as this power does where
     translations have about `length` tokens.
     """
-    if settings.scoring != "gnmt":
+    if settings.as_hugging_face:
         return settings.length_penalty
     return settings.length_penalty * length / (5 + length)
 

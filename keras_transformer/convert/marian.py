@@ -282,7 +282,7 @@ def hugging_face_folder(text_model, draft):
     ids = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2, "bos_token_id": 2}
     search = written_search(settings)
     write_json(draft / GENERATION, ids | search)
-    if settings.scoring == "gnmt" and settings.num_beams > 1:
+    if settings.num_beams > 1 and not settings.as_hugging_face:
         logging.getLogger(__name__).warning(
             "Hugging Face's search divides scores by n ** %.3g here, which grows as the run's "
             "penalty does at 20 tokens, and it has no limit of twice the source: some translations "

@@ -31,6 +31,7 @@ class Scoring(NamedTuple):
 
 SCORINGS = {
     "gnmt": Scoring(as_hugging_face=False, bound_at_limit=True),
+    "gnmt_heuristic": Scoring(as_hugging_face=False),
     "huggingface": Scoring(),
     "huggingface_early_stopping": Scoring(ends_when_full=True),
     "huggingface_never": Scoring(bound_at_limit=True),
@@ -83,13 +84,15 @@ def beam_search(
         capacity: the number of steps for which a cache of full size has room, at least the
             largest of `limits`, an integer scalar: then nothing grows, and XLA can compile the
             search. None for a cache that grows.
-        scoring: "gnmt", as above; or "huggingface", the rules for which Hugging Face's models
-            are released: the divisor is n ** length_penalty, forced tokens cost nothing, a
-            sequence finishes only if its end is among the `num_beams` best extensions, and a row
-            ends once its best live sequence, scored as if it ended here, is below `num_beams`
-            finished ones; or "huggingface_early_stopping", the same except that a row ends once
-            `num_beams` sequences have finished; or "huggingface_never", the same as "huggingface"
-            except that the live sequence is scored as if it ended at the limit.
+        scoring: "gnmt", as above; or "gnmt_heuristic", the same except that a row ends once its
+            best live sequence, scored as if it ended here, is below `num_beams` finished ones:
+            fewer steps, which may miss a better sequence; or "huggingface", the rules for which
+            Hugging Face's models are released: the divisor is n ** length_penalty, forced tokens
+            cost nothing, a sequence finishes only if its end is among the `num_beams` best
+            extensions, and a row ends as with "gnmt_heuristic"; or "huggingface_early_stopping",
+            the same except that a row ends once `num_beams` sequences have finished; or
+            "huggingface_never", the same as "huggingface" except that the live sequence is scored
+            as if it ended at the limit.
         token_rules: `TokenRules`; None for no further rules.
         prefill: function `(token_ids, next_ids, count, cache) -> (log_probs, cache)` that reads
             the tokens that all rows are forced to take in one pass, as `LanguageModel.prefill`
@@ -115,6 +118,7 @@ def beam_search(
     n_best = num_beams if n_best is None else n_best
     check_search(num_beams, n_best, length_penalty, scoring)
     as_hugging_face, bound_at_limit, ends_when_full = SCORINGS[scoring]
+    is_exact = bound_at_limit and not as_hugging_face  # no row ends while a sequence may win
     rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules)
     if rows_leave and not rules.grows:
         raise ValueError("rows_leave needs a cache that grows. Received: a capacity.")
@@ -129,8 +133,8 @@ def beam_search(
         return reachable > beams.finished_scores[:, -1:]
 
     def end_rows(rules, beams, penalty):
-        # A row that ends under Hugging Face's rules has no live sequence any more.
-        if not as_hugging_face:
+        # A row that ends has no live sequence any more.
+        if is_exact:
             return beams
         may_win = goes_on(rules, beams, None if bound_at_limit else penalty)
         if ends_when_full:
@@ -152,7 +156,7 @@ def beam_search(
         beams = extend(beams, candidates, rules.end_id, penalty, column, as_hugging_face, is_last)
         return position, end_rows(rules, beams, penalty), longer
 
-    finished = num_beams if as_hugging_face else n_best
+    finished = n_best if is_exact else num_beams
     beams = start_beams(rules.limits, num_beams, finished, rules.start_id, capacity)
     count, forced_ids, log_probs, filled = read_forced(prefill, cache, rules, not as_hugging_face)
     beams = beams._replace(

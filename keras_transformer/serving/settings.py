@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 from keras_transformer.arguments import check_integer, check_number
-from keras_transformer.decoding.search import check_search
+from keras_transformer.decoding.search import SCORINGS, check_search
 from keras_transformer.decoding.token_rules import NO_RULES, TokenRules
 
 
@@ -20,9 +20,9 @@ class SearchSettings:
         max_source_length: source limit in tokens, end token included, at least 2; longer sources
             are truncated.
         max_target_length: translation limit in tokens, end token included, at least 2.
-        scoring: "gnmt", "huggingface", "huggingface_early_stopping" or "huggingface_never", as in
-            `decoding.beam_search`; with the last three a translation may be up to
-            `max_target_length` long, not only about twice its source.
+        scoring: "gnmt", "gnmt_heuristic", "huggingface", "huggingface_early_stopping" or
+            "huggingface_never", as in `decoding.beam_search`; with the last three a translation may
+            be up to `max_target_length` long, not only about twice its source.
         token_rules: which tokens the search may choose, `decoding.TokenRules`.
 
     Raises:
@@ -51,6 +51,11 @@ class SearchSettings:
         for name in ("max_source_length", "max_target_length"):
             check_integer(name, getattr(self, name), 2, reason=reason)
         _check_token_rules(self.token_rules)
+
+    @property
+    def as_hugging_face(self):
+        """Whether scores and limits are those of Hugging Face."""
+        return SCORINGS[self.scoring].as_hugging_face
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +94,11 @@ class SamplingSettings:
             check_integer("top_k", self.top_k, 1)
         check_number("top_p", self.top_p, above=0, most=1)
         _check_token_rules(self.token_rules)
+
+    @property
+    def as_hugging_face(self):
+        """Whether scores and limits are those of Hugging Face."""
+        return SCORINGS[self.scoring].as_hugging_face
 
 
 def read_token_rules(text, changes=None):

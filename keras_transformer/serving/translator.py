@@ -41,7 +41,7 @@ class Hypothesis(NamedTuple):
     Attributes:
         text: the translation.
         score: its log-probability in nats, divided by the length penalty: by
-            ((5 + num_tokens) / 6) ** length_penalty with the scoring "gnmt", otherwise by
+            ((5 + num_tokens) / 6) ** length_penalty, or with Hugging Face's scorings by
             num_tokens ** length_penalty.
         num_tokens: its length in tokens, end token included.
     """
@@ -381,7 +381,7 @@ class Translator(ServedModel):
     def _limits(self, source_ids, is_empty):
         """The length limit of each translation: about twice its source, or Hugging Face's."""
         longest = self.settings.max_target_length
-        if self.settings.scoring != "gnmt":
+        if self.settings.as_hugging_face:
             return tf.where(is_empty, 1, longest)
         limits = tf.maximum(2 * _lengths(source_ids) + EXTRA, self.settings.token_rules.min_length)
         limits = tf.minimum(limits, longest)

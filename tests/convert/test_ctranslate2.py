@@ -80,7 +80,7 @@ def test_a_trained_model_translates_by_both_engines_alike(tmp_path):
         print(f"{settings.num_beams} beams, {settings.scoring}: {share:.0%} of {len(texts)} equal")
         assert share >= least
         assert ("close to the run's" in engine.differences()) == (
-            settings.num_beams > 1 and settings.scoring == "gnmt"
+            settings.num_beams > 1 and not settings.as_hugging_face
         )
         shutil.rmtree(path)
 

@@ -69,8 +69,8 @@ class PrefixTable:
                     found.append((self.score(row, ids, alpha), ids))
         return sorted(found, reverse=True)
 
-    def textbook_beam(self, row, limit, alpha, num_beams):
-        """Beam search with sets of tuples, run to the limit: no early stop."""
+    def textbook_beam(self, row, limit, alpha, num_beams, heuristic=False):
+        """Beam search with sets of tuples; with the heuristic it may end before the limit."""
         live, finished = [(0.0, ())], []
         for position in range(limit):
             allowed = [i for i in range(self.size) if i not in (0, START)]
@@ -80,6 +80,10 @@ class PrefixTable:
             best = best[: 2 * num_beams if num_beams > 1 else 1]
             finished += [(self.score(row, ids, alpha), ids) for _, ids in best if ids[-1] == END]
             live = [pair for pair in best if pair[1][-1] != END][:num_beams]
+            worst = sorted(finished, reverse=True)[num_beams - 1 : num_beams]
+            penalty = ((6 + position) / 6) ** alpha
+            if heuristic and worst and live and live[0][0] / penalty <= worst[0][0]:
+                break
         return sorted(finished, reverse=True)[:num_beams]
 
 

@@ -18,6 +18,7 @@ SETTINGS = {
     "one beam": {"num_beams": 1},
     "beams": {"num_beams": 4},
     "a prefix": {"num_beams": 3, "prefix": [[5, 7], [6, 0], [0, 0]]},
+    "the heuristic": {"num_beams": 3, "scoring": "gnmt_heuristic", "length_penalty": 1.4},
     "as Hugging Face": {"num_beams": 3, "scoring": "huggingface", "length_penalty": 1.0},
     "early stopping": {"num_beams": 3, "scoring": "huggingface_early_stopping"},
     "never": {"num_beams": 3, "scoring": "huggingface_never"},

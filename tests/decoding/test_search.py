@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, TokenRules, beam_search
+from keras_transformer.decoding.search import SCORINGS
 
 START, END = 2, 3
 IDS = {"start_id": START, "end_id": END}
@@ -43,6 +44,24 @@ def test_early_stop_changes_nothing(prefix_table, ids_of, alpha, num_beams):
             assert [ids for ids in ids_of(found, row) if ids] == [ids for _, ids in best]
             scores = [score for score, _ in best]
             np.testing.assert_allclose(found.scores[row, : len(best)], scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 3])
+def test_the_heuristic_ends_a_row_as_the_textbook_does(prefix_table, ids_of, num_beams):
+    differences = 0
+    for seed in range(8):
+        table = prefix_table(num_rows=5, vocabulary_size=6, max_length=5, seed=seed)
+        options = {"length_penalty": 1.4, "scoring": "gnmt_heuristic"}
+        found = search(table, num_beams, [5, 2, 3, 5, 4], **options)
+        only_best = search(table, num_beams, [5, 2, 3, 5, 4], n_best=1, **options)
+        for row, limit in enumerate([5, 2, 3, 5, 4]):
+            best = table.textbook_beam(row, limit, 1.4, num_beams, heuristic=True)
+            assert [ids for ids in ids_of(found, row) if ids] == [ids for _, ids in best]
+            scores = [score for score, _ in best]
+            np.testing.assert_allclose(found.scores[row, : len(best)], scores, rtol=1e-5)
+            assert ids_of(only_best, row) == ids_of(found, row)[:1]
+            differences += best != table.textbook_beam(row, limit, 1.4, num_beams)
+    assert differences or num_beams == 1, "it may miss a better sequence"
 
 
 def test_search_stops_when_no_live_sequence_can_still_win(prefix_table):
@@ -97,7 +116,7 @@ def test_beam_of_one_is_greedy(prefix_table, ids_of):
         assert ids_of(found, row) == [tuple(ids)]
 
 
-@pytest.mark.parametrize("scoring", ["gnmt", "huggingface"])
+@pytest.mark.parametrize("scoring", ["gnmt", "gnmt_heuristic", "huggingface"])
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_a_row_alone_equals_the_row_in_a_batch(prefix_table, num_beams, scoring):
     table = prefix_table(num_rows=5, vocabulary_size=7, max_length=5, seed=13)
@@ -281,7 +300,7 @@ def test_half_precision_logits_are_summed_in_float32(prefix_table):
         ({"limits": 5}, r"limits must be integers of shape \(batch,\).*shape \(\)"),
         ({"prefix": [4, 4]}, r"prefix must be integers of shape \(batch, prefix\)"),
         ({"end_id": 8}, "must be below the vocabulary size 5.*Received.*end_id=8"),
-        ({"scoring": "mine"}, "scoring must be one of gnmt, huggingface, .*Received: 'mine'"),
+        ({"scoring": "mine"}, "scoring must be one of gnmt, gnmt_heuristic, .*Received: 'mine'"),
         ({"forbidden_ids": (0, -1)}, r"forbidden_ids\[1\] must be.*Received.*=-1"),
     ],
 )
@@ -297,9 +316,7 @@ def test_logits_of_the_wrong_shape_are_refused():
         beam_search(lambda *_: (tf.zeros((2, 5)), ()), (), num_beams=3, limits=[3, 3], **IDS)
 
 
-@pytest.mark.parametrize(
-    "scoring", ["gnmt", "huggingface", "huggingface_early_stopping", "huggingface_never"]
-)
+@pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize(("seed", "num_beams", "n_best"), [(0, 1, 1), (1, 3, 3), (2, 4, 2)])
 def test_rows_that_leave_the_batch_change_nothing(prefix_table, scoring, seed, num_beams, n_best):
     table = prefix_table(num_rows=24, vocabulary_size=7, max_length=6, seed=seed)

@@ -234,3 +234,10 @@ def test_settings_have_their_earlier_names_too(tmp_path):
     kept = TranslationConfig().model_dump()
     kept["pre_norm"] = not kept.pop("normalize_first")
     assert not TranslationConfig.restored(kept, is_edited=True).normalize_first
+
+
+def test_a_run_that_lacks_a_setting_goes_on_as_it_was():
+    kept = TranslationConfig().model_dump()
+    del kept["scoring"], kept["token_rules"]
+    restored = TranslationConfig.restored(kept)
+    assert (restored.scoring, restored.token_rules) == ("gnmt", "{}")

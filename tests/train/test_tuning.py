@@ -347,7 +347,7 @@ def test_a_setting_of_zero_is_taken_from_what_is_tuned():
 
 def test_without_pretrained_settings_are_the_usual_ones():
     config = TranslationConfig()
-    assert (config.num_beams, config.length_penalty, config.scoring) == (5, 1.0, "gnmt")
+    assert (config.num_beams, config.length_penalty, config.scoring) == (5, 1.0, "gnmt_heuristic")
     config = LanguageModelConfig()
     assert (config.model, config.size, config.tokens) == ("transformer", "small", "characters")
     assert config.context == 256
