@@ -63,14 +63,10 @@ class TokenCrossentropy(keras.losses.Loss):
                 f"shape {tuple(logits.shape)}."
             )
         labels = ops.where(labels == self.pad_id, 0, labels)  # pad_id may be outside, e.g. -1
-        nats = _crossentropy(labels, logits)
+        nats = _crossentropy(labels, logits, self.label_smoothing)
         # GPUs do not raise for labels outside the vocabulary; NaN reveals them.
         is_inside = (labels >= 0) & (labels < ops.shape(logits)[-1])
-        nats = ops.where(is_inside, nats, float("nan"))
-        if not self.label_smoothing:
-            return nats
-        uniform = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
-        return (1 - self.label_smoothing) * nats + self.label_smoothing * uniform
+        return ops.where(is_inside, nats, float("nan"))
 
     def weights(self, y_true, sample_weight=None):
         """1.0 for a real token, 0.0 for padding, times `sample_weight`; (batch, target)."""
@@ -156,13 +152,17 @@ def token_weights(labels, pad_id, sample_weight=None):
     return weights * sample_weight
 
 
-def _crossentropy(labels, logits):
-    """-log softmax(logits)[label]: (..., vocabulary) float32 with labels (...) to (...)."""
+def _crossentropy(labels, logits, smoothing):
+    """The smoothed loss: (..., vocabulary) float32 with labels (...) to (...)."""
     if not ON_TENSORFLOW:
-        return ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        nats = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        if not smoothing:
+            return nats
+        uniform = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
+        return (1 - smoothing) * nats + smoothing * uniform
 
     # TensorFlow's own operation takes ten times as long as its softmax, which gives both the
-    # loss and its gradient, softmax - one_hot(label). The gradient of a gather is slow too.
+    # loss and its gradient, softmax - target. The gradient of a gather is slow too.
     # With XLA it compares ids instead of scattering to the labels: XLA fuses the comparison, while
     # it can scatter only with atomic sums. Without XLA, scattering is faster.
     compares_ids = is_compiled_on_tensorflow()
@@ -175,15 +175,21 @@ def _crossentropy(labels, logits):
         chosen = tf.gather(logits, labels, batch_dims=labels.shape.rank)
         # The highest probability is 1 / sum(exp(logits - highest)).
         nats = highest - chosen - tf.math.log(tf.reduce_max(probabilities, axis=-1))
+        if smoothing:
+            nats += smoothing * (chosen - tf.reduce_mean(logits, axis=-1))
 
         def gradient(upstream):
+            upstream, above = upstream[..., None], probabilities
+            if smoothing:
+                above -= smoothing / tf.cast(size, above.dtype)
             if compares_ids:
                 chosen_ids = tf.cast(labels, tf.int32)[..., None]
-                ones = tf.cast(chosen_ids == tf.range(size), probabilities.dtype)
-                return (probabilities - ones) * upstream[..., None]
-            weighted = tf.reshape(probabilities * upstream[..., None], [-1, size])
+                ones = tf.cast(chosen_ids == tf.range(size), above.dtype)
+                return (above - (1 - smoothing) * ones) * upstream
+            weighted = tf.reshape(above * upstream, [-1, size])
             at = tf.stack([tf.range(tf.size(labels)), tf.reshape(labels, [-1])], axis=1)
-            weighted = tf.tensor_scatter_nd_sub(weighted, at, tf.reshape(upstream, [-1]))
+            on_labels = (1 - smoothing) * tf.reshape(upstream, [-1])
+            weighted = tf.tensor_scatter_nd_sub(weighted, at, on_labels)
             return tf.reshape(weighted, tf.shape(logits))
 
         return nats, gradient

@@ -9,6 +9,7 @@ import concurrent.futures
 import faulthandler
 import multiprocessing
 import os
+import sys
 import time
 
 from ..gpus import HIDDEN, gpu_count, visible_gpus
@@ -41,7 +42,10 @@ def measure(candidates, repeats, steps):
             row = {"name": label, "unavailable": None, "seconds": []}
             processes.append(_new_process())
             rows.append(row)
+            begun = time.perf_counter()
             row.update(_ask(row, processes[-1], _start, build, workload) or {})
+            seconds = time.perf_counter() - begun
+            print(f"{row['name']}: begun in {seconds:.0f} s", file=sys.stderr, flush=True)
         for _ in range(repeats):
             for process, row in zip(processes, rows, strict=True):
                 time.sleep(SECONDS_BETWEEN_ENGINES)
