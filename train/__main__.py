@@ -34,6 +34,8 @@ def run_demo(run_path, directory):
     train_text = kt.data.ParallelText(pairs.sources[:NUM_TRAIN], pairs.targets[:NUM_TRAIN])
     held_out = kt.data.ParallelText(pairs.sources[NUM_TRAIN:], pairs.targets[NUM_TRAIN:])
     run = runs.Run(run_path, TranslationConfig)
+    if run.exists():
+        config = TranslationExperiment.completed(config, run.config())
     loop.train_run(run, TranslationExperiment(config, (train_text, held_out)))
 
     translator = kt.serving.Translator.load(run.path)

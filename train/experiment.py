@@ -259,7 +259,8 @@ class Experiment:
         """Trains the run named by `TrainOptions` to its end."""
         if config.attention is not None:
             own = block.registered_attention(config.attention)
-            config = config.replace(attention=keras.saving.get_registered_name(own))
+            name = keras.saving.get_registered_name(own)
+            config = config.model_copy(update={"attention": name})  # knows what was given
         loop.train_on_devices(cls, config, options)
 
 

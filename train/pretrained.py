@@ -103,6 +103,7 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
         theirs = pretrained.config
     else:
         theirs = _settings_of_run(config.pretrained) or read_pretrained(config.pretrained).config
+    theirs = {**config.earlier, **theirs}
     for name in fixed:
         if name not in missing and values[name] != theirs.get(name, values[name]):
             raise ValueError(

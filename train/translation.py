@@ -123,8 +123,8 @@ class TranslationConfig(TrainingConfig):
     ) = setting(
         None,
         "rules of the beam search; gnmt searches on while any sequence may still win, which takes "
-        "half as long again; huggingface, for models converted from there; default: "
-        "gnmt_heuristic, or those of --pretrained",
+        "longer; huggingface, for models converted from there; default: gnmt_heuristic, or those "
+        "of --pretrained",
     )  # fmt: skip
     token_rules: str | None = setting(
         None,
@@ -286,6 +286,9 @@ class TranslationExperiment(Experiment):
         names = (*USUAL_SEARCH, "source_language", "target_language")
         config = completed(config, names, (), before, pretrained)
         fill_in(config, USUAL_SEARCH)
+        # The default was gnmt once, and a run keeps what it was begun with.
+        if before is not None and "scoring" not in config.model_fields_set:
+            config = config.replace(scoring=before.scoring)
         kt.serving.settings.read_token_rules(config.token_rules)  # raises for wrong ones
         return config
 

@@ -19,8 +19,8 @@ from keras_transformer.models.encoder_decoder import TranslationModel
 from keras_transformer.ops.positions import sinusoidal_positions
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
-# Finished hypotheses per beam before the engine stops. Our search stops when none can improve: of
-# 200 texts with 5 beams, 180 had our translation with 1, 189 with 2 and 191 with 3.
+# Finished hypotheses per beam before the engine stops. With "gnmt" our search stops when none can
+# improve: of 200 texts with 5 beams, 180 had our translation with 1, 189 with 2 and 191 with 3.
 PATIENCE = 2
 DTYPES = ("float32", "int8", "int16", "bfloat16", "float16")
 # Where its specification of a block holds what ours has at each path.

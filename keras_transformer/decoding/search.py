@@ -24,7 +24,7 @@ PAD_ID = 0
 class Scoring(NamedTuple):
     """The rules that a name of `scoring` stands for; `beam_search` documents them."""
 
-    as_hugging_face: bool = True  # the divisor, what may finish, and rows that end one by one
+    as_hugging_face: bool = True  # the divisor, what may finish, and what forced tokens cost
     bound_at_limit: bool = False  # live sequences are scored as if they ended at the limit
     ends_when_full: bool = False  # a row ends once `num_beams` sequences have finished
 
@@ -79,16 +79,16 @@ def beam_search(
         prefix: the first tokens of each row, integers (batch, prefix) below the vocabulary size,
             padded with 0, which leaves the choice free. Their log-probabilities are part of the
             score.
-        n_best: hypotheses per row, in [1, num_beams]; None for `num_beams`. Fewer hypotheses
-            end the search sooner and do not change the best ones.
+        n_best: hypotheses per row, in [1, num_beams]; None for `num_beams`. Fewer hypotheses do
+            not change the best ones, and with "gnmt" end the search sooner.
         capacity: the number of steps for which a cache of full size has room, at least the
             largest of `limits`, an integer scalar: then nothing grows, and XLA can compile the
             search. None for a cache that grows.
         scoring: "gnmt", as above; or "gnmt_heuristic", the same except that a row ends once its
-            best live sequence, scored as if it ended here, is below `num_beams` finished ones:
-            fewer steps, which may miss a better sequence; or "huggingface", the rules for which
-            Hugging Face's models are released: the divisor is n ** length_penalty, forced tokens
-            cost nothing, a sequence finishes only if its end is among the `num_beams` best
+            best live sequence, scored as if it ended here, is not above `num_beams` finished
+            ones: fewer steps, which may miss a better sequence; or "huggingface", the rules for
+            which Hugging Face's models are released: the divisor is n ** length_penalty, forced
+            tokens cost nothing, a sequence finishes only if its end is among the `num_beams` best
             extensions, and a row ends as with "gnmt_heuristic"; or "huggingface_early_stopping",
             the same except that a row ends once `num_beams` sequences have finished; or
             "huggingface_never", the same as "huggingface" except that the live sequence is scored

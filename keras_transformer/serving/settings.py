@@ -95,11 +95,6 @@ class SamplingSettings:
         check_number("top_p", self.top_p, above=0, most=1)
         _check_token_rules(self.token_rules)
 
-    @property
-    def as_hugging_face(self):
-        """Whether scores and limits are those of Hugging Face."""
-        return SCORINGS[self.scoring].as_hugging_face
-
 
 def read_token_rules(text, changes=None):
     """`TokenRules` from a JSON object, as a run keeps them; "" or None for no rules.

@@ -70,10 +70,11 @@ def test_a_trained_model_translates_by_both_engines_alike(tmp_path):
     for settings, least in (
         (SearchSettings(1, token_rules=rules), 1.0),
         (SearchSettings(5, length_penalty=1.0), 0.7),
+        (SearchSettings(5, length_penalty=1.0, scoring="gnmt_heuristic"), 0.7),
         (SearchSettings(5, length_penalty=0.6, scoring="huggingface"), 0.7),
     ):
         ours = Translator(model, tokenizer, settings=settings)
-        path = convert.write(ours, "ctranslate2", tmp_path / str(least + settings.num_beams))
+        path = convert.write(ours, "ctranslate2", tmp_path / settings.scoring)
         engine = convert.CTranslate2Engine(path, ours)
         pairs = zip(ours(texts), engine.answer(texts)[0], strict=True)
         share = np.mean([one == other for one, other in pairs])

@@ -15,7 +15,7 @@ from train.pretraining import PretrainingConfig
 from train.progress import read_epochs
 from train.run import Run
 from train.training_config import CHOSEN_AT_START, MAY_CHANGE
-from train.translation import TranslationConfig
+from train.translation import TranslationConfig, TranslationExperiment
 
 from .conftest import SETTINGS
 
@@ -221,6 +221,23 @@ def test_a_run_that_goes_on_keeps_its_model_until_the_next_is_finished(text, tmp
     translation.main([*flags, "--steps=6"])
     assert "Resuming from step 3 of 6." in capsys.readouterr().out
     assert run.is_finished(run.config())
+
+
+def test_a_run_keeps_the_scoring_it_was_begun_with(text, tmp_path, capsys):
+    """The default was another one; only a flag changes it."""
+    run = folder_of(tmp_path / "run", TranslationConfig(scoring="gnmt"), finished=True)
+    before = run.config()
+    kept = TranslationExperiment.completed(TranslationConfig(), before)
+    assert kept == before and run.holds(kept)
+    given = TranslationExperiment.completed(TranslationConfig(scoring="gnmt_heuristic"), before)
+    with pytest.raises(ValueError, match="--scoring was gnmt and is gnmt_heuristic"):
+        run.holds(given)
+
+    flags = [*text[:2], *text[4:6], *SETTINGS, "--average=1", f"--run={tmp_path / 'trained'}"]
+    translation.main([*flags, "--steps=2", "--scoring=gnmt"])
+    capsys.readouterr()
+    translation.main([*flags, "--steps=2"])
+    assert "is already trained: nothing to do." in capsys.readouterr().out
 
 
 def test_a_finished_run_without_checkpoints_does_not_go_on(tmp_path):

@@ -45,7 +45,8 @@ def measure(candidates, repeats, steps):
             begun = time.perf_counter()
             row.update(_ask(row, processes[-1], _start, build, workload) or {})
             seconds = time.perf_counter() - begun
-            print(f"{row['name']}: begun in {seconds:.0f} s", file=sys.stderr, flush=True)
+            state = row["unavailable"] or f"began in {seconds:.0f} s"
+            print(f"{row['name']}: {state}", file=sys.stderr, flush=True)
         for _ in range(repeats):
             for process, row in zip(processes, rows, strict=True):
                 time.sleep(SECONDS_BETWEEN_ENGINES)
