@@ -249,18 +249,17 @@ def jensen_shannon_divergence(first, second):
 
 
 def _jensen_shannon_divergence(first, second):
-    views = ops.log_softmax(first), ops.log_softmax(second)
-    middle = ops.logaddexp(*views) - np.log(2).astype("float32")
-    probabilities = [ops.exp(view) for view in views]
-    ratios = [view - middle for view in views]
-    pairs = list(zip(probabilities, ratios, strict=True))
-    nats = [ops.sum(p * ratio, axis=-1, keepdims=True) for p, ratio in pairs]
+    first, second = ops.log_softmax(first), ops.log_softmax(second)
+    p, q = ops.exp(first), ops.exp(second)
+    middle = ops.logaddexp(first, second) - np.log(2).astype("float32")
+    first, second = first - middle, second - middle
+    nats_p = ops.sum(p * first, axis=-1, keepdims=True)
+    nats_q = ops.sum(q * second, axis=-1, keepdims=True)
 
     def gradient():
-        both = zip(pairs, nats, strict=True)
-        return tuple(p * (ratio - mean) / 2 for (p, ratio), mean in both)
+        return p * (first - nats_p) / 2, q * (second - nats_q) / 2
 
-    return (nats[0] + nats[1])[..., 0] / 2, gradient
+    return (nats_p + nats_q)[..., 0] / 2, gradient
 
 
 def _with_gradient(function, first, second):
