@@ -339,7 +339,7 @@ def test_a_setting_of_zero_is_taken_from_what_is_tuned():
     theirs = Converted("", None, None, config={"num_beams": 3, "length_penalty": 0.0})
     names = ("num_beams", "length_penalty", "scoring")
     found = completed(config, names, pretrained=theirs)
-    assert (found.num_beams, found.length_penalty, found.scoring) == (3, 0.0, config.scoring)
+    assert (found.num_beams, found.length_penalty, found.scoring) == (3, 0.0, "gnmt")
     before = found.replace(num_beams=2)
     found = completed(config, names, before=before)
     assert (found.num_beams, found.length_penalty) == (2, 0.0)
