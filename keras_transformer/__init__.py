@@ -10,6 +10,7 @@ import importlib
 
 from keras_transformer.layers import (
     AdditiveAttention,
+    ALiBi,
     Decoder,
     DecoderBlock,
     Encoder,
@@ -18,7 +19,9 @@ from keras_transformer.layers import (
     MultiHeadAttention,
     PositionEmbedding,
     RelativeAttention,
+    RelativePositionBias,
     ReproducibleDropout,
+    RotaryEmbedding,
     SequencePooling,
     SinusoidalEncoding,
     SlicedAttention,
@@ -64,6 +67,7 @@ __version__ = "0.3.0.dev0"
 ROOMS = ("convert", "data", "decoding", "figures", "serving", "tokenizers")
 
 __all__ = [
+    "ALiBi",
     "Adam",
     "AdditiveAttention",
     "Decoder",
@@ -78,7 +82,9 @@ __all__ = [
     "PositionEmbedding",
     "PretrainingLoss",
     "RelativeAttention",
+    "RelativePositionBias",
     "ReproducibleDropout",
+    "RotaryEmbedding",
     "SequencePooling",
     "SinusoidalEncoding",
     "SlicedAttention",

@@ -34,6 +34,7 @@ from .settings import flag_of, setting
 from .training_config import (
     TABLE,
     TrainingConfig,
+    blocks_setting,
     check_left_to_pretrained,
     check_pieces,
     probability,
@@ -86,6 +87,7 @@ class ClassificationConfig(TrainingConfig):
     tokens: Literal["words", "pieces"] = setting("words", "kind of token")
     vocabulary_size: int = setting(20_000, "words or pieces", ge=5)
     size: Literal["small", "former"] = setting("small", "published dimensions to start from")
+    blocks: Literal["transformer", "llama"] | None = blocks_setting()
     pooling: Literal["mean", "max", "first"] = setting(
         "mean", "how token vectors become one; first is [CLS] with --pretrained"
     )
@@ -104,8 +106,8 @@ class ClassificationConfig(TrainingConfig):
         if self.from_scratch and not self.pretrained:
             raise ValueError("--from-scratch needs --pretrained, which it compares with.")
         if self.pretrained:
-            names = ("size", "activation", "normalize_first", "tokens", "vocabulary_size")
-            check_left_to_pretrained(self, names)
+            names = ("size", "blocks", "activation", "normalize_first", "tokens")
+            check_left_to_pretrained(self, (*names, "vocabulary_size"))
 
     def has_validation(self):
         files = self.valid_folder or self.valid_tsv or self.valid_table

@@ -30,6 +30,7 @@ from .training_config import (
     LARGEST_SEED,
     TABLE,
     TrainingConfig,
+    blocks_setting,
     check_left_to_pretrained,
     check_pieces,
     fill_in,
@@ -59,6 +60,7 @@ class LanguageModelConfig(TrainingConfig):
     """One experiment of `python -m train.language_model`."""
 
     command: ClassVar[str] = "language_model"
+    further_dimensions: ClassVar[tuple] = ("blocks", "memory_length")
     earlier: ClassVar[dict] = {"sampling": USUAL_MODEL["sampling"]}
 
     text: str = setting("", f"file of text to learn from, may be .gz; or {TABLE}; or a TFDS name")
@@ -91,6 +93,7 @@ class LanguageModelConfig(TrainingConfig):
     memory_length: int | None = setting(
         None, "tokens that transformer_xl remembers; default: set by --size", ge=0
     )
+    blocks: Literal["transformer", "llama"] | None = blocks_setting()
     context: int | None = setting(
         None, "tokens of a training window; default: 256, or those of --pretrained", ge=2
     )
@@ -119,7 +122,8 @@ class LanguageModelConfig(TrainingConfig):
 
     def model_post_init(self, context):
         if self.pretrained:
-            check_left_to_pretrained(self, ("activation", "normalize_first", "vocabulary_size"))
+            names = ("blocks", "activation", "normalize_first", "vocabulary_size")
+            check_left_to_pretrained(self, names)
         else:
             fill_in(self, USUAL_MODEL)
         if None not in (self.model, self.size, self.tokens, self.context):
@@ -132,6 +136,10 @@ class LanguageModelConfig(TrainingConfig):
             raise ValueError(
                 f"--size must be one of {', '.join(SIZES[self.model])} with --model "
                 f"{self.model}. Received: {self.size}."
+            )
+        if self.blocks == "llama" and self.model != "transformer":
+            raise ValueError(
+                f"--blocks llama needs --model transformer. Received: --model {self.model}."
             )
         if self.packed and self.model == "transformer_xl":
             raise ValueError(
@@ -185,9 +193,6 @@ class LanguageModelConfig(TrainingConfig):
             "shapes": (False, "batches of varying lengths"),
             "row_multiple": (self.packed, "--packed"),
         }
-
-    def dimensions(self):
-        return super().dimensions() | self.given(("memory_length",))
 
 
 class SampleOptions(DecodingOptions):

@@ -32,6 +32,7 @@ class PretrainingConfig(TrainingConfig):
     """One experiment of `python -m train.pretraining`."""
 
     command: ClassVar[str] = "pretraining"
+    further_dimensions: ClassVar[tuple] = ()
 
     documents: str = setting("", "folder of .txt files, or a file with empty lines between them")
     prepared: str = setting("", "instead: a folder of train.prepare --kind pretraining")

@@ -48,6 +48,15 @@ def check_pieces(config):
         )
 
 
+def blocks_setting():
+    """What blocks are made of, for the commands whose models have a choice."""
+    return setting(
+        None,
+        "what blocks are made of: transformer, as in the paper; llama: RMS normalisation, rotary "
+        "positions, SwiGLU two thirds as wide, no biases; default: transformer",
+    )
+
+
 def check_left_to_pretrained(config, names):
     """Raises ValueError if a config gives what the model of --pretrained has of its own."""
     usual = type(config)()
@@ -81,6 +90,7 @@ class TrainingConfig(Settings):
 
     command: ClassVar[str]
     earlier: ClassVar[dict] = {}  # {setting that runs of earlier versions lack: what they do}
+    further_dimensions: ClassVar[tuple] = ("blocks",)  # what its models take beside those of all
 
     num_layers: int | None = setting(None, "blocks in a stack; default: set by --size", ge=1)
     hidden_dim: int | None = setting(
@@ -242,7 +252,8 @@ class TrainingConfig(Settings):
             chosen["activation"] = kt.layers.feed_forward.gelu_tanh
         elif self.activation is not None:
             chosen["activation"] = self.activation
-        return {**chosen, "remat": self.remat, **self.given((*SIZE, *DROPOUTS, "attention"))}
+        names = *SIZE, *DROPOUTS, "attention", *self.further_dimensions
+        return {**chosen, "remat": self.remat, **self.given(names)}
 
     def batch_shapes(self):
         """The argument `shapes` of a class of batches."""

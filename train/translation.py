@@ -38,6 +38,7 @@ from .training_config import (
     LEAST_PIECES,
     TABLE,
     TrainingConfig,
+    blocks_setting,
     check_left_to_pretrained,
     fill_in,
 )
@@ -97,6 +98,7 @@ class TranslationConfig(TrainingConfig):
     )
     vocabulary_size: int = setting(8000, "pieces shared by both languages", ge=LEAST_PIECES)
     size: Literal["tiny", "base", "big"] = setting("base", "published dimensions to start from")
+    blocks: Literal["transformer", "llama"] | None = blocks_setting()
     label_smoothing: float = setting(
         0.1, "share of the target spread over the vocabulary", ge=0, lt=1
     )
@@ -135,7 +137,7 @@ class TranslationConfig(TrainingConfig):
     def model_post_init(self, context):
         super().model_post_init(context)
         if self.pretrained:
-            names = ("size", "activation", "normalize_first", "vocabulary_size")
+            names = ("size", "blocks", "activation", "normalize_first", "vocabulary_size")
             check_left_to_pretrained(self, names)
         else:
             fill_in(self, USUAL_SEARCH)

@@ -32,11 +32,28 @@ def check_equal(library, settings):
 
 
 def check_attention(stack, library):
-    """Raises ConversionError if a stack has an attention of the user's own."""
+    """Raises ConversionError if a stack has parts that a library lacks, or the user's own."""
     if stack.attention not in (None, MultiHeadAttention):
         raise ConversionError(
             f"{library} has no attention but that of `MultiHeadAttention`. Export the model as a "
             f"SavedModel instead. Received: attention={stack.attention.__name__}."
+        )
+    if stack.attention_arguments or stack.gated or stack.normalization != "layer":
+        raise ConversionError(
+            f"{library} takes no attention_arguments, gated networks or RMS normalisation from us. "
+            "Export the model as a SavedModel instead. Received: attention_arguments="
+            f"{stack.attention_arguments}, gated={stack.gated}, "
+            f"normalization={stack.normalization!r}."
+        )
+
+
+def check_output(model, library):
+    """Raises ConversionError unless logits come from the token embedding of a language model."""
+    if model.output_projection is not model.embedding or model.soft_cap is not None:
+        raise ConversionError(
+            f"{library} projects to logits by the token embedding, without a soft cap. Received: "
+            f"tie_output={model.output_projection is model.embedding}, "
+            f"logit_soft_cap={model.soft_cap and model.soft_cap.limit}."
         )
 
 

@@ -9,7 +9,12 @@ import json
 import keras
 import numpy as np
 
-from keras_transformer.convert.blocks import activation_of, check_dense, row_names
+from keras_transformer.convert.blocks import (
+    activation_of,
+    check_dense,
+    check_output,
+    row_names,
+)
 from keras_transformer.convert.generation import power_penalty
 from keras_transformer.convert.graphs import save_beside
 from keras_transformer.convert.tables import ConversionError, layer_at, require
@@ -214,6 +219,7 @@ def save(spec, folder, dtype="float32"):
 def _language_model(specs, text_model):
     model = text_model.model
     decoder, table = model.decoder, model.embedding
+    check_output(model, "CTranslate2")
     spec = specs.TransformerDecoderModelSpec.from_config(
         decoder.num_layers, decoder.num_heads, **_options(decoder)
     )

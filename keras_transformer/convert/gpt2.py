@@ -5,6 +5,7 @@ from keras_transformer.convert.blocks import (
     activation_of,
     check_dense,
     check_equal,
+    check_output,
     read_dimensions,
     written_dimensions,
 )
@@ -166,6 +167,7 @@ def hugging_face_folder(text_model, draft):
     decoder, table, positions = model.decoder, model.embedding, model.positions
     tokenizer = text_model.tokenizer
     check_dense(decoder)
+    check_output(model, "Hugging Face's GPT-2")
     check_equal("Hugging Face's GPT-2", {
         "learned positions": (isinstance(positions, PositionEmbedding), True),
         "normalize_first": (decoder.normalize_first, True),

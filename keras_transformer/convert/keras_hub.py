@@ -17,6 +17,7 @@ from keras_transformer.convert import bert, gpt2
 from keras_transformer.convert.blocks import (
     check_dense,
     check_equal,
+    check_output,
     read_dimensions,
     written_dimensions,
 )
@@ -391,6 +392,8 @@ def _config(model, tokenizer):
     _, stack = _stack(model)
     table = model.token_embedding if is_bert else model.embedding
     check_dense(stack, "KerasHub")
+    if not is_bert:
+        check_output(model, "KerasHub's GPT-2")
     pools = getattr(model, "pooling", None) is not None
     labels_tokens = isinstance(model, bert_models.BertTokenLabellerModel)
     check_equal(f"KerasHub's {'BERT' if is_bert else 'GPT-2'}", {

@@ -40,11 +40,11 @@ class AdditiveAttention(MultiHeadAttention):
 
     def build(self, query_shape, value_shape=None, key_shape=None):
         super().build(query_shape, value_shape, key_shape)
-        key_dim = self.output_projection.kernel.shape[1] // self.num_heads
+        _, key_dim = self._query_heads
         initializer = self.kernel_initializer
         # One projection a head to one number: a kernel (heads, key_dim).
         self.directions = add_projection(
-            self, "score", key_dim, 1, initializer, count=self.num_heads, use_bias=False
+            self, "score", key_dim, (1,) * self.num_heads, initializer, use_bias=False
         ).kernel
 
     def weights_of(self, queries, keys, mask=None, bias=None):

@@ -1,21 +1,33 @@
 """Multi-head attention, written once and called on whole sequences or step by step."""
 
+import contextlib
 import contextvars
 import itertools
+import math
 
 import keras
 from keras import ops
 
-from keras_transformer.arguments import check_integer, check_probability
-from keras_transformer.layers.checks import InputChecksMixin, implicit_mask
+from keras_transformer.arguments import check_integer, check_number, check_probability
+from keras_transformer.layers.checks import (
+    InputChecksMixin,
+    check_per_token,
+    explicit_mask,
+    implicit_mask,
+)
 from keras_transformer.layers.compiled import compiled_attention_weights, has_own_gradients
 from keras_transformer.layers.dropout import InnerDropout
+from keras_transformer.layers.freezing import FrozenPartsMixin
 from keras_transformer.layers.memory_efficient_attention import memory_efficient_attention
+from keras_transformer.layers.normalization import RMSNormalization
 from keras_transformer.layers.projection import LoRAMixin, add_projection
+from keras_transformer.layers.rotary_embedding import RotaryEmbedding
 from keras_transformer.ops.attention import (
     append_to_cache,
     attention_weights,
+    join_heads,
     merge_heads,
+    separate_heads,
     split_heads,
 )
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
@@ -23,6 +35,17 @@ from keras_transformer.ops.projection import known_rows
 
 # While `AttentionScoresMixin.attend` runs: the weights of each attention layer called so far.
 _recorded_scores = contextvars.ContextVar("recorded_scores", default=None)
+
+
+@contextlib.contextmanager
+def recorded_scores():
+    """While it lasts, every attention layer that is called writes its weights to a dictionary."""
+    recorded = {}
+    token = _recorded_scores.set(recorded)
+    try:
+        yield recorded
+    finally:
+        _recorded_scores.reset(token)
 
 
 def scores_are_recorded():
@@ -46,7 +69,7 @@ class AttentionScoresMixin:
                 f"{cls.__name__}."
             )
 
-    def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
+    def attention_scores(self, inputs, padding_mask=None, attention_mask=None, attention_bias=None):
         """The attention weights of a call with the same arguments.
 
         Returns:
@@ -56,7 +79,7 @@ class AttentionScoresMixin:
         Raises:
             ValueError: if the layer was never called, so that it has no weights yet.
         """
-        return self.attend(inputs, padding_mask, attention_mask)[1]
+        return self.attend(inputs, padding_mask, attention_mask, attention_bias)[1]
 
     def attend(self, *args, **kwargs):
         """The pair of the outputs and the attention scores of a call with the same arguments."""
@@ -65,12 +88,8 @@ class AttentionScoresMixin:
                 "Call the layer before you ask for its attention. "
                 f"Received: {self.name}, which has no weights yet."
             )
-        recorded = {}
-        token = _recorded_scores.set(recorded)
-        try:
+        with recorded_scores() as recorded:
             outputs = self(*args, **kwargs, training=False)
-        finally:
-            _recorded_scores.reset(token)
         return outputs, self.scores_in(recorded)
 
     def record_scores(self, weights):
@@ -89,41 +108,66 @@ class AttentionScoresMixin:
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, keras.layers.Layer):
+class MultiHeadAttention(
+    AttentionScoresMixin, InputChecksMixin, FrozenPartsMixin, LoRAMixin, keras.layers.Layer
+):
     """Lets every target position attend to all source positions, with several heads.
 
     Call it with one tensor for self-attention, with two for attention from the first to the
-    second; like Keras's layer, it takes another key third. The projections that read the same
-    input are one matrix product.
+    second, and with a third for other keys, like `keras.layers.MultiHeadAttention`, whose numbers
+    it gives; but a position that may attend to nothing gets zeros from the heads, not their mean.
+    The projections that read the same input are one matrix product.
 
-    Source: Vaswani et al. 2017, section 3.2.2 (https://arxiv.org/abs/1706.03762).
+    Source: Vaswani et al. 2017, section 3.2.2 (https://arxiv.org/abs/1706.03762); shared keys and
+    values: Ainslie et al. 2023 (https://arxiv.org/abs/2305.13245); normalised queries and keys:
+    Henry et al. 2020 (https://arxiv.org/abs/2010.04245).
 
     Args:
         num_heads: number of heads, at least 1.
         key_dim: width of each head; the width of the query input divided by
             `num_heads` if None. The whole width makes wide heads, with `num_heads`
             times the weights.
+        value_dim: width of each head's values; `key_dim` if None.
         dropout: probability in [0, 1) with which an attention weight is dropped.
         use_bias: whether the four projections add a bias.
         kernel_initializer: draws each projection separately; Glorot as in the paper.
+        num_key_value_heads: number of heads of keys and values, a divisor of `num_heads`, each
+            shared by as many neighbouring heads of queries, so that the cache of decoding is that
+            much smaller; `num_heads` if None. 1 is multi-query attention.
+        rotary: the arguments of a `RotaryEmbedding`, a dictionary, which then rotates queries and
+            keys of self-attention; None for none.
+        query_key_norm: added to the mean square by an RMS normalisation of each head's queries
+            and keys, before they are rotated; None for no normalisation.
+        soft_cap: limits the products of queries and keys, as of `ops.attention.soft_capped`; None
+            for no limit.
 
     Call arguments:
         query: (batch, target, dim).
         value: (batch, source, source_dim) to attend to; None means `query`.
-        key: what the query is compared with, of the shape of `value`; None means `value`.
+        key: what the query is compared with, (batch, source, source_dim); None means `value`.
         padding_mask: boolean (batch, source), True for a real token; as all masks, by name. The
             implicit Keras mask of what is attended to is used if None.
         attention_mask: boolean, broadcasts to (batch, target, source); True where
-            attention is allowed. Both masks given: what both allow.
+            attention is allowed. All masks given: what all of them allow.
+        attention_bias: added to the scaled products of queries and keys, broadcasts to
+            (batch, heads, target, source), or None; such as of `RelativePositionBias`.
+        query_mask: boolean (batch, target); a position that is False attends to nothing. The
+            implicit mask of the query is not used.
+        value_mask: another, (batch, source), under Keras's name.
+        key_mask: another, (batch, source); the implicit Keras mask of `key` if None.
+        use_causal_mask: whether no position attends to later ones.
+        return_attention_scores: whether the weights are returned as well.
         training: whether dropout is applied.
 
     Returns:
-        Same shape as `query`.
+        Same shape as `query`; with `return_attention_scores` the pair of this and the weights
+        before dropout, (batch, heads, target, source).
 
     Raises:
-        ValueError: if `num_heads` or `key_dim` is below 1; if `key_dim` is None and the width of
-            the query cannot be divided by `num_heads`; for inputs or masks of another rank or
-            width, a value in a later call only, or a key that is not like the value.
+        ValueError: if a number is out of its range, or `num_key_value_heads` does not divide
+            `num_heads`; if `key_dim` is None and the width of the query cannot be divided by
+            `num_heads`; for inputs or masks of another rank or width, a value in a later call
+            only, or a key that is not like the value; for `rotary` with a value.
 
     Examples:
         >>> layer = MultiHeadAttention(num_heads=2)
@@ -137,22 +181,63 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
         self,
         num_heads,
         key_dim=None,
+        value_dim=None,
         dropout=0.0,
         use_bias=True,
+        *,
         kernel_initializer="glorot_uniform",
+        num_key_value_heads=None,
+        rotary=None,
+        query_key_norm=None,
+        soft_cap=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
         check_integer("num_heads", num_heads)
-        if key_dim is not None:
-            check_integer("key_dim", key_dim)
+        widths = {"key_dim": key_dim, "value_dim": value_dim}
+        for name, number in {**widths, "num_key_value_heads": num_key_value_heads}.items():
+            if number is not None:
+                check_integer(name, number)
         check_probability("dropout", dropout)
+        for name, number in {"query_key_norm": query_key_norm, "soft_cap": soft_cap}.items():
+            if number is not None:
+                check_number(name, number, above=0)
+        if num_heads % (num_key_value_heads or num_heads):
+            raise ValueError(
+                "num_key_value_heads must divide num_heads so that each is shared by as many "
+                f"heads. Received: num_heads={num_heads}, "
+                f"num_key_value_heads={num_key_value_heads}."
+            )
+        if soft_cap is not None and not self._is_dot_product:
+            raise ValueError(
+                "soft_cap limits the products of MultiHeadAttention, and this attention has a "
+                f"weights_of of its own. Received: soft_cap={soft_cap} for {type(self).__name__}."
+            )
         self.num_heads = num_heads
         self.key_dim = key_dim
+        self.value_dim = value_dim
         self.dropout = dropout
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.num_key_value_heads = num_key_value_heads
+        self.rotary = rotary
+        self.query_key_norm = query_key_norm
+        self.soft_cap = soft_cap
         self._dropout = InnerDropout(dropout, dtype=self.dtype_policy)
+        self._rotary = None
+        if rotary is not None:
+            self._rotary = RotaryEmbedding(**rotary, dtype=self.dtype_policy, name="rotary")
+        self.query_norm = self.key_norm = None
+        if query_key_norm is not None:
+            self.query_norm, self.key_norm = (
+                RMSNormalization(
+                    epsilon=query_key_norm,
+                    trainable=self.trainable and self.lora is None,
+                    dtype=self.dtype_policy,
+                    name=name,
+                )
+                for name in ("query_norm", "key_norm")
+            )
         self.supports_masking = True
 
     def build(self, query_shape, value_shape=None, key_shape=None):
@@ -165,14 +250,34 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
                 f"width; otherwise set key_dim. Received: hidden_dim={hidden_dim}, "
                 f"num_heads={self.num_heads}."
             )
-        inner = self.num_heads * (self.key_dim or hidden_dim // self.num_heads)
+        if value_shape is not None and self.rotary is not None:
+            raise ValueError(
+                "Rotary positions are those of one sequence: call the attention with one tensor, "
+                f"or set rotary=None. Received: a value of shape {tuple(value_shape)}."
+            )
+        key_dim = self.key_dim or hidden_dim // self.num_heads
+        # Number and width of the heads.
+        shared = self.num_key_value_heads or self.num_heads
+        self._query_heads = (self.num_heads, key_dim)
+        self._key_heads, self._value_heads = (shared, key_dim), (shared, self.value_dim or key_dim)
         self._self_attention = value_shape is None
         if self._self_attention:
-            self.query_key_value = self._projection("query_key_value", hidden_dim, inner, 3)
+            parts = self._query_heads, self._key_heads, self._value_heads
+            self.query_key_value = self._projection("query_key_value", hidden_dim, *parts)
         else:
-            self.query = self._projection("query", hidden_dim, inner)
-            self.key_value = self._projection("key_value", value_shape[-1], inner, 2)
-        self.output_projection = self._projection("output", inner, hidden_dim)
+            self.query = self._projection("query", hidden_dim, self._query_heads)
+            self.key_value = self._projection(
+                "key_value", value_shape[-1], self._key_heads, self._value_heads
+            )
+        inner = self.num_heads * self._value_heads[1]
+        self.output_projection = add_projection(
+            self, "output", inner, hidden_dim, self.kernel_initializer, self.use_bias
+        )
+        for norm in (self.query_norm, self.key_norm):
+            if norm is not None:
+                norm.build((None, None, None, key_dim))
+        if self._rotary is not None:
+            self._rotary.build((None, None, None, key_dim))
 
     def call(
         self,
@@ -182,27 +287,94 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
         *,
         padding_mask=None,
         attention_mask=None,
+        attention_bias=None,
+        query_mask=None,
+        value_mask=None,
+        key_mask=None,
+        use_causal_mask=False,
+        return_attention_scores=False,
         training=None,
     ):
         if value is None and not self._self_attention:
             value = query
         _check_key(getattr(value, "shape", None), getattr(key, "shape", None))
         self._check_inputs(query=query, value=value, key=key)
-        padding_mask = implicit_mask(query if value is None else value, padding_mask)
+        source = query if value is None else value
+        # Keras passes the implicit masks of its three names, too. That of the value is what
+        # `implicit_mask` finds; a padded query may attend as it likes, for nobody reads it.
+        value_mask, query_mask = explicit_mask(source, value_mask), explicit_mask(query, query_mask)
+        for name, mask, inputs in (
+            ("query_mask", query_mask, query),
+            ("value_mask", value_mask, source),
+            ("key_mask", key_mask, source),
+        ):
+            if mask is not None:
+                check_per_token(name, mask, inputs)
+        if attention_bias is not None and len(attention_bias.shape) != 4:
+            raise ValueError(
+                "attention_bias must have the shape (batch, heads, target, source), where the "
+                f"first two axes may be 1. Received: shape {tuple(attention_bias.shape)}."
+            )
+        if padding_mask is None:
+            padding_mask, value_mask = value_mask, None
+        if query_mask is not None:
+            query_mask = ops.expand_dims(query_mask, 2)  # (batch, target, 1)
+        mask = combine_masks(
+            implicit_mask(source, padding_mask),
+            value_mask,
+            key_mask,
+            query_mask,
+            causal_mask(ops.shape(query)[1], ops.shape(source)[1]) if use_causal_mask else None,
+            check_attention_mask(attention_mask),
+        )
         if value is None:
-            queries, keys, values = self._project_heads(query, self.query_key_value, 3)
+            queries, keys, values = self._self_heads(query)
         else:
-            queries = split_heads(self.query(query), self.num_heads)
+            [queries] = self._project_heads(query, self.query, self._query_heads)
+            queries = self._normalised(queries, self.query_norm)
             keys, values = self.keys_values(value, key)
-        mask = combine_masks(padding_mask, check_attention_mask(attention_mask))
-        return self.attend_heads(queries, keys, values, mask, training)
+        if not return_attention_scores:
+            return self.attend_heads(queries, keys, values, mask, training, attention_bias)
+        with recorded_scores() as recorded:
+            outputs = self.attend_heads(queries, keys, values, mask, training, attention_bias)
+        self.record_scores(recorded[self])  # for a call that contains this one
+        return outputs, recorded[self]
+
+    def compute_output_spec(self, query, value=None, *args, **kwargs):
+        if not kwargs.pop("return_attention_scores", False):
+            return super().compute_output_spec(query, value, *args, **kwargs)
+        outputs = super().compute_output_spec(query, value, *args, **kwargs)
+        source = query if value is None else value
+        shape = (query.shape[0], self.num_heads, query.shape[1], source.shape[1])
+        return outputs, keras.KerasTensor(shape, outputs.dtype)
 
     def attention_scores(
-        self, query, value=None, key=None, *, padding_mask=None, attention_mask=None
+        self,
+        query,
+        value=None,
+        key=None,
+        *,
+        padding_mask=None,
+        attention_mask=None,
+        attention_bias=None,
+        query_mask=None,
+        value_mask=None,
+        key_mask=None,
+        use_causal_mask=False,
     ):
         """The weights of a call with the same arguments, (batch, heads, target, source)."""
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        return self.attend(query, value, key, **masks)[1]
+        return self.attend(
+            query,
+            value,
+            key,
+            padding_mask=padding_mask,
+            attention_mask=attention_mask,
+            attention_bias=attention_bias,
+            query_mask=query_mask,
+            value_mask=value_mask,
+            key_mask=key_mask,
+            use_causal_mask=use_causal_mask,
+        )[1]
 
     def attend_heads(self, queries, keys, values, mask=None, training=None, bias=None):
         """Attention over projected heads (batch, heads, length, dim), then the output projection.
@@ -213,16 +385,29 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
             (batch, target, dim).
         """
         mask = None if mask is None else ops.expand_dims(mask, 1)  # (batch, 1, target, source)
-        is_dot_product = bias is None and type(self).weights_of is MultiHeadAttention.weights_of
+        sharing = self.num_heads // keys.shape[1]
+        if sharing > 1 and (bias is not None or not self._is_dot_product):
+            keys, values = (ops.repeat(each, sharing, axis=1) for each in (keys, values))
+            sharing = 1
+        if sharing > 1:
+            queries = join_heads(queries, sharing)
+            if mask is not None and mask.shape[2] != 1:
+                mask = ops.tile(mask, (1, 1, sharing, 1))
         context = None
-        if is_dot_product and not scores_are_recorded():
+        if bias is None and self._is_dot_product and not scores_are_recorded():
             rate = self.dropout if training else 0.0
             generator = self._dropout.seed_generator if rate else None
-            context = memory_efficient_attention(queries, keys, values, mask, rate, generator)
+            context = memory_efficient_attention(
+                queries, keys, values, mask, rate, generator, self.soft_cap
+            )
         if context is None:
             weights = self.weights_of(queries, keys, mask, bias)
-            self.record_scores(weights)
+            if scores_are_recorded():
+                scores = weights if sharing == 1 else separate_heads(weights, sharing)
+                self.record_scores(scores)
             context = ops.matmul(self._dropout(weights, training=training), values)
+        if sharing > 1:
+            context = separate_heads(context, sharing)
         return self.output_projection(merge_heads(context))
 
     def weights_of(self, queries, keys, mask=None, bias=None):
@@ -237,22 +422,30 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
         Returns:
             Weights in [0, 1], (batch, heads, target, source); zeros in a fully masked row.
         """
-        if bias is None and has_own_gradients(queries):
+        if bias is None and self.soft_cap is None and has_own_gradients(queries):
             return compiled_attention_weights(queries, keys, mask)
-        return attention_weights(queries, keys, mask, bias)
+        return attention_weights(queries, keys, mask, bias, self.soft_cap)
+
+    @property
+    def _is_dot_product(self):
+        return type(self).weights_of is MultiHeadAttention.weights_of
 
     def keys_values(self, value, key=None):
         """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""
         if key is None or key is value:
-            return self._project_heads(value, self.key_value, 2)
-        inner = self.key_value.kernel.shape[0] // 2
-        [keys] = self._project_heads(key, self.key_value.rows(0, inner), 1)
-        [values] = self._project_heads(value, self.key_value.rows(inner, 2 * inner), 1)
-        return keys, values
+            keys, values = self._project_heads(
+                value, self.key_value, self._key_heads, self._value_heads
+            )
+        else:
+            end, rows = math.prod(self._key_heads), self.key_value.kernel.shape[0]
+            [keys] = self._project_heads(key, self.key_value.rows(0, end), self._key_heads)
+            [values] = self._project_heads(value, self.key_value.rows(end, rows), self._value_heads)
+        return self._normalised(keys, self.key_norm), values
 
     def attend_to(self, query, keys, values, mask=None):
         """Like a call, from `query` (batch, target, dim) to what `keys_values` returned."""
-        queries = split_heads(self.query(query), self.num_heads)
+        [queries] = self._project_heads(query, self.query, self._query_heads)
+        queries = self._normalised(queries, self.query_norm)
         return self.attend_heads(queries, keys, values, mask)
 
     def empty_cache(self, batch_size, length=None, num_beams=1):
@@ -267,15 +460,16 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
             num_beams: number of beams per row to make room for.
 
         Returns:
-            A pair of tensors, each (batch, heads, length * num_beams, key_dim), or
-            (batch, heads, 0, key_dim).
+            A pair of tensors, (batch, heads, length * num_beams, key_dim) and the same of
+            value_dim; of length 0 if they grow. The heads are `num_key_value_heads`.
         """
         positions = 0 if length is None else length * num_beams
-        key_dim = self.output_projection.kernel.shape[1] // self.num_heads
-        shape = (batch_size, self.num_heads, positions, key_dim)
-        return (ops.zeros(shape, self.compute_dtype),) * 2
+        return tuple(
+            ops.zeros((batch_size, num_heads, positions, dim), self.compute_dtype)
+            for num_heads, dim in (self._key_heads, self._value_heads)
+        )
 
-    def step(self, inputs, cache, mask, position=None):
+    def step(self, inputs, cache, mask, position=None, attention_bias=None):
         """One position of causal self-attention, for several beams of each row.
 
         Args:
@@ -290,30 +484,64 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
             position: number of earlier steps, an integer scalar, if the cache has its full
                 size from the first step on, and so has the mask, which then is not None; None
                 for a cache that grows.
+            attention_bias: as in a call, broadcasts to (batch, heads, beams, cached + beams).
 
         Returns:
             The pair of outputs, (batch, beams, dim), and the cache, longer by `beams` if it grows.
         """
-        query, key, value = self._project_heads(inputs, self.query_key_value, 3)
         if cache is None:
+            query, key, value = self._self_heads(inputs)
             mask = causal_mask(ops.shape(inputs)[1]) if mask is None else mask
-            return self.attend_heads(query, key, value, mask), (key, value)
-        start = None if position is None else position * inputs.shape[1]
+            outputs = self.attend_heads(query, key, value, mask, bias=attention_bias)
+            return outputs, (key, value)
+        num_beams = inputs.shape[1]
+        reached = ops.shape(cache[0])[2] // num_beams if position is None else position
+        query, key, value = self._self_heads(inputs, reached)
+        start = None if position is None else position * num_beams
         keys = append_to_cache(cache[0], key, start)
         values = append_to_cache(cache[1], value, start)
-        return self.attend_heads(query, keys, values, mask), (keys, values)
+        outputs = self.attend_heads(query, keys, values, mask, bias=attention_bias)
+        return outputs, (keys, values)
 
-    def _project_heads(self, inputs, projection, count):
-        """`count` projections side by side, each (batch, heads, length, key_dim)."""
+    def _self_heads(self, inputs, position=None):
+        """Queries, keys and values of self-attention, normalised and rotated.
+
+        All inputs stand at one `position`, an integer scalar; or they follow each other if None.
+        """
+        parts = self._query_heads, self._key_heads, self._value_heads
+        queries, keys, values = self._project_heads(inputs, self.query_key_value, *parts)
+        queries = self._normalised(queries, self.query_norm)
+        keys = self._normalised(keys, self.key_norm)
+        if self._rotary is None:
+            return queries, keys, values
+        if position is None:
+            return self._rotary(queries), self._rotary(keys), values
+        return self._rotary.step(queries, position), self._rotary.step(keys, position), values
+
+    def _normalised(self, heads, norm):
+        return heads if norm is None else norm(heads)
+
+    def _project_heads(self, inputs, projection, *parts):
+        """What a projection has side by side, each (batch, heads, length, dim).
+
+        Args:
+            inputs: (batch, length, dim).
+            projection: a `Projection`.
+            *parts: for each, the number and the width of its heads.
+        """
         projected = projection(inputs)
-        dim = projected.shape[-1] // (count * self.num_heads)
-        shape = (known_rows(inputs), ops.shape(inputs)[1], count, self.num_heads, dim)
+        if len(set(parts)) > 1:
+            *ends, _ = itertools.accumulate(num_heads * dim for num_heads, dim in parts)
+            projected = ops.split(projected, ends, axis=-1)
+            return [split_heads(each, part[0]) for each, part in zip(projected, parts, strict=True)]
+        shape = (known_rows(inputs), ops.shape(inputs)[1], len(parts), *parts[0])
         # One transpose for all; its outermost axis is taken apart without a copy.
-        return ops.unstack(ops.transpose(ops.reshape(projected, shape), (2, 0, 3, 1, 4)), count)
+        heads = ops.transpose(ops.reshape(projected, shape), (2, 0, 3, 1, 4))
+        return ops.unstack(heads, len(parts))
 
-    def _projection(self, name, input_dim, output_dim, count=1):
-        initializer = self.kernel_initializer
-        return add_projection(self, name, input_dim, output_dim, initializer, count, self.use_bias)
+    def _projection(self, name, input_dim, *parts):
+        widths = [num_heads * dim for num_heads, dim in parts]
+        return add_projection(self, name, input_dim, widths, self.kernel_initializer, self.use_bias)
 
     def compute_mask(self, query, previous_mask=None):
         return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask
@@ -323,9 +551,14 @@ class MultiHeadAttention(AttentionScoresMixin, InputChecksMixin, LoRAMixin, kera
             **super().get_config(),
             "num_heads": self.num_heads,
             "key_dim": self.key_dim,
+            "value_dim": self.value_dim,
             "dropout": self.dropout,
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "num_key_value_heads": self.num_key_value_heads,
+            "rotary": self.rotary,
+            "query_key_norm": self.query_key_norm,
+            "soft_cap": self.soft_cap,
         }
 
 

@@ -8,9 +8,17 @@ from keras_transformer.layers.attention import AttentionScoresMixin, MultiHeadAt
 from keras_transformer.layers.checks import InputChecksMixin
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.freezing import FrozenPartsMixin
+from keras_transformer.layers.normalization import NORM_EPSILON, create_norm
+from keras_transformer.layers.position_bias import create_position_bias
 from keras_transformer.layers.projection import LoRAMixin
-from keras_transformer.layers.residual import LAYER_NORM_EPSILON, LayerNormalization, Residual
+from keras_transformer.layers.residual import Residual
 from keras_transformer.layers.sparse_attention import SparseAttention
+
+# Arguments of an attention that a block passes on under another name, or decides itself.
+SET_BY_BLOCKS = {
+    "num_heads", "key_dim", "dropout", "kernel_initializer", "lora", "trainable", "dtype", "name",
+    "pattern", "block_size", "summary_size", "causal",
+}  # fmt: skip
 
 
 class NotRegistered(ValueError):
@@ -34,11 +42,14 @@ class TransformerLayer(
         normalize_first=True,
         attention=None,
         attention_pattern=None,
-        norm_epsilon=LAYER_NORM_EPSILON,
+        norm_epsilon=NORM_EPSILON,
         remat=False,
         key_dim=None,
         use_bias=None,
         kernel_initializer="glorot_uniform",
+        attention_arguments=None,
+        gated=False,
+        normalization="layer",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -58,6 +69,9 @@ class TransformerLayer(
         self.key_dim = key_dim
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.attention_arguments = attention_arguments
+        self.gated = gated
+        self.normalization = normalization
         self.supports_masking = True
         self.create_parts()
 
@@ -81,6 +95,9 @@ class TransformerLayer(
             "key_dim": self.key_dim,
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "attention_arguments": self.attention_arguments,
+            "gated": self.gated,
+            "normalization": self.normalization,
         }
 
     def get_config(self):
@@ -100,6 +117,7 @@ class TransformerBlock(TransformerLayer):
 
     causal = False  # whether no position attends to later ones
     attention_class = MultiHeadAttention  # without an `attention_pattern`
+    takes_bias = True  # whether a call takes an `attention_bias`
     cached_methods = ()  # of the attention, which compute step by step what its `call` does
 
     def create_parts(self):
@@ -123,6 +141,7 @@ class TransformerBlock(TransformerLayer):
             self.activation_dropout,
             use_bias=self.use_bias is not False,
             kernel_initializer=self.kernel_initializer,
+            gated=self.gated,
             lora=self.lora,
             trainable=self.trainable,
             dtype=self.dtype_policy,
@@ -173,28 +192,38 @@ class TransformerBlock(TransformerLayer):
     def _create_attention(self, name, layer_class=None, **arguments):
         """An attention layer with the arguments of this block, and some of its own."""
         layer_class = layer_class or self.attention or self.attention_class
+        own = dict(self.attention_arguments or {})
+        if name != "self_attention":  # to a source, which has positions of its own
+            own.pop("rotary", None)
         if self.use_bias is not None:
             arguments["use_bias"] = self.use_bias
         if self.lora is not None:
             arguments["lora"] = self.lora
-        try:
-            return layer_class(
-                self.num_heads,
-                key_dim=self.key_dim,
-                dropout=self.attention_dropout,
-                kernel_initializer=self.kernel_initializer,
-                trainable=self.trainable,
-                dtype=self.dtype_policy,
-                name=name,
-                **arguments,
+        arguments = {
+            "key_dim": self.key_dim,
+            "dropout": self.attention_dropout,
+            "kernel_initializer": self.kernel_initializer,
+            "trainable": self.trainable,
+            "dtype": self.dtype_policy,
+            "name": name,
+            **arguments,
+        }
+        both = sorted(own.keys() & SET_BY_BLOCKS)
+        if both:
+            raise ValueError(
+                f"attention_arguments are those that a block does not set itself. Give it "
+                f"{', '.join(both)} as its own. Received: attention_arguments={own}."
             )
+        try:
+            return layer_class(self.num_heads, **{**arguments, **own})
         except TypeError as error:
-            if layer_class is not self.attention:
+            if layer_class is not self.attention and not own:
                 raise
             raise ValueError(
-                "The constructor of an attention must take the arguments of MultiHeadAttention, "
-                f"and no others without a default. Received: attention={layer_class.__name__}, "
-                f"which raised: {error}"
+                "The constructor of an attention must take the arguments of MultiHeadAttention "
+                "and the attention_arguments, and no others without a default. Received: "
+                f"attention={layer_class.__name__}, attention_arguments={own}, which raised: "
+                f"{error}"
             ) from error
 
     def create_residual(self, name):
@@ -202,6 +231,7 @@ class TransformerBlock(TransformerLayer):
             self.dropout,
             self.normalize_first,
             self.norm_epsilon,
+            self.normalization,
             trainable=self.trainable and self.lora is None,
             dtype=self.dtype_policy,
             name=name,
@@ -213,11 +243,19 @@ class TransformerBlock(TransformerLayer):
         self.around_self_attention.build(shape)
         self.around_feed_forward.build(shape)
 
-    def rematerialised(self, function, training, inputs):
-        """`function(*inputs)`; with `remat` in training, the backward pass recomputes it."""
-        if self.remat and training:
-            return _rematerialised(self, function, *inputs)
-        return function(*inputs)
+    def rematerialised(self, function, training, inputs, **others):
+        """`function(inputs, **others)`, of tensors; what is None is left out.
+
+        With `remat` in training, the backward pass recomputes it.
+        """
+        others = {name: tensor for name, tensor in others.items() if tensor is not None}
+        if not (self.remat and training):
+            return function(inputs, **others)
+
+        def positional(inputs, *tensors):
+            return function(inputs, **dict(zip(others, tensors, strict=True)))
+
+        return _rematerialised(self, positional, inputs, *others.values())
 
     def _attended(self, inputs, attention, residual, *sources, training=None, **masks):
         """An attention of `inputs`, to themselves or to a source, with the residual around it."""
@@ -252,11 +290,15 @@ class TransformerStack(TransformerLayer):
         normalize_first=True,
         attention=None,
         attention_pattern=None,
-        norm_epsilon=LAYER_NORM_EPSILON,
+        norm_epsilon=NORM_EPSILON,
         remat=False,
         key_dim=None,
         use_bias=None,
         kernel_initializer="glorot_uniform",
+        attention_arguments=None,
+        gated=False,
+        normalization="layer",
+        position_bias=None,
         **kwargs,
     ):
         super().__init__(
@@ -274,10 +316,30 @@ class TransformerStack(TransformerLayer):
             key_dim=key_dim,
             use_bias=use_bias,
             kernel_initializer=kernel_initializer,
+            attention_arguments=attention_arguments,
+            gated=gated,
+            normalization=normalization,
             **kwargs,
         )
         check_integer("num_layers", num_layers)
         self.num_layers = num_layers
+        if position_bias is not None and (
+            attention_pattern is not None or not self.block_class.takes_bias
+        ):
+            raise ValueError(
+                "Sparse patterns and Transformer-XL have no position_bias. Received: "
+                f"position_bias={position_bias}, attention_pattern={attention_pattern} for "
+                f"{type(self).__name__}."
+            )
+        self.position_bias = position_bias
+        self._position_bias = create_position_bias(
+            position_bias,
+            num_heads=num_heads,
+            causal=self.block_class.causal,
+            trainable=self.trainable and self.lora is None,
+            dtype=self.dtype_policy,
+            name="position_bias",
+        )
         arguments = {**self.block_config(), "lora": self.lora, "trainable": self.trainable}
         arguments |= {"attention": self.attention, "dtype": self.dtype_policy}
         # A tuple: TensorFlow's checkpoints do not look into the lists of a Keras layer.
@@ -286,8 +348,9 @@ class TransformerStack(TransformerLayer):
         )
         self.norm = None
         if normalize_first:  # the outputs of post-norm blocks are already normalised
-            self.norm = LayerNormalization(
-                epsilon=norm_epsilon,
+            self.norm = create_norm(
+                normalization,
+                norm_epsilon,
                 dtype=self.dtype_policy,
                 trainable=self.trainable and self.lora is None,
                 name="norm",
@@ -295,6 +358,8 @@ class TransformerStack(TransformerLayer):
 
     def build_blocks(self, shapes):
         """Builds all parts for a list of shapes, which `build` of a subclass names for Keras."""
+        if self._position_bias is not None:
+            self._position_bias.build(shapes[0])
         for block in self.blocks:
             block.build(*shapes)
         if self.norm is not None:
@@ -313,6 +378,22 @@ class TransformerStack(TransformerLayer):
             block.self_attention.empty_cache(batch_size, length, num_beams) for block in self.blocks
         ]
 
+    def bias_of(self, inputs, attention_bias=None):
+        """The `attention_bias` of all blocks for a call, by name; nothing if there is none."""
+        if self._position_bias is not None:
+            own = self._position_bias(inputs)
+            attention_bias = own if attention_bias is None else own + attention_bias
+        return {} if attention_bias is None else {"attention_bias": attention_bias}
+
+    def bias_of_step(self, inputs, cache, position=None):
+        """The same for a step with the cache of the blocks, whose items may be None."""
+        if self._position_bias is None or cache[0] is None:
+            return self.bias_of(inputs)
+        num_beams, columns = inputs.shape[1], ops.shape(cache[0][0])[2]
+        if position is None:
+            position, columns = columns // num_beams, columns + num_beams
+        return {"attention_bias": self._position_bias.step(position, columns, num_beams)}
+
     def finish(self, outputs):
         """The outputs of the stack, from those of the last block."""
         return outputs if self.norm is None else self.norm(outputs)
@@ -321,7 +402,8 @@ class TransformerStack(TransformerLayer):
         return [block.scores_in(recorded) for block in self.blocks]
 
     def get_config(self):
-        return {**super().get_config(), "num_layers": self.num_layers}
+        own = {"num_layers": self.num_layers, "position_bias": self.position_bias}
+        return {**super().get_config(), **own}
 
 
 def _depth(own, method):

@@ -101,3 +101,8 @@ def implicit_mask(inputs, padding_mask, name="padding_mask"):
     check_per_token(name, padding_mask, inputs)
     check_boolean(padding_mask)
     return padding_mask
+
+
+def explicit_mask(inputs, mask):
+    """A mask that the caller gave, or None for the one that Keras passes on with the inputs."""
+    return None if mask is keras_mask_of(inputs) else mask

@@ -35,27 +35,34 @@ def has_own_gradients(inputs, weight=None):
     return weight is None or weight.dtype == "float32"
 
 
-def normalise(inputs, gamma, beta, epsilon):
-    """Layer normalisation in float32, whose output `recompute` computes again.
+def normalise(inputs, gamma, epsilon, beta=None):
+    """Normalisation in float32, whose output `recompute` computes again.
 
-    Source: Ba et al. 2016 (https://arxiv.org/abs/1607.06450).
+    Source: Ba et al. 2016 (https://arxiv.org/abs/1607.06450); without a beta, Zhang and Sennrich
+    2019 (https://arxiv.org/abs/1910.07467).
 
     Args:
         inputs: (..., dim).
         gamma: (dim,), float32.
-        beta: (dim,), float32.
-        epsilon: added to the variance.
+        epsilon: added to the variance, or to the mean square.
+        beta: (dim,), float32; None for RMS normalisation, which does not subtract the mean.
 
     Returns:
         Same shape and dtype as `inputs`.
     """
-    wide = tf.cast(inputs, tf.float32)
-    mean = tf.reduce_mean(wide, axis=-1, keepdims=True)
-    variance = tf.reduce_mean(tf.square(wide - mean), axis=-1, keepdims=True)
+    wide, mean = tf.cast(inputs, tf.float32), 0.0
+    if beta is not None:
+        mean = tf.reduce_mean(wide, axis=-1, keepdims=True)
+        wide -= mean
+    variance = tf.reduce_mean(tf.square(wide), axis=-1, keepdims=True)
     scale = tf.math.rsqrt(variance + epsilon)
 
     def normalised(inputs):
-        return tf.cast((tf.cast(inputs, tf.float32) - mean) * scale * gamma + beta, inputs.dtype)
+        outputs = tf.cast(inputs, tf.float32)
+        outputs = (
+            outputs * scale * gamma if beta is None else (outputs - mean) * scale * gamma + beta
+        )
+        return tf.cast(outputs, inputs.dtype)
 
     return attach_recipe(normalised(inputs), lambda upstream: normalised(after(inputs, upstream)))
 

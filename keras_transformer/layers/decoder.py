@@ -24,6 +24,7 @@ class SourceCallMixin:
         source_padding_mask=None,
         attention_mask=None,
         source_attention_mask=None,
+        attention_bias=None,
     ):
         """The attention weights of a call with the same arguments.
 
@@ -35,7 +36,7 @@ class SourceCallMixin:
             ValueError: if the layer was never called, so that it has no weights yet.
         """
         masks = padding_mask, source_padding_mask, attention_mask, source_attention_mask
-        return self.attend(inputs, source, *masks)[1]
+        return self.attend(inputs, source, *masks, attention_bias)[1]
 
     def padding_masks(self, inputs, source, padding_mask, source_padding_mask, source_mask):
         """Checks the arguments of a call and returns the padding masks of inputs and source."""
@@ -84,6 +85,8 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
             self-attention, which is always causal; None with an `attention_pattern`.
         source_attention_mask: boolean, broadcasts to (batch, target, source); limits the
             attention to the source, or None.
+        attention_bias: added to the logits of the self-attention, broadcasts to (batch, heads,
+            target, target), or None.
         training: whether dropout is applied.
 
     Returns:
@@ -127,6 +130,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
         source_padding_mask=None,
         attention_mask=None,
         source_attention_mask=None,
+        attention_bias=None,
         training=None,
     ):
         padding_mask, source_padding_mask = self.padding_masks(
@@ -138,7 +142,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
                 causal_mask(ops.shape(inputs)[1]), check_attention_mask(attention_mask)
             )
 
-        def forward(inputs, source=None):
+        def forward(inputs, source=None, **bias):
             outputs = self._attended(
                 inputs,
                 self.self_attention,
@@ -146,6 +150,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
                 padding_mask=padding_mask,
                 attention_mask=attention_mask,
                 training=training,
+                **bias,
             )
             if source is not None:
                 outputs = self._attended(
@@ -159,8 +164,8 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
                 )
             return self.feed_forward_step(outputs, training)
 
-        tensors = [inputs] if source is None else [inputs, source]
-        return self.rematerialised(forward, training, tensors)
+        others = {"source": source, "attention_bias": attention_bias}
+        return self.rematerialised(forward, training, inputs, **others)
 
     def source_keys_values(self, source):
         """The keys and values of the source, each (batch, heads, source, key_dim)."""
@@ -168,7 +173,16 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
             return None
         return self.cross_attention.keys_values(source)
 
-    def step(self, inputs, source_keys_values, source_padding_mask, cache, mask, position=None):
+    def step(
+        self,
+        inputs,
+        source_keys_values,
+        source_padding_mask,
+        cache,
+        mask,
+        position=None,
+        **bias,
+    ):
         """One position for several beams of each row, the same computation as in a call.
 
         Args:
@@ -179,13 +193,15 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
                 (batch, heads, cached, key_dim); None as for `MultiHeadAttention.step`.
             mask: boolean (batch, beams, cached + beams), as of `ops.masks.beam_mask`; None if
                 there is one beam.
-            position: as for `MultiHeadAttention.step`.
+            position: as for `MultiHeadAttention.step`, and so is an `attention_bias`.
 
         Returns:
             The pair of outputs, (batch, beams, dim), and the cache, longer by `beams` if it grows.
         """
         residual = self.around_self_attention
-        attended, cache = self.self_attention.step(residual.before(inputs), cache, mask, position)
+        attended, cache = self.self_attention.step(
+            residual.before(inputs), cache, mask, position, **bias
+        )
         outputs = residual(inputs, attended)
         if self.cross_attention is not None:
             residual = self.around_cross_attention
@@ -202,13 +218,13 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Decoder(SourceCallMixin, TransformerStack):
-    """A stack of decoder blocks; a pre-norm stack ends with a layer normalisation.
+    """A stack of decoder blocks; a pre-norm stack ends with a normalisation.
 
     Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762).
 
     Args:
         num_layers: number of blocks, at least 1.
-        num_heads: and all further arguments as for `EncoderBlock`.
+        num_heads: and all further arguments as for `Encoder`.
 
     Call arguments:
         As for `DecoderBlock`.
@@ -239,12 +255,13 @@ class Decoder(SourceCallMixin, TransformerStack):
         source_padding_mask=None,
         attention_mask=None,
         source_attention_mask=None,
+        attention_bias=None,
         training=None,
     ):
         padding_mask, source_padding_mask = self.padding_masks(
             inputs, source, padding_mask, source_padding_mask, source_attention_mask
         )
-        outputs = inputs
+        outputs, bias = inputs, self.bias_of(inputs, attention_bias)
         for block in self.blocks:
             outputs = block(
                 outputs,
@@ -254,6 +271,7 @@ class Decoder(SourceCallMixin, TransformerStack):
                 attention_mask=attention_mask,
                 source_attention_mask=source_attention_mask,
                 training=training,
+                **bias,
             )
         return self.finish(outputs)
 
@@ -278,11 +296,12 @@ class Decoder(SourceCallMixin, TransformerStack):
         """
         cache = [None] * self.num_layers if cache is None else cache
         outputs, longer = inputs, []
+        bias = self.bias_of_step(inputs, cache, position)
         for block, keys_values, block_cache in zip(
             self.blocks, source_keys_values, cache, strict=True
         ):
             outputs, grown = block.step(
-                outputs, keys_values, source_padding_mask, block_cache, mask, position
+                outputs, keys_values, source_padding_mask, block_cache, mask, position, **bias
             )
             longer.append(grown)
         return self.finish(outputs), longer

@@ -13,6 +13,7 @@ from keras_transformer.arguments import (
 )
 from keras_transformer.layers.checks import NotQuantizedMixin, check_ids
 from keras_transformer.layers.internals import keep_mask, look_up_rows
+from keras_transformer.ops.attention import soft_capped
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.projection import project
 
@@ -251,3 +252,42 @@ class VocabularyBias(keras.layers.Layer):
 
     def get_config(self):
         return super().get_config()  # otherwise Keras refuses to serialise a dtype policy
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class SoftCap(keras.layers.Layer):
+    """Keeps logits between `-limit` and `limit`: limit * tanh(logits / limit), in float32.
+
+    Source: Gemma Team 2024, section 2 (https://arxiv.org/abs/2408.00118).
+
+    Args:
+        limit: positive.
+
+    Call arguments:
+        logits: of any shape.
+
+    Returns:
+        Same shape, float32.
+
+    Raises:
+        ValueError: if `limit` is not positive.
+
+    Examples:
+        >>> SoftCap(30.0)(keras.ops.array([1.0, 1000.0])).numpy().round(2).tolist()
+        [1.0, 30.0]
+    """
+
+    def __init__(self, limit, **kwargs):
+        super().__init__(autocast=False, **kwargs)
+        check_number("limit", limit, above=0)
+        self.limit = limit
+        self.supports_masking = True
+
+    def call(self, logits):
+        return soft_capped(ops.cast(logits, "float32"), self.limit)
+
+    def compute_output_spec(self, logits):
+        return keras.KerasTensor(logits.shape, dtype="float32")
+
+    def get_config(self):
+        return {**super().get_config(), "limit": self.limit}

@@ -35,6 +35,12 @@ class EncoderBlock(TransformerBlock):
         use_bias: whether all projections add a bias; None for yes, except in the attention of
             Transformer-XL, which has none in the paper.
         kernel_initializer: initializer of every projection.
+        attention_arguments: further arguments of the attention by name, such as
+            {"num_key_value_heads": 2, "rotary": {"max_wavelength": 500000}} for
+            `MultiHeadAttention`, a dictionary that JSON can hold. An attention to a source, which
+            has positions of its own, does not take `rotary`.
+        gated: whether the feed-forward network is gated, as of `FeedForward`.
+        normalization: "layer", or "rms" for RMS normalisation.
 
     Call arguments:
         inputs: (batch, length, dim).
@@ -42,6 +48,8 @@ class EncoderBlock(TransformerBlock):
             mask of `inputs` if None.
         attention_mask: boolean, broadcasts to (batch, length, length); True where
             attention is allowed. None with an `attention_pattern`.
+        attention_bias: added to the logits of the attention, broadcasts to (batch, heads, length,
+            length), or None.
         training: whether dropout is applied.
 
     Returns:
@@ -62,11 +70,13 @@ class EncoderBlock(TransformerBlock):
         self._build_for(inputs=input_shape)
         self.build_parts(input_shape)
 
-    def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
+    def call(
+        self, inputs, padding_mask=None, attention_mask=None, attention_bias=None, training=None
+    ):
         self._check_inputs(inputs=inputs)
         padding_mask = implicit_mask(inputs, padding_mask)
 
-        def forward(inputs):
+        def forward(inputs, **bias):
             outputs = self._attended(
                 inputs,
                 self.self_attention,
@@ -74,21 +84,24 @@ class EncoderBlock(TransformerBlock):
                 padding_mask=padding_mask,
                 attention_mask=attention_mask,
                 training=training,
+                **bias,
             )
             return self.feed_forward_step(outputs, training)
 
-        return self.rematerialised(forward, training, [inputs])
+        return self.rematerialised(forward, training, inputs, attention_bias=attention_bias)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Encoder(TransformerStack):
-    """A stack of encoder blocks; a pre-norm stack ends with a layer normalisation.
+    """A stack of encoder blocks; a pre-norm stack ends with a normalisation.
 
     Source: Vaswani et al. 2017, section 3.1 (https://arxiv.org/abs/1706.03762).
 
     Args:
         num_layers: number of blocks, at least 1.
         num_heads: and all further arguments as for `EncoderBlock`.
+        position_bias: the arguments of a bias by distance that all blocks share, a dictionary with
+            the type "t5" for those of `RelativePositionBias`, or "alibi"; None for none.
 
     Call arguments:
         As for `EncoderBlock`.
@@ -111,10 +124,13 @@ class Encoder(TransformerStack):
         self._build_for(inputs=inputs_shape)
         self.build_blocks([inputs_shape])
 
-    def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
+    def call(
+        self, inputs, padding_mask=None, attention_mask=None, attention_bias=None, training=None
+    ):
         self._check_inputs(inputs=inputs)
         masks = {"padding_mask": implicit_mask(inputs, padding_mask)}
         masks["attention_mask"] = attention_mask
+        masks |= self.bias_of(inputs, attention_bias)
         outputs = inputs
         for block in self.blocks:
             outputs = block(outputs, **masks, training=training)

@@ -22,14 +22,18 @@ def gelu_tanh(inputs):
 class FeedForward(LoRAMixin, keras.layers.Layer):
     """Widens every token vector, applies an activation, and narrows it again.
 
-    Source: Vaswani et al. 2017, section 3.3 (https://arxiv.org/abs/1706.03762).
+    Source: Vaswani et al. 2017, section 3.3 (https://arxiv.org/abs/1706.03762); gated: Shazeer
+    2020 (https://arxiv.org/abs/2002.05202).
 
     Args:
         intermediate_dim: width between the two projections.
         activation: any Keras activation.
         dropout: probability in [0, 1) with which an activation is dropped.
-        use_bias: whether both projections add a bias.
-        kernel_initializer: initializer of both projections.
+        use_bias: whether all projections add a bias.
+        kernel_initializer: initializer of each projection.
+        gated: whether the activations of one projection multiply, element by element, another
+            of the same inputs: with "silu" that is SwiGLU, with "gelu" GeGLU. The weights are half
+            as many again; two thirds of the `intermediate_dim` keep their number.
 
     Call arguments:
         inputs: (batch, length, dim).
@@ -53,6 +57,7 @@ class FeedForward(LoRAMixin, keras.layers.Layer):
         dropout=0.0,
         use_bias=True,
         kernel_initializer="glorot_uniform",
+        gated=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -63,6 +68,7 @@ class FeedForward(LoRAMixin, keras.layers.Layer):
         self.dropout = dropout
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.gated = gated
         if isinstance(self.activation, keras.layers.Layer) and not self.trainable:
             self.activation.trainable = False
         self._dropout = InnerDropout(dropout, dtype=self.dtype_policy)
@@ -73,13 +79,20 @@ class FeedForward(LoRAMixin, keras.layers.Layer):
         dim, inside = input_shape[-1], self.intermediate_dim
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: dim})
         weights = {"initializer": self.kernel_initializer, "use_bias": self.use_bias}
-        self.widen = add_projection(self, "widen", dim, inside, **weights)
+        if self.gated:
+            self.gate_widen = add_projection(self, "gate_widen", dim, (inside, inside), **weights)
+        else:
+            self.widen = add_projection(self, "widen", dim, inside, **weights)
         self.narrow = add_projection(self, "narrow", inside, dim, **weights)
 
     def call(self, inputs, training=None):
-        if training and self._is_recomputed(inputs):
+        if self.gated:
+            gates, widened = ops.split(self.gate_widen(inputs), 2, axis=-1)
+            activations = self._activate(gates) * widened
+        elif training and self._is_recomputed(inputs):
             return feed_forward(inputs, self.widen, self._activate, self.narrow)
-        activations = self._activate(self.widen(inputs))
+        else:
+            activations = self._activate(self.widen(inputs))
         return self.narrow(self._dropout(activations, training=training))
 
     def _is_recomputed(self, inputs):
@@ -107,4 +120,5 @@ class FeedForward(LoRAMixin, keras.layers.Layer):
             "dropout": self.dropout,
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "gated": self.gated,
         }

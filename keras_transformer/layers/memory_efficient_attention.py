@@ -22,27 +22,30 @@ MIN_WEIGHTS = 1024 * 1024  # per head; fewer are faster all at once
 CHUNK_ROWS = 256  # targets at a time
 
 
-def memory_efficient_attention(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
+def memory_efficient_attention(
+    queries, keys, values, mask=None, rate=0.0, seed_generator=None, soft_cap=None
+):
     """The values mixed by their attention weights, or None where holding all weights is as good.
 
     Args:
         queries: (batch, heads, target, dim).
         keys: (batch, heads, source, dim).
-        values: the same shape as `keys`.
+        values: (batch, heads, source, value_dim).
         mask: boolean, broadcasts to (batch, heads, target, source), or None.
         rate: probability in [0, 1) with which a weight is dropped.
         seed_generator: a `keras.random.SeedGenerator`; needed if `rate` is not 0.
+        soft_cap: as for `ops.attention.attention_weights`.
 
     Returns:
-        (batch, heads, target, dim), or None.
+        (batch, heads, target, value_dim), or None.
     """
-    if not rate and suits_cudnn(queries, keys):
+    if not rate and soft_cap is None and suits_cudnn(queries, keys, values):
         return fused_attention(queries, keys, values, mask)
     if may_need_chunks(queries, keys):
         by_length = attention_by_length
         if keras.backend.backend() == "jax":
             by_length = chunked_attention_on_jax
-        return by_length(queries, keys, values, mask, rate, seed_generator)
+        return by_length(queries, keys, values, mask, rate, seed_generator, soft_cap)
     return None
 
 
@@ -63,7 +66,9 @@ def may_need_chunks(queries, keys):
     return lengths[0] * lengths[1] >= MIN_WEIGHTS
 
 
-def attention_by_length(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
+def attention_by_length(
+    queries, keys, values, mask=None, rate=0.0, seed_generator=None, soft_cap=None
+):
     """`chunked_attention` of long sequences; short ones at once, with the same context.
 
     Unknown lengths are compared when XLA compiles a program for them. The arguments are those of
@@ -72,13 +77,16 @@ def attention_by_length(queries, keys, values, mask=None, rate=0.0, seed_generat
     seed = draw_seed(seed_generator) if rate else None
 
     def at_once():
-        weights = compiled_attention_weights(queries, keys, mask)
+        if soft_cap is None:
+            weights = compiled_attention_weights(queries, keys, mask)
+        else:
+            weights = attention_weights(queries, keys, mask, soft_cap=soft_cap)
         if rate:
             weights = drop(weights, keep_mask_from_seed(seed, ops.shape(weights), rate), rate)
         return ops.matmul(weights, values)
 
     def in_chunks():
-        return chunked_attention(queries, keys, values, mask, rate, seed)
+        return chunked_attention(queries, keys, values, mask, rate, seed, soft_cap)
 
     is_long = ops.shape(queries)[2] * ops.shape(keys)[2] >= MIN_WEIGHTS
     if isinstance(is_long, bool):
@@ -87,7 +95,7 @@ def attention_by_length(queries, keys, values, mask=None, rate=0.0, seed_generat
     return tf.switch_case(tf.cast(is_long, tf.int32), [at_once, in_chunks])
 
 
-def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
+def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None, soft_cap=None):
     """The same context, computed for some of the targets at a time.
 
     The weights of a chunk are recomputed in the backward pass. Dropout draws for each chunk, so
@@ -99,7 +107,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
     The arguments are those of `memory_efficient_attention`, but for a seed of `draw_seed` in place
     of a generator.
     """
-    weights_of = _weights_by_chunk(queries, keys, mask, rate, seed)
+    weights_of = _weights_by_chunk(queries, keys, mask, rate, seed, soft_cap)
 
     @tf.custom_gradient
     def attend(queries, keys, values):
@@ -115,7 +123,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
             products = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
             means = _in_chunks(tf.reduce_sum(products, axis=-1, keepdims=True), *sizes)
             upstream = _in_chunks(upstream, *sizes)
-            gradients = _gradients(weights_of, in_chunks, keys, values, upstream, means)
+            gradients = _gradients(weights_of, in_chunks, keys, values, upstream, means, soft_cap)
             query_gradients, key_gradients, value_gradients = gradients
             return (
                 _out_of_chunks(query_gradients, target),
@@ -128,7 +136,7 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None):
     return attend(*map(ops.convert_to_tensor, (queries, keys, values)))
 
 
-def _weights_by_chunk(queries, keys, mask, rate, seed):
+def _weights_by_chunk(queries, keys, mask, rate, seed, soft_cap):
     """A function from the index of a chunk, its queries, (batch, heads, rows, dim), and all keys.
 
     It returns the weights, (batch, heads, rows, source), and the factors of dropout or None.
@@ -148,7 +156,7 @@ def _weights_by_chunk(queries, keys, mask, rate, seed):
             chunk_mask = tf.slice(mask, [0, 0, chunk * rows, 0], [*batch_and_heads, rows, source])
             known = (*mask.shape[:2], chunk_queries.shape[2], mask.shape[3])
             chunk_mask = tf.ensure_shape(chunk_mask, known)
-        weights = attention_weights(chunk_queries, keys, chunk_mask)
+        weights = attention_weights(chunk_queries, keys, chunk_mask, soft_cap=soft_cap)
         if not rate:
             return weights, None
         kept = keep_mask_from_seed(seed + [0, chunk], ops.shape(weights), rate)
@@ -164,11 +172,12 @@ def _contexts(weights_of, queries, keys, values):
         weights = _scaled(*weights_of(chunk, queries[chunk], keys))
         return chunk + 1, contexts.write(chunk, tf.matmul(weights, values))
 
-    contexts = tf.TensorArray(values.dtype, ops.shape(queries)[0], element_shape=queries.shape[1:])
+    shape = [*queries.shape[1:-1], values.shape[-1]]
+    contexts = tf.TensorArray(values.dtype, ops.shape(queries)[0], element_shape=shape)
     return _over_chunks(body, queries, contexts)[0].stack()
 
 
-def _gradients(weights_of, queries, keys, values, upstream, means):
+def _gradients(weights_of, queries, keys, values, upstream, means, soft_cap):
     """The gradients for all chunks of queries, and for keys and values, these in float32."""
 
     def body(chunk, query_gradients, key_gradients, value_gradients):
@@ -181,6 +190,8 @@ def _gradients(weights_of, queries, keys, values, upstream, means):
         score_gradient = (
             weights * (weight_gradient - means[chunk]) * chunk_queries.shape[-1] ** -0.5
         )
+        if soft_cap is not None:
+            score_gradient *= _slope_of_soft_cap(chunk_queries, keys, soft_cap)
         score_gradient = tf.cast(score_gradient, chunk_queries.dtype)
         key_gradient = tf.matmul(score_gradient, chunk_queries, transpose_a=True)
         return (
@@ -195,9 +206,15 @@ def _gradients(weights_of, queries, keys, values, upstream, means):
     # Unless these wait for the gradient, XLA creates the zeros of all layers at once.
     zero = after(tf.zeros([]), upstream)
     zeros = [tf.fill(tf.shape(each), zero) for each in (keys, values)]
-    zeros = [tf.ensure_shape(each, keys.shape) for each in zeros]
+    zeros = [tf.ensure_shape(*pair) for pair in zip(zeros, (keys.shape, values.shape), strict=True)]
     query_gradients, *sums = _over_chunks(body, upstream, query_gradients, *zeros)
     return query_gradients.stack(), *sums
+
+
+def _slope_of_soft_cap(queries, keys, soft_cap):
+    """The derivative of `soft_capped` at the products of queries and keys, in float32."""
+    logits = tf.matmul(queries * queries.shape[-1] ** -0.5, keys, transpose_b=True)
+    return 1 - tf.square(tf.tanh(tf.cast(logits, tf.float32) / soft_cap))
 
 
 def _scaled(weights, factors):
@@ -241,7 +258,9 @@ def _out_of_chunks(tensor, target):
     ]
 
 
-def chunked_attention_on_jax(queries, keys, values, mask=None, rate=0.0, seed_generator=None):
+def chunked_attention_on_jax(
+    queries, keys, values, mask=None, rate=0.0, seed_generator=None, soft_cap=None
+):
     """`chunked_attention` on JAX, whose transformations write the backward pass."""
     target, chunks, rows, missing = _sizes(queries)
     seed = seed_generator.next() if rate else None
@@ -253,7 +272,8 @@ def chunked_attention_on_jax(queries, keys, values, mask=None, rate=0.0, seed_ge
     @jax.checkpoint
     def context(inputs):
         chunk, chunk_queries, chunk_mask = inputs
-        weights = attention_weights(chunk_queries, keys, mask if chunk_mask is None else chunk_mask)
+        chunk_mask = mask if chunk_mask is None else chunk_mask
+        weights = attention_weights(chunk_queries, keys, chunk_mask, soft_cap=soft_cap)
         if rate:
             kept = jax.random.bernoulli(jax.random.fold_in(seed, chunk), 1 - rate, weights.shape)
             weights = drop(weights, kept, rate)
@@ -261,18 +281,19 @@ def chunked_attention_on_jax(queries, keys, values, mask=None, rate=0.0, seed_ge
 
     masks = cut(mask) if mask is not None and mask.shape[2] != 1 else None
     contexts = jax.lax.map(context, (jnp.arange(chunks), cut(queries), masks))
-    batch_size, num_heads, _, dim = queries.shape
+    batch_size, num_heads = queries.shape[:2]
+    dim = values.shape[-1]
     contexts = jnp.moveaxis(contexts, 0, 2).reshape(batch_size, num_heads, chunks * rows, dim)
     return contexts[:, :, :target]
 
 
-def suits_cudnn(queries, keys):
+def suits_cudnn(queries, keys, values):
     """Whether cuDNN has a kernel for attention between (batch, heads, length, dim).
 
-    There is one on JAX with a GPU, in half precision, for even lengths and head widths that are
-    multiples of 8 up to 128. With bfloat16 the GPU is assumed to be Ampere or newer.
+    There is one on JAX with a GPU, in half precision, for even lengths and equal head widths that
+    are multiples of 8 up to 128. With bfloat16 the GPU is assumed to be Ampere or newer.
     """
-    if keras.backend.backend() != "jax" or not has_gpu():
+    if keras.backend.backend() != "jax" or not has_gpu() or keys.shape[3] != values.shape[3]:
         return False
     lengths, dim = (queries.shape[2], keys.shape[2]), queries.shape[3]
     is_half = keras.backend.standardize_dtype(queries.dtype) in ("bfloat16", "float16")

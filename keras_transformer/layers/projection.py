@@ -1,6 +1,7 @@
 """The weights of linear projections in all layers, and what LoRA adds to them."""
 
 import dataclasses
+import itertools
 
 from keras import initializers, ops
 
@@ -13,10 +14,12 @@ TARGETS = (
     "key",
     "value",
     "output",
+    "gate",
     "widen",
     "narrow",
     "query_key_value",
     "key_value",
+    "gate_widen",
 )
 
 
@@ -146,8 +149,8 @@ class Projection:
         return ops.concatenate(downs), ops.concatenate(ups, axis=1)
 
 
-def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use_bias=True):
-    """Adds the weights of `count` projections side by side to a layer.
+def add_projection(layer, name, input_dim, output_dims, initializer, use_bias=True):
+    """Adds the weights of a projection, or of several side by side, to a layer.
 
     Kernels are kept as (output, input): the matrix products of decoding, which have few rows,
     are then up to twice as fast with oneDNN, and slower without it (TF_ENABLE_ONEDNN_OPTS=0).
@@ -157,24 +160,24 @@ def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use
         name: name of the projection, to which "_kernel" and "_bias" are appended. The name of
             several joins their names, as in "query_key_value".
         input_dim: width of the inputs.
-        output_dim: width of the outputs of each projection.
+        output_dims: width of the outputs, or a tuple with that of each projection.
         initializer: a Keras initializer, called separately for each kernel.
-        count: number of projections.
         use_bias: whether there is a bias, initially zero.
 
     Returns:
-        A `Projection` of kernel, (count * output_dim, input_dim), and bias,
-        (count * output_dim,), or None. If the layer has `lora`, both are frozen, and the
-        projections that it targets have adapters.
+        A `Projection` of kernel, (all output_dims, input_dim), and bias, (all output_dims,), or
+        None. If the layer has `lora`, both are frozen, and the projections that it targets have
+        adapters.
     """
+    output_dims = (output_dims,) if isinstance(output_dims, int) else tuple(output_dims)
 
     def draw(shape, dtype=None):
         # In the shape from which initializers compute fan-in and fan-out.
-        kernels = [initializer.clone()((input_dim, output_dim), dtype) for _ in range(count)]
+        kernels = [initializer.clone()((input_dim, width), dtype) for width in output_dims]
         return ops.transpose(ops.concatenate(kernels, axis=1))
 
     lora = getattr(layer, "lora", None)
-    shape = (count * output_dim, input_dim)
+    shape = (sum(output_dims), input_dim)
     kernel = layer.add_weight(
         name=f"{name}_kernel",
         shape=shape,
@@ -189,7 +192,7 @@ def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use
             initializer="zeros",
             autocast=False,  # added in float32 where that costs nothing
         )
-    adapters = [] if lora is None else list(_adapters(layer, name, lora, shape, count))
+    adapters = [] if lora is None else list(_adapters(layer, name, lora, input_dim, output_dims))
     # TensorFlow's checkpoints and SavedModels only hold attributes of the layer itself.
     for weight in (kernel, bias, *(w for adapter in adapters for w in (adapter.down, adapter.up))):
         if weight is not None:
@@ -197,20 +200,21 @@ def add_projection(layer, name, input_dim, output_dim, initializer, count=1, use
     return Projection(kernel, bias, adapters)
 
 
-def _adapters(layer, name, lora, shape, count):
+def _adapters(layer, name, lora, input_dim, output_dims):
     """Adds the weights of LoRA to the parts of a projection, and to the whole, by name."""
-    rows = shape[0] // count
-    parts = [(part, index * rows, rows) for index, part in enumerate(name.split("_"))]
-    if len(parts) != count or count == 1:
-        parts = []
+    names = name.split("_")
+    parts = []
+    if len(names) == len(output_dims) > 1:
+        starts = itertools.accumulate(output_dims, initial=0)
+        parts = list(zip(names, starts, output_dims, strict=False))
     # As in the authors' code: uniform within 1 / sqrt(input_dim), and zero.
-    limit = shape[1] ** -0.5
+    limit = input_dim**-0.5
     uniform = initializers.RandomUniform(-limit, limit)
-    for target, start, height in [*parts, (name, 0, shape[0])]:
+    for target, start, height in [*parts, (name, 0, sum(output_dims))]:
         if target in lora.targets:
             down = layer.add_weight(
                 name=f"{target}_lora_down",
-                shape=(lora.rank, shape[1]),
+                shape=(lora.rank, input_dim),
                 initializer=uniform.clone(),
             )
             up = layer.add_weight(

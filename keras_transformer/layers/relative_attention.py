@@ -12,6 +12,9 @@ from keras_transformer.ops.attention import append_to_cache, relative_shift, spl
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 
+# Arguments of `MultiHeadAttention` that this attention does not have.
+ABSENT = ("value_dim", "num_key_value_heads", "rotary", "query_key_norm", "soft_cap")
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class RelativeAttention(MultiHeadAttention):
@@ -65,14 +68,27 @@ class RelativeAttention(MultiHeadAttention):
         kernel_initializer="glorot_uniform",
         **kwargs,
     ):
-        super().__init__(num_heads, key_dim, dropout, use_bias, kernel_initializer, **kwargs)
+        super().__init__(
+            num_heads,
+            key_dim,
+            dropout=dropout,
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+            **kwargs,
+        )
+        others = {name: getattr(self, name) for name in ABSENT}
+        if any(value is not None for value in others.values()):
+            raise ValueError(
+                f"RelativeAttention has no {', '.join(ABSENT)}: its positions are distances, and "
+                f"each head has keys of its own. Received: {others}."
+            )
 
     def build(self, query_shape, memory_shape=None):
         hidden_dim = query_shape[-1]
         check_even(hidden_dim)
         super().build(query_shape)
         self._build_for(query=query_shape, memory=query_shape)
-        inner = self.output_projection.kernel.shape[1]
+        inner = math.prod(self._query_heads)
         self.distance_projection = add_projection(
             self, "distance", hidden_dim, inner, self.kernel_initializer, use_bias=False
         )
@@ -87,9 +103,9 @@ class RelativeAttention(MultiHeadAttention):
         self._check_inputs(query=query, memory=memory)
         padding_mask = memory_padding_mask(query, memory, padding_mask)
         if memory is None:
-            queries, keys, values = self._project_heads(query, self.query_key_value, 3)
+            queries, keys, values = self._self_heads(query)
         else:
-            [queries] = self._project_heads(query, self._projections(0, 1), 1)
+            [queries] = self._project_heads(query, self._projections(0, 1), self._query_heads)
             keys, values = self.keys_values(ops.concatenate([memory, query], axis=1))
         target, source = ops.shape(queries)[2], ops.shape(keys)[2]
         farthest_first = ops.flip(sinusoidal_positions(source, query.shape[-1]), axis=0)
@@ -106,7 +122,8 @@ class RelativeAttention(MultiHeadAttention):
 
     def keys_values(self, value):
         """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""
-        return self._project_heads(value, self._projections(1, 3), 2)
+        parts = self._key_heads, self._value_heads
+        return self._project_heads(value, self._projections(1, 3), *parts)
 
     def empty_cache(self, batch_size, length=None, num_beams=1):
         """The cache of `MultiHeadAttention`, and projected distances.
@@ -130,7 +147,7 @@ class RelativeAttention(MultiHeadAttention):
         one position a beam and step, and projected distances, the farthest first, which grow by one
         a step; or have their full size.
         """
-        queries, key, value = self._project_heads(inputs, self.query_key_value, 3)
+        queries, key, value = self._self_heads(inputs)
         start = None if position is None else position * inputs.shape[1]
         keys = append_to_cache(cache[0], key, start)
         values = append_to_cache(cache[1], value, start)
@@ -150,6 +167,9 @@ class RelativeAttention(MultiHeadAttention):
         bias = ops.repeat(bias, inputs.shape[1], axis=3)
         outputs = self._attend_with(queries, keys, values, mask, None, bias)
         return outputs, (keys, values, distances)
+
+    def get_config(self):
+        return {key: value for key, value in super().get_config().items() if key not in ABSENT}
 
     def _attend_with(self, queries, keys, values, mask, training, bias):
         queries = queries + ops.cast(self.content_bias, queries.dtype)

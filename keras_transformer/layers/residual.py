@@ -1,46 +1,11 @@
-"""The residual connection around each sub-layer, and its layer normalisation."""
+"""The residual connection around each sub-layer, and its normalisation."""
 
 import keras
-from keras import ops
 
-from keras_transformer.arguments import check_number, check_probability
-from keras_transformer.layers.compiled import has_own_gradients, normalise
+from keras_transformer.arguments import check_probability
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.freezing import FrozenPartsMixin
-
-LAYER_NORM_EPSILON = 1e-5
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class LayerNormalization(keras.layers.LayerNormalization):
-    """Keras's layer, with a gradient of its own where XLA compiles TensorFlow.
-
-    There it keeps only its inputs for the backward pass. All blocks and stacks use it.
-
-    Source: Ba et al. 2016 (https://arxiv.org/abs/1607.06450).
-
-    Args:
-        As for `keras.layers.LayerNormalization`.
-
-    Call arguments:
-        inputs: (..., dim).
-
-    Returns:
-        Same shape and dtype as `inputs`.
-
-    Examples:
-        >>> LayerNormalization(epsilon=0.0)(keras.ops.array([[1.0, 3.0]])).numpy().tolist()
-        [[-1.0, 1.0]]
-    """
-
-    def call(self, inputs):
-        is_last_axis = self.axis in ([-1], [len(inputs.shape) - 1])
-        keeps_mean = getattr(self, "rms_scaling", False)
-        is_plain = self.scale and self.center and is_last_axis and not keeps_mean
-        if not (is_plain and has_own_gradients(inputs, self.gamma)):
-            return super().call(inputs)
-        gamma, beta = (ops.cast(each, "float32") for each in (self.gamma, self.beta))
-        return normalise(inputs, gamma, beta, self.epsilon)
+from keras_transformer.layers.normalization import NORM_EPSILON, create_norm
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -55,7 +20,8 @@ class Residual(FrozenPartsMixin, keras.layers.Layer):
     Args:
         dropout: probability in [0, 1) of dropping an element of the sub-layer's output.
         normalize_first: whether to normalise the sub-layer's inputs instead of the sum.
-        norm_epsilon: added to the variance by the normalisation.
+        norm_epsilon: added to the variance, or the mean square, by the normalisation.
+        normalization: "layer" or "rms".
 
     Call arguments:
         inputs: (batch, length, dim).
@@ -72,16 +38,22 @@ class Residual(FrozenPartsMixin, keras.layers.Layer):
     """
 
     def __init__(
-        self, dropout=0.0, normalize_first=True, norm_epsilon=LAYER_NORM_EPSILON, **kwargs
+        self,
+        dropout=0.0,
+        normalize_first=True,
+        norm_epsilon=NORM_EPSILON,
+        normalization="layer",
+        **kwargs,
     ):
         super().__init__(**kwargs)
         check_probability("dropout", dropout)
-        check_number("norm_epsilon", norm_epsilon, least=0)
         self.dropout = dropout
         self.normalize_first = normalize_first
         self.norm_epsilon = norm_epsilon
-        self.norm = LayerNormalization(
-            epsilon=norm_epsilon,
+        self.normalization = normalization
+        self.norm = create_norm(
+            normalization,
+            norm_epsilon,
             dtype=self.dtype_policy,
             trainable=self.trainable,
             name="norm",
@@ -112,4 +84,5 @@ class Residual(FrozenPartsMixin, keras.layers.Layer):
             "dropout": self.dropout,
             "normalize_first": self.normalize_first,
             "norm_epsilon": self.norm_epsilon,
+            "normalization": self.normalization,
         }

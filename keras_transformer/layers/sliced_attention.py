@@ -74,7 +74,12 @@ class SlicedAttention(
         if self.use_projections:
             dim, initializer = hidden_dim // self.num_heads, keras.initializers.GlorotUniform()
             self.query_key_value = add_projection(
-                self, "query_key_value", dim, dim, initializer, 3 * self.num_heads, use_bias=False
+                self,
+                "query_key_value",
+                dim,
+                (dim,) * (3 * self.num_heads),
+                initializer,
+                use_bias=False,
             ).kernel
             self.output_projection = add_projection(
                 self, "output", hidden_dim, hidden_dim, initializer
@@ -97,6 +102,10 @@ class SlicedAttention(
         self.record_scores(weights)
         outputs = merge_heads(ops.matmul(weights, values))
         return self.output_projection(outputs) if self.use_projections else outputs
+
+    def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
+        """The weights of a call with the same arguments, (batch, heads, length, length)."""
+        return self.attend(inputs, padding_mask, attention_mask)[1]
 
     def get_config(self):
         return {

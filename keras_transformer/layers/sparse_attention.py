@@ -36,7 +36,7 @@ class SparseAttention(MultiHeadAttention):
         summary_size: of "fixed", in tokens, from 1 to `block_size`; c in the paper, which
             takes 8 to 32 of 128 to 256. No other pattern uses it.
         causal: whether later positions are forbidden.
-        key_dim: and all further arguments as for `MultiHeadAttention`.
+        key_dim: and all further arguments as for `MultiHeadAttention`, but `soft_cap` must be None.
 
     Call arguments:
         query: (batch, length, dim).
@@ -67,12 +67,33 @@ class SparseAttention(MultiHeadAttention):
         summary_size=8,
         causal=False,
         key_dim=None,
+        value_dim=None,
         dropout=0.0,
         use_bias=True,
         kernel_initializer="glorot_uniform",
+        num_key_value_heads=None,
+        rotary=None,
+        query_key_norm=None,
+        soft_cap=None,
         **kwargs,
     ):
-        super().__init__(num_heads, key_dim, dropout, use_bias, kernel_initializer, **kwargs)
+        super().__init__(
+            num_heads,
+            key_dim,
+            value_dim,
+            dropout,
+            use_bias,
+            kernel_initializer=kernel_initializer,
+            num_key_value_heads=num_key_value_heads,
+            rotary=rotary,
+            query_key_norm=query_key_norm,
+            **kwargs,
+        )
+        if soft_cap is not None:
+            raise ValueError(
+                "A sparse pattern has no soft_cap: its softmax is a sum of several parts. Use "
+                f"MultiHeadAttention with a mask. Received: soft_cap={soft_cap}."
+            )
         self._pattern = SparsePattern(pattern, block_size, summary_size, causal)
         # One for each part of a pattern: `remat` counts on one draw from each random state.
         self._dropouts = [self._dropout]
@@ -111,12 +132,25 @@ class SparseAttention(MultiHeadAttention):
             )
         self._check_inputs(query=query)
         dropouts = iter(self._dropouts)
+        queries, keys, values = self._self_heads(query)
+        sharing = self.num_heads // keys.shape[1]
+        if sharing > 1:
+            keys, values = (ops.repeat(each, sharing, axis=1) for each in (keys, values))
         context = self._pattern.attend(
-            *self._project_heads(query, self.query_key_value, 3),
+            queries,
+            keys,
+            values,
             padding_mask=implicit_mask(query, padding_mask),
             dropout=lambda powers: next(dropouts)(powers, training=training),
         )
         return self.output_projection(merge_heads(context))
+
+    def attention_scores(
+        self, query, value=None, key=None, *, padding_mask=None, attention_mask=None
+    ):
+        """The weights of a call with the same arguments, (batch, heads, length, length)."""
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        return self.attend(query, value, key, **masks)[1]
 
     def step(self, inputs, cache, mask, position=None):
         if cache is None:

@@ -40,6 +40,7 @@ class TransformerXLBlock(TransformerBlock):
     causal = True
     attention_class = RelativeAttention
     cached_methods = ("step",)
+    takes_bias = False
 
     def create_parts(self):
         if self.attention_pattern is not None:
@@ -70,8 +71,7 @@ class TransformerXLBlock(TransformerBlock):
             )
             return self.feed_forward_step(outputs, training)
 
-        tensors = [inputs] if memory is None else [inputs, memory]
-        return self.rematerialised(forward, training, tensors)
+        return self.rematerialised(forward, training, inputs, memory=memory)
 
     def attention_scores(self, inputs, memory=None, padding_mask=None, attention_mask=None):
         """The weights of a call with the same arguments, (batch, heads, target, source)."""

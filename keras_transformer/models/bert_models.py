@@ -181,7 +181,8 @@ def bert(
             intermediate_dim, num_heads), or pass further arguments to the blocks, which
             `EncoderBlock` describes (dropout and attention_dropout, 0.1 each; activation, "gelu";
             normalize_first, False; norm_epsilon, 1e-12; activation_dropout, attention,
-            attention_pattern, remat, key_dim, use_bias, kernel_initializer, dtype).
+            attention_pattern, remat, key_dim, use_bias, kernel_initializer,
+            attention_arguments, gated, normalization, dtype).
 
     Returns:
         A `BertModel`. Inputs: a dictionary of `token_ids`, 0 for padding, and

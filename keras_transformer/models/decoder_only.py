@@ -4,9 +4,15 @@ import keras
 
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.layers.embedding import SoftCap, TokenEmbedding
 from keras_transformer.layers.positions import PositionEmbedding, SinusoidalEncoding
-from keras_transformer.models.text_model import DecoderModel, Part, TokenModel, size_named
+from keras_transformer.models.text_model import (
+    DecoderModel,
+    Part,
+    TokenModel,
+    has_own_positions,
+    size_named,
+)
 from keras_transformer.ops.positions import segment_mask, segments_before
 
 END_ID = 3  # of every document
@@ -36,13 +42,17 @@ class LanguageModel(DecoderModel, TokenModel):
     """A causal Transformer, of `language_model` or `gpt2`: its logits score each next token.
 
     Attributes:
-        embedding: `TokenEmbedding`, whose table also projects to logits.
-        positions: `SinusoidalEncoding` or `PositionEmbedding`.
+        embedding: `TokenEmbedding`.
+        output_projection: the embedding whose table projects to logits, usually the same.
+        soft_cap: `SoftCap` of the logits, or None.
+        positions: `SinusoidalEncoding` or `PositionEmbedding`; None with rotary positions.
         decoder: `Decoder` without a source.
     """
 
     kind = "language_model"
     embedding = Part("embedding")
+    output_projection = Part("output_projection", "embedding")
+    soft_cap = Part("soft_cap")
 
     def start_cache(self, batch_size, num_beams=1, length=None):
         """The cache before the first step.
@@ -102,12 +112,13 @@ class LanguageModel(DecoderModel, TokenModel):
             A dictionary with one list, "decoder", of one tensor (batch, heads, length, length)
             per layer.
         """
-        vectors = self.positions(self.embedding(token_ids))
+        vectors = self.with_positions(self.embedding(token_ids))
         pairs = self.decoder.attention_scores(vectors)
         return {"decoder": [self_scores for self_scores, _ in pairs]}
 
     def _logits_of(self, vectors):
-        return self.embedding(vectors, reverse=True)
+        logits = self.output_projection(vectors, reverse=True)
+        return logits if self.soft_cap is None else self.soft_cap(logits)
 
 
 def language_model(
@@ -116,6 +127,9 @@ def language_model(
     size="small",
     scale_embedding=True,
     packed=False,
+    blocks="transformer",
+    tie_output=True,
+    logit_soft_cap=None,
     name="language_model",
     **dimensions,
 ):
@@ -129,41 +143,52 @@ def language_model(
     Args:
         vocabulary_size: number of ids.
         max_sequence_length: number of learned positions, in tokens; None adds sinusoids
-            instead, which have no limit.
+            instead, which have no limit, or nothing with rotary positions.
         size: a key of `SIZES`: "small" or "medium".
         scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
         packed: whether rows may hold several documents, as from `PackedDocuments`: each ends with
             id 3, and none attends to another. The weights, and the logits of a row with one
             document, are the same.
+        blocks: "transformer" for those of the paper, or "llama": RMS normalisation, rotary
+            positions, SwiGLU, and no biases.
+        tie_output: whether the token embeddings also serve as output projection.
+        logit_soft_cap: limits the logits, as of `SoftCap`; None for no limit.
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks, which
             `EncoderBlock` describes (attention, attention_pattern, attention_dropout,
             activation_dropout, activation, normalize_first, norm_epsilon, remat, key_dim,
-            use_bias, kernel_initializer, dtype).
+            use_bias, kernel_initializer, attention_arguments, gated, normalization, dtype).
 
     Returns:
         A `LanguageModel`. Input: `token_ids`, integers (batch, length). Output:
         float32 logits of the next token at each position, (batch, length, vocabulary_size).
-        Token embedding and output projection are tied.
 
     Raises:
-        ValueError: if `size` or a dimension is unknown, or hidden_dim is not
-            divisible by num_heads without a `key_dim`.
+        ValueError: if `size`, `blocks` or a dimension is unknown, or hidden_dim is not
+            divisible by num_heads without a `key_dim`; for a `max_sequence_length` beside rotary
+            positions.
 
     Examples:
         >>> model = language_model(11, num_layers=1)
         >>> tuple(model(keras.ops.array([[3, 5, 2]])).shape)
         (1, 3, 11)
     """
-    block = {"activation": "gelu", **size_named(SIZES, size, dimensions)}
+    block = {"activation": "gelu", **size_named(SIZES, size, dimensions, blocks)}
     hidden_dim = block.pop("hidden_dim")
     dtype = block.get("dtype")
     token_ids = keras.Input((None,), dtype="int32", name="token_ids")
     embedding = TokenEmbedding(
         vocabulary_size, hidden_dim, scale_embedding, pad_id=None, dtype=dtype, name="embedding"
     )
-    if max_sequence_length is None:
+    positions = None
+    if has_own_positions(block):
+        if max_sequence_length is not None:
+            raise ValueError(
+                "Rotary positions take the place of learned ones and have no limit: leave out "
+                f"max_sequence_length. Received: max_sequence_length={max_sequence_length}."
+            )
+    elif max_sequence_length is None:
         positions = SinusoidalEncoding(dtype=dtype, name="positions")
     else:
         positions = PositionEmbedding(max_sequence_length, dtype=dtype, name="positions")
@@ -172,6 +197,16 @@ def language_model(
     if packed:
         segments = segments_before(token_ids, END_ID)
         masks["attention_mask"] = segment_mask(segments, segments)
-    vectors = dropout(positions(embedding(token_ids), segments=segments))
-    vectors = Decoder(**block, name="decoder")(vectors, **masks)
-    return LanguageModel(token_ids, embedding(vectors, reverse=True), name=name)
+    vectors = embedding(token_ids)
+    if positions is not None:
+        vectors = positions(vectors, segments=segments)
+    vectors = Decoder(**block, name="decoder")(dropout(vectors), **masks)
+    output_projection = embedding
+    if not tie_output:
+        output_projection = TokenEmbedding(
+            vocabulary_size, hidden_dim, pad_id=None, dtype=dtype, name="output_projection"
+        )
+    logits = output_projection(vectors, reverse=True)
+    if logit_soft_cap is not None:
+        logits = SoftCap(logit_soft_cap, dtype=dtype, name="soft_cap")(logits)
+    return LanguageModel(token_ids, logits, name=name)

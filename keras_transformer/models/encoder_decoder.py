@@ -8,7 +8,13 @@ from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import IgnoredToken, TokenEmbedding, VocabularyBias
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.positions import SinusoidalEncoding
-from keras_transformer.models.text_model import DecoderModel, Part, check_kind, size_named
+from keras_transformer.models.text_model import (
+    DecoderModel,
+    Part,
+    check_kind,
+    has_own_positions,
+    size_named,
+)
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.positions import segment_mask, segments_after, segments_before
 
@@ -51,7 +57,7 @@ class TranslationModel(DecoderModel):
         output_projection: the embedding whose table projects to logits.
         output_bias: `VocabularyBias` of the logits, or None.
         source_without_end: `IgnoredToken` that hides the end token of sources, or None.
-        positions: `SinusoidalEncoding` of both sides.
+        positions: `SinusoidalEncoding` of both sides; None with rotary positions.
         encoder: `Encoder` of the sources.
         decoder: `Decoder` of the targets.
     """
@@ -159,7 +165,7 @@ class TranslationModel(DecoderModel):
         vectors, source_mask = self._embedded_source(source_ids)
         source, encoder_scores = self.encoder.attend(vectors, source_mask)
         pairs = self.decoder.attention_scores(
-            self.positions(self.target_embedding(target_ids)),
+            self.with_positions(self.target_embedding(target_ids)),
             source,
             padding_mask(target_ids),
             source_mask,
@@ -174,7 +180,7 @@ class TranslationModel(DecoderModel):
         """Vectors of sources with their positions encoded, and their padding mask."""
         if self.source_without_end is not None:
             source_ids = self.source_without_end(source_ids)
-        return self.positions(self.source_embedding(source_ids)), padding_mask(source_ids)
+        return self.with_positions(self.source_embedding(source_ids)), padding_mask(source_ids)
 
     def _logits_of(self, vectors):
         logits = self.output_projection(vectors, reverse=True)
@@ -191,6 +197,7 @@ def translation(
     scale_embedding=True,
     positions=None,
     source_end=True,
+    blocks="transformer",
     name="translation",
     **dimensions,
 ):
@@ -209,15 +216,18 @@ def translation(
             The weights, and the logits of a row with one pair, are the same.
         output_bias: whether the logit of each token has a learned bias.
         scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
-        positions: arguments of `SinusoidalEncoding` that differ from its defaults, a dictionary.
+        positions: arguments of `SinusoidalEncoding` that differ from its defaults, a dictionary;
+            None with rotary positions, which take its place.
         source_end: whether the model reads the end token, id 3, that data and serving append to
             each source.
+        blocks: "transformer" for those of the paper, or "llama": RMS normalisation, rotary
+            positions in self-attention, SwiGLU, and no biases.
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks, which
             `EncoderBlock` describes (attention, attention_pattern, attention_dropout,
             activation_dropout, activation, normalize_first, norm_epsilon, remat, key_dim,
-            use_bias, kernel_initializer, dtype).
+            use_bias, kernel_initializer, attention_arguments, gated, normalization, dtype).
 
     Returns:
         A `TranslationModel`. Inputs: a dictionary of `source_ids` (batch, source) and
@@ -225,8 +235,8 @@ def translation(
         (batch, target, target_vocabulary_size).
 
     Raises:
-        ValueError: if `size` or a dimension is unknown, or hidden_dim is not
-            divisible by num_heads without a `key_dim`.
+        ValueError: if `size`, `blocks` or a dimension is unknown, or hidden_dim is not
+            divisible by num_heads without a `key_dim`; for `positions` beside rotary ones.
 
     Examples:
         >>> model = translation(11, size="tiny", num_layers=1)
@@ -234,7 +244,7 @@ def translation(
         >>> tuple(model({"source_ids": ids, "target_ids": ids}).shape)
         (1, 3, 11)
     """
-    block = size_named(SIZES, size, dimensions)
+    block = size_named(SIZES, size, dimensions, blocks)
     hidden_dim = block.pop("hidden_dim")
     dtype = block.get("dtype")
 
@@ -259,7 +269,13 @@ def translation(
         output_projection = TokenEmbedding(
             target_vocabulary_size, hidden_dim, dtype=dtype, name="output_projection"
         )
-    positions = SinusoidalEncoding(**(positions or {}), dtype=dtype, name="positions")
+    if not has_own_positions(block):
+        positions = SinusoidalEncoding(**(positions or {}), dtype=dtype, name="positions")
+    elif positions is not None:
+        raise ValueError(
+            "Rotary positions take the place of sinusoids: leave out positions. "
+            f"Received: positions={positions}."
+        )
     dropout = ReproducibleDropout(block["dropout"], dtype=dtype, name="embedding_dropout")
 
     source_segments = target_segments = None
@@ -273,9 +289,14 @@ def translation(
     seen_ids = source_ids
     if not source_end:
         seen_ids = IgnoredToken(END_ID, dtype=dtype, name="source_without_end")(source_ids)
-    source = dropout(positions(source_embedding(seen_ids), segments=source_segments))
+
+    def embedded(embedding, ids, segments):
+        vectors = embedding(ids)
+        return dropout(vectors if positions is None else positions(vectors, segments=segments))
+
+    source = embedded(source_embedding, seen_ids, source_segments)
     source = Encoder(**block, name="encoder")(source, **source_masks)
-    target = dropout(positions(target_embedding(target_ids), segments=target_segments))
+    target = embedded(target_embedding, target_ids, target_segments)
     target = Decoder(**block, name="decoder")(target, source, **target_masks)
     logits = output_projection(target, reverse=True)
     if output_bias:

@@ -8,7 +8,7 @@ from keras_transformer.layers.embedding import TokenDropout, TokenEmbedding
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
 from keras_transformer.layers.positions import SinusoidalEncoding
-from keras_transformer.models.text_model import Part, TokenModel, size_named
+from keras_transformer.models.text_model import Part, TokenModel, has_own_positions, size_named
 from keras_transformer.ops.masks import padding_mask
 
 # former: the classifier of Bloem 2019 (https://peterbloem.nl/blog/transformers), with its
@@ -37,7 +37,7 @@ class ClassifierModel(TokenModel):
 
     Attributes:
         embedding: `TokenEmbedding`.
-        positions: `SinusoidalEncoding`.
+        positions: `SinusoidalEncoding`; None with rotary positions.
         encoder: `Encoder`.
         head: `Dense` from the pooled vector to the logits of the labels.
     """
@@ -58,7 +58,9 @@ class ClassifierModel(TokenModel):
             A dictionary with one list, "encoder", of one tensor (batch, heads, length, length)
             per layer.
         """
-        vectors = self.positions(self.embedding(token_ids))
+        vectors = self.embedding(token_ids)
+        if self.positions is not None:
+            vectors = self.positions(vectors)
         return {"encoder": self.encoder.attention_scores(vectors, padding_mask(token_ids))}
 
 
@@ -68,6 +70,7 @@ def classifier(
     size="small",
     pooling="mean",
     token_dropout=0.0,
+    blocks="transformer",
     name="classifier",
     **dimensions,
 ):
@@ -81,19 +84,21 @@ def classifier(
         size: a key of `SIZES`: "small" or "former".
         pooling: of the encoder's vectors: "mean", "max" or "first".
         token_dropout: probability in [0, 1) of dropping a token in training.
+        blocks: "transformer" for those of the paper, or "llama": RMS normalisation, rotary
+            positions, SwiGLU, and no biases.
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks, which
             `EncoderBlock` describes (attention, attention_pattern, attention_dropout,
             activation_dropout, activation, normalize_first, norm_epsilon, remat, key_dim,
-            use_bias, kernel_initializer, dtype).
+            use_bias, kernel_initializer, attention_arguments, gated, normalization, dtype).
 
     Returns:
         A `ClassifierModel`. Input: `token_ids`, integers (batch, length), 0 for
         padding. Output: float32 logits, (batch, num_labels).
 
     Raises:
-        ValueError: if `size`, `pooling` or a dimension is unknown, or hidden_dim is not
+        ValueError: if `size`, `pooling`, `blocks` or a dimension is unknown, or hidden_dim is not
             divisible by num_heads without a `key_dim`.
 
     Examples:
@@ -102,13 +107,14 @@ def classifier(
         (2, 2)
     """
     check_integer("num_labels", num_labels)
-    block = size_named(SIZES, size, dimensions)
+    block = size_named(SIZES, size, dimensions, blocks)
     hidden_dim, dropout = block.pop("hidden_dim"), block["dropout"]
     dtype = block.get("dtype")
     token_ids = keras.Input((None,), dtype="int32", name="token_ids")
     kept_ids = TokenDropout(token_dropout, name="token_dropout")(token_ids)
     vectors = TokenEmbedding(vocabulary_size, hidden_dim, dtype=dtype, name="embedding")(kept_ids)
-    vectors = SinusoidalEncoding(dtype=dtype, name="positions")(vectors)
+    if not has_own_positions(block):
+        vectors = SinusoidalEncoding(dtype=dtype, name="positions")(vectors)
     vectors = ReproducibleDropout(dropout, dtype=dtype, name="embedding_dropout")(vectors)
     vectors = Encoder(**block, name="encoder")(vectors)
     pooled = SequencePooling(pooling, dtype=dtype, name="pooling")(vectors)

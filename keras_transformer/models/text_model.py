@@ -77,7 +77,7 @@ class DecoderModel(TextModel):
     A subclass has `_logits_of`, from vectors to logits.
 
     Attributes:
-        positions: adds positions to the vectors of tokens.
+        positions: adds positions to the vectors of tokens; None if the attention sees them itself.
         decoder: `Decoder`.
     """
 
@@ -85,13 +85,19 @@ class DecoderModel(TextModel):
     positions = Part("positions")
     decoder = Part("decoder")
 
+    def with_positions(self, embedded):
+        """Vectors of tokens, (batch, length, dim), after positions are added, if any are."""
+        return embedded if self.positions is None else self.positions(embedded)
+
     def _empty_cache(self, batch_size, length, num_beams):
         keys_values = self.decoder.empty_cache(batch_size, length, num_beams)
         return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams)}
 
     def _decode_step(self, embedded, source, source_mask, parents, position, cache):
         """Logits and the extended cache, of embedded tokens (batch, beams, dim)."""
-        vectors = self.positions.step(embedded, position)
+        vectors = embedded
+        if self.positions is not None:
+            vectors = self.positions.step(embedded, position)
         name, mask, position = mask_of_step(cache, parents, position)
         vectors, keys_values = self.decoder.step(
             vectors, source, source_mask, cache["keys_values"], mask, position
@@ -100,7 +106,7 @@ class DecoderModel(TextModel):
 
     def _prefill(self, embedded, source, source_mask, next_ids, count, cache):
         """Log-probabilities or None, and the cache, of embedded tokens (batch, length, dim)."""
-        vectors = self.positions(embedded)
+        vectors = self.with_positions(embedded)
         vectors, keys_values = self.decoder.step(vectors, source, source_mask, None, None)
         log_probs = None
         if next_ids is not None:
@@ -132,15 +138,43 @@ def check_kind(model, model_class, methods, builders):
     )
 
 
-def size_named(sizes, size, dimensions):
+# What blocks are made of, as arguments of `EncoderBlock`.
+BLOCKS = {
+    "transformer": {},
+    # Touvron et al. 2023, section 2.2 (https://arxiv.org/abs/2302.13971).
+    "llama": {
+        "normalization": "rms",
+        "gated": True,
+        "activation": "silu",
+        "use_bias": False,
+        "attention_arguments": {"rotary": {}},
+    },
+}
+
+
+def size_named(sizes, size, dimensions, blocks="transformer"):
     """The dimensions of a published size, with those that replace them.
 
+    Gated networks are two thirds as wide inside as the size says, rounded up to a multiple of 8,
+    unless the `dimensions` tell their width: they have three matrices instead of two.
+
     Raises:
-        ValueError: if there is no such size.
+        ValueError: if there is no such size, or no such `blocks`.
     """
     if size not in sizes:
         raise ValueError(f"size must be one of {', '.join(sizes)}. Received: size={size!r}.")
-    return {**sizes[size], **dimensions}
+    if blocks not in BLOCKS:
+        raise ValueError(f"blocks must be one of {', '.join(BLOCKS)}. Received: blocks={blocks!r}.")
+    chosen = {**sizes[size], **BLOCKS[blocks]}
+    if BLOCKS[blocks].get("gated") and "intermediate_dim" in chosen:
+        chosen["intermediate_dim"] = -(-2 * chosen["intermediate_dim"] // (3 * 8)) * 8
+    return {**chosen, **dimensions}
+
+
+def has_own_positions(block):
+    """Whether the attention of blocks with these arguments sees positions by itself."""
+    rotary = (block.get("attention_arguments") or {}).get("rotary")
+    return rotary is not None or block.get("position_bias") is not None
 
 
 def empty_mask(batch_size, length, num_beams):

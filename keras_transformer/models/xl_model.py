@@ -215,7 +215,7 @@ def transformer_xl(
             arguments to the blocks, which `EncoderBlock` describes (attention, a subclass of
             `RelativeAttention`; attention_dropout; activation_dropout, which defaults to
             `dropout`; activation, normalize_first, norm_epsilon, remat, key_dim, use_bias,
-            kernel_initializer, dtype).
+            kernel_initializer, attention_arguments, gated, normalization, dtype).
 
     Returns:
         A `TransformerXLModel`. Input: `token_ids` (batch, length), integers, 0 for padding.

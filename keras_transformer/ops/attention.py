@@ -24,7 +24,7 @@ def merge_heads(inputs):
     return ops.reshape(ops.transpose(inputs, (0, 2, 1, 3)), shape)
 
 
-def attention_weights(queries, keys, mask=None, bias=None):
+def attention_weights(queries, keys, mask=None, bias=None, soft_cap=None):
     """How much each target position attends to each source position, (..., heads, target, source).
 
     softmax(Q K^T / sqrt(d) + bias), computed in float32 under every dtype policy. The weights of a
@@ -37,11 +37,33 @@ def attention_weights(queries, keys, mask=None, bias=None):
         keys: (..., heads, source, dim).
         mask: boolean, broadcasts to the weights; True where attention is allowed; None allows all.
         bias: added to the logits, broadcasts to the weights, or None.
+        soft_cap: the products are kept between minus this number and it, as of `soft_capped`; None
+            for no limit.
     """
     # The same as scaling the logits, up to rounding: fewer numbers are touched, and logits
     # of float16 overflow later.
     queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
-    return masked_softmax(ops.matmul(queries, ops.swapaxes(keys, -1, -2)), mask, bias)
+    logits = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
+    if soft_cap is not None:
+        logits = soft_capped(ops.cast(logits, wide_dtype(logits)), soft_cap)
+    return ops.cast(masked_softmax(logits, mask, bias), queries.dtype)
+
+
+def soft_capped(logits, soft_cap):
+    """Logits that stay between `-soft_cap` and `soft_cap`: soft_cap * tanh(logits / soft_cap).
+
+    Source: Gemma Team 2024, section 2 (https://arxiv.org/abs/2408.00118).
+
+    Examples:
+        >>> soft_capped(keras.ops.array([1.0, 1000.0]), 30.0).numpy().round(2).tolist()
+        [1.0, 30.0]
+    """
+    return soft_cap * ops.tanh(logits / soft_cap)
+
+
+def wide_dtype(tensor):
+    """The dtype in which what must not be rounded is computed: float32, or float64."""
+    return keras.backend.result_type(tensor.dtype, "float32")
 
 
 def masked_softmax(logits, mask=None, bias=None):
@@ -49,7 +71,7 @@ def masked_softmax(logits, mask=None, bias=None):
 
     The weights have the shape and dtype of the logits, (..., heads, target, source).
     """
-    dtype, wide = logits.dtype, keras.backend.result_type(logits.dtype, "float32")
+    dtype, wide = logits.dtype, wide_dtype(logits)
     logits = ops.cast(logits, wide)
     if bias is not None:
         logits = logits + ops.cast(bias, wide)
@@ -66,6 +88,27 @@ def masked_softmax(logits, mask=None, bias=None):
 def _softmax(logits):
     # Keras warns of a softmax over one number; at the first step of decoding there is just one.
     return ops.ones_like(logits) if logits.shape[-1] == 1 else ops.softmax(logits, axis=-1)
+
+
+def join_heads(inputs, count):
+    """Makes one head of each `count` neighbouring ones, whose positions follow each other.
+
+    (batch, heads, length, dim) -> (batch, heads / count, count * length, dim). Heads that share
+    their keys and values are then one product, for which these need not be repeated.
+
+    Examples:
+        >>> heads = keras.ops.array([[[[1], [2]], [[3], [4]]]])
+        >>> join_heads(heads, 2)[0, 0, :, 0].numpy().tolist()
+        [1, 2, 3, 4]
+    """
+    _, num_heads, length, dim = ops.shape(inputs)
+    return ops.reshape(inputs, (known_rows(inputs), num_heads // count, count * length, dim))
+
+
+def separate_heads(inputs, count):
+    """The inverse of `join_heads`."""
+    _, num_heads, length, dim = ops.shape(inputs)
+    return ops.reshape(inputs, (known_rows(inputs), num_heads * count, length // count, dim))
 
 
 def relative_shift(logits):

@@ -1,8 +1,12 @@
-"""Sinusoidal positions, and the segments of rows that hold several texts one after another."""
+"""Sinusoidal and rotary positions, and the segments of rows that hold several texts."""
 
 import math
 
 from keras import ops
+
+from keras_transformer.arguments import check_number
+from keras_transformer.ops.attention import wide_dtype
+from keras_transformer.ops.projection import known_rows
 
 
 def sinusoidal_positions(length, dim, start=0, max_wavelength=10000, interleaved=True):
@@ -47,6 +51,115 @@ def check_even(dim):
             "dim must be even so that every sine has its cosine. "
             f"Choose e.g. {dim + 1}. Received: dim={dim}."
         )
+
+
+def rotary_rates(dim, max_wavelength=10000, scaling=None):
+    """By how many radians a token further each pair of columns is rotated.
+
+    Source: Su et al. 2021, section 3.2 (https://arxiv.org/abs/2104.09864).
+
+    Args:
+        dim: number of columns, even.
+        max_wavelength: longest wavelength, in tokens, divided by 2 pi.
+        scaling: how rates are lowered for longer sequences than in training, as of
+            `RotaryEmbedding`; None for not at all.
+
+    Returns:
+        A list of dim / 2 numbers.
+
+    Raises:
+        ValueError: if `dim` is odd, or for a scaling that is not one of those listed.
+
+    Examples:
+        >>> rotary_rates(4)
+        [1.0, 0.01]
+    """
+    check_even(dim)
+    if scaling is None:
+        return [max_wavelength ** (-column / dim) for column in range(0, dim, 2)]
+    kind = _check_scaling(scaling)
+    factor = scaling["factor"]
+    if kind == "ntk":
+        if dim < 4:
+            raise ValueError(f"The scaling 'ntk' needs at least 4 columns. Received: dim={dim}.")
+        return rotary_rates(dim, max_wavelength * factor ** (dim / (dim - 2)))
+    rates = rotary_rates(dim, max_wavelength)
+    if kind == "linear":
+        return [rate / factor for rate in rates]
+    low, high = scaling["low_frequency"], scaling["high_frequency"]
+
+    def scaled(rate):
+        turns = rate * scaling["original_length"] / (2 * math.pi)
+        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
+        return rate * (kept + (1 - kept) / factor)
+
+    return [scaled(rate) for rate in rates]
+
+
+SCALINGS = {
+    "linear": ("factor",),
+    "ntk": ("factor",),
+    "llama3": ("factor", "low_frequency", "high_frequency", "original_length"),
+}
+
+
+def _check_scaling(scaling):
+    """The type of a scaling; raises ValueError unless it has the numbers that belong to it."""
+    kind = scaling.get("type") if isinstance(scaling, dict) else None
+    if kind not in SCALINGS or set(scaling) != {"type", *SCALINGS[kind]}:
+        forms = (
+            "{" + ", ".join([f"'type': '{kind}'", *(f"'{name}': ..." for name in names)]) + "}"
+            for kind, names in SCALINGS.items()
+        )
+        raise ValueError(f"scaling must be None or {' or '.join(forms)}. Received: {scaling!r}.")
+    for name in SCALINGS[kind]:
+        check_number(f"{name} of scaling", scaling[name], above=0)
+    if kind == "llama3" and scaling["high_frequency"] <= scaling["low_frequency"]:
+        raise ValueError(
+            "high_frequency of scaling must be above low_frequency: rates in between are mixed. "
+            f"Received: {scaling!r}."
+        )
+    return kind
+
+
+def rotate(inputs, positions, rates, interleaved=False):
+    """Rotates the first columns of vectors, in pairs, by the angles positions * rates.
+
+    Computed in float32 under every dtype policy.
+
+    Args:
+        inputs: (..., length, dim).
+        positions: integers, (length,) or (1,), in tokens.
+        rates: of `rotary_rates`, (pairs,); the first 2 * pairs columns are rotated.
+        interleaved: whether a pair is two neighbouring columns, or one of the first half of those
+            columns and one of the second.
+
+    Returns:
+        Same shape and dtype as `inputs`.
+
+    Examples:
+        >>> turned = rotate(keras.ops.array([[1.0, 0.0]]), keras.ops.array([1]), [math.pi / 2])
+        >>> turned.numpy().round(3).tolist()
+        [[0.0, 1.0]]
+    """
+    wide = wide_dtype(inputs)
+    angles = ops.cast(positions, wide)[:, None] * ops.convert_to_tensor(rates, wide)
+    cosines, sines = ops.cos(angles), ops.sin(angles)  # (length, pairs)
+    pairs, dim = len(rates), inputs.shape[-1]
+    rotated = ops.cast(inputs[..., : 2 * pairs], wide)
+    if interleaved:
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
+    else:
+        first, second = rotated[..., :pairs], rotated[..., pairs:]
+    turned = [first * cosines - second * sines, second * cosines + first * sines]
+    if interleaved:
+        # (..., pairs, 2) -> (..., 2 * pairs)
+        sizes = ops.shape(inputs)[1:-1]
+        turned = [ops.reshape(ops.stack(turned, axis=-1), (known_rows(inputs), *sizes, 2 * pairs))]
+    turned = [ops.cast(part, inputs.dtype) for part in turned]
+    if dim > 2 * pairs:
+        turned.append(inputs[..., 2 * pairs :])
+    return ops.concatenate(turned, axis=-1) if len(turned) > 1 else turned[0]
 
 
 def segments_before(token_ids, end_id):

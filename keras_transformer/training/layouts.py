@@ -4,7 +4,7 @@ import keras
 
 # Kernels are kept as (output, input). The first projection of a pair is divided by its outputs,
 # the second by its inputs, so that devices communicate once after each pair.
-_FIRST = r".*/(query|query_key_value|key_value|widen)"
+_FIRST = r".*/(query|query_key_value|key_value|widen|gate_widen)"
 _SECOND = r".*/(output|narrow)_kernel"
 _TOKEN_TABLE = r".*(?<!position_embedding)/embeddings"
 

@@ -150,6 +150,34 @@ def test_lengths_that_vary_choose_chunks_when_xla_compiles_for_them(monkeypatch,
     assert (" while(" in program) == (lengths == (8, 9))
 
 
+@pytest.mark.parametrize("soft_cap", [None, 0.5])
+def test_a_soft_cap_and_values_of_another_width_are_the_same_in_chunks(monkeypatch, soft_cap):
+    import tensorflow as tf
+
+    from keras_transformer.ops.attention import attention_weights
+
+    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
+    tensors = [tf.random.normal((2, 3, n, d), seed=d) for n, d in ((8, 4), (7, 4), (7, 5))]
+    mask = tf.random.uniform((2, 1, 8, 7), seed=3) < 0.7
+
+    def at_once(queries, keys, values):
+        return tf.matmul(attention_weights(queries, keys, mask, soft_cap=soft_cap), values)
+
+    def in_chunks(*tensors):
+        return module.chunked_attention(*tensors, mask, soft_cap=soft_cap)
+
+    def outputs_and_gradients(function):
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            outputs = function(*tensors)
+            loss = tf.reduce_sum(outputs * tf.sin(outputs))
+        return [outputs, *tape.gradient(loss, tensors)]
+
+    every = zip(outputs_and_gradients(in_chunks), outputs_and_gradients(at_once), strict=True)
+    for one, other in every:
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_4096_tokens_hold_a_fifth_of_the_memory_of_all_weights_at_once():
     import os

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import DecoderBlock, EncoderBlock
-from keras_transformer.layers.residual import LayerNormalization
+from keras_transformer.layers.normalization import LayerNormalization, RMSNormalization
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
 
@@ -53,6 +53,42 @@ def test_blocks_have_the_same_gradients_under_xla(normalize_first, activation):
     check_alike(encoder, [(3, 5, 4)], padding_mask=mask, training=True)
     decoder = DecoderBlock(activation=activation, **settings)
     check_alike(decoder, [(3, 7, 4), (3, 5, 4)], source_padding_mask=mask, training=True)
+
+
+LLAMA = {
+    "num_heads": 6, "intermediate_dim": 11, "normalization": "rms", "gated": True,
+    "activation": "silu", "use_bias": False,
+    "attention_arguments": {"rotary": {}, "num_key_value_heads": 2, "query_key_norm": 1e-6},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_todays_blocks_have_the_same_gradients_under_xla(soft_cap, dtype):
+    settings = {**LLAMA, "dtype": dtype}
+    settings["attention_arguments"] = {**LLAMA["attention_arguments"], "soft_cap": soft_cap}
+    atol = {"float32": 1e-5, "float64": 1e-12}[dtype]
+    mask = keras.ops.array([[True] * 5, [True] * 3 + [False] * 2, [False] * 5])
+    encoder = EncoderBlock(**settings)
+    check_alike(encoder, [(3, 5, 12)], atol=atol, padding_mask=mask, training=True)
+    decoder = DecoderBlock(**settings)
+    shapes = [(3, 7, 12), (3, 5, 4)]
+    check_alike(decoder, shapes, atol=atol, source_padding_mask=mask, training=True)
+
+
+def test_rms_normalisation_equals_kerass():
+    for inputs in (keras.random.normal((2, 3, 5), seed=3), keras.random.normal((2, 7), seed=4)):
+        ours, theirs = RMSNormalization(epsilon=1e-3), keras.layers.RMSNormalization(epsilon=1e-3)
+        ours(inputs), theirs(inputs)
+        scale = keras.random.normal(inputs.shape[-1:], seed=5)
+        ours.scale.assign(scale), theirs.scale.assign(scale)
+        np.testing.assert_array_equal(ours(inputs), theirs(inputs))
+        compiled = outputs_and_gradients(ours, [inputs], True)
+        for one, other in zip(
+            compiled, outputs_and_gradients(theirs, [inputs], False), strict=True
+        ):
+            np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.parametrize(

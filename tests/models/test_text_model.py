@@ -29,7 +29,7 @@ BUILDERS = {
     "bert_token_labeller": lambda: kt.bert_token_labeller(backbone(), 3),
 }
 # Parts that only some models have; all others are there.
-OPTIONAL = {"output_bias", "source_without_end", "pooler", "pooling"}
+OPTIONAL = {"soft_cap", "output_bias", "source_without_end", "pooler", "pooling"}
 
 
 def inputs_of(model):
