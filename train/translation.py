@@ -94,7 +94,8 @@ class TranslationConfig(TrainingConfig):
 
     pretrained: str = setting(
         "",
-        "tune the model of a finished run, or of a folder of Marian, M2M100, NLLB or OpenNMT-tf",
+        "tune the model of a finished run, or of a folder of Marian, M2M100, NLLB, T5 or "
+        "OpenNMT-tf",
     )
     vocabulary_size: int = setting(8000, "pieces shared by both languages", ge=LEAST_PIECES)
     size: Literal["tiny", "base", "big"] = setting("base", "published dimensions to start from")
@@ -270,7 +271,7 @@ class TranslationExperiment(Experiment):
 
     config_class = TranslationConfig
     what_is_pretrained = (
-        "a finished run of train.translation, or a folder of Marian, M2M100, NLLB or OpenNMT-tf"
+        "a finished run of train.translation, or a folder of Marian, M2M100, NLLB, T5 or OpenNMT-tf"
     )
 
     def __init__(self, config, texts=None, run=None):

@@ -1,6 +1,6 @@
 """Loads a folder with another library's model, of any family."""
 
-from keras_transformer.convert import bert, gpt2, keras_hub, m2m100, marian, opennmt
+from keras_transformer.convert import bert, gpt2, keras_hub, m2m100, marian, opennmt, t5
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.generation import KNOWN
 from keras_transformer.convert.tables import ConversionError
@@ -14,7 +14,9 @@ FAMILIES = {
     "gpt2": gpt2.read,
     "m2m_100": m2m100.read,
     "marian": marian.read,
+    "mt5": t5.read,
     "roberta": bert.read,
+    "t5": t5.read,
 }
 # Settings of Hugging Face's models, of any family, that change none of our numbers: of training,
 # of heads that are not read, of how to compute. Those of the search are in generation.py.

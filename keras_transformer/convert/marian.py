@@ -94,7 +94,7 @@ def rows(model, source_order, target_order):
             "final_logits_bias",
             shape=(1, len(target_order.our_id_of)),
             missing=0.0,
-            to_ours=lambda array: _bias_in_our_order(array, target_order),
+            to_ours=lambda array: bias_in_our_order(array, target_order),
         )
     yield from block_rows(model)
     yield from rows_of(model, FINAL_NORMS)  # which only models with normalize_first have
@@ -107,7 +107,7 @@ def block_rows(model):
             yield from rows_of(block, BLOCK, f"model.{side}.layers.{index}.")
 
 
-def _bias_in_our_order(bias, order):
+def bias_in_our_order(bias, order):
     """Their biases in our order; `NEVER` for a start token that is another token, too."""
     in_our_order = bias[order.their_id_of]
     if order.repeats_start:

@@ -332,7 +332,7 @@ class TransformerStack(TransformerLayer):
                 f"{type(self).__name__}."
             )
         self.position_bias = position_bias
-        self._position_bias = create_position_bias(
+        self.shared_bias = create_position_bias(
             position_bias,
             num_heads=num_heads,
             causal=self.block_class.causal,
@@ -358,8 +358,8 @@ class TransformerStack(TransformerLayer):
 
     def build_blocks(self, shapes):
         """Builds all parts for a list of shapes, which `build` of a subclass names for Keras."""
-        if self._position_bias is not None:
-            self._position_bias.build(shapes[0])
+        if self.shared_bias is not None:
+            self.shared_bias.build(shapes[0])
         for block in self.blocks:
             block.build(*shapes)
         if self.norm is not None:
@@ -380,19 +380,19 @@ class TransformerStack(TransformerLayer):
 
     def bias_of(self, inputs, attention_bias=None):
         """The `attention_bias` of all blocks for a call, by name; nothing if there is none."""
-        if self._position_bias is not None:
-            own = self._position_bias(inputs)
+        if self.shared_bias is not None:
+            own = self.shared_bias(inputs)
             attention_bias = own if attention_bias is None else own + attention_bias
         return {} if attention_bias is None else {"attention_bias": attention_bias}
 
     def bias_of_step(self, inputs, cache, position=None):
         """The same for a step with the cache of the blocks, whose items may be None."""
-        if self._position_bias is None or cache[0] is None:
+        if self.shared_bias is None or cache[0] is None:
             return self.bias_of(inputs)
         num_beams, columns = inputs.shape[1], ops.shape(cache[0][0])[2]
         if position is None:
             position, columns = columns // num_beams, columns + num_beams
-        return {"attention_bias": self._position_bias.step(position, columns, num_beams)}
+        return {"attention_bias": self.shared_bias.step(position, columns, num_beams)}
 
     def finish(self, outputs):
         """The outputs of the stack, from those of the last block."""

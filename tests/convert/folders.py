@@ -6,7 +6,7 @@ import shutil
 from safetensors.numpy import save_file
 
 import keras_transformer as kt
-from keras_transformer.convert import Converted, bert, huggingface, keras_hub, marian
+from keras_transformer.convert import Converted, bert, huggingface, keras_hub, marian, t5
 from keras_transformer.convert.tables import VocabularyPermutation, arrays_of
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.serving import Generator, SamplingSettings, SearchSettings, Translator
@@ -60,6 +60,26 @@ def an_m2m100(path):
     save_config(path, {
         "model_type": "m2m_100", "vocab_size": size, "d_model": 12, **sides, "pad_token_id": 1,
         "eos_token_id": 2, "decoder_start_token_id": 2, "activation_function": "relu",
+    })  # fmt: skip
+
+
+def a_t5(path):
+    tokenizer = kt.tokenizers.train_sentencepiece(TEXTS.sources, 400)
+    (path / "spiece.model").write_bytes(tokenizer.model)
+    cutter = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}
+    (path / "tokenizer_config.json").write_text(json.dumps(cutter))
+    size = 400 + EXTRA
+    order = VocabularyPermutation([0, 1, 0, 3, *range(4, size), 2])
+    model = kt.translation(
+        len(order), **BLOCK, intermediate_dim=14, key_dim=5, output_bias=True, use_bias=False,
+        scale_embedding=False, normalization="rms",
+        position_bias={"type": "t5", "num_buckets": 8, "max_distance": 9},
+    )  # fmt: skip
+    save_file(arrays_of(t5.rows(model, order, True)), path / "model.safetensors")
+    save_config(path, {
+        "model_type": "t5", "vocab_size": size, "d_model": 12, "d_kv": 5, "d_ff": 14,
+        "num_layers": 1, "num_heads": 3, "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 9, "pad_token_id": 0, "eos_token_id": 3,
     })  # fmt: skip
 
 
@@ -143,6 +163,7 @@ FAMILIES = {
     "marian": a_marian,
     "marian of two vocabularies": a_marian_of_two,
     "m2m100": an_m2m100,
+    "t5": a_t5,
     "gpt2": a_gpt2,
     "bert": a_bert,
     "distilbert": a_distilbert,

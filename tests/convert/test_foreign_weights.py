@@ -28,6 +28,7 @@ SIZES = {
     "marian": (("encoder_layers", "decoder_layers"), "vocab_size"),
     "marian of two vocabularies": ("decoder_vocab_size", "vocab_size"),
     "m2m100": (("encoder_layers", "decoder_layers"), "vocab_size"),
+    "t5": ("num_layers", "vocab_size", "d_ff", "d_kv", "num_heads"),
 }
 PRESETS = ("num_layers", "max_sequence_length", "vocabulary_size", "intermediate_dim")
 
@@ -177,6 +178,7 @@ TWINS = {
     "marian": ("model.decoder.embed_tokens.weight", "model.shared.weight"),
     "marian of two vocabularies": ("lm_head.weight", "model.decoder.embed_tokens.weight"),
     "m2m100": ("model.encoder.embed_tokens.weight", "model.shared.weight"),
+    "t5": ("encoder.embed_tokens.weight", "shared.weight"),
 }
 
 
@@ -189,7 +191,7 @@ def test_an_array_that_is_there_twice_must_be_the_same(family):
     model = convert.read(path).model
     change(path, lambda arrays: arrays.update({twin: arrays[first] + np.float32(1e-6)}))
     refused(path, rf"{twin} must be equal to {first.removeprefix('transformer.')}")
-    if "marian" in name or name == "m2m100":  # one name is as good as the other
+    if "marian" in name or name in ("m2m100", "t5"):  # one name is as good as the other
         change(path, lambda arrays: arrays.update({twin: arrays.pop(first)}))
         for one, other in zip(convert.read(path).model.weights, model.weights, strict=True):
             assert np.abs(array(one) - array(other)).max() < 1e-5

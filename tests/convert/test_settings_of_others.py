@@ -25,6 +25,7 @@ OLDER = {
 }  # fmt: skip
 # They change the order of our ids, or that of theirs, which the tests of each family compare.
 ORDER = {"pad_token_id", "eos_token_id", "decoder_start_token_id", "model_type", "architectures"}
+STRINGS = {"feed_forward_proj": ["gated-gelu", "gated-silu", "gelu", "silu", "gated-relu"]}
 ACTIVATIONS = ["relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish", "tanh", "mish"]
 
 
@@ -38,7 +39,7 @@ SMALL = {name: make for name, make in FAMILIES.items() if "preset" not in name}
 SMALL = {**SMALL, "pretraining of bert": a_pretraining}
 SMALL.pop("opennmt")
 # The tokens that have the same ids in ours, which has a start of its own and no <s>.
-COLUMNS = {"m2m100": slice(4, 200)}
+COLUMNS = {"m2m100": slice(4, 200), "t5": slice(4, 200)}
 
 
 def noisy(path):
@@ -56,7 +57,8 @@ def their_logits(path, name):
     import torch
     import transformers
 
-    kind = {"m2m100": "M2M100ForConditionalGeneration"}.get(name)
+    kinds = {"m2m100": "M2M100ForConditionalGeneration", "t5": "T5ForConditionalGeneration"}
+    kind = kinds.get(name)
     try:
         kind = kind or (config_of(path).get("architectures") or [None])[0]
         model, report = getattr(transformers, kind).from_pretrained(
@@ -83,7 +85,7 @@ def their_logits(path, name):
 
 def inputs(name):
     ids = np.random.default_rng(5).integers(7, 39, (2, 7)).astype("int32")
-    if "marian" in name or name == "m2m100":
+    if "marian" in name or name in ("m2m100", "t5"):
         return {"source_ids": ids, "target_ids": ids[:, ::-1].copy()}
     if name == "gpt2":
         return {"token_ids": ids}
@@ -106,7 +108,7 @@ def candidates(name, value):
         bool: lambda: [not value],
         int: lambda: [value + 1, 2 * value + 2, 0, 10**5],
         float: lambda: [0.3, 0.02, 10 * value],
-        str: lambda: ACTIVATIONS if "activation" in name or "act" in name else ["other"],
+        str: lambda: STRINGS.get(name, ACTIVATIONS if "act" in name else ["other"]),
         dict: lambda: [{"0": "x", "1": "y", "2": "z"}, {"0": [1]}],
         list: lambda: [["Other"]],
         type(None): lambda: [3, True, "other", {"bits": 8}],

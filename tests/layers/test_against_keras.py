@@ -125,6 +125,18 @@ def test_shared_heads_equal_keras(key_value_heads, masked):
     np.testing.assert_allclose(array(ours(*inputs, **call)), array(expected), atol=1e-5)
 
 
+def test_the_implicit_masks_of_value_and_key_are_used():
+    query = normal(2, 5, 6)
+    value, key = (
+        keras.layers.Embedding(9, SOURCE_DIM, mask_zero=True)(np.array(ids))
+        for ids in ([[3, 4, 0, 5], [2, 2, 2, 2]], [[3, 4, 5, 0], [1, 0, 2, 2]])
+    )
+    layer = MultiHeadAttention(2)
+    scores = array(layer(query, value, key, return_attention_scores=True)[1])
+    allowed = np.array([[True, True, False, False], [True, False, True, True]])
+    assert ((scores > 0) == allowed[:, None, None]).all()
+
+
 def test_masks_of_another_shape_are_refused():
     layer = MultiHeadAttention(2)
     inputs = normal(2, 5, 6), normal(2, 7, 6)

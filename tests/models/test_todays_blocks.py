@@ -308,7 +308,7 @@ def copy_t5(source, target):
     target.target_embedding.set_weights([weights["shared.weight"]])
     for side, stack in (("encoder", target.encoder), ("decoder", target.decoder)):
         prefix = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        stack._position_bias.set_weights([weights[f"{prefix}.weight"]])
+        stack.shared_bias.set_weights([weights[f"{prefix}.weight"]])
         scale = weights[f"{side}.final_layer_norm.weight"]
         stack.norm.set_weights([scale * (HIDDEN**-0.5 if side == "decoder" else 1)])
         for index, block in enumerate(stack.blocks):

@@ -1,0 +1,181 @@
+"""Folders of T5, T5 v1.1 and mT5 beside Hugging Face's own models and tokenizers."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from keras_transformer import convert
+from keras_transformer.decoding import beam_search
+from keras_transformer.serving import Translator
+from tests.convert.drawn import LONGEST, PAIRS, SPREAD, drawn_ids
+from tests.convert.foreign_tokenizers import T5, differences, drawn_texts, train_spm
+from tests.reference import array
+from train import convert as command
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+EXTRA_IDS, MADE_UP = 7, 9  # pieces that no text has, and rows of the table without a piece
+# Of each family: its settings, and whether it has a projection to logits of its own.
+FORMS = {
+    "t5": ({"feed_forward_proj": "relu"}, False),
+    "v1.1": ({"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, True),
+    "mt5": ({"feed_forward_proj": "gated-gelu"}, True),
+}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def folder(request, tmp_path_factory):
+    """A folder as `save_pretrained` writes it; weights are large enough to be sure of tokens."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    path = tmp_path_factory.mktemp("folder")
+    texts = [text for pair in PAIRS()[:3000] for text in pair]
+    train_spm(path / "spiece.model", texts, 300, **T5)
+    tokenizer = transformers.T5Tokenizer.from_pretrained(path, extra_ids=EXTRA_IDS)
+    tokenizer.save_pretrained(path)
+    settings, has_own_output = FORMS[request.param]
+    kind = "MT5" if request.param == "mt5" else "T5"
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=len(tokenizer) + MADE_UP, d_model=32, d_kv=6, d_ff=48, num_layers=2,
+        num_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=20,
+        decoder_start_token_id=0, **settings,
+    )  # fmt: skip
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+    model.generation_config.update(max_length=LONGEST, num_beams=4, bad_words_ids=[[0]])
+    with torch.no_grad():
+        if has_own_output:
+            model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
+            model.config.tie_word_embeddings = False
+        for name, parameter in model.named_parameters():
+            middle = float("layer_norm.weight" in name)
+            spread = SPREAD / 2 if "Attention" in name else SPREAD
+            parameter.copy_(middle + spread * torch.randn_like(parameter))
+        output = model.lm_head.weight
+        if has_own_output:
+            output *= 0.2
+        output[1] *= 2 if has_own_output else 4  # ends are likely, and what is in no text is not
+        output[[0, 2, *range(len(tokenizer) - EXTRA_IDS, len(output))]] = 0
+    model.save_pretrained(path)
+    return path, model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def converted(folder):
+    return convert.read(folder[0])
+
+
+def their_ids(model):
+    """Their ids at ours: pad, unknown, pad as start, </s>, and the others."""
+    size = model.target_embedding.vocabulary_size
+    return np.array([0, 2, 0, 1, *range(3, size - 1)])
+
+
+def test_texts_have_the_ids_of_their_tokenizer(folder, converted):
+    of = their_ids(converted.model)
+    texts = drawn_texts(500, [pair[0] for pair in PAIRS()])
+    expected = [row[:-1] for row in folder[2](texts)["input_ids"]]
+    assert not differences(converted.tokenizer, of, texts, expected, ties=5)
+
+
+def test_logits_are_those_of_hugging_face(folder, converted):
+    import torch
+
+    of = their_ids(converted.model)
+    source, target = drawn_ids(5, 31, len(of), 1), drawn_ids(5, 27, len(of), 2)
+    target[:, 0] = 2
+    source[1, 5:] = 0
+    logits = array(converted.model({"source_ids": source, "target_ids": target}))
+    with torch.no_grad():
+        expected = folder[1](
+            input_ids=torch.tensor(of[source]),
+            attention_mask=torch.tensor((source != 0).astype(int)),
+            decoder_input_ids=torch.tensor(of[target]),
+        ).logits.numpy()[..., of]
+    assert (logits[..., 2] < -50).all()  # of the start, which no text has
+    expected[..., 2] = logits[..., 2]
+    difference, largest = np.abs(logits - expected).max(), np.abs(expected[..., 3:]).max()
+    print(f"largest difference {difference:.1e} of {largest:.1f}")
+    assert difference < 1e-4
+
+
+@pytest.mark.parametrize(("num_beams", "penalty"), [(1, 1.0), (4, 1.0), (4, 0.0)])
+def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty):
+    import torch
+
+    of, rows = their_ids(converted.model), 24
+    source = drawn_ids(rows, 11, len(of), num_beams)
+    functions = converted.model
+    encoded = functions.encode(source)
+    found = beam_search(
+        lambda *state: functions.step(encoded, *state),
+        functions.start_cache(encoded, num_beams),
+        num_beams=num_beams, limits=[LONGEST - 1] * rows, start_id=2, end_id=3, n_best=1,
+        length_penalty=penalty, scoring="huggingface", token_rules=converted.settings.token_rules,
+    )  # fmt: skip
+    answer = folder[1].generate(
+        torch.tensor(of[source]), num_beams=num_beams, length_penalty=penalty, max_length=LONGEST,
+        do_sample=False,
+    ).numpy()  # fmt: skip
+    equal = 0
+    for ours, row in zip(found.token_ids.numpy()[:, 0], answer, strict=True):
+        row = row[1:].tolist()  # with pad id 0, Hugging Face fills beams up with ends
+        row = row[: row.index(1) + 1] if 1 in row else row
+        equal += of[ours[ours != 0]].tolist() == row
+    lengths = found.lengths.numpy().ravel()
+    print(f"{equal} of {rows} rows equal; lengths {lengths.tolist()}")
+    assert equal == rows
+    assert len(set(lengths.tolist())) > 1
+
+
+def test_a_run_writes_what_theirs_does_and_is_exported(folder, tmp_path):
+    import torch
+
+    run = tmp_path / "run"
+    command.main(["--from", str(folder[0]), "--run", str(run)])
+    translator = Translator.load(run)
+    texts = [pair[0] for pair in PAIRS() if len(pair[0]) < 20][:12]
+    with torch.no_grad():
+        tokens = folder[2](texts, padding=True, return_tensors="pt")
+        answer = folder[1].generate(**tokens)
+    # Theirs keeps a space of a text whose first piece is one.
+    expected = folder[2].batch_decode(answer, skip_special_tokens=True)
+    assert translator(texts) == [text.lstrip() for text in expected]
+    assert translator.export(tmp_path / "served", "t5").endswith("t5/1")
+    with pytest.raises(convert.ConversionError, match="takes no attention_arguments, gated"):
+        convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
+
+
+def test_tuning_lowers_the_loss(folder, converted):
+    import keras_transformer as kt
+
+    translator = convert.load(folder[0])
+    sources, targets = zip(*PAIRS()[:64], strict=True)
+    tokens = [kt.data.tokenize(side, translator.tokenizer) for side in (sources, targets)]
+    batches = kt.data.TokenBatches(*tokens, tokens_per_batch=1024, max_length=64)
+    model = kt.add_lora(translator.model, rank=4)
+    model.compile(kt.Adam(3e-3), kt.TokenCrossentropy(0.1), clip_norm=1.0)
+    losses = model.fit(batches.epoch(), epochs=4, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_decoder_layers": 3}, "num_decoder_layers must be 2, as num_layers"),
+        ({"relative_attention_num_buckets": 6}, "attention_num_buckets must be a multiple"),
+        ({"relative_attention_num_buckets": 12}, r"bias.weight must have the shape \(12, 4\)"),
+        ({"feed_forward_proj": "gated-relu"}, "feed_forward_proj must be 'relu' or 'gated-gelu'|"
+                                              "must be 'gated-gelu' or 'relu'"),
+        ({"pad_token_id": 5}, "pad_token_id must be 0, as in the tokenizer"),
+        ({"vocab_size": 100}, r"shared.weight must have the shape \(100, 32\)"),
+        ({"architectures": ["T5EncoderModel"]}, "architectures must be a list of one of"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_are_one_line(folder, tmp_path, change, message):
+    shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
+    content = json.loads((folder[0] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | change))
+    with pytest.raises(convert.ConversionError, match=message):
+        convert.read(tmp_path)
