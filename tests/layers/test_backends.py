@@ -39,7 +39,13 @@ FAILS_ON_TORCH = (
 
 
 # Of JAX's own these compile most, and share what the others test.
-LONGEST_ON_JAX = ("sparse_attention", "segment_recurrence", "transformer_xl", "freezing")
+LONGEST_ON_JAX = (
+    "todays_blocks",
+    "sparse_attention",
+    "segment_recurrence",
+    "transformer_xl",
+    "freezing",
+)
 BACKENDS = ["jax", pytest.param("torch", marks=pytest.mark.oracle)]
 
 

@@ -104,11 +104,8 @@ def test_steps_equal_one_pass(kind, length):
     np.testing.assert_allclose(array(scores)[:, 0], expected[:, 5], atol=1e-4)
 
 
-@pytest.mark.parametrize("remat", [False, True])
-def test_all_blocks_share_one_table_which_every_block_trains(remat, tmp_path):
-    model = kt.translation(
-        11, size="tiny", num_layers=2, dropout=0.0, position_bias=BIASES["t5"], remat=remat
-    )
+def test_all_blocks_share_one_table_which_is_trained(tmp_path):
+    model = kt.translation(11, size="tiny", num_layers=2, position_bias=BIASES["t5"])
     tables = [weight for weight in model.trainable_weights if "position_bias" in weight.path]
     assert [weight.path.split("/")[0] for weight in tables] == ["encoder", "decoder"]
     ids = {name: np.random.randint(4, 11, (2, 7)) for name in ("source_ids", "target_ids")}
@@ -127,7 +124,7 @@ def test_remat_does_not_change_the_gradients():
     for remat in (False, True):
         keras.utils.set_random_seed(3)
         model = kt.translation(
-            11, size="tiny", num_layers=2, dropout=0.0, position_bias=BIASES["t5"], remat=remat
+            11, size="tiny", num_layers=1, dropout=0.0, position_bias=BIASES["t5"], remat=remat
         )
         ids = np.arange(14).reshape(2, 7) % 7 + 4
         model.compile(keras.optimizers.SGD(1.0), kt.TokenCrossentropy())
