@@ -137,8 +137,8 @@ class TrainingConfig(Settings):
     )
     lora_targets: str = setting(
         "query,value",
-        "projections to tune, separated by commas: query, key, value, output, widen, narrow, "
-        "key_value or query_key_value",
+        "projections to tune, separated by commas: query, key, value, output, gate, widen, narrow, "
+        "key_value, query_key_value or gate_widen",
     )
 
     shapes: int | None = setting(

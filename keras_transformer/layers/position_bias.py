@@ -8,6 +8,8 @@ from keras import ops
 from keras_transformer.arguments import check_integer
 from keras_transformer.layers.checks import NotQuantizedMixin, check_vectors
 
+LONGEST = 2**20  # tokens
+
 
 class PositionBias(NotQuantizedMixin, keras.layers.Layer):
     """What all biases by distance share; a subclass has `by_distance`.
@@ -60,7 +62,7 @@ class RelativePositionBias(PositionBias):
     Args:
         num_heads: number of heads, at least 1.
         num_buckets: number of buckets, at least 2, or 4 and even unless `causal`.
-        max_distance: in tokens, above half of the buckets of one direction.
+        max_distance: in tokens, above half of the buckets of one direction, at most 2 ** 20.
         causal: whether no target attends to later sources, which then need no buckets.
 
     Call arguments:
@@ -87,7 +89,7 @@ class RelativePositionBias(PositionBias):
             )
         reason = " Farther distances share the last bucket."
         exact = num_buckets // (2 if causal else 4)
-        check_integer("max_distance", max_distance, exact + 1, reason=reason)
+        check_integer("max_distance", max_distance, exact + 1, LONGEST, reason)
         self.num_buckets = num_buckets
         self.max_distance = max_distance
 
@@ -114,16 +116,14 @@ class RelativePositionBias(PositionBias):
         """The bucket of each distance from 0 to `max_distance`, a list of integers."""
         buckets = self.num_buckets if self.causal else self.num_buckets // 2
         exact, longest = buckets // 2, self.max_distance
-        wide = buckets - exact
+        scale = (buckets - exact) / math.log(longest / exact)
 
         def bucket_of(distance):
-            # exact + log(distance / exact) / log(longest / exact) * wide, rounded down, in integers
-            # because it falls on whole numbers.
-            reached = (
-                distance**wide * exact**step >= longest**step * exact**wide
-                for step in range(1, wide)
-            )
-            return distance if distance < exact else exact + sum(reached)
+            if distance < exact:
+                return distance
+            # It falls on whole numbers, where rounding must not decide.
+            far = exact + int(math.log(distance / exact) * scale + 1e-9)
+            return min(far, buckets - 1)
 
         return [bucket_of(distance) for distance in range(longest + 1)]
 
@@ -180,7 +180,7 @@ def create_position_bias(arguments, **kwargs):
         return None
     arguments = dict(arguments)
     kind = arguments.pop("type", None)
-    if kind not in POSITION_BIASES:
+    if not isinstance(kind, str) or kind not in POSITION_BIASES:
         raise ValueError(
             "position_bias must be None or a dictionary of arguments with the type "
             f"{' or '.join(map(repr, POSITION_BIASES))}. Received: {arguments | {'type': kind}}."

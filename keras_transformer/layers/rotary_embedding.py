@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer, check_number
-from keras_transformer.ops.positions import rotary_rates, rotate
+from keras_transformer.ops.positions import check_even, check_scaling, rotary_rates, rotate
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -54,12 +54,13 @@ class RotaryEmbedding(keras.layers.Layer):
         check_number("max_wavelength", max_wavelength, above=0)
         if rotary_dim is not None:
             check_integer("rotary_dim", rotary_dim, 2)
+            check_even(rotary_dim)
+        if scaling is not None:
+            check_scaling(scaling)
         self.max_wavelength = max_wavelength
         self.rotary_dim = rotary_dim
         self.interleaved = interleaved
         self.scaling = scaling
-        if rotary_dim is not None or scaling is not None:
-            rotary_rates(rotary_dim or 4, max_wavelength, scaling)  # refuses what it cannot use
         self.supports_masking = True
 
     def build(self, input_shape):

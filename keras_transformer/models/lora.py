@@ -26,8 +26,9 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
         rank: width between A and B, at least 1.
         alpha: the product of B and A is scaled by `alpha / rank`; None for `2 * rank`.
         targets: names of projections, in all blocks: "query", "key", "value" and "output" of the
-            attention, "widen" and "narrow" of the feed-forward network; or "query_key_value" and
-            "key_value", which tune these together with one A, as in GPT-2's single projection.
+            attention, "widen" and "narrow" of the feed-forward network, "gate" of a gated one; or
+            "query_key_value", "key_value" and "gate_widen", which tune these together with one A,
+            as in GPT-2's single projection.
         train: names of further layers to train, such as a new head.
 
     Returns:

@@ -77,7 +77,7 @@ def rotary_rates(dim, max_wavelength=10000, scaling=None):
     check_even(dim)
     if scaling is None:
         return [max_wavelength ** (-column / dim) for column in range(0, dim, 2)]
-    kind = _check_scaling(scaling)
+    kind = check_scaling(scaling)
     factor = scaling["factor"]
     if kind == "ntk":
         if dim < 4:
@@ -103,10 +103,14 @@ SCALINGS = {
 }
 
 
-def _check_scaling(scaling):
+def check_scaling(scaling):
     """The type of a scaling; raises ValueError unless it has the numbers that belong to it."""
     kind = scaling.get("type") if isinstance(scaling, dict) else None
-    if kind not in SCALINGS or set(scaling) != {"type", *SCALINGS[kind]}:
+    if (
+        not isinstance(kind, str)
+        or kind not in SCALINGS
+        or set(scaling) != {"type", *SCALINGS[kind]}
+    ):
         forms = (
             "{" + ", ".join([f"'type': '{kind}'", *(f"'{name}': ..." for name in names)]) + "}"
             for kind, names in SCALINGS.items()

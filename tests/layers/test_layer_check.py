@@ -27,6 +27,26 @@ CASES = {
         ["target"],
         2,
     ),
+    "self-attention of today": (
+        "MultiHeadAttention",
+        {
+            "num_heads": 6,
+            "key_dim": 4,
+            "value_dim": 3,
+            "num_key_value_heads": 2,
+            "rotary": {"rotary_dim": 2, "scaling": {"type": "linear", "factor": 2.0}},
+            "query_key_norm": 1e-6,
+            "soft_cap": 2.0,
+        },
+        ["target"],
+        SELF_ATTENTION + 2,
+    ),
+    "feed-forward, gated": (
+        "FeedForward",
+        {"intermediate_dim": 7, "gated": True, "activation": "silu"},
+        ["target"],
+        FEED_FORWARD,
+    ),
     "feed-forward": ("FeedForward", {"intermediate_dim": 7}, ["target"], FEED_FORWARD),
     "feed-forward, gelu": (
         "FeedForward",

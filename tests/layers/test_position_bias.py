@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_refused():
     for make, message in (
         (lambda: RelativePositionBias(2, 5), "num_buckets must be even"),
         (lambda: RelativePositionBias(2, 2), "num_buckets must be an integer of at least 4"),
-        (lambda: RelativePositionBias(2, 32, 8), "max_distance must be an integer of at least 9"),
+        (lambda: RelativePositionBias(2, 32, 8), "max_distance must be an integer from 9"),
         (lambda: kt.language_model(11, position_bias={"type": "rope"}), "the type 't5' or 'alibi'"),
         (lambda: kt.transformer_xl(11, 2, position_bias=BIASES["t5"]), "have no position_bias"),
         (
