@@ -85,6 +85,9 @@ class TranslationConfig(TrainingConfig):
     target_language: str = setting(
         "", "language to translate to, with --dataset or a multilingual model"
     )
+    source_prefix: str = setting(
+        "", 'text before each source, also of what the run translates, e.g. "summarize: " of T5'
+    )
     data_dir: str = setting("", "folder where TFDS keeps its data")
     prepared: str = setting(
         "", "instead: a folder that train.prepare has made, for text that exceeds the memory"
@@ -142,6 +145,11 @@ class TranslationConfig(TrainingConfig):
             check_left_to_pretrained(self, names)
         else:
             fill_in(self, USUAL_SEARCH)
+        if self.source_prefix and self.prepared:
+            raise ValueError(
+                "--source-prefix needs a text that is not --prepared, whose tokens are there "
+                f"already. Received: --source-prefix {self.source_prefix!r}."
+            )
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
                 "--tokens-per-batch must be at least --max-length, so that any sentence fits into "
@@ -189,6 +197,9 @@ class SearchOptions(RunOptions):
         "", "with a multilingual model: language of the texts, e.g. en; default: the run's"
     )
     target_language: str = setting("", "language to translate to, likewise; default: the run's")
+    source_prefix: str | None = setting(
+        None, 'text before each source, e.g. "summarize: "; default: the run\'s'
+    )
 
 
 class EngineOptions(SearchOptions, DecodingOptions):
@@ -286,7 +297,7 @@ class TranslationExperiment(Experiment):
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
-        names = (*USUAL_SEARCH, "source_language", "target_language")
+        names = (*USUAL_SEARCH, "source_language", "target_language", "source_prefix")
         config = completed(config, names, (), before, pretrained)
         fill_in(config, USUAL_SEARCH)
         # The default was gnmt once, and a run keeps what it was begun with.
@@ -489,7 +500,8 @@ class TranslationExperiment(Experiment):
         config, given = self.config, ()
         if getattr(tokenizer, "languages", None) or not config.dataset:
             given = config.source_language or None, config.target_language or None
-        return kt.serving.in_languages(tokenizer, self.target_tokenizer, {}, *given)
+        prefix = {"source_prefix": config.source_prefix}
+        return kt.serving.in_languages(tokenizer, self.target_tokenizer, prefix, *given)
 
 
 def translations_of(translator, texts):
@@ -559,7 +571,10 @@ def _engine(options):
 def _load_translator(options, dtype=None, cache="auto"):
     if cache != "static":  # which XLA compiles for one batch at a time
         devices.one_thread_each()
-    names = ("num_beams", "length_penalty", "source_language", "target_language", "weights")
+    names = (
+        "num_beams", "length_penalty", "source_language", "target_language", "source_prefix",
+        "weights",
+    )  # fmt: skip
     return kt.serving.Translator.load(
         options.run,
         dtype=dtype,

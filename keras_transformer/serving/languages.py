@@ -1,19 +1,38 @@
-"""The languages of a multilingual translation model."""
+"""What comes before a text: the languages of a multilingual model, and the prefix of a task."""
 
 
-def in_languages(tokenizer, target_tokenizer, config, source_language=None, target_language=None):
-    """The tokenizers of a multilingual model, which begin every text with their language's token.
+def in_languages(
+    tokenizer,
+    target_tokenizer,
+    config,
+    source_language=None,
+    target_language=None,
+    source_prefix=None,
+):
+    """The tokenizers of a model, which begin every text with its language's token, or a prefix.
 
     Args:
         tokenizer: tokenizer of the sources. One without `languages` is returned unchanged.
         target_tokenizer: tokenizer of the translations; None if it is `tokenizer`.
-        config: settings with the default "source_language" and "target_language", a dictionary.
+        config: settings with the default "source_language", "target_language" and "source_prefix",
+            a dictionary.
         source_language: one of `tokenizer.languages`; None for the default.
         target_language: likewise a language of the target tokenizer.
+        source_prefix: text before each source; None for the default.
 
     Raises:
-        ValueError: if a language is missing or unknown.
+        ValueError: if a language is missing or unknown, or the tokenizer takes no prefix.
     """
+    if source_prefix is None:
+        source_prefix = config.get("source_prefix") or ""
+    if source_prefix:
+        target_tokenizer = target_tokenizer or tokenizer
+        if not hasattr(tokenizer, "with_prefix"):
+            raise ValueError(
+                "source_prefix needs a SentencePieceTokenizer. "
+                f"Received: a {type(tokenizer).__name__}."
+            )
+        tokenizer = tokenizer.with_prefix(source_prefix)
     requested = {"source_language": source_language, "target_language": target_language}
     if not _languages(tokenizer):
         if any(requested.values()):

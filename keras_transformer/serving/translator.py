@@ -100,6 +100,7 @@ class Translator(ServedModel):
     def load(
         cls, run, num_beams=None, length_penalty=None, dtype=None, cache="auto",
         source_language=None, target_language=None, token_rules=None, weights="averaged",
+        source_prefix=None,
     ):  # fmt: skip
         """Loads a finished run of `python -m train.translation`.
 
@@ -115,6 +116,7 @@ class Translator(ServedModel):
             token_rules: rules that replace the run's, a dictionary with the names of
                 `decoding.TokenRules`, e.g. {"no_repeat_ngram_size": 3}.
             weights: "averaged" or "best", as for `RunFolder.model`.
+            source_prefix: text before each source, such as "summarize: "; defaults to the run's.
 
         Returns:
             A `Translator`.
@@ -137,7 +139,12 @@ class Translator(ServedModel):
             token_rules=read_token_rules(config.get("token_rules"), token_rules),
         )
         tokenizers = in_languages(
-            folder.tokenizer(), folder.target_tokenizer(), config, source_language, target_language
+            folder.tokenizer(),
+            folder.target_tokenizer(),
+            config,
+            source_language,
+            target_language,
+            source_prefix,
         )
         return cls(model, *tokenizers, settings, cache)
 
@@ -373,10 +380,13 @@ class Translator(ServedModel):
         room = self.settings.max_source_length - 1
         ids, is_cut = read_part(self.tokenizer, text, room)
         lengths = ids.row_lengths()
-        num_languages = int(getattr(self.tokenizer, "language", None) is not None)
+        if getattr(self.tokenizer, "prefix", ""):
+            is_empty = self.tokenizer.are_empty(text)
+        else:
+            is_empty = lengths == int(getattr(self.tokenizer, "language", None) is not None)
         ends = tf.fill([ids.nrows(), 1], END_ID)
         ids = tf.concat([ids[:, :room], ends], axis=1).to_tensor(PAD_ID)
-        return ids, is_cut | (lengths > room), lengths == num_languages
+        return ids, is_cut | (lengths > room), is_empty
 
     def _limits(self, source_ids, is_empty):
         """The length limit of each translation: about twice its source, or Hugging Face's."""

@@ -36,6 +36,7 @@ class SentencePieceTokenizer(tf.Module):
         model: the serialised SentencePiece model, as from `train_sentencepiece`. Pieces beyond
             the vocabulary size that it states become unknown.
         language: one of `languages`, whose token `tokenize` puts before every text; None for none.
+        prefix: text that `tokenize` puts before every text, such as "summarize: " of T5.
 
     Raises:
         ValueError: if `model` is not a SentencePiece model, its first ids are not pad, unknown,
@@ -50,7 +51,7 @@ class SentencePieceTokenizer(tf.Module):
 
     unknown_id = UNKNOWN_ID
 
-    def __init__(self, model: bytes, language: str | None = None):
+    def __init__(self, model: bytes, language: str | None = None, prefix: str = ""):
         super().__init__(name="tokenizer")
         pieces = _pieces_of(model)
         trained = sentencepiece_format.Model.FromString(model).trainer_spec
@@ -59,6 +60,7 @@ class SentencePieceTokenizer(tf.Module):
         self._are_words = trained.model_type == sentencepiece_format.ModelType.WORD
         self.model = model
         self.language = language
+        self.prefix = prefix
         if language is not None and language not in self.languages:
             raise ValueError(
                 f"The language must be one of {', '.join(self.languages) or '(there are none)'}. "
@@ -96,14 +98,22 @@ class SentencePieceTokenizer(tf.Module):
 
     def with_language(self, language: str | None) -> "SentencePieceTokenizer":
         """The same tokenizer with another value of the argument `language`."""
-        return self if language == self.language else type(self)(self.model, language)
+        same = language == self.language
+        return self if same else type(self)(self.model, language, self.prefix)
+
+    def with_prefix(self, prefix: str) -> "SentencePieceTokenizer":
+        """The same tokenizer with another value of the argument `prefix`."""
+        same = prefix == self.prefix
+        return self if same else type(self)(self.model, self.language, prefix)
 
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end.
 
-        With a language, its token comes first.
+        With a prefix, it is cut together with the text. With a language, its token comes first.
         """
         texts = as_texts(texts)
+        if self.prefix:
+            texts = tf.strings.join([self.prefix, texts])
         ids = self._sentencepiece.tokenize(_words_only(texts) if self._are_words else texts)
         if self._has_more:
             known = tf.where(ids.flat_values < self.vocabulary_size, ids.flat_values, UNKNOWN_ID)
@@ -113,10 +123,14 @@ class SentencePieceTokenizer(tf.Module):
         first = tf.fill([ids.nrows(out_type=tf.int32), 1], self.languages[self.language])
         return tf.concat([first, ids], axis=1)
 
+    def are_empty(self, texts) -> tf.Tensor:
+        """Whether texts, (batch,), have no token of their own."""
+        return tf.equal(self._sentencepiece.tokenize(as_texts(texts)).row_lengths(), 0)
+
     @functools.cached_property
     def processor(self) -> sentencepiece.SentencePieceProcessor | None:
         """What gives the ids of `tokenize` without TensorFlow; None if they need more than it."""
-        if self._are_words or self._has_more or self.language is not None:
+        if self._are_words or self._has_more or self.prefix or self.language is not None:
             return None
         return sentencepiece.SentencePieceProcessor(model_proto=self.model)
 

@@ -165,6 +165,16 @@ def test_module_that_holds_a_tokenizer_can_be_exported(tokenizer, tmp_path):
     assert texts.numpy().tolist() == [b"a cat", b""], "the vocabulary travels with the graph"
 
 
+def test_a_prefix_is_cut_together_with_the_text(tokenizer):
+    texts = ["A dog runs.", "", "  "]
+    prefixed = tokenizer.with_prefix("sum: ")
+    expected = tokenizer.tokenize(["sum: " + text for text in texts]).to_list()
+    assert prefixed.tokenize(texts).to_list() == expected
+    assert prefixed.are_empty(texts).numpy().tolist() == [False, True, True]
+    assert prefixed.processor is None and tokenizer.with_prefix("") is tokenizer
+    assert prefixed.with_language(None).prefix == "sum: "
+
+
 def test_new_random_seed_leaves_a_tokenizer_usable(tokenizer):
     other = train_sentencepiece(SENTENCES[:3], 289)
     tf.random.set_seed(17)  # throws away TensorFlow's kernels and what belongs to them

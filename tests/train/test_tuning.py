@@ -68,7 +68,7 @@ def stopped_at(run, step):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_run"), [("marian of two vocabularies", True), ("m2m100", False)]
+    ("name", "is_run"), [("marian of two vocabularies", True), ("m2m100", False), ("t5", False)]
 )
 def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files, tmp_path, capsys):
     pretrained = family_of(name, tmp_path)
@@ -81,6 +81,8 @@ def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files
     flags += ["--valid-source", str(files / "few_a"), "--valid-target", str(files / "few_b")]
     if name == "m2m100":
         flags += ["--target-language=de"]  # the source's is that of the folder
+    if name == "t5":
+        flags += ["--source-prefix", "sum: "]
     translation.main([*flags, "--steps=8"])
     weights = RunFolder(run).model().get_weights()
     stopped_at(run, 4)
@@ -102,7 +104,7 @@ def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files
     models = before.model, tuned.model
     one, other = ([layer.name for layer in model.layers] for model in models)
     assert one == other
-    for layer in ("positions", "encoder", "decoder"):
+    for layer in ("positions", "encoder", "decoder")[name == "t5" :]:
         one, other = (model.get_layer(layer).get_config() for model in models)
         assert {**one, "dtype": ""} == {**other, "dtype": ""}
     one, other = (each.tokenizer.tokenize(["A dog"]).to_list()[0] for each in (tuned, before))
@@ -111,6 +113,11 @@ def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files
     few = ["--source", str(files / "few_a"), "--target", str(files / "few_b")]
     translation.main(["evaluate", "--run", str(run), *few])
     assert "BLEU: " in capsys.readouterr().out
+    if name == "t5":
+        assert tuned.tokenizer.prefix == settings["source_prefix"] == "sum: "
+        assert tuned.target_tokenizer.prefix == ""
+        with pytest.raises(SystemExit):
+            translation.main([*flags, "--prepared", "p", "--run", str(tmp_path / "other")])
     if name == "m2m100":
         out = ["--name", "tuned", "--directory", str(tmp_path / "out")]
         translation.main(["export", "--run", str(run), *out])
