@@ -164,3 +164,15 @@ def test_what_does_not_fit_is_refused():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=rf"{message}.*Received: "):
             make()
+
+
+def test_alibi_equals_keras_hub():
+    """Theirs grows with the position of the source, which makes no difference to a softmax."""
+    hub = pytest.importorskip("keras_hub").layers
+    scores, vectors = normal(2, 6, 5, 5), normal(2, 5, 4)
+    mask = np.tril(np.ones((5, 5), bool))
+    weights = [
+        array(keras.ops.softmax(keras.ops.where(mask, biased, -1e9)))
+        for biased in (hub.AlibiBias()(scores), scores + array(ALiBi(6)(vectors)))
+    ]
+    np.testing.assert_allclose(*weights, atol=1e-5)
