@@ -137,10 +137,8 @@ class LanguageModelConfig(TrainingConfig):
                 f"--size must be one of {', '.join(SIZES[self.model])} with --model "
                 f"{self.model}. Received: {self.size}."
             )
-        if self.blocks == "llama" and self.model != "transformer":
-            raise ValueError(
-                f"--blocks llama needs --model transformer. Received: --model {self.model}."
-            )
+        if self.blocks is not None and self.model != "transformer":
+            raise ValueError(f"--blocks needs --model transformer. Received: {self.model}.")
         if self.packed and self.model == "transformer_xl":
             raise ValueError(
                 "--packed needs another --model: in transformer_xl, each row of a batch continues "

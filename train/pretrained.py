@@ -135,8 +135,9 @@ def fine_tuned_classifier(config, model, num_labels):
     """
     trained = {layer.name: layer for layer in model.layers}
     encoder, table = model.encoder, model.token_embedding
-    sizes = ("num_layers", "intermediate_dim", "num_heads", "activation", "normalize_first")
-    options = {name: getattr(encoder, name) for name in (*sizes, "attention", "norm_epsilon")}
+    options = {"num_layers": encoder.num_layers, **encoder.block_config()}
+    for name in DROPOUTS:
+        del options[name]
     options |= {name: getattr(config, name) for name in ("token_dropout", "dtype", "remat")}
     if model.pooler is not None:
         options["pooler_activation"] = model.pooler.activation

@@ -38,12 +38,14 @@ def check_attention(stack, library):
             f"{library} has no attention but that of `MultiHeadAttention`. Export the model as a "
             f"SavedModel instead. Received: attention={stack.attention.__name__}."
         )
-    if stack.attention_arguments or stack.gated or stack.normalization != "layer":
+    others = {"attention_arguments": None, "position_bias": None, "gated": False,
+              "normalization": "layer"}  # fmt: skip
+    received = {name: getattr(stack, name) for name in others}
+    if any(received[name] not in (value, {}) for name, value in others.items()):
         raise ConversionError(
-            f"{library} takes no attention_arguments, gated networks or RMS normalisation from us. "
-            "Export the model as a SavedModel instead. Received: attention_arguments="
-            f"{stack.attention_arguments}, gated={stack.gated}, "
-            f"normalization={stack.normalization!r}."
+            f"{library} takes no attention_arguments, position_bias, gated networks or RMS "
+            "normalisation from us. Export the model as a SavedModel instead. Received: "
+            f"{', '.join(f'{name}={value!r}' for name, value in received.items())}."
         )
 
 

@@ -19,6 +19,7 @@ from keras_transformer.convert.tables import (
     Row,
     VocabularyPermutation,
     assign,
+    first_of,
     rows_of,
 )
 from keras_transformer.convert.tokenizers import load_tokenizer_of
@@ -104,7 +105,6 @@ def read(folder: ModelFolder):
     settings = folder.settings
     names = ("ForConditionalGeneration", "WithLMHeadModel")
     folder.head({f"{kind}{name}": None for name in names for kind in ("T5", "MT5")})
-    tied, scales_outputs = _ties(settings)
     dimensions, blocks = _dimensions(folder)
     weights = folder.arrays()
     hidden_dim, last = dimensions["hidden_dim"], dimensions["num_layers"] - 1
@@ -120,9 +120,10 @@ def read(folder: ModelFolder):
     }, "T5")  # fmt: skip
     tokenizer, their_id_of = load_tokenizer_of(folder.path)
     order = _order(folder, their_id_of)
+    scales_outputs = _scales_outputs(settings)
     model = translation(
         len(order),
-        tie_output=tied or OUTPUT not in weights,
+        tie_output=_is_tied(weights),
         output_bias=True,
         scale_embedding=False,
         use_bias=False,
@@ -140,13 +141,32 @@ def read(folder: ModelFolder):
     return Converted("translation", model, tokenizer, settings=search, config=run)
 
 
-def _ties(settings):
-    """Whether the output projection is the table, and whether outputs are scaled.
+def _is_tied(weights):
+    """Whether the output projection is the table.
 
-    Newer folders say the second by a setting of its own, as the first is always true there.
+    The settings do not say: version 5 of Hugging Face's library calls every model tied, and ties
+    those whose folder has one table, or the same twice.
     """
-    tied = settings.one_of("tie_word_embeddings", True, False)
-    return tied, settings.flag("scale_decoder_outputs", tied)
+    if OUTPUT not in weights:
+        return True
+    table = weights[first_of((TABLE, *TWINS), weights, "T5")]
+    return weights.shape(OUTPUT) == table.shape and np.array_equal(weights[OUTPUT], table)
+
+
+def _scales_outputs(settings):
+    """Whether vectors are divided by the root of their width before the output projection.
+
+    Those of T5 are, unless the folder says that it is not tied, or says it by a setting of newer
+    versions; those of mT5 are not, but were in version 4 where it was tied.
+    """
+    is_mt5 = settings.raw("model_type") == "mt5"
+    tied = settings.one_of("tie_word_embeddings", not is_mt5, True, False)
+    if not is_mt5:
+        return settings.flag("scale_decoder_outputs", tied)
+    version = settings.text("transformers_version", "0").split(".")[0]
+    if tied and version in ("0", "1", "2", "3", "4"):
+        settings.refuse("tie_word_embeddings", "false, as of released models of mT5", tied)
+    return False
 
 
 def _dimensions(folder):
@@ -206,6 +226,8 @@ def _order(folder, their_id_of):
         if config.count(name, usual, least=0) != their_id_of[ours]:
             config.refuse(name, f"{their_id_of[ours]}, as in the tokenizer", config.raw(name))
     start = config.count("decoder_start_token_id", int(their_id_of[PAD_ID]), least=0)
+    if start not in (their_id_of[PAD_ID], their_id_of[END_ID]):
+        config.refuse("decoder_start_token_id", "the id of padding or of the end", start)
     their_id_of = np.array(their_id_of)
     their_id_of[START_ID] = start
     if (their_id_of < 0).any():

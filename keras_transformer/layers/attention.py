@@ -11,6 +11,7 @@ from keras import ops
 from keras_transformer.arguments import check_integer, check_number, check_probability
 from keras_transformer.layers.checks import (
     InputChecksMixin,
+    check_arguments,
     check_per_token,
     explicit_mask,
     implicit_mask,
@@ -48,6 +49,11 @@ def recorded_scores():
         _recorded_scores.reset(token)
 
 
+def given(arguments):
+    """Those of some arguments that are not None: layers of one's own may not know the others."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
 def scores_are_recorded():
     """Whether the call that is running must record its attention weights."""
     return _recorded_scores.get() is not None
@@ -79,7 +85,8 @@ class AttentionScoresMixin:
         Raises:
             ValueError: if the layer was never called, so that it has no weights yet.
         """
-        return self.attend(inputs, padding_mask, attention_mask, attention_bias)[1]
+        bias = given({"attention_bias": attention_bias})
+        return self.attend(inputs, padding_mask, attention_mask, **bias)[1]
 
     def attend(self, *args, **kwargs):
         """The pair of the outputs and the attention scores of a call with the same arguments."""
@@ -199,6 +206,7 @@ class MultiHeadAttention(
             if number is not None:
                 check_integer(name, number)
         check_probability("dropout", dropout)
+        check_arguments("rotary", rotary)
         for name, number in {"query_key_norm": query_key_norm, "soft_cap": soft_cap}.items():
             if number is not None:
                 check_number(name, number, above=0)
@@ -340,10 +348,11 @@ class MultiHeadAttention(
         self.record_scores(recorded[self])  # for a call that contains this one
         return outputs, recorded[self]
 
-    def compute_output_spec(self, query, value=None, *args, **kwargs):
-        if not kwargs.pop("return_attention_scores", False):
-            return super().compute_output_spec(query, value, *args, **kwargs)
-        outputs = super().compute_output_spec(query, value, *args, **kwargs)
+    def compute_output_spec(self, query, *args, return_attention_scores=False, **kwargs):
+        outputs = super().compute_output_spec(query, *args, **kwargs)
+        if not return_attention_scores:
+            return outputs
+        value = args[0] if args else kwargs.get("value")
         source = query if value is None else value
         shape = (query.shape[0], self.num_heads, query.shape[1], source.shape[1])
         return outputs, keras.KerasTensor(shape, outputs.dtype)
@@ -363,18 +372,15 @@ class MultiHeadAttention(
         use_causal_mask=False,
     ):
         """The weights of a call with the same arguments, (batch, heads, target, source)."""
-        return self.attend(
-            query,
-            value,
-            key,
-            padding_mask=padding_mask,
-            attention_mask=attention_mask,
-            attention_bias=attention_bias,
-            query_mask=query_mask,
-            value_mask=value_mask,
-            key_mask=key_mask,
-            use_causal_mask=use_causal_mask,
-        )[1]
+        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
+        further = {
+            "attention_bias": attention_bias,
+            "query_mask": query_mask,
+            "value_mask": value_mask,
+            "key_mask": key_mask,
+            "use_causal_mask": use_causal_mask or None,
+        }
+        return self.attend(query, value, key, **masks, **given(further))[1]
 
     def attend_heads(self, queries, keys, values, mask=None, training=None, bias=None):
         """Attention over projected heads (batch, heads, length, dim), then the output projection.

@@ -1,11 +1,13 @@
 """What all blocks and stacks of blocks share: their arguments, parts and config."""
 
+import inspect
+
 import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer, check_probability
-from keras_transformer.layers.attention import AttentionScoresMixin, MultiHeadAttention
-from keras_transformer.layers.checks import InputChecksMixin
+from keras_transformer.layers.attention import AttentionScoresMixin, MultiHeadAttention, given
+from keras_transformer.layers.checks import InputChecksMixin, check_arguments
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.freezing import FrozenPartsMixin
 from keras_transformer.layers.normalization import NORM_EPSILON, create_norm
@@ -69,6 +71,7 @@ class TransformerLayer(
         self.key_dim = key_dim
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        check_arguments("attention_arguments", attention_arguments)
         self.attention_arguments = attention_arguments
         self.gated = gated
         self.normalization = normalization
@@ -248,7 +251,12 @@ class TransformerBlock(TransformerLayer):
 
         With `remat` in training, the backward pass recomputes it.
         """
-        others = {name: tensor for name, tensor in others.items() if tensor is not None}
+        others = given(others)
+        if "attention_bias" in others and self.attention_pattern is not None:
+            raise ValueError(
+                "A sparse pattern has no attention_bias. Received: an attention_bias for "
+                f"{self.name}, whose attention_pattern is {self.attention_pattern}."
+            )
         if not (self.remat and training):
             return function(inputs, **others)
 
@@ -331,6 +339,8 @@ class TransformerStack(TransformerLayer):
                 f"position_bias={position_bias}, attention_pattern={attention_pattern} for "
                 f"{type(self).__name__}."
             )
+        if position_bias is not None and self.attention is not None:
+            self._check_takes_bias()
         self.position_bias = position_bias
         self.shared_bias = create_position_bias(
             position_bias,
@@ -355,6 +365,18 @@ class TransformerStack(TransformerLayer):
                 trainable=self.trainable and self.lora is None,
                 name="norm",
             )
+
+    def _check_takes_bias(self):
+        """Raises ValueError for an own attention to which a bias cannot be passed."""
+        for method in (self.attention.call, self.attention.step)[: 1 + self.block_class.causal]:
+            parameters = inspect.signature(method).parameters.values()
+            kinds = {parameter.kind for parameter in parameters}
+            names = {parameter.name for parameter in parameters}
+            if "attention_bias" not in names and inspect.Parameter.VAR_KEYWORD not in kinds:
+                raise ValueError(
+                    f"With a position_bias, {method.__name__} of an attention must take an "
+                    f"attention_bias. Received: attention={self.attention.__name__}."
+                )
 
     def build_blocks(self, shapes):
         """Builds all parts for a list of shapes, which `build` of a subclass names for Keras."""
@@ -383,7 +405,7 @@ class TransformerStack(TransformerLayer):
         if self.shared_bias is not None:
             own = self.shared_bias(inputs)
             attention_bias = own if attention_bias is None else own + attention_bias
-        return {} if attention_bias is None else {"attention_bias": attention_bias}
+        return given({"attention_bias": attention_bias})
 
     def bias_of_step(self, inputs, cache, position=None):
         """The same for a step with the cache of the blocks, whose items may be None."""

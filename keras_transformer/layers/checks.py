@@ -106,3 +106,12 @@ def implicit_mask(inputs, padding_mask, name="padding_mask"):
 def explicit_mask(inputs, mask):
     """A mask that the caller gave, or None for the one that Keras passes on with the inputs."""
     return None if mask is keras_mask_of(inputs) else mask
+
+
+def check_arguments(name, arguments):
+    """Raises ValueError unless arguments are None or a dictionary of them by name."""
+    if arguments is not None and not isinstance(arguments, dict):
+        raise ValueError(
+            f"{name} must be a dictionary of arguments by name, or None. "
+            f"Received: {name}={arguments!r}."
+        )

@@ -8,6 +8,7 @@ language model.
 import keras
 from keras import ops
 
+from keras_transformer.layers.attention import given
 from keras_transformer.layers.block import TransformerBlock, TransformerStack
 from keras_transformer.layers.checks import implicit_mask
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
@@ -36,7 +37,8 @@ class SourceCallMixin:
             ValueError: if the layer was never called, so that it has no weights yet.
         """
         masks = padding_mask, source_padding_mask, attention_mask, source_attention_mask
-        return self.attend(inputs, source, *masks, attention_bias)[1]
+        bias = given({"attention_bias": attention_bias})
+        return self.attend(inputs, source, *masks, **bias)[1]
 
     def padding_masks(self, inputs, source, padding_mask, source_padding_mask, source_mask):
         """Checks the arguments of a call and returns the padding masks of inputs and source."""

@@ -67,6 +67,10 @@ class RMSNormalization(keras.layers.RMSNormalization):
         super().__init__(axis, epsilon, **kwargs)
         self.supports_masking = True
 
+    def add_weight(self, *args, **kwargs):
+        # As in Keras's LayerNormalization: a scale near 1 would be rounded to steps of 1 / 128.
+        return super().add_weight(*args, autocast=False, **kwargs)
+
     def call(self, inputs):
         is_last_axis = self.axis in ([-1], [len(inputs.shape) - 1])
         if not (is_last_axis and has_own_gradients(inputs, self.scale)):
@@ -79,7 +83,7 @@ NORMALIZATIONS = {"layer": LayerNormalization, "rms": RMSNormalization}
 
 def create_norm(normalization, epsilon, **kwargs):
     """A layer of `NORMALIZATIONS`; raises ValueError for another name or a negative epsilon."""
-    if normalization not in NORMALIZATIONS:
+    if not isinstance(normalization, str) or normalization not in NORMALIZATIONS:
         raise ValueError(
             f"normalization must be {' or '.join(map(repr, NORMALIZATIONS))}. "
             f"Received: normalization={normalization!r}."

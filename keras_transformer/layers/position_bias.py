@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.layers.checks import NotQuantizedMixin, check_vectors
+from keras_transformer.layers.checks import NotQuantizedMixin, check_arguments, check_vectors
 
 LONGEST = 2**20  # tokens
 
@@ -160,7 +160,8 @@ class ALiBi(PositionBias):
     def by_distance(self, distances):
         """(heads, target, source), for integer distances (target, source)."""
         slopes = ops.convert_to_tensor(self.slopes(), "float32")[:, None, None]
-        return -slopes * ops.cast(ops.abs(distances), "float32")
+        bias = -slopes * ops.cast(ops.abs(distances), "float32")
+        return ops.cast(bias, self.compute_dtype)
 
     def slopes(self):
         """The slope of each head, a list of numbers."""
@@ -176,13 +177,15 @@ POSITION_BIASES = {"t5": RelativePositionBias, "alibi": ALiBi}
 
 def create_position_bias(arguments, **kwargs):
     """A layer of `POSITION_BIASES`, whose name is the "type" of the arguments; None for None."""
+    check_arguments("position_bias", arguments)
     if arguments is None:
         return None
-    arguments = dict(arguments)
-    kind = arguments.pop("type", None)
-    if not isinstance(kind, str) or kind not in POSITION_BIASES:
+    own = dict(arguments)
+    kind = own.pop("type", None)
+    if not isinstance(kind, str) or kind not in POSITION_BIASES or own.keys() & kwargs.keys():
         raise ValueError(
             "position_bias must be None or a dictionary of arguments with the type "
-            f"{' or '.join(map(repr, POSITION_BIASES))}. Received: {arguments | {'type': kind}}."
+            f"{' or '.join(map(repr, POSITION_BIASES))}, without {', '.join(kwargs)}, which the "
+            f"stack decides. Received: {arguments}."
         )
-    return POSITION_BIASES[kind](**arguments, **kwargs)
+    return POSITION_BIASES[kind](**own, **kwargs)

@@ -10,7 +10,7 @@ from keras_transformer.layers.embedding import TokenDropout, TokenEmbedding, Voc
 from keras_transformer.layers.encoder import Encoder
 from keras_transformer.layers.pooling import SequencePooling
 from keras_transformer.layers.positions import SMALL_STDDEV, PositionEmbedding
-from keras_transformer.models.text_model import Part, TextModel, size_named
+from keras_transformer.models.text_model import Part, TextModel, has_own_positions, size_named
 from keras_transformer.ops.masks import padding_mask
 
 # base, large: Devlin et al. 2018, section 3 (https://arxiv.org/abs/1810.04805).
@@ -202,6 +202,12 @@ def bert(
         {'vectors': (1, 3, 128), 'pooled': (1, 128)}
     """
     block = {**_BLOCK, **size_named(SIZES, size, dimensions)}
+    if has_own_positions(block):
+        names = ("attention_arguments", "position_bias")
+        raise ValueError(
+            "BERT adds learned positions to its token vectors: leave out rotary positions and "
+            f"position_bias. Received: { ({name: block.get(name) for name in names}) }."
+        )
     hidden_dim = block.pop("hidden_dim")
     dtype = block.get("dtype")
 

@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from keras_transformer.layers.checks import check_arguments
 from keras_transformer.ops.attention import append_to_cache
 from keras_transformer.ops.masks import beam_mask
 from keras_transformer.training.model import FUNCTIONAL, Model
@@ -155,8 +156,9 @@ BLOCKS = {
 def size_named(sizes, size, dimensions, blocks="transformer"):
     """The dimensions of a published size, with those that replace them.
 
-    Gated networks are two thirds as wide inside as the size says, rounded up to a multiple of 8,
-    unless the `dimensions` tell their width: they have three matrices instead of two.
+    Own `attention_arguments` are added to those of the blocks. Gated networks are two thirds as
+    wide inside as the size says, rounded up to a multiple of 8, unless the `dimensions` tell their
+    width: they have three matrices instead of two.
 
     Raises:
         ValueError: if there is no such size, or no such `blocks`.
@@ -168,6 +170,11 @@ def size_named(sizes, size, dimensions, blocks="transformer"):
     chosen = {**sizes[size], **BLOCKS[blocks]}
     if BLOCKS[blocks].get("gated") and "intermediate_dim" in chosen:
         chosen["intermediate_dim"] = -(-2 * chosen["intermediate_dim"] // (3 * 8)) * 8
+    own = dimensions.get("attention_arguments")
+    check_arguments("attention_arguments", own)
+    if own is not None and "attention_arguments" in chosen:  # which add to those of the blocks
+        own = {**chosen["attention_arguments"], **own}
+        dimensions = {**dimensions, "attention_arguments": own}
     return {**chosen, **dimensions}
 
 

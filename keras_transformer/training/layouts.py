@@ -6,7 +6,7 @@ import keras
 # the second by its inputs, so that devices communicate once after each pair.
 _FIRST = r".*/(query|query_key_value|key_value|widen|gate_widen)"
 _SECOND = r".*/(output|narrow)_kernel"
-_TOKEN_TABLE = r".*(?<!position_embedding)/embeddings"
+_TOKEN_TABLE = r".*(?<!position_embedding)(?<!position_bias)/embeddings"
 
 
 def layout_map(device_mesh, axis="model"):

@@ -15,6 +15,20 @@ from keras_transformer.layers import (
 from tests.layer_check import check_layer
 from tests.reference import array, fill, normal
 
+
+@keras.saving.register_keras_serializable(package="tests")
+class Deaf(MultiHeadAttention):
+    def call(self, query, value=None, key=None, *, padding_mask=None, attention_mask=None,
+             training=None):  # fmt: skip
+        return super().call(query, value, key, padding_mask=padding_mask, training=training)
+
+    def step(self, inputs, cache, mask, position=None):
+        return super().step(inputs, cache, mask, position)
+
+    def attend_to(self, query, keys, values, mask=None):
+        return super().attend_to(query, keys, values, mask)
+
+
 BIASES = {"t5": {"type": "t5", "num_buckets": 6, "max_distance": 7}, "alibi": {"type": "alibi"}}
 
 
@@ -149,6 +163,16 @@ def test_what_does_not_fit_is_refused():
         (lambda: RelativePositionBias(2, 2), "num_buckets must be an integer of at least 4"),
         (lambda: RelativePositionBias(2, 32, 8), "max_distance must be an integer from 9"),
         (lambda: kt.language_model(11, position_bias={"type": "rope"}), "the type 't5' or 'alibi'"),
+        (lambda: kt.language_model(11, position_bias="alibi"), "must be a dictionary"),
+        (lambda: kt.language_model(11, position_bias={**BIASES["t5"], "causal": 1}), "without num"),
+        (
+            lambda: kt.DecoderBlock(
+                num_heads=2, intermediate_dim=3, attention_pattern={"pattern": "local",
+                "block_size": 2},
+            )(normal(1, 3, 4), attention_bias=normal(1, 1, 3, 3)),
+            "A sparse pattern has no attention_bias",
+        ),
+        (lambda: kt.language_model(11, attention=Deaf, position_bias=BIASES["t5"]), "must take an"),
         (lambda: kt.transformer_xl(11, 2, position_bias=BIASES["t5"]), "have no position_bias"),
         (
             lambda: kt.language_model(

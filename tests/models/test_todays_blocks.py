@@ -222,6 +222,44 @@ def test_gated_blocks_have_as_many_weights_as_those_of_the_paper():
     assert abs(ours / papers - 1) < 0.01
 
 
+def test_further_arguments_of_the_attention_are_added_to_those_of_llama():
+    model = kt.language_model(IDS, blocks="llama", attention_arguments={"num_key_value_heads": 2})
+    attention = model.decoder.blocks[0].self_attention
+    assert (attention.rotary, attention.num_key_value_heads) == ({}, 2)
+    assert model.positions is None
+
+
+def test_own_layers_need_not_know_the_new_arguments_of_a_call():
+    class OwnAttention(kt.MultiHeadAttention):
+        def call(self, query, value=None, key=None, *, padding_mask=None, attention_mask=None,
+                 training=None):  # fmt: skip
+            return super().call(query, value, key, padding_mask=padding_mask, training=training)
+
+    class OwnBlock(kt.EncoderBlock):
+        def call(self, inputs, padding_mask=None, attention_mask=None, training=None):
+            return super().call(inputs, padding_mask, attention_mask, training=training)
+
+    vectors = np.random.normal(size=(2, 5, 4)).astype("float32")
+    for layer in (OwnAttention(2), OwnBlock(num_heads=2, intermediate_dim=3)):
+        layer(vectors)
+        assert tuple(layer.attention_scores(vectors).shape) == (2, 2, 5, 5)
+    symbols = keras.Input((5, 8)), keras.Input((3, 8))
+    assert kt.RelativeAttention(2)(symbols[0], memory=symbols[1]).shape == (None, 5, 8)
+
+
+def test_the_scale_of_rms_normalisation_is_not_rounded(monkeypatch):
+    norm = kt.layers.normalization.RMSNormalization(dtype="mixed_bfloat16")
+    seen, call = [], norm.call
+
+    def watched(inputs):
+        seen.append(keras.backend.standardize_dtype(norm.scale.dtype))
+        return call(inputs)
+
+    monkeypatch.setattr(norm, "call", watched)
+    norm(np.ones((2, 5, 4), "float32"))
+    assert seen == ["float32"]
+
+
 def test_what_does_not_fit_is_refused():
     for make, message in (
         (lambda: ours(num_key_value_heads=4), "num_key_value_heads must divide num_heads"),
@@ -243,6 +281,10 @@ def test_what_does_not_fit_is_refused():
         (lambda: kt.translation(IDS, blocks="llama", positions={}), "leave out positions"),
         (lambda: kt.language_model(IDS, normalization="batch"), "must be 'layer' or 'rms'"),
         (lambda: kt.transformer_xl(IDS, 2, attention_arguments={"rotary": {}}), "has no value_dim"),
+        (lambda: ours(rotary=True), "rotary must be a dictionary of arguments by name, or None"),
+        (lambda: kt.language_model(IDS, attention_arguments=["rotary"]), "must be a dictionary"),
+        (lambda: kt.language_model(IDS, normalization=["rms"]), "must be 'layer' or 'rms'"),
+        (lambda: kt.bert(IDS, "tiny", attention_arguments={"rotary": {}}), "BERT adds learned"),
         (
             lambda: kt.language_model(
                 IDS, attention="AdditiveAttention", attention_arguments={"soft_cap": 2.0}
