@@ -10,6 +10,7 @@ from keras_transformer.layers import (
     EncoderBlock,
     MultiHeadAttention,
 )
+from keras_transformer.layers.normalization import RMSNormalization
 from tests.reference import array, fill, normal
 from tests.torch_weights import copy_attention, copy_decoder_block, copy_encoder_block, copy_norm
 
@@ -47,6 +48,14 @@ def test_attention_and_its_weights_equal_torch(cross):
     np.testing.assert_allclose(array(ours(*given, padding_mask=real)), numbers(outputs), atol=1e-5)
     scores = ours.attention_scores(*given, padding_mask=real)
     np.testing.assert_allclose(array(scores), numbers(weights), atol=1e-5)
+
+
+def test_rms_normalisation_equals_torch():
+    inputs = normal(2, 5, 6)
+    ours, theirs = RMSNormalization(epsilon=1e-3), nn.RMSNorm(6, eps=1e-3)
+    ours(inputs)
+    theirs.weight.data = tensor(array(fill(ours).scale))
+    np.testing.assert_allclose(array(ours(inputs)), numbers(theirs(tensor(inputs))), atol=1e-5)
 
 
 @NORMS

@@ -1,5 +1,7 @@
 """Blocks of Llama and its relatives: logits of Hugging Face's, step by step as in one pass."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -123,6 +125,56 @@ def test_logits_equal_hugging_face(name):
     np.testing.assert_allclose(array(model.logits(ids)), expected, atol=1e-5 * abs(expected).max())
     stepped, _ = token_by_token(model, ids)
     np.testing.assert_allclose(stepped[:, 0], expected, atol=1e-5 * abs(expected).max())
+
+
+def test_a_block_like_gemmas_is_what_numpy_computes():
+    """Shared heads, normalised queries and keys, rotation, soft cap, GeGLU; causal."""
+    block = kt.DecoderBlock(
+        num_heads=HEADS, intermediate_dim=INSIDE, activation="gelu", gated=True,
+        normalization="rms", norm_epsilon=1e-6, use_bias=False, key_dim=DIM,
+        attention_arguments={
+            "rotary": {"max_wavelength": 100}, "num_key_value_heads": SHARED,
+            "query_key_norm": 1e-6, "soft_cap": 2.0,
+        },
+    )  # fmt: skip
+    vectors = np.random.normal(size=(2, 7, HIDDEN)).astype("float32")
+    block(vectors)
+    fill(block)
+    attention, network = block.self_attention, block.feed_forward
+
+    def rms(x, norm):
+        x = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6)
+        return x * array(norm.scale)
+
+    def turned(x):  # (position, dim), a pair of columns as one complex number
+        pairs = x[:, : DIM // 2] + 1j * x[:, DIM // 2 :]
+        angles = np.arange(7)[:, None] * 100.0 ** (-np.arange(0, DIM, 2) / DIM)
+        pairs = pairs * np.exp(1j * angles)
+        return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+    kernel = array(attention.query_key_value.kernel)
+    queries, keys, values = np.split(kernel, [HEADS * DIM, (HEADS + SHARED) * DIM])
+    inputs, contexts = rms(vectors, block.around_self_attention.norm), []
+    for head in range(HEADS):
+        own = slice(head * DIM, (head + 1) * DIM)
+        group = head // (HEADS // SHARED)
+        shared = slice(group * DIM, (group + 1) * DIM)
+        rows = []
+        for row in inputs:
+            query = turned(rms(row @ queries[own].T, attention.query_norm))
+            key = turned(rms(row @ keys[shared].T, attention.key_norm))
+            scores = 2 * np.tanh(query @ key.T / np.sqrt(DIM) / 2)
+            powers = np.exp(scores) * np.tril(np.ones((7, 7)))
+            rows.append(powers / powers.sum(axis=-1, keepdims=True) @ (row @ values[shared].T))
+        contexts.append(np.stack(rows))
+    attended = np.concatenate(contexts, axis=-1) @ array(attention.output_projection.kernel).T
+    middle = vectors + attended
+    inside = rms(middle, block.around_feed_forward.norm) @ array(network.gate_widen.kernel).T
+    gates, widened = np.split(inside, 2, axis=-1)
+    erf = np.vectorize(math.erf)
+    activated = gates * (1 + erf(gates / np.sqrt(2))) / 2 * widened
+    expected = middle + activated @ array(network.narrow.kernel).T
+    np.testing.assert_allclose(array(block(vectors)), expected, atol=2e-5 * abs(expected).max())
 
 
 VARIANTS = {

@@ -38,11 +38,18 @@ from keras_transformer.training.metrics import loss_tracker
 from .conftest import SecondViewTimes
 
 VOCABULARY_SIZE, DIM, TARGET = 11, 3, 7
+TODAY = {
+    "num_heads": 2, "intermediate_dim": 5, "activation": "silu", "gated": True,
+    "normalization": "rms", "use_bias": False,
+    "attention_arguments": {"rotary": {}, "num_key_value_heads": 1, "query_key_norm": 1e-3},
+    "position_bias": {"type": "t5", "num_buckets": 4, "max_distance": 5},
+}  # fmt: skip
 
 
 def language_model(
-    dropout=0.0, dtype=None, remat=None, penalised=False, lora=False, dim=DIM, factor=None
-):
+    dropout=0.0, dtype=None, remat=None, penalised=False, lora=False, today=False, dim=DIM,
+    factor=None,
+):  # fmt: skip
     keras.utils.set_random_seed(3)
     ids = keras.Input((None,), dtype="int32")
     embedding = TokenEmbedding(VOCABULARY_SIZE, dim, dtype=dtype)
@@ -54,6 +61,8 @@ def language_model(
         hidden = ReproducibleDropout(dropout, dtype=dtype)(hidden)
     if factor is not None:
         hidden = SecondViewTimes(factor)(hidden)
+    if today:
+        hidden = Encoder(2, **TODAY)(hidden)
     if remat is not None:
         dropout = 0.0 if lora else 0.25  # which is other noise on each replica
         hidden = Encoder(2, num_heads=1, intermediate_dim=5, dropout=dropout, remat=remat)(hidden)
@@ -102,7 +111,7 @@ def train(
 ):
     """What two epochs leave: weights, moving averages, logs of batches, of epochs, and more."""
     with strategy.scope():
-        kinds = {kind: settings.pop(kind, False) for kind in ("penalised", "lora")}
+        kinds = {kind: settings.pop(kind, False) for kind in ("penalised", "lora", "today")}
         kinds["factor"] = settings.pop("factor", None)
         model = language_model(dropout, dtype, remat, **kinds, dim=settings.pop("dim", DIM))
         if validated := settings.pop("validated", False):
@@ -181,6 +190,7 @@ def trainings(strategy):
     yield "two views", train(strategy, uneven, 3, sgd, validated=True, **views, **everything)
     yield "blocks", train(strategy, uneven, 1, sgd, remat=False)
     yield "rematerialised blocks", train(strategy, uneven, 1, sgd, remat=True)
+    yield "today's blocks", train(strategy, uneven, 3, sgd, today=True, dim=4, **everything)
     yield "adam", train(strategy, uneven, 1, adam)
     yield "lora", train(strategy, uneven, 3, sgd, lora=True, remat=False, **everything)
     replicas, bfloat16 = strategy.num_replicas_in_sync, {"dtype": "mixed_bfloat16"}

@@ -87,6 +87,11 @@ def test_replicas_equal_one_device_with_adam_schedule_and_weight_decay(results, 
     assert_same(results, name, "adam", atol=1e-4)  # Adam enlarges rounding of tiny gradients
 
 
+@pytest.mark.parametrize("name", SEVERAL)
+def test_replicas_of_todays_blocks_equal_one_device(results, name):
+    assert_same(results, name, "today's blocks", atol=2e-5)  # norms of two numbers enlarge rounding
+
+
 @pytest.mark.parametrize("name", ["2", "2 workers"])
 def test_two_replicas_in_bfloat16_are_bitwise_one_device_in_two_parts(results, name):
     [one] = results("1")
