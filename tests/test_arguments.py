@@ -29,6 +29,11 @@ WITH_MANY = {
         for name in layers.__all__
         if getattr(layers, name).compute_output_shape is InputChecksMixin.compute_output_shape
     },
+    **{
+        f"layers.{name}.compute_output_spec": "the arguments of a call"
+        for name in layers.__all__
+        if issubclass(getattr(layers, name), layers.MultiHeadAttention)
+    },
     "training.Model.evaluate": "by which Keras validates",
     **{
         f"models.{name}": "the dimensions of a size"

@@ -246,8 +246,8 @@ class TransformerBlock(TransformerLayer):
         self.around_self_attention.build(shape)
         self.around_feed_forward.build(shape)
 
-    def rematerialised(self, function, training, inputs, **others):
-        """`function(inputs, **others)`, of tensors; what is None is left out.
+    def rematerialised(self, function, training, inputs, others):
+        """`function(inputs, **others)`, of a dictionary of tensors; what is None is left out.
 
         With `remat` in training, the backward pass recomputes it.
         """

@@ -167,7 +167,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
             return self.feed_forward_step(outputs, training)
 
         others = {"source": source, "attention_bias": attention_bias}
-        return self.rematerialised(forward, training, inputs, **others)
+        return self.rematerialised(forward, training, inputs, others)
 
     def source_keys_values(self, source):
         """The keys and values of the source, each (batch, heads, source, key_dim)."""
@@ -183,7 +183,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
         cache,
         mask,
         position=None,
-        **bias,
+        attention_bias=None,
     ):
         """One position for several beams of each row, the same computation as in a call.
 
@@ -200,7 +200,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
         Returns:
             The pair of outputs, (batch, beams, dim), and the cache, longer by `beams` if it grows.
         """
-        residual = self.around_self_attention
+        residual, bias = self.around_self_attention, given({"attention_bias": attention_bias})
         attended, cache = self.self_attention.step(
             residual.before(inputs), cache, mask, position, **bias
         )

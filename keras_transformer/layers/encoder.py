@@ -88,7 +88,7 @@ class EncoderBlock(TransformerBlock):
             )
             return self.feed_forward_step(outputs, training)
 
-        return self.rematerialised(forward, training, inputs, attention_bias=attention_bias)
+        return self.rematerialised(forward, training, inputs, {"attention_bias": attention_bias})
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

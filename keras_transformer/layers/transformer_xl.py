@@ -71,7 +71,7 @@ class TransformerXLBlock(TransformerBlock):
             )
             return self.feed_forward_step(outputs, training)
 
-        return self.rematerialised(forward, training, inputs, memory=memory)
+        return self.rematerialised(forward, training, inputs, {"memory": memory})
 
     def attention_scores(self, inputs, memory=None, padding_mask=None, attention_mask=None):
         """The weights of a call with the same arguments, (batch, heads, target, source)."""
