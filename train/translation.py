@@ -85,8 +85,10 @@ class TranslationConfig(TrainingConfig):
     target_language: str = setting(
         "", "language to translate to, with --dataset or a multilingual model"
     )
-    source_prefix: str = setting(
-        "", 'text before each source, also of what the run translates, e.g. "summarize: " of T5'
+    source_prefix: str | None = setting(
+        None,
+        'text to put before each source, in training and in translation, e.g. "summarize: " for '
+        "T5; default: none, or that of --pretrained",
     )
     data_dir: str = setting("", "folder where TFDS keeps its data")
     prepared: str = setting(
@@ -147,8 +149,9 @@ class TranslationConfig(TrainingConfig):
             fill_in(self, USUAL_SEARCH)
         if self.source_prefix and self.prepared:
             raise ValueError(
-                "--source-prefix needs a text that is not --prepared, whose tokens are there "
-                f"already. Received: --source-prefix {self.source_prefix!r}."
+                "--prepared is tokenised already: put the prefix into the text before "
+                "train.prepare, and give --source-prefix ''. "
+                f"Received: --source-prefix {self.source_prefix!r}."
             )
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
@@ -297,7 +300,9 @@ class TranslationExperiment(Experiment):
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
-        names = (*USUAL_SEARCH, "source_language", "target_language", "source_prefix")
+        names = (*USUAL_SEARCH, "source_language", "target_language")
+        if config.source_prefix is None:  # "" is none
+            names += ("source_prefix",)
         config = completed(config, names, (), before, pretrained)
         fill_in(config, USUAL_SEARCH)
         # The default was gnmt once, and a run keeps what it was begun with.
@@ -400,6 +405,9 @@ class TranslationExperiment(Experiment):
         empty = self._token_ids(kt.data.ParallelText([""], [""]), tokenizer)
         pairs = zip(sides, empty, strict=True)
         kept = np.all([ids.lengths > text.lengths for ids, text in pairs], axis=0)
+        if self.config.source_prefix:  # which a short text may be one token with
+            is_text = [bool(text.strip()) for text in self.train_text.sources]
+            kept = np.array(is_text, bool) & (sides[1].lengths > empty[1].lengths)
         log_dropped(int((~kept).sum()), len(kept), "pairs with an empty side")
         source, target = (ids.take(np.flatnonzero(kept)) for ids in sides)
         return {"source": source, "target": target}, {}, {"kind": "translation"}

@@ -133,8 +133,9 @@ class CTranslate2Engine:
         room, empty = self.settings.max_source_length - 1, len(_pieces(self._source, [""])[0])
         rows = _pieces(self._source, texts)
         groups = collections.defaultdict(list)
+        has_prefix = bool(getattr(self._source, "prefix", ""))
         for index, row in enumerate(rows):
-            if len(row) > empty:
+            if texts[index].strip() if has_prefix else len(row) > empty:
                 groups[self._search_of(min(len(row), room) + 1)].append(index)
         ids = {piece: i for i, piece in enumerate(self._target_pieces)}
         written = [[] for _ in rows]

@@ -160,9 +160,15 @@ def save_beside(text_model, folder):
     The tokenizer is in "tokenizer.model", that of another target vocabulary in
     "target_tokenizer.model"; the names of labels are in "labels.json".
     """
-    text_model.tokenizer.save(folder / "tokenizer.model")
-    target = getattr(text_model, "target_tokenizer", None)
-    if target is not None and target is not text_model.tokenizer:
+    tokenizer, target = text_model.tokenizer, getattr(text_model, "target_tokenizer", None)
+    tokenizer.save(folder / "tokenizer.model")
+    prefix = getattr(tokenizer, "prefix", "")
+    if prefix:
+        logging.getLogger(__name__).warning(
+            "The folder does not hold the source prefix %r: put it before each text.", prefix
+        )
+    is_same = target is tokenizer or (prefix and target.model == tokenizer.model)
+    if target is not None and not is_same:
         target.save(folder / "target_tokenizer.model")
     if labels := getattr(text_model, "labels", ()):
         names = json.dumps([str(label) for label in labels], ensure_ascii=False)

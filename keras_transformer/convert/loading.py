@@ -79,7 +79,7 @@ def read(path):
         raise ConversionError(message) from None
 
 
-def load(path, source_language=None, target_language=None):
+def load(path, source_language=None, target_language=None, source_prefix=None):
     """Loads a released model that works on texts.
 
     Args:
@@ -87,6 +87,7 @@ def load(path, source_language=None, target_language=None):
         source_language: for M2M100 and NLLB, the language to translate from, e.g. "en" or
             "eng_Latn"; None for the one that the folder names.
         target_language: likewise the language to translate to.
+        source_prefix: text before each source, such as "summarize: " for T5.
 
     Returns:
         A `serving.Translator`, `Generator`, `Classifier`, `Regressor` or `Answerer`.
@@ -107,6 +108,7 @@ def load(path, source_language=None, target_language=None):
             converted.config,
             source_language=source_language,
             target_language=target_language,
+            source_prefix=source_prefix,
         )
         return serving.Translator(model, *tokenizers, settings=converted.settings)
     if converted.command == "language_model":

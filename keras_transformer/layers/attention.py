@@ -50,7 +50,7 @@ def recorded_scores():
 
 
 def given(arguments):
-    """Those of some arguments that are not None: layers of one's own may not know the others."""
+    """The arguments that are not None; a custom layer need not accept the others."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 

@@ -339,8 +339,6 @@ class TransformerStack(TransformerLayer):
                 f"position_bias={position_bias}, attention_pattern={attention_pattern} for "
                 f"{type(self).__name__}."
             )
-        if position_bias is not None and self.attention is not None:
-            self._check_takes_bias()
         self.position_bias = position_bias
         self.shared_bias = create_position_bias(
             position_bias,
@@ -356,6 +354,8 @@ class TransformerStack(TransformerLayer):
         self.blocks = tuple(
             self.block_class(**arguments, name=f"block_{index}") for index in range(num_layers)
         )
+        if position_bias is not None and self.attention is not None:
+            self._check_takes_bias()
         self.norm = None
         if normalize_first:  # the outputs of post-norm blocks are already normalised
             self.norm = create_norm(
@@ -367,15 +367,16 @@ class TransformerStack(TransformerLayer):
             )
 
     def _check_takes_bias(self):
-        """Raises ValueError for an own attention to which a bias cannot be passed."""
-        for method in (self.attention.call, self.attention.step)[: 1 + self.block_class.causal]:
-            parameters = inspect.signature(method).parameters.values()
+        """Raises ValueError for a custom attention that takes no bias."""
+        for method in ("call", "step")[: 1 + self.block_class.causal]:
+            function = getattr(self.attention, method)
+            parameters = inspect.signature(function).parameters.values()
             kinds = {parameter.kind for parameter in parameters}
             names = {parameter.name for parameter in parameters}
             if "attention_bias" not in names and inspect.Parameter.VAR_KEYWORD not in kinds:
                 raise ValueError(
-                    f"With a position_bias, {method.__name__} of an attention must take an "
-                    f"attention_bias. Received: attention={self.attention.__name__}."
+                    f"With a position_bias, the attention's {method} must accept attention_bias. "
+                    f"Received: attention={self.attention.__name__}."
                 )
 
     def build_blocks(self, shapes):

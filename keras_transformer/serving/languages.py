@@ -9,10 +9,10 @@ def in_languages(
     target_language=None,
     source_prefix=None,
 ):
-    """The tokenizers of a model, which begin every text with its language's token, or a prefix.
+    """The tokenizers of a model, set to the languages and the source prefix.
 
     Args:
-        tokenizer: tokenizer of the sources. One without `languages` is returned unchanged.
+        tokenizer: tokenizer of the sources.
         target_tokenizer: tokenizer of the translations; None if it is `tokenizer`.
         config: settings with the default "source_language", "target_language" and "source_prefix",
             a dictionary.

@@ -12,7 +12,7 @@ from keras_transformer.decoding.search import beam_search
 from keras_transformer.figures.attention import Attention, token_labels
 from keras_transformer.models.encoder_decoder import TranslationModel, check_translation
 from keras_transformer.serving.languages import check_language, in_languages
-from keras_transformer.serving.reading import read_part
+from keras_transformer.serving.reading import bytes_of, cut, read_part
 from keras_transformer.serving.run_folder import RunFolder
 from keras_transformer.serving.served_model import (
     IDS,
@@ -90,6 +90,8 @@ class Translator(ServedModel):
             check_language(each)
         check_translation(model)
         self.settings = settings or SearchSettings()
+        if target_tokenizer is None and getattr(tokenizer, "prefix", ""):
+            target_tokenizer = tokenizer.with_prefix("")
         super().__init__(model, tokenizer, target_tokenizer, cache)
         if isinstance(model, TranslationModel):
             check_vocabulary(model.source_embedding.vocabulary_size, tokenizer)
@@ -381,7 +383,7 @@ class Translator(ServedModel):
         ids, is_cut = read_part(self.tokenizer, text, room)
         lengths = ids.row_lengths()
         if getattr(self.tokenizer, "prefix", ""):
-            is_empty = self.tokenizer.are_empty(text)
+            is_empty = self.tokenizer.are_empty(cut(text, bytes_of(self.tokenizer, room), 0)[0])
         else:
             is_empty = lengths == int(getattr(self.tokenizer, "language", None) is not None)
         ends = tf.fill([ids.nrows(), 1], END_ID)

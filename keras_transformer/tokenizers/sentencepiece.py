@@ -125,7 +125,9 @@ class SentencePieceTokenizer(tf.Module):
 
     def are_empty(self, texts) -> tf.Tensor:
         """Whether texts, (batch,), have no token of their own."""
-        return tf.equal(self._sentencepiece.tokenize(as_texts(texts)).row_lengths(), 0)
+        texts = as_texts(texts)
+        ids = self._sentencepiece.tokenize(_words_only(texts) if self._are_words else texts)
+        return tf.equal(ids.row_lengths(), 0)
 
     @functools.cached_property
     def processor(self) -> sentencepiece.SentencePieceProcessor | None:

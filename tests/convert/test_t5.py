@@ -155,6 +155,10 @@ def test_a_run_writes_what_theirs_does_and_is_exported(folder, tmp_path):
     expected = folder[2].batch_decode(answer, skip_special_tokens=True)
     assert translator(texts) == [text.lstrip() for text in expected]
     # What begins a task: the run's prefix is in what is served, too.
+    translator = convert.load(folder[0], source_prefix="It is ")
+    assert translator.target_tokenizer.prefix == ""
+    alone = Translator(translator.model, translator.tokenizer, settings=translator.settings)
+    assert alone.score(["a"], ["b"]) == translator.score(["a"], ["b"])
     translator = Translator.load(run, source_prefix="It is ")
     with torch.no_grad():
         tokens = folder[2](["It is " + text for text in texts], padding=True, return_tensors="pt")

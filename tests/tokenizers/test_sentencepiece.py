@@ -171,6 +171,8 @@ def test_a_prefix_is_cut_together_with_the_text(tokenizer):
     expected = tokenizer.tokenize(["sum: " + text for text in texts]).to_list()
     assert prefixed.tokenize(texts).to_list() == expected
     assert prefixed.are_empty(texts).numpy().tolist() == [False, True, True]
+    joined = tokenizer.with_prefix("un")  # whose pieces may go on into the text
+    assert not joined.are_empty(["do"])[0]
     assert prefixed.processor is None and tokenizer.with_prefix("") is tokenizer
     assert prefixed.with_language(None).prefix == "sum: "
 
