@@ -110,7 +110,8 @@ def test_a_folder_that_their_library_read_and_wrote_is_the_same(folder, converte
         np.testing.assert_array_equal(array(one), array(other))
 
 
-@pytest.mark.parametrize(("num_beams", "penalty"), [(1, 1.0), (4, 1.0), (4, 0.0)])
+@pytest.mark.parametrize("folder", ["t5", "v1.1"], indirect=True)
+@pytest.mark.parametrize(("num_beams", "penalty"), [(1, 1.0), (4, 0.0)])
 def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty):
     import torch
 
