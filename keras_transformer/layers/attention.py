@@ -183,6 +183,7 @@ class MultiHeadAttention(
     """
 
     causal = False  # whether no position attends to later ones, whatever the masks
+    takes_bias = True  # whether `call` and `step` take an `attention_bias`
 
     def __init__(
         self,

@@ -1,7 +1,5 @@
 """What all blocks and stacks of blocks share: their arguments, parts and config."""
 
-import inspect
-
 import keras
 from keras import ops
 
@@ -368,15 +366,13 @@ class TransformerStack(TransformerLayer):
 
     def _check_takes_bias(self):
         """Raises ValueError for a custom attention that takes no bias."""
+        own = self.attention
         for method in ("call", "step")[: 1 + self.block_class.causal]:
-            function = getattr(self.attention, method)
-            parameters = inspect.signature(function).parameters.values()
-            kinds = {parameter.kind for parameter in parameters}
-            names = {parameter.name for parameter in parameters}
-            if "attention_bias" not in names and inspect.Parameter.VAR_KEYWORD not in kinds:
+            if not own.takes_bias or _depth(own, method) < _depth(own, "takes_bias"):
                 raise ValueError(
-                    f"With a position_bias, the attention's {method} must accept attention_bias. "
-                    f"Received: attention={self.attention.__name__}."
+                    f"With a position_bias, an attention that overrides {method} must accept "
+                    "attention_bias there, and say so with takes_bias = True. "
+                    f"Received: attention={own.__name__}."
                 )
 
     def build_blocks(self, shapes):

@@ -58,6 +58,7 @@ class RelativeAttention(MultiHeadAttention):
     """
 
     causal = True
+    takes_bias = False
 
     def __init__(
         self,
