@@ -339,8 +339,7 @@ class MultiHeadAttention(
         if value is None:
             queries, keys, values = self._self_heads(query)
         else:
-            [queries] = self._project_heads(query, self.query, self._query_heads)
-            queries = self._normalised(queries, self.query_norm)
+            queries = self._queries(query)
             keys, values = self.keys_values(value, key)
         if not return_attention_scores:
             return self.attend_heads(queries, keys, values, mask, training, attention_bias)
@@ -394,8 +393,7 @@ class MultiHeadAttention(
         mask = None if mask is None else ops.expand_dims(mask, 1)  # (batch, 1, target, source)
         sharing = self.num_heads // keys.shape[1]
         if sharing > 1 and (bias is not None or not self._is_dot_product):
-            keys, values = (ops.repeat(each, sharing, axis=1) for each in (keys, values))
-            sharing = 1
+            keys, values, sharing = *self._repeated(keys, values), 1
         if sharing > 1:
             queries = join_heads(queries, sharing)
             if mask is not None and mask.shape[2] != 1:
@@ -451,9 +449,7 @@ class MultiHeadAttention(
 
     def attend_to(self, query, keys, values, mask=None):
         """Like a call, from `query` (batch, target, dim) to what `keys_values` returned."""
-        [queries] = self._project_heads(query, self.query, self._query_heads)
-        queries = self._normalised(queries, self.query_norm)
-        return self.attend_heads(queries, keys, values, mask)
+        return self.attend_heads(self._queries(query), keys, values, mask)
 
     def empty_cache(self, batch_size, length=None, num_beams=1):
         """The cache before the first `step`: a pair of keys and values.
@@ -502,13 +498,20 @@ class MultiHeadAttention(
             outputs = self.attend_heads(query, key, value, mask, bias=attention_bias)
             return outputs, (key, value)
         num_beams = inputs.shape[1]
-        reached = ops.shape(cache[0])[2] // num_beams if position is None else position
+        reached = position
+        if position is None and self._rotary is not None:
+            reached = ops.shape(cache[0])[2] // num_beams
         query, key, value = self._self_heads(inputs, reached)
         start = None if position is None else position * num_beams
         keys = append_to_cache(cache[0], key, start)
         values = append_to_cache(cache[1], value, start)
         outputs = self.attend_heads(query, keys, values, mask, bias=attention_bias)
         return outputs, (keys, values)
+
+    def _queries(self, query):
+        """The queries of attention to a value, normalised."""
+        [queries] = self._project_heads(query, self.query, self._query_heads)
+        return self._normalised(queries, self.query_norm)
 
     def _self_heads(self, inputs, position=None):
         """Queries, keys and values of self-attention, normalised and rotated.
@@ -524,6 +527,13 @@ class MultiHeadAttention(
         if position is None:
             return self._rotary(queries), self._rotary(keys), values
         return self._rotary.step(queries, position), self._rotary.step(keys, position), values
+
+    def _repeated(self, keys, values):
+        """Those of each head, for what does not know that heads share them."""
+        sharing = self.num_heads // keys.shape[1]
+        if sharing == 1:
+            return keys, values
+        return ops.repeat(keys, sharing, axis=1), ops.repeat(values, sharing, axis=1)
 
     def _normalised(self, heads, norm):
         return heads if norm is None else norm(heads)

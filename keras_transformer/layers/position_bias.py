@@ -94,6 +94,7 @@ class RelativePositionBias(PositionBias):
         self.max_distance = max_distance
 
     def build(self, input_shape=None):
+        self._back = tuple(self._buckets_of_one_direction())
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(self.num_buckets, self.num_heads),
@@ -102,7 +103,7 @@ class RelativePositionBias(PositionBias):
 
     def by_distance(self, distances):
         """(heads, target, source), for integer distances (target, source)."""
-        back = ops.convert_to_tensor(self._buckets_of_one_direction(), "int32")
+        back = ops.convert_to_tensor(self._back, "int32")
         buckets = ops.take(back, ops.clip(-distances, 0, self.max_distance))
         if not self.causal:
             later = (

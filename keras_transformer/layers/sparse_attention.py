@@ -133,13 +133,9 @@ class SparseAttention(MultiHeadAttention):
         self._check_inputs(query=query)
         dropouts = iter(self._dropouts)
         queries, keys, values = self._self_heads(query)
-        sharing = self.num_heads // keys.shape[1]
-        if sharing > 1:
-            keys, values = (ops.repeat(each, sharing, axis=1) for each in (keys, values))
         context = self._pattern.attend(
             queries,
-            keys,
-            values,
+            *self._repeated(keys, values),
             padding_mask=implicit_mask(query, padding_mask),
             dropout=lambda powers: next(dropouts)(powers, training=training),
         )

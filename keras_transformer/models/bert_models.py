@@ -203,10 +203,10 @@ def bert(
     """
     block = {**_BLOCK, **size_named(SIZES, size, dimensions)}
     if has_own_positions(block):
-        names = ("attention_arguments", "position_bias")
         raise ValueError(
             "BERT adds learned positions to its token vectors: leave out rotary positions and "
-            f"position_bias. Received: { ({name: block.get(name) for name in names}) }."
+            f"position_bias. Received: attention_arguments={block.get('attention_arguments')}, "
+            f"position_bias={block.get('position_bias')}."
         )
     hidden_dim = block.pop("hidden_dim")
     dtype = block.get("dtype")
