@@ -59,8 +59,8 @@ class RMSNormalization(keras.layers.RMSNormalization):
         Same shape and dtype as `inputs`.
 
     Examples:
-        >>> RMSNormalization(epsilon=0.0)(keras.ops.array([[1.0, 7.0]])).numpy().round(1).tolist()
-        [[0.2, 1.4]]
+        >>> RMSNormalization(epsilon=0.0)(keras.ops.array([[1.0, 7.0]])).numpy().round(1)
+        array([[0.2, 1.4]], dtype=float32)
     """
 
     def __init__(self, axis=-1, epsilon=1e-6, **kwargs):

@@ -142,9 +142,9 @@ def rotate(inputs, positions, rates, interleaved=False):
         Same shape and dtype as `inputs`.
 
     Examples:
-        >>> turned = rotate(keras.ops.array([[1.0, 0.0]]), keras.ops.array([1]), [math.pi / 2])
-        >>> turned.numpy().round(3).tolist()
-        [[0.0, 1.0]]
+        >>> turned = rotate(keras.ops.array([[1.0, 0.0]]), keras.ops.array([1]), [math.pi / 3])
+        >>> turned.numpy().round(2)
+        array([[0.5 , 0.87]], dtype=float32)
     """
     wide = wide_dtype(inputs)
     angles = ops.cast(positions, wide)[:, None] * ops.convert_to_tensor(rates, wide)
