@@ -162,7 +162,7 @@ class Row(NamedTuple):
     Args:
         variable: variable of the model.
         names: names of the arrays in the checkpoint. Several are stacked in our variable along
-            the first axis, in equal parts.
+            the first axis.
         transpose: whether theirs are (input, output) where ours is (output, input), or the
             other way round.
         shape: the shape of each array, if it has the same numbers in more axes than ours, such as
@@ -173,6 +173,7 @@ class Row(NamedTuple):
             have them.
         twins: further names under which a checkpoint may hold the array of a row with one name.
             The first one that the checkpoint has is read; any other must be equal to it.
+        sizes: that of each array along the axis of stacking; equal ones if None.
     """
 
     variable: Any
@@ -183,6 +184,7 @@ class Row(NamedTuple):
     to_theirs: Callable = unchanged
     missing: float | None = None
     twins: tuple[str, ...] = ()
+    sizes: tuple[int, ...] | None = None
 
 
 def rows_of(owner, names, prefix="", endings=ENDINGS, transpose=False):
@@ -206,6 +208,7 @@ def rows_of(owner, names, prefix="", endings=ENDINGS, transpose=False):
                     variable,
                     tuple(f"{prefix}{name}{ending}" for name in theirs.split()),
                     transpose=transpose and attribute == "kernel",
+                    sizes=getattr(layer, "widths", None) if " " in theirs else None,
                 )
 
 
@@ -283,10 +286,9 @@ def assign(rows: Iterable[Row], arrays: Mapping[str, Any], family: str):
     values, known = [], set()
     for row in rows:
         known.update(row.names, row.twins)
-        shape = _shape_of_parts(row)
         is_missing = row.missing is not None and not any(name in arrays for name in row.names)
         parts = []
-        for name in row.names:
+        for name, shape in zip(row.names, _shapes_of_parts(row), strict=True):
             if is_missing:
                 part = np.full(shape, row.missing, "float32")
             else:
@@ -318,7 +320,8 @@ def arrays_of(rows: Iterable[Row]):
     arrays = {}
     for row in rows:
         value = row.to_theirs(keras.ops.convert_to_numpy(row.variable).astype("float32"))
-        for name, part in zip(row.names, np.split(value, len(row.names)), strict=True):
+        ends = len(row.names) if row.sizes is None else np.cumsum(row.sizes)[:-1]
+        for name, part in zip(row.names, np.split(value, ends), strict=True):
             part = part.T if row.transpose else part
             arrays[name] = np.ascontiguousarray(part.reshape(row.shape or part.shape))
     return arrays
@@ -388,9 +391,10 @@ def _array(name, twins, arrays, family):
     return array
 
 
-def _shape_of_parts(row):
+def _shapes_of_parts(row):
     """The shape of each of their arrays, without further axes."""
     # The inverse of `to_ours` returns the shape that `to_ours` accepts.
     joined = row.to_theirs(np.broadcast_to(np.float32(0), tuple(row.variable.shape))).shape
-    shape = joined[0] // len(row.names), *joined[1:]
-    return shape[::-1] if row.transpose else shape
+    sizes = row.sizes or [joined[0] // len(row.names)] * len(row.names)
+    shapes = [(size, *joined[1:]) for size in sizes]
+    return [shape[::-1] for shape in shapes] if row.transpose else shapes

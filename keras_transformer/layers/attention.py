@@ -147,6 +147,7 @@ class MultiHeadAttention(
             and keys, before they are rotated; None for no normalisation.
         soft_cap: limits the products of queries and keys, as of `ops.attention.soft_capped`; None
             for no limit.
+        use_output_bias: whether the output projection adds a bias; as `use_bias` if None.
 
     Call arguments:
         query: (batch, target, dim).
@@ -198,6 +199,7 @@ class MultiHeadAttention(
         rotary=None,
         query_key_norm=None,
         soft_cap=None,
+        use_output_bias=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -232,6 +234,7 @@ class MultiHeadAttention(
         self.rotary = rotary
         self.query_key_norm = query_key_norm
         self.soft_cap = soft_cap
+        self.use_output_bias = use_output_bias
         self._dropout = InnerDropout(dropout, dtype=self.dtype_policy)
         self._rotary = None
         if rotary is not None:
@@ -279,8 +282,9 @@ class MultiHeadAttention(
                 "key_value", value_shape[-1], self._key_heads, self._value_heads
             )
         inner = self.num_heads * self._value_heads[1]
+        has_bias = self.use_bias if self.use_output_bias is None else self.use_output_bias
         self.output_projection = add_projection(
-            self, "output", inner, hidden_dim, self.kernel_initializer, self.use_bias
+            self, "output", inner, hidden_dim, self.kernel_initializer, has_bias
         )
         for norm in (self.query_norm, self.key_norm):
             if norm is not None:
@@ -576,6 +580,7 @@ class MultiHeadAttention(
             "rotary": self.rotary,
             "query_key_norm": self.query_key_norm,
             "soft_cap": self.soft_cap,
+            "use_output_bias": self.use_output_bias,
         }
 
 

@@ -101,12 +101,14 @@ class Projection:
         kernel: (output_dim, input_dim).
         bias: (output_dim,), or None.
         adapters: a list of `Adapter`, which are added to the kernel.
+        widths: of the projections that are side by side in it, a tuple; the whole if empty.
     """
 
-    def __init__(self, kernel, bias=None, adapters=()):
+    def __init__(self, kernel, bias=None, adapters=(), widths=()):
         self.kernel = kernel
         self.bias = bias
         self.adapters = adapters
+        self.widths = widths
 
     def __call__(self, inputs):
         if not self.adapters and has_own_gradients(inputs, self.kernel):
@@ -197,7 +199,7 @@ def add_projection(layer, name, input_dim, output_dims, initializer, use_bias=Tr
     for weight in (kernel, bias, *(w for adapter in adapters for w in (adapter.down, adapter.up))):
         if weight is not None:
             setattr(layer, weight.name, weight)
-    return Projection(kernel, bias, adapters)
+    return Projection(kernel, bias, adapters, output_dims)
 
 
 def _adapters(layer, name, lora, input_dim, output_dims):

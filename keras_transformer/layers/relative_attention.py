@@ -13,7 +13,10 @@ from keras_transformer.ops.masks import causal_mask, check_attention_mask, combi
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 
 # Arguments of `MultiHeadAttention` that this attention does not have.
-ABSENT = ("value_dim", "num_key_value_heads", "rotary", "query_key_norm", "soft_cap")
+ABSENT = (
+    *("value_dim", "num_key_value_heads", "rotary", "query_key_norm", "soft_cap"),
+    "use_output_bias",
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

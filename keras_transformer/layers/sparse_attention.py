@@ -75,6 +75,7 @@ class SparseAttention(MultiHeadAttention):
         rotary=None,
         query_key_norm=None,
         soft_cap=None,
+        use_output_bias=None,
         **kwargs,
     ):
         super().__init__(
@@ -87,6 +88,7 @@ class SparseAttention(MultiHeadAttention):
             num_key_value_heads=num_key_value_heads,
             rotary=rotary,
             query_key_norm=query_key_norm,
+            use_output_bias=use_output_bias,
             **kwargs,
         )
         if soft_cap is not None:

@@ -1,4 +1,4 @@
-"""The byte-level byte pairs of GPT-2, which restore every text exactly, including white space.
+"""The byte-level byte pairs of GPT-2, Llama 3 and Qwen2, which restore every text exactly.
 
 TensorFlow's string operations split a text into words and its bytes into characters, and
 tensorflow-text merges these with a SentencePiece model made from the vocabulary: training and
@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
+import tensorflow_text
 
 from keras_transformer.files import atomic_path, read_json
 from keras_transformer.tokenizers import sentencepiece_format
@@ -23,14 +24,26 @@ from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES, 
 
 END_OF_TEXT = "<|endoftext|>"  # of GPT-2
 
-_SPACE = r"[\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}]"
+_WIDE = r" \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
+_SPACE, _IN_LINE = rf"[\t-\r{_WIDE}]", rf"[\t\v\f{_WIDE}]"
 _SPACES = f"{_SPACE}+"
 # What a run of letters, of digits or of other signs is; a space before it belongs to it.
-_WORD = (
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|"
-    rf" ?[^\p{{L}}\p{{N}}{_SPACE[1:-1]}]+"
+_SIGNS = rf" ?[^\p{{L}}\p{{N}}{_SPACE[1:-1]}]+"
+_WORD = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+|{_SIGNS}"
+# Llama 3's and Qwen2's: line breaks belong to signs or spaces before them, and any sign may stand
+# before letters. Of Llama 3's digits three are a word, of Qwen2's one.
+_LATER_WORD = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}|"
+    rf"{_SIGNS}[\r\n]*|{_SPACE}*[\r\n]+|{_SPACES}"
 )
+WORDS = {
+    "gpt2": _WORD,
+    "llama3": _LATER_WORD.replace("DIGITS", "3"),
+    "qwen2": _LATER_WORD.replace("DIGITS", "1"),
+}
+NORMALISED = ("qwen2",)  # to NFC, before texts are split
 _CUT = b"\xff"  # in no text of UTF-8
+_OPEN, _CLOSE = "\ue000", "\ue001"  # around a word that may be a piece although no merge makes it
 # The characters that stand for the bytes 0 to 255 in GPT-2's files: those that can be seen as
 # they are, the others from U+0100 on.
 _VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -40,15 +53,15 @@ _BYTES = {chr(character): byte for byte, character in enumerate(_CHARACTERS)}
 
 
 class BytePairTokenizer(tf.Module):
-    """Splits texts into byte pairs and joins them again, without any normalisation.
+    """Splits texts into byte pairs and joins them again, without any normalisation but Qwen2's.
 
     Its methods may be called inside a `tf.function`, a tf.data pipeline or an exported
     signature. The ids are those of the vocabulary: GPT-2's, as released, or those of
-    `train_byte_pairs`, which begin with pad 0, unknown 1, start 2, end 3. "<|endoftext|>"
-    in a text is a single piece, if the vocabulary has it.
+    `train_byte_pairs`, which begin with pad 0, unknown 1, start 2, end 3.
 
     Source: Radford et al. 2019, section 2.2
-    (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf).
+    (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf);
+    the words of Llama 3 and Qwen2: their released tokenizers.
 
     Args:
         vocabulary: id of each piece, as in GPT-2's `vocab.json`.
@@ -56,16 +69,23 @@ class BytePairTokenizer(tf.Module):
             `merges.txt`.
         first_id: number added to all ids; 4 leaves room for pad, unknown, start and end, which
             batches and `serving.Generator` need, if the vocabulary does not have them.
+        words: how texts are split into the words whose bytes are merged: "gpt2", "llama3" or
+            "qwen2", which normalises texts to NFC, too.
+        added: {piece: whether it stands for no text} of pieces that are found in texts before these
+            are split; None for "<|endoftext|>" alone, if the vocabulary has it.
+        whole_words: whether a word that is a piece stays whole, even if no merge makes it.
+        end_of_text: the piece that ends a text.
 
     Attributes:
         merges: the argument, as a tuple.
         control_ids: ids that stand for no text, such as the end.
-        end_of_text_id: id of "<|endoftext|>" in the vocabulary, without `first_id`, or None.
+        end_of_text_id: id of `end_of_text` in the vocabulary, without `first_id`, or None.
         pad_id, unknown_id, class_id, separator_id: 0 to 3; the last two start and end a text
             of RoBERTa.
 
     Raises:
-        ValueError: if the ids are not 0, 1, 2 and so on, or a byte has no piece.
+        ValueError: if the ids are not 0, 1, 2 and so on, a byte or an added piece is not among
+            them, or `words` is unknown.
 
     Examples:
         >>> tokenizer = train_byte_pairs(["to be or not to be"], vocabulary_size=263)
@@ -76,10 +96,21 @@ class BytePairTokenizer(tf.Module):
 
     pad_id, unknown_id, class_id, separator_id = PAD_ID, UNKNOWN_ID, START_ID, END_ID
 
-    def __init__(self, vocabulary: dict[str, int], merges: Sequence[str], first_id: int = 0):
+    def __init__(
+        self,
+        vocabulary: dict[str, int],
+        merges: Sequence[str],
+        first_id: int = 0,
+        words: str = "gpt2",
+        added: dict[str, bool] | None = None,
+        whole_words: bool = False,
+        end_of_text: str = END_OF_TEXT,
+    ):
         super().__init__(name="tokenizer")
         if first_id not in (0, len(CONTROL_PIECES)):
             raise ValueError(f"first_id must be 0 or 4. Received: first_id={first_id}.")
+        if words not in WORDS:
+            raise ValueError(f"words must be one of {', '.join(WORDS)}. Received: words={words!r}.")
         is_dictionary = isinstance(vocabulary, dict)
         if not is_dictionary or not all(type(number) is int for number in vocabulary.values()):
             raise ValueError(
@@ -96,19 +127,44 @@ class BytePairTokenizer(tf.Module):
                 "A vocabulary of byte pairs must have a piece for each of the 256 bytes. "
                 f"Received: none for {len(missing)} of them, as {missing[0]!r}."
             )
+        if added is None:
+            added = {END_OF_TEXT: True} if END_OF_TEXT in vocabulary else {}
+        if absent := [name for name in added if name not in vocabulary]:
+            raise ValueError(f"added must be pieces of the vocabulary. Received: {absent[0]!r}.")
         # As tuples: a tf.Module would wrap a dictionary or list into a kind of its own.
         self._pieces = tuple(sorted(vocabulary, key=vocabulary.get))
         self.merges = tuple(merges)
-        control = [name for name in (*CONTROL_PIECES, END_OF_TEXT) if name in vocabulary]
+        self.words, self.whole_words, self.end_of_text = words, whole_words, end_of_text
+        self._added = tuple(added.items())
+        control = [name for name in CONTROL_PIECES if name in vocabulary]
+        control += [name for name, is_control in added.items() if is_control]
         self.first_id = first_id
-        self.end_of_text_id = vocabulary.get(END_OF_TEXT)
+        self.end_of_text_id = vocabulary.get(end_of_text)
         self.control_ids = (*range(first_id), *(vocabulary[name] + first_id for name in control))
-        # The bytes of each piece; of a control piece or one that no merge makes, its name.
+        stand_for_text = [True] * (first_id + len(vocabulary))
+        for control_id in self.control_ids:
+            stand_for_text[control_id] = False
+        self._stand_for_text = tuple(stand_for_text)
+        # The bytes of each piece; of one that no merge makes, its name.
         self._texts = tuple(
-            bytes(map(_BYTES.get, piece)) if set(piece) <= _BYTES.keys() else piece.encode()
+            bytes(map(_BYTES.get, piece))
+            if piece not in added and set(piece) <= _BYTES.keys()
+            else piece.encode()
             for piece in self._pieces
         )
-        self._merge = lasting_tokenizer(_merging_model(self._pieces, self.merges))
+        model = _merging_model(self._pieces, self.merges, added)
+        self._merge = lasting_tokenizer(model.SerializeToString())
+        self._ids = None  # of what `_merge` finds, where that is more than pieces
+        if whole_words:
+            with tf.init_scope():
+                counts = self._merge.tokenize(self._pieces).row_lengths().numpy()
+            whole = [i for i, count in enumerate(counts) if count > 1]
+            for piece in (_OPEN, _CLOSE, *(_OPEN + self._pieces[i] + _CLOSE for i in whole)):
+                kind = sentencepiece_format.PieceType.USER_DEFINED
+                model.pieces.add(piece=piece, type=kind)
+            self._merge = lasting_tokenizer(model.SerializeToString())
+            others = len(model.pieces) - len(self._pieces) - len(whole)
+            self._ids = (*range(len(self._pieces)), *[-1] * others, *whole)
 
     @property
     def vocabulary_size(self) -> int:
@@ -124,13 +180,19 @@ class BytePairTokenizer(tf.Module):
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
         texts = as_texts(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")  # mends what is not UTF-8
-        words = _split_words(texts, END_OF_TEXT in self._pieces)
+        words = _split_words(texts, [name for name, _ in self._added], self.words)
         # Each byte is a character of Latin-1.
         letters = tf.strings.unicode_decode(words.flat_values, "ISO-8859-1")
         letters = letters.with_flat_values(tf.gather(_CHARACTERS, letters.flat_values))
         written = tf.strings.unicode_encode(letters, "UTF-8")
+        if self._ids is not None:
+            written = tf.strings.join([_OPEN, written, _CLOSE])
         pieces = words.with_flat_values(self._merge.tokenize(written))  # (batch, words, None)
-        return pieces.merge_dims(1, 2) + self.first_id
+        pieces = pieces.merge_dims(1, 2)
+        if self._ids is not None:
+            pieces = pieces.with_flat_values(tf.gather(self._ids, pieces.flat_values))
+            pieces = tf.ragged.boolean_mask(pieces, pieces >= 0)
+        return pieces + self.first_id
 
     def detokenize(self, ids) -> tf.Tensor:
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings.
@@ -139,9 +201,8 @@ class BytePairTokenizer(tf.Module):
         become U+FFFD.
         """
         ids = tf.cast(ids, tf.int32)
-        is_text = (ids >= 0) & (ids < self.vocabulary_size)
-        for control in self.control_ids:
-            is_text &= tf.not_equal(ids, control)
+        ids = tf.ragged.boolean_mask(ids, (ids >= 0) & (ids < self.vocabulary_size))
+        is_text = tf.ragged.map_flat_values(tf.gather, tf.constant(self._stand_for_text), ids)
         kept = tf.ragged.boolean_mask(ids, is_text) - self.first_id
         texts = tf.ragged.map_flat_values(tf.gather, tf.constant(self._texts), kept)
         joined = tf.strings.reduce_join(texts, axis=1)
@@ -156,6 +217,13 @@ class BytePairTokenizer(tf.Module):
         """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
         vocabulary = {piece: number for number, piece in enumerate(self._pieces)}
         content = {"vocabulary": vocabulary, "merges": self.merges, "first_id": self.first_id}
+        if (self.words, self.whole_words) != ("gpt2", False) or self.end_of_text != END_OF_TEXT:
+            content |= {
+                "words": self.words,
+                "added": dict(self._added),
+                "whole_words": self.whole_words,
+                "end_of_text": self.end_of_text,
+            }
         with atomic_path(path) as draft:
             draft.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
 
@@ -184,18 +252,37 @@ def merges_of(path):
     return [line for line in lines if line and not line.startswith("#version")]
 
 
-def _split_words(texts, has_end):
-    """Cuts (batch,) texts into (batch, None) words as GPT-2's regular expression does."""
-    if not has_end:
-        return _words_of(texts, _WORD)
-    end = re.escape(END_OF_TEXT)
-    parts = _cut_around(texts, end)
-    words = _words_of(parts.flat_values, f"{end}|{_WORD}")
+def _split_words(texts, added, kind):
+    """Cuts (batch,) texts into (batch, None) added pieces and words of a kind, one of `WORDS`."""
+    if not added:
+        return _words_of(texts, kind)
+    # The longest first, of those that begin alike.
+    pattern = "|".join(re.escape(name) for name in sorted(added, key=len, reverse=True))
+    parts = _cut_around(texts, pattern)
+    flat = parts.flat_values
+    is_added = tf.strings.regex_full_match(flat, pattern)
+    whole = tf.ragged.boolean_mask(flat[:, None], is_added[:, None])
+    words = tf.concat([whole, _words_of(tf.where(is_added, "", flat), kind)], axis=1)
     return parts.with_flat_values(words).merge_dims(1, 2)
 
 
-def _words_of(texts, word):
-    """Cuts (batch,) texts, or ends alone, into spaces and what matches the expression `word`.
+def _words_of(texts, kind):
+    """Cuts (batch,) texts into (batch, None) words of a kind, one of `WORDS`."""
+    if kind == "gpt2":
+        return _words_of_gpt2(texts)
+    if kind in NORMALISED:
+        texts = tensorflow_text.normalize_utf8(texts, "NFC")
+    # TensorFlow's expressions cannot look ahead: that the last of several spaces belongs to what
+    # comes after them is a cut before it.
+    cut = _CUT + rb"\1\2"
+    marked = tf.strings.regex_replace(texts, f"({_IN_LINE})([^{_SPACE[1:-1]}])", cut)
+    parts = tf.strings.split(marked, _CUT)
+    words = parts.with_flat_values(_cut_around(parts.flat_values, WORDS[kind]))
+    return words.merge_dims(1, 2)
+
+
+def _words_of_gpt2(texts):
+    """Cuts (batch,) texts into spaces and GPT-2's words, (batch, None).
 
     Of several spaces before a word the last one belongs to it, or stands alone if it is no
     " ". TensorFlow's expressions cannot look ahead: the spaces are cut off first.
@@ -213,7 +300,7 @@ def _words_of(texts, word):
     chunks = tf.where(are_spaces, "", before + flat)
     words = [
         tf.RaggedTensor.from_tensor(tf.stack([others, tf.where(goes_on, "", last_space)], axis=1)),
-        _cut_around(chunks, word),
+        _cut_around(chunks, WORDS["gpt2"]),
     ]
     words = tf.concat(words, axis=1)  # (parts, None)
     words = tf.ragged.boolean_mask(words, words != "")
@@ -230,7 +317,7 @@ def _cut_around(texts, pattern):
     return tf.ragged.boolean_mask(parts, parts != "")
 
 
-def _merging_model(pieces, merges):
+def _merging_model(pieces, merges, added):
     """A SentencePiece model that merges characters as the pairs are ranked."""
     ranks = {}
     for rank, pair in enumerate(merges):
@@ -238,8 +325,9 @@ def _merging_model(pieces, merges):
     model = sentencepiece_format.Model()
     kinds = sentencepiece_format.PieceType
     for piece in pieces:
-        if piece == END_OF_TEXT:
+        if piece in added:
             kind = kinds.USER_DEFINED
+            piece = "".join(chr(_CHARACTERS[byte]) for byte in piece.encode())
         elif piece == CONTROL_PIECES[UNKNOWN_ID]:
             kind = kinds.UNKNOWN
         elif piece not in CONTROL_PIECES and (piece in ranks or piece in _BYTES):
@@ -247,14 +335,14 @@ def _merging_model(pieces, merges):
         else:  # found in no text
             kind = kinds.CONTROL
         model.pieces.add(piece=piece, score=-ranks.get(piece, 0), type=kind)
-    if CONTROL_PIECES[UNKNOWN_ID] not in pieces:  # there must be one
-        model.pieces.add(piece=CONTROL_PIECES[UNKNOWN_ID], type=kinds.UNKNOWN)
+    if all(piece.type != kinds.UNKNOWN for piece in model.pieces):  # there must be one
+        model.pieces.add(piece="<no piece>", type=kinds.UNKNOWN)
     model.trainer_spec.model_type = sentencepiece_format.ModelType.BPE
     model.normalizer_spec.name = "identity"
     model.normalizer_spec.add_dummy_prefix = False
     model.normalizer_spec.remove_extra_whitespaces = False
     model.normalizer_spec.escape_whitespaces = False
-    return model.SerializeToString()
+    return model
 
 
 def train_byte_pairs(texts: Iterable[str], vocabulary_size: int) -> BytePairTokenizer:
