@@ -12,12 +12,14 @@ from keras_transformer.convert.folder import Settings
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.decoding import TokenRules
 from keras_transformer.serving.settings import (
+    SAMPLING,
     SamplingSettings,
     SearchSettings,
     usual_max_tokens,
 )
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
+MAX_TOKENS = 512  # of a continuation, where a folder does not say how many
 GENERATION, WORDS = "generation_config.json", "bad_words_ids"
 EARLY_STOPPING = {
     False: "huggingface",
@@ -141,14 +143,30 @@ def in_language(folder, settings, tokenizer):
     return dataclasses.replace(settings, token_rules=rules), {"target_language": language}
 
 
-def sampling_settings(folder, size, context, end):
+def end_ids_of(folder, size):
+    """The ids that end a text of a language model, a list.
+
+    Args:
+        folder: a `ModelFolder`.
+        size: the number of its ids.
+    """
+    settings = read_settings(folder)
+    ends = settings.raw("eos_token_id")
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(type(end) is int and 0 <= end < size for end in ends):
+        settings.refuse("eos_token_id", f"ids below {size}", ends)
+    return ends
+
+
+def sampling_settings(folder, size, context, *ends, start=None):
     """The `SamplingSettings` of a language model's folder.
 
     Args:
         folder: a `ModelFolder`.
         size: the number of its ids; ours come after four control ids.
         context: its longest context in tokens.
-        end: their id that ends a text; None if none does.
+        *ends: their ids that end a text.
+        start: their id that begins every text; None if none does.
     """
     settings = read_settings(folder)
     samples = settings.flag("do_sample", False)
@@ -162,10 +180,13 @@ def sampling_settings(folder, size, context, end):
             settings.file,
         )
     our_id_of = list(range(4, 4 + size))
-    if end is not None:
-        our_id_of[end] = END_ID
-        settings.one_of("eos_token_id", None, end, [end])
-    values = {"max_tokens": settings.count("max_new_tokens", usual_max_tokens(context))}
+    values = {"start_id": None if start is None else our_id_of[start]}
+    if ends:
+        our_id_of[ends[0]] = END_ID
+        settings.one_of("eos_token_id", None, ends[0], [*ends])
+    values["end_ids"] = [our_id_of[end] for end in ends[1:]]
+    most = min(usual_max_tokens(context), MAX_TOKENS)
+    values["max_tokens"] = settings.count("max_new_tokens", most)
     if samples:
         values["temperature"] = settings.number("temperature", 1.0)
         values["top_k"] = settings.count("top_k", 50, least=0) or None
@@ -197,9 +218,8 @@ def run_sampling(settings):
     usual = SamplingSettings(
         context=settings.context, max_tokens=usual_max_tokens(settings.context)
     )
-    names = ("max_tokens", "temperature", "top_k", "top_p")
-    values = {name: getattr(settings, name) for name in names}
-    changed = {name: values[name] for name in names if values[name] != getattr(usual, name)}
+    values = {name: getattr(settings, name) for name in SAMPLING}
+    changed = {name: values[name] for name in SAMPLING if values[name] != getattr(usual, name)}
     if rules := settings.token_rules.changed():
         changed["token_rules"] = rules
     return json.dumps(changed)

@@ -32,7 +32,7 @@ from keras_transformer.convert.tables import (
 from keras_transformer.convert.tokenizers import load_tokenizer_of, name_in_errors
 from keras_transformer.layers.positions import PositionEmbedding
 from keras_transformer.models.gpt2_model import gpt2
-from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
+from keras_transformer.tokenizers.byte_pairs import END_OF_TEXT, BytePairTokenizer
 
 PREFIX = "transformer."
 SETTINGS = {
@@ -125,7 +125,8 @@ def read(folder: ModelFolder):
         **dimensions,
     )
     assign(rows(model), weights, "GPT-2")
-    sampling = sampling_settings(folder, size, context, tokenizer.end_of_text_id)
+    end = tokenizer.end_of_text_id
+    sampling = sampling_settings(folder, size, context, *([] if end is None else [end]))
     return converted(model, tokenizer, sampling, dimensions)
 
 
@@ -146,12 +147,15 @@ def _tokenizer(folder, size):
         return padded_byte_pairs(folder.path, vocabulary, tokenizer.merges, size)
 
 
-def padded_byte_pairs(file, vocabulary, merges, size):
+def padded_byte_pairs(file, vocabulary, merges, size, **options):
     """A `BytePairTokenizer` with a piece for each row of a table of `size` rows."""
     count = len(vocabulary)
     padding = num_padding_rows(file, count, size)
     unused = {f"<|unused{i}|>": count + i for i in range(padding)}
-    return BytePairTokenizer(vocabulary | unused, merges, FIRST_ID)
+    if unused:
+        usual = {END_OF_TEXT: True} if END_OF_TEXT in vocabulary else {}
+        options["added"] = options.get("added", usual) | dict.fromkeys(unused)
+    return BytePairTokenizer(vocabulary | unused, merges, FIRST_ID, **options)
 
 
 def converted(model, tokenizer, settings, dimensions):

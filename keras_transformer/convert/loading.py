@@ -1,6 +1,6 @@
 """Loads a folder with another library's model, of any family."""
 
-from keras_transformer.convert import bert, gpt2, keras_hub, m2m100, marian, opennmt, t5
+from keras_transformer.convert import bert, gpt2, keras_hub, llama, m2m100, marian, opennmt, t5
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.generation import KNOWN
 from keras_transformer.convert.tables import ConversionError
@@ -12,6 +12,7 @@ FAMILIES = {
     "bert": bert.read,
     "distilbert": bert.read,
     "gpt2": gpt2.read,
+    **dict.fromkeys(llama.NAMES, llama.read),
     "m2m_100": m2m100.read,
     "marian": marian.read,
     "mt5": t5.read,

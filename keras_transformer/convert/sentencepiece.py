@@ -5,7 +5,7 @@ import re
 
 from keras_transformer.convert.tables import ConversionError, our_order
 from keras_transformer.tokenizers.control_ids import UNKNOWN_ID
-from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
+from keras_transformer.tokenizers.sentencepiece import OWN_END, SentencePieceTokenizer
 from keras_transformer.tokenizers.sentencepiece_format import Model, PieceType
 from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
 
@@ -80,6 +80,34 @@ def with_languages(tokenizer, pattern):
     for piece in model.pieces:
         if piece.type == PieceType.UNUSED and pattern.fullmatch(piece.piece):
             piece.type = PieceType.CONTROL
+    return SentencePieceTokenizer(model.SerializeToString())
+
+
+def after_control_ids(tokenizer, their_id_of, size, end_id):
+    """The same pieces in the order of their ids, after our four control ids.
+
+    Args:
+        tokenizer: a `SentencePieceTokenizer` of `in_our_order`.
+        their_id_of: their id for each of its ids, -1 if there is none.
+        size: how many ids they have; those without a piece are never found.
+        end_id: their id that ends a text; None if none does.
+    """
+    model = Model.FromString(tokenizer.model)
+    pieces = [(piece.piece, piece.score, piece.type) for piece in model.pieces]
+    own = {index: (f"<unused{index}>", 0.0, PieceType.CONTROL) for index in range(size)}
+    for index, theirs in enumerate(their_id_of):
+        name, score, kind = pieces[index]
+        if index < len(CONTROL_PIECES):
+            name, kind = f"<own {name[1:-1]}>", PieceType.CONTROL  # OWN_UNKNOWN among them
+        if theirs == end_id:
+            name, kind = OWN_END, PieceType.CONTROL
+        if theirs >= 0:
+            own[int(theirs)] = name, score, kind
+    known = pieces[: len(CONTROL_PIECES)] + list(own.values()) + pieces[len(their_id_of) :]
+    del model.pieces[:]
+    for name, score, kind in known:
+        model.pieces.add(piece=name, score=score, type=kind)
+    model.trainer_spec.vocab_size = len(CONTROL_PIECES) + size
     return SentencePieceTokenizer(model.SerializeToString())
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
-# What checkpoints hold besides weights: positions and masks of GPT-2, BERT and their relatives.
-BUFFERS = re.compile(r"(^|\.)(position_ids|attn\.(masked_)?bias)$")
+# What checkpoints hold besides weights: positions and masks of GPT-2, BERT, Llama and others.
+BUFFERS = re.compile(r"(^|\.)(position_ids|attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 NUM_NAMED = 20  # of the arrays that a warning is about
 # How the names of arrays end in Hugging Face's checkpoints, by the names of our variables.
 ENDINGS = {

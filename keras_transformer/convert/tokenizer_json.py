@@ -1,6 +1,7 @@
 """Reads `tokenizer.json` of Hugging Face's `tokenizers` as one of our tokenizers."""
 
 import base64
+import json
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from keras_transformer.convert.folder import Settings, json_object, pieces_in_or
 from keras_transformer.convert.sentencepiece import in_our_order
 from keras_transformer.convert.tables import ConversionError, our_order
 from keras_transformer.files import in_one_line
-from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
+from keras_transformer.tokenizers.byte_pairs import NORMALISED, BytePairTokenizer
 from keras_transformer.tokenizers.control_ids import UNKNOWN_ID
 from keras_transformer.tokenizers.sentencepiece_format import Model, ModelType, PieceType
 from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
@@ -20,6 +21,12 @@ _BYTE_LEVEL = {"add_prefix_space": False, "use_regex": True}
 _BERT = {"clean_text": True, "handle_chinese_chars": True}
 _PAIRS = {"ignore_merges": False, "dropout": None}
 _READ = ("vocab", "merges", "byte_fallback", "unk_token", "fuse_unk")  # of byte pairs
+# The expressions of Llama 3 and Qwen2 that split texts, by our names.
+SPLITS = {
+    name: rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for name, digits in (("llama3", "{1,3}"), ("qwen2", ""))
+}
 _NO_MARKS = dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"), "")
 # What a Replace may do, with spaces: a text, or a regular expression.
 _REPLACED = (
@@ -35,7 +42,7 @@ _WORD_PIECE = {
 
 
 def read_tokenizer_json(path):
-    """Reads byte-level byte pairs, Unigram, WordPiece, or byte pairs of llama and NLLB.
+    """Reads byte-level byte pairs, Unigram, WordPiece, or byte pairs of Llama 2 and NLLB.
 
     Args:
         path: path of the file.
@@ -50,7 +57,8 @@ def read_tokenizer_json(path):
     kind, content = settings.part("model").text("type"), settings.values
     settings.ignore(_PARTS.split())
     settings.warn_of_unread()
-    check_added(content.get("added_tokens") or [], path)
+    if not splits_like_later_models(content):
+        check_added(content.get("added_tokens") or [], path)
     readers = {"BPE": _byte_pairs, "Unigram": _unigram, "WordPiece": _word_pieces}
     if kind not in readers:
         raise ConversionError(
@@ -72,7 +80,12 @@ def check_added(tokens, path):
         )
 
 
-def byte_pairs(path, vocabulary, merges):
+def splits_like_later_models(content):
+    """Whether a tokenizer.json splits texts by an expression, as Llama 3 and Qwen2 do."""
+    return '"Split"' in json.dumps(content.get("pre_tokenizer"))
+
+
+def byte_pairs(path, vocabulary, merges, **options):
     """A `BytePairTokenizer` and their id for each of ours.
 
     Ids are reordered if the vocabulary has pad, unknown, start and end; otherwise these four are
@@ -82,23 +95,79 @@ def byte_pairs(path, vocabulary, merges):
         path: path of the file, for errors.
         vocabulary: {piece: id}.
         merges: pairs of pieces, each a text with a space.
+        **options: further arguments of `BytePairTokenizer`.
     """
     if not set(CONTROL_PIECES) <= vocabulary.keys():
-        tokenizer = BytePairTokenizer(vocabulary, merges, first_id=len(CONTROL_PIECES))
+        tokenizer = BytePairTokenizer(vocabulary, merges, len(CONTROL_PIECES), **options)
         return tokenizer, np.array([-1] * len(CONTROL_PIECES) + [*range(len(vocabulary))])
     names = pieces_in_order(path, vocabulary)
     theirs = our_order(len(names), *(vocabulary[name] for name in CONTROL_PIECES))
-    return BytePairTokenizer({names[i]: n for n, i in enumerate(theirs)}, merges), theirs
+    vocabulary = {names[index]: number for number, index in enumerate(theirs)}
+    return BytePairTokenizer(vocabulary, merges, **options), theirs
 
 
 def _byte_pairs(content, added, path):
     if content["model"].get("byte_fallback") or "Metaspace" in str(content.get("pre_tokenizer")):
         return _sentencepiece_byte_pairs(content, added, path)
+    if splits_like_later_models(content):
+        return _later_byte_pairs(content, path)
     _steps(content, "normalizer", [], path)
     steps = _steps(content, "pre_tokenizer", ["ByteLevel"], path, needed="ByteLevel")
     _require(steps["ByteLevel"], _BYTE_LEVEL, path, "trim_offsets")
     _require(content["model"], _PAIRS | _NO_MARKS, path, *_READ)
     return byte_pairs(path, *_vocabulary_and_merges(content))
+
+
+def _later_byte_pairs(content, path):
+    """Byte pairs of Llama 3 or Qwen2."""
+    steps = _steps(content, "pre_tokenizer", ["Split", "ByteLevel"], path, needed="ByteLevel")
+    _require(steps["Split"], {"behavior": "Isolated", "invert": False}, path, "pattern")
+    _require(steps["ByteLevel"], _BYTE_LEVEL | {"use_regex": False}, path, "trim_offsets")
+    pattern = steps["Split"].get("pattern")
+    words = next((name for name in SPLITS if pattern == {"Regex": SPLITS[name]}), None)
+    if words is None:
+        raise ConversionError(
+            f"{path} must split texts by the expression of Llama 3 or Qwen2. "
+            f"Received: {pattern!r:.80}."
+        )
+    normalizes = "NFC" in _steps(content, "normalizer", ["NFC"], path)
+    if normalizes != (words in NORMALISED):
+        raise ConversionError(
+            f"{path} must normalise texts to NFC if it splits them as Qwen2, and not as Llama 3. "
+            f"Received: {'NFC' if normalizes else 'no normalizer'} with the words of {words}."
+        )
+    whole_words = content["model"].get("ignore_merges") or False
+    _require(content["model"], _PAIRS | _NO_MARKS | {"ignore_merges": whole_words}, path, *_READ)
+    added = content.get("added_tokens") or []
+    flags = {"single_word": False, "lstrip": False, "rstrip": False}
+    for token in added:
+        # What is found in normalised texts is found there only.
+        found = flags | ({"normalized": False} if normalizes else {})
+        _require(token, found, path, "id", "content", "special", "normalized")
+    return byte_pairs(
+        path, *_vocabulary_and_merges(content), words=words, whole_words=whole_words,
+        added={token["content"]: token.get("special") is True for token in added},
+    )  # fmt: skip
+
+
+def start_of_texts(content, path):
+    """The special token that a tokenizer.json puts before every text, or None.
+
+    Raises:
+        ConversionError: if it adds others.
+    """
+    step = content.get("post_processor") or {}
+    steps = step.get("processors", []) if step.get("type") == "Sequence" else [step]
+    templates = [one["single"] for one in steps if one.get("type") == "TemplateProcessing"]
+    names = [part.get("SpecialToken", {}).get("id") for one in templates for part in one]
+    if names in ([], [None]):
+        return None
+    if len(names) != 2 or names[1] is not None:
+        raise ConversionError(
+            f"{path} must add at most one token to texts, before them. Received: "
+            f"{' '.join('TEXT' if name is None else name for name in names)}."
+        )
+    return names[0]
 
 
 def _vocabulary_and_merges(content):

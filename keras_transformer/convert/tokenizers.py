@@ -11,7 +11,13 @@ import numpy as np
 from keras_transformer.convert.folder import Folder, Settings
 from keras_transformer.convert.sentencepiece import in_our_order, read_model
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.convert.tokenizer_json import byte_pairs, check_added, read_tokenizer_json
+from keras_transformer.convert.tokenizer_json import (
+    byte_pairs,
+    check_added,
+    read_tokenizer_json,
+    splits_like_later_models,
+    start_of_texts,
+)
 from keras_transformer.files import in_one_line
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer, merges_of
 from keras_transformer.tokenizers.sentencepiece_format import PieceType
@@ -132,8 +138,40 @@ def tokenizer_settings(folder):
     known = special.union(contents)
     if folder.has(ADDED):
         added += [{"content": name} for name in folder.json(ADDED) if name not in known]
-    check_added([token for token in added if token["content"] not in special], folder.path)
+    if not _finds_added(folder):
+        check_added([token for token in added if token["content"] not in special], folder.path)
     return settings
+
+
+def _finds_added(folder):
+    """Whether the tokenizer of a folder finds added tokens in texts, as ours then does, too."""
+    return folder.has(TOKENIZER_JSON) and splits_like_later_models(folder.json(TOKENIZER_JSON))
+
+
+def start_of(folder, tokenizer, their_id_of):
+    """Their id of the token that begins every text of a language model, or None.
+
+    Args:
+        folder: a `Folder`.
+        tokenizer: of `load_tokenizer_of`.
+        their_id_of: of the same.
+    """
+    if folder.has(TOKENIZER_JSON):
+        name = start_of_texts(folder.json(TOKENIZER_JSON), folder.path / TOKENIZER_JSON)
+    else:  # of Llama's SentencePiece model
+        settings = tokenizer_settings(folder)
+        settings.one_of("add_eos_token", False, None)
+        name = _content(settings.raw("bos_token") or "<s>")
+        name = name if settings.flag("add_bos_token", True) else None
+    if name is None:
+        return None
+    pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
+    ids = dict(zip(pieces, map(int, their_id_of), strict=True))
+    if ids.get(name, -1) < 0:
+        raise ConversionError(
+            f"{folder.path} must begin texts with a token of its vocabulary. Received: {name!r}."
+        )
+    return ids[name]
 
 
 def _read(folder):
@@ -141,6 +179,8 @@ def _read(folder):
     vocabulary = folder.json(VOCABULARY) if folder.has(VOCABULARY) else {}
     present = [name for name in CLASSES if folder.has(name)]
     file = next((name for name in present if _is_of_its_class(name, settings)), None)
+    if file == LLAMA_FILE:
+        settings.ignore(["add_bos_token"])  # as `start_of` says
     if file in (T5_FILE, LLAMA_FILE, FAIRSEQ_FILE):
         result = _of_pieces(path / file, settings, vocabulary)
     elif folder.has(TOKENIZER_JSON):

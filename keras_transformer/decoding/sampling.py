@@ -45,6 +45,7 @@ def sample(
     capacity=None,
     token_rules=None,
     prefill=None,
+    more_end_ids=(),
 ):
     """Samples each token from the model's distribution, with temperature, top-k and top-p.
 
@@ -81,6 +82,7 @@ def sample(
         token_rules: as for `beam_search`; they change logits before the temperature does.
         prefill: as for `beam_search`. With one that returns None for the log-probabilities, the
             tokens that it reads count nothing in the score.
+        more_end_ids: ids that end a sequence, too; `end_id` is written in their place.
 
     Returns:
         `Hypotheses`, not ranked. The score is the sum of the model's log-probabilities, without
@@ -118,7 +120,10 @@ def sample(
         drawn = draw(mask_forbidden(allowed, rules.forbidden_ids, last_resort), position)
         forced = tf.gather(rules.forced_ids, position)  # (batch, 1)
         drawn, column = tf.where(forced < 0, drawn, forced), None if rules.grows else position + 1
-        samples = _append(samples, drawn, logits, rules, column)
+        written = drawn
+        for other in more_end_ids:  # in the forced beginning it is a token as all others
+            written = tf.where((forced < 0) & tf.equal(drawn, other), end_id, written)
+        samples = _append(samples, drawn, written, logits, rules, column)
         if not rules.token_rules.forces_end:
             is_last = (position + 1 >= rules.limits)[:, None]
             samples = samples._replace(has_ended=samples.has_ended | is_last)
@@ -136,11 +141,11 @@ def sample(
     return read_hypotheses(samples.token_ids, samples.log_probs, rules)
 
 
-def _append(samples, token_ids, logits, rules, column):
-    """Appends a token and its log-probability to the samples that have not ended."""
-    chosen = tf.gather(logits, token_ids, batch_dims=2)  # (batch, samples)
+def _append(samples, drawn, written, logits, rules, column):
+    """Appends a written token, and the drawn one's log-probability, to what has not ended."""
+    chosen = tf.gather(logits, drawn, batch_dims=2)  # (batch, samples)
     log_probs = chosen - tf.reduce_logsumexp(logits, axis=2)
-    token_ids = tf.where(samples.has_ended, PAD_ID, token_ids)
+    token_ids = tf.where(samples.has_ended, PAD_ID, written)
     return Samples(
         token_ids=append_ids(samples.token_ids, token_ids, column),
         log_probs=samples.log_probs + tf.where(samples.has_ended, 0.0, log_probs),

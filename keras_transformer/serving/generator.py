@@ -78,8 +78,18 @@ class Generator(ServedModel):
                 self._text_model = AfterControlIds(model, tokenizer.end_of_text_id)
         if isinstance(model, TextModel):
             self._check_scores(first_id + model.embedding.vocabulary_size)
+        start_id = self.settings.start_id
+        self._start = [] if start_id is None else [start_id]
+        special = (*self._start, *self.settings.end_ids)
+        if any(token_id >= tokenizer.vocabulary_size for token_id in special):
+            raise ValueError(
+                f"start_id and end_ids must be below the {tokenizer.vocabulary_size} ids of the "
+                f"tokenizer. Received: {special}."
+            )
         self.empty_prompt_ids = tokenizer.tokenize([self.settings.empty_prompt]).to_list()[0]
-        if not self.empty_prompt_ids:
+        if self._start:
+            self.empty_prompt_ids = []
+        elif not self.empty_prompt_ids:
             raise ValueError(
                 "empty_prompt must have at least one token with this tokenizer. Choose e.g. "
                 'SamplingSettings(empty_prompt="The"). Received: '
@@ -186,7 +196,7 @@ class Generator(ServedModel):
         ids = stream(
             model.step,
             lambda: model.start_cache(1, 1, *length),
-            self.tokenizer.tokenize([prompt]).to_list()[0] or self.empty_prompt_ids,
+            self._start + (self._ids_of(prompt) or self.empty_prompt_ids),
             num_tokens=max_tokens,
             context=settings.context,
             seed=tf.constant([[seed, 0]]),  # per row, to sample as the served model does
@@ -199,10 +209,11 @@ class Generator(ServedModel):
             end_id=END_ID,
             prefill=getattr(model, "prefill", None),
         )
-        return self._pieces(itertools.takewhile(lambda token_id: token_id != END_ID, ids))
+        ends = (END_ID, *settings.end_ids)
+        return self._pieces(itertools.takewhile(lambda token_id: token_id not in ends, ids))
 
     def score(self, texts):
-        """The log-probability of each text, given its first token.
+        """The log-probability of each text, given its first token or the start token.
 
         Args:
             texts: a list of strings, each at most one token longer than `settings.context`.
@@ -236,9 +247,10 @@ class Generator(ServedModel):
                 `attention_scores`.
         """
         check_string(text, "text")
-        (ids,) = self.tokenizer.tokenize([text]).to_list()
+        ids = self._ids_of(text)
         if not ids:
             raise ValueError(f"text must have at least one token. Received: text={text!r}.")
+        ids = self._start + ids
         scores = self._attention_scores(tf.constant([ids]))
         tokens = {"decoder": token_labels(self.tokenizer, ids)}
         return Attention.of_first_example(scores, tokens, tokens, title=text)
@@ -293,9 +305,11 @@ class Generator(ServedModel):
         new = tf.clip_by_value(max_tokens, 1, context - 1)
         ids, is_cut = self._prompt_ids(prompt)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
-        kept = tf.minimum(lengths, context - new)
+        kept = tf.minimum(lengths, context - new - len(self._start))
         newest = tf.ragged.range(lengths - kept, lengths)
-        ids = tf.gather(ids, newest, batch_dims=1).to_tensor(PAD_ID, shape=[None, context])
+        ids = self._begun(tf.gather(ids, newest, batch_dims=1))
+        is_cut, kept = is_cut | (lengths > kept), kept + len(self._start)
+        ids = ids.to_tensor(PAD_ID, shape=[None, context])
         seeds = tf.stack([seed, seed * 0], axis=1)
         drawn = self._sample(ids, kept + new, seeds, temperature, top_k, top_p)
         written = drawn.token_ids[:, 0]  # the rest of the prompt, the continuation, the end
@@ -304,16 +318,17 @@ class Generator(ServedModel):
         return {
             "continuation": self.tokenizer.detokenize(tf.where(is_new, written, PAD_ID)),
             "length": new,
-            "truncated": is_cut | (lengths > kept),
+            "truncated": is_cut,
         }
 
     def _score(self, text):
         """The negative log-likelihood of texts given their first token, and its number of tokens.
 
-        A text longer than context + 1 tokens is truncated.
+        A text longer than context + 1 tokens is truncated. A start token is the first one.
         """
         longest = self.settings.context + 1
         ids, is_cut = read_part(self.tokenizer, text, longest)
+        ids = self._begun(ids)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
         ids = ids[:, :longest].to_tensor(PAD_ID)
         ids = tf.pad(ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(ids)[1])]])
@@ -377,12 +392,24 @@ class Generator(ServedModel):
             capacity=capacity[0] if capacity else None,
             token_rules=self.settings.token_rules,
             prefill=prefill and read_prompt,
+            more_end_ids=self.settings.end_ids,
         )
 
     def _logits_of(self, ids):
         logits = self._text_model.logits(ids)
         self._check_scores(logits.shape[-1])
         return tf.cast(logits, tf.float32)
+
+    def _ids_of(self, text):
+        """The tokens of one text, a list."""
+        return self.tokenizer.tokenize([text]).to_list()[0]
+
+    def _begun(self, ids):
+        """Ragged ids, (batch, None), after the start token, if there is one."""
+        if not self._start:
+            return ids
+        start = tf.fill([ids.nrows(out_type=tf.int32), 1], tf.constant(*self._start, ids.dtype))
+        return tf.concat([start, ids], axis=1)
 
     def _prompt_ids(self, prompt):
         """The last tokens of each prompt, ragged, and whether it was cut.
@@ -415,7 +442,8 @@ class Generator(ServedModel):
             text = text_of(before + pending)[len(text_of(before)) :]
             if not text.endswith("\ufffd"):
                 yield text
-                before, pending = pending, []
+                # What follows a token without text, such as a start, follows the text before it.
+                before, pending = pending if text else before, []
             elif len(pending) == MAX_CHARACTER_BYTES:  # the first byte starts no character
                 yield text_of(pending[:1])
                 before, pending = [], pending[1:]

@@ -8,6 +8,10 @@ from keras_transformer.decoding.search import SCORINGS, check_search
 from keras_transformer.decoding.token_rules import NO_RULES, TokenRules
 
 
+# What a run keeps of `SamplingSettings`, besides its rules.
+SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "start_id", "end_ids")
+
+
 @dataclasses.dataclass(frozen=True)
 class SearchSettings:
     """Beam search settings of a translator; an export fixes them in the graph.
@@ -72,6 +76,9 @@ class SamplingSettings:
         top_p: of `serving_default`, probability mass of the most likely tokens to sample from, in
             (0, 1].
         token_rules: which tokens may be sampled, `decoding.TokenRules`; those of the prompt count.
+        start_id: the tokenizer's id that begins every text that the model reads, such as Llama's
+            "<s>"; None if none does. An empty prompt is then this id alone.
+        end_ids: ids that end a text besides the end token, such as that of "<|eot_id|>".
 
     Raises:
         ValueError: if a setting is out of range.
@@ -84,6 +91,8 @@ class SamplingSettings:
     top_k: int | None = None
     top_p: float = 1.0
     token_rules: TokenRules = NO_RULES
+    start_id: int | None = None
+    end_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
         check_integer("context", self.context, 2)
@@ -94,6 +103,17 @@ class SamplingSettings:
             check_integer("top_k", self.top_k, 1)
         check_number("top_p", self.top_p, above=0, most=1)
         _check_token_rules(self.token_rules)
+        if self.start_id is not None:
+            check_integer("start_id", self.start_id, 0)
+        object.__setattr__(self, "end_ids", tuple(self.end_ids))  # a list, from JSON
+        for end_id in self.end_ids:
+            check_integer("end_ids", end_id, 0)
+        rules = self.token_rules
+        if self.end_ids and (rules.min_length or rules.min_new_tokens):
+            raise ValueError(
+                "min_length and min_new_tokens forbid one end token for a while, not several. "
+                f"Received: end_ids={self.end_ids}."
+            )
 
 
 def read_token_rules(text, changes=None):
@@ -117,7 +137,7 @@ def read_sampling(text, context, token_rules=None):
     """
     values = {"max_tokens": usual_max_tokens(context)} | _read_object("sampling", text)
     rules = _token_rules(values.pop("token_rules", {}), token_rules)
-    names = ("max_tokens", "temperature", "top_k", "top_p")
+    names = SAMPLING
     if unknown := sorted(set(values) - set(names)):
         raise ValueError(
             f"sampling must be among {', '.join((*names, 'token_rules'))}. Received: {unknown}."

@@ -72,7 +72,8 @@ class BytePairTokenizer(tf.Module):
         words: how texts are split into the words whose bytes are merged: "gpt2", "llama3" or
             "qwen2", which normalises texts to NFC, too.
         added: {piece: whether it stands for no text} of pieces that are found in texts before these
-            are split; None for "<|endoftext|>" alone, if the vocabulary has it.
+            are split, with None for those that no text has; by default "<|endoftext|>" stands for
+            no text, if the vocabulary has it.
         whole_words: whether a word that is a piece stays whole, even if no merge makes it.
         end_of_text: the piece that ends a text.
 
@@ -102,7 +103,7 @@ class BytePairTokenizer(tf.Module):
         merges: Sequence[str],
         first_id: int = 0,
         words: str = "gpt2",
-        added: dict[str, bool] | None = None,
+        added: dict[str, bool | None] | None = None,
         whole_words: bool = False,
         end_of_text: str = END_OF_TEXT,
     ):
@@ -127,8 +128,7 @@ class BytePairTokenizer(tf.Module):
                 "A vocabulary of byte pairs must have a piece for each of the 256 bytes. "
                 f"Received: none for {len(missing)} of them, as {missing[0]!r}."
             )
-        if added is None:
-            added = {END_OF_TEXT: True} if END_OF_TEXT in vocabulary else {}
+        added = _usual_added(vocabulary) if added is None else added
         if absent := [name for name in added if name not in vocabulary]:
             raise ValueError(f"added must be pieces of the vocabulary. Received: {absent[0]!r}.")
         # As tuples: a tf.Module would wrap a dictionary or list into a kind of its own.
@@ -137,7 +137,7 @@ class BytePairTokenizer(tf.Module):
         self.words, self.whole_words, self.end_of_text = words, whole_words, end_of_text
         self._added = tuple(added.items())
         control = [name for name in CONTROL_PIECES if name in vocabulary]
-        control += [name for name, is_control in added.items() if is_control]
+        control += [name for name, is_control in added.items() if is_control is not False]
         self.first_id = first_id
         self.end_of_text_id = vocabulary.get(end_of_text)
         self.control_ids = (*range(first_id), *(vocabulary[name] + first_id for name in control))
@@ -167,6 +167,11 @@ class BytePairTokenizer(tf.Module):
             self._ids = (*range(len(self._pieces)), *[-1] * others, *whole)
 
     @property
+    def added(self) -> dict[str, bool | None]:
+        """The argument."""
+        return dict(self._added)
+
+    @property
     def vocabulary_size(self) -> int:
         """Number of ids."""
         return len(self._pieces) + self.first_id
@@ -180,7 +185,8 @@ class BytePairTokenizer(tf.Module):
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
         texts = as_texts(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")  # mends what is not UTF-8
-        words = _split_words(texts, [name for name, _ in self._added], self.words)
+        found = [name for name, is_control in self._added if is_control is not None]
+        words = _split_words(texts, found, self.words)
         # Each byte is a character of Latin-1.
         letters = tf.strings.unicode_decode(words.flat_values, "ISO-8859-1")
         letters = letters.with_flat_values(tf.gather(_CHARACTERS, letters.flat_values))
@@ -217,13 +223,13 @@ class BytePairTokenizer(tf.Module):
         """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
         vocabulary = {piece: number for number, piece in enumerate(self._pieces)}
         content = {"vocabulary": vocabulary, "merges": self.merges, "first_id": self.first_id}
-        if (self.words, self.whole_words) != ("gpt2", False) or self.end_of_text != END_OF_TEXT:
-            content |= {
-                "words": self.words,
-                "added": dict(self._added),
-                "whole_words": self.whole_words,
-                "end_of_text": self.end_of_text,
-            }
+        usual = {
+            "words": "gpt2",
+            "added": _usual_added(vocabulary),
+            "whole_words": False,
+            "end_of_text": END_OF_TEXT,
+        }
+        content |= {n: getattr(self, n) for n, value in usual.items() if getattr(self, n) != value}
         with atomic_path(path) as draft:
             draft.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
 
@@ -244,6 +250,10 @@ class BytePairTokenizer(tf.Module):
     def from_files(cls, vocabulary_path, merges_path, first_id=0) -> "BytePairTokenizer":
         """Reads GPT-2's `vocab.json` and `merges.txt` as they were released."""
         return cls(read_json(vocabulary_path), merges_of(merges_path), first_id)
+
+
+def _usual_added(vocabulary):
+    return {END_OF_TEXT: True} if END_OF_TEXT in vocabulary else {}
 
 
 def merges_of(path):
@@ -325,12 +335,12 @@ def _merging_model(pieces, merges, added):
     model = sentencepiece_format.Model()
     kinds = sentencepiece_format.PieceType
     for piece in pieces:
-        if piece in added:
+        if added.get(piece) is not None:
             kind = kinds.USER_DEFINED
             piece = "".join(chr(_CHARACTERS[byte]) for byte in piece.encode())
         elif piece == CONTROL_PIECES[UNKNOWN_ID]:
             kind = kinds.UNKNOWN
-        elif piece not in CONTROL_PIECES and (piece in ranks or piece in _BYTES):
+        elif piece not in (*CONTROL_PIECES, *added) and (piece in ranks or piece in _BYTES):
             kind = kinds.NORMAL
         else:  # found in no text
             kind = kinds.CONTROL

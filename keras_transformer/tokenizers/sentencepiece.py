@@ -24,6 +24,10 @@ from keras_transformer.tokenizers.sentencepiece_training import (
 )
 
 
+# Control pieces of a model whose ids come after the four control ids, such as Llama.
+OWN_UNKNOWN, OWN_END = "<own unk>", "<own end>"
+
+
 class SentencePieceTokenizer(tf.Module):
     """Splits texts into the pieces of a SentencePiece model and joins them again.
 
@@ -72,6 +76,16 @@ class SentencePieceTokenizer(tf.Module):
     def vocabulary_size(self) -> int:
         """Number of ids: control ids, bytes and pieces of text."""
         return len(self._pieces)
+
+    @property
+    def first_id(self) -> int:
+        """How many control ids come before those of a model that has its own, 4 or 0."""
+        return len(CONTROL_PIECES) if OWN_UNKNOWN in self._pieces else 0
+
+    @property
+    def end_of_text_id(self) -> int | None:
+        """The id of the end among a model's own control ids, without `first_id`, or None."""
+        return self._pieces.index(OWN_END) - self.first_id if OWN_END in self._pieces else None
 
     @functools.cached_property
     def longest_token(self) -> int:

@@ -1,0 +1,175 @@
+"""Llama 2 and 3, Mistral, Qwen2 and Qwen3, language models in Hugging Face's format."""
+
+from keras_transformer.convert.blocks import ACTIVATIONS
+from keras_transformer.convert.folder import Converted, ModelFolder, num_padding_rows
+from keras_transformer.convert.generation import end_ids_of, run_sampling, sampling_settings
+from keras_transformer.convert.gpt2 import padded_byte_pairs
+from keras_transformer.convert.sentencepiece import after_control_ids
+from keras_transformer.convert.tables import ENDINGS, ConversionError, Row, assign, rows_of
+from keras_transformer.convert.tokenizers import load_tokenizer_of, name_in_errors, start_of
+from keras_transformer.models.decoder_only import language_model
+from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
+from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
+
+TABLE, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+BLOCK = {
+    "around_self_attention.norm": "input_layernorm",
+    "self_attention.query_key_value": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "self_attention.query_norm": "self_attn.q_norm",
+    "self_attention.key_norm": "self_attn.k_norm",
+    "self_attention.output_projection": "self_attn.o_proj",
+    "around_feed_forward.norm": "post_attention_layernorm",
+    "feed_forward.gate_widen": "mlp.gate_proj mlp.up_proj",
+    "feed_forward.narrow": "mlp.down_proj",
+}
+# Our names of what Llama 3 scales rotary positions by, and theirs.
+LLAMA3 = {
+    "factor": "factor",
+    "low_frequency": "low_freq_factor",
+    "high_frequency": "high_freq_factor",
+    "original_length": "original_max_position_embeddings",
+}
+
+
+def rows(model):
+    """The table of all of these families."""
+    table, output = model.embedding, model.output_projection
+    yield Row(table.embeddings, (TABLE,), twins=(OUTPUT,) if output is table else ())
+    if output is not table:
+        yield Row(output.embeddings, (OUTPUT,))
+    yield Row(model.decoder.norm.scale, ("model.norm.weight",))
+    for index, block in enumerate(model.decoder.blocks):
+        yield from rows_of(block, BLOCK, f"model.layers.{index}.", ENDINGS | {"scale": ".weight"})
+
+
+def read(folder: ModelFolder):
+    """Reads a folder of Llama, Mistral, Qwen2 or Qwen3: weights, tokenizer and sampling."""
+    config = folder.settings
+    family = NAMES[config.raw("model_type")]
+    folder.head({f"{family}ForCausalLM": None})
+    config.one_of("is_encoder_decoder", False)
+    size, context = config.count("vocab_size"), config.count("max_position_embeddings", least=2)
+    dimensions, blocks = _dimensions(folder, context)
+    tied = config.flag("tie_word_embeddings", False)
+    weights, hidden_dim = folder.arrays(), dimensions["hidden_dim"]
+    last = f"model.layers.{dimensions['num_layers'] - 1}."
+    shared = blocks["attention_arguments"]["num_key_value_heads"]
+    weights.check({
+        (TABLE, *((OUTPUT,) if tied else ())): (size, hidden_dim),
+        f"{last}mlp.gate_proj.weight": (dimensions["intermediate_dim"], hidden_dim),
+        f"{last}self_attn.k_proj.weight": (blocks["key_dim"] * shared, hidden_dim),
+    }, family)  # fmt: skip
+    ends = end_ids_of(folder, size)
+    tokenizer, start = _tokenizer(folder, size, ends)
+    model = language_model(
+        size,
+        scale_embedding=False,
+        blocks="llama",
+        tie_output=tied,
+        **blocks,
+        **dimensions,
+    )
+    assign(rows(model), weights, family)
+    sampling = sampling_settings(folder, size, context, *ends, start=start)
+    run = {"model": "transformer", "size": "small", "blocks": "llama", "tokens": "pieces"}
+    run |= {"context": context, "sampling": run_sampling(sampling)} | dimensions
+    return Converted("language_model", model, tokenizer, settings=sampling, config=run)
+
+
+def _dimensions(folder, context):
+    """The dimensions that a run has settings for, and what else the blocks are."""
+    config, family = folder.settings, folder.settings.raw("model_type")
+    heads = config.heads_of("hidden_size", "num_attention_heads")
+    num_heads = heads["num_heads"]
+    key_dim = config.count("head_dim", heads["hidden_dim"] // num_heads)
+    if key_dim % 2:
+        config.refuse("head_dim", "even, for rotary positions", key_dim)
+    shared = config.count("num_key_value_heads", num_heads)
+    if num_heads % shared:
+        config.refuse("num_key_value_heads", f"a divisor of num_attention_heads, {num_heads}",
+                      shared)  # fmt: skip
+    epsilon = config.number("rms_norm_eps", 1e-6)
+    attention = {"num_key_value_heads": shared, "rotary": _rotary(config)}
+    window = None
+    if family == "qwen2":
+        attention |= {"use_bias": True, "use_output_bias": False}
+    elif family == "qwen3":
+        attention["query_key_norm"] = epsilon
+    if family != "mistral":
+        attention.setdefault("use_bias", config.flag("attention_bias", False))
+    if family == "llama":
+        config.one_of("mlp_bias", False)
+        config.ignore(["pretraining_tp"])  # how products are split
+    elif family == "mistral":
+        window = config.count("sliding_window", context)
+    else:
+        config.one_of("use_sliding_window", False)
+        config.ignore(["sliding_window", "max_window_layers"])
+    layers = config.count("num_hidden_layers")
+    kind = "full_attention" if window is None else "sliding_attention"
+    config.expect(layer_types=[kind] * layers)
+    if config.has("layer_types"):
+        config.one_of("layer_types", [kind] * layers)
+    return {
+        "num_layers": layers,
+        "intermediate_dim": config.count("intermediate_size"),
+        **heads,
+        "dropout": 0.0,
+        "attention_dropout": config.number("attention_dropout", 0.0, below=1),
+    }, {
+        "key_dim": key_dim,
+        "activation": ACTIVATIONS[config.one_of("hidden_act", "silu", "swish", "gelu",
+                                                "gelu_new", "gelu_pytorch_tanh", "relu")],
+        "norm_epsilon": epsilon,
+        "attention_arguments": attention,
+        "attention_pattern": None if window is None or window >= context
+        else {"pattern": "local", "block_size": window - 1},
+    }  # fmt: skip
+
+
+def _rotary(config):
+    """The arguments of `RotaryEmbedding`, from settings of old and new versions."""
+    config.one_of("partial_rotary_factor", 1.0, None)
+    theta, scaling = config.number("rope_theta", 10000.0), None
+    name = next((n for n in ("rope_parameters", "rope_scaling") if config.has(n)), None)
+    if name is None:
+        return {"max_wavelength": theta}
+    config.ignore(["rope_scaling"])
+    part = config.part(name)
+    theta = part.number("rope_theta", theta)
+    part.one_of("partial_rotary_factor", 1.0, None)
+    key = "rope_type" if part.has("rope_type") else "type"
+    part.ignore(["type"])
+    kind = part.one_of(key, "default", "linear", "llama3")
+    if kind == "linear":
+        scaling = {"type": "linear", "factor": part.number("factor", 1.0)}
+    elif kind == "llama3":
+        numbers = {ours: part.number(theirs, None) for ours, theirs in LLAMA3.items()}
+        scaling = {"type": "llama3", **numbers}
+    part.warn_of_unread()
+    return {"max_wavelength": theta, "scaling": scaling}
+
+
+def _tokenizer(folder, size, ends):
+    """The tokenizer of a folder, its ids after our control ids, and their id that begins texts."""
+    tokenizer, theirs = load_tokenizer_of(folder.path)
+    start = start_of(folder, tokenizer, theirs)
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        num_padding_rows(folder.path, int(max(theirs)) + 1, size)
+        end = ends[0] if ends else None
+        return after_control_ids(tokenizer, theirs, size, end), start
+    if not isinstance(tokenizer, BytePairTokenizer):
+        raise ConversionError(
+            f"{folder.path} must hold byte pairs or a SentencePiece model. "
+            f"Received: a {type(tokenizer).__name__}."
+        )
+    pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
+    vocabulary = {piece: int(i) for piece, i in zip(pieces, theirs, strict=True) if i >= 0}
+    names = {index: piece for piece, index in vocabulary.items()}
+    options = {name: getattr(tokenizer, name) for name in ("words", "added", "whole_words")}
+    if ends:
+        options["end_of_text"] = names.get(ends[0], f"<|unused{ends[0] - len(names)}|>")
+    with name_in_errors(folder.path):
+        arguments = folder.path, vocabulary, tokenizer.merges, size
+        return padded_byte_pairs(*arguments, **options), start
