@@ -1,6 +1,6 @@
-"""Our models as folders of Hugging Face's library: Marian, Pegasus, BERT and GPT-2."""
+"""Our models as folders of Hugging Face's library: Marian, Pegasus, BERT, GPT-2, Llama, ..."""
 
-from keras_transformer.convert import bert, gpt2, marian
+from keras_transformer.convert import bert, gpt2, llama, marian
 from keras_transformer.convert.examples import answers, drawn_inputs, texts_and_ids
 from keras_transformer.convert.folder import write_json
 from keras_transformer.convert.tables import ConversionError
@@ -55,6 +55,8 @@ def example(text_model):
 
 
 def _family(model):
+    if isinstance(model, LanguageModel) and model.decoder.normalization == "rms":
+        return llama
     for model_class, family in (
         (TranslationModel, marian), (BertModel, bert), (LanguageModel, gpt2)
     ):  # fmt: skip

@@ -1,14 +1,42 @@
 """Llama 2 and 3, Mistral, Qwen2 and Qwen3, language models in Hugging Face's format."""
 
-from keras_transformer.convert.blocks import ACTIVATIONS
-from keras_transformer.convert.folder import Converted, ModelFolder, num_padding_rows
-from keras_transformer.convert.generation import end_ids_of, run_sampling, sampling_settings
+import math
+
+import numpy as np
+
+from keras_transformer.convert.blocks import ACTIVATIONS, activation_of, check_equal
+from keras_transformer.convert.folder import Converted, ModelFolder, num_padding_rows, write_json
+from keras_transformer.convert.generation import (
+    GENERATION,
+    end_ids_of,
+    run_sampling,
+    sampling_settings,
+    written_sampling,
+)
 from keras_transformer.convert.gpt2 import padded_byte_pairs
-from keras_transformer.convert.sentencepiece import after_control_ids
-from keras_transformer.convert.tables import ENDINGS, ConversionError, Row, assign, rows_of
-from keras_transformer.convert.tokenizers import load_tokenizer_of, name_in_errors, start_of
+from keras_transformer.convert.sentencepiece import after_control_ids, own_model
+from keras_transformer.convert.tables import (
+    ENDINGS,
+    ConversionError,
+    Row,
+    arrays_of,
+    assign,
+    rows_of,
+)
+from keras_transformer.convert.tokenizer_json import byte_pairs_json
+from keras_transformer.convert.tokenizers import (
+    LLAMA_FILE,
+    SETTINGS,
+    TOKENIZER_JSON,
+    load_tokenizer_of,
+    name_in_errors,
+    start_of,
+)
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.rotary_embedding import RotaryEmbedding
 from keras_transformer.models.decoder_only import language_model
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
+from keras_transformer.tokenizers.control_ids import END_ID
 from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
 
 TABLE, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
@@ -173,3 +201,130 @@ def _tokenizer(folder, size, ends):
     with name_in_errors(folder.path):
         arguments = folder.path, vocabulary, tokenizer.merges, size
         return padded_byte_pairs(*arguments, **options), start
+
+
+def hugging_face_folder(text_model, draft):
+    """Writes the tokenizer, and returns the config and the arrays of a model with such blocks."""
+    model, settings = text_model.model, text_model.settings
+    decoder, table, tokenizer = model.decoder, model.embedding, text_model.tokenizer
+    attention = decoder.blocks[0].self_attention
+    family = family_of(model, "Hugging Face")
+    rotary = RotaryEmbedding(**attention.rotary)
+    num_control_ids = max(tokenizer.vocabulary_size - table.vocabulary_size, 0)
+    ends = [END_ID if tokenizer.end_of_text_id is None else tokenizer.end_of_text_id]
+    ends += [end - num_control_ids for end in settings.end_ids]
+    start = None if settings.start_id is None else settings.start_id - num_control_ids
+    _save_tokenizer(tokenizer, num_control_ids, start, ends[0], draft)
+    ids = {"bos_token_id": start, "eos_token_id": ends[0] if len(ends) == 1 else ends}
+    sampling = written_sampling(settings, num_control_ids, ends[0])
+    write_json(draft / GENERATION, ids | sampling)
+    scaling = {"rope_type": "default"}
+    if rotary.scaling is not None:
+        kind = rotary.scaling["type"]
+        names = LLAMA3 if kind == "llama3" else {"factor": "factor"}
+        scaling = {"rope_type": kind, **{names[n]: rotary.scaling[n] for n in names}}
+    bias = {} if family in ("qwen2", "mistral") else {"attention_bias": attention.use_bias}
+    window = {"sliding_window": None}
+    if decoder.attention_pattern is not None:
+        window["sliding_window"] = decoder.attention_pattern["block_size"] + 1
+    elif family != "mistral":
+        window = {}
+    arrays = arrays_of(rows(model))
+    tied = model.output_projection is table and not table.scale
+    if table.scale:  # which these families do not do
+        arrays[OUTPUT] = arrays.get(OUTPUT, arrays[TABLE])
+        arrays[TABLE] = arrays[TABLE] * np.float32(math.sqrt(table.hidden_dim))
+    return {
+        "model_type": family,
+        "architectures": [f"{NAMES[family]}ForCausalLM"],
+        "vocab_size": table.vocabulary_size,
+        "hidden_size": table.hidden_dim,
+        "intermediate_size": decoder.intermediate_dim,
+        "num_hidden_layers": decoder.num_layers,
+        "num_attention_heads": decoder.num_heads,
+        "num_key_value_heads": attention.num_key_value_heads or decoder.num_heads,
+        "head_dim": attention.key_dim or table.hidden_dim // decoder.num_heads,
+        "hidden_act": activation_of(decoder),
+        "max_position_embeddings": settings.context,
+        "rms_norm_eps": decoder.norm_epsilon,
+        "rope_theta": rotary.max_wavelength,
+        "rope_scaling": None if rotary.scaling is None else scaling,
+        "rope_parameters": {"rope_theta": rotary.max_wavelength, **scaling},
+        "attention_dropout": decoder.attention_dropout,
+        "tie_word_embeddings": tied,
+        **bias,
+        **window,
+        **ids,
+    }, arrays
+
+
+def family_of(model, library):
+    """Which of these families a language model is.
+
+    Raises:
+        ConversionError: if it is none of them.
+    """
+    decoder = model.decoder
+    attention, network = decoder.blocks[0].self_attention, decoder.blocks[0].feed_forward
+    projections = attention.query_key_value, attention.output_projection
+    biases = tuple(projection.bias is not None for projection in projections)
+    pattern = decoder.attention_pattern
+    check_equal(f"{library}, of models with RMS normalisation,", {
+        "attention": (decoder.attention or MultiHeadAttention, MultiHeadAttention),
+        "gated": (decoder.gated, True),
+        "normalize_first": (decoder.normalize_first, True),
+        "position_bias": (decoder.position_bias, None),
+        "biases in feed-forward networks": (network.narrow.bias is not None, False),
+        "lora": (decoder.lora, None),
+        "value_dim": (attention.value_dim, None),
+        "soft_cap": (attention.soft_cap, None),
+        "logit_soft_cap": (model.soft_cap, None),
+        "rotary positions": (attention.rotary is not None, True),
+    })  # fmt: skip
+    rotary = RotaryEmbedding(**attention.rotary)
+    check_equal(f"{library}'s rotary positions", {
+        "interleaved": (rotary.interleaved, False),
+        "rotary_dim": (rotary.rotary_dim, None),
+        "scaling, if any, linear or llama3":
+            ((rotary.scaling or {"type": "linear"})["type"] in ("linear", "llama3"), True),
+    })  # fmt: skip
+    norm, is_local = attention.query_key_norm, pattern is not None
+    if is_local and (pattern["pattern"] != "local" or norm is not None or any(biases)):
+        raise ConversionError(
+            f"{library} has no attention patterns but a local one, of Mistral, without biases or "
+            f"query_key_norm. Received: {pattern}."
+        )
+    if is_local:
+        return "mistral"
+    if norm not in (None, decoder.norm_epsilon) or (norm and biases[0] != biases[1]):
+        raise ConversionError(
+            f"{library} has a query_key_norm like norm_epsilon, {decoder.norm_epsilon}, and biases "
+            f"of all projections or of none. Received: {norm} and {biases}."
+        )
+    if norm is not None:
+        return "qwen3"
+    if biases[1] and not biases[0]:
+        raise ConversionError(f"{library} has no biases of the output projection alone.")
+    return "qwen2" if biases == (True, False) else "llama"
+
+
+def _save_tokenizer(tokenizer, num_control_ids, start, end, draft):
+    """Writes the files from which Hugging Face's library makes the tokenizer."""
+    pieces = tokenizer.pieces(range(num_control_ids, tokenizer.vocabulary_size))
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        pieces = own_model(tokenizer, draft / LLAMA_FILE)
+    elif isinstance(tokenizer, BytePairTokenizer):
+        starts = None if start is None else pieces[start]
+        write_json(draft / TOKENIZER_JSON, byte_pairs_json(tokenizer, pieces, starts))
+    else:
+        raise ConversionError(
+            "Hugging Face's library has byte pairs (--tokens pieces) or SentencePiece models. "
+            f"Received: a {type(tokenizer).__name__}."
+        )
+    is_byte_level = isinstance(tokenizer, BytePairTokenizer)
+    write_json(draft / SETTINGS, {
+        "tokenizer_class": "PreTrainedTokenizerFast" if is_byte_level else "LlamaTokenizer",
+        "bos_token": None if start is None else pieces[start], "eos_token": pieces[end],
+        **({} if is_byte_level else {"add_bos_token": start is not None, "add_eos_token": False,
+                                     "unk_token": pieces[0]}),
+    })  # fmt: skip

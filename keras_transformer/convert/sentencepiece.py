@@ -5,7 +5,7 @@ import re
 
 from keras_transformer.convert.tables import ConversionError, our_order
 from keras_transformer.tokenizers.control_ids import UNKNOWN_ID
-from keras_transformer.tokenizers.sentencepiece import OWN_END, SentencePieceTokenizer
+from keras_transformer.tokenizers.sentencepiece import OWN_END, OWN_UNKNOWN, SentencePieceTokenizer
 from keras_transformer.tokenizers.sentencepiece_format import Model, PieceType
 from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
 
@@ -109,6 +109,30 @@ def after_control_ids(tokenizer, their_id_of, size, end_id):
         model.pieces.add(piece=name, score=score, type=kind)
     model.trainer_spec.vocab_size = len(CONTROL_PIECES) + size
     return SentencePieceTokenizer(model.SerializeToString())
+
+
+def own_model(tokenizer, path):
+    """Writes the pieces of `after_control_ids` as a SentencePiece model of their own.
+
+    Args:
+        tokenizer: a `SentencePieceTokenizer`.
+        path: of the file.
+
+    Returns:
+        The pieces in the order of their ids.
+    """
+    model = Model.FromString(tokenizer.model)
+    own = list(model.pieces)[tokenizer.first_id :]
+    names = {"<own pad>": "<pad>", OWN_UNKNOWN: "<unk>", "<own s>": "<s>", "<own /s>": "</s>"}
+    has_end = any(piece.piece == "<own /s>" for piece in own)
+    names[OWN_END] = "<|end|>" if has_end else "</s>"
+    del model.pieces[:]
+    for piece in own:
+        kind = PieceType.UNKNOWN if piece.piece == OWN_UNKNOWN else piece.type
+        model.pieces.add(piece=names.get(piece.piece, piece.piece), score=piece.score, type=kind)
+    model.trainer_spec.vocab_size = tokenizer.vocabulary_size - tokenizer.first_id
+    path.write_bytes(model.SerializeToString())
+    return [piece.piece for piece in model.pieces]
 
 
 def in_our_order(model, names, unknown, control=("<pad>", "<s>", "</s>")):

@@ -150,6 +150,51 @@ def _later_byte_pairs(content, path):
     )  # fmt: skip
 
 
+def byte_pairs_json(tokenizer, pieces, start):
+    """What a tokenizer.json holds of byte pairs.
+
+    Args:
+        tokenizer: a `BytePairTokenizer`.
+        pieces: in the order of their ids.
+        start: the piece that begins every text, or None.
+    """
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    control = set(tokenizer.pieces(tokenizer.control_ids)) & ids.keys()
+    special = {name: name in control for name in pieces if name in control | {*tokenizer.added}}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    split = {"type": "ByteLevel", **level, "use_regex": True}
+    if tokenizer.words != "gpt2":
+        pattern = {"Regex": SPLITS[tokenizer.words]}
+        words = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+        split = {"type": "Sequence", "pretokenizers": [words, level | {"use_regex": False}]}
+    template = None
+    if start is not None:
+        first = {"SpecialToken": {"id": start, "type_id": 0}}
+        parts = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+        template = {
+            "type": "TemplateProcessing", "single": [first, parts[0]],
+            "pair": [first, parts[0], first, parts[1]],
+            "special_tokens": {start: {"id": start, "ids": [ids[start]], "tokens": [start]}},
+        }  # fmt: skip
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [
+            {"id": ids[name], "content": name, **flags, "special": is_control}
+            for name, is_control in special.items()
+        ],
+        "normalizer": {"type": "NFC"} if tokenizer.words in NORMALISED else None,
+        "pre_tokenizer": split, "post_processor": template,
+        "decoder": {**level, "use_regex": True},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+            "ignore_merges": tokenizer.whole_words, "vocab": ids,
+            "merges": [pair.split(" ") for pair in tokenizer.merges],
+        },
+    }  # fmt: skip
+
+
 def start_of_texts(content, path):
     """The special token that a tokenizer.json puts before every text, or None.
 

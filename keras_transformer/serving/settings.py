@@ -7,7 +7,6 @@ from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.decoding.search import SCORINGS, check_search
 from keras_transformer.decoding.token_rules import NO_RULES, TokenRules
 
-
 # What a run keeps of `SamplingSettings`, besides its rules.
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "start_id", "end_ids")
 

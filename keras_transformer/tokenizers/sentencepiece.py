@@ -23,7 +23,6 @@ from keras_transformer.tokenizers.sentencepiece_training import (
     learned_model,
 )
 
-
 # Control pieces of a model whose ids come after the four control ids, such as Llama.
 OWN_UNKNOWN, OWN_END = "<own unk>", "<own end>"
 

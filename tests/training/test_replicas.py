@@ -92,7 +92,7 @@ def test_replicas_of_todays_blocks_equal_one_device(results, name):
     assert_same(results, name, "today's blocks", atol=2e-5)  # norms of two numbers enlarge rounding
 
 
-@pytest.mark.parametrize("name", ["2", "2 workers"])
+@pytest.mark.parametrize("name", ["2", pytest.param("2 workers", marks=pytest.mark.soak)])
 def test_two_replicas_in_bfloat16_are_bitwise_one_device_in_two_parts(results, name):
     [one] = results("1")
     for values in results(name):

@@ -1,0 +1,274 @@
+"""Folders of Llama, Mistral and Qwen beside Hugging Face's own models and tokenizers."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import keras_transformer as kt
+from keras_transformer import convert
+from keras_transformer.convert.tokenizer_json import SPLITS
+from keras_transformer.serving import Generator, SamplingSettings
+from tests.convert.foreign_tokenizers import LLAMA, train_spm
+from tests.reference import array
+from train import convert as command
+from train.demo.corpus import demo_corpus
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+CONTEXT, NEW, MADE_UP = 64, 20, 5
+SPECIAL = {
+    "llama3": ("<|begin|>", "<|end|>", "<|eot|>"),
+    "qwen2": ("<|endoftext|>", "<|im_end|>", "<|im_start|>"),
+}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
+# Of each family: how texts are split, the class of the model, and its further settings.
+FAMILIES = {
+    "Llama 2": ("sentencepiece", "Llama", {}),
+    "Llama 3": ("llama3", "Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "Mistral": ("sentencepiece", "Mistral", {"sliding_window": 6}),
+    "Qwen2": ("qwen2", "Qwen2", {}),
+    "Qwen3": ("qwen2", "Qwen3", {"tie_word_embeddings": True}),
+}
+SIGNS = ("a", "the", "It", "'s", "'LL", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\x85",
+         "1", "12345", "٣", "!", "?!", "_", "é", "e\u0301", "日本", "🦜", " \n ", "\x00",
+         "<|begin|>", "<|im_start|>", "<tool_call>", "<tool")  # fmt: skip
+
+
+def byte_level(path, words):
+    """A tokenizer as those of Llama 3 or Qwen2, saved to a folder."""
+    import transformers
+    from tokenizers import (  # fmt: skip
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
+
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = Tokenizer(models.BPE())
+    if words == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(SPLITS[words]), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(demo_corpus(300).sources, trainer)
+    if words == "llama3":  # some words are pieces that no merge makes
+        content = json.loads(tokenizer.to_str())
+        content["model"]["ignore_merges"] = True
+        merges = content["model"]["merges"]
+        content["model"]["merges"] = [m for i, m in enumerate(merges) if i < 60 or i % 7]
+        tokenizer = Tokenizer.from_str(json.dumps(content))
+    names = SPECIAL[words]
+    tokenizer.add_special_tokens([*names])
+    for name in ("<tool", "<tool_call>"):
+        plain = transformers.AddedToken(name, special=False, normalized=False)
+        tokenizer.add_tokens([plain])
+    first = {}
+    if words == "llama3":
+        first = {"bos_token": names[0]}
+        start = (names[0], tokenizer.token_to_id(names[0]))
+        template = f"{names[0]} $A", f"{names[0]} $A {names[0]} $B", [start]
+        tokenizer.post_processor = processors.Sequence([
+            processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(*template)
+        ])  # fmt: skip
+    saved = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=names[1], **first
+    )
+    saved.save_pretrained(path)
+    return saved
+
+
+def sentencepiece(path):
+    """A tokenizer as Llama 2's, whose Python class needs its SentencePiece model alone."""
+    import transformers
+
+    train_spm(path / "tokenizer.model", demo_corpus(300).sources, 400, **LLAMA)
+    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>",
+                "eos_token": "</s>", "unk_token": "<unk>"}  # fmt: skip
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return transformers.LlamaTokenizer.from_pretrained(path)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request, tmp_path_factory):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    path = tmp_path_factory.mktemp("llama")
+    split, kind, settings = FAMILIES[request.param]
+    tokenizer = sentencepiece(path) if split == "sentencepiece" else byte_level(path, split)
+    ends = [tokenizer.eos_token_id]
+    if split != "sentencepiece":
+        ends.append(tokenizer.convert_tokens_to_ids(SPECIAL[split][2]))
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=len(tokenizer) + MADE_UP, hidden_size=24, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=4, intermediate_size=30, num_hidden_layers=2,
+        max_position_embeddings=CONTEXT, eos_token_id=ends if len(ends) > 1 else ends[0],
+        bos_token_id=tokenizer.bos_token_id, pad_token_id=None, **settings,
+    )  # fmt: skip
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(float("norm" in name) + 0.35 * torch.randn_like(parameter))
+        if split == "sentencepiece":  # bytes that make no character are joined otherwise by theirs
+            model.lm_head.weight[3:259] = 0
+    model.save_pretrained(path)
+    return path, model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def generator(folder):
+    return convert.load(folder[0])
+
+
+def their_logits(model, ids):
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor(ids)).logits.numpy()
+
+
+def test_texts_have_the_ids_of_their_tokenizer(folder, generator):
+    random = np.random.default_rng(2)
+    drawn = ["".join(random.choice(SIGNS, random.integers(0, 12))) for _ in range(1500)]
+    texts = demo_corpus(300, seed=5).sources
+    if "SentencePiece" not in type(generator.tokenizer).__name__:
+        texts = [*texts, *drawn]  # pieces of a SentencePiece model are compared in test_tokenizers
+    start = generator.settings.start_id
+    expected = folder[2](texts)["input_ids"]
+    assert start is None or {row[0] for row in expected} == {start - 4}
+    expected = [row[start is not None :] for row in expected]
+    assert [[i - 4 for i in row] for row in generator.tokenizer.tokenize(texts).to_list()] == (
+        expected
+    )
+    joined = folder[2].batch_decode(expected[-300:], skip_special_tokens=True)
+    import tensorflow as tf
+
+    ours = generator.tokenizer.detokenize(tf.ragged.constant(expected[-300:], tf.int32) + 4)
+    assert [text.decode() for text in ours.numpy()] == joined
+
+
+def test_logits_and_scores_are_those_of_hugging_face(folder, generator):
+    import torch
+
+    _, theirs, tokenizer = folder
+    ids = np.random.default_rng(3).integers(0, len(tokenizer), (3, 17))
+    logits, expected = array(generator.model.logits(ids.astype("int32"))), their_logits(theirs, ids)
+    difference, largest = np.abs(logits - expected).max(), np.abs(expected).max()
+    print(f"largest difference {difference:.1e} of {largest:.1f}")
+    assert difference < 1e-5 * largest
+    text = demo_corpus(3, seed=8).sources[0]
+    given = tokenizer(text)["input_ids"]
+    nats = torch.log_softmax(torch.tensor(their_logits(theirs, [given])[0]), -1)
+    expected = sum(float(nats[i, after]) for i, after in enumerate(given[1:]))
+    np.testing.assert_allclose(generator.score([text]), [expected], rtol=1e-5)
+
+
+def test_texts_go_on_and_end_as_theirs(folder, generator):
+    import torch
+
+    _, theirs, tokenizer = folder
+    prompts = [text[:14] for text in demo_corpus(12, seed=7).sources]
+    prompts += [""] * (generator.settings.start_id is not None)
+    expected, lengths = [], set()
+    for prompt in prompts:
+        given = tokenizer(prompt)["input_ids"]
+        with torch.no_grad():
+            found = theirs.generate(
+                torch.tensor([given]), max_new_tokens=NEW, do_sample=False, pad_token_id=0
+            )[0, len(given) :]
+        lengths.add(len(found))
+        expected.append(tokenizer.decode(found, skip_special_tokens=True))
+    continued = generator(prompts, max_tokens=NEW, temperature=1e-6)
+    # Theirs drops a space before the first word of a SentencePiece model, or keeps it.
+    assert [t.lstrip() for t in continued] == [t.lstrip() for t in expected]
+    if generator.settings.start_id is not None and generator.settings.end_ids:  # of Llama 3
+        assert len(lengths) > 1, "some texts end early"
+    streamed = generator.stream(prompts[0], NEW, temperature=1e-6)
+    assert "".join(streamed).lstrip() == expected[0].lstrip()
+
+
+@pytest.mark.parametrize("folder", ["Llama 3", "Mistral", "Qwen2"], indirect=True)
+def test_a_run_writes_on_and_is_written_back(folder, generator, tmp_path):
+    import transformers
+
+    run = tmp_path / "run"
+    command.main(["--from", str(folder[0]), "--run", str(run)])
+    again = Generator.load(run)
+    prompts = ["It is", "the"]
+    expected = generator(prompts, max_tokens=NEW)
+    assert again.settings == generator.settings
+    assert again(prompts, max_tokens=NEW) == expected
+    convert.write(again, "huggingface", tmp_path / "written")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "written")
+    ids = np.random.default_rng(3).integers(0, 300, (2, 9))
+    np.testing.assert_allclose(their_logits(model, ids), their_logits(folder[1], ids), atol=1e-6)
+    back = convert.load(tmp_path / "written")
+    assert back.settings == generator.settings
+    assert back(prompts, max_tokens=NEW) == expected
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "written")
+    texts = demo_corpus(20, seed=5).sources
+    assert tokenizer(texts)["input_ids"] == folder[2](texts)["input_ids"]
+
+
+@pytest.mark.parametrize("folder", ["Llama 3"], indirect=True)
+def test_the_served_model_and_lora_work(folder, generator, tmp_path):
+    import tensorflow as tf
+
+    path = generator.export(tmp_path / "served", "llama")
+    signature = tf.saved_model.load(path).signatures["serving_default"]
+    prompts = ["It is", ""]
+    texts = [text.decode() for text in signature(tf.constant(prompts))["continuation"].numpy()]
+    assert texts == [generator([prompt])[0] for prompt in prompts], "each with seed 0"
+    model = kt.add_lora(convert.read(folder[0]).model, rank=4)
+    model.compile(kt.Adam(3e-3), kt.TokenCrossentropy(0.0))
+    ids = np.random.default_rng(3).integers(0, 300, (8, 17)).astype("int32")
+    losses = model.fit(ids[:, :-1], ids[:, 1:], epochs=4, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("folder", ["Qwen2"], indirect=True)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_key_value_heads": 4}, "num_key_value_heads must be a divisor of num_attention"),
+        ({"num_key_value_heads": 3}, r"k_proj.weight must have the shape \(12, 24\)"),
+        ({"head_dim": 3}, "head_dim must be even, for rotary positions"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type must be 'def"),
+        ({"use_sliding_window": True}, "use_sliding_window must be False"),
+        ({"eos_token_id": 4000}, "eos_token_id must be ids below"),
+        ({"hidden_act": "tanh"}, "hidden_act must be 'silu'"),
+        ({"vocab_size": 100}, r"embed_tokens.weight must have the shape \(100, 24\)"),
+        ({"architectures": ["Qwen2Model"]}, "architectures must be a list of one of"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_are_one_line(folder, tmp_path, change, message):
+    shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
+    content = json.loads((folder[0] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | change))
+    (tmp_path / "generation_config.json").unlink()
+    with pytest.raises(convert.ConversionError, match=message):
+        convert.read(tmp_path)
+
+
+def test_a_model_of_ours_with_scaled_vectors_is_written(tmp_path):
+    """`--blocks llama` as `train.language_model` makes it, which no family is as it is."""
+    import transformers
+
+    tokenizer = kt.tokenizers.train_byte_pairs(demo_corpus(300).sources, 300)
+    model = kt.language_model(300, num_layers=1, hidden_dim=16, num_heads=2, blocks="llama")
+    generator = Generator(model, tokenizer, SamplingSettings(32, 9))
+    convert.write(generator, "huggingface", tmp_path / "written")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "written")
+    ids = np.random.default_rng(3).integers(0, 300, (2, 9))
+    np.testing.assert_allclose(
+        array(model.logits(ids.astype("int32"))), their_logits(theirs, ids), atol=1e-5
+    )
