@@ -95,6 +95,15 @@ def a_gpt2(path):
     huggingface.write(Generator(model, tokenizer, SamplingSettings(32, 9)), path)
 
 
+def a_llama(path):
+    tokenizer = kt.tokenizers.train_byte_pairs(TEXTS.sources, 290)
+    model = kt.language_model(
+        290, **BLOCK, intermediate_dim=14, blocks="llama", scale_embedding=False, tie_output=False,
+        norm_epsilon=1e-6,
+    )  # fmt: skip
+    huggingface.write(Generator(model, tokenizer, SamplingSettings(32, 9)), path)
+
+
 def _bert_of(head, **options):
     backbone = kt.bert(len(PIECES), "tiny", 40, **BLOCK, intermediate_dim=14, **options)
     model = backbone if head is None else kt.bert_classifier(backbone, 3)
@@ -165,6 +174,7 @@ FAMILIES = {
     "m2m100": an_m2m100,
     "t5": a_t5,
     "gpt2": a_gpt2,
+    "llama": a_llama,
     "bert": a_bert,
     "distilbert": a_distilbert,
     "roberta": a_roberta,

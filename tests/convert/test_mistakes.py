@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import convert
-from keras_transformer.convert import ConversionError, bert, gpt2, m2m100, marian
+from keras_transformer.convert import ConversionError, bert, gpt2, llama, m2m100, marian, t5
 from keras_transformer.convert.folder import Settings
 from tests.convert.folders import EXTRA, FAMILIES, PIECES, config_of, save_config
 from tests.reference import array
@@ -72,7 +72,8 @@ def with_setting(file, names, value):
 
 
 BUILDERS = (
-    (marian, "translation"), (m2m100, "translation"), (gpt2, "gpt2"), (bert, "bert"),
+    (marian, "translation"), (m2m100, "translation"), (t5, "translation"), (gpt2, "gpt2"),
+    (llama, "language_model"), (bert, "bert"),
 )  # fmt: skip
 
 
@@ -140,14 +141,17 @@ VOCABULARIES = ("vocab.json", "target_vocab.json", "assets/tokenizer/vocabulary.
 def with_pieces(file, change):
     """Adds pieces to a vocabulary, or takes away those of the last ids; returns what it held."""
     before = file.read_text("utf-8")
-    if file.suffix == ".json":
-        ids = json.loads(before)
+    content = json.loads(before) if file.suffix == ".json" else {}
+    if content:
+        ids = content["model"]["vocab"] if "model" in content else content
         pieces = sorted(ids, key=ids.get)
     else:
         pieces = before.splitlines()
     pieces = [*pieces, *(f"new{i}" for i in range(change))] if change > 0 else pieces[:change]
     listed = {piece: index for index, piece in enumerate(pieces)}
-    text = json.dumps(listed) if file.suffix == ".json" else "".join(f"{p}\n" for p in pieces)
+    if "model" in content:
+        content["model"]["vocab"], listed = listed, content
+    text = json.dumps(listed) if content else "".join(f"{p}\n" for p in pieces)
     file.write_text(text, "utf-8")
     return before
 
@@ -156,6 +160,7 @@ def test_a_vocabulary_that_does_not_fit_the_table_is_one_line(family):
     """More pieces than rows are refused; fewer are those of a padded table."""
     folder = family / "avg" if (family / "avg").exists() else family
     files = [family / name for name in VOCABULARIES if (family / name).exists()]
+    files = files or [*family.glob("tokenizer.json")]
     if (family / "spiece.model").exists():  # of T5, which adds pieces by a setting
         file, message = family / "tokenizer_config.json", "the vocabulary must have at most 405"
         before = file.read_text("utf-8")

@@ -87,7 +87,7 @@ def inputs(name):
     ids = np.random.default_rng(5).integers(7, 39, (2, 7)).astype("int32")
     if "marian" in name or name in ("m2m100", "t5"):
         return {"source_ids": ids, "target_ids": ids[:, ::-1].copy()}
-    if name == "gpt2":
+    if name in ("gpt2", "llama"):
         return {"token_ids": ids}
     given = {"token_ids": ids, "segment_ids": (ids > 20).astype("int32")}
     if "pretraining" in name:
@@ -97,7 +97,7 @@ def inputs(name):
 
 def our_logits(model, name):
     given = inputs(name)
-    found = model(given["token_ids"] if name == "gpt2" else given, training=False)
+    found = model(given["token_ids"] if len(given) == 1 else given, training=False)
     found = array(found["masked_tokens"] if "pretraining" in name else found)
     return found[..., COLUMNS.get(name, slice(None))]
 
