@@ -11,7 +11,7 @@ Use the trained run (each has its own --help):
     python -m train.language_model export --run runs/shakespeare --name shakespeare
 
 --model transformer_xl carries a memory from one segment of the text to the next. --pretrained
-tunes the model of another run, or of a released folder of GPT-2.
+tunes the model of another run, or of a released folder of GPT-2, Llama, Mistral or Qwen.
 """
 
 import contextlib
@@ -76,7 +76,8 @@ class LanguageModelConfig(TrainingConfig):
 
     pretrained: str = setting(
         "",
-        "tune the model of a finished run, or of a folder of GPT-2 from Hugging Face or KerasHub",
+        "tune the model of a finished run, or of a folder of GPT-2, Llama, Mistral or Qwen from "
+        "Hugging Face, or of GPT-2 from KerasHub",
     )
     tokens: Literal["characters", "bytes", "pieces"] | None = setting(
         None, "what to cut the text into; default: characters, or as --pretrained"
@@ -256,7 +257,7 @@ class LanguageModelExperiment(Experiment):
     """Learns to continue one long text, bytes; is measured in nats per token."""
 
     config_class = LanguageModelConfig
-    what_is_pretrained = "a finished run of train.language_model, or a folder of GPT-2"
+    what_is_pretrained = "a finished run of train.language_model, or a folder of GPT-2 or Llama"
 
     def __init__(self, config, texts=None, run=None):
         classes = (kt.models.decoder_only.LanguageModel, kt.models.xl_model.TransformerXLModel)
