@@ -120,6 +120,9 @@ def folder(request, tmp_path_factory):
             parameter.copy_(float("norm" in name) + 0.35 * torch.randn_like(parameter))
         if split == "sentencepiece":  # bytes that make no character are joined otherwise by theirs
             model.lm_head.weight[3:259] = 0
+            model.lm_head.weight[-MADE_UP:] *= 2  # rows without a piece are drawn
+        else:
+            model.lm_head.weight[ends[1]] *= 3  # the second end is
     model.save_pretrained(path)
     return path, model, tokenizer
 

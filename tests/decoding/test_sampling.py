@@ -142,6 +142,16 @@ def test_rows_stop_at_their_end_or_limit(prefix_table, ids_of):
     assert not np.any(drawn.token_ids.numpy()[1, :, 1:])
 
 
+def test_another_end_ends_a_text_unless_it_is_in_the_prefix():
+    def step(token_ids, parents, position, cache):
+        return 99.0 * tf.one_hot(token_ids + 1, 9), cache
+
+    prefix = [[4, 5, 6, 0, 0]]
+    drawn = sample(step, (), limits=[9], seed=(1, 2), prefix=prefix, more_end_ids=(5, 8), **IDS)
+    assert drawn.token_ids.numpy().tolist() == [[[4, 5, 6, 7, END]]]
+    np.testing.assert_allclose(drawn.scores, 0, atol=1e-5, err_msg="of the end that was drawn")
+
+
 def test_prefix_is_forced_and_counted(prefix_table, ids_of):
     table = prefix_table(num_rows=2, vocabulary_size=7, max_length=4, seed=9)
     drawn = draw(table, 3, [4, 4], prefix=[[5, 1], [0, 0]])
