@@ -7,12 +7,14 @@ from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import IgnoredToken, TokenEmbedding, VocabularyBias
 from keras_transformer.layers.encoder import Encoder
-from keras_transformer.layers.positions import SinusoidalEncoding
+from keras_transformer.layers.normalization import NORM_EPSILON, create_norm
+from keras_transformer.layers.positions import PositionEmbedding, SinusoidalEncoding
 from keras_transformer.models.text_model import (
     DecoderModel,
     Part,
     check_kind,
     has_own_positions,
+    placed,
     size_named,
 )
 from keras_transformer.ops.masks import padding_mask
@@ -57,7 +59,11 @@ class TranslationModel(DecoderModel):
         output_projection: the embedding whose table projects to logits.
         output_bias: `VocabularyBias` of the logits, or None.
         source_without_end: `IgnoredToken` that hides the end token of sources, or None.
-        positions: `SinusoidalEncoding` of both sides; None with rotary positions.
+        positions: `SinusoidalEncoding` of both sides, or `PositionEmbedding` of the targets; None
+            with rotary positions.
+        source_positions: the same, or the `PositionEmbedding` of the sources.
+        embedding_norm: normalisation of the embedded targets, or None.
+        source_embedding_norm: that of the embedded sources, or None.
         encoder: `Encoder` of the sources.
         decoder: `Decoder` of the targets.
     """
@@ -68,6 +74,10 @@ class TranslationModel(DecoderModel):
     output_projection = Part("output_projection", "target_embedding")
     output_bias = Part("output_bias")
     source_without_end = Part("source_without_end")
+    positions = Part("positions", "target_positions")
+    source_positions = Part("positions", "source_positions")
+    embedding_norm = Part("target_embedding_norm")
+    source_embedding_norm = Part("source_embedding_norm")
     encoder = Part("encoder")
 
     def encode(self, source_ids):
@@ -180,7 +190,9 @@ class TranslationModel(DecoderModel):
         """Vectors of sources with their positions encoded, and their padding mask."""
         if self.source_without_end is not None:
             source_ids = self.source_without_end(source_ids)
-        return self.with_positions(self.source_embedding(source_ids)), padding_mask(source_ids)
+        vectors = self.source_embedding(source_ids)
+        vectors = placed(vectors, self.source_positions, self.source_embedding_norm)
+        return vectors, padding_mask(source_ids)
 
     def _logits_of(self, vectors):
         logits = self.output_projection(vectors, reverse=True)
@@ -198,6 +210,8 @@ def translation(
     positions=None,
     source_end=True,
     blocks="transformer",
+    max_sequence_length=None,
+    embedding_norm=False,
     name="translation",
     **dimensions,
 ):
@@ -217,11 +231,15 @@ def translation(
         output_bias: whether the logit of each token has a learned bias.
         scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
         positions: arguments of `SinusoidalEncoding` that differ from its defaults, a dictionary;
-            None with rotary positions, which take its place.
+            None with learned or rotary positions, which take its place.
         source_end: whether the model reads the end token, id 3, that data and serving append to
             each source.
         blocks: "transformer" for those of the paper, or "llama": RMS normalisation, rotary
             positions in self-attention, SwiGLU, and no biases.
+        max_sequence_length: number of learned positions of each side, in tokens, as in BART; None
+            adds sinusoids instead, which have no limit, or nothing with rotary positions.
+        embedding_norm: whether token vectors with their positions are normalised, on each side, as
+            in BART.
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks, which
@@ -236,7 +254,7 @@ def translation(
 
     Raises:
         ValueError: if `size`, `blocks` or a dimension is unknown, or hidden_dim is not
-            divisible by num_heads without a `key_dim`; for `positions` beside rotary ones.
+            divisible by num_heads without a `key_dim`; for more than one kind of positions.
 
     Examples:
         >>> model = translation(11, size="tiny", num_layers=1)
@@ -269,13 +287,8 @@ def translation(
         output_projection = TokenEmbedding(
             target_vocabulary_size, hidden_dim, dtype=dtype, name="output_projection"
         )
-    if not has_own_positions(block):
-        positions = SinusoidalEncoding(**(positions or {}), dtype=dtype, name="positions")
-    elif positions is not None:
-        raise ValueError(
-            "Rotary positions take the place of sinusoids: leave out positions. "
-            f"Received: positions={positions}."
-        )
+    source_positions, target_positions = _positions(block, positions, max_sequence_length)
+    source_norm, target_norm = _embedding_norms(block) if embedding_norm else (None, None)
     dropout = ReproducibleDropout(block["dropout"], dtype=dtype, name="embedding_dropout")
 
     source_segments = target_segments = None
@@ -290,18 +303,58 @@ def translation(
     if not source_end:
         seen_ids = IgnoredToken(END_ID, dtype=dtype, name="source_without_end")(source_ids)
 
-    def embedded(embedding, ids, segments):
-        vectors = embedding(ids)
-        return dropout(vectors if positions is None else positions(vectors, segments=segments))
+    def embedded(embedding, ids, positions, segments, norm):
+        add = positions and (lambda vectors: positions(vectors, segments=segments))
+        return dropout(placed(embedding(ids), add, norm))
 
-    source = embedded(source_embedding, seen_ids, source_segments)
+    source = embedded(source_embedding, seen_ids, source_positions, source_segments, source_norm)
     source = Encoder(**block, name="encoder")(source, **source_masks)
-    target = embedded(target_embedding, target_ids, target_segments)
+    target = embedded(target_embedding, target_ids, target_positions, target_segments, target_norm)
     target = Decoder(**block, name="decoder")(target, source, **target_masks)
     logits = output_projection(target, reverse=True)
     if output_bias:
         logits = VocabularyBias(dtype=dtype, name="output_bias")(logits)
     return TranslationModel({"source_ids": source_ids, "target_ids": target_ids}, logits, name=name)
+
+
+def _positions(block, sinusoids, max_sequence_length):
+    """The layers that add positions to the vectors of source and target, or None.
+
+    Args:
+        block: the arguments of the blocks, a dictionary.
+        sinusoids: arguments of `SinusoidalEncoding`, or None.
+        max_sequence_length: number of learned positions, or None.
+    """
+    dtype = block.get("dtype")
+    kinds = {
+        "positions": sinusoids is not None,
+        "max_sequence_length": max_sequence_length is not None,
+        "rotary positions or position_bias": has_own_positions(block),
+    }
+    given = [kind for kind, is_given in kinds.items() if is_given]
+    if len(given) > 1:
+        raise ValueError(
+            "Learned and rotary positions take the place of sinusoids, and of each other: leave "
+            f"out {given[0]}. Received: {' and '.join(given)}."
+        )
+    if has_own_positions(block):
+        return None, None
+    if max_sequence_length is None:
+        return (SinusoidalEncoding(**(sinusoids or {}), dtype=dtype, name="positions"),) * 2
+    return tuple(
+        PositionEmbedding(max_sequence_length, dtype=dtype, name=f"{side}_positions")
+        for side in ("source", "target")
+    )
+
+
+def _embedding_norms(block):
+    """The normalisations of the vectors of source and target, which are those of the blocks."""
+    normalization = block.get("normalization", "layer")
+    epsilon = block.get("norm_epsilon", NORM_EPSILON)
+    return tuple(
+        create_norm(normalization, epsilon, dtype=block.get("dtype"), name=f"{side}_embedding_norm")
+        for side in ("source", "target")
+    )
 
 
 def check_translation(model):

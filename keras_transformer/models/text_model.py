@@ -79,16 +79,18 @@ class DecoderModel(TextModel):
 
     Attributes:
         positions: adds positions to the vectors of tokens; None if the attention sees them itself.
+        embedding_norm: normalises the vectors after that; None if nothing does.
         decoder: `Decoder`.
     """
 
     has_static_cache = True
     positions = Part("positions")
+    embedding_norm = Part("embedding_norm")
     decoder = Part("decoder")
 
     def with_positions(self, embedded):
-        """Vectors of tokens, (batch, length, dim), after positions are added, if any are."""
-        return embedded if self.positions is None else self.positions(embedded)
+        """Vectors of tokens, (batch, length, dim), after positions and norm, if there are any."""
+        return placed(embedded, self.positions, self.embedding_norm)
 
     def _empty_cache(self, batch_size, length, num_beams):
         keys_values = self.decoder.empty_cache(batch_size, length, num_beams)
@@ -96,9 +98,8 @@ class DecoderModel(TextModel):
 
     def _decode_step(self, embedded, source, source_mask, parents, position, cache):
         """Logits and the extended cache, of embedded tokens (batch, beams, dim)."""
-        vectors = embedded
-        if self.positions is not None:
-            vectors = self.positions.step(embedded, position)
+        step = self.positions and (lambda vectors: self.positions.step(vectors, position))
+        vectors = placed(embedded, step, self.embedding_norm)
         name, mask, position = mask_of_step(cache, parents, position)
         vectors, keys_values = self.decoder.step(
             vectors, source, source_mask, cache["keys_values"], mask, position
@@ -113,6 +114,12 @@ class DecoderModel(TextModel):
         if next_ids is not None:
             log_probs = log_probs_of_next(self._logits_of, vectors, next_ids)
         return log_probs, prefilled_cache(cache, keys_values, count)
+
+
+def placed(embedded, positions, norm):
+    """Vectors of tokens after positions are added and the sums normalised; each may be None."""
+    vectors = embedded if positions is None else positions(embedded)
+    return vectors if norm is None else norm(vectors)
 
 
 def check_kind(model, model_class, methods, builders):

@@ -23,6 +23,7 @@ from keras_transformer.serving.served_model import (
     TEXT,
     ServedModel,
     Signature,
+    check_positions,
     check_rows,
     check_string,
     list_of_strings,
@@ -72,7 +73,8 @@ class Generator(ServedModel):
         super().__init__(model, tokenizer, cache=cache)
         first_id = 0
         if isinstance(model, LanguageModel):
-            _check_positions(model.positions, self.settings.context)
+            choice = "SamplingSettings(context={0}, max_tokens={1})"
+            check_positions("context", self.settings.context, model.positions, choice)
             first_id = first_id_of(model, tokenizer)
             if first_id:
                 self._text_model = AfterControlIds(model, tokenizer.end_of_text_id)
@@ -462,16 +464,6 @@ def first_id_of(model, tokenizer):
     """The number of a tokenizer's control ids if the model lacks them, otherwise 0."""
     first_id, size = getattr(tokenizer, "first_id", 0), model.embedding.vocabulary_size
     return first_id if size == tokenizer.vocabulary_size - first_id else 0
-
-
-def _check_positions(positions, context):
-    num_positions = getattr(positions, "max_sequence_length", context)  # sinusoids have no limit
-    if num_positions < context:
-        raise ValueError(
-            f"context must be at most the {num_positions} positions of the model. Choose e.g. "
-            f"SamplingSettings(context={num_positions}, max_tokens={num_positions // 2}). "
-            f"Received: context={context}."
-        )
 
 
 def _check_seed(seed, count=1):

@@ -257,6 +257,23 @@ def check_vocabulary(size, tokenizer, what="embed every id of the tokenizer"):
         )
 
 
+def check_positions(name, length, positions, settings):
+    """Raises ValueError if a layer that adds positions has fewer than a setting allows tokens.
+
+    Args:
+        name: of the setting.
+        length: its value.
+        positions: the layer; one without `max_sequence_length`, such as sinusoids, has no limit.
+        settings: what to choose, with {0} for the number of positions, {1} for half of it.
+    """
+    num_positions = getattr(positions, "max_sequence_length", length)
+    if num_positions < length:
+        raise ValueError(
+            f"{name} must be at most the {num_positions} positions of the model. Choose e.g. "
+            f"{settings.format(num_positions, num_positions // 2)}. Received: {name}={length}."
+        )
+
+
 def warn_truncated(is_truncated, max_length, how="truncated", stacklevel=3):
     """Warns of texts that were too long, as `is_truncated`, (texts,), says; `how` is a participle.
 

@@ -331,6 +331,8 @@ def test_what_does_not_fit_is_refused():
         ),
         (lambda: kt.language_model(IDS, 5, blocks="llama"), "leave out max_sequence_length"),
         (lambda: kt.translation(IDS, blocks="llama", positions={}), "leave out positions"),
+        (lambda: kt.translation(IDS, max_sequence_length=3, positions={}), "leave out positions"),
+        (lambda: kt.translation(IDS, max_sequence_length=3, blocks="llama"), "leave out max_seq"),
         (lambda: kt.language_model(IDS, normalization="batch"), "must be 'layer' or 'rms'"),
         (lambda: kt.transformer_xl(IDS, 2, attention_arguments={"rotary": {}}), "has no value_dim"),
         (lambda: ours(rotary=True), "rotary must be a dictionary of arguments by name, or None"),

@@ -22,6 +22,7 @@ OPTIONS = {
     },
     "gelu": {"activation": "gelu"},
     "no source end": {"source_end": False},
+    "learned": {"max_sequence_length": 7, "embedding_norm": True, "normalize_first": False},
     "mixed_bfloat16": {"dtype": "mixed_bfloat16"},
     "bfloat16": {"dtype": "bfloat16", "normalize_first": False},
 }
@@ -84,6 +85,18 @@ def test_a_saved_model_is_the_same_after_reloading(options, tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert type(loaded) is type(model), "with its own train step"
     np.testing.assert_array_equal(score(loaded), score(model))
+
+
+def test_learned_positions_are_counted_in_each_pair_of_a_packed_row():
+    options = {**OPTIONS["learned"], "max_sequence_length": 11}
+    model, packed = model_of(**options), model_of(**options, packed=True)
+    packed.set_weights(model.get_weights())
+    source, target = np.delete(SOURCE.ravel(), [4, 5, 6])[None], TARGET.reshape(1, -1)
+    expected = score(model, SOURCE[1:], TARGET[1:])
+    np.testing.assert_allclose(score(packed, source, target)[:, 5:], expected, atol=1e-5)
+    longer = {"source_ids": np.pad(source, [[0, 0], [0, 1]]), "target_ids": target}
+    with pytest.raises(ValueError, match=r"must have at most 11 tokens.*rows of length 12"):
+        packed.predict(longer, verbose=0)
 
 
 def test_several_beams_equal_repeated_rows():
@@ -201,20 +214,24 @@ def numpy_translation(model, source_ids, target_ids):
         output_table = exact(model.get_layer("output_projection").embeddings)
     width = target_table.shape[1]
 
-    def embed(table, ids):
-        return table[ids] * np.sqrt(width) + reference.positions(ids.shape[1], width)
+    def embed(table, ids, side):
+        vectors = table[ids] * np.sqrt(width)
+        if f"{side}_positions" not in names:
+            return vectors + reference.positions(ids.shape[1], width)
+        vectors += exact(model.get_layer(f"{side}_positions").embeddings)[: ids.shape[1]]
+        return reference.layer_norm(model.get_layer(f"{side}_embedding_norm"), vectors)
 
     source_mask, target_mask = (source_ids != 0)[:, None], (target_ids != 0)[:, None]
     source, encoder_weights = reference.stack(
         model.get_layer("encoder"),
         reference.encoder_block,
-        embed(source_table, source_ids),
+        embed(source_table, source_ids, "source"),
         source_mask,
     )
     target, decoder_weights = reference.stack(
         model.get_layer("decoder"),
         reference.decoder_block,
-        embed(target_table, target_ids),
+        embed(target_table, target_ids, "target"),
         source,
         target_mask,
         source_mask,
@@ -222,7 +239,7 @@ def numpy_translation(model, source_ids, target_ids):
     return target @ output_table.T, encoder_weights, decoder_weights
 
 
-@pytest.mark.parametrize("options", ["paper", "pre-norm", "untied", "separate, untied"])
+@pytest.mark.parametrize("options", ["paper", "pre-norm", "untied", "separate, untied", "learned"])
 def test_logits_and_attention_scores_of_every_layer_equal_numpy(options):
     model = model_of(**OPTIONS[options])
     logits, encoder_weights, decoder_weights = numpy_translation(model, SOURCE, TARGET)
@@ -265,7 +282,7 @@ def number_of_weights(
 
 
 def test_a_model_has_the_weights_of_the_formula():
-    for options in OPTIONS.values():
+    for name, options in OPTIONS.items():
         expected = number_of_weights(
             TINY,
             11,
@@ -273,6 +290,8 @@ def test_a_model_has_the_weights_of_the_formula():
             options.get("tie_output", True),
             options.get("normalize_first", True),
         )
+        if "learned" in name:  # of each side: positions, and a norm of a scale and a bias
+            expected += 2 * (7 + 2) * TINY["hidden_dim"]
         assert model_of(**options).count_params() == expected, f"{options}"
 
 

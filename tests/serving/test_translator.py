@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.models import translation
 from keras_transformer.serving import SearchSettings, Translator
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
-from .conftest import SENTENCES, SETTINGS
+from .conftest import SENTENCES, SETTINGS, SMALL
 
 
 def ask(translator, signature, **inputs):
@@ -48,6 +49,23 @@ def test_one_beam_translates_as_greedy_decoding_with_the_keras_model_does(model,
         assert answer["length"][0] == length
         assert answer["translation"][0] == tokenizer.detokenize([target]).numpy()[0]
         np.testing.assert_allclose(answer["score"][0], total / ((5 + length) / 6) ** 0.6, rtol=1e-4)
+
+
+def test_no_text_is_longer_than_the_learned_positions(tokenizer):
+    model = translation(tokenizer.vocabulary_size, size="tiny", max_sequence_length=7, **SMALL)
+    for name in ("max_source_length", "max_target_length"):
+        lengths = {"max_source_length": 7, "max_target_length": 7, name: 8}
+        message = rf"{name} must be at most the 7 positions.*SearchSettings\({name}=7\).*=8\."
+        with pytest.raises(ValueError, match=message):
+            Translator(model, tokenizer, settings=SearchSettings(2, **lengths))
+        lengths[name] = 7
+    translator = Translator(model, tokenizer, settings=SearchSettings(2, **lengths))
+    long = "to be or not to be"
+    with pytest.warns(UserWarning, match="1 of 1 texts are longer than 7 tokens"):
+        [translation_of_it] = translator([long])
+    assert translation_of_it
+    with pytest.raises(ValueError, match="Cut them or raise max_sequence_length"):
+        translator.score([long], ["a"])
 
 
 def test_a_text_alone_is_translated_as_in_a_batch(translator):
