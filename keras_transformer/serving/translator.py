@@ -20,6 +20,7 @@ from keras_transformer.serving.served_model import (
     TEXT,
     ServedModel,
     Signature,
+    check_positions,
     check_rows,
     check_string,
     check_vocabulary,
@@ -73,8 +74,8 @@ class Translator(ServedModel):
 
     Raises:
         ValueError: if the model is of another kind, has fewer ids than a tokenizer (a model of
-            your own: when it is first called), or has no static cache; or if a multilingual
-            tokenizer has no language.
+            your own: when it is first called) or fewer positions than the settings allow tokens, or
+            has no static cache; or if a multilingual tokenizer has no language.
 
     Examples:
         >>> import keras_transformer as kt
@@ -96,6 +97,12 @@ class Translator(ServedModel):
         if isinstance(model, TranslationModel):
             check_vocabulary(model.source_embedding.vocabulary_size, tokenizer)
             self._check_scores(model.output_projection.vocabulary_size)
+            for name, positions in (
+                ("max_source_length", model.source_positions),
+                ("max_target_length", model.positions),
+            ):
+                length = getattr(self.settings, name)
+                check_positions(name, length, positions, f"SearchSettings({name}={{0}})")
         self._compiled_search = compiled(self._beam_search)
 
     @classmethod
@@ -136,7 +143,7 @@ class Translator(ServedModel):
             num_best=num_beams,
             length_penalty=config["length_penalty"] if length_penalty is None else length_penalty,
             max_source_length=config["max_length"],
-            max_target_length=config["max_length"],
+            max_target_length=config.get("max_target_length") or config["max_length"],
             scoring=config.get("scoring", "gnmt"),
             token_rules=read_token_rules(config.get("token_rules"), token_rules),
         )
@@ -341,6 +348,11 @@ class Translator(ServedModel):
         source_ids, is_source_truncated, is_empty = self._source(text)
         longest = self.settings.max_target_length
         prefix, is_prefix_cut = read_part(self.target_tokenizer, target_prefix, longest - 1)
+        if getattr(self.target_tokenizer, "start_piece", None) is not None:
+            # As in `serving_default`, a translation begins with it only if the rules say so.
+            is_free = tf.cast(prefix.row_lengths(), tf.int32)[:, None] == 1
+            ids = tf.where(is_free, PAD_ID, prefix.to_tensor(PAD_ID))
+            prefix = tf.RaggedTensor.from_tensor(ids, padding=PAD_ID)
         is_prefix_truncated = is_prefix_cut | (prefix.row_lengths() > longest - 1)
         prefix = prefix[:, : longest - 1]
         shortest = tf.cast(prefix.row_lengths(), tf.int32) + 1
@@ -385,7 +397,8 @@ class Translator(ServedModel):
         if getattr(self.tokenizer, "prefix", ""):
             is_empty = self.tokenizer.are_empty(cut(text, bytes_of(self.tokenizer, room), 0)[0])
         else:
-            is_empty = lengths == int(getattr(self.tokenizer, "language", None) is not None)
+            added = (getattr(self.tokenizer, name, None) for name in ("language", "start_piece"))
+            is_empty = lengths == sum(token is not None for token in added)
         ends = tf.fill([ids.nrows(), 1], END_ID)
         ids = tf.concat([ids[:, :room], ends], axis=1).to_tensor(PAD_ID)
         return ids, is_cut | (lengths > room), is_empty

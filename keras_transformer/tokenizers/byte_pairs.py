@@ -76,17 +76,20 @@ class BytePairTokenizer(tf.Module):
             no text, if the vocabulary has it.
         whole_words: whether a word that is a piece stays whole, even if no merge makes it.
         end_of_text: the piece that ends a text.
+        start_piece: a control piece, such as "<s>" of BART, that `tokenize` puts before every text;
+            joined texts then leave out all pieces that no merge makes. None for none.
 
     Attributes:
         merges: the argument, as a tuple.
         control_ids: ids that stand for no text, such as the end.
         end_of_text_id: id of `end_of_text` in the vocabulary, without `first_id`, or None.
+        start_id: id of the `start_piece`, if there is one.
         pad_id, unknown_id, class_id, separator_id: 0 to 3; the last two start and end a text
             of RoBERTa.
 
     Raises:
-        ValueError: if the ids are not 0, 1, 2 and so on, a byte or an added piece is not among
-            them, or `words` is unknown.
+        ValueError: if the ids are not 0, 1, 2 and so on; if a byte, an added piece or the
+            `start_piece` is not among them; or if `words` is unknown.
 
     Examples:
         >>> tokenizer = train_byte_pairs(["to be or not to be"], vocabulary_size=263)
@@ -106,6 +109,7 @@ class BytePairTokenizer(tf.Module):
         added: dict[str, bool | None] | None = None,
         whole_words: bool = False,
         end_of_text: str = END_OF_TEXT,
+        start_piece: str | None = None,
     ):
         super().__init__(name="tokenizer")
         if first_id not in (0, len(CONTROL_PIECES)):
@@ -128,7 +132,16 @@ class BytePairTokenizer(tf.Module):
                 "A vocabulary of byte pairs must have a piece for each of the 256 bytes. "
                 f"Received: none for {len(missing)} of them, as {missing[0]!r}."
             )
+        if start_piece is not None and start_piece not in vocabulary:
+            raise ValueError(
+                f"start_piece must be in the vocabulary. Received: start_piece={start_piece!r}."
+            )
         added = _usual_added(vocabulary) if added is None else added
+        if start_piece is not None:
+            made = {pair.replace(" ", "") for pair in merges} | _BYTES.keys()
+            others = [name for name in vocabulary if name not in made]
+            added = {**dict.fromkeys(others), **added}
+            self.start_id = vocabulary[start_piece] + first_id
         if absent := [name for name in added if name not in vocabulary]:
             raise ValueError(f"added must be pieces of the vocabulary. Received: {absent[0]!r}.")
         # As tuples: a tf.Module would wrap a dictionary or list into a kind of its own.
@@ -136,11 +149,12 @@ class BytePairTokenizer(tf.Module):
         self.merges = tuple(merges)
         self.words, self.whole_words, self.end_of_text = words, whole_words, end_of_text
         self._added = tuple(added.items())
-        control = [name for name in CONTROL_PIECES if name in vocabulary]
-        control += [name for name, is_control in added.items() if is_control is not False]
+        control = dict.fromkeys(name for name in CONTROL_PIECES if name in vocabulary)
+        control |= {name: None for name, is_control in added.items() if is_control is not False}
         self.first_id = first_id
         self.end_of_text_id = vocabulary.get(end_of_text)
         self.control_ids = (*range(first_id), *(vocabulary[name] + first_id for name in control))
+        self.start_piece = start_piece
         stand_for_text = [True] * (first_id + len(vocabulary))
         for control_id in self.control_ids:
             stand_for_text[control_id] = False
@@ -182,7 +196,10 @@ class BytePairTokenizer(tf.Module):
         return max(map(len, self._texts))
 
     def tokenize(self, texts) -> tf.RaggedTensor:
-        """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
+        """Cuts (batch,) strings into (batch, None) int32 ids, without start or end.
+
+        With a `start_piece`, its token comes first.
+        """
         texts = as_texts(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")  # mends what is not UTF-8
         found = [name for name, is_control in self._added if is_control is not None]
@@ -194,11 +211,14 @@ class BytePairTokenizer(tf.Module):
         if self._ids is not None:
             written = tf.strings.join([_OPEN, written, _CLOSE])
         pieces = words.with_flat_values(self._merge.tokenize(written))  # (batch, words, None)
-        pieces = pieces.merge_dims(1, 2)
+        ids = pieces.merge_dims(1, 2)
         if self._ids is not None:
-            pieces = pieces.with_flat_values(tf.gather(self._ids, pieces.flat_values))
-            pieces = tf.ragged.boolean_mask(pieces, pieces >= 0)
-        return pieces + self.first_id
+            ids = ids.with_flat_values(tf.gather(self._ids, ids.flat_values))
+            ids = tf.ragged.boolean_mask(ids, ids >= 0)
+        ids += self.first_id
+        if self.start_piece is None:
+            return ids
+        return tf.concat([tf.fill([ids.nrows(out_type=tf.int32), 1], self.start_id), ids], axis=1)
 
     def detokenize(self, ids) -> tf.Tensor:
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings.
@@ -228,6 +248,7 @@ class BytePairTokenizer(tf.Module):
             "added": _usual_added(vocabulary),
             "whole_words": False,
             "end_of_text": END_OF_TEXT,
+            "start_piece": None,
         }
         content |= {n: getattr(self, n) for n, value in usual.items() if getattr(self, n) != value}
         with atomic_path(path) as draft:

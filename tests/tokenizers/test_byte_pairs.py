@@ -108,6 +108,21 @@ def test_a_tokenizer_is_the_same_after_saving_and_in_a_graph(tokenizer, tmp_path
     assert loaded.pieces([0, 3]) == ["<pad>", "</s>"]
 
 
+def test_a_start_piece_is_put_before_every_text_and_left_out_when_joined(tokenizer, tmp_path):
+    pieces = [*tokenizer.pieces(range(tokenizer.vocabulary_size)), "<mask>", "<first>"]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    first = BytePairTokenizer(vocabulary, tokenizer.merges, start_piece="<first>")
+    first.save(tmp_path / "tokenizer.model")
+    first = load_tokenizer(tmp_path / "tokenizer.model")
+    start = len(pieces) - 1
+    assert first.start_id == start
+    expected = [[start, *row] for row in tokenizer.tokenize(["", *TEXTS]).to_list()]
+    assert first.tokenize(["", *TEXTS]).to_list() == expected
+    joined = first.detokenize(tf.ragged.constant([[*row, start - 1] for row in expected]))
+    assert [text.decode() for text in joined.numpy()] == ["", *TEXTS]
+    assert first.tokenize(tf.zeros([0], tf.string)).shape[0] == 0
+
+
 def test_vocabularies_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="Received: vocabulary_size=260"):
         train_byte_pairs(TEXTS, 260)
@@ -115,3 +130,7 @@ def test_vocabularies_that_cannot_be_are_refused():
         BytePairTokenizer({"a": 1, "b": 3}, [])
     with pytest.raises(ValueError, match=r"256 bytes. Received: none for 255 of them"):
         BytePairTokenizer({"a": 0}, [])
+    bytes_only = train_byte_pairs(TEXTS, 261)
+    listed = {piece: i for i, piece in enumerate(bytes_only.pieces(range(261)))}
+    with pytest.raises(ValueError, match="start_piece must be in the vocabulary"):
+        BytePairTokenizer(listed, bytes_only.merges, start_piece="<x>")
