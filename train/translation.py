@@ -33,7 +33,7 @@ from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .lines import report_cut_texts
 from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
 from .pretrained import check_packed_model, completed, for_training, pretrained_of
-from .settings import setting
+from .settings import flag_of, setting
 from .training_config import (
     LEAST_PIECES,
     TABLE,
@@ -99,8 +99,8 @@ class TranslationConfig(TrainingConfig):
 
     pretrained: str = setting(
         "",
-        "tune the model of a finished run, or of a folder of Marian, M2M100, NLLB, T5 or "
-        "OpenNMT-tf",
+        "tune the model of a finished run, or of a folder of Marian, M2M100, NLLB, BART, "
+        "mBART-50, T5 or OpenNMT-tf",
     )
     vocabulary_size: int = setting(8000, "pieces shared by both languages", ge=LEAST_PIECES)
     size: Literal["tiny", "base", "big"] = setting("base", "published dimensions to start from")
@@ -110,6 +110,9 @@ class TranslationConfig(TrainingConfig):
     )
     tokens_per_batch: int = setting(4096, "maximum tokens in a batch on either side", ge=2)
     max_length: int = setting(256, "longest sentence in tokens; longer pairs are dropped", ge=2)
+    max_target_length: int | None = setting(
+        None, "longest translation of the search in tokens; default: --max-length", ge=2
+    )
     packed: bool = setting(
         False,
         "pack several pairs into each row of --max-length tokens: one shape, little padding",
@@ -285,7 +288,8 @@ class TranslationExperiment(Experiment):
 
     config_class = TranslationConfig
     what_is_pretrained = (
-        "a finished run of train.translation, or a folder of Marian, M2M100, NLLB, T5 or OpenNMT-tf"
+        "a finished run of train.translation, or a folder of Marian, M2M100, NLLB, BART, mBART-50, "
+        "T5 or OpenNMT-tf"
     )
 
     def __init__(self, config, texts=None, run=None):
@@ -295,6 +299,7 @@ class TranslationExperiment(Experiment):
         super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
         if self.pretrained is not None:
             check_packed_model(self.config, self.pretrained)
+            self._check_lengths()
             self.target_tokenizer = self.pretrained.target_tokenizer
             self._tokenizers(self.pretrained.tokenizer)  # raises for languages that it lacks
 
@@ -310,6 +315,17 @@ class TranslationExperiment(Experiment):
             config = config.replace(scoring=before.scoring)
         kt.serving.settings.read_token_rules(config.token_rules)  # raises for wrong ones
         return config
+
+    def _check_lengths(self):
+        """Raises ValueError for more tokens than the model of --pretrained has positions."""
+        longest = getattr(self.pretrained.model.positions, "max_sequence_length", None)
+        for name in ("max_length", "max_target_length"):
+            length = getattr(self.config, name)
+            if None not in (longest, length) and length > longest:
+                raise ValueError(
+                    f"{flag_of(name)} must be at most {longest} tokens, the positions of the model "
+                    f"of --pretrained. Received: {length}."
+                )
 
     def sizes(self):
         return kt.models.encoder_decoder.SIZES
@@ -452,7 +468,7 @@ class TranslationExperiment(Experiment):
             num_best=config.num_beams,
             length_penalty=config.length_penalty,
             max_source_length=config.max_length,
-            max_target_length=config.max_length,
+            max_target_length=config.max_target_length or config.max_length,
             scoring=config.scoring,
             token_rules=kt.serving.settings.read_token_rules(config.token_rules),
         )

@@ -110,7 +110,9 @@ class CTranslate2Engine:
         self._source, self._target = translator.tokenizer, translator.target_tokenizer
         self.settings = translator.settings
         self._target_pieces = row_names(self._target)
-        self._first = _pieces(self._target, [""])[0]  # a language, or nothing
+        self._first = []
+        if getattr(self._target, "language", None) is not None:
+            self._first = _pieces(self._target, [""])[0]
 
     def differences(self):
         """How the engine departs from the settings, in words; "" if it does not."""
@@ -194,10 +196,15 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
     source, target = model.source_embedding, model.target_embedding
     check_dense(decoder, "CTranslate2", needs_bias=False)
     spec = specs.TransformerSpec.from_config(
-        (encoder.num_layers, decoder.num_layers), encoder.num_heads, **_options(encoder)
+        (encoder.num_layers, decoder.num_layers),
+        encoder.num_heads,
+        layernorm_embedding=model.embedding_norm is not None,
+        **_options(encoder),
     )
-    _fill_side(spec.encoder, spec.encoder.embeddings[0], source, model, encoder, max_length)
-    _fill_side(spec.decoder, spec.decoder.embeddings, target, model, decoder, max_length)
+    layers = source, model.source_positions, model.source_embedding_norm
+    _fill_side(spec.encoder, spec.encoder.embeddings[0], layers, encoder, max_length)
+    layers = target, model.positions, model.embedding_norm
+    _fill_side(spec.decoder, spec.decoder.embeddings, layers, decoder, max_length)
     spec.decoder.projection.weight = _array(model.output_projection.embeddings)
     if model.output_bias is not None:
         spec.decoder.projection.bias = _array(model.output_bias.bias)
@@ -225,7 +232,8 @@ def _language_model(specs, text_model):
         decoder.num_layers, decoder.num_heads, **_options(decoder)
     )
     context = getattr(text_model.settings, "context", 0)
-    _fill_side(spec.decoder, spec.decoder.embeddings, table, model, decoder, context)
+    layers = table, model.positions, model.embedding_norm
+    _fill_side(spec.decoder, spec.decoder.embeddings, layers, decoder, context)
     spec.decoder.projection.weight = _array(table.embeddings)
     spec.config.layer_norm_epsilon = decoder.norm_epsilon
     pieces = row_names(text_model.tokenizer, table)
@@ -237,10 +245,21 @@ def _language_model(specs, text_model):
     return spec
 
 
-def _fill_side(spec, embeddings, table, model, stack, max_length):
+def _fill_side(spec, embeddings, layers, stack, max_length):
+    """Fills the specification of a side.
+
+    Args:
+        spec: of an encoder or a decoder.
+        embeddings: its part for the table.
+        layers: our `TokenEmbedding`, layer of positions, and norm after these or None.
+        stack: our `Encoder` or `Decoder`.
+        max_length: longest sequence in tokens, if positions are not learned.
+    """
+    table, positions, norm = layers
     embeddings.weight = _array(table.embeddings)
     spec.scale_embeddings = bool(table.scale)
-    positions = model.positions
+    if norm is not None:
+        _fill(spec.layernorm_embedding, norm)
     if isinstance(positions, SinusoidalEncoding):
         encodings = sinusoidal_positions(
             max_length + 1,

@@ -22,10 +22,19 @@ def float32_model(text_model):
     return with_dtype(model, "float32")
 
 
-def texts_and_ids(tokenizer):
-    """Texts and their ids without control tokens, {"texts": JSON in an array}."""
+def texts_and_ids(tokenizer, their_id_of=None):
+    """Texts and their ids without control tokens, {"texts": JSON in an array}.
+
+    Args:
+        tokenizer: of the texts.
+        their_id_of: their id for each of ours, if they are others.
+    """
     ids = tokenizer.tokenize(list(TEXTS)) - getattr(tokenizer, "first_id", 0)
-    return {"texts": np.array(json.dumps([list(TEXTS), ids.to_list()]))}
+    rows = ids.to_list()
+    if their_id_of is not None:
+        added = len(tokenizer.tokenize([""]).to_list()[0])
+        rows = [their_id_of[row[added:]].tolist() for row in rows]
+    return {"texts": np.array(json.dumps([list(TEXTS), rows]))}
 
 
 def drawn_inputs(model):

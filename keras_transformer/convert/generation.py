@@ -94,9 +94,7 @@ def search_settings(folder, order, positions):
     end = int(order.their_id_of[END_ID])
     ends = dict.fromkeys(("eos_token_id", "forced_eos_token_id"), (None, end, [end]))
     settings.check(UNSUPPORTED | {"do_sample": (None, False)} | ends)
-    our_id_of = order.our_id_of.tolist()
-    # Where the start token is a second one, it is not what this id stands for.
-    our_id_of[end] = END_ID
+    our_id_of = order.text_id_of.tolist()
     forces_end = settings.has("forced_eos_token_id")
     rules = _token_rules(settings, our_id_of, forces_end=forces_end)
     if rules.min_new_tokens:  # after the start alone, not after a language
@@ -208,7 +206,8 @@ def run_settings(settings, vocabulary_size, dimensions):
         "num_beams": settings.num_beams,
         "length_penalty": settings.length_penalty,
         "scoring": settings.scoring,
-        "max_length": settings.max_target_length,
+        "max_length": settings.max_source_length,
+        "max_target_length": settings.max_target_length,
         "token_rules": json.dumps(settings.token_rules.changed()),
     }
 
@@ -225,30 +224,55 @@ def run_sampling(settings):
     return json.dumps(changed)
 
 
-def written_search(settings):
-    """`SearchSettings` as Hugging Face's, for a model with our ids.
+def written_search(settings, their_id_of=range(END_ID + 1)):
+    """`SearchSettings` as Hugging Face's; a warning says where their search is another one.
 
     Their length penalty is n ** length_penalty, and they have no limit of 2 n + 8 tokens.
 
+    Args:
+        settings: of a translator.
+        their_id_of: their id for each of ours; without one for each, ours.
+
     Raises:
-        ConversionError: if the start token counts as the end token, which ours is not.
+        ConversionError: if it matters to the rules that the start token counts as the end token and
+            has another id, or the other way round.
     """
-    rules = settings.token_rules
-    if rules.start_counts_as == END_ID:
+    rules, end = settings.token_rules, int(their_id_of[END_ID])
+    is_end = bool(their_id_of[START_ID] == end)
+    if is_end != (rules.start_counts_as == END_ID) and _start_matters(rules):
+        kind = "the end token" if is_end else "a token of its own"
         raise ConversionError(
-            "In a written folder the start token is a token of its own, so it cannot count as the "
-            "end token for token_rules. Received: start_counts_as=3."
+            f"In a written folder the start token is {kind}, so it must count as that for "
+            f"token_rules. Received: start_counts_as={rules.start_counts_as}."
         )
+
+    def theirs(index):
+        return int(their_id_of[index]) if index < len(their_id_of) else index
+
     early = {scoring: early for early, scoring in EARLY_STOPPING.items()}
-    words = [[PAD_ID], [START_ID], *rules.bad_words_ids]
-    return _written_rules(rules) | {
-        "bad_words_ids": words,
-        "forced_eos_token_id": END_ID if rules.forces_end else None,
+    words = [[PAD_ID], *([] if is_end else [[START_ID]]), *rules.bad_words_ids]
+    written = _written_rules(rules, theirs) | {
+        "bad_words_ids": [[theirs(i) for i in word] for word in words],
+        "forced_eos_token_id": end if rules.forces_end else None,
         "max_length": settings.max_target_length + 1,  # with the start
         "num_beams": settings.num_beams,
         "length_penalty": power_penalty(settings),
         "early_stopping": early.get(settings.scoring, False),
     }
+    if settings.num_beams > 1 and not settings.as_hugging_face:
+        logging.getLogger(__name__).warning(
+            "Hugging Face's search divides scores by n ** %.3g here, which grows as the run's "
+            "penalty does at 20 tokens, and it has no limit of twice the source: some translations "
+            "will differ.",
+            written["length_penalty"],
+        )
+    return written
+
+
+def _start_matters(rules):
+    """Whether another start token could change what the rules allow: the end occurs but once."""
+    is_in_word = any(END_ID in word[:-1] for word in rules.bad_words_ids)
+    return rules.repetition_penalty != 1 or rules.no_repeat_ngram_size == 1 or is_in_word
 
 
 def written_sampling(settings, first_id, end):
@@ -289,6 +313,8 @@ def _written_rules(rules, their_id_of=int):
     for name in ("suppress_tokens", "begin_suppress_tokens"):
         if name in written:
             written[name] = [their_id_of(each) for each in written[name]]
+    if rules.forced_bos_token_id is not None:
+        written["forced_bos_token_id"] = their_id_of(rules.forced_bos_token_id)
     if WORDS in written:
         written[WORDS] = [[their_id_of(each) for each in word] for word in written[WORDS]]
     return written

@@ -1,9 +1,10 @@
-"""Our models as folders of Hugging Face's library: Marian, Pegasus, BERT, GPT-2, Llama, ..."""
+"""Our models as folders of Hugging Face's library: Marian, BART, T5, BERT, GPT-2, Llama, ..."""
 
-from keras_transformer.convert import bert, gpt2, llama, marian
+from keras_transformer.convert import bart, bert, gpt2, llama, marian
 from keras_transformer.convert.examples import answers, drawn_inputs, texts_and_ids
 from keras_transformer.convert.folder import write_json
 from keras_transformer.convert.tables import ConversionError
+from keras_transformer.layers.positions import PositionEmbedding
 from keras_transformer.models.bert_models import BertModel, BertQuestionAnsweringModel
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.models.encoder_decoder import TranslationModel
@@ -47,8 +48,14 @@ def example(text_model):
     if isinstance(text_model.model, BertQuestionAnsweringModel):
         logits = outputs.pop("logits")
         outputs = {"start_logits": logits[:, 0], "end_logits": logits[:, 1]}
+    their_id_of = None
+    if _family(text_model.model) is bart:
+        order = bart.written_order(text_model)
+        their_id_of = order.their_id_of
+        inputs = {name: their_id_of[ids].astype("int32") for name, ids in inputs.items()}
+        outputs["logits"] = outputs["logits"][..., order.text_id_of]
     return {
-        **texts_and_ids(text_model.tokenizer),
+        **texts_and_ids(text_model.tokenizer, their_id_of),
         **{f"input.{INPUTS[name]}": inputs[name] for name in inputs if name in INPUTS},
         **{f"output.{OUTPUTS[name]}": array for name, array in outputs.items()},
     }
@@ -57,6 +64,9 @@ def example(text_model):
 def _family(model):
     if isinstance(model, LanguageModel) and model.decoder.normalization == "rms":
         return llama
+    has_table = isinstance(getattr(model, "positions", None), PositionEmbedding)
+    if isinstance(model, TranslationModel) and (has_table or model.embedding_norm is not None):
+        return bart
     for model_class, family in (
         (TranslationModel, marian), (BertModel, bert), (LanguageModel, gpt2)
     ):  # fmt: skip

@@ -1,6 +1,16 @@
 """Loads a folder with another library's model, of any family."""
 
-from keras_transformer.convert import bert, gpt2, keras_hub, llama, m2m100, marian, opennmt, t5
+from keras_transformer.convert import (
+    bart,
+    bert,
+    gpt2,
+    keras_hub,
+    llama,
+    m2m100,
+    marian,
+    opennmt,
+    t5,
+)
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.generation import KNOWN
 from keras_transformer.convert.tables import ConversionError
@@ -9,12 +19,14 @@ from keras_transformer.models.bert_models import BertQuestionAnsweringModel
 # What reads each `model_type` in config.json, a function from a `ModelFolder` to `Converted`.
 # A config.json with a `class_name` is a KerasHub preset.
 FAMILIES = {
+    "bart": bart.read,
     "bert": bert.read,
     "distilbert": bert.read,
     "gpt2": gpt2.read,
     **dict.fromkeys(llama.NAMES, llama.read),
     "m2m_100": m2m100.read,
     "marian": marian.read,
+    "mbart": bart.read,
     "mt5": t5.read,
     "roberta": bert.read,
     "t5": t5.read,
@@ -85,8 +97,8 @@ def load(path, source_language=None, target_language=None, source_prefix=None):
 
     Args:
         path: path of a folder, as for `read`.
-        source_language: for M2M100 and NLLB, the language to translate from, e.g. "en" or
-            "eng_Latn"; None for the one that the folder names.
+        source_language: for M2M100, NLLB and mBART-50, the language to translate from, e.g. "en",
+            "eng_Latn" or "en_XX"; None for the one that the folder names.
         target_language: likewise the language to translate to.
         source_prefix: text before each source, such as "summarize: " for T5.
 

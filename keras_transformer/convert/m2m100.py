@@ -25,13 +25,8 @@ def read(folder: ModelFolder):
     dimensions, weights = marian.dimensions_of(folder, True, "relu"), folder.arrays()
     marian.check_weights(folder, weights, "M2M100", True, dimensions)
     tokenizer, their_id_of = load_tokenizer_of(folder.path)
-    order = _order(folder, their_id_of)
-    tokenizer = with_languages(tokenizer, LANGUAGE)
-    if not tokenizer.languages:
-        raise ConversionError(
-            f"{folder.path} must hold a tokenizer with languages, such as __en__ or eng_Latn. "
-            "Received: none."
-        )
+    order = order_of(folder, their_id_of)
+    tokenizer = with_languages_of(folder, tokenizer, LANGUAGE)
     half = dimensions["hidden_dim"] // 2
     model = translation(
         len(order),
@@ -52,11 +47,22 @@ def read(folder: ModelFolder):
     assign(marian.rows(model, order, order), weights.without(marian.POSITIONS), "M2M100")
     search, language = in_language(folder, search_settings(folder, order, 1024), tokenizer)
     run = run_settings(search, tokenizer.vocabulary_size, dimensions)
-    run |= _languages(folder) | language
+    run |= languages_of(folder) | language
     return Converted("translation", model, tokenizer, settings=search, config=run)
 
 
-def _languages(folder):
+def with_languages_of(folder, tokenizer, pattern):
+    """The tokenizer of a folder whose pieces of a pattern are languages, at least one."""
+    tokenizer = with_languages(tokenizer, pattern)
+    if not tokenizer.languages:
+        raise ConversionError(
+            f"{folder.path} must hold a tokenizer with languages, such as __en__, eng_Latn or "
+            "en_XX. Received: none."
+        )
+    return tokenizer
+
+
+def languages_of(folder):
     """The languages that the tokenizer's settings name, "" for none."""
     values = folder.json(SETTINGS) if folder.has(SETTINGS) else {}
     settings = Settings(values, folder.path / SETTINGS)
@@ -65,7 +71,7 @@ def _languages(folder):
     return {ours: settings.text(theirs, "") for ours, theirs in LANGUAGE_SETTINGS.items()}
 
 
-def _order(folder, their_id_of):
+def order_of(folder, their_id_of):
     """The order of the tokenizer's ids, then of those that no text has, such as <s>."""
     config = folder.settings
     size, end = config.count("vocab_size"), config.count("eos_token_id", least=0)

@@ -5,7 +5,6 @@ them a Pegasus. `read` takes files and settings from folder.py, fills the model 
 the tokenizers by sentencepiece.py, and leaves the settings of the search to generation.py.
 """
 
-import logging
 import re
 
 import keras
@@ -95,6 +94,7 @@ def rows(model, source_order, target_order):
             shape=(1, len(target_order.our_id_of)),
             missing=0.0,
             to_ours=lambda array: bias_in_our_order(array, target_order),
+            to_theirs=lambda array: array[target_order.text_id_of],
         )
     yield from block_rows(model)
     yield from rows_of(model, FINAL_NORMS)  # which only models with normalize_first have
@@ -280,44 +280,44 @@ def hugging_face_folder(text_model, draft):
     longest = max(settings.max_source_length, settings.max_target_length) + 1
     _save_tokenizers(text_model, (source, target), shared, longest, draft)
     ids = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2, "bos_token_id": 2}
-    search = written_search(settings)
-    write_json(draft / GENERATION, ids | search)
-    if settings.num_beams > 1 and not settings.as_hugging_face:
-        logging.getLogger(__name__).warning(
-            "Hugging Face's search divides scores by n ** %.3g here, which grows as the run's "
-            "penalty does at 20 tokens, and it has no limit of twice the source: some translations "
-            "will differ.",
-            search["length_penalty"],
-        )
+    write_json(draft / GENERATION, ids | written_search(settings))
     arrays = _arrays_with_sines_first(model)
     if "final_logits_bias" not in arrays:
         arrays["final_logits_bias"] = np.zeros((1, target.vocabulary_size), "float32")
     kind, name = "marian", "MarianMTModel"
     if encoder.normalize_first:
         kind, name = "pegasus", "PegasusForConditionalGeneration"
+    return {
+        "model_type": kind,
+        "architectures": [name],
+        **written_settings(model),
+        "decoder_vocab_size": target.vocabulary_size,
+        "share_encoder_decoder_embeddings": shared,
+        "max_position_embeddings": max(longest, 512),  # sines: any number will do
+        **ids,
+    }, arrays
+
+
+def written_settings(model):
+    """The settings of config.json that Marian, Pegasus, BART and mBART have in common."""
+    encoder, table = model.encoder, model.source_embedding
     sizes = {
         "layers": encoder.num_layers,
         "attention_heads": encoder.num_heads,
         "ffn_dim": encoder.intermediate_dim,
     }
     return {
-        "model_type": kind,
-        "architectures": [name],
-        "vocab_size": source.vocabulary_size,
-        "decoder_vocab_size": target.vocabulary_size,
-        "share_encoder_decoder_embeddings": shared,
+        "vocab_size": table.vocabulary_size,
         "tie_word_embeddings": True,
-        "d_model": target.hidden_dim,
+        "d_model": table.hidden_dim,
         **{f"{s}_{name}": size for s in ("encoder", "decoder") for name, size in sizes.items()},
         "dropout": encoder.dropout,
         "attention_dropout": encoder.attention_dropout,
         "activation_dropout": encoder.activation_dropout,
         "activation_function": activation_of(encoder),
-        "scale_embedding": bool(target.scale),
-        "max_position_embeddings": max(longest, 512),  # sines: any number will do
+        "scale_embedding": bool(table.scale),
         "is_encoder_decoder": True,
-        **ids,
-    }, arrays
+    }
 
 
 def _check_written(model, shared):

@@ -232,6 +232,7 @@ class VocabularyPermutation:
         their_id_of: the argument.
         our_id_of: our id for each of theirs, an integer array; the first one of a row that
             appears twice.
+        text_id_of: the same, but of the end token our end, even if it is our start as well.
         repeats_start: whether the row of the start token appears twice.
 
     Examples:
@@ -244,6 +245,8 @@ class VocabularyPermutation:
         self.their_id_of = np.asarray(their_id_of)
         self.our_id_of = np.empty(max(their_id_of) + 1, int)
         self.our_id_of[self.their_id_of[::-1]] = np.arange(len(self.their_id_of))[::-1]
+        self.text_id_of = self.our_id_of.copy()
+        self.text_id_of[self.their_id_of[END_ID]] = END_ID
         self.repeats_start = self.their_id_of[START_ID] in self.their_id_of[[PAD_ID, END_ID]]
 
     def __len__(self):

@@ -31,9 +31,9 @@ SPECIAL_TOKENS = "special_tokens_map.json"
 CLASSES = {
     T5_FILE: ("T5", "MT5"),
     LLAMA_FILE: ("Llama", "CodeLlama", "Gemma"),
-    FAIRSEQ_FILE: ("XLMRoberta", "MBart", "Nllb", "M2M100"),
+    FAIRSEQ_FILE: ("XLMRoberta", "MBart", "MBart50", "Nllb", "M2M100"),
     WORD_PIECES: ("Bert", "DistilBert"),
-    MERGES: ("GPT2", "Roberta"),
+    MERGES: ("GPT2", "Roberta", "Bart"),
 }
 SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 # Settings that name special tokens, files and versions, or count tokens and pad them, which serving
@@ -44,7 +44,8 @@ IGNORED = (
     "max_len max_length merges_file model_input_names model_max_length name_or_path pad_token "
     "pad_token_type_id pad_to_multiple_of padding padding_side processor_class sep_token "
     "special_tokens_map_file stride tokenizer_class tokenizer_file transformers_version "
-    "trim_offsets truncation truncation_side truncation_strategy unk_token use_fast vocab_file "
+    "trim_offsets truncation truncation_side truncation_strategy unk_id unk_token use_fast "
+    "vocab_file "
     "use_default_system_prompt".split()
 )
 # Those with an effect, at the values at which our tokenizers do the same.
@@ -56,12 +57,18 @@ EXPECTED = {
     "sp_model_kwargs": {},
     "spaces_between_special_tokens": True,
 }
-# Of mBART-25, in the order of their ids.
+# Of mBART-25, in the order of their ids; those of mBART-50 follow.
 MBART_LANGUAGES = (
     "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT "
     "lv_LV my_MM ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
 ).split()
-
+MBART50_LANGUAGES = [
+    *MBART_LANGUAGES,
+    *(
+        "af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF "
+        "pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
+    ).split(),
+]
 # Of M2M100 and of its successor at WMT 2021, by their `language_codes`.
 M2M100_LANGUAGES = {
     "m2m100": (
@@ -254,8 +261,11 @@ def _of_pieces(file, settings, vocabulary):
         names = [*sorted(vocabulary, key=vocabulary.get), *(f"__{name}__" for name in languages)]
     elif file.name == FAIRSEQ_FILE:
         usual = MBART_LANGUAGES if "MBart" in class_name else []
-        languages = settings.items(SPECIAL_LISTS[0]) or settings.items(SPECIAL_LISTS[1]) or usual
-        names = ["<s>", "<pad>", "</s>", "<unk>", *names[3:], *map(_content, languages), "<mask>"]
+        usual = MBART50_LANGUAGES if "MBart50" in class_name else usual
+        listed = settings.items(SPECIAL_LISTS[0]) or settings.items(SPECIAL_LISTS[1]) or usual
+        first, last = ["<s>", "<pad>", "</s>", "<unk>"], "<mask>"
+        languages = [name for name in map(_content, listed) if name not in (*first, last)]
+        names = [*first, *names[3:], *languages, last]
     usual = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     control = [_content(settings.raw(name) or piece) for name, piece in usual.items()]
     return in_our_order(model, names, unknown, control)

@@ -6,11 +6,13 @@ import shutil
 from safetensors.numpy import save_file
 
 import keras_transformer as kt
-from keras_transformer.convert import Converted, bert, huggingface, keras_hub, marian, t5
+from keras_transformer.convert import Converted, bart, bert, huggingface, keras_hub, marian, t5
 from keras_transformer.convert.tables import VocabularyPermutation, arrays_of
+from keras_transformer.convert.tokenizers import MBART50_LANGUAGES
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.serving import Generator, SamplingSettings, SearchSettings, Translator
-from keras_transformer.tokenizers import WordPieceTokenizer
+from keras_transformer.tokenizers import SentencePieceTokenizer, WordPieceTokenizer
+from keras_transformer.tokenizers.sentencepiece_format import Model, PieceType
 from tests.convert.test_opennmt import runs
 from train.demo.corpus import demo_corpus
 
@@ -61,6 +63,34 @@ def an_m2m100(path):
         "model_type": "m2m_100", "vocab_size": size, "d_model": 12, **sides, "pad_token_id": 1,
         "eos_token_id": 2, "decoder_start_token_id": 2, "activation_function": "relu",
     })  # fmt: skip
+
+
+def a_bart(path):
+    learned = kt.tokenizers.train_byte_pairs(TEXTS.sources, 300)
+    pieces = learned.pieces(range(300))
+    pieces[2] = bart.START
+    tokenizer = bart.with_first(pieces, learned.merges)
+    _write_with_positions(path, (tokenizer, tokenizer), normalize_first=False)
+
+
+def an_mbart(path):
+    model = Model.FromString(kt.tokenizers.train_sentencepiece(TEXTS.sources, 400).model)
+    for name in MBART50_LANGUAGES:
+        model.pieces.add(piece=name, type=PieceType.CONTROL)
+    model.trainer_spec.vocab_size = len(model.pieces)
+    tokenizer = SentencePieceTokenizer(model.SerializeToString())
+    tokenizers = [tokenizer.with_language(name) for name in ("en_XX", "de_DE")]
+    _write_with_positions(path, tokenizers, normalize_first=True)
+
+
+def _write_with_positions(path, tokenizers, **options):
+    model = kt.translation(
+        tokenizers[0].vocabulary_size + EXTRA - 1, **BLOCK, intermediate_dim=14, output_bias=True,
+        max_sequence_length=32, embedding_norm=True, activation="gelu", **options,
+    )  # fmt: skip
+    lengths = {"max_source_length": 32, "max_target_length": 32}
+    settings = SearchSettings(2, **lengths, scoring="huggingface")
+    huggingface.write(Translator(model, *tokenizers, settings=settings), path)
 
 
 def a_t5(path):
@@ -172,6 +202,8 @@ FAMILIES = {
     "marian": a_marian,
     "marian of two vocabularies": a_marian_of_two,
     "m2m100": an_m2m100,
+    "bart": a_bart,
+    "mbart": an_mbart,
     "t5": a_t5,
     "gpt2": a_gpt2,
     "llama": a_llama,

@@ -28,6 +28,7 @@ SIZES = {
     "marian": (("encoder_layers", "decoder_layers"), "vocab_size"),
     "marian of two vocabularies": ("decoder_vocab_size", "vocab_size"),
     "m2m100": (("encoder_layers", "decoder_layers"), "vocab_size"),
+    "bart": (("encoder_layers", "decoder_layers"), "vocab_size", "max_position_embeddings"),
     "t5": ("num_layers", "vocab_size", "d_ff", "d_kv", "num_heads"),
 }
 PRESETS = ("num_layers", "max_sequence_length", "vocabulary_size", "intermediate_dim")
@@ -178,6 +179,7 @@ TWINS = {
     "marian": ("model.decoder.embed_tokens.weight", "model.shared.weight"),
     "marian of two vocabularies": ("lm_head.weight", "model.decoder.embed_tokens.weight"),
     "m2m100": ("model.encoder.embed_tokens.weight", "model.shared.weight"),
+    "bart": ("lm_head.weight", "model.shared.weight"),
     "t5": ("encoder.embed_tokens.weight", "shared.weight"),
 }
 

@@ -1,5 +1,6 @@
 """Generation settings beside `transformers.generate`, drawn over models of random weights."""
 
+import dataclasses
 import json
 import os
 
@@ -341,9 +342,17 @@ def test_what_is_written_is_read_again(scoring, tmp_path):
     assert settings_of(tmp_path, generation.written_search(settings)) == settings
     plain = SearchSettings(3, max_source_length=64, scoring="huggingface")
     assert settings_of(tmp_path, generation.written_search(plain)) == plain
+    # An end occurs but once, so a pair of tokens cannot begin with it again.
     counted = SearchSettings(token_rules=TokenRules(2, start_counts_as=3))
-    with pytest.raises(ConversionError, match="the start token is a token of its own"):
-        generation.written_search(counted)
+    assert generation.written_search(counted)["no_repeat_ngram_size"] == 2
+    theirs = [1, 3, 2, 2, 4]  # in which the start is the end
+    for rules in (TokenRules(1), TokenRules(2, 1.3), TokenRules(bad_words_ids=[[3, 4]])):
+        counted = dataclasses.replace(rules, start_counts_as=3)
+        generation.written_search(SearchSettings(token_rules=counted), theirs)
+        with pytest.raises(ConversionError, match="the start token is a token of its own"):
+            generation.written_search(SearchSettings(token_rules=counted))
+        with pytest.raises(ConversionError, match=r"is the end token.*start_counts_as=None"):
+            generation.written_search(SearchSettings(token_rules=rules), theirs)
 
 
 def test_the_end_of_byte_pairs_of_our_own_is_written_with_its_name_and_id(tmp_path):

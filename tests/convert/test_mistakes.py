@@ -7,8 +7,18 @@ import numpy as np
 import pytest
 
 from keras_transformer import convert
-from keras_transformer.convert import ConversionError, bert, gpt2, llama, m2m100, marian, t5
+from keras_transformer.convert import (
+    ConversionError,
+    bart,
+    bert,
+    gpt2,
+    llama,
+    m2m100,
+    marian,
+    t5,
+)
 from keras_transformer.convert.folder import Settings
+from keras_transformer.convert.tokenizers import MBART50_LANGUAGES
 from tests.convert.folders import EXTRA, FAMILIES, PIECES, config_of, save_config
 from tests.reference import array
 
@@ -72,8 +82,8 @@ def with_setting(file, names, value):
 
 
 BUILDERS = (
-    (marian, "translation"), (m2m100, "translation"), (t5, "translation"), (gpt2, "gpt2"),
-    (llama, "language_model"), (bert, "bert"),
+    (marian, "translation"), (m2m100, "translation"), (bart, "translation"), (t5, "translation"),
+    (gpt2, "gpt2"), (llama, "language_model"), (bert, "bert"),
 )  # fmt: skip
 
 
@@ -160,11 +170,16 @@ def test_a_vocabulary_that_does_not_fit_the_table_is_one_line(family):
     """More pieces than rows are refused; fewer are those of a padded table."""
     folder = family / "avg" if (family / "avg").exists() else family
     files = [family / name for name in VOCABULARIES if (family / name).exists()]
+    is_mbart = (family / "sentencepiece.bpe.model").exists() and not files
     files = files or [*family.glob("tokenizer.json")]
-    if (family / "spiece.model").exists():  # of T5, which adds pieces by a setting
-        file, message = family / "tokenizer_config.json", "the vocabulary must have at most 405"
+    if is_mbart or (family / "spiece.model").exists():  # which add pieces by a setting
+        file, message = family / "tokenizer_config.json", r"the vocabulary must have at most \d+"
         before = file.read_text("utf-8")
-        file.write_text(json.dumps(json.loads(before) | {"extra_ids": EXTRA + 1}), "utf-8")
+        more = {"extra_ids": EXTRA + 1}
+        if is_mbart:
+            names = [*MBART50_LANGUAGES, *(f"x{letter}_XX" for letter in "abcdefg")]
+            more = {"additional_special_tokens": names}
+        file.write_text(json.dumps(json.loads(before) | more), "utf-8")
         with pytest.raises(ConversionError, match=message) as error:
             convert.read(folder)
         assert one_line(error.value, family)

@@ -39,7 +39,7 @@ SMALL = {name: make for name, make in FAMILIES.items() if "preset" not in name}
 SMALL = {**SMALL, "pretraining of bert": a_pretraining}
 SMALL.pop("opennmt")
 # The tokens that have the same ids in ours, which has a start of its own and no <s>.
-COLUMNS = {"m2m100": slice(4, 200), "t5": slice(4, 200)}
+COLUMNS = dict.fromkeys(("bart", "m2m100", "mbart", "t5"), slice(4, 200))
 
 
 def noisy(path):
@@ -85,7 +85,7 @@ def their_logits(path, name):
 
 def inputs(name):
     ids = np.random.default_rng(5).integers(7, 39, (2, 7)).astype("int32")
-    if "marian" in name or name in ("m2m100", "t5"):
+    if "marian" in name or name in COLUMNS:
         return {"source_ids": ids, "target_ids": ids[:, ::-1].copy()}
     if name in ("gpt2", "llama"):
         return {"token_ids": ids}

@@ -193,7 +193,7 @@ def test_missing_and_damaged_files_are_told(tmp_path):
 
 def test_pieces_that_another_class_numbers_otherwise_are_refused(spm, tmp_path):
     family, folder, _ = spm
-    other = {"t5": "Pegasus", "mbart": "MBart50", "llama": "XGLM"}[family] + "Tokenizer"
+    other = {"t5": "Pegasus", "mbart": "Barthez", "llama": "XGLM"}[family] + "Tokenizer"
     (tmp_path / FILES[family][0]).write_bytes((folder / FILES[family][0]).read_bytes())
     write_json(tmp_path / "tokenizer_config.json", tokenizer_class=other)
     with pytest.raises(ConversionError, match=f"Received: a tokenizer_class of {other}"):

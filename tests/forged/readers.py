@@ -281,6 +281,7 @@ MODELS = {
     "a folder of BERT": _family("bert", "*"),
     "a folder of GPT-2": _family("gpt2", "*"),
     "a folder of M2M100": _family("m2m100", "*"),
+    "a folder of BART": _family("bart", "*"),
     "a folder of T5": _family("t5", "*"),
     "a preset of KerasHub": _family("preset of bert", "**/*"),
     "a run of OpenNMT-tf": _family("opennmt", "**/*", "avg"),

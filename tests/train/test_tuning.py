@@ -68,7 +68,8 @@ def stopped_at(run, step):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_run"), [("marian of two vocabularies", True), ("m2m100", False), ("t5", False)]
+    ("name", "is_run"),
+    [("marian of two vocabularies", True), ("m2m100", False), ("bart", True), ("t5", False)],
 )
 def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files, tmp_path, capsys):
     pretrained = family_of(name, tmp_path)
@@ -83,6 +84,12 @@ def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files
         flags += ["--target-language=de"]  # the source's is that of the folder
     if name == "t5":
         flags += ["--source-prefix", "sum: "]
+    if name == "bart":
+        flags += ["--lora-rank=2", "--lora-targets=value,widen,narrow"]
+        with pytest.raises(SystemExit):
+            translation.main([*flags, "--steps=8"])
+        assert "--max-length must be at most 32 tokens, the positions" in capsys.readouterr().err
+        flags += ["--max-length=32"]
     translation.main([*flags, "--steps=8"])
     weights = RunFolder(run).model().get_weights()
     stopped_at(run, 4)
@@ -104,7 +111,7 @@ def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files
     models = before.model, tuned.model
     one, other = ([layer.name for layer in model.layers] for model in models)
     assert one == other
-    for layer in ("positions", "encoder", "decoder")[name == "t5" :]:
+    for layer in ("positions", "encoder", "decoder")[name in ("bart", "t5") :]:
         one, other = (model.get_layer(layer).get_config() for model in models)
         assert {**one, "dtype": ""} == {**other, "dtype": ""}
     one, other = (each.tokenizer.tokenize(["A dog"]).to_list()[0] for each in (tuned, before))
