@@ -25,6 +25,7 @@ TRAIN = [
 DATASETS = ["tensorflow-datasets>=4.9.7,<5", "importlib-resources>=6,<8"]
 TABLES = "pyarrow>=18,<27"
 ZSTANDARD = "zstandard>=0.23,<1"
+ROUGE = "rouge-score>=0.1.2,<0.2"
 TORCH = "torch>=2.6,<2.14"
 SERVE = "ray[serve]>=2.60,<3"
 HUB = "keras-hub>=0.20,<0.33"
@@ -66,11 +67,13 @@ setup(
         "train": [*TRAIN, *DATASETS],
         "tables": [TABLES],
         "zstandard": [ZSTANDARD],
+        "rouge": [ROUGE],
         "test": [
             *TRAIN,
             *DATASETS,
             TABLES,
             ZSTANDARD,
+            ROUGE,
             HUB,
             "jax>=0.7,<0.12",
             "hypothesis>=6.170,<7",

@@ -13,7 +13,8 @@ from .command import STOPPED_TRAINING, one_line_errors, start_tensorflow
 from .deferred import Deferred, kt
 from .gpus import warn_of_idle_gpus
 from .settings import Parser
-from .translation import TranslationConfig, TranslationExperiment, bleu_report, translations_of
+from .text_scores import report
+from .translation import TranslationConfig, TranslationExperiment, translations_of
 
 corpus = Deferred(f"{__package__}.demo.corpus")
 c_api = Deferred("keras_transformer.serving.publishing.c_api")
@@ -40,7 +41,7 @@ def run_demo(run_path, directory):
 
     translator = kt.serving.Translator.load(run.path)
     translations, _ = translations_of(translator, held_out.sources)
-    print(bleu_report(translations, held_out.targets))
+    print(report("bleu", translations, held_out.targets))
     exact = sum(t == r for t, r in zip(translations, held_out.targets, strict=True))
     print(f"Exact match on {len(translations)} held-out sentences: {exact / len(translations):.1%}")
     for source, translation in list(zip(held_out.sources, translations, strict=True))[:SHOWN]:

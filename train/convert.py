@@ -55,7 +55,7 @@ def main(arguments=None):
     parser.add_argument(
         "--weights", choices=("averaged", "best"),
         help="weights that --to writes: the mean of the newest checkpoints, or those with the best "
-        "BLEU during training",
+        "score during training",
     )  # fmt: skip
     parser.add_imports()
     flags = parser.parse_args(arguments)

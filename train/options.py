@@ -43,7 +43,7 @@ class RunOptions(Settings):
     weights: Literal["averaged", "best"] = setting(
         "averaged",
         "weights to use: averaged, the mean of the newest checkpoints; best, of a translation "
-        "trained with --bleu-every, those with the best BLEU",
+        "trained with --bleu-every, those with the best --metric",
     )
 
 

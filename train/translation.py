@@ -34,6 +34,7 @@ from .lines import report_cut_texts
 from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
 from .pretrained import check_packed_model, completed, for_training, pretrained_of
 from .settings import flag_of, setting
+from .text_scores import check_metric, report, score_of
 from .training_config import (
     LEAST_PIECES,
     TABLE,
@@ -48,9 +49,9 @@ callbacks = Deferred("keras_transformer.training.callbacks")
 devices = Deferred(f"{__package__}.devices")
 pictures = Deferred(f"{__package__}.pictures")
 preparation = Deferred("keras_transformer.data.preparation")
-sacrebleu = Deferred("sacrebleu")
 token_ids = Deferred("keras_transformer.data.token_ids")
 
+METRICS = Literal["bleu", "chrf", "rouge", "exact"]
 RULES = ("no_repeat_ngram_size", "min_length", "repetition_penalty")  # which have flags
 USUAL_SEARCH = {
     "num_beams": 5,
@@ -118,7 +119,12 @@ class TranslationConfig(TrainingConfig):
         "pack several pairs into each row of --max-length tokens: one shape, little padding",
     )
     bleu_every: int = setting(
-        0, "epochs between BLEU measurements during training; 0 for none", ge=0
+        0, "epochs between measurements of --metric during training; 0 for none", ge=0
+    )
+    metric: METRICS = setting(
+        "bleu",
+        "score of the validation text: bleu and chrf, of sacreBLEU; rouge, F1 of ROUGE-1, 2 and L, "
+        "for English; exact, percentage of answers with the words of their reference",
     )
     num_beams: int | None = setting(
         None, "beams when translating; default: 5, or those of --pretrained", ge=1
@@ -257,7 +263,7 @@ class TranslateOptions(EngineOptions, FilesOptions):
 
 
 class EvaluateOptions(EngineOptions):
-    """Evaluates the BLEU of a trained run on other text.
+    """Scores a trained run on other text.
 
     {command} --run runs/mine --source test.en --target test.de
     {command} --run runs/mine --table test.parquet --source-column en --target-column de
@@ -268,9 +274,11 @@ class EvaluateOptions(EngineOptions):
     table: str = setting("", f"instead: {TABLE}")
     source_column: str = setting("source", "column of the sentences in a table")
     target_column: str = setting("target", "column of their translations")
+    metric: METRICS | None = setting(None, "score to print; default: the run's")
 
     def model_post_init(self, context):
         super().model_post_init(context)
+        check_metric(self.metric)
         if bool(self.table) == bool(self.source or self.target):
             raise ValueError("Give an evaluation text: --source and --target, or --table.")
         _check_pair(self.source, self.target, "--source and --target")
@@ -284,7 +292,7 @@ class TranslationExportOptions(SearchOptions, ExportOptions):
 
 
 class TranslationExperiment(Experiment):
-    """Learns `ParallelText` with an encoder-decoder and shared pieces; is measured by BLEU."""
+    """Learns `ParallelText` with an encoder-decoder and shared pieces; is scored by `metric`."""
 
     config_class = TranslationConfig
     what_is_pretrained = (
@@ -293,6 +301,7 @@ class TranslationExperiment(Experiment):
     )
 
     def __init__(self, config, texts=None, run=None):
+        check_metric(config.metric)
         self.pretrained = pretrained_of(
             config, kt.models.encoder_decoder.TranslationModel, self.what_is_pretrained, run
         )
@@ -477,11 +486,12 @@ class TranslationExperiment(Experiment):
         def translator_of(model):
             return kt.serving.Translator(model, *self._tokenizers(tokenizer), settings=settings)
 
-        def bleu_of(model):
+        def score(model):
             translations = translations_of(translator_of(model), self.valid_text.sources)[0]
-            return sacrebleu.BLEU().corpus_score(translations, [self.valid_text.targets]).score
+            return score_of(config.metric, translations, self.valid_text.targets)
 
-        return [callbacks.BestScore(bleu_of, run.best_model_file, config.bleu_every, "val_bleu")]
+        name = f"val_{config.metric}"
+        return [callbacks.BestScore(score, run.best_model_file, config.bleu_every, name)]
 
     def show_result(self, run):
         translator = kt.serving.Translator.load(run.path)
@@ -489,7 +499,7 @@ class TranslationExperiment(Experiment):
         pictures.save_pictures(run, translator.attention(text.sources[0], text.targets[0]))
         if self.valid_text is not None:
             translations, _ = translations_of(translator, text.sources)
-            print(bleu_report(translations, text.targets))
+            print(report(self.config.metric, translations, text.targets))
 
     @staticmethod
     def translate(options):
@@ -498,6 +508,10 @@ class TranslationExperiment(Experiment):
 
     @staticmethod
     def evaluate(options):
+        # Runs of earlier versions and converted ones have none.
+        kept = kt.serving.RunFolder(options.run).settings().get("metric", "bleu")
+        metric = options.metric or kept
+        check_metric(metric)
         if options.table:
             columns = options.source_column, options.target_column
             text = kt.data.read_table(options.table, *columns)
@@ -507,7 +521,7 @@ class TranslationExperiment(Experiment):
             translations, is_cut = answer(text.sources)
         cut = [f"{line:,}" for line, was_cut in enumerate(is_cut, start=1) if was_cut]
         report_cut_texts(cut, len(is_cut), settings.max_source_length)
-        print(bleu_report(translations, text.targets))
+        print(report(metric, translations, text.targets))
 
     @staticmethod
     def export(options):
@@ -544,16 +558,6 @@ def n_best_of(translator, num_best, texts):
         for best, was_cut in rows
     ]
     return [json.dumps(each, ensure_ascii=False) for each in objects], answer["truncated"]
-
-
-def bleu_report(translations, references):
-    """Two lines of BLEU, cased and lower-cased, each with sacreBLEU's signature."""
-    lines = []
-    for label, lowercase in (("BLEU", False), ("BLEU, lower-cased", True)):
-        metric = sacrebleu.BLEU(lowercase=lowercase)
-        score = metric.corpus_score(translations, [references]).score
-        lines.append(f"{label}: {score:.2f}   {metric.get_signature()}")
-    return "\n".join(lines)
 
 
 @contextlib.contextmanager

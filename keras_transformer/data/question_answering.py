@@ -292,14 +292,15 @@ def score_answers(answers, text: Questions) -> dict[str, float]:
         )
     exact, f1 = [], []
     for answer, accepted in zip(answers, text.answers, strict=True):
-        words = _words(answer)
-        choices = [_words(text) for text, _ in accepted] or [[]]
+        words = answer_words(answer)
+        choices = [answer_words(text) for text, _ in accepted] or [[]]
         exact.append(max(words == choice for choice in choices))
         f1.append(max(_f1(words, choice) for choice in choices))
     return {"exact_match": float(np.mean(exact)), "f1": float(np.mean(f1))}
 
 
-def _words(answer):
+def answer_words(answer):
+    """The words by which SQuAD compares answers: lower-cased, no punctuation, no a, an, the."""
     plain = "".join(c for c in answer.lower() if c not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 

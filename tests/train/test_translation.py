@@ -53,7 +53,9 @@ def test_a_run_leaves_model_history_and_pictures(trained):
 
 
 @pytest.mark.usefixtures("told_results")
-def test_bleu_during_training_compiles_one_search_for_all_epochs(text, tmp_path, monkeypatch):
+def test_scores_during_training_compile_one_search_for_all_epochs(
+    text, tmp_path, monkeypatch, capsys
+):
     """As on a GPU, where the cache is static."""
     searches = []
 
@@ -64,8 +66,12 @@ def test_bleu_during_training_compiles_one_search_for_all_epochs(text, tmp_path,
     monkeypatch.setattr(served_model, "is_static", lambda *_: True)
     monkeypatch.setattr(translator, "compiled", kept)
     run = tmp_path / "run"
-    translation.main([*text, *SETTINGS, "--steps=11", "--bleu-every=1", "--run", str(run)])
-    assert len(Run(run, TranslationConfig).history()["val_bleu"]) > 1
+    flags = ["--metric=rouge", "--bleu-every=1", "--run", str(run)]
+    translation.main([*text, *SETTINGS, "--steps=11", *flags])
+    assert len(Run(run, TranslationConfig).history()["val_rouge"]) > 1
+    assert (run / "best.keras").exists()
+    printed = capsys.readouterr().out
+    assert "ROUGE-L: " in printed and "BLEU: " not in printed
     assert len(searches) == 2, "one for all epochs, and one of the finished run"
     assert searches[0].experimental_get_tracing_count() == 1
 
@@ -190,12 +196,15 @@ def test_the_best_weights_are_those_with_the_best_bleu(text, trained, tmp_path, 
     assert "no best.keras: no score was measured during training" in capsys.readouterr().err
 
 
-def test_evaluate_prints_bleu_with_its_signature(text, trained, capsys):
+def test_evaluate_prints_the_metric_of_the_run_or_another(text, trained, capsys):
     flags = [*text[2:4], *text[6:8]]
-    flags = [flag.replace("--valid-", "--") for flag in flags]
-    translation.main(["evaluate", "--run", str(trained), *flags])
+    flags = ["--run", str(trained), *(flag.replace("--valid-", "--") for flag in flags)]
+    translation.main(["evaluate", *flags])
     printed = capsys.readouterr().out
     assert "BLEU: " in printed and "tok:13a" in printed and "case:lc" in printed
+    translation.main(["evaluate", *flags, "--metric=chrf"])
+    printed = capsys.readouterr().out
+    assert "chrF: " in printed and "BLEU: " not in printed
 
 
 def test_search_can_be_changed_after_the_training(text, trained, capsys, tmp_path):
