@@ -87,7 +87,7 @@ NO_NUMBER = [math.nan, math.inf, -math.inf, True, "0.5", -1]
 KINDS = {
     "num_heads intermediate_dim num_layers key_dim block_size summary_size vocabulary_size": "size",
     "hidden_dim max_sequence_length batch_size warmup_steps every keep num_labels rank": "size",
-    "accumulation_steps num_buckets max_distance": "size",
+    "num_decoder_layers accumulation_steps num_buckets max_distance": "size",
     "memory_length first_position start_id token_id": "count",
     "pad_id": "id",
     "dropout attention_dropout activation_dropout token_dropout": "probability",

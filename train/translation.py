@@ -65,6 +65,7 @@ class TranslationConfig(TrainingConfig):
     """One experiment of `python -m train.translation`."""
 
     command: ClassVar[str] = "translation"
+    further_dimensions: ClassVar[tuple] = ("blocks", "num_decoder_layers")
     earlier: ClassVar[dict] = {"token_rules": "{}", "scoring": "gnmt"}
 
     source: str = setting("", "file of source sentences, one per line; may be .gz")
@@ -106,6 +107,9 @@ class TranslationConfig(TrainingConfig):
     vocabulary_size: int = setting(8000, "pieces shared by both languages", ge=LEAST_PIECES)
     size: Literal["tiny", "base", "big"] = setting("base", "published dimensions to start from")
     blocks: Literal["transformer", "llama"] | None = blocks_setting()
+    num_decoder_layers: int | None = setting(
+        None, "blocks of the decoder; default: as many as of the encoder", ge=1
+    )
     label_smoothing: float = setting(
         0.1, "share of the target spread over the vocabulary", ge=0, lt=1
     )
@@ -152,7 +156,8 @@ class TranslationConfig(TrainingConfig):
     def model_post_init(self, context):
         super().model_post_init(context)
         if self.pretrained:
-            names = ("size", "blocks", "activation", "normalize_first", "vocabulary_size")
+            names = ("size", "blocks", "num_decoder_layers", "activation", "normalize_first")
+            names += ("vocabulary_size",)
             check_left_to_pretrained(self, names)
         else:
             fill_in(self, USUAL_SEARCH)

@@ -154,7 +154,7 @@ def read(folder: ModelFolder):
 
 
 def dimensions_of(folder, normalize_first, activation):
-    """The dimensions of both sides, which must be equal, as arguments of `translation`.
+    """The dimensions of both sides, equal but for the depth, as arguments of `translation`.
 
     Args:
         normalize_first: whether the family normalises before its sub-layers.
@@ -176,7 +176,7 @@ def dimensions_of(folder, normalize_first, activation):
         decoder_layerdrop=0.0,
         num_hidden_layers=settings.raw("encoder_layers"),
     )
-    for name in ("layers", "attention_heads", "ffn_dim"):
+    for name in ("attention_heads", "ffn_dim"):
         sides = [settings.count(f"{side}_{name}") for side in ("encoder", "decoder")]
         if sides[0] != sides[1]:
             raise ConversionError(
@@ -189,6 +189,7 @@ def dimensions_of(folder, normalize_first, activation):
     names = dict.fromkeys((activation, "swish", "silu", "relu", "gelu"))
     return {
         "num_layers": settings.count("encoder_layers"),
+        "num_decoder_layers": settings.count("decoder_layers"),
         "intermediate_dim": settings.count("encoder_ffn_dim"),
         **settings.heads_of("d_model", "encoder_attention_heads"),
         "dropout": settings.number("dropout", 0.1, below=1),
@@ -206,8 +207,11 @@ def dropouts_of(settings):
 def check_weights(folder, weights, family, shared, dimensions):
     """Compares the dimensions with the arrays, before a model is built."""
     hidden_dim, settings = dimensions["hidden_dim"], folder.settings
-    last = f"model.decoder.layers.{dimensions['num_layers'] - 1}.fc1.weight"
-    shapes = {last: (dimensions["intermediate_dim"], hidden_dim)}
+    shapes = {
+        f"model.{side}.layers.{dimensions[depth] - 1}.fc1.weight":
+            (dimensions["intermediate_dim"], hidden_dim)
+        for side, depth in (("encoder", "num_layers"), ("decoder", "num_decoder_layers"))
+    }  # fmt: skip
     tables = [(ONE_TABLE + OUTPUT, "vocab_size")]
     if shared:
         settings.ignore(["decoder_vocab_size"])
@@ -301,8 +305,8 @@ def hugging_face_folder(text_model, draft):
 def written_settings(model):
     """The settings of config.json that Marian, Pegasus, BART and mBART have in common."""
     encoder, table = model.encoder, model.source_embedding
+    depths = {"encoder_layers": encoder.num_layers, "decoder_layers": model.decoder.num_layers}
     sizes = {
-        "layers": encoder.num_layers,
         "attention_heads": encoder.num_heads,
         "ffn_dim": encoder.intermediate_dim,
     }
@@ -310,6 +314,7 @@ def written_settings(model):
         "vocab_size": table.vocabulary_size,
         "tie_word_embeddings": True,
         "d_model": table.hidden_dim,
+        **depths,
         **{f"{s}_{name}": size for s in ("encoder", "decoder") for name, size in sizes.items()},
         "dropout": encoder.dropout,
         "attention_dropout": encoder.attention_dropout,

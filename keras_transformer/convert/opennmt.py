@@ -156,7 +156,8 @@ def read(path):
             f"cosines. Received: {arrays[_SOURCE].shape}."
         )
     dimensions = {
-        "num_layers": _num_layers(path, arrays),
+        "num_layers": _num_layers("encoder", arrays),
+        "num_decoder_layers": _num_layers("decoder", arrays),
         "hidden_dim": hidden_dim,
         "intermediate_dim": arrays["encoder/layers/0/ffn/layer/inner/bias"].shape[0],
         "num_heads": num_heads,
@@ -214,10 +215,11 @@ def _arrays(path):
         }
     except Exception as error:  # TensorFlow raises many kinds for a damaged file
         raise ConversionError(f"{file} cannot be read: {in_one_line(error)}") from None
-    if _SOURCE not in arrays or "encoder/layers/0/ffn/layer/inner/bias" not in arrays:
+    first = [f"{side}/layers/0/ffn/layer/inner/bias" for side in ("encoder", "decoder")]
+    if missing := [name for name in (_SOURCE, *first) if name not in arrays]:
         raise ConversionError(
             f"{file} must hold a Transformer of OpenNMT-tf 2 with one source. "
-            f"Received: {len(arrays)} arrays, none of them model/{_SOURCE}."
+            f"Received: {len(arrays)} arrays, none of them model/{missing[0]}."
         )
     others = [name for name in arrays if "relative_position" in name or "position_encoder" in name]
     if others:
@@ -228,16 +230,9 @@ def _arrays(path):
     return arrays
 
 
-def _num_layers(path, arrays):
-    counts = [
-        len({name.split("/")[2] for name in arrays if name.startswith(f"{side}/layers/")})
-        for side in ("encoder", "decoder")
-    ]
-    if counts[0] != counts[1]:
-        raise ConversionError(
-            f"{path}: encoder and decoder must have equally many layers. Received: {counts}."
-        )
-    return counts[0]
+def _num_layers(side, arrays):
+    start = f"{side}/layers/"
+    return len({name.split("/")[2] for name in arrays if name.startswith(start)})
 
 
 def _description(path):

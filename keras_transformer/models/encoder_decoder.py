@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import IgnoredToken, TokenEmbedding, VocabularyBias
@@ -212,6 +213,7 @@ def translation(
     blocks="transformer",
     max_sequence_length=None,
     embedding_norm=False,
+    num_decoder_layers=None,
     name="translation",
     **dimensions,
 ):
@@ -240,6 +242,7 @@ def translation(
             adds sinusoids instead, which have no limit, or nothing with rotary positions.
         embedding_norm: whether token vectors with their positions are normalised, on each side, as
             in BART.
+        num_decoder_layers: number of blocks of the decoder; None for num_layers, as the encoder.
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
             intermediate_dim, num_heads, dropout), or pass further arguments to the blocks, which
@@ -310,6 +313,9 @@ def translation(
     source = embedded(source_embedding, seen_ids, source_positions, source_segments, source_norm)
     source = Encoder(**block, name="encoder")(source, **source_masks)
     target = embedded(target_embedding, target_ids, target_positions, target_segments, target_norm)
+    if num_decoder_layers is not None:
+        check_integer("num_decoder_layers", num_decoder_layers)
+        block["num_layers"] = num_decoder_layers
     target = Decoder(**block, name="decoder")(target, source, **target_masks)
     logits = output_projection(target, reverse=True)
     if output_bias:

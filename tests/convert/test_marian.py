@@ -61,7 +61,7 @@ def folder(request, tmp_path_factory):
     torch.manual_seed(5)
     config = transformers.MarianConfig(
         vocab_size=sizes[0], decoder_vocab_size=sizes[-1], share_encoder_decoder_embeddings=shared,
-        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        d_model=32, encoder_layers=3, decoder_layers=2, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, scale_embedding=True,
         activation_function="swish", pad_token_id=sizes[-1] - 1, eos_token_id=0,
         decoder_start_token_id=sizes[-1] - 1,
@@ -222,7 +222,8 @@ def test_tables_that_are_not_tied_are_each_read(folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"encoder_layers": 3}, r"equally many layers. Received: \[3, 2\]"),
+        ({"encoder_layers": 4}, r"must include model.encoder.layers.3.fc1.weight"),
+        ({"encoder_ffn_dim": 64}, r"equally many ffn_dim. Received: \[64, 48\]"),
         ({"activation_function": "mish"}, "activation_function must be 'gelu' or .*'mish'"),
         ({"d_model": 64}, r"must have the shape .*64.* Received: .*32"),
         ({"eos_token_id": None}, "eos_token_id must be a whole number.*Received: None"),

@@ -214,11 +214,20 @@ def test_what_does_not_fit_is_one_line(folder, change, message):
 
 
 @pytest.mark.parametrize("counts", [[2, 1], [1, 2]])
-def test_an_encoder_deeper_or_shallower_than_the_decoder_is_refused(counts):
-    sides = zip(("encoder", "decoder"), counts, strict=True)
-    arrays = [f"{side}/layers/{i}/ffn" for side, count in sides for i in range(count)]
-    with pytest.raises(convert.ConversionError, match=re.escape(f"layers. Received: {counts}.")):
-        convert.opennmt._num_layers("run", arrays)
+def test_an_encoder_may_be_deeper_or_shallower_than_the_decoder(folder, counts, monkeypatch):
+    whole = convert.read(folder).model
+    read_all = convert.opennmt._arrays
+    shallow = ("encoder", "decoder")[counts.index(1)]
+    monkeypatch.setattr(convert.opennmt, "_arrays", lambda path: {
+        name: array for name, array in read_all(path).items() if f"{shallow}/layers/1" not in name
+    })  # fmt: skip
+    converted = convert.read(folder)
+    model = converted.model
+    assert [model.encoder.num_layers, model.decoder.num_layers] == counts
+    assert [converted.config[f"num{side}_layers"] for side in ("", "_decoder")] == counts
+    for stack, other in ((model.encoder, whole.encoder), (model.decoder, whole.decoder)):
+        for one, two in zip(stack.blocks[0].weights, other.blocks[0].weights, strict=True):
+            np.testing.assert_array_equal(array(one), array(two))
 
 
 def test_other_settings_are_named(folder, caplog):

@@ -23,6 +23,7 @@ OPTIONS = {
     "gelu": {"activation": "gelu"},
     "no source end": {"source_end": False},
     "learned": {"max_sequence_length": 7, "embedding_norm": True, "normalize_first": False},
+    "shallow decoder": {"num_decoder_layers": 1},
     "mixed_bfloat16": {"dtype": "mixed_bfloat16"},
     "bfloat16": {"dtype": "bfloat16", "normalize_first": False},
 }
@@ -239,7 +240,9 @@ def numpy_translation(model, source_ids, target_ids):
     return target @ output_table.T, encoder_weights, decoder_weights
 
 
-@pytest.mark.parametrize("options", ["paper", "pre-norm", "untied", "separate, untied", "learned"])
+@pytest.mark.parametrize(
+    "options", ["paper", "pre-norm", "untied", "separate, untied", "learned", "shallow decoder"]
+)
 def test_logits_and_attention_scores_of_every_layer_equal_numpy(options):
     model = model_of(**OPTIONS[options])
     logits, encoder_weights, decoder_weights = numpy_translation(model, SOURCE, TARGET)
@@ -251,8 +254,10 @@ def test_logits_and_attention_scores_of_every_layer_equal_numpy(options):
         "cross": [cross for _, cross in decoder_weights],
     }
     assert set(scores) == set(expected), "three kinds of attention"
+    depth = OPTIONS[options].get("num_decoder_layers", TINY["num_layers"])
+    depths = {"encoder": TINY["num_layers"], "decoder": depth, "cross": depth}
     for kind, layers in expected.items():
-        assert len(scores[kind]) == TINY["num_layers"], f"{kind}: one tensor a layer"
+        assert len(scores[kind]) == depths[kind], f"{kind}: one tensor a layer"
         for computed, weights in zip(scores[kind], layers, strict=True):
             np.testing.assert_allclose(array(computed), weights, atol=1e-5, err_msg=kind)
             sums = array(computed).sum(axis=-1)
@@ -267,7 +272,12 @@ def test_dropout_acts_in_training_only():
 
 
 def number_of_weights(
-    size, source_vocabulary, target_vocabulary=0, tied=True, normalize_first=True
+    size,
+    source_vocabulary,
+    target_vocabulary=0,
+    tied=True,
+    normalize_first=True,
+    num_decoder_layers=None,
 ):
     """By the paper's formulas, nothing allocated."""
     hidden, intermediate = size["hidden_dim"], size["intermediate_dim"]
@@ -278,7 +288,9 @@ def number_of_weights(
     tables = source_vocabulary + target_vocabulary
     tables += 0 if tied else target_vocabulary or source_vocabulary
     ends = 2 * norm if normalize_first else 0
-    return size["num_layers"] * (encoder_block + decoder_block) + ends + tables * hidden
+    blocks = size["num_layers"] * encoder_block
+    blocks += (num_decoder_layers or size["num_layers"]) * decoder_block
+    return blocks + ends + tables * hidden
 
 
 def test_a_model_has_the_weights_of_the_formula():
@@ -289,6 +301,7 @@ def test_a_model_has_the_weights_of_the_formula():
             options.get("target_vocabulary_size", 0),
             options.get("tie_output", True),
             options.get("normalize_first", True),
+            options.get("num_decoder_layers"),
         )
         if "learned" in name:  # of each side: positions, and a norm of a scale and a bias
             expected += 2 * (7 + 2) * TINY["hidden_dim"]

@@ -117,6 +117,7 @@ def test_a_config_survives_its_file(tmp_path):
 def test_dimensions_leave_the_published_size_alone_unless_asked():
     assert "num_layers" not in parse().dimensions()
     assert parse("--num-layers", "3", "--dropout", "0").dimensions()["num_layers"] == 3
+    assert parse("--num-decoder-layers", "3").dimensions()["num_decoder_layers"] == 3
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         assert name not in parse().dimensions()
         assert parse(f"--{name.replace('_', '-')}", "0").dimensions()[name] == 0
