@@ -198,7 +198,7 @@ def hugging_face_folder(text_model, draft):
     pad, start, end = order.their_id_of[[PAD_ID, START_ID, END_ID]].tolist()
     ids = {"bos_token_id": 0, "pad_token_id": pad, "eos_token_id": end}
     ids["decoder_start_token_id"] = start
-    search = written_search(settings, order.their_id_of)
+    search = written_search(settings, lambda index: int(order.their_id_of[index]))
     config = {"tokenizer_class": "BartTokenizer"}
     if name == "MBart":
         target = text_model.target_tokenizer

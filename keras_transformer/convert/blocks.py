@@ -49,6 +49,25 @@ def check_attention(stack, library):
         )
 
 
+def is_t5(model):
+    """Whether a translation model has T5's biases by distance; see `check_t5` for the rest."""
+    return (model.encoder.position_bias or {}).get("type") == "t5"
+
+
+def check_t5(model, library):
+    """Raises ConversionError unless the blocks of a translation model are those of T5."""
+    for stack in (model.encoder, model.decoder):
+        own = None if stack.attention is MultiHeadAttention else stack.attention
+        check_equal(f"The T5 of {library}", {
+            "normalization": (stack.normalization, "rms"),
+            "normalize_first": (stack.normalize_first, True),
+            "use_bias": (stack.use_bias, False),
+            "attention": (own, None),
+            "attention_arguments": (stack.attention_arguments or None, None),
+            "lora": (stack.lora, None),
+        })  # fmt: skip
+
+
 def check_output(model, library):
     """Raises ConversionError unless logits come from the token embedding of a language model."""
     if model.output_projection is not model.embedding or model.soft_cap is not None:

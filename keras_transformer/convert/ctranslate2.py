@@ -5,6 +5,7 @@ Source: https://opennmt.net/CTranslate2, through its own model specifications.
 
 import collections
 import json
+import math
 
 import keras
 import numpy as np
@@ -13,6 +14,8 @@ from keras_transformer.convert.blocks import (
     activation_of,
     check_dense,
     check_output,
+    check_t5,
+    is_t5,
     row_names,
 )
 from keras_transformer.convert.generation import power_penalty
@@ -194,12 +197,17 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
 
     encoder, decoder = model.encoder, model.decoder
     source, target = model.source_embedding, model.target_embedding
-    check_dense(decoder, "CTranslate2", needs_bias=False)
+    if is_t5(model):
+        check_t5(model, "CTranslate2")
+        options = _t5_options(encoder)
+    else:
+        check_dense(decoder, "CTranslate2", needs_bias=False)
+        options = _options(encoder)
     spec = specs.TransformerSpec.from_config(
         (encoder.num_layers, decoder.num_layers),
         encoder.num_heads,
         layernorm_embedding=model.embedding_norm is not None,
-        **_options(encoder),
+        **options,
     )
     layers = source, model.source_positions, model.source_embedding_norm
     _fill_side(spec.encoder, spec.encoder.embeddings[0], layers, encoder, max_length)
@@ -268,15 +276,33 @@ def _fill_side(spec, embeddings, layers, stack, max_length):
             positions.max_wavelength,
             positions.interleaved,
         )
-    else:
+    elif positions is not None:
         encodings = positions.embeddings
-    spec.position_encodings.encodings = _array(encodings)
+    if positions is not None:
+        spec.position_encodings.encodings = _array(encodings)
     if stack.norm is not None:
         _fill(spec.layer_norm, stack.norm)
     for layer, block in zip(spec.layer, stack.blocks, strict=True):
         for path, place in BLOCK.items():
             if (ours := layer_at(block, path)) is not None:
                 _fill(_at(layer, place), ours)
+        if stack.shared_bias is not None:
+            _fill_t5(layer, block, stack.shared_bias)
+
+
+def _fill_t5(spec, block, bias):
+    """What only the specification of a block of T5 has: biases, scales, a gated network."""
+    spec.self_attention.relative_attention_bias = _array(bias.embeddings)
+    spec.self_attention.relative_attention_max_distance = np.int32(bias.max_distance)
+    attentions = [(spec.self_attention, block.self_attention)]
+    if hasattr(spec, "attention"):
+        attentions.append((spec.attention, block.cross_attention))
+    for theirs, ours in attentions:
+        width = ours.output_projection.kernel.shape[1] // ours.num_heads
+        theirs.queries_scale = np.float32(1 / math.sqrt(width))
+    if block.feed_forward.gated:
+        halves = np.split(_array(block.feed_forward.gate_widen.kernel), 2)
+        spec.ffn.linear_0.weight, spec.ffn.linear_0_noact.weight = map(np.ascontiguousarray, halves)
 
 
 def _at(spec, place):
@@ -288,7 +314,8 @@ def _at(spec, place):
 
 def _fill(spec, layer):
     """Copies a projection or a norm to its specification."""
-    for theirs, ours in (("weight", "kernel"), ("bias", "bias"), ("gamma", "gamma"),
+    gamma = "scale" if isinstance(layer, keras.layers.RMSNormalization) else "gamma"
+    for theirs, ours in (("weight", "kernel"), ("bias", "bias"), ("gamma", gamma),
                          ("beta", "beta")):  # fmt: skip
         if (variable := getattr(layer, ours, None)) is not None:
             setattr(spec, theirs, _array(variable))
@@ -300,12 +327,26 @@ def _array(tensor):
 
 def _options(stack):
     """What a specification needs to know of a stack."""
+    check_dense(stack, "CTranslate2", needs_bias=False)
+    return {"pre_norm": stack.normalize_first, "activation": _activation(stack)}
+
+
+def _t5_options(stack):
+    """The same of one of T5."""
+    return {
+        "pre_norm": True,
+        "activation": _activation(stack),
+        "ffn_glu": stack.gated,
+        "rms_norm": True,
+        "relative_attention_bias": True,
+    }
+
+
+def _activation(stack):
     from ctranslate2.specs.common_spec import Activation
 
-    check_dense(stack, "CTranslate2", needs_bias=False)
     names = Activation.RELU, Activation.SWISH, Activation.GELU, Activation.GELUTanh
-    activation = activation_of(stack, names, "CTranslate2")
-    return {"pre_norm": stack.normalize_first, "activation": activation}
+    return activation_of(stack, names, "CTranslate2")
 
 
 def _pieces(tokenizer, texts):

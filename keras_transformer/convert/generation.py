@@ -224,35 +224,32 @@ def run_sampling(settings):
     return json.dumps(changed)
 
 
-def written_search(settings, their_id_of=range(END_ID + 1)):
+def written_search(settings, their_id_of=int):
     """`SearchSettings` as Hugging Face's; a warning says where their search is another one.
 
     Their length penalty is n ** length_penalty, and they have no limit of 2 n + 8 tokens.
 
     Args:
         settings: of a translator.
-        their_id_of: their id for each of ours; without one for each, ours.
+        their_id_of: function from our id to theirs.
 
     Raises:
         ConversionError: if it matters to the rules that the start token counts as the end token and
             has another id, or the other way round.
     """
-    rules, end = settings.token_rules, int(their_id_of[END_ID])
-    is_end = bool(their_id_of[START_ID] == end)
+    rules, end = settings.token_rules, their_id_of(END_ID)
+    is_end = their_id_of(START_ID) == end
     if is_end != (rules.start_counts_as == END_ID) and _start_matters(rules):
         kind = "the end token" if is_end else "a token of its own"
         raise ConversionError(
             f"In a written folder the start token is {kind}, so it must count as that for "
             f"token_rules. Received: start_counts_as={rules.start_counts_as}."
         )
-
-    def theirs(index):
-        return int(their_id_of[index]) if index < len(their_id_of) else index
-
     early = {scoring: early for early, scoring in EARLY_STOPPING.items()}
-    words = [[PAD_ID], *([] if is_end else [[START_ID]]), *rules.bad_words_ids]
-    written = _written_rules(rules, theirs) | {
-        "bad_words_ids": [[theirs(i) for i in word] for word in words],
+    words = [(PAD_ID,), *([] if is_end else [(START_ID,)]), *map(tuple, rules.bad_words_ids)]
+    words = dict.fromkeys(tuple(map(their_id_of, word)) for word in words)
+    written = _written_rules(rules, their_id_of) | {
+        "bad_words_ids": [list(word) for word in words],
         "forced_eos_token_id": end if rules.forces_end else None,
         "max_length": settings.max_target_length + 1,  # with the start
         "num_beams": settings.num_beams,
@@ -313,8 +310,8 @@ def _written_rules(rules, their_id_of=int):
     for name in ("suppress_tokens", "begin_suppress_tokens"):
         if name in written:
             written[name] = [their_id_of(each) for each in written[name]]
-    if rules.forced_bos_token_id is not None:
-        written["forced_bos_token_id"] = their_id_of(rules.forced_bos_token_id)
+    if written.get("forced_bos_token_id") is not None:
+        written["forced_bos_token_id"] = their_id_of(written["forced_bos_token_id"])
     if WORDS in written:
         written[WORDS] = [[their_id_of(each) for each in word] for word in written[WORDS]]
     return written

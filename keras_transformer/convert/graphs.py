@@ -162,17 +162,23 @@ def save_beside(text_model, folder):
     """
     tokenizer, target = text_model.tokenizer, getattr(text_model, "target_tokenizer", None)
     tokenizer.save(folder / "tokenizer.model")
-    prefix = getattr(tokenizer, "prefix", "")
-    if prefix:
-        logging.getLogger(__name__).warning(
-            "The folder does not hold the source prefix %r: put it before each text.", prefix
-        )
+    prefix = warn_of_prefix(tokenizer)
     is_same = target is tokenizer or (prefix and target.model == tokenizer.model)
     if target is not None and not is_same:
         target.save(folder / "target_tokenizer.model")
     if labels := getattr(text_model, "labels", ()):
         names = json.dumps([str(label) for label in labels], ensure_ascii=False)
         (folder / "labels.json").write_text(names + "\n", "utf-8")
+
+
+def warn_of_prefix(tokenizer):
+    """The prefix of a tokenizer, "" for none; a warning says that a folder lacks it."""
+    prefix = getattr(tokenizer, "prefix", "")
+    if prefix:
+        logging.getLogger(__name__).warning(
+            "The folder does not hold the source prefix %r: put it before each text.", prefix
+        )
+    return prefix
 
 
 def forward(model):

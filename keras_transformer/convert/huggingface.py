@@ -1,8 +1,10 @@
 """Our models as folders of Hugging Face's library: Marian, BART, T5, BERT, GPT-2, Llama, ..."""
 
-from keras_transformer.convert import bart, bert, gpt2, llama, marian
+from keras_transformer.convert import bart, bert, gpt2, llama, marian, t5
+from keras_transformer.convert.blocks import is_t5
 from keras_transformer.convert.examples import answers, drawn_inputs, texts_and_ids
 from keras_transformer.convert.folder import write_json
+from keras_transformer.convert.graphs import warn_of_prefix
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.layers.positions import PositionEmbedding
 from keras_transformer.models.bert_models import BertModel, BertQuestionAnsweringModel
@@ -39,6 +41,7 @@ def write(text_model, draft):
     usual = {"dtype": "float32", "transformers_version": "4.57.0"}
     write_json(draft / "config.json", usual | config)
     save_file(arrays, draft / "model.safetensors", {"format": "pt"})
+    warn_of_prefix(text_model.tokenizer)
 
 
 def example(text_model):
@@ -48,17 +51,21 @@ def example(text_model):
     if isinstance(text_model.model, BertQuestionAnsweringModel):
         logits = outputs.pop("logits")
         outputs = {"start_logits": logits[:, 0], "end_logits": logits[:, 1]}
-    their_id_of = None
+    tokenizer, their_id_of = text_model.tokenizer, None
+    if getattr(tokenizer, "prefix", ""):
+        tokenizer = tokenizer.with_prefix("")
     if _family(text_model.model) is bart:
         order = bart.written_order(text_model)
         their_id_of = order.their_id_of
         inputs = {name: their_id_of[ids].astype("int32") for name, ids in inputs.items()}
         outputs["logits"] = outputs["logits"][..., order.text_id_of]
-    return {
-        **texts_and_ids(text_model.tokenizer, their_id_of),
+    arrays = {
+        **texts_and_ids(tokenizer, their_id_of),
         **{f"input.{INPUTS[name]}": inputs[name] for name in inputs if name in INPUTS},
         **{f"output.{OUTPUTS[name]}": array for name, array in outputs.items()},
     }
+    family = _family(text_model.model)
+    return t5.in_their_order(arrays, text_model.model) if family is t5 else arrays
 
 
 def _family(model):
@@ -71,7 +78,7 @@ def _family(model):
         (TranslationModel, marian), (BertModel, bert), (LanguageModel, gpt2)
     ):  # fmt: skip
         if isinstance(model, model_class):
-            return family
+            return t5 if family is marian and is_t5(model) else family
     raise ConversionError(
         "Only translation(), bert() with its heads and gpt2() can be written for Hugging Face. "
         f"Received: {model!r}."

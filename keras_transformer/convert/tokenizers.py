@@ -21,10 +21,12 @@ from keras_transformer.convert.tokenizer_json import (
 from keras_transformer.files import in_one_line
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer, merges_of
 from keras_transformer.tokenizers.sentencepiece_format import PieceType
+from keras_transformer.tokenizers.symbols import SymbolTokenizer
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
 WORD_PIECES, MERGES, ADDED = "vocab.txt", "merges.txt", "added_tokens.json"
 T5_FILE, LLAMA_FILE, FAIRSEQ_FILE = "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"
+CONFIG, BYTES = "config.json", "ByT5Tokenizer"
 TOKENIZER_JSON, VOCABULARY, SETTINGS = "tokenizer.json", "vocab.json", "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 # Classes whose ids follow the file's layout; other classes number the same pieces differently.
@@ -89,7 +91,7 @@ def load_tokenizer_of(path):
             `tokenizer.model` of llama, `sentencepiece.bpe.model` of mBART, NLLB and
             XLM-R, with `vocab.json` of M2M100,
             `tokenizer.json` of byte-level byte pairs, Unigram or WordPiece, `vocab.txt` of BERT,
-            `vocab.json` and `merges.txt` of GPT-2.
+            `vocab.json` and `merges.txt` of GPT-2; or with none, if it says that it is ByT5's.
 
     Returns:
         The tokenizer, one of `tokenizers`, and their id for each of ours, an integer array:
@@ -188,7 +190,13 @@ def _read(folder):
     file = next((name for name in present if _is_of_its_class(name, settings)), None)
     if file == LLAMA_FILE:
         settings.ignore(["add_bos_token"])  # as `start_of` says
-    if file in (T5_FILE, LLAMA_FILE, FAIRSEQ_FILE):
+    name = settings.raw("tokenizer_class")
+    if name is None and folder.has(CONFIG):  # as of released ByT5
+        name = folder.json(CONFIG).get("tokenizer_class")
+    if name == BYTES:
+        settings.ignore(["extra_ids"])
+        result = SymbolTokenizer(errors="ignore"), np.array([0, 2, 0, 1, *range(3, 259)])
+    elif file in (T5_FILE, LLAMA_FILE, FAIRSEQ_FILE):
         result = _of_pieces(path / file, settings, vocabulary)
     elif folder.has(TOKENIZER_JSON):
         result = read_tokenizer_json(folder.file(TOKENIZER_JSON))

@@ -21,9 +21,11 @@ class SymbolTokenizer(tf.Module):
     Args:
         characters: the characters of the vocabulary, each once; None for bytes, of which
             there are 256.
+        errors: what becomes of joined bytes that are not UTF-8: "replace" makes them U+FFFD,
+            "ignore" leaves them out.
 
     Raises:
-        ValueError: if there are no characters, or one is there twice.
+        ValueError: if there are no characters, or one is there twice; for other `errors`.
 
     Examples:
         >>> tokenizer = SymbolTokenizer("abc")
@@ -33,14 +35,17 @@ class SymbolTokenizer(tf.Module):
         [b'h']
     """
 
-    def __init__(self, characters: str | None = None):
+    def __init__(self, characters: str | None = None, errors: str = "replace"):
         super().__init__(name="tokenizer")
+        if errors not in ("replace", "ignore"):
+            raise ValueError(f"errors must be replace or ignore. Received: errors={errors!r}.")
         if characters is not None and (not characters or len(set(characters)) < len(characters)):
             raise ValueError(
                 "characters must be at least one, each of them once. "
                 f"Received: {len(characters)}, {len(set(characters))} of them different."
             )
         self.characters = None if characters is None else "".join(sorted(characters))
+        self.errors = errors
 
     @property
     def vocabulary_size(self) -> int:
@@ -70,7 +75,8 @@ class SymbolTokenizer(tf.Module):
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings.
 
         Pad, start, end and ids outside the vocabulary are left out, so any integers are allowed;
-        an unknown character, and bytes that are not UTF-8, become U+FFFD.
+        an unknown character, and bytes that are not UTF-8 unless `errors` are ignored, become
+        U+FFFD.
         """
         ids = tf.cast(ids, tf.int32)
         is_text = (ids >= _FIRST_ID) & (ids < self.vocabulary_size)
@@ -78,7 +84,7 @@ class SymbolTokenizer(tf.Module):
             places = tf.ragged.boolean_mask(ids, is_text) - _FIRST_ID
             table = tf.constant([bytes([number]) for number in range(256)])
             joined = tf.strings.reduce_join(tf.gather(table, places), axis=-1)
-            return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8")
+            return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", self.errors)
         kept = tf.ragged.boolean_mask(ids, is_text | tf.equal(ids, UNKNOWN_ID))
         places = kept.flat_values - _FIRST_ID
         points = tf.gather(self._code_points(), tf.maximum(places, 0))
@@ -97,12 +103,14 @@ class SymbolTokenizer(tf.Module):
     def save(self, path) -> None:
         """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
         with atomic_path(path) as draft:
-            draft.write_text(json.dumps({"characters": self.characters}), "utf-8")
+            content = {"characters": self.characters, "errors": self.errors}
+            draft.write_text(json.dumps(content), "utf-8")
 
     @classmethod
     def load(cls, path) -> "SymbolTokenizer":
         """Reads what `save` wrote."""
-        return cls(read_json(path)["characters"])
+        content = read_json(path)
+        return cls(content["characters"], content.get("errors", "replace"))
 
     def _code_points(self):
         return tf.constant([ord(character) for character in self.characters])

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
     ("num_beams", "options"),
     [
         (1, {}),
-        (4, {}),
+        (4, {"num_decoder_layers": 1}),
         (4, {"normalize_first": False, "activation": "silu", "positions": {"interleaved": False}}),
         (
             4,

@@ -18,14 +18,24 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses"),
 ]
+T5 = {"position_bias": {"type": "t5"}, "normalization": "rms", "use_bias": False,
+      "scale_embedding": False}  # fmt: skip
 TEXTS = [text[:9].strip() for text in demo_corpus(16, seed=3).sources]
 
 
 @pytest.mark.parametrize(
     ("num_beams", "options"),
     [
-        (4, {}),
-        (1, {"normalize_first": False, "activation": "silu", "output_bias": True}),
+        (4, {"num_decoder_layers": 1}),
+        (
+            1,
+            {
+                "num_decoder_layers": 3,
+                "normalize_first": False,
+                "activation": "silu",
+                "output_bias": True,
+            },
+        ),
         (4, {"normalize_first": False, "target_vocabulary_size": 400, "scale_embedding": False}),
     ],
     ids=["Pegasus", "Marian", "Marian of two vocabularies"],
@@ -174,6 +184,17 @@ def test_models_that_they_lack_are_refused_and_nothing_is_left(tokenizer, tmp_pa
         ({"activation": "tanh"}, "Received: tanh"),
         ({"positions": {"first_position": 2}}, "first_position: 0. Received: 2"),
         ({"norm_epsilon": 1e-3}, "norm_epsilon: 1e-05. Received: 0.001"),
+        ({**T5, "scale_embedding": True}, "T5 of .* has scale_embedding: False"),
+        ({**T5, "use_bias": None}, "has use_bias: False. Received: None"),
+        ({**T5, "normalization": "layer"}, "has normalization: rms. Received: layer"),
+        ({**T5, "target_vocabulary_size": 405}, "has one vocabulary: True"),
+        ({**T5, "output_bias": True}, "has an output bias: False. Received: True"),
+        ({**T5, "source_end": False}, "encoder that sees the end token: True"),
+        (
+            {**T5, "activation": "gelu"},
+            "relu or, gated, gelu_tanh or silu. Received: gelu, gated=F",
+        ),
+        (T5, "is a Unigram model .* Received: SentencePieceTokenizer of another kind"),
     ):
         with pytest.raises(convert.ConversionError, match=message):
             convert.write(translator_of(tokenizer, **options), "huggingface", tmp_path / "model")

@@ -1,8 +1,10 @@
 """Folders of T5, T5 v1.1 and mT5 beside Hugging Face's own models and tokenizers."""
 
+import dataclasses
 import json
 import shutil
 
+import keras
 import numpy as np
 import pytest
 
@@ -20,8 +22,12 @@ EXTRA_IDS, MADE_UP = 7, 9  # pieces that no text has, and rows of the table with
 FORMS = {
     "t5": ({"feed_forward_proj": "relu"}, False),
     "v1.1": ({"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, True),
-    "mt5": ({"feed_forward_proj": "gated-gelu"}, True),
-}
+    "byt5": (
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_layers": 3,
+         "num_decoder_layers": 1}, True,
+    ),
+    "mt5": ({"feed_forward_proj": "gated-gelu", "num_decoder_layers": 1}, True),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -30,17 +36,20 @@ def folder(request, tmp_path_factory):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     path = tmp_path_factory.mktemp("folder")
-    texts = [text for pair in PAIRS()[:3000] for text in pair]
-    train_spm(path / "spiece.model", texts, 300, **T5)
-    tokenizer = transformers.T5Tokenizer.from_pretrained(path, extra_ids=EXTRA_IDS)
+    if request.param == "byt5":
+        tokenizer = transformers.ByT5Tokenizer(extra_ids=EXTRA_IDS)
+    else:
+        texts = [text for pair in PAIRS()[:3000] for text in pair]
+        train_spm(path / "spiece.model", texts, 300, **T5)
+        tokenizer = transformers.T5Tokenizer.from_pretrained(path, extra_ids=EXTRA_IDS)
     tokenizer.save_pretrained(path)
     settings, has_own_output = FORMS[request.param]
     kind = "MT5" if request.param == "mt5" else "T5"
     torch.manual_seed(5)
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=len(tokenizer) + MADE_UP, d_model=32, d_kv=6, d_ff=48, num_layers=2,
-        num_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=20,
-        decoder_start_token_id=0, **settings,
+        vocab_size=len(tokenizer) + MADE_UP, d_model=32, d_kv=6, d_ff=48, num_heads=4,
+        relative_attention_num_buckets=8, relative_attention_max_distance=20,
+        decoder_start_token_id=0, **{"num_layers": 2} | settings,
     )  # fmt: skip
     model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     model.generation_config.update(max_length=LONGEST, num_beams=4, bad_words_ids=[[0]])
@@ -110,7 +119,7 @@ def test_a_folder_that_their_library_read_and_wrote_is_the_same(folder, converte
         np.testing.assert_array_equal(array(one), array(other))
 
 
-@pytest.mark.parametrize("folder", ["t5", "v1.1"], indirect=True)
+@pytest.mark.parametrize("folder", ["t5", "byt5"], indirect=True)
 @pytest.mark.parametrize(("num_beams", "penalty"), [(1, 1.0), (4, 0.0)])
 def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty):
     import torch
@@ -173,10 +182,84 @@ def test_a_run_writes_what_theirs_does_and_is_exported(folder, tmp_path):
         "translation"
     ]
     assert [text.decode() for text in served.numpy()] == expected
-    with pytest.raises(
-        convert.ConversionError, match="takes no attention_arguments, position_bias, gated"
-    ):
-        convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
+
+
+def test_a_written_folder_is_theirs_again(folder, converted, tmp_path, caplog):
+    """Their library writes the same texts with it, and it is read as what was written."""
+    import torch
+    import transformers
+
+    has_pieces = hasattr(converted.tokenizer, "with_prefix")
+    prefix = "It is " if has_pieces else ""
+    translator = convert.load(folder[0], source_prefix=prefix)
+    # A start that was trained apart from the padding, which no model sees.
+    table = translator.model.target_embedding.embeddings
+    row = 0.5 * array(table)[2]
+    table.assign(keras.ops.slice_update(table, (2, 0), row[None]))
+    path = convert.write(translator, "huggingface", tmp_path / "model")
+    assert ("does not hold the source prefix 'It is '" in caplog.text) == has_pieces
+    again, model = convert.read(path), translator.model
+    for one, other in zip(model.weights, again.model.weights, strict=True):
+        one, other = array(one), array(other)
+        if one.shape == table.shape:
+            one, other = one[1:], other[1:]
+        np.testing.assert_allclose(other, one, rtol=1e-6)
+    assert again.settings == translator.settings
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(path).eval()
+    cutter = transformers.AutoTokenizer.from_pretrained(path)
+    if has_pieces:
+        assert again.tokenizer.model == converted.tokenizer.model
+        assert len(cutter) == len(folder[2])
+        assert cutter.convert_tokens_to_ids("<extra_id_3>") == len(cutter) - 4
+    texts = [pair[0] for pair in PAIRS() if len(pair[0]) < 20][:12]
+    with torch.no_grad():
+        tokens = cutter([prefix + text for text in texts], padding=True, return_tensors="pt")
+        answer = theirs.generate(**tokens)
+    expected = cutter.batch_decode(answer, skip_special_tokens=True)
+    assert translator(texts) == [text.lstrip() for text in expected]
+
+
+@pytest.mark.parametrize("folder", ["t5", "byt5"], indirect=True)
+def test_ctranslate2_and_onnx_do_the_same(folder, tmp_path, monkeypatch):
+    """Over distances that share buckets, too."""
+    pytest.importorskip("ctranslate2")
+    read = convert.read(folder[0])
+    rules = dataclasses.replace(read.settings.token_rules, forces_end=True)  # as the engine does
+    greedy = dataclasses.replace(read.settings, num_beams=1, num_best=1, token_rules=rules)
+    translator = Translator(read.model, read.tokenizer, settings=greedy)
+    path = convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
+    engine = convert.CTranslate2Engine(path, translator)
+    texts = [" ".join(pair[0] for pair in PAIRS()[i : i + 1 + i % 7]) for i in range(24)]
+    assert max(map(len, translator.tokenizer.tokenize(texts).to_list())) > 40
+    assert engine.answer(texts)[0] == translator(texts)
+    if folder[1].config.num_layers == 3:
+        monkeypatch.setattr("keras_transformer.convert.examples.EXAMPLE_LENGTH", 31)
+        convert.write(translator, "onnx", tmp_path / "onnx")
+
+
+@pytest.mark.parametrize("folder", ["byt5"], indirect=True)
+def test_a_run_of_bytes_writes_what_theirs_does_and_is_exported(folder, tmp_path, monkeypatch):
+    import tensorflow as tf
+    import torch
+
+    run = tmp_path / "run"
+    command.main(["--from", str(folder[0]), "--run", str(run)])
+    config = json.loads((run / "config.json").read_text())
+    assert (config["num_layers"], config["num_decoder_layers"]) == (3, 1)
+    translator = Translator.load(run)
+    texts = ["", "a", "naïve 🦜", *(pair[0][:20] for pair in PAIRS()[:9])]
+    with torch.no_grad():
+        tokens = folder[2](texts[1:], padding=True, return_tensors="pt")
+        answer = folder[1].generate(**tokens)
+    expected = ["", *folder[2].batch_decode(answer, skip_special_tokens=True)]
+    assert len(set(expected)) > 6
+    assert translator(texts) == expected
+    monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
+    served = tf.saved_model.load(translator.export(tmp_path / "served", "byt5"))
+    found = served.signatures["serving_default"](tf.constant(texts))["translation"]
+    assert [text.decode() for text in found.numpy()] == expected
+    with pytest.raises(ValueError, match="source_prefix needs a SentencePieceTokenizer"):
+        Translator.load(run, source_prefix="It is ")
 
 
 @pytest.mark.parametrize("folder", ["v1.1"], indirect=True)
@@ -197,7 +280,7 @@ def test_tuning_lowers_the_loss(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_decoder_layers": 3}, "num_decoder_layers must be 2, as num_layers"),
+        ({"num_decoder_layers": 3}, "must include decoder.block.2.layer.2.DenseReluDense.wi.weig"),
         ({"relative_attention_num_buckets": 6}, "attention_num_buckets must be a multiple"),
         ({"relative_attention_num_buckets": 12}, r"bias.weight must have the shape \(12, 4\)"),
         ({"feed_forward_proj": "gated-relu"}, "feed_forward_proj must be 'relu' or 'gated-gelu'"),

@@ -1,3 +1,5 @@
+import random
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -62,3 +64,24 @@ def test_pieces_name_the_symbols():
 def test_no_or_repeated_characters_are_refused(characters):
     with pytest.raises(ValueError, match="at least one, each of them once"):
         SymbolTokenizer(characters)
+
+
+def test_bytes_that_are_no_text_are_replaced_or_left_out_as_by_python(tmp_path):
+    draw = random.Random(3)
+    alphabet = [*range(256), *"aé€🦜".encode() * 9]
+    texts = [bytes(draw.choices(alphabet, k=draw.randrange(12))) for _ in range(2000)]
+    texts += [b"\xed\xa0\x80a", b"\xf4\x90\x80\x80", b"\xc0\xaf", b"a\x00\xef\xbf\xbd\xef\xbf\xbe"]
+    SymbolTokenizer(errors="ignore").save(tmp_path / "tokenizer.model")
+    ignoring = load_tokenizer(tmp_path / "tokenizer.model")
+    ids = ignoring.tokenize(texts)
+    assert [bytes(i - 4 for i in row) for row in ids.to_list()] == texts
+    left = [text.decode(errors="ignore").encode() for text in texts]
+    assert ignoring.detokenize(ids).numpy().tolist() == left
+    for written in SymbolTokenizer().detokenize(ids).numpy():
+        assert written.decode() is not None
+    (tmp_path / "old.model").write_text('{"characters": null}')
+    assert load_tokenizer(tmp_path / "old.model").errors == "replace"
+    with pytest.raises(
+        ValueError, match=r"errors must be replace or ignore\. Received: errors='x'"
+    ):
+        SymbolTokenizer(errors="x")
