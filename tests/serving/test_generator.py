@@ -86,6 +86,18 @@ def test_seeds_draw_different_texts(generator):
     assert answer[0] == answer[6] and len(set(answer.tolist())) > 3
 
 
+def test_a_second_stream_is_not_traced(model, monkeypatch):
+    traced, step = [], model.step
+    monkeypatch.setattr(
+        type(model), "step", lambda self, *arguments: traced.append(1) or step(*arguments)
+    )
+    generator = Generator(model, SymbolTokenizer(), SETTINGS)
+    first = list(generator.stream("to be", 9, seed=3))
+    other = list(generator.stream("or", 4, temperature=0.5, top_k=3, top_p=0.9, seed=5))
+    assert first and other and len(traced) == 1
+    assert list(generator.stream("to be", 9, seed=3)) == first
+
+
 def test_a_score_is_the_log_likelihood_of_the_text(model, generator):
     texts = ["to be or not", "or", "x", "", "longer than the context is"]
     answer = ask(generator, "score", text=texts)
