@@ -126,22 +126,20 @@ class Streamer:
         first_free = tf.constant([len(prompt) - 1])
         sequence = tf.zeros((1, 1, 0), tf.int32)  # which only the rules look at
         written, past, cache = 0, prompt[-context:], self._start_cache()
-        self._trace(cache, drawing)
+        advance, read_prompt = self._traced(cache, drawing)
         read = 0  # tokens of `past` in the cache
         while written < num_tokens:
             if self._prefill is not None and not read and len(past) > 1:
                 read = len(past) - 1
                 padding = context - read if self._pads else 0  # one shape, for one program
                 token_ids = tf.constant([past[:-1] + [0] * padding])
-                cache = self._read_prompt(token_ids, tf.constant(read), cache)
+                cache = read_prompt(token_ids, tf.constant(read), cache)
             for token_id in past[read:]:
                 text_position = tf.constant(len(prompt) + written - len(past) + read)
                 if rules.change_scores:
                     sequence = tf.constant([[past + [0] * (context - len(past))]])
                 place = tf.constant(read), text_position, first_free
-                drawn, cache = self._advance(
-                    tf.constant(token_id), *place, cache, sequence, *drawing
-                )
+                drawn, cache = advance(tf.constant(token_id), *place, cache, sequence, *drawing)
                 read += 1
             newest = int(drawn)
             yield newest
@@ -150,21 +148,23 @@ class Streamer:
             if len(past) > context:
                 past, cache, read = past[-(context // 2) :], self._start_cache(), 0
 
-    def _trace(self, cache, drawing):
-        """Traces the functions for caches and prompts of any length, unless they are already."""
+    def _traced(self, cache, drawing):
+        """The functions for caches and prompts of any length, traced unless they are already.
+
+        TensorFlow would look for them at every call, the longer the more lengths it has seen.
+        """
+        cache = growing_specs(cache)
         scalar, sequence = tf.TensorSpec([], tf.int32), tf.TensorSpec([1, 1, None], tf.int32)
-        first_free = tf.TensorSpec([1], tf.int32)
+        first_free, prompt = tf.TensorSpec([1], tf.int32), tf.TensorSpec([1, None], tf.int32)
         drawing = [
             tf.TensorSpec.from_tensor(each) if tf.is_tensor(each) else each for each in drawing
         ]
-        cache = growing_specs(cache)
-        self._advance.get_concrete_function(
+        advance = self._advance.get_concrete_function(
             scalar, scalar, scalar, first_free, cache, sequence, *drawing
         )
-        if self._prefill is not None:
-            self._read_prompt.get_concrete_function(
-                tf.TensorSpec([1, None], tf.int32), scalar, cache
-            )
+        if self._prefill is None:
+            return advance, None
+        return advance, self._read_prompt.get_concrete_function(prompt, scalar, cache)
 
     def draw_next(self, token_id, position, text_position, first_free, cache, sequence, *drawing):
         """Draws one token, not traced.

@@ -497,7 +497,8 @@ class Generator(ServedModel):
         """The text that each token adds, held back until the bytes of a character are complete."""
 
         def text_of(ids):
-            return self.tokenizer.detokenize([ids]).numpy()[0].decode()
+            inputs = tf.constant([ids], tf.int32), tf.constant([len(ids)])
+            return self.signatures["detokenize"](*inputs)["text"].numpy()[0].decode()
 
         before, pending = [], []  # a piece depends on the one before, e.g. for a space between
         for token_id in ids:
