@@ -165,7 +165,7 @@ class Generator(ServedModel):
         """Continues one prompt and yields each piece of text as soon as it is sampled.
 
         The text may have any length: when the context is full, its newest half becomes the
-        prompt.
+        prompt, which is read in one pass.
 
         Args:
             prompt: a string; an empty one is replaced by `settings.empty_prompt`.
@@ -364,8 +364,9 @@ class Generator(ServedModel):
         padding = tf.RaggedTensor.from_row_lengths(padding, tf.cast(starts, tf.int64))
         ids = tf.concat([padding, ids], axis=1).to_tensor(PAD_ID, shape=[None, context])
         seeds, ends = tf.stack([seed, seed * 0], axis=1), starts + kept
-        drawn = self._sample(ids, ends + new, starts, seeds, temperature, top_k, top_p)
-        written = drawn.token_ids[:, 0]  # the rest of the prompt, the continuation, the end
+        limits = tf.maximum(ends + new - 1, 2)  # at a limit of 1 there would be an end token
+        drawn = self._sample(ids, limits, starts, seeds, temperature, top_k, top_p)
+        written = drawn.token_ids[:, 0]  # the rest of the prompt, the continuation
         columns = tf.range(1, tf.shape(written)[1] + 1)
         is_new = (columns >= ends[:, None]) & (columns < (ends + new)[:, None])
         return {
@@ -464,7 +465,7 @@ class Generator(ServedModel):
             forbidden_ids=self.forbidden_ids,
             prefix=rest,
             capacity=capacity[0] if capacity else None,
-            token_rules=self.settings.token_rules,
+            token_rules=dataclasses.replace(self.settings.token_rules, forces_end=False),
             prefill=prefill and read_prompt,
             **padding,
         )

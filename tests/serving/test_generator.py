@@ -98,6 +98,23 @@ def test_a_second_stream_is_not_traced(model, monkeypatch):
     assert list(generator.stream("to be", 9, seed=3)) == first
 
 
+@pytest.mark.parametrize(
+    "prompt, length, expected", [("to be", 1, 1), ("to be", 3, 3), ("t", 1, 2)]
+)
+def test_each_new_token_takes_one_step(model, monkeypatch, prompt, length, expected):
+    steps, step = [], model.step
+    monkeypatch.setattr(
+        type(model), "step", lambda self, *arguments: steps.append(1) or step(*arguments)
+    )
+    generator = Generator(model, SymbolTokenizer(), SETTINGS)
+    tf.config.run_functions_eagerly(True)
+    try:
+        answer = greedy(generator, [prompt], [length])
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert answer["length"] == length and len(steps) == expected
+
+
 def test_a_score_is_the_log_likelihood_of_the_text(model, generator):
     texts = ["to be or not", "or", "x", "", "longer than the context is"]
     answer = ask(generator, "score", text=texts)
