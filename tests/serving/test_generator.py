@@ -170,6 +170,27 @@ def test_gpt2_is_served_with_its_own_ids_and_as_many(tmp_path):
     assert answer["outputs"]["continuation"] == [expected.decode()]
 
 
+def test_an_export_draws_a_continuation_token_by_token(generator):
+    module = generator.saved_module()
+    for prompt, max_tokens in [("to be", 4), ("", 99), ("longer than the context is", 3)]:
+        request = {
+            "prompt": tf.constant([prompt]),
+            "max_tokens": tf.constant([max_tokens]),
+            "temperature": tf.constant([0.9]),
+            "top_k": tf.constant([7]),
+            "top_p": tf.constant([1.0]),
+            "seed": tf.constant([-3]),
+        }
+        expected, lengths = generator.signatures["generate"](**request), []
+        state = module.start_stream(**request)
+        while state["goes_on"]:
+            found, state = module.continue_stream(state)
+            lengths.append(int(found["length"][0]))
+        assert lengths == list(range(1, int(expected["length"][0]) + 1))
+        for name, value in expected.items():
+            assert found[name] == value, name
+
+
 def test_requests_of_unequal_rows_are_refused(generator):
     with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
         greedy(generator, ["to be", "or"], [4])
