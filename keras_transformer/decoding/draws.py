@@ -13,7 +13,7 @@ _WORD = 0xFFFFFFFF
 def fold_in(seeds, number):
     """New seeds, (..., 2) int32, as from `tf.random.experimental.stateless_fold_in`.
 
-    `seeds` are (..., 2) int32 or int64, `number` an int32 scalar.
+    `seeds` are (..., 2) int32 or int64, `number` int32, a scalar or (...).
     """
     first = tf.cast(_philox(*_scrambled(seeds), 1)[..., 0, 0], tf.int32)  # wraps around
     return tf.stack([first, tf.zeros_like(first) + number], axis=-1)

@@ -19,6 +19,8 @@ from keras_transformer.decoding.search import (
     run_loop,
 )
 
+FEW = 128  # most likely tokens, which a row is drawn from without sorting the others
+
 
 class Samples(NamedTuple):
     """Sequences while they are sampled, start token first."""
@@ -46,6 +48,7 @@ def sample(
     token_rules=None,
     prefill=None,
     more_end_ids=(),
+    starts=None,
 ):
     """Samples each token from the model's distribution, with temperature, top-k and top-p.
 
@@ -83,6 +86,11 @@ def sample(
         prefill: as for `beam_search`. With one that returns None for the log-probabilities, the
             tokens that it reads count nothing in the score.
         more_end_ids: ids that end a sequence, too; `end_id` is written in their place.
+        starts: how many tokens before the text of each row are padding, integers (batch,), so
+            that prompts of different lengths end together and are read in one pass: `start_id`,
+            `prefix` and the result begin with as many ids other than 0, which `limits` count, and
+            `prefill` reads all of them. They change no draw. The cache must know of them, as of
+            `LanguageModel.start_cache`, and `seed` needs a pair per row. None for none.
 
     Returns:
         `Hypotheses`, not ranked. The score is the sum of the model's log-probabilities, without
@@ -101,12 +109,15 @@ def sample(
     """
     check_integer("num_samples", num_samples, 1)
     draw = token_sampler(seed, temperature, top_k, top_p)
-    if capacity is not None and not isinstance(draw, functools.partial):
+    if not (capacity is None and starts is None) and not isinstance(draw, functools.partial):
         raise ValueError(
-            "With a capacity, seed must have the shape (batch, 2): from one seed for all rows "
-            f"TensorFlow draws different numbers under XLA. Received: shape {np.shape(seed)}."
+            "With a capacity or starts, seed must have the shape (batch, 2): from one seed for all "
+            "rows TensorFlow draws different numbers under XLA, and all rows at one position. "
+            f"Received: shape {np.shape(seed)}."
         )
-    rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules)
+    rules = read_rules(
+        limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules, starts
+    )
     shape = (tf.shape(rules.limits)[0], num_samples)
     last_resort = end_id if rules.token_rules.change_scores else None
 
@@ -117,7 +128,8 @@ def sample(
         newest = tf.gather(samples.token_ids, position, axis=2)
         logits, cache = call_step(step, newest, unchanged_parents(*shape), position, cache, rules)
         allowed = apply_rules(logits, samples.token_ids, position, rules)
-        drawn = draw(mask_forbidden(allowed, rules.forbidden_ids, last_resort), position)
+        place = position if rules.starts is None else position - rules.starts
+        drawn = draw(mask_forbidden(allowed, rules.forbidden_ids, last_resort), place)
         forced = tf.gather(rules.forced_ids, position)  # (batch, 1)
         drawn, column = tf.where(forced < 0, drawn, forced), None if rules.grows else position + 1
         written = drawn
@@ -209,23 +221,65 @@ def _draw(logits, seed, top_k, top_p):
 
 
 def _draw_by_row(seeds, temperature, top_k, top_p, logits, position):
-    """Like `_draw`, with seed, temperature, top_k and top_p of each row."""
+    """Like `_draw`, with seed, temperature, top_k and top_p of each row.
+
+    The best `FEW` tokens nearly always settle the draw. Where they do not, the whole vocabulary is
+    sorted. Which of the two draws depends on the row alone, not on its batch.
+    """
     batch_size, num_samples, size = tf.shape(logits)[0], logits.shape[1], logits.shape[2]
     seeds = tf.broadcast_to(seeds, (batch_size, 2))
     temperature = _by_row(temperature, 1.0, tf.float32)
     top_k, top_p = _by_row(top_k, 0, tf.int32), _by_row(top_p, 1.0, tf.float32)
     temperature = tf.where(temperature > 1e-4, temperature, 1e-4)  # also if it is NaN
     # Finite, so that forbidden tokens stay at minus infinity instead of becoming NaN.
-    best, ids = tf.math.top_k(logits / tf.minimum(temperature, 1e30), size)
+    logits = logits / tf.minimum(temperature, 1e30)
+    drawn = uniform(fold_in(seeds, position), num_samples)[..., None]  # (batch, samples, 1)
+    if size <= FEW:
+        return _draw_sorted(logits, drawn, top_k, top_p)
+    token_ids, is_settled = _draw_of_best(logits, drawn, top_k, top_p)
+    return tf.cond(
+        tf.reduce_all(is_settled),
+        lambda: token_ids,
+        lambda: tf.where(is_settled, token_ids, _draw_sorted(logits, drawn, top_k, top_p)),
+    )
+
+
+def _draw_sorted(logits, drawn, top_k, top_p):
+    """The token at a share `drawn` of the probability that the cuts leave, the best token first."""
+    size = logits.shape[2]
+    best, ids = tf.math.top_k(logits, size)
     is_kept = (top_k <= 0) | (tf.range(size) < top_k)
     probabilities = tf.nn.softmax(tf.where(is_kept, best, -np.inf))
     probabilities = tf.where(_is_within(probabilities, top_p), probabilities, 0.0)
     shares = tf.cumsum(probabilities, axis=2)  # (batch, samples, vocabulary)
+    return _token_at(ids, probabilities, shares, drawn * shares[..., -1:])
 
-    drawn = uniform(fold_in(seeds, position), num_samples)  # (batch, samples)
-    is_before = shares <= drawn[..., None] * shares[..., -1:]
+
+def _draw_of_best(logits, drawn, top_k, top_p):
+    """The token that `_draw_sorted` returns, and whether it follows from the best `FEW` alone."""
+    best, ids = tf.math.top_k(logits, FEW)
+    takes_all, is_cut = top_k <= 0, (top_k > 0) & (top_k <= FEW)
+    best = tf.where(~is_cut | (tf.range(FEW) < top_k), best, -np.inf)
+    total = tf.where(
+        is_cut,
+        tf.reduce_logsumexp(best, axis=2, keepdims=True),
+        tf.reduce_logsumexp(logits, axis=2, keepdims=True),
+    )
+    probabilities = tf.exp(best - total)  # (batch, samples, FEW)
+    is_within = _is_within(probabilities, top_p)
+    probabilities = tf.where(is_within, probabilities, 0.0)
+    shares = tf.cumsum(probabilities, axis=2)
+    # Either all that may be drawn is among the best, or nothing is cut and they hold the share.
+    has_all = is_cut | (takes_all & ~is_within[..., -1:])
+    is_settled = has_all | (takes_all & (top_p >= 1) & (drawn < shares[..., -1:]))
+    share = tf.where(has_all, drawn * shares[..., -1:], drawn)
+    return _token_at(ids, probabilities, shares, share), is_settled[..., 0]
+
+
+def _token_at(ids, probabilities, shares, share):
+    """The first token with more than a share, (batch, samples, 1), of the probability up to it."""
     last = tf.math.count_nonzero(probabilities, axis=2, dtype=tf.int32) - 1
-    indices = tf.minimum(tf.math.count_nonzero(is_before, axis=2, dtype=tf.int32), last)
+    indices = tf.minimum(tf.math.count_nonzero(shares <= share, axis=2, dtype=tf.int32), last)
     return tf.gather(ids, indices, batch_dims=2)
 
 

@@ -228,6 +228,7 @@ class Rules(NamedTuple):
     forbidden_ids: tuple
     token_rules: TokenRules
     prefix_length: tf.Tensor | None  # None without a prefix
+    starts: tf.Tensor | None  # (batch,) int32, tokens of padding before each row; None for none
 
     def of_rows(self, rows):
         """The rules of some rows, in the loop; `rows` are indices, (rows,)."""
@@ -238,7 +239,9 @@ class Rules(NamedTuple):
         )
 
 
-def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, token_rules=None):
+def read_rules(
+    limits, start_id, end_id, forbidden_ids, prefix, capacity=None, token_rules=None, starts=None
+):
     """Checks the arguments that searches and sampling share, and returns them as `Rules`."""
     token_rules = token_rules or NO_RULES
     if ON_JAX and capacity is None:
@@ -289,6 +292,7 @@ def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity=None, t
         forbidden_ids=tuple(map(int, forbidden_ids)),
         token_rules=token_rules,
         prefix_length=prefix_length if has_prefix else None,
+        starts=None if starts is None else _integers("starts", starts, ("batch",)),
     )
 
 
@@ -367,9 +371,12 @@ def apply_rules(scores, sequences, position, rules):
     """The scores under the rules, unchanged if there are none."""
     if not rules.token_rules.change_scores:
         return scores
-    return rules.token_rules.apply(
-        scores, sequences, position + 1, position, rules.first_free, rules.end_id
-    )
+    seen, first_free = position + 1, rules.first_free
+    if rules.starts is not None:
+        is_padding = tf.range(tf.shape(sequences)[2]) < rules.starts[:, None, None]
+        sequences = tf.where(is_padding, PAD_ID, sequences)
+        position, first_free = position - rules.starts, first_free - rules.starts
+    return rules.token_rules.apply(scores, sequences, seen, position, first_free, rules.end_id)
 
 
 def run_loop(condition, advance, start, empty_cache):
@@ -385,7 +392,7 @@ def run_loop(condition, advance, start, empty_cache):
     if ON_JAX:
         return tf.while_loop(condition, advance, (position, state, cache), None)
     state_shapes = tf.nest.map_structure(_state_shape, state)
-    shapes = (tf.TensorShape([]), state_shapes, tf.nest.map_structure(_cache_shape, empty_cache))
+    shapes = (tf.TensorShape([]), state_shapes, tf.nest.map_structure(growing_shape, empty_cache))
 
     def body(position, state, cache):
         after = advance(position, state, cache)
@@ -454,7 +461,7 @@ def _state_shape(tensor):
     return tf.TensorShape([None, *tensor.shape[1:2], None][: tensor.shape.rank])
 
 
-def _cache_shape(tensor):
-    """The loop invariant of a cache's shape: batch and empty axes may vary."""
+def growing_shape(tensor):
+    """The shape of a tensor of a cache in any step: batch and empty axes may vary."""
     sizes = tensor.shape.as_list()
     return tf.TensorShape([None] + [size or None for size in sizes[1:]])

@@ -5,6 +5,7 @@ import tensorflow as tf
 from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.beams import unchanged_parents
 from keras_transformer.decoding.sampling import mask_forbidden, token_sampler
+from keras_transformer.decoding.search import growing_shape
 from keras_transformer.decoding.token_rules import NO_RULES
 
 
@@ -60,52 +61,142 @@ def stream(
         >>> list(stream(step, tuple, [3], num_tokens=4, context=5, seed=(1, 2)))
         [4, 5, 6, 7]
     """
-    check_integer("num_tokens", num_tokens, 0)
-    check_integer("context", context, 2)
-    prompt = [int(token_id) for token_id in prompt]
-    if not prompt:
-        raise ValueError("The prompt must have at least one token. Received: none.")
-    draw = token_sampler(seed, temperature, top_k, top_p)
-    rules = token_rules or NO_RULES
-    if rules.change_scores:
-        check_integer("end_id", end_id, 1, reason=" token_rules need it.")
-    first_free = tf.constant([len(prompt) - 1])
-    last_resort = end_id if rules.change_scores else None
+    streamer = Streamer(
+        step,
+        start_cache,
+        context=context,
+        forbidden_ids=forbidden_ids,
+        jit_compile=jit_compile,
+        token_rules=token_rules,
+        end_id=end_id,
+        prefill=prefill,
+    )
+    yield from streamer(
+        prompt,
+        num_tokens=num_tokens,
+        seed=seed,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
 
-    @tf.function(reduce_retracing=True, jit_compile=jit_compile, autograph=False)
-    def advance(token_id, position, text_position, cache, sequence):
-        logits, cache = step(token_id[None, None], unchanged_parents(1, 1), position, cache)
-        logits = tf.cast(logits, tf.float32)
-        if rules.change_scores:
-            seen = position + 1
-            logits = rules.apply(logits, sequence, seen, text_position, first_free, end_id)
-        logits = mask_forbidden(logits, tuple(forbidden_ids), last_resort)
-        return draw(logits, text_position)[0, 0], cache
 
-    @tf.function(reduce_retracing=True, jit_compile=jit_compile, autograph=False)
-    def read_prompt(token_ids, count, cache):
-        return prefill(token_ids, None, count, cache)[1]
+class Streamer:
+    """Streams many sequences with functions that TensorFlow traces, and XLA compiles, once.
 
-    sequence = tf.zeros((1, 1, 0), tf.int32)  # which only the rules look at
-    written, past, cache = 0, prompt[-context:], start_cache()
-    read = 0  # tokens of `past` in the cache
-    while written < num_tokens:
-        if prefill is not None and not read and len(past) > 1:
-            read = len(past) - 1
-            padding = context - read if jit_compile else 0  # one shape, for one program
-            token_ids = tf.constant([past[:-1] + [0] * padding])
-            cache = read_prompt(token_ids, tf.constant(read), cache)
-        for token_id in past[read:]:
-            text_position = tf.constant(len(prompt) + written - len(past) + read)
-            if rules.change_scores:
-                sequence = tf.constant([[past + [0] * (context - len(past))]])
-            drawn, cache = advance(
-                tf.constant(token_id), tf.constant(read), text_position, cache, sequence
+    Args:
+        step: this and all further arguments are those of `stream`.
+    """
+
+    def __init__(
+        self,
+        step,
+        start_cache,
+        *,
+        context,
+        forbidden_ids=(),
+        jit_compile=False,
+        token_rules=None,
+        end_id=None,
+        prefill=None,
+    ):
+        check_integer("context", context, 2)
+        self._rules = token_rules or NO_RULES
+        if self._rules.change_scores:
+            check_integer("end_id", end_id, 1, reason=" token_rules need it.")
+        self._step, self._start_cache, self._prefill = step, start_cache, prefill
+        self._context, self._end_id = context, end_id
+        self._forbidden_ids, self._pads = tuple(forbidden_ids), jit_compile
+        options = {"jit_compile": jit_compile, "autograph": False}
+        self._advance = tf.function(self.draw_next, **options)
+        self._read_prompt = tf.function(self._cache_of, **options)
+
+    def __call__(self, prompt, *, num_tokens, seed, temperature=1.0, top_k=None, top_p=None):
+        """Continues a prompt, as `stream`; each token is an integer id.
+
+        What is given as a tensor, with one entry, may change from call to call without a new trace.
+        """
+        check_integer("num_tokens", num_tokens, 0)
+        context, rules = self._context, self._rules
+        prompt = [int(token_id) for token_id in prompt]
+        if not prompt:
+            raise ValueError("The prompt must have at least one token. Received: none.")
+        drawing = seed, temperature, top_k, top_p
+        token_sampler(*drawing)
+        first_free = tf.constant([len(prompt) - 1])
+        sequence = tf.zeros((1, 1, 0), tf.int32)  # which only the rules look at
+        written, past, cache = 0, prompt[-context:], self._start_cache()
+        advance, read_prompt = self._traced(cache, drawing)
+        read = 0  # tokens of `past` in the cache
+        while written < num_tokens:
+            if self._prefill is not None and not read and len(past) > 1:
+                read = len(past) - 1
+                padding = context - read if self._pads else 0  # one shape, for one program
+                token_ids = tf.constant([past[:-1] + [0] * padding])
+                cache = read_prompt(token_ids, tf.constant(read), cache)
+            for token_id in past[read:]:
+                text_position = tf.constant(len(prompt) + written - len(past) + read)
+                if rules.change_scores:
+                    sequence = tf.constant([[past + [0] * (context - len(past))]])
+                place = tf.constant(read), text_position, first_free
+                drawn, cache = advance(tf.constant(token_id), *place, cache, sequence, *drawing)
+                read += 1
+            newest = int(drawn)
+            yield newest
+            written += 1
+            past.append(newest)
+            if len(past) > context:
+                past, cache, read = past[-(context // 2) :], self._start_cache(), 0
+
+    def _traced(self, cache, drawing):
+        """The functions for caches and prompts of any length, traced unless they are already.
+
+        TensorFlow would look for them at every call, the longer the more lengths it has seen.
+        """
+        cache = growing_specs(cache)
+        scalar, sequence = tf.TensorSpec([], tf.int32), tf.TensorSpec([1, 1, None], tf.int32)
+        first_free, prompt = tf.TensorSpec([1], tf.int32), tf.TensorSpec([1, None], tf.int32)
+        drawing = [
+            tf.TensorSpec.from_tensor(each) if tf.is_tensor(each) else each for each in drawing
+        ]
+        advance = self._advance.get_concrete_function(
+            scalar, scalar, scalar, first_free, cache, sequence, *drawing
+        )
+        if self._prefill is None:
+            return advance, None
+        return advance, self._read_prompt.get_concrete_function(prompt, scalar, cache)
+
+    def draw_next(self, token_id, position, text_position, first_free, cache, sequence, *drawing):
+        """Draws one token, not traced.
+
+        Args:
+            token_id: the newest token, an integer scalar.
+            position: number of tokens in the cache, an integer scalar.
+            text_position: number of tokens before the newest one, from which its seed follows.
+            first_free: number of tokens of the prompt, without the first, (1,).
+            cache: from the previous token, or from `read_prompt`.
+            sequence: all tokens, (1, 1, columns), for rules.
+            *drawing: seed, temperature, top_k and top_p.
+
+        Returns:
+            The pair of the token, an integer scalar, and the cache.
+        """
+        parents = unchanged_parents(1, 1)
+        logits, cache = self._step(token_id[None, None], parents, position, cache)
+        logits, last_resort = tf.cast(logits, tf.float32), None
+        if self._rules.change_scores:
+            seen, last_resort = position + 1, self._end_id
+            logits = self._rules.apply(
+                logits, sequence, seen, text_position, first_free, self._end_id
             )
-            read += 1
-        newest = int(drawn)
-        yield newest
-        written += 1
-        past.append(newest)
-        if len(past) > context:
-            past, cache, read = past[-(context // 2) :], start_cache(), 0
+        logits = mask_forbidden(logits, self._forbidden_ids, last_resort)
+        return token_sampler(*drawing)(logits, text_position)[0, 0], cache
+
+    def _cache_of(self, token_ids, count, cache):
+        return self._prefill(token_ids, None, count, cache)[1]
+
+
+def growing_specs(cache):
+    """What a cache of any length looks like, a nest of `tf.TensorSpec`; from that of length 0."""
+    cache = tf.nest.map_structure(tf.convert_to_tensor, cache)
+    return tf.nest.map_structure(lambda x: tf.TensorSpec(growing_shape(x), x.dtype), cache)

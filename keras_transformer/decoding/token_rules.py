@@ -104,7 +104,8 @@ class TokenRules:
             scores: (batch, beams, vocabulary) float32.
             sequences: the tokens so far, start token first, (batch, beams, columns) int32.
             seen: how many columns hold tokens, an int32 scalar.
-            position: how many tokens come before the next one, without the start token.
+            position: how many tokens come before the next one, without the start token, an int32
+                scalar or (batch,).
             first_free: (batch,) the position of the first token that is not forced.
             end_id: the token that ends a sequence.
 
@@ -112,6 +113,7 @@ class TokenRules:
             The scores, of the same shape.
         """
         size, columns = scores.shape[-1], tf.shape(sequences)[2]
+        position = tf.reshape(position, (-1, 1, 1))
         if self.start_counts_as is not None:
             is_start = tf.equal(tf.range(columns) + position - seen, -1)
             sequences = tf.where(is_start, self.start_counts_as, sequences)
@@ -120,7 +122,7 @@ class TokenRules:
             occurred = _marked(sequences, tf.range(columns) < seen, size)
             changed = tf.where(scores < 0, scores * penalty, scores / penalty)
             scores = tf.where(occurred, changed, scores)
-        free = (position - first_free)[:, None, None]  # (batch, 1, 1), chosen tokens so far
+        free = position - tf.reshape(first_free, (-1, 1, 1))  # chosen tokens so far
         is_short = (position + 1 < self.min_length) | (free < self.min_new_tokens)
         alone = {word[0] for word in self.bad_words_ids if len(word) == 1} - {end_id}
         never = sorted(alone | set(self.suppress_tokens))

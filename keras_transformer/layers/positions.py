@@ -72,8 +72,8 @@ class SinusoidalEncoding(keras.layers.Layer):
         return inputs + pattern
 
     def step(self, inputs, position):
-        """Encodes one `position`, an integer scalar, into all of (batch, beams, dim)."""
-        return inputs + self._pattern(1, inputs.shape[-1], position, inputs.dtype)
+        """Encodes one `position`, an integer or one for each row, into (batch, beams, dim)."""
+        return inputs + self._pattern(1, inputs.shape[-1], position, inputs.dtype)[:, None]
 
     def _pattern(self, length, dim, start, dtype):
         start += self.first_position
@@ -152,8 +152,8 @@ class PositionEmbedding(NotQuantizedMixin, keras.layers.Layer):
         return inputs + self._rows(start + ops.arange(ops.shape(inputs)[1]))
 
     def step(self, inputs, position):
-        """Encodes one `position`, an integer scalar, into all of (batch, beams, dim)."""
-        return inputs + self._rows(position)
+        """Encodes one `position`, an integer or one for each row, into (batch, beams, dim)."""
+        return inputs + ops.reshape(self._rows(position), (-1, 1, inputs.shape[-1]))
 
     def _rows(self, positions):
         return ops.cast(look_up_rows(self.embeddings, positions), self.compute_dtype)

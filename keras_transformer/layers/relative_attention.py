@@ -112,9 +112,7 @@ class RelativeAttention(MultiHeadAttention):
             [queries] = self._project_heads(query, self._projections(0, 1), self._query_heads)
             keys, values = self.keys_values(ops.concatenate([memory, query], axis=1))
         target, source = ops.shape(queries)[2], ops.shape(keys)[2]
-        farthest_first = ops.flip(sinusoidal_positions(source, query.shape[-1]), axis=0)
-        distances = self._project_distances(farthest_first, query.dtype)
-        bias = relative_shift(self._distance_logits(queries, distances))
+        _, bias = self._distances_of(queries, source, query)
         causal = causal_mask(target, start=source - target)
         mask = combine_masks(causal, padding_mask, check_attention_mask(attention_mask))
         return self._attend_with(queries, keys, values, mask, training, bias)
@@ -152,6 +150,12 @@ class RelativeAttention(MultiHeadAttention):
         a step; or have their full size.
         """
         queries, key, value = self._self_heads(inputs)
+        if cache is None:
+            distances, bias = self._distances_of(queries, ops.shape(key)[2], inputs)
+            mask = causal_mask(ops.shape(key)[2]) if mask is None else mask
+            outputs = self._attend_with(queries, key, value, mask, None, bias)
+            rows = ops.shape(key)[0], *ops.shape(distances)[1:]
+            return outputs, (key, value, ops.broadcast_to(distances, rows))
         start = None if position is None else position * inputs.shape[1]
         keys = append_to_cache(cache[0], key, start)
         values = append_to_cache(cache[1], value, start)
@@ -183,6 +187,12 @@ class RelativeAttention(MultiHeadAttention):
         """Some of the projections to queries, keys and values, which are side by side."""
         inner = self.query_key_value.kernel.shape[0] // 3
         return self.query_key_value.rows(start * inner, stop * inner)
+
+    def _distances_of(self, queries, source, inputs):
+        """Projected distances, the farthest first, and their logits, for the last queries."""
+        farthest_first = ops.flip(sinusoidal_positions(source, inputs.shape[-1]), axis=0)
+        distances = self._project_distances(farthest_first, inputs.dtype)
+        return distances, relative_shift(self._distance_logits(queries, distances))
 
     def _project_distances(self, patterns, dtype):
         """(distances, dim) -> (1, heads, distances, key_dim)."""

@@ -151,8 +151,10 @@ class TransformerXL(TransformerStack):
     def step(self, inputs, cache, mask, position=None):
         """One position for several beams of each row, as of `RelativeAttention.step`.
 
-        The cache is a list of what `empty_cache` or the step before returned, one for each block.
+        The cache is a list of what `empty_cache` or the step before returned, one for each block,
+        or None.
         """
+        cache = [None] * self.num_layers if cache is None else cache
         outputs, longer = inputs, []
         for block, block_cache in zip(self.blocks, cache, strict=True):
             outputs, grown = block.step(outputs, block_cache, mask, position)

@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import SoftCap, TokenEmbedding
@@ -54,7 +55,13 @@ class LanguageModel(DecoderModel, TokenModel):
     output_projection = Part("output_projection", "embedding")
     soft_cap = Part("soft_cap")
 
-    def start_cache(self, batch_size, num_beams=1, length=None):
+    @property
+    def pads_left(self):
+        # Distances between tokens stay what they are behind padding; the blocks of a pattern and
+        # what an attention of the user's own counts may not.
+        return type(self.decoder.blocks[0].self_attention).step is MultiHeadAttention.step
+
+    def start_cache(self, batch_size, num_beams=1, length=None, starts=None):
         """The cache before the first step.
 
         Args:
@@ -62,12 +69,15 @@ class LanguageModel(DecoderModel, TokenModel):
             num_beams: beams per row.
             length: most steps that will be taken, an integer scalar, for a cache of full size; None
                 for one that grows.
+            starts: how many of the first tokens of each row are padding, which nothing sees and no
+                position counts, integers (batch,); `prefill` must read all of them. None for none,
+                and without `pads_left`.
 
         Returns:
             A nested structure of tensors, batch first; their axis of size 0 grows by
             `num_beams` with each step.
         """
-        return self._empty_cache(batch_size, length, num_beams)
+        return self._empty_cache(batch_size, length, num_beams, starts)
 
     def step(self, token_ids, parents, position, cache):
         """Scores the next token of every beam.

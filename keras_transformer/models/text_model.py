@@ -4,7 +4,8 @@ from keras import ops
 
 from keras_transformer.layers.checks import check_arguments
 from keras_transformer.ops.attention import append_to_cache
-from keras_transformer.ops.masks import beam_mask
+from keras_transformer.ops.masks import beam_mask, causal_mask, combine_masks
+from keras_transformer.ops.positions import segment_mask
 from keras_transformer.training.model import FUNCTIONAL, Model
 
 
@@ -43,18 +44,21 @@ class TextModel(Model, FUNCTIONAL):
     | `attention_scores(...)` | like `logits` | like `logits` | like `logits` |
 
     Only `prefill` and `attention_scores` are optional. Such an object has `weights`, its Keras
-    variables or tf.Variables, and may have `has_static_cache` and, as a language model, `may_end`:
-    whether it ends texts with the end token.
+    variables or tf.Variables, and may have `has_static_cache` and, as a language model, `pads_left`
+    and `may_end`: whether it ends texts with the end token.
 
     Attributes:
         kind: name of the kind of model, a string.
         has_static_cache: whether `start_cache` accepts a `length`, the most steps that will be
             taken, and then returns a cache whose shapes no step changes, which XLA needs to
             compile a search.
+        pads_left: whether `start_cache` accepts `starts`, how many of the first tokens of each row
+            are padding, so that one pass of `prefill` reads prompts of different lengths.
     """
 
     kind = None
     has_static_cache = False
+    pads_left = False
 
 
 class TokenModel(TextModel):
@@ -88,28 +92,37 @@ class DecoderModel(TextModel):
     embedding_norm = Part("embedding_norm")
     decoder = Part("decoder")
 
-    def with_positions(self, embedded):
+    def with_positions(self, embedded, segments=None):
         """Vectors of tokens, (batch, length, dim), after positions and norm, if there are any."""
-        return placed(embedded, self.positions, self.embedding_norm)
+        add = self.positions and (lambda vectors: self.positions(vectors, segments=segments))
+        return placed(embedded, add, self.embedding_norm)
 
-    def _empty_cache(self, batch_size, length, num_beams):
+    def _empty_cache(self, batch_size, length, num_beams, starts=None):
         keys_values = self.decoder.empty_cache(batch_size, length, num_beams)
-        return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams)}
+        padding = {} if starts is None else {"starts": starts}
+        return {"keys_values": keys_values, **empty_mask(batch_size, length, num_beams), **padding}
 
     def _decode_step(self, embedded, source, source_mask, parents, position, cache):
         """Logits and the extended cache, of embedded tokens (batch, beams, dim)."""
-        step = self.positions and (lambda vectors: self.positions.step(vectors, position))
+        place = position - cache.get("starts", 0)
+        step = self.positions and (lambda vectors: self.positions.step(vectors, place))
         vectors = placed(embedded, step, self.embedding_norm)
         name, mask, position = mask_of_step(cache, parents, position)
         vectors, keys_values = self.decoder.step(
             vectors, source, source_mask, cache["keys_values"], mask, position
         )
-        return self._logits_of(vectors), {"keys_values": keys_values, name: mask}
+        return self._logits_of(vectors), {**cache, "keys_values": keys_values, name: mask}
 
     def _prefill(self, embedded, source, source_mask, next_ids, count, cache):
         """Log-probabilities or None, and the cache, of embedded tokens (batch, length, dim)."""
-        vectors = self.with_positions(embedded)
-        vectors, keys_values = self.decoder.step(vectors, source, source_mask, None, None)
+        segments = mask = None
+        if "starts" in cache:  # the padding before a row is a text of its own
+            length = ops.shape(embedded)[1]
+            is_text = ops.arange(length, dtype="int32") >= cache["starts"][:, None]
+            segments = ops.cast(is_text, "int32")  # (batch, length)
+            mask = combine_masks(causal_mask(length), segment_mask(segments, segments))
+        vectors = self.with_positions(embedded, segments)
+        vectors, keys_values = self.decoder.step(vectors, source, source_mask, None, mask)
         log_probs = None
         if next_ids is not None:
             log_probs = log_probs_of_next(self._logits_of, vectors, next_ids)
@@ -244,8 +257,11 @@ def prefilled_cache(cache, keys_values, count):
     ]
     column = ops.arange(columns, dtype="int32")
     is_read = ops.logical_and(column % num_beams == 0, column < count * num_beams)
+    if "starts" in cache:
+        is_text = column // num_beams >= cache["starts"][:, None, None]
+        is_read = ops.logical_and(is_read, is_text)  # (batch, 1, columns)
     mask = ops.broadcast_to(is_read, (batch_size, num_beams, columns))
-    return {"keys_values": keys_values, name: mask}
+    return {**cache, "keys_values": keys_values, name: mask}
 
 
 def log_probs_of_next(logits_of, vectors, next_ids):

@@ -12,9 +12,13 @@ from keras_transformer.models.text_model import (
     Part,
     TokenModel,
     empty_mask,
+    log_probs_of_next,
     mask_of_step,
+    prefilled_cache,
     size_named,
 )
+from keras_transformer.ops.masks import causal_mask, combine_masks
+from keras_transformer.ops.positions import segment_mask, segments_after
 
 # enwik8, wikitext103, wikitext103_large: Dai et al. 2019, section 4.1, with the dimensions of
 # the authors' training scripts (https://github.com/kimiyoung/transformer-xl:
@@ -67,7 +71,7 @@ class TransformerXLModel(TokenModel):
     """
 
     kind = "transformer_xl"
-    has_static_cache = True
+    has_static_cache = pads_left = True
     embedding = Part("embedding")
     recurrence = Part("recurrence")
 
@@ -132,7 +136,7 @@ class TransformerXLModel(TokenModel):
             count += int(ops.sum(ops.cast(is_real, "int32")))
         return total, count
 
-    def start_cache(self, batch_size, num_beams=1, length=None):
+    def start_cache(self, batch_size, num_beams=1, length=None, starts=None):
         """The cache before the first step.
 
         Args:
@@ -140,6 +144,8 @@ class TransformerXLModel(TokenModel):
             num_beams: beams per row.
             length: most steps that will be taken, an integer scalar, for a cache of full size; None
                 for one that grows.
+            starts: how many of the first tokens of each row are padding, integers (batch,), all of
+                which `prefill` must read; None for none.
 
         Returns:
             A nested structure of tensors, batch first; their axes of size 0 grow with each step.
@@ -148,6 +154,7 @@ class TransformerXLModel(TokenModel):
         return {
             "stack": stack.empty_cache(batch_size, length, num_beams),
             **empty_mask(batch_size, length, num_beams),
+            **({} if starts is None else {"starts": starts}),
         }
 
     def step(self, token_ids, parents, position, cache):
@@ -173,7 +180,43 @@ class TransformerXLModel(TokenModel):
         vectors, stack = self.recurrence.layer.step(
             self.embedding(token_ids), cache["stack"], mask, position
         )
-        return self.embedding(vectors, reverse=True), {"stack": stack, name: mask}
+        return self._logits_of(vectors), {**cache, "stack": stack, name: mask}
+
+    def prefill(self, token_ids, next_ids, count, cache):
+        """Reads the tokens that begin every hypothesis in one pass, as of `LanguageModel.prefill`.
+
+        Args:
+            token_ids: this and all further arguments are those of `LanguageModel.prefill`.
+
+        Returns:
+            The pair of log-probabilities, or None, and the cache after `count` steps.
+        """
+        columns = ops.arange(ops.shape(token_ids)[1], dtype="int32")
+        starts = cache.get("starts", ops.zeros_like(token_ids[:, 0], dtype="int32"))
+        segments = ops.cast(columns >= starts[:, None], "int32")  # padding is a text of its own
+        mask, last = segment_mask(segments, segments), starts
+        if self.recurrence.start_id is not None:
+            is_start = ops.equal(token_ids, self.recurrence.start_id)
+            begins = ops.logical_and(is_start, columns < count)
+            last = ops.maximum(last, ops.max(ops.where(begins, columns, 0), axis=1))
+            segments = segments_after(token_ids, self.recurrence.start_id)
+            mask = combine_masks(mask, segment_mask(segments, segments))
+        mask = combine_masks(mask, causal_mask(ops.shape(token_ids)[1]))
+        vectors, newest = self.recurrence.layer.step(self.embedding(token_ids), None, mask)
+        log_probs = None
+        if next_ids is not None:
+            log_probs = log_probs_of_next(self._logits_of, vectors, next_ids)
+        names = [name for name in ("mask", "static_mask") if name in cache]
+        before = {name: cache[name] for name in names}
+        before |= {"keys_values": [block[:2] for block in cache["stack"]], "starts": last}
+        filled = prefilled_cache(before, [block[:2] for block in newest], count)
+        # Distances of a cache of full size are there from the start.
+        distances = [block[2] for block in (newest if "mask" in cache else cache["stack"])]
+        stack = [(*pair, each) for pair, each in zip(filled["keys_values"], distances, strict=True)]
+        return log_probs, {**cache, "stack": stack, **{name: filled[name] for name in names}}
+
+    def _logits_of(self, vectors):
+        return self.embedding(vectors, reverse=True)
 
     def attention_scores(self, token_ids):
         """The attention weights of all layers and heads for tokenised texts, without a memory.

@@ -26,6 +26,7 @@ class AfterControlIds:
         self._model, self._end_id = model, end_id
         self.weights, self.start_cache = model.weights, model.start_cache
         self.has_static_cache = getattr(model, "has_static_cache", False)
+        self.pads_left = getattr(model, "pads_left", False)
         self.may_end = end_id is not None
         self.prefill = self._prefill if hasattr(model, "prefill") else None
 

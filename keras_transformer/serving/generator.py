@@ -1,6 +1,7 @@
 """Continues texts with a trained language model, from Python or as a SavedModel."""
 
 import dataclasses
+import functools
 import itertools
 
 import tensorflow as tf
@@ -8,7 +9,7 @@ import tensorflow as tf
 from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.compiling import bucket, compiled, fill, first_rows, row_bucket
 from keras_transformer.decoding.sampling import sample
-from keras_transformer.decoding.streaming import stream
+from keras_transformer.decoding.streaming import Streamer, growing_specs
 from keras_transformer.figures.attention import Attention, token_labels
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.models.text_model import TextModel, check_kind
@@ -30,7 +31,7 @@ from keras_transformer.serving.served_model import (
     warn_truncated,
 )
 from keras_transformer.serving.settings import SamplingSettings, read_sampling
-from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, UNKNOWN_ID
 
 MAX_CHARACTER_BYTES = 4  # in UTF-8
 
@@ -176,7 +177,7 @@ class Generator(ServedModel):
         """Continues one prompt and yields each piece of text as soon as it is sampled.
 
         The text may have any length: when the context is full, its newest half becomes the
-        prompt.
+        prompt, which is read in one pass.
 
         Args:
             prompt: a string; an empty one is replaced by `settings.empty_prompt`.
@@ -191,28 +192,33 @@ class Generator(ServedModel):
         """
         check_string(prompt, "prompt")
         settings = self._settings(temperature=temperature, top_k=top_k, top_p=top_p)
-        model = self._text_model
         _check_seed(seed)
         check_integer("max_tokens", max_tokens, 0)
-        length = [settings.context] if self._is_static else []
-        ids = stream(
-            model.step,
-            lambda: model.start_cache(1, 1, *length),
+        ids = self._streamer(
             self._start + (self._ids_of(prompt) or self.empty_prompt_ids),
             num_tokens=max_tokens,
-            context=settings.context,
             seed=tf.constant([[seed, 0]]),  # per row, to sample as the served model does
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            forbidden_ids=self.forbidden_ids,
-            jit_compile=self._is_static,
-            token_rules=settings.token_rules,
-            end_id=END_ID,
-            prefill=getattr(model, "prefill", None),
+            temperature=tf.constant([settings.temperature]),
+            top_k=tf.constant([settings.top_k or 0]),
+            top_p=tf.constant([settings.top_p]),
         )
         ends = (END_ID, *settings.end_ids)
         return self._pieces(itertools.takewhile(lambda token_id: token_id not in ends, ids))
+
+    @functools.cached_property
+    def _streamer(self):
+        model = self._text_model
+        length = [self.settings.context] if self._is_static else []
+        return Streamer(
+            model.step,
+            lambda: model.start_cache(1, 1, *length),
+            context=self.settings.context,
+            forbidden_ids=self.forbidden_ids,
+            jit_compile=self._is_static,
+            token_rules=self.settings.token_rules,
+            end_id=END_ID,
+            prefill=getattr(model, "prefill", None),
+        )
 
     def score(self, texts):
         """The log-probability of each text, given its first token or the start token.
@@ -256,6 +262,69 @@ class Generator(ServedModel):
         scores = self._attention_scores(tf.constant([ids]))
         tokens = {"decoder": token_labels(self.tokenizer, ids)}
         return Attention.of_first_example(scores, tokens, tokens, title=text)
+
+    def saved_module(self):
+        """As of a `ServedModel`, with functions that draw a continuation token by token.
+
+        `start_stream` takes what the signature `generate` does, of one row, and returns a nest of
+        tensors. `continue_stream` takes it, and returns what `generate` would after one token more,
+        and the next such nest, whose `goes_on` is True until the continuation ends. They are no
+        signatures: a client would have to send and receive the cache for each token.
+        """
+        module = super().saved_module()
+        if getattr(self._text_model, "prefill", None):
+            specs = self.signatures["generate"].input_signature
+            start = tf.function(self._start_stream, input_signature=specs, autograph=False)
+            state = start.get_concrete_function().structured_outputs
+            state["cache"] = growing_specs(self._text_model.start_cache(1, 1))
+            state = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), state)
+            module.start_stream = start
+            module.continue_stream = tf.function(
+                self._continue_stream, input_signature=[state], autograph=False
+            )
+        return module
+
+    def _start_stream(self, prompt, max_tokens, temperature, top_k, top_p, seed):
+        check_rows(prompt, max_tokens, temperature, top_k, top_p, seed)
+        ids, kept, new, is_cut = self._kept_ids(prompt, max_tokens)
+        ids, cache = ids.to_tensor(), self._text_model.start_cache(1, 1)
+        count = kept[0] - 1
+        return {
+            "token_ids": ids,  # (1, prompt), and later with the continuation
+            "kept": kept,
+            "max_tokens": new,
+            "truncated": is_cut,
+            "drawing": (tf.stack([seed, seed * 0], axis=1), temperature, top_k, top_p),
+            "cache": tf.cond(
+                count > 0,
+                lambda: self._text_model.prefill(ids[:, :-1], None, count, cache)[1],
+                lambda: cache,
+            ),
+            "goes_on": tf.fill([1], True),
+        }
+
+    def _continue_stream(self, state):
+        ids, kept, new = state["token_ids"], state["kept"], state["max_tokens"]
+        ids.set_shape([1, None])
+        position = tf.shape(ids)[1] - 1
+        drawn, cache = self._streamer.draw_next(
+            ids[0, -1], position, position, kept - 1, state["cache"], ids[:, None],
+            *state["drawing"],
+        )  # fmt: skip
+        ids = tf.concat([ids, tf.reshape(drawn, [1, 1])], axis=1)
+        length = position + 2 - kept
+        is_end = tf.reduce_any(tf.equal(drawn, (END_ID, *self.settings.end_ids)))
+        has_ended = is_end | (length >= new)
+        outputs = {
+            "continuation": self.tokenizer.detokenize(ids[:, kept[0] :]),
+            "length": tf.where(has_ended, new, length),
+            "truncated": state["truncated"],
+        }
+        return outputs, {**state, "token_ids": ids, "cache": cache, "goes_on": ~has_ended}
+
+    def _use_cache(self, is_static):
+        super()._use_cache(is_static)
+        self.__dict__.pop("_streamer", None)
 
     def _signatures(self):
         continued = {"continuation": (), "length": (), "truncated": ()}
@@ -304,24 +373,44 @@ class Generator(ServedModel):
         """
         check_rows(prompt, max_tokens, temperature, top_k, top_p, seed)
         context = self.settings.context
-        new = tf.clip_by_value(max_tokens, 1, context - 1)
-        ids, is_cut = self._prompt_ids(prompt)
-        lengths = tf.cast(ids.row_lengths(), tf.int32)
-        kept = tf.minimum(lengths, context - new - len(self._start))
-        newest = tf.ragged.range(lengths - kept, lengths)
-        ids = self._begun(tf.gather(ids, newest, batch_dims=1))
-        is_cut, kept = is_cut | (lengths > kept), kept + len(self._start)
-        ids = ids.to_tensor(PAD_ID, shape=[None, context])
-        seeds = tf.stack([seed, seed * 0], axis=1)
-        drawn = self._sample(ids, kept + new, seeds, temperature, top_k, top_p)
-        written = drawn.token_ids[:, 0]  # the rest of the prompt, the continuation, the end
-        columns = tf.range(tf.shape(written)[1])
-        is_new = (columns >= (kept - 1)[:, None]) & (columns < (kept - 1 + new)[:, None])
+        ids, kept, new, is_cut = self._kept_ids(prompt, max_tokens)
+        starts = self._starts(kept, new)
+        padding = tf.fill([tf.reduce_sum(starts)], tf.constant(UNKNOWN_ID, ids.dtype))
+        padding = tf.RaggedTensor.from_row_lengths(padding, tf.cast(starts, tf.int64))
+        ids = tf.concat([padding, ids], axis=1).to_tensor(PAD_ID, shape=[None, context])
+        seeds, ends = tf.stack([seed, seed * 0], axis=1), starts + kept
+        limits = tf.maximum(ends + new - 1, 2)  # at a limit of 1 there would be an end token
+        drawn = self._sample(ids, limits, starts, seeds, temperature, top_k, top_p)
+        written = drawn.token_ids[:, 0]  # the rest of the prompt, the continuation
+        columns = tf.range(1, tf.shape(written)[1] + 1)
+        is_new = (columns >= ends[:, None]) & (columns < (ends + new)[:, None])
         return {
             "continuation": self.tokenizer.detokenize(tf.where(is_new, written, PAD_ID)),
             "length": new,
             "truncated": is_cut,
         }
+
+    def _kept_ids(self, prompt, max_tokens):
+        """The ids that are read of prompts, ragged; their numbers; how many to draw; is it cut."""
+        new = tf.clip_by_value(max_tokens, 1, self.settings.context - 1)
+        ids, is_cut = self._prompt_ids(prompt)
+        lengths = tf.cast(ids.row_lengths(), tf.int32)
+        num_starts = len(self._start)
+        kept = tf.minimum(lengths, self.settings.context - new - num_starts)
+        newest = tf.ragged.range(lengths - kept, lengths)
+        ids = self._begun(tf.gather(ids, newest, batch_dims=1))
+        return ids, kept + num_starts, new, is_cut | (lengths > kept)
+
+    def _starts(self, lengths, new):
+        """How many tokens of padding come before each prompt, so that as many as can end together.
+
+        There is room for as many new tokens behind each.
+        """
+        if not getattr(self._text_model, "pads_left", False):
+            return tf.zeros_like(lengths)
+        end = tf.reduce_min(tf.concat([self.settings.context - new, [self.settings.context]], 0))
+        end = tf.minimum(end, tf.reduce_max(tf.concat([lengths, [0]], axis=0)))
+        return tf.maximum(end - lengths, 0)
 
     def _score(self, text):
         """The negative log-likelihood of texts given their first token, and its number of tokens.
@@ -362,13 +451,15 @@ class Generator(ServedModel):
         ids = fill(ids, num_rows, capacity)
         return first_rows(self._compiled_sampling(ids, *filled, tf.range(capacity)), rows)
 
-    def _sample_ids(self, ids, limits, seeds, temperature, top_k, top_p, columns=None):
+    def _sample_ids(self, ids, limits, starts, seeds, temperature, top_k, top_p, columns=None):
         """Continues ids (batch, length), padded with 0, up to the limits.
 
-        `columns` are those of a static cache, whose number XLA reads off the shape.
+        `starts` are how many tokens of each row are padding before it; `columns` are those of a
+        static cache, whose number XLA reads off the shape.
         """
         first, rest = ids[:, 0], ids[:, 1:]
         capacity = [] if columns is None else [tf.size(columns)]
+        padding = {"starts": starts} if getattr(self._text_model, "pads_left", False) else {}
         prefill = getattr(self._text_model, "prefill", None)
 
         def step(token_ids, parents, position, cache):
@@ -381,7 +472,7 @@ class Generator(ServedModel):
 
         return sample(
             step,
-            self._text_model.start_cache(tf.shape(first)[0], 1, *capacity),
+            self._text_model.start_cache(tf.shape(first)[0], 1, *capacity, **padding),
             limits=limits,
             start_id=first,
             end_id=END_ID,
@@ -392,9 +483,10 @@ class Generator(ServedModel):
             forbidden_ids=self.forbidden_ids,
             prefix=rest,
             capacity=capacity[0] if capacity else None,
-            token_rules=self.settings.token_rules,
+            token_rules=dataclasses.replace(self.settings.token_rules, forces_end=False),
             prefill=prefill and read_prompt,
             more_end_ids=self.settings.end_ids,
+            **padding,
         )
 
     def _logits_of(self, ids):
@@ -436,7 +528,8 @@ class Generator(ServedModel):
         """The text that each token adds, held back until the bytes of a character are complete."""
 
         def text_of(ids):
-            return self.tokenizer.detokenize([ids]).numpy()[0].decode()
+            inputs = tf.constant([ids], tf.int32), tf.constant([len(ids)])
+            return self.signatures["detokenize"](*inputs)["text"].numpy()[0].decode()
 
         before, pending = [], []  # a piece depends on the one before, e.g. for a space between
         for token_id in ids:

@@ -34,14 +34,22 @@ def translation():
 def language_model(kind):
     keras.utils.set_random_seed(5)
     options = dict(DIMENSIONS)
+    if kind == "transformer_xl":  # whose documents begin with 9, as one prompt does in its middle
+        return shaken(kt.transformer_xl(SIZE, batch_size=2, start_id=9, **options))
     if kind == "learned positions":
         options["max_sequence_length"] = LENGTH
+    elif kind == "rotary positions":
+        options["blocks"] = "llama"
+    elif kind == "bias by distance":
+        options["position_bias"] = {"type": "alibi"}
     elif kind != "sinusoids":
         options["attention_pattern"] = {"pattern": kind, "block_size": 3, "summary_size": 1}
     return shaken(kt.language_model(SIZE, **options))
 
 
-LANGUAGE_MODELS = ["sinusoids", "learned positions", "local", "strided", "fixed"]
+LANGUAGE_MODELS = [
+    "sinusoids", "learned positions", "local", "strided", "fixed", "transformer_xl",
+]  # fmt: skip
 
 
 def compared(search, prefill):
@@ -110,7 +118,8 @@ def check_translation(translation, how, num_beams, scoring, limits, prefix, rule
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "how"), [*((kind, "eager") for kind in LANGUAGE_MODELS), ("strided", "xla")]
+    ("kind", "how"),
+    [*((kind, "eager") for kind in LANGUAGE_MODELS), ("strided", "xla"), ("transformer_xl", "xla")],
 )
 def test_a_prompt_of_a_language_model(kind, how):
     model = language_model(kind)
@@ -138,7 +147,13 @@ def test_a_prompt_of_a_language_model(kind, how):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "is_compiled"),
-    [("sinusoids", False), ("learned positions", True), ("fixed", False)],
+    [
+        ("sinusoids", False),
+        ("learned positions", True),
+        ("fixed", False),
+        ("transformer_xl", True),
+        ("transformer_xl", False),
+    ],
 )
 def test_a_streamed_text_may_outgrow_its_context(kind, is_compiled):
     model = language_model(kind)
@@ -180,3 +195,46 @@ def test_what_is_read_in_one_pass_takes_no_step(translation):
         step, model.start_cache(encoded, 2), limits=[9, 2, 9, 9], prefill=prefill, **options
     )
     assert positions[0] == 1, "the end of the row with the lowest limit is left to the search"
+
+
+@pytest.mark.parametrize(
+    "kind", ["learned positions", "rotary positions", "bias by distance", "transformer_xl"]
+)
+def test_prompts_of_different_lengths_are_read_in_one_pass(kind):
+    model, positions = language_model(kind), []
+    rules = TokenRules(no_repeat_ngram_size=2, min_length=6, start_counts_as=9)
+    prompts, new = [[5, 7, 9, 11, 4], [6, 5, 8], [9]], 4
+    longest = max(map(len, prompts))
+
+    def step(token_ids, parents, position, cache):
+        positions.append(int(position))
+        return model.step(token_ids, parents, position, cache)
+
+    def drawn(rows, longest):
+        starts = [longest - len(prompts[row]) for row in rows]
+        ids = np.array([[1] * n + prompts[row] for n, row in zip(starts, rows, strict=True)])
+        found = sample(
+            step,
+            model.start_cache(len(rows), 2, starts=tf.constant(starts)),
+            limits=[longest + new] * len(rows),
+            start_id=tf.constant(ids[:, 0]),
+            end_id=END_ID,
+            seed=tf.constant([[row, 1] for row in rows]),
+            num_samples=2,
+            prefix=ids[:, 1:],
+            token_rules=rules,
+            prefill=model.prefill,
+            starts=starts,
+        )
+        return found.token_ids.numpy()[:, :, longest - 1 :]
+
+    assert model.pads_left
+    together = drawn(range(3), longest)
+    assert positions == list(range(longest - 1, longest + new)), "the shortest prompt has one token"
+    for row, prompt in enumerate(prompts):
+        alone = drawn([row], len(prompt))[0]
+        np.testing.assert_array_equal(together[row, :, : alone.shape[1]], alone)
+
+
+def test_patterns_are_not_read_behind_padding():
+    assert not language_model("fixed").pads_left

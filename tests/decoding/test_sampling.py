@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, sample
+from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, sample, sampling
 
 START, END = 2, 3
 IDS = {"start_id": START, "end_id": END}
@@ -258,3 +258,59 @@ def test_a_temperature_near_zero_takes_the_best_token(prefix_table):
         first = table.logits[row, 0].copy()
         first[[0, START]] = -np.inf
         assert set(drawn[row, :, 0]) == {np.argmax(first)}
+
+
+DRAWN = [  # temperature, top_k, top_p; and whether the best few tokens must settle the draw
+    (1.0, 5, 1.0, True),
+    (0.7, 128, 0.9, True),
+    (1e-9, 0, 1.0, True),
+    (0.5, 0, 0.8, True),
+    (0.7, 0, 1.0, None),
+    (1.0, 129, 0.9, None),
+    (9.0, 0, 1.0, None),
+    (9.0, 0, 0.99, False),
+]
+
+
+@pytest.mark.parametrize("how", ["eager", "xla"])
+def test_the_best_few_tokens_settle_a_draw_as_the_sorted_vocabulary_does(how):
+    rows, size = 40, 3001
+    logits = np.random.default_rng(7).normal(0, 4, (rows, 3, size)).astype("float32")
+    logits[:, :, 3::4] = -np.inf
+    seeds = tf.stack([tf.range(rows), tf.zeros(rows, tf.int32)], axis=1)
+
+    def compared(temperature, top_k, top_p):
+        found = sampling._draw_by_row(seeds, temperature, top_k, top_p, logits, tf.constant(9))
+        drawn = sampling.uniform(sampling.fold_in(seeds, 9), 3)[..., None]
+        scaled = logits / tf.maximum(temperature, 1e-4)
+        arguments = scaled, drawn, top_k, top_p
+        return found, *sampling._draw_of_best(*arguments), sampling._draw_sorted(*arguments)
+
+    if how == "xla":
+        compared = tf.function(compared, jit_compile=True)
+    for *settings, expected in DRAWN:
+        found, best, is_settled, whole = compared(*map(tf.constant, settings))
+        np.testing.assert_array_equal(found, whole)
+        np.testing.assert_array_equal(best.numpy()[is_settled], whole.numpy()[is_settled])
+        if expected is not None:
+            assert np.all(is_settled.numpy() == expected), settings
+
+
+def test_a_small_top_k_sorts_no_vocabulary(monkeypatch):
+    monkeypatch.setattr(sampling, "_draw_sorted", None)
+    logits, seeds = tf.random.stateless_normal((2, 1, 999), (1, 2)), [(1, 2), (3, 4)]
+    draw = sampling.token_sampler(seeds, [0.9, 0.0], [7, 128], [0.5, 1.0])
+    assert draw(logits, 5).shape == (2, 1)
+    with pytest.raises(TypeError):  # the counter-example
+        sampling.token_sampler(seeds, [0.9, 0.9], [7, 129], [0.5, 1.0])(logits, 5)
+
+
+def test_a_row_draws_the_same_beside_one_that_needs_the_whole_vocabulary():
+    logits = tf.random.stateless_normal((2, 1, 999), (1, 2)) * 3
+    for number in range(20):
+        seeds = [(number, 0), (7, 7)]
+        one, two = (
+            sampling.token_sampler(seeds[:rows], [1.0, 9.0][:rows], [9, 0][:rows])
+            for rows in (1, 2)
+        )
+        assert one(logits[:1], 3)[0, 0] == two(logits, 3)[0, 0]

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import sample, stream
+from keras_transformer.decoding.streaming import Streamer
 from keras_transformer.models.decoder_only import language_model
 from tests.reference import array, fill
 
@@ -86,3 +87,32 @@ def test_a_token_arrives_as_soon_as_it_is_sampled():
 def test_an_empty_prompt_is_refused(model):
     with pytest.raises(ValueError, match=r"at least one token\. Received: none"):
         write(model, [], 3, context=7)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_second_stream_traces_nothing(model, is_compiled):
+    traced = []
+
+    def step(*arguments):
+        traced.append("step")
+        return model.step(*arguments)
+
+    def prefill(*arguments):
+        traced.append("prefill")
+        return model.prefill(*arguments)
+
+    room = [7] if is_compiled else []
+    streamer = Streamer(
+        step, lambda: model.start_cache(1, 1, *room), context=7, forbidden_ids=(0, END),
+        jit_compile=is_compiled, prefill=prefill,
+    )  # fmt: skip
+    for prompt, seed, temperature, top_k in [([5, 9, 4], 1, 0.7, 0), ([8], -2, 1.5, 3)]:
+        drawing = {"seed": [[seed, 0]], "temperature": [temperature], "top_k": [top_k]}
+        drawing = {name: tf.constant(value) for name, value in drawing.items()}
+        found = list(streamer(prompt, num_tokens=12, **drawing))
+        assert traced == ["step", "prefill"], prompt
+        expected = stream(
+            model.step, lambda: model.start_cache(1), prompt, num_tokens=12, context=7,
+            forbidden_ids=(0, END), **drawing,
+        )  # fmt: skip
+        assert found == list(expected)

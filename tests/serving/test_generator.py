@@ -86,6 +86,35 @@ def test_seeds_draw_different_texts(generator):
     assert answer[0] == answer[6] and len(set(answer.tolist())) > 3
 
 
+def test_a_second_stream_is_not_traced(model, monkeypatch):
+    traced, step = [], model.step
+    monkeypatch.setattr(
+        type(model), "step", lambda self, *arguments: traced.append(1) or step(*arguments)
+    )
+    generator = Generator(model, SymbolTokenizer(), SETTINGS)
+    first = list(generator.stream("to be", 9, seed=3))
+    other = list(generator.stream("or", 4, temperature=0.5, top_k=3, top_p=0.9, seed=5))
+    assert first and other and len(traced) == 1
+    assert list(generator.stream("to be", 9, seed=3)) == first
+
+
+@pytest.mark.parametrize(
+    "prompt, length, expected", [("to be", 1, 1), ("to be", 3, 3), ("t", 1, 2)]
+)
+def test_each_new_token_takes_one_step(model, monkeypatch, prompt, length, expected):
+    steps, step = [], model.step
+    monkeypatch.setattr(
+        type(model), "step", lambda self, *arguments: steps.append(1) or step(*arguments)
+    )
+    generator = Generator(model, SymbolTokenizer(), SETTINGS)
+    tf.config.run_functions_eagerly(True)
+    try:
+        answer = greedy(generator, [prompt], [length])
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert answer["length"] == length and len(steps) == expected
+
+
 def test_a_score_is_the_log_likelihood_of_the_text(model, generator):
     texts = ["to be or not", "or", "x", "", "longer than the context is"]
     answer = ask(generator, "score", text=texts)
@@ -139,6 +168,27 @@ def test_gpt2_is_served_with_its_own_ids_and_as_many(tmp_path):
     [answer] = c_api.ask(path, [{"inputs": {"prompt": ["to be"]}}])
     expected = ask(generator, "serving_default", prompt=["to be"])["continuation"][0]
     assert answer["outputs"]["continuation"] == [expected.decode()]
+
+
+def test_an_export_draws_a_continuation_token_by_token(generator):
+    module = generator.saved_module()
+    for prompt, max_tokens in [("to be", 4), ("", 99), ("longer than the context is", 3)]:
+        request = {
+            "prompt": tf.constant([prompt]),
+            "max_tokens": tf.constant([max_tokens]),
+            "temperature": tf.constant([0.9]),
+            "top_k": tf.constant([7]),
+            "top_p": tf.constant([1.0]),
+            "seed": tf.constant([-3]),
+        }
+        expected, lengths = generator.signatures["generate"](**request), []
+        state = module.start_stream(**request)
+        while state["goes_on"]:
+            found, state = module.continue_stream(state)
+            lengths.append(int(found["length"][0]))
+        assert lengths == list(range(1, int(expected["length"][0]) + 1))
+        for name, value in expected.items():
+            assert found[name] == value, name
 
 
 def test_requests_of_unequal_rows_are_refused(generator):

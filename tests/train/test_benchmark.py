@@ -118,6 +118,19 @@ def test_what_a_run_serves_is_measured_from_text_to_text(text, tmp_path, capsys)
         command.run(served)
 
 
+@pytest.mark.oracle
+@pytest.mark.soak
+def test_continuations_are_measured_beside_hugging_face(tmp_path):
+    report = tmp_path / "report.json"
+    toy = ["--part=generate", "--toy", "--repeats=1", "--steps=1", f"--json={report}"]
+    assert command.run(toy) == 0
+    [run] = json.loads(report.read_text())["runs"]
+    first, whole = run["measurements"]
+    assert [row["result"] for row in first["engines"] if "forward" not in row["name"]] == [1.0] * 3
+    assert [row["result"] for row in whole["engines"]] == [7.0] * 3, "as many tokens each"
+    assert [each["marks"][0]["wanted"] for each in (first, whole)] == [0.77, 1.0]
+
+
 @pytest.mark.slow
 def test_what_is_missing_or_fails_is_told_and_the_others_go_on():
     candidates = [

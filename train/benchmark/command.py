@@ -46,6 +46,7 @@ examples:
     python -m train.benchmark --device gpu --part train-big --json gpu.json
     python -m train.benchmark --backend jax --gpu H100 --part exact long --json gpu.json
     python -m train.benchmark --part scaling                    devices, workers, all-reduce
+    python -m train.benchmark --part generate                   GPT-2's shape against Hugging Face
     python -m train.benchmark --part served --run runs/demo --text texts.en
     python -m train.benchmark --part decode --decode-batch 1 --repeats 9 --json decoding.json
     python -m train.benchmark --part all --toy --repeats 1 --steps 1
@@ -100,7 +101,7 @@ def parse(arguments):
     parts = "; ".join(f"{name}: {part.help}" for name, part in PARTS.items())
     add(
         "--part", ["train-small", "train-base", "decode"],
-        f"{parts}; all: each but scaling and served",
+        f"{parts}; all: each but generate, scaling and served",
         nargs="+", choices=[*PARTS, "all"], metavar="PART",
     )  # fmt: skip
     parser.add_argument("--toy", action="store_true", help="a tiny model in every part")

@@ -41,6 +41,7 @@ SIZES = {
     "small": Size(3, 256, 1024, 8, 8000, 64, 32),
     "base": Size(6, 512, 2048, 8, 32000, 32, 32),
     "big": Size(6, 1024, 4096, 16, 32000, 32, 32),
+    "gpt2": Size(12, 768, 3072, 12, 50257, 1, 512),
 }
 # 16,384 and 8,192 tokens on each side: fewer leave a GPU idle.
 GPU_BATCH_SIZES = {"small": 512, "base": 256, "big": 256}

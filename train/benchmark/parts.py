@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import attention, decoding, on_jax, products, scaling, served, training
+from . import attention, decoding, generation, on_jax, products, scaling, served, training
 from .engines import SIZES, Candidate, Workload, size_on
 from .exactness import measure_exactness
 from .rounds import measure, why_not
@@ -25,6 +25,8 @@ LONG = {"batch_size": 4, "length": 4096}
 # What our training step should reach on an H100.
 FASTER_THAN = {"KerasHub": 1.5, "PyTorch": 1.0}
 TOKENS_PER_SECOND_AT_BIG = 120_000
+NEW_TOKENS = 64  # of a continuation
+PASSES_TO_FIRST_TOKEN = 1.3  # most forward passes that may last as long
 
 
 class Table(NamedTuple):
@@ -137,6 +139,51 @@ def measure_decoding(options, name):
         )
 
 
+def measure_generation(options, name):
+    size = generation.size_of(SIZES[name])
+    workload = workload_of(options, size, "float32", batch_size=1)
+    new = min(NEW_TOKENS, size.length)
+
+    def measured(builders, tokens):
+        candidates = [Candidate(label, build, workload) for label, build in builders.items()]
+        rows = measure(candidates, options.repeats, steps_of(options, on_gpu=1))
+        compare(rows, tokens)
+        return rows
+
+    text = f"{size.num_layers} layers, {size.hidden_dim} wide, vocabulary {size.vocabulary_size}"
+    rows = measured(
+        {
+            "generate": functools.partial(generation.ours_generation, 1),
+            "stream": functools.partial(generation.ours_stream, 1),
+            "forward pass": generation.ours_forward,
+            "Hugging Face": functools.partial(generation.huggingface_generation, 1),
+        },
+        1,
+    )
+    passes = rows[2].get("ours_is_faster_by", [None])[0]
+    wanted = round(1 / PASSES_TO_FIRST_TOKEN, 2)
+    marks = [mark_of("times the first token's time for a forward pass", passes, wanted)]
+    title = f"{text}: the first token after a prompt of {size.length}; ms"
+    lines = engine_table(rows) + mark_lines(marks)
+    yield Table("first token", title, rows, lines, marks, num_ours=3)
+
+    # With a short prompt, so that what is measured is the tokens after it.
+    workload = workload._replace(size=size._replace(length=min(size.length, new)))
+    rows = measured(
+        {
+            "generate": functools.partial(generation.ours_generation, new),
+            "stream": functools.partial(generation.ours_stream, new),
+            "Hugging Face": functools.partial(generation.huggingface_generation, new),
+        },
+        new,
+    )
+    ratio = rows[2].get("ours_is_faster_by", [None])[0]
+    marks = [mark_of("times as fast as Hugging Face", ratio, 1.0)]
+    title = f"{text}: {new} tokens after a prompt of {workload.size.length}, batch 1; ms for all"
+    lines = engine_table(rows) + mark_lines(marks)
+    yield Table("generate", title, rows, lines, marks, num_ours=2)
+
+
 def measure_served(options, _):
     texts = served.texts_of(options.text)
     size = SIZES["toy"]  # of no consequence: the run has a size
@@ -217,6 +264,12 @@ PARTS = {
         TENSORFLOW + JAX,
         "decoding; on TensorFlow from an exported SavedModel, on JAX with 4 beams and with 1",
     ),
+    "generate": Part(
+        measure_generation,
+        "gpt2",
+        TENSORFLOW,
+        "continuations by GPT-2's smallest shape in float32, one at a time, from text to text",
+    ),
     "served": Part(
         measure_served,
         "base",
@@ -250,7 +303,7 @@ PARTS = {
 
 def parts_of(backend):
     """The names of the parts that `--part all` measures on a backend, a list."""
-    others = ("scaling", "served")
+    others = ("generate", "scaling", "served")
     return [n for n, part in PARTS.items() if backend in part.backends and n not in others]
 
 
@@ -270,6 +323,12 @@ def peak_of(options, dtype):
     return speeds and (speeds[dtype], speeds["bytes"])
 
 
+def mark_of(text, measured, wanted=None):
+    """A mark as of `marks_of`; `measured` is None if it was not, `wanted` if there is no least."""
+    reached = None if None in (measured, wanted) else measured >= wanted
+    return {"mark": text, "wanted": wanted, "measured": measured, "reached": reached}
+
+
 def marks_of(name, dtype, rows):
     """What a training step should reach on an H100, and what it reached.
 
@@ -284,23 +343,19 @@ def marks_of(name, dtype, rows):
     """
     ours, *peers = rows
 
-    def mark(text, measured, wanted=None):
-        reached = None if None in (measured, wanted) else measured >= wanted
-        return {"mark": text, "wanted": wanted, "measured": measured, "reached": reached}
-
     def ratio(peer):
         [row] = [row for row in peers if row["name"].startswith(peer)]
         return row.get("ours_is_faster_by", [None])[0]
 
     marks = [
-        mark(f"times as fast as {peer}", ratio(peer), wanted)
+        mark_of(f"times as fast as {peer}", ratio(peer), wanted)
         for peer, wanted in FASTER_THAN.items()
     ]
     if (name, dtype) == ("big", "bfloat16"):
         speed = ours.get("tokens_per_second")
-        marks.append(mark("target tokens a second", speed, TOKENS_PER_SECOND_AT_BIG))
+        marks.append(mark_of("target tokens a second", speed, TOKENS_PER_SECOND_AT_BIG))
     if (name, dtype) == ("base", "bfloat16"):
         milliseconds = 1000 * statistics.median(ours["seconds"]) if ours["seconds"] else None
         text = f"ms a step, at least {ours.get('bound_ms', math.nan):.2f} by what it moves"
-        marks.append(mark(text, milliseconds))
+        marks.append(mark_of(text, milliseconds))
     return marks

@@ -5,7 +5,6 @@ import json
 import pathlib
 import time
 
-import numpy as np
 import ray
 import tensorflow as tf
 from fastapi import FastAPI, Request, Response
@@ -92,6 +91,13 @@ async def events(first, others):
             yield event(outputs)
     except tf.errors.OpError as error:
         yield f"data: {json.dumps({'error': error.message})}\n\n".encode()
+
+
+async def in_threads(items):
+    """Yields the items of an iterator, each computed by a thread once it is asked for."""
+    end = object()
+    while (item := await asyncio.to_thread(next, items, end)) is not end:
+        yield item
 
 
 def event(outputs):
@@ -198,29 +204,14 @@ class Server:
 
     @app.post("/v1/models/{name}:stream")
     async def stream(self, request: Request):
-        """Answers one row for `generate` with events, each with the continuation so far."""
+        """Answers one row for `generate` with an event for each token: the continuation so far."""
         model = self.models.find(*model_in(request.path_params))
         signature, inputs, _ = await read(request, model)
-        if "max_tokens" not in inputs or len(inputs["max_tokens"]) != 1:
+        if signature != "generate" or len(inputs.get("max_tokens", ())) != 1:
             raise ValueError("Expected one row for the signature generate of a language model.")
-        outputs = self._continuations(model, signature, inputs)
+        outputs = in_threads(model.stream(inputs))
         first = await anext(outputs)  # raises here if the request is invalid
         return StreamingResponse(events(first, outputs), media_type="text/event-stream")
-
-    async def _continuations(self, model, signature, inputs):
-        """The answers for more and more tokens: the same seed draws the same beginning.
-
-        Doubling takes at most twice the steps of one long answer.
-        """
-        wanted, tokens = int(inputs["max_tokens"][0]), 4
-        while True:
-            limit = np.array([min(tokens, wanted)], np.int32)
-            outputs = await self._run(model, signature, {**inputs, "max_tokens": limit})
-            yield outputs
-            # It ends at the requested length, or when the model can hold no more.
-            if tokens >= wanted or int(outputs["length"][0]) < tokens:
-                return
-            tokens *= 2
 
     @app.get("/v1/models/{name}/versions/{version}/metadata")
     @app.get("/v1/models/{name}/metadata")

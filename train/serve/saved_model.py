@@ -71,6 +71,33 @@ class SavedModel:
         outputs = self._loaded.signatures[signature](**tensors)
         return {key: tensor.numpy() for key, tensor in outputs.items()}
 
+    def stream(self, inputs):
+        """Answers one request of one row for the signature `generate`, token by token.
+
+        Args:
+            inputs: {input: array}.
+
+        Yields:
+            {output: array}, the answer after each token; of an export of a model without
+            `prefill`, or of an earlier version of the library, only the whole one.
+
+        Raises:
+            tf.errors.OpError: if the model refuses the inputs.
+        """
+        if not hasattr(self._loaded, "start_stream"):
+            yield self.run("generate", inputs)
+            return
+        infos = self.signatures["generate"]["inputs"]
+        state = self._loaded.start_stream(
+            **{
+                key: tf.constant(array, tf.as_dtype(infos[key]["dtype"]))
+                for key, array in inputs.items()
+            }
+        )
+        while state["goes_on"]:
+            outputs, state = self._loaded.continue_stream(state)
+            yield {key: tensor.numpy() for key, tensor in outputs.items()}
+
     def run_merged(self, signature, requests):
         """Answers several requests, as one batch where their answers can be told apart.
 
