@@ -20,8 +20,10 @@ from keras_transformer.convert.blocks import (
 )
 from keras_transformer.convert.generation import power_penalty
 from keras_transformer.convert.graphs import save_beside
+from keras_transformer.convert.llama import family_of
 from keras_transformer.convert.tables import ConversionError, layer_at, require
 from keras_transformer.layers.positions import SinusoidalEncoding
+from keras_transformer.layers.rotary_embedding import RotaryEmbedding
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.models.encoder_decoder import TranslationModel
 from keras_transformer.ops.positions import sinusoidal_positions
@@ -88,7 +90,10 @@ def example(text_model):
         pairs = [_pieces(tokenizer, texts), _pieces(target, texts)]
     else:
         texts = [text for text in EXAMPLES if len(_pieces(tokenizer, [text])[0]) > 1]
-        pairs, scores = [_pieces(tokenizer, texts)], text_model.score(texts)
+        start = text_model.settings.start_id
+        first = [] if start is None else tokenizer.pieces([start])
+        pairs = [[first + row for row in _pieces(tokenizer, texts)]]
+        scores = text_model.score(texts)
     return {"pieces": np.array(json.dumps(pairs)), "scores": scores}
 
 
@@ -235,18 +240,24 @@ def save(spec, folder, dtype="float32"):
 def _language_model(specs, text_model):
     model = text_model.model
     decoder, table = model.decoder, model.embedding
-    check_output(model, "CTranslate2")
+    if decoder.normalization == "rms":
+        options = _llama_options(model)
+    else:
+        check_output(model, "CTranslate2")
+        options = _options(decoder)
     spec = specs.TransformerDecoderModelSpec.from_config(
-        decoder.num_layers, decoder.num_heads, **_options(decoder)
+        decoder.num_layers, decoder.num_heads, **options
     )
     context = getattr(text_model.settings, "context", 0)
     layers = table, model.positions, model.embedding_norm
     _fill_side(spec.decoder, spec.decoder.embeddings, layers, decoder, context)
-    spec.decoder.projection.weight = _array(table.embeddings)
+    spec.decoder.projection.weight = _array(model.output_projection.embeddings)
     spec.config.layer_norm_epsilon = decoder.norm_epsilon
     pieces = row_names(text_model.tokenizer, table)
     spec.config.unk_token = pieces[1]
-    spec.config.bos_token = pieces[2]
+    start = getattr(text_model.settings, "start_id", None)
+    num_control_ids = max(text_model.tokenizer.vocabulary_size - table.vocabulary_size, 0)
+    spec.config.bos_token = pieces[2 if start is None else start - num_control_ids]
     end = getattr(text_model.tokenizer, "end_of_text_id", None)
     spec.config.eos_token = pieces[3 if end is None else end]
     spec.register_vocabulary(pieces)
@@ -286,12 +297,19 @@ def _fill_side(spec, embeddings, layers, stack, max_length):
         for path, place in BLOCK.items():
             if (ours := layer_at(block, path)) is not None:
                 _fill(_at(layer, place), ours)
+        if stack.gated:
+            gates, widens = map(_at, (layer, layer), ("ffn.linear_0", "ffn.linear_0_noact"))
+            kernel = _array(block.feed_forward.gate_widen.kernel)
+            gates.weight, widens.weight = map(np.ascontiguousarray, np.split(kernel, 2))
         if stack.shared_bias is not None:
             _fill_t5(layer, block, stack.shared_bias)
+        elif block.self_attention.query_norm is not None:
+            _fill(layer.self_attention.q_norm, block.self_attention.query_norm)
+            _fill(layer.self_attention.k_norm, block.self_attention.key_norm)
 
 
 def _fill_t5(spec, block, bias):
-    """What only the specification of a block of T5 has: biases, scales, a gated network."""
+    """What only the specification of a block of T5 has: biases by distance, and scales."""
     spec.self_attention.relative_attention_bias = _array(bias.embeddings)
     spec.self_attention.relative_attention_max_distance = np.int32(bias.max_distance)
     attentions = [(spec.self_attention, block.self_attention)]
@@ -300,9 +318,6 @@ def _fill_t5(spec, block, bias):
     for theirs, ours in attentions:
         width = ours.output_projection.kernel.shape[1] // ours.num_heads
         theirs.queries_scale = np.float32(1 / math.sqrt(width))
-    if block.feed_forward.gated:
-        halves = np.split(_array(block.feed_forward.gate_widen.kernel), 2)
-        spec.ffn.linear_0.weight, spec.ffn.linear_0_noact.weight = map(np.ascontiguousarray, halves)
 
 
 def _at(spec, place):
@@ -339,6 +354,42 @@ def _t5_options(stack):
         "ffn_glu": stack.gated,
         "rms_norm": True,
         "relative_attention_bias": True,
+    }
+
+
+def _llama_options(model):
+    """The same of a language model like Llama."""
+    from ctranslate2.specs.attention_spec import RotaryScalingType
+
+    family_of(model, "CTranslate2")  # raises if it is none of them
+    decoder = model.decoder
+    attention = decoder.blocks[0].self_attention
+    rotary = RotaryEmbedding(**attention.rotary)
+    scaling, shared = rotary.scaling or {}, attention.num_key_value_heads
+    pattern = decoder.attention_pattern
+    if pattern is not None:
+        raise ConversionError(
+            "CTranslate2 scores no text that is longer than its sliding window. Give a Mistral a "
+            f"context that fits into one. Received: attention_pattern={pattern}."
+        )
+    if scaling.get("type", "linear") != "linear":
+        raise ConversionError(
+            "CTranslate2 4.8 scales rotary positions of Llama 3 otherwise than its authors: texts "
+            f"would get other probabilities. Received: scaling={scaling}."
+        )
+    return {
+        "pre_norm": True,
+        "activation": _activation(decoder),
+        "ffn_glu": True,
+        "rms_norm": True,
+        "rotary_dim": 0,  # all columns
+        "rotary_interleave": False,
+        "rotary_base": rotary.max_wavelength,
+        "rotary_scaling_type": RotaryScalingType.Linear if scaling else None,
+        "rotary_scaling_factor": scaling.get("factor", 1),
+        "num_heads_kv": None if shared == decoder.num_heads else shared,
+        "head_dim": attention.output_projection.kernel.shape[1] // decoder.num_heads,
+        "qk_norm": attention.query_norm is not None,
     }
 
 

@@ -122,7 +122,9 @@ def own_model(tokenizer, path):
         The pieces in the order of their ids.
     """
     model = Model.FromString(tokenizer.model)
-    own = list(model.pieces)[tokenizer.first_id :]
+    own = list(model.pieces)[tokenizer.first_id : tokenizer.vocabulary_size]
+    while own[-1].piece == f"<unused{len(own) - 1}>":  # a row without a piece
+        own.pop()
     names = {"<own pad>": "<pad>", OWN_UNKNOWN: "<unk>", "<own s>": "<s>", "<own /s>": "</s>"}
     has_end = any(piece.piece == "<own /s>" for piece in own)
     names[OWN_END] = "<|end|>" if has_end else "</s>"
@@ -130,9 +132,11 @@ def own_model(tokenizer, path):
     for piece in own:
         kind = PieceType.UNKNOWN if piece.piece == OWN_UNKNOWN else piece.type
         model.pieces.add(piece=names.get(piece.piece, piece.piece), score=piece.score, type=kind)
-    model.trainer_spec.vocab_size = tokenizer.vocabulary_size - tokenizer.first_id
+    model.trainer_spec.vocab_size = len(own)
     path.write_bytes(model.SerializeToString())
-    return [piece.piece for piece in model.pieces]
+    size = tokenizer.vocabulary_size - tokenizer.first_id
+    unused = [f"<unused{index}>" for index in range(len(own), size)]
+    return [*(piece.piece for piece in model.pieces), *unused]
 
 
 def in_our_order(model, names, unknown, control=("<pad>", "<s>", "</s>")):

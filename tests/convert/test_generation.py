@@ -345,7 +345,7 @@ def test_what_is_written_is_read_again(scoring, tmp_path):
     # An end occurs but once, so a pair of tokens cannot begin with it again.
     counted = SearchSettings(token_rules=TokenRules(2, start_counts_as=3))
     assert generation.written_search(counted)["no_repeat_ngram_size"] == 2
-    theirs = [1, 3, 2, 2, 4]  # in which the start is the end
+    theirs = [1, 3, 2, 2, 4].__getitem__  # in which the start is the end
     for rules in (TokenRules(1), TokenRules(2, 1.3), TokenRules(bad_words_ids=[[3, 4]])):
         counted = dataclasses.replace(rules, start_counts_as=3)
         generation.written_search(SearchSettings(token_rules=counted), theirs)

@@ -195,8 +195,9 @@ def test_texts_go_on_and_end_as_theirs(folder, generator):
     assert [t.lstrip() for t in continued] == [t.lstrip() for t in expected]
     if generator.settings.start_id is not None and generator.settings.end_ids:  # of Llama 3
         assert len(lengths) > 1, "some texts end early"
-    streamed = generator.stream(prompts[0], NEW, temperature=1e-6)
-    assert "".join(streamed).lstrip() == expected[0].lstrip()
+    for prompt, text in zip(prompts[:6], expected, strict=False):
+        streamed = generator.stream(prompt, NEW, temperature=1e-6)
+        assert "".join(streamed).lstrip() == text.lstrip()
 
 
 @pytest.mark.parametrize("folder", ["Llama 3", "Mistral", "Qwen2"], indirect=True)
@@ -220,6 +221,33 @@ def test_a_run_writes_on_and_is_written_back(folder, generator, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "written")
     texts = demo_corpus(20, seed=5).sources
     assert tokenizer(texts)["input_ids"] == folder[2](texts)["input_ids"]
+
+
+@pytest.mark.parametrize("folder", ["Llama 2", "Llama 3", "Mistral", "Qwen3"], indirect=True)
+def test_ctranslate2_goes_on_as_ours_or_refuses(folder, generator, tmp_path, request):
+    import ctranslate2
+    import tensorflow as tf
+
+    reasons = {"Llama 3": "scales rotary positions of Llama 3", "Mistral": "sliding window"}
+    name = request.node.callspec.params["folder"]
+    if name in reasons:
+        with pytest.raises(convert.ConversionError, match=reasons[name]):
+            convert.write(generator, "ctranslate2", tmp_path / "written")
+        return
+    path = convert.write(generator, "ctranslate2", tmp_path / "written")
+    engine = ctranslate2.Generator(str(path), device="cpu")
+    tokenizer, start = generator.tokenizer, generator.settings.start_id
+    texts = [text[:14] for text in demo_corpus(8, seed=3).sources]
+    first = [] if start is None else tokenizer.pieces([start])
+    rows = [first + tokenizer.pieces(row) for row in tokenizer.tokenize(texts).to_list()]
+    found = engine.generate_batch(
+        rows, max_length=NEW, sampling_topk=1, include_prompt_in_result=False,
+        end_token=tokenizer.pieces([tokenizer.end_of_text_id + 4, *generator.settings.end_ids]),
+    )  # fmt: skip
+    ids = tf.ragged.constant([result.sequences_ids[0] for result in found], tf.int32) + 4
+    written = [text.decode() for text in tokenizer.detokenize(ids).numpy()]
+    ours = generator(texts, max_tokens=NEW, temperature=1e-6)
+    assert [text.lstrip() for text in written] == [text.lstrip() for text in ours]
 
 
 @pytest.mark.parametrize("folder", ["Llama 3"], indirect=True)
