@@ -15,6 +15,7 @@ tunes the model of another run, or of a released folder of GPT-2, Llama, Mistral
 """
 
 import contextlib
+import json
 import math
 import pathlib
 import re
@@ -194,6 +195,27 @@ class LanguageModelConfig(TrainingConfig):
         }
 
 
+def _sampling_of(given, inherited, context):
+    """The JSON of --sampling, with what belongs to the model of --pretrained.
+
+    Args:
+        given: the flag, or None.
+        inherited: that of the run or of --pretrained, or None.
+        context: of the run; an inherited length that does not fit is left out.
+    """
+    if not inherited or not context:
+        return given if given is not None else inherited
+    theirs = kt.serving.settings.read_object("sampling", inherited)
+    if given is None:
+        if theirs.get("max_tokens", 0) < context:
+            return inherited
+        del theirs["max_tokens"]
+        return json.dumps(theirs)
+    kept = {name: theirs[name] for name in ("start_id", "end_ids") if name in theirs}
+    own = kt.serving.settings.read_object("sampling", given)
+    return json.dumps(kept | own) if kept else given
+
+
 class SampleOptions(DecodingOptions):
     """Writes a prompt and its continuation to standard output, token by token.
 
@@ -273,7 +295,9 @@ class LanguageModelExperiment(Experiment):
     def completed(cls, config, before=None, pretrained=None):
         fixed = ("model", "tokens", "size")
         names = (*fixed, "context", "memory_length", "sampling")
-        config = completed(config, names, fixed, before, pretrained)
+        given = config.sampling
+        config = completed(config.replace(sampling=None), names, fixed, before, pretrained)
+        config = config.replace(sampling=_sampling_of(given, config.sampling, config.context))
         fill_in(config, USUAL_MODEL)
         kt.serving.settings.read_sampling(config.sampling, config.context)  # raises for a wrong one
         return config.replace()  # which checks them together

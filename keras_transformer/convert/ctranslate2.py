@@ -5,6 +5,7 @@ Source: https://opennmt.net/CTranslate2, through its own model specifications.
 
 import collections
 import json
+import logging
 import math
 
 import keras
@@ -258,6 +259,11 @@ def _language_model(specs, text_model):
     start = getattr(text_model.settings, "start_id", None)
     num_control_ids = max(text_model.tokenizer.vocabulary_size - table.vocabulary_size, 0)
     spec.config.bos_token = pieces[2 if start is None else start - num_control_ids]
+    if others := [pieces[end - num_control_ids] for end in text_model.settings.end_ids]:
+        logging.getLogger(__name__).warning(
+            "CTranslate2's folders name one end. Give these as end_token, too: %s.",
+            ", ".join(others),
+        )
     end = getattr(text_model.tokenizer, "end_of_text_id", None)
     spec.config.eos_token = pieces[3 if end is None else end]
     spec.register_vocabulary(pieces)

@@ -305,7 +305,7 @@ def power_penalty(settings, length=20):
 def _written_rules(rules, their_id_of=int):
     """`TokenRules` with their ids, without what only a search has."""
     written = rules.changed()
-    for name in ("forces_end", "start_counts_as"):
+    for name in ("forces_end", "start_counts_as", "counts_as_end"):
         written.pop(name, None)
     for name in ("suppress_tokens", "begin_suppress_tokens"):
         if name in written:

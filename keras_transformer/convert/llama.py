@@ -134,6 +134,7 @@ def _dimensions(folder, context):
     else:
         config.one_of("use_sliding_window", False)
         config.ignore(["sliding_window", "max_window_layers"])
+        config.expect(use_mrope=False)
     layers = config.count("num_hidden_layers")
     kind = "full_attention" if window is None else "sliding_attention"
     config.expect(layer_types=[kind] * layers)
@@ -211,12 +212,15 @@ def hugging_face_folder(text_model, draft):
     family = family_of(model, "Hugging Face")
     rotary = RotaryEmbedding(**attention.rotary)
     num_control_ids = max(tokenizer.vocabulary_size - table.vocabulary_size, 0)
-    ends = [END_ID if tokenizer.end_of_text_id is None else tokenizer.end_of_text_id]
-    ends += [end - num_control_ids for end in settings.end_ids]
+    end = tokenizer.end_of_text_id
+    if end is None and not num_control_ids:
+        end = END_ID
+    ends = [] if end is None else [end]
+    ends += [other - num_control_ids for other in settings.end_ids]
     start = None if settings.start_id is None else settings.start_id - num_control_ids
-    _save_tokenizer(tokenizer, num_control_ids, start, ends[0], draft)
-    ids = {"bos_token_id": start, "eos_token_id": ends[0] if len(ends) == 1 else ends}
-    sampling = written_sampling(settings, num_control_ids, ends[0])
+    _save_tokenizer(tokenizer, num_control_ids, start, end, draft)
+    ids = {"bos_token_id": start, "eos_token_id": ends if len(ends) > 1 else end}
+    sampling = written_sampling(settings, num_control_ids, end)
     write_json(draft / GENERATION, ids | sampling)
     scaling = {"rope_type": "default"}
     if rotary.scaling is not None:
@@ -324,7 +328,8 @@ def _save_tokenizer(tokenizer, num_control_ids, start, end, draft):
     is_byte_level = isinstance(tokenizer, BytePairTokenizer)
     write_json(draft / SETTINGS, {
         "tokenizer_class": "PreTrainedTokenizerFast" if is_byte_level else "LlamaTokenizer",
-        "bos_token": None if start is None else pieces[start], "eos_token": pieces[end],
+        "bos_token": None if start is None else pieces[start],
+        "eos_token": None if end is None else pieces[end],
         **({} if is_byte_level else {"add_bos_token": start is not None, "add_eos_token": False,
                                      "unk_token": pieces[0]}),
     })  # fmt: skip

@@ -99,10 +99,10 @@ def after_control_ids(tokenizer, their_id_of, size, end_id):
         name, score, kind = pieces[index]
         if index < len(CONTROL_PIECES):
             name, kind = f"<own {name[1:-1]}>", PieceType.CONTROL  # OWN_UNKNOWN among them
-        if theirs == end_id:
-            name, kind = OWN_END, PieceType.CONTROL
         if theirs >= 0:
             own[int(theirs)] = name, score, kind
+    if end_id is not None:  # which may be an added token, with no piece in the model
+        own[end_id] = OWN_END, 0.0, PieceType.CONTROL
     known = pieces[: len(CONTROL_PIECES)] + list(own.values()) + pieces[len(their_id_of) :]
     del model.pieces[:]
     for name, score, kind in known:

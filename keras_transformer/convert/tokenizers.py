@@ -58,6 +58,7 @@ EXPECTED = {
     "clean_up_tokenization_spaces": False,
     "sp_model_kwargs": {},
     "spaces_between_special_tokens": True,
+    "split_special_tokens": False,
 }
 # Of mBART-25, in the order of their ids; those of mBART-50 follow.
 MBART_LANGUAGES = (
@@ -188,8 +189,9 @@ def _read(folder):
     vocabulary = folder.json(VOCABULARY) if folder.has(VOCABULARY) else {}
     present = [name for name in CLASSES if folder.has(name)]
     file = next((name for name in present if _is_of_its_class(name, settings)), None)
-    if file == LLAMA_FILE:
-        settings.ignore(["add_bos_token"])  # as `start_of` says
+    if file == LLAMA_FILE or folder.has(TOKENIZER_JSON):
+        # As `start_of` says; how special tokens are joined, which texts leave out.
+        settings.ignore(["add_bos_token", "spaces_between_special_tokens"])
     name = settings.raw("tokenizer_class")
     if name is None and folder.has(CONFIG):  # as of released ByT5
         name = folder.json(CONFIG).get("tokenizer_class")

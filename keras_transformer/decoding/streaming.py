@@ -25,6 +25,7 @@ def stream(
     token_rules=None,
     end_id=None,
     prefill=None,
+    num_starts=0,
 ):
     """Continues a prompt and yields each token as soon as it is sampled.
 
@@ -47,6 +48,8 @@ def stream(
         token_rules: as for `sample`; they see the tokens that the model reads.
         end_id: the token that ends a text, for `token_rules`; required with those.
         prefill: as for `beam_search`; reads a prompt in one pass.
+        num_starts: how many tokens of the prompt, at least 0, stay at the beginning of all that is
+            read, such as a start token.
 
     Yields:
         Integer ids.
@@ -70,6 +73,7 @@ def stream(
         token_rules=token_rules,
         end_id=end_id,
         prefill=prefill,
+        num_starts=num_starts,
     )
     yield from streamer(
         prompt,
@@ -99,8 +103,11 @@ class Streamer:
         token_rules=None,
         end_id=None,
         prefill=None,
+        num_starts=0,
     ):
         check_integer("context", context, 2)
+        check_integer("num_starts", num_starts, 0, context - 1)
+        self._num_starts = num_starts
         self._rules = token_rules or NO_RULES
         if self._rules.change_scores:
             check_integer("end_id", end_id, 1, reason=" token_rules need it.")
@@ -125,7 +132,7 @@ class Streamer:
         token_sampler(*drawing)
         first_free = tf.constant([len(prompt) - 1])
         sequence = tf.zeros((1, 1, 0), tf.int32)  # which only the rules look at
-        written, past, cache = 0, prompt[-context:], self._start_cache()
+        written, past, cache = 0, self._newest(prompt, context), self._start_cache()
         advance, read_prompt = self._traced(cache, drawing)
         read = 0  # tokens of `past` in the cache
         while written < num_tokens:
@@ -146,7 +153,17 @@ class Streamer:
             written += 1
             past.append(newest)
             if len(past) > context:
-                past, cache, read = past[-(context // 2) :], self._start_cache(), 0
+                past, cache, read = self._newest(past, context // 2), self._start_cache(), 0
+
+    def _newest(self, tokens, count):
+        """The starts and the newest of some tokens, `count` together, or one more than the starts.
+
+        All of them, if they are no more.
+        """
+        if len(tokens) <= count:
+            return [*tokens]
+        first = self._num_starts
+        return tokens[:first] + tokens[-max(count - first, 1) :]
 
     def _traced(self, cache, drawing):
         """The functions for caches and prompts of any length, traced unless they are already.

@@ -38,6 +38,8 @@ class TokenRules:
         forces_end: whether the last token within the limit is the end token; otherwise a sequence
             may be cut off there, unless the limit is 1.
         start_counts_as: the id that the start token counts as; None for its own.
+        counts_as_end: another id that counts as the end token where it occurs, such as the own end
+            of a language model behind control ids; None for none.
 
     Raises:
         ValueError: if a rule is out of range.
@@ -57,12 +59,13 @@ class TokenRules:
     forced_bos_token_id: int | None = None
     forces_end: bool = True
     start_counts_as: int | None = None
+    counts_as_end: int | None = None
 
     def __post_init__(self):
         for name in ("no_repeat_ngram_size", "min_length", "min_new_tokens"):
             check_integer(name, getattr(self, name), 0)
         check_number("repetition_penalty", self.repetition_penalty, above=0)
-        for name in ("forced_bos_token_id", "start_counts_as"):
+        for name in ("forced_bos_token_id", "start_counts_as", "counts_as_end"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 0)
         if not isinstance(self.forces_end, bool):
@@ -87,14 +90,14 @@ class TokenRules:
 
     def largest_id(self):
         """The largest id of any rule; 0 if there is none."""
-        one = (self.forced_bos_token_id, self.start_counts_as)
+        one = (self.forced_bos_token_id, self.start_counts_as, self.counts_as_end)
         several = (*self.bad_words_ids, self.suppress_tokens, self.begin_suppress_tokens)
         return max([0, *(i for i in one if i is not None), *(i for ids in several for i in ids)])
 
     @property
     def change_scores(self):
         """Whether any rule does more than force a token."""
-        names = {"forced_bos_token_id", "forces_end", "start_counts_as"}
+        names = {"forced_bos_token_id", "forces_end", "start_counts_as", "counts_as_end"}
         return not self.changed().keys() <= names
 
     def apply(self, scores, sequences, seen, position, first_free, end_id):
@@ -117,6 +120,8 @@ class TokenRules:
         if self.start_counts_as is not None:
             is_start = tf.equal(tf.range(columns) + position - seen, -1)
             sequences = tf.where(is_start, self.start_counts_as, sequences)
+        if self.counts_as_end is not None:
+            sequences = tf.where(tf.equal(sequences, self.counts_as_end), end_id, sequences)
         if self.repetition_penalty != 1:
             penalty = float(self.repetition_penalty)
             occurred = _marked(sequences, tf.range(columns) < seen, size)

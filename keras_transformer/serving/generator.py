@@ -72,13 +72,15 @@ class Generator(ServedModel):
         self.settings = settings or SamplingSettings()
         check_language_model(model)
         super().__init__(model, tokenizer, cache=cache)
-        first_id = 0
+        first_id, self._own_end = 0, None
         if isinstance(model, LanguageModel):
             choice = "SamplingSettings(context={0}, max_tokens={1})"
             check_positions("context", self.settings.context, model.positions, choice)
             first_id = first_id_of(model, tokenizer)
             if first_id:
                 self._text_model = AfterControlIds(model, tokenizer.end_of_text_id)
+                if tokenizer.end_of_text_id is not None:  # which texts may hold
+                    self._own_end = tokenizer.end_of_text_id + first_id
         if isinstance(model, TextModel):
             self._check_scores(first_id + model.embedding.vocabulary_size)
         start_id = self.settings.start_id
@@ -100,6 +102,9 @@ class Generator(ServedModel):
             )
         may_end = getattr(self._text_model, "may_end", False)
         self.forbidden_ids = CONTROL_IDS[:END_ID] if may_end else CONTROL_IDS
+        self._token_rules = dataclasses.replace(
+            self.settings.token_rules, counts_as_end=self._own_end
+        )
         self._compiled_sampling = compiled(self._sample_ids)
 
     @classmethod
@@ -169,7 +174,7 @@ class Generator(ServedModel):
             top_p=[settings.top_p] * count,
             seed=range(seed, seed + count),
         )
-        limit = settings.context - settings.max_tokens
+        limit = settings.context - settings.max_tokens - len(self._start)
         warn_truncated(answer["truncated"], limit, "truncated at the beginning")
         return [text.decode() for text in answer["continuation"]]
 
@@ -215,9 +220,10 @@ class Generator(ServedModel):
             context=self.settings.context,
             forbidden_ids=self.forbidden_ids,
             jit_compile=self._is_static,
-            token_rules=self.settings.token_rules,
+            token_rules=self._token_rules,
             end_id=END_ID,
             prefill=getattr(model, "prefill", None),
+            num_starts=len(self._start),
         )
 
     def score(self, texts):
@@ -311,9 +317,10 @@ class Generator(ServedModel):
             ids[0, -1], position, position, kept - 1, state["cache"], ids[:, None],
             *state["drawing"],
         )  # fmt: skip
+        is_end = tf.reduce_any(tf.equal(drawn, (END_ID, *self.settings.end_ids)))
+        drawn = tf.where(is_end, END_ID, drawn)
         ids = tf.concat([ids, tf.reshape(drawn, [1, 1])], axis=1)
         length = position + 2 - kept
-        is_end = tf.reduce_any(tf.equal(drawn, (END_ID, *self.settings.end_ids)))
         has_ended = is_end | (length >= new)
         outputs = {
             "continuation": self.tokenizer.detokenize(ids[:, kept[0] :]),
@@ -424,7 +431,10 @@ class Generator(ServedModel):
         ids = ids[:, :longest].to_tensor(PAD_ID)
         ids = tf.pad(ids, [[0, 0], [0, tf.maximum(0, 2 - tf.shape(ids)[1])]])
         logits = self._logits_of(ids[:, :-1])
-        nats = tf.nn.sparse_softmax_cross_entropy_with_logits(ids[:, 1:], logits)
+        labels = ids[:, 1:]
+        if self._own_end is not None:
+            labels = tf.where(tf.equal(labels, self._own_end), END_ID, labels)
+        nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         counted = tf.clip_by_value(lengths, 1, longest) - 1
         inside = tf.sequence_mask(counted, tf.shape(nats)[1], tf.float32)
         return {
@@ -483,7 +493,7 @@ class Generator(ServedModel):
             forbidden_ids=self.forbidden_ids,
             prefix=rest,
             capacity=capacity[0] if capacity else None,
-            token_rules=dataclasses.replace(self.settings.token_rules, forces_end=False),
+            token_rules=dataclasses.replace(self._token_rules, forces_end=False),
             prefill=prefill and read_prompt,
             more_end_ids=self.settings.end_ids,
             **padding,

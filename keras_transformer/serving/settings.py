@@ -120,7 +120,7 @@ def read_token_rules(text, changes=None):
 
     `changes` replace rules of the run. Raises ValueError for unknown rules and wrong values.
     """
-    return _token_rules(_read_object("token_rules", text), changes)
+    return _token_rules(read_object("token_rules", text), changes)
 
 
 def usual_max_tokens(context):
@@ -134,7 +134,7 @@ def read_sampling(text, context, token_rules=None):
     `context` limits prompt and continuation together, in tokens; `token_rules` replace rules of the
     run. Raises ValueError for unknown settings and wrong values.
     """
-    values = {"max_tokens": usual_max_tokens(context)} | _read_object("sampling", text)
+    values = {"max_tokens": usual_max_tokens(context)} | read_object("sampling", text)
     rules = _token_rules(values.pop("token_rules", {}), token_rules)
     names = SAMPLING
     if unknown := sorted(set(values) - set(names)):
@@ -144,7 +144,7 @@ def read_sampling(text, context, token_rules=None):
     return SamplingSettings(context=context, **values, token_rules=rules)
 
 
-def _read_object(name, text):
+def read_object(name, text):
     """The JSON object in a text, a dictionary; empty for "" or None."""
     try:
         content = json.loads(text or "{}")

@@ -173,6 +173,12 @@ def test_logits_and_scores_are_those_of_hugging_face(folder, generator):
     nats = torch.log_softmax(torch.tensor(their_logits(theirs, [given])[0]), -1)
     expected = sum(float(nats[i, after]) for i, after in enumerate(given[1:]))
     np.testing.assert_allclose(generator.score([text]), [expected], rtol=1e-5)
+    if tokenizer.is_fast and "tool" in str(tokenizer.get_added_vocab()):  # an end within a text
+        given = tokenizer(f"It is{tokenizer.eos_token}\nten")["input_ids"]
+        nats = torch.log_softmax(torch.tensor(their_logits(theirs, [given])[0]), -1)
+        expected = sum(float(nats[i, after]) for i, after in enumerate(given[1:]))
+        score = generator.score([f"It is{tokenizer.eos_token}\nten"])
+        np.testing.assert_allclose(score, [expected], rtol=1e-5)
 
 
 def test_texts_go_on_and_end_as_theirs(folder, generator):
@@ -198,6 +204,45 @@ def test_texts_go_on_and_end_as_theirs(folder, generator):
     for prompt, text in zip(prompts[:6], expected, strict=False):
         streamed = generator.stream(prompt, NEW, temperature=1e-6)
         assert "".join(streamed).lstrip() == text.lstrip()
+
+
+@pytest.mark.parametrize("folder", ["Qwen2"], indirect=True)
+def test_the_penalty_counts_ends_of_a_chat(folder):
+    import torch
+
+    path, theirs, tokenizer = folder
+    loaded = convert.load(path)
+    rules = kt.decoding.TokenRules(repetition_penalty=3.0)
+    settings = SamplingSettings(CONTEXT, NEW, top_k=1, token_rules=rules,
+                                end_ids=loaded.settings.end_ids)  # fmt: skip
+    generator = Generator(loaded.model, loaded.tokenizer, settings)
+    prompts = [f"{text[:9]}{tokenizer.eos_token}\nno" for text in demo_corpus(6, seed=7).sources]
+    for prompt in prompts:
+        given = tokenizer(prompt)["input_ids"]
+        with torch.no_grad():
+            found = theirs.generate(
+                torch.tensor([given]), max_new_tokens=NEW, do_sample=False, pad_token_id=0,
+                repetition_penalty=3.0,
+            )[0, len(given) :]  # fmt: skip
+        expected = tokenizer.decode(found, skip_special_tokens=True)
+        assert generator([prompt]) == [expected]
+        assert "".join(generator.stream(prompt, NEW)) == expected
+
+
+@pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
+def test_an_added_end_without_a_piece_ends_texts(folder, tmp_path):
+    shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_end|>": 400}))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["additional_special_tokens"] = ["<|im_end|>"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((tmp_path / name).read_text())
+        (tmp_path / name).write_text(json.dumps(content | {"eos_token_id": 400}))
+    generator = convert.load(tmp_path)
+    assert generator.tokenizer.end_of_text_id == 400
+    convert.write(generator, "huggingface", tmp_path / "written")
+    assert json.loads((tmp_path / "written/config.json").read_text())["eos_token_id"] == 400
 
 
 @pytest.mark.parametrize("folder", ["Llama 3", "Mistral", "Qwen2"], indirect=True)

@@ -72,6 +72,25 @@ def test_a_prompt_longer_than_the_context_loses_its_beginning(model):
     assert write(model, long, 3, context=7, top_k=1) == expected
 
 
+def test_a_start_stays_at_the_beginning_of_every_window():
+    read = []
+
+    def prefill(token_ids, next_ids, count, cache):
+        tf.py_function(lambda ids: read.append(ids.numpy()[0].tolist()), [token_ids], [])
+        return None, cache
+
+    def step(token_ids, parents, position, cache):
+        return 99.0 * tf.one_hot(token_ids + 1, 40), cache
+
+    written = [*stream(
+        step, tuple, [2, *range(10, 20)], num_tokens=7, context=6, seed=(1, 2), num_starts=1,
+        prefill=prefill,
+    )]  # fmt: skip
+    assert written == [*range(20, 27)]
+    assert read[0] == [2, 15, 16, 17, 18]
+    assert len(read) == 3 and all(row[0] == 2 for row in read)
+
+
 def test_a_token_arrives_as_soon_as_it_is_sampled():
     steps = []
 
