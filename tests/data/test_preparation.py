@@ -182,6 +182,7 @@ def check_that_deaths_change_no_byte(pairs, tmp_path, monkeypatch, **flags):
     assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
 
 
+@pytest.mark.soak
 def test_a_killed_process_changes_no_byte(pairs, tmp_path, monkeypatch):
     check_that_deaths_change_no_byte(pairs, tmp_path, monkeypatch)
 

@@ -24,7 +24,10 @@ def batches(rng, reverse):
         yield {"source_ids": source, "target_ids": target}, np.concatenate([said, ends], axis=1)
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["copy", "reverse"])
+@pytest.mark.parametrize(
+    "reverse",
+    [pytest.param(False, id="copy", marks=pytest.mark.soak), pytest.param(True, id="reverse")],
+)
 def test_it_learns_to_repeat(reverse):
     model = kt.translation(
         VOCABULARY, num_layers=1, hidden_dim=32, intermediate_dim=64, num_heads=2, dropout=0.0

@@ -178,7 +178,7 @@ def test_a_soft_cap_and_values_of_another_width_are_the_same_in_chunks(monkeypat
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_4096_tokens_hold_a_fifth_of_the_memory_of_all_weights_at_once():
     import os
     import subprocess

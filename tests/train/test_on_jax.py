@@ -73,6 +73,7 @@ def told_to_end(text, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.soak
 def test_a_run_told_to_end_goes_on_to_bit_identical_weights(text, whole, told_to_end, tmp_path):
     run = shutil.copytree(told_to_end, tmp_path / "run")
     done = on_jax("train.translation", *text, *SETTINGS, f"--steps={STEPS}", "--run", run)

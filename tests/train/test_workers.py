@@ -128,7 +128,12 @@ def test_the_chief_alone_records_a_changed_setting(text, whole, tmp_path):
             ["--text", "{text}", "--context=16", "--model=transformer_xl", "--batch-size=6"],
             "nats a token",
         ),
-        (pretraining, ["--documents", "{text}", "--vocabulary-size=60"], "Masked pieces found"),
+        pytest.param(
+            pretraining,
+            ["--documents", "{text}", "--vocabulary-size=60"],
+            "Masked pieces found",
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             classification,
             ["--tsv", "{text}", "--vocabulary-size=40"],
@@ -164,6 +169,7 @@ def test_the_other_commands_train_and_measure_on_two_replicas_too(trainer, flags
     assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
 
 
+@pytest.mark.soak
 def test_two_replicas_of_one_process_told_to_end_go_on_too(text, whole, tmp_path):
     run = tmp_path / "mirrored"
     arguments = command(text, run, "--virtual-devices=2")
