@@ -42,7 +42,8 @@ def test_strange_ids_and_no_rows_are_welcome(characters):
 
 
 def test_a_tokenizer_works_in_a_graph_and_is_the_same_after_saving(tmp_path):
-    for tokenizer in (SymbolTokenizer(), SymbolTokenizer("cab 日"), SymbolTokenizer(None, "ignore")):
+    for arguments in ((), ("cab 日",), (None, "ignore")):
+        tokenizer = SymbolTokenizer(*arguments)
         tokenizer.save(tmp_path / "tokenizer.model")
         is_usual = tokenizer.errors == "replace"
         assert ("errors" in (tmp_path / "tokenizer.model").read_text()) != is_usual
