@@ -26,6 +26,7 @@ MAY_CHANGE = {
     **dict.fromkeys(
         ("peak_rate", "warmup_steps", "schedule", "weight_decay", "clip_norm")
         + ("average", "patience", "num_beams", "length_penalty", "scoring", "token_rules")
+        + ("max_target_length",)
         + ("sampling", "tensorboard", "bleu_every")
         + ("prepared",),  # the folder may move
         lambda before, now: True,
@@ -287,7 +288,7 @@ class TrainingConfig(Settings):
             ValueError: if a setting is unknown, outside its limits or deleted.
         """
         kept = renamed(kept)
-        missing = cls.model_fields.keys() - kept.keys()
+        missing = cls.model_fields.keys() - kept.keys() - cls.earlier.keys()
         if is_edited and missing:
             raise ValueError(f"Settings are missing: {', '.join(map(flag_of, sorted(missing)))}.")
         return cls(**{**CHOSEN_AT_START, **cls.earlier, **kept})

@@ -66,7 +66,12 @@ class TranslationConfig(TrainingConfig):
 
     command: ClassVar[str] = "translation"
     further_dimensions: ClassVar[tuple] = ("blocks", "num_decoder_layers")
-    earlier: ClassVar[dict] = {"token_rules": "{}", "scoring": "gnmt"}
+    earlier: ClassVar[dict] = {
+        "token_rules": "{}",
+        "scoring": "gnmt",
+        "metric": "bleu",
+        **dict.fromkeys(("max_target_length", "num_decoder_layers", "source_prefix", "blocks")),
+    }
 
     source: str = setting("", "file of source sentences, one per line; may be .gz")
     target: str = setting("", "file of their translations")
@@ -319,7 +324,7 @@ class TranslationExperiment(Experiment):
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
-        names = (*USUAL_SEARCH, "source_language", "target_language")
+        names = (*USUAL_SEARCH, "source_language", "target_language", "max_target_length")
         if config.source_prefix is None:  # "" is none
             names += ("source_prefix",)
         config = completed(config, names, (), before, pretrained)
@@ -500,11 +505,13 @@ class TranslationExperiment(Experiment):
 
     def show_result(self, run):
         translator = kt.serving.Translator.load(run.path)
-        text = self.shown_text
-        pictures.save_pictures(run, translator.attention(text.sources[0], text.targets[0]))
+        text, limits = self.shown_text, translator.settings
         if self.valid_text is not None:
             translations, _ = translations_of(translator, text.sources)
             print(report(self.config.metric, translations, text.targets))
+        source = _shown(translator.tokenizer, text.sources[0], limits.max_source_length)
+        target = _shown(translator.target_tokenizer, text.targets[0], limits.max_target_length)
+        pictures.save_pictures(run, translator.attention(source, target))
 
     @staticmethod
     def translate(options):
@@ -545,6 +552,17 @@ class TranslationExperiment(Experiment):
             given = config.source_language or None, config.target_language or None
         prefix = {"source_prefix": config.source_prefix}
         return kt.serving.in_languages(tokenizer, self.target_tokenizer, prefix, *given)
+
+
+def _shown(tokenizer, text, max_length):
+    """The beginning of a text that fits into a picture, and with a start or end into the model."""
+    for length in range(max_length - 1, 0, -1):
+        part = pictures.beginning(tokenizer, text, length)
+        part = part.removeprefix(getattr(tokenizer, "prefix", ""))  # which is put there again
+        # What is joined and cut again may have more tokens.
+        if tokenizer.tokenize([part]).row_lengths().numpy()[0] < max_length:
+            return part
+    return ""
 
 
 def translations_of(translator, texts):

@@ -50,6 +50,7 @@ NORMS = {
 }
 LANGUAGE = re.compile("[a-z]{2}_[A-Z]{2}")  # en_XX
 FIRST = "<s>"  # of every text of BART
+MASK = "<mask>"  # their last piece, for which released summarisers have no row
 START = "<start>"  # our start token, which is no piece: theirs is the end token
 FAMILIES = {"bart": "Bart", "mbart": "MBart"}
 WITHOUT_HEAD = re.compile(r"^(?=(encoder|decoder|shared)\.)")  # names in a folder of BartModel
@@ -104,6 +105,8 @@ def read(folder: ModelFolder):
     # Theirs is a constant, and excludes the start token, which duplicates the end token.
     model.output_bias.trainable = False
     assign(rows(model, order), weights, name)
+    if not is_mbart:
+        _force_first(folder)
     search, run = search_settings(folder, order, positions), {}
     if is_mbart:
         search, run = in_language(folder, search, tokenizer)
@@ -125,16 +128,30 @@ def _byte_pairs(folder):
             f"{folder.path} must hold byte pairs with <s>, <pad>, </s> and <unk>. "
             f"Received: a {type(tokenizer).__name__} without them."
         )
-    order = _order(folder, their_id_of)
     pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
     pieces[START_ID] = START
+    if pieces[-1] == MASK and their_id_of[-1] == folder.settings.count("vocab_size"):
+        pieces, their_id_of = pieces[:-1], their_id_of[:-1]
+    order = _order(folder, their_id_of)
     return with_first(pieces, tokenizer.merges), order
 
 
 def with_first(pieces, merges):
     """Byte pairs of some pieces, in the order of their ids, and of `FIRST`, which is the last."""
     vocabulary = {piece: index for index, piece in enumerate([*pieces, FIRST])}
-    return BytePairTokenizer(vocabulary, merges, start_piece=FIRST)
+    return BytePairTokenizer(vocabulary, merges, added={}, start_piece=FIRST)
+
+
+def _force_first(folder):
+    """Reads an earlier setting, which makes every summary begin with <s>.
+
+    As in `transformers`, it counts only where config.json has the settings of the search, and
+    before its forced_bos_token_id.
+    """
+    config = folder.settings
+    is_forced = config.flag("force_bos_token_to_be_generated", False)
+    if is_forced and not folder.has(GENERATION):
+        config.values["forced_bos_token_id"] = config.count("bos_token_id", 0, least=0)
 
 
 def _with_languages(folder):

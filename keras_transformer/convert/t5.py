@@ -5,6 +5,7 @@ version divides by that of the vectors before it projects them to logits. Both a
 weights here: of the projections of queries, and of the last norm.
 """
 
+import dataclasses
 import json
 import logging
 import math
@@ -65,6 +66,8 @@ BLOCKS = {
         p: n.format(last=2) for p, n in FEED_FORWARD.items()
     },
 }  # fmt: skip
+# Tokens of a text in their training, where a folder does not say how many.
+LENGTH, LENGTH_OF_BYTES = 512, 1024
 PIECES = {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"}
 QUERIES = "query_kernel", "query_key_value_kernel"
 
@@ -150,7 +153,11 @@ def read(folder: ModelFolder):
     model.output_bias.bias.assign(bias_in_our_order(no_bias, order))
     model.output_bias.trainable = False
     assign(rows(model, order, scales_outputs), weights, "T5")
-    search = search_settings(folder, order, 512)
+    usual = LENGTH_OF_BYTES if isinstance(tokenizer, SymbolTokenizer) else LENGTH
+    search = dataclasses.replace(
+        search_settings(folder, order, LENGTH),
+        max_source_length=settings.count("n_positions", usual, least=2),
+    )
     run = run_settings(search, len(order), dimensions)
     return Converted("translation", model, tokenizer, settings=search, config=run)
 
@@ -194,7 +201,7 @@ def _dimensions(folder):
         dense_act_fn=FORMS[form], is_gated_act=gated, num_hidden_layers=num_layers,
         classifier_dropout=0.0,
     )  # fmt: skip
-    settings.ignore(["n_positions", "tokenizer_class"])
+    settings.ignore(["tokenizer_class"])
     rate = settings.number("dropout_rate", 0.1, below=1)
     buckets = settings.count("relative_attention_num_buckets", 32, least=4)
     distance = settings.count("relative_attention_max_distance", 128, least=2)
@@ -279,6 +286,7 @@ def hugging_face_folder(text_model, draft):
         "model_type": "t5",
         "architectures": ["T5ForConditionalGeneration"],
         "vocab_size": size,
+        "n_positions": settings.max_source_length,
         "d_model": table.hidden_dim,
         "d_kv": width // encoder.num_heads,
         "d_ff": encoder.intermediate_dim,

@@ -233,7 +233,8 @@ class Translator(ServedModel):
             (texts,).
 
         Raises:
-            ValueError: if an argument is not a list of strings, or their lengths differ.
+            ValueError: if an argument is not a list of strings, or their lengths differ, or a text
+                has more tokens than the model has positions.
         """
         sources = list_of_strings(sources, "sources")
         targets = list_of_strings(targets, "targets")
@@ -242,6 +243,7 @@ class Translator(ServedModel):
                 "There must be a target for each source. Received: "
                 f"{len(sources)} sources, {len(targets)} targets."
             )
+        self._check_fit(sources, targets)
         order = sorted(range(len(sources)), key=lambda row: -len(sources[row]) - len(targets[row]))
 
         def scored(rows):
@@ -264,12 +266,14 @@ class Translator(ServedModel):
             `figures.Attention` of the kinds "encoder", "decoder" and "cross".
 
         Raises:
-            ValueError: if an argument is not a string, or the model has no
-                `attention_scores`.
+            ValueError: if an argument is not a string or has more tokens than the model has
+                positions, or the model has no `attention_scores`.
         """
         check_string(source, "source")
+        if target is not None:
+            check_string(target, "target")
+        self._check_fit([source], [] if target is None else [target])
         target = self([source])[0] if target is None else target
-        check_string(target, "target")
         source_ids = [*self.tokenizer.tokenize([source]).to_list()[0], END_ID]
         ids = self.target_tokenizer.tokenize([target]).to_list()[0]
         target_ids = [START_ID, *ids]
@@ -375,6 +379,24 @@ class Translator(ServedModel):
         """The tokens of sources with their end token, (batch, source), padded with 0."""
         ids, truncated, _ = self._source(text)
         return {"token_ids": ids, "length": _lengths(ids), "truncated": truncated}
+
+    def _check_fit(self, sources, targets):
+        """Raises ValueError for a text of more tokens than the model has positions."""
+        for side, texts, tokenizer, name in (
+            ("source", sources, self.tokenizer, "source_positions"),
+            ("target", targets, self.target_tokenizer, "positions"),
+        ):
+            positions = getattr(self.model, name, None)
+            limit = getattr(positions, "max_sequence_length", None)
+            if limit is None or not texts:
+                continue
+            lengths = tokenizer.tokenize(texts).row_lengths().numpy() + 1  # with a start or end
+            if (lengths > limit).any():
+                row = int((lengths > limit).argmax())
+                raise ValueError(
+                    f"Texts must have at most {limit - 1} tokens, one fewer than the model has "
+                    f"positions. Received: {lengths[row] - 1} tokens of {side} {row}."
+                )
 
     def _log_probs(self, sources, targets):
         ids = self.tokenizer.tokenize(sources)

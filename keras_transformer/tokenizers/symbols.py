@@ -103,7 +103,9 @@ class SymbolTokenizer(tf.Module):
     def save(self, path) -> None:
         """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
         with atomic_path(path) as draft:
-            content = {"characters": self.characters, "errors": self.errors}
+            content = {"characters": self.characters}
+            if self.errors != "replace":  # earlier versions do not know it
+                content["errors"] = self.errors
             draft.write_text(json.dumps(content), "utf-8")
 
     @classmethod

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import convert
+from keras_transformer.convert import bart
 from keras_transformer.serving import Translator
 from tests.convert.drawn import LONGEST, PAIRS, SPREAD, drawn_ids
 from tests.convert.foreign_tokenizers import MBART, differences, drawn_texts, train_spm
@@ -256,3 +257,34 @@ def test_weights_without_a_head_are_those_of_the_base_model(folder, converted, t
     found.output_bias.bias.assign(converted.model.output_bias.bias)
     for one, other in zip(found.weights, converted.model.weights, strict=True):
         np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
+
+
+@pytest.mark.parametrize("folder", ["bart"], indirect=True)
+def test_a_released_summariser_has_no_row_of_the_mask_and_begins_with_a_token(
+    folder, tmp_path, caplog
+):
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
+    arrays, config = load_file(tmp_path / "model.safetensors"), folder[1].config.to_dict()
+    size = len(folder[2]) - 1
+    arrays["model.shared.weight"] = arrays["model.shared.weight"][:size]
+    arrays["final_logits_bias"] = arrays["final_logits_bias"][:, :size]
+    save_file(arrays, tmp_path / "model.safetensors")
+    (tmp_path / "generation_config.json").unlink()
+    config |= {"vocab_size": size, "force_bos_token_to_be_generated": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = type(folder[1]).from_pretrained(tmp_path).generation_config.forced_bos_token_id
+    caplog.clear()
+    found = convert.read(tmp_path)
+    of = np.array([1, 3, 2, 2, *range(4, size), 0])
+    assert of[found.settings.token_rules.forced_bos_token_id] == theirs == 0
+    assert found.tokenizer.vocabulary_size == found.model.target_embedding.vocabulary_size
+    expected = [row[:-1] for row in folder[2](SHORT)["input_ids"]]
+    assert [of[row].tolist() for row in found.tokenizer.tokenize(SHORT).to_list()] == expected
+    # What ends a text of GPT-2 is a piece of theirs, but of no text.
+    ours = found.tokenizer
+    pieces = [*ours.pieces(range(size)), "<|endoftext|>"]
+    [ids] = bart.with_first(pieces, ours.merges).tokenize(["<|endoftext|>"]).to_list()
+    assert len(ids) > 2 and size not in ids
+    assert "force_bos" not in caplog.text

@@ -192,6 +192,9 @@ def test_a_written_folder_is_theirs_again(folder, converted, tmp_path, caplog):
     has_pieces = hasattr(converted.tokenizer, "with_prefix")
     prefix = "It is " if has_pieces else ""
     translator = convert.load(folder[0], source_prefix=prefix)
+    assert translator.settings.max_source_length == (512 if has_pieces else 1024)
+    settings = dataclasses.replace(translator.settings, max_source_length=300)
+    translator = Translator(translator.model, translator.tokenizer, settings=settings)
     # A start that was trained apart from the padding, which no model sees.
     table = translator.model.target_embedding.embeddings
     row = 0.5 * array(table)[2]

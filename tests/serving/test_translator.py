@@ -64,8 +64,12 @@ def test_no_text_is_longer_than_the_learned_positions(tokenizer):
     with pytest.warns(UserWarning, match="1 of 1 texts are longer than 7 tokens"):
         [translation_of_it] = translator([long])
     assert translation_of_it
-    with pytest.raises(ValueError, match="Cut them or raise max_sequence_length"):
-        translator.score([long], ["a"])
+    most = "Texts must have at most 6 tokens.*Received: "
+    for pair, which in (((long, "a"), "source"), (("a", long), "target")):
+        with pytest.raises(ValueError, match=rf"{most}\d+ tokens of {which} 1\."):
+            translator.score(*(["a", text] for text in pair))
+        with pytest.raises(ValueError, match=rf"{most}\d+ tokens of {which} 0\."):
+            translator.attention(*pair)
 
 
 def test_a_text_alone_is_translated_as_in_a_batch(translator):

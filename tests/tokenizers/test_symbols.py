@@ -42,12 +42,16 @@ def test_strange_ids_and_no_rows_are_welcome(characters):
 
 
 def test_a_tokenizer_works_in_a_graph_and_is_the_same_after_saving(tmp_path):
-    for tokenizer in (SymbolTokenizer(), SymbolTokenizer("cab 日")):
+    for arguments in ((), ("cab 日",), (None, "ignore")):
+        tokenizer = SymbolTokenizer(*arguments)
         tokenizer.save(tmp_path / "tokenizer.model")
+        is_usual = tokenizer.errors == "replace"
+        assert ("errors" in (tmp_path / "tokenizer.model").read_text()) != is_usual
         loaded = load_tokenizer(tmp_path / "tokenizer.model")
         again = tf.function(lambda text, t=loaded: t.detokenize(t.tokenize(text)))
         assert again(tf.constant(["cab 日"])).numpy()[0].decode() == "cab 日"
         assert loaded.vocabulary_size == tokenizer.vocabulary_size
+        assert loaded.errors == tokenizer.errors
 
 
 def test_the_longest_token_is_a_byte_or_the_longest_character_of_utf_8():

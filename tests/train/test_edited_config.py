@@ -67,8 +67,9 @@ def test_an_edited_setting_is_used_as_it_is_there_or_refused_in_a_line(cls, tmp_
 
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_a_deleted_setting_is_named(cls, tmp_path):
+    """Unless earlier versions had none."""
     run = Run(tmp_path, cls)
-    for name in cls.model_fields:
+    for name in cls.model_fields.keys() - cls.earlier.keys():
         run.save_config(cls())
         content = json.loads(run.config_file.read_text())
         del content[name]
@@ -80,6 +81,17 @@ def test_a_deleted_setting_is_named(cls, tmp_path):
         run.config_file.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=f"Settings are missing: {flag_of(name)}\\.$"):
             run.config()
+
+
+def test_an_edited_run_of_an_earlier_version_may_lack_what_is_newer(tmp_path):
+    run = Run(tmp_path, TranslationConfig)
+    run.save_config(TranslationConfig(num_decoder_layers=3, max_target_length=9))
+    content = json.loads(run.config_file.read_text()) | {"seed": 5}
+    for name in ("max_target_length", "metric", "num_decoder_layers"):
+        del content[name]
+    run.config_file.write_text(json.dumps(content))
+    found = run.config()
+    assert (found.max_target_length, found.metric, found.seed) == (None, "bleu", 5)
 
 
 def test_an_edit_is_named_once(tmp_path, caplog):
