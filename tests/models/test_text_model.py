@@ -29,7 +29,15 @@ BUILDERS = {
     "bert_token_labeller": lambda: kt.bert_token_labeller(backbone(), 3),
 }
 # Parts that only some models have; all others are there.
-OPTIONAL = {"soft_cap", "output_bias", "source_without_end", "pooler", "pooling"}
+OPTIONAL = {
+    "embedding_norm",
+    "source_embedding_norm",
+    "soft_cap",
+    "output_bias",
+    "source_without_end",
+    "pooler",
+    "pooling",
+}
 
 
 def inputs_of(model):
