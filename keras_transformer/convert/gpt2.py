@@ -32,7 +32,7 @@ from keras_transformer.convert.tables import (
 from keras_transformer.convert.tokenizers import load_tokenizer_of, name_in_errors
 from keras_transformer.layers.positions import PositionEmbedding
 from keras_transformer.models.gpt2_model import gpt2
-from keras_transformer.tokenizers.byte_pairs import END_OF_TEXT, BytePairTokenizer
+from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer, usual_added
 
 PREFIX = "transformer."
 SETTINGS = {
@@ -153,8 +153,7 @@ def padded_byte_pairs(file, vocabulary, merges, size, **options):
     padding = num_padding_rows(file, count, size)
     unused = {f"<|unused{i}|>": count + i for i in range(padding)}
     if unused:
-        usual = {END_OF_TEXT: True} if END_OF_TEXT in vocabulary else {}
-        options["added"] = options.get("added", usual) | dict.fromkeys(unused)
+        options["added"] = options.get("added", usual_added(vocabulary)) | dict.fromkeys(unused)
     return BytePairTokenizer(vocabulary | unused, merges, FIRST_ID, **options)
 
 

@@ -136,7 +136,7 @@ class BytePairTokenizer(tf.Module):
             raise ValueError(
                 f"start_piece must be in the vocabulary. Received: start_piece={start_piece!r}."
             )
-        added = _usual_added(vocabulary) if added is None else added
+        added = usual_added(vocabulary) if added is None else added
         if start_piece is not None:
             made = {pair.replace(" ", "") for pair in merges} | _BYTES.keys()
             others = [name for name in vocabulary if name not in made]
@@ -245,7 +245,7 @@ class BytePairTokenizer(tf.Module):
         content = {"vocabulary": vocabulary, "merges": self.merges, "first_id": self.first_id}
         usual = {
             "words": "gpt2",
-            "added": _usual_added(vocabulary),
+            "added": usual_added(vocabulary),
             "whole_words": False,
             "end_of_text": END_OF_TEXT,
             "start_piece": None,
@@ -273,7 +273,8 @@ class BytePairTokenizer(tf.Module):
         return cls(read_json(vocabulary_path), merges_of(merges_path), first_id)
 
 
-def _usual_added(vocabulary):
+def usual_added(vocabulary):
+    """The `added` of a `BytePairTokenizer` that is given none."""
     return {END_OF_TEXT: True} if END_OF_TEXT in vocabulary else {}
 
 
