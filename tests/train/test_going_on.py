@@ -45,6 +45,7 @@ SAFE = {
     "length_penalty": 0.5,
     "scoring": "huggingface",
     "token_rules": '{"min_length": 3}',
+    "max_target_length": 40,
     "sampling": '{"temperature": 0.5}',
     "tensorboard": True,
     "steps": 8001,
