@@ -118,8 +118,14 @@ def generator_of():
     return Generator(noisy(kt.language_model(400, num_layers=2)), tokenizer, settings)
 
 
-def backwards(exact):
-    return lambda tensor: np.ascontiguousarray(exact(tensor)[::-1])
+def changed(change):
+    """What gives `write` the arrays of a model, each changed."""
+    exact = module.arrays_of
+    return lambda rows: {name: change(array) for name, array in exact(rows).items()}
+
+
+def backwards(array):
+    return np.ascontiguousarray(array[::-1])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "bfloat16"])
@@ -131,7 +137,7 @@ def test_smaller_weights_are_loaded_and_compared(dtype, tokenizer, tmp_path, mon
     sizes = [(folder / "model.bin").stat().st_size for folder in (path, whole)]
     assert sizes[0] < 0.6 * sizes[1]
     assert json.loads((path / "config.json").read_text())["add_source_eos"]
-    monkeypatch.setattr(module, "_array", backwards(module._array))
+    monkeypatch.setattr(module, "arrays_of", changed(backwards))
     with pytest.raises(convert.ConversionError, match=f"log-probabilities of {dtype} differ by"):
         convert.write(ours, "ctranslate2", tmp_path / "spoiled", dtype=dtype)
     assert not (tmp_path / "spoiled").exists()
@@ -141,7 +147,7 @@ def test_a_language_model_in_int8_is_compared(tmp_path, monkeypatch):
     pytest.importorskip("ctranslate2")
     ours = generator_of()
     convert.write(ours, "ctranslate2", tmp_path / "model", dtype="int8")
-    monkeypatch.setattr(module, "_array", backwards(module._array))
+    monkeypatch.setattr(module, "arrays_of", changed(backwards))
     with pytest.raises(
         convert.ConversionError, match=r"\d of how much texts differ: more than 0\.3"
     ):
@@ -151,8 +157,7 @@ def test_a_language_model_in_int8_is_compared(tmp_path, monkeypatch):
 def test_a_folder_that_answers_otherwise_is_not_left_behind(tokenizer, tmp_path, monkeypatch):
     pytest.importorskip("ctranslate2")
     ours = translator_of(tokenizer)
-    exact = module._array
-    monkeypatch.setattr(module, "_array", lambda tensor: exact(tensor) * np.float32(1.01))
+    monkeypatch.setattr(module, "arrays_of", changed(lambda array: array * np.float32(1.01)))
     with pytest.raises(
         convert.ConversionError, match=r"Nothing was written.*log-probab.* differ by"
     ):
