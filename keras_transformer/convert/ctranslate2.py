@@ -261,7 +261,7 @@ def rows(model, target_order=None, source_order=None):
 def _our_settings(text_model):
     """What a folder needs to be read as the same text model, by the names of a run's settings."""
     settings = text_model.settings
-    if not hasattr(text_model, "target_tokenizer"):
+    if hasattr(settings, "context"):
         return {"context": settings.context, "sampling": run_sampling(settings)}
     written = run_settings(settings, text_model.tokenizer.vocabulary_size, {})
     source, target = text_model.tokenizer, text_model.target_tokenizer

@@ -1,4 +1,4 @@
-"""Reads the folders of CTranslate2, without CTranslate2: model.bin, vocabularies and config.json."""
+"""Reads the folders of CTranslate2, without CTranslate2: model.bin, vocabularies, config.json."""
 
 import itertools
 import math
@@ -129,8 +129,8 @@ class _Reader:
         for name in OFF:
             self.scalars.one_of(name, 0)
         self.config = Settings(self._config(values), folder.path / CONFIG)
-        # How weights may be split; what begins texts where add_source_bos says so.
-        self.config.ignore(["multi_query_attention", "bos_token"])
+        # How weights may be split, and tokens that the tokenizers of `write` have, too.
+        self.config.ignore("multi_query_attention bos_token decoder_start_token eos_token".split())
         for name in ("quantization_type", "quantization_bits", "quantization_group_size"):
             self.config.one_of(name, None, 0)
 
@@ -173,7 +173,7 @@ class _Reader:
         """The dimensions of a side, and what else its blocks are, as arguments of our models."""
         weights, scalars = self.weights, self.scalars
         first = f"{side}/layer_0/"
-        needed = self.table(side), f"{first}self_attention/linear_0/weight"
+        needed = self.table(side), f"{first}self_attention/linear_1/weight"
         if missing := [name for name in needed if len(self._shape(name)) != 2]:
             raise ConversionError(
                 f"{self.file.path} must hold {missing[0]} with two axes. "
@@ -181,8 +181,11 @@ class _Reader:
             )
         hidden_dim = self._shape(self.table(side))[1]
         num_heads = scalars.count(f"{side}/num_heads", self.num_heads)
-        width = self.of_layers(side, "self_attention/head_dim", hidden_dim // num_heads)
+        width = self._shape(needed[1])[1] // num_heads
+        self.of_layers(side, "self_attention/head_dim", width)
         shared = self.of_layers(side, "self_attention/num_heads_kv", num_heads)
+        # What attention divides by where the file does not say, even if heads are narrower.
+        self.usual_width = max(1, hidden_dim // num_heads)
         dimensions = {
             "num_layers": self.num_layers(side),
             "hidden_dim": hidden_dim,
@@ -230,7 +233,7 @@ class _Reader:
         """Whether token vectors are multiplied by the root of their width."""
         name = f"{side}/scale_embeddings"
         value, root = self.scalars.raw(name), math.sqrt(hidden_dim)
-        if value is None or value in (0, 1) and type(value) is int:  # a flag
+        if value is None or (type(value) is int and value in (0, 1)):  # a flag
             return value != 0
         value = self.scalars.number(name, None)
         if not math.isclose(value, 1) and not math.isclose(value, root, rel_tol=1e-3):
@@ -307,8 +310,9 @@ class _Reader:
             row = row._replace(missing=0.0)
         factor, count = 1.0, None
         if scope.endswith("attention/linear_0"):
-            root = math.sqrt(width)
-            factor = self.scalars.number(f"{part}/queries_scale", 1 / root) * root
+            usual = self.scalars.count(f"{part}/head_dim", self.usual_width)
+            factor = self.scalars.number(f"{part}/queries_scale", 1 / math.sqrt(usual))
+            factor *= math.sqrt(width)
         elif scope == "decoder/layer_norm":
             factor = self.scalars.number("decoder/scale_outputs", 1.0)
         if math.isclose(factor, 1, rel_tol=1e-6):
@@ -391,12 +395,12 @@ class _Translation(_Reader):
             orders = [VocabularyPermutation(range(len(side))) for side in words]
             return orders, ours if has_target else ours[:1], True
         orders = [self._order(side, names) for side, names in zip(self.sides, words, strict=True)]
-        names = [[side[i] for i in order.their_id_of] for side, order in
-                 zip(words, orders, strict=True)]  # fmt: skip
+        pairs = zip(words, orders, strict=True)
+        names = [[tokens[i] for i in order.their_id_of] for tokens, order in pairs]
         files = [self._sentencepiece_file(side) for side in ("source", "target")]
         if all(files):
-            return orders, [rearranged(read_model(f), n) for f, n in zip(files, names,
-                                                                         strict=True)], False  # fmt: skip
+            models = map(read_model, files)
+            return orders, list(map(rearranged, models, names)), False
         for side, tokens in zip(("source", "target"), words, strict=True):
             if piece := next(
                 (t for t in tokens if any(j in t for j in ("\u2581", *JOINERS))), None
@@ -495,7 +499,6 @@ class _LanguageModel(_Reader):
             **dimensions,
         )
         self.fill(model, options["key_dim"])
-        config.ignore(["unk_token", "eos_token"])  # as the tokenizer has them
         ours = config.part(OUR_SETTINGS) if config.has(OUR_SETTINGS) else Settings({}, config.file)
         context = ours.count("context", positions if is_learned else CONTEXT, least=2)
         sampling = read_sampling(ours.text("sampling", ""), context)
