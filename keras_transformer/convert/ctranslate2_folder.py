@@ -13,6 +13,7 @@ from keras_transformer.convert.ctranslate2 import OUR_SETTINGS, rows
 from keras_transformer.convert.ctranslate2_file import ModelFile
 from keras_transformer.convert.folder import MAX_JSON_BYTES, Converted, Folder, Settings
 from keras_transformer.convert.generation import run_sampling, run_settings
+from keras_transformer.convert.llama import tokenizer_of
 from keras_transformer.convert.sentencepiece import read_model, rearranged
 from keras_transformer.convert.t5 import scaled
 from keras_transformer.convert.tables import (
@@ -22,13 +23,20 @@ from keras_transformer.convert.tables import (
     finite_float32,
     our_order,
 )
+from keras_transformer.convert.tokenizers import TOKENIZER_JSON
 from keras_transformer.decoding import TokenRules
 from keras_transformer.files import in_one_line, read_json
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.models.decoder_only import language_model
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.ops.positions import sinusoidal_positions
-from keras_transformer.serving.settings import SearchSettings, read_sampling, read_token_rules
+from keras_transformer.serving.settings import (
+    SamplingSettings,
+    SearchSettings,
+    read_sampling,
+    read_token_rules,
+    usual_max_tokens,
+)
 from keras_transformer.tokenizers.load import load_tokenizer
 from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
 from keras_transformer.tokenizers.whitespace import WhitespaceTokenizer
@@ -151,8 +159,8 @@ class _Reader:
     def table(self, side):
         return "encoder/embeddings_0/weight" if side == "encoder" else "decoder/embeddings/weight"
 
-    def words(self, *names):
-        """The tokens of the first vocabulary that is there, the unknown one among them."""
+    def words(self, side, *names):
+        """The tokens of a side from the first vocabulary that is there, a name for each row."""
         files = [f"{name}.{ending}" for name in names for ending in ("json", "txt")]
         name = next(filter(self.folder.has, files), None)
         if name is None:
@@ -166,8 +174,8 @@ class _Reader:
             raise ConversionError(f"{path} must hold a vocabulary. Received: {error}") from None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise ConversionError(f"{path} must hold a list of tokens. Received: {words!r:.80}.")
-        unknown = self.config.text("unk_token")
-        return words if unknown in words else [*words, unknown]
+        unknown, size = self.config.text("unk_token"), self.weights.rows(self.table(side))
+        return words if unknown in words or len(words) == size else [*words, unknown]
 
     def blocks(self, side):
         """The dimensions of a side, and what else its blocks are, as arguments of our models."""
@@ -333,8 +341,10 @@ class _Translation(_Reader):
     def converted(self):
         config, weights = self.config, self.weights
         config.one_of("add_source_bos", False)
-        words = [self.words("shared_vocabulary", f"{side}_vocabulary") for side in
-                 ("source", "target")]  # fmt: skip
+        words = [
+            self.words(side, "shared_vocabulary", f"{name}_vocabulary")
+            for side, name in zip(self.sides, ("source", "target"), strict=True)
+        ]
         (source, options, shared), (target, others, _) = map(self.blocks, self.sides)
         source["positions"], target["positions"] = None, None
         if "position_bias" not in options:
@@ -366,7 +376,7 @@ class _Translation(_Reader):
             tie_output=self.equal("decoder/projection/weight", table),
             output_bias=bias in weights or orders[1].repeats_start,
             positions=None if is_learned else positions,
-            source_end=config.flag("add_source_eos", False),
+            source_end=self._ends_sources(),
             max_sequence_length=positions if is_learned else None,
             embedding_norm="decoder/layernorm_embedding/gamma" in weights,
             **options,
@@ -412,6 +422,16 @@ class _Translation(_Reader):
                 )
         return orders, [WhitespaceTokenizer(_without_control(side)) for side in names], False
 
+    def _ends_sources(self):
+        """Whether sources end with the end token.
+
+        CTranslate2 adds it, or the tokenizers of Hugging Face's models do, which begin translations
+        with the padding or the end.
+        """
+        start = self.config.raw("decoder_start_token")
+        begins_otherwise = start in (*PADS, self.config.raw("eos_token"))
+        return self.config.flag("add_source_eos", False) or begins_otherwise
+
     def _order(self, side, words):
         """The `VocabularyPermutation` of a side."""
         tokens = {name: self.config.text(f"{name}_token") for name in ("unk", "eos")}
@@ -456,7 +476,7 @@ class _Translation(_Reader):
                 scoring=part.text("scoring"),
                 token_rules=read_token_rules(part.text("token_rules")),
             )
-        longest = MAX_SOURCE_LENGTH + (not self.config.flag("add_source_eos", False))
+        longest = MAX_SOURCE_LENGTH + (not self._ends_sources())
         lengths = longest, MAX_TARGET_LENGTH
         lengths = [min(length, num_positions or length) for length in lengths]
         names = ("max_source_length", "max_target_length")
@@ -466,14 +486,12 @@ class _Translation(_Reader):
 class _LanguageModel(_Reader):
     def converted(self):
         config, weights = self.config, self.weights
-        words = self.words("vocabulary")
+        words = self.words("decoder", "vocabulary")
         dimensions, options, shared = self.blocks("decoder")
-        tokenizer = _ours(self.folder, "tokenizer.model", words)
-        if tokenizer is None:
-            raise ConversionError(
-                f"{self.folder.path} must hold tokenizer.model, which `convert.write` puts there, "
-                "with the tokens of vocabulary.json."
-            )
+        tokenizer, start = _ours(self.folder, "tokenizer.model", words), None
+        is_ours = tokenizer is not None
+        if not is_ours:
+            tokenizer, start = self._released_tokenizer(words)
         self.check_shapes("decoder", dimensions, options, words)
         positions = None
         if rotary := self._rotary():
@@ -499,14 +517,33 @@ class _LanguageModel(_Reader):
             **dimensions,
         )
         self.fill(model, options["key_dim"])
-        ours = config.part(OUR_SETTINGS) if config.has(OUR_SETTINGS) else Settings({}, config.file)
-        context = ours.count("context", positions if is_learned else CONTEXT, least=2)
-        sampling = read_sampling(ours.text("sampling", ""), context)
+        context = positions if is_learned else CONTEXT
+        if is_ours and config.has(OUR_SETTINGS):
+            ours = config.part(OUR_SETTINGS)
+            context = ours.count("context", least=2)
+            sampling = read_sampling(ours.text("sampling"), context)
+        else:
+            first = None if start is None else tokenizer.first_id + start
+            sampling = SamplingSettings(context, usual_max_tokens(context), start_id=first)
         config.warn_of_unread()
         run = {"model": "transformer", "size": "small", "tokens": "pieces", "context": context}
         run |= {"blocks": "llama" if rotary else "transformer", "sampling": run_sampling(sampling)}
         run |= dimensions | {"dropout": DROPOUT}
         return Converted("language_model", model, tokenizer, settings=sampling, config=run)
+
+    def _released_tokenizer(self, words):
+        """A released tokenizer with these tokens, and their id that begins texts or None."""
+        end = self.config.text("eos_token")
+        ends = [words.index(end)] if end in words else []
+        tokenizer, start = tokenizer_of(self.folder, len(words), ends)
+        pieces = tokenizer.pieces(range(tokenizer.first_id, tokenizer.vocabulary_size))
+        if 2 * sum(map(str.__eq__, pieces, words)) < len(words):
+            raise ConversionError(
+                f"{self.folder.path} must hold the tokenizer of its vocabulary. Received: one with "
+                f"other tokens, {pieces[:5]} first instead of {words[:5]!r:.200}."
+            )
+        is_gpt2 = self.folder.has("merges.txt") and not self.folder.has(TOKENIZER_JSON)
+        return tokenizer, None if is_gpt2 else start
 
     def _biases(self):
         """Which projections of attention have biases."""
