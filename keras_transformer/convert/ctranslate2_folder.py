@@ -8,13 +8,14 @@ import re
 import keras
 import numpy as np
 
+from keras_transformer.convert import bart, m2m100
 from keras_transformer.convert.blocks import row_names
 from keras_transformer.convert.ctranslate2 import OUR_SETTINGS, rows
 from keras_transformer.convert.ctranslate2_file import ModelFile
 from keras_transformer.convert.folder import MAX_JSON_BYTES, Converted, Folder, Settings
 from keras_transformer.convert.generation import run_sampling, run_settings
 from keras_transformer.convert.llama import tokenizer_of
-from keras_transformer.convert.sentencepiece import read_model, rearranged
+from keras_transformer.convert.sentencepiece import read_model, rearranged, with_languages
 from keras_transformer.convert.t5 import scaled
 from keras_transformer.convert.tables import (
     ConversionError,
@@ -58,7 +59,9 @@ OFF = (
     "decoder/start_from_zero_embedding decoder/final_logit_softcapping".split()
 )
 PADS = ("<pad>", "<blank>", "[PAD]")
-JOINERS = "\uffed", "@@"  # of OpenNMT's tokenizer and of subword-nmt
+LANGUAGE = re.compile(f"{m2m100.LANGUAGE.pattern}|{bart.LANGUAGE.pattern}")
+# In pieces of SentencePiece, OpenNMT's tokenizer, subword-nmt, byte pairs and BERT.
+SIGNS_OF_PIECES = re.compile("[\u2581\uffed\u0120]|@@|^##")
 SINES = re.compile("^(en|de)coder/position_encodings/encodings$")
 TOLERANCE, TOLERANCE_OF_HALF = 1e-3, 8e-3  # of sines
 # What its translators do where nobody tells them otherwise.
@@ -409,12 +412,10 @@ class _Translation(_Reader):
         names = [[tokens[i] for i in order.their_id_of] for tokens, order in pairs]
         files = [self._sentencepiece_file(side) for side in ("source", "target")]
         if all(files):
-            models = map(read_model, files)
-            return orders, list(map(rearranged, models, names)), False
+            tokenizers = map(rearranged, map(read_model, files), names)
+            return orders, [with_languages(one, LANGUAGE) for one in tokenizers], False
         for side, tokens in zip(("source", "target"), words, strict=True):
-            if piece := next(
-                (t for t in tokens if any(j in t for j in ("\u2581", *JOINERS))), None
-            ):
+            if piece := next(filter(SIGNS_OF_PIECES.search, tokens), None):
                 raise ConversionError(
                     f"{path} must hold the SentencePiece model that cuts the {side} texts into "
                     f"pieces such as {piece!r}: {side}.model, {side}.spm, or one *.model for both "
