@@ -22,6 +22,7 @@ from keras_transformer.convert.tables import (
     VocabularyPermutation,
     assign,
     finite_float32,
+    first_of,
     our_order,
 )
 from keras_transformer.convert.tokenizers import TOKENIZER_JSON
@@ -177,8 +178,16 @@ class _Reader:
             raise ConversionError(f"{path} must hold a vocabulary. Received: {error}") from None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise ConversionError(f"{path} must hold a list of tokens. Received: {words!r:.80}.")
-        unknown, size = self.config.text("unk_token"), self.weights.rows(self.table(side))
-        return words if unknown in words or len(words) == size else [*words, unknown]
+        table, unknown = self.table(side), self.config.text("unk_token")
+        size = self.weights.rows(first_of((table,), self.weights, "CTranslate2"))
+        if unknown not in words and len(words) != size:
+            words = [*words, unknown]
+        if len(words) != size:
+            raise ConversionError(
+                f"{path} must hold {size} words, one for each row of {table} and {unknown!r:.80} "
+                f"among them. Received: {len(words)}."
+            )
+        return words
 
     def blocks(self, side):
         """The dimensions of a side, and what else its blocks are, as arguments of our models."""
@@ -606,4 +615,4 @@ def _ours(folder, name, words):
 
 def _without_control(names):
     """The tokens behind the four control tokens, none of which has the name of one of ours."""
-    return [f"<unused {n[1:-1]}>" if n in CONTROL_PIECES else n for n in names[4:]]
+    return [f"<unused_{n[1:-1]}>" if n in CONTROL_PIECES else n for n in names[4:]]
