@@ -29,10 +29,14 @@ def check_same(found, ours, texts, **options):
     """Compares a text model that was read back with the one that was written."""
     for one, other in zip(found.model.weights, ours.model.weights, strict=True):
         np.testing.assert_array_equal(array(one), array(other), err_msg=other.path)
-    assert found(texts, **options) == ours(texts, **options)
     settings = found.settings
-    if isinstance(ours, Translator):  # a run does not keep it either
-        settings = dataclasses.replace(settings, num_best=ours.settings.num_best)
+    if isinstance(ours, Translator):
+        answers = (model.answer(texts)["translation"].tolist() for model in (found, ours))
+        settings = dataclasses.replace(settings, num_best=ours.settings.num_best)  # as in a run
+    else:
+        answers = (model(texts, **options) for model in (found, ours))
+    one, other = answers
+    assert one == other
     assert settings == ours.settings
 
 
@@ -71,7 +75,9 @@ def test_smaller_weights_give_the_scores_of_the_engine_that_multiplies_them_out(
     short = [text.decode() for text in tokenizer.detokenize(tf.ragged.constant(
         [row[:19] for row in tokenizer.tokenize(texts).to_list()])).numpy()]  # fmt: skip
     found = convert.load(path)
-    np.testing.assert_allclose(found.score(short, short), theirs, atol=1e-3)
+    # The engine's sines have 16 bits then; ours are whole.
+    tolerance = 1e-2 if dtype == "float16" else 1e-3
+    np.testing.assert_allclose(found.score(short, short), theirs, atol=tolerance)
     assert np.abs(ours.score(short, short) - theirs).max() > 1e-5
 
 
