@@ -449,10 +449,11 @@ class _Translation(_Reader):
             self.config.refuse("decoder_start_token", "a token of the vocabulary", None)
         tokens["start"] = self.config.text("decoder_start_token")
         places = {name: words.index(t) if t in words else None for name, t in tokens.items()}
-        if side == "decoder" and None in places.values():
-            name = next(name for name, place in places.items() if place is None)
+        needed = places if side == "decoder" else ("unk",)
+        if missing := [tokens[name] for name in needed if places[name] is None]:
             raise ConversionError(
-                f"{self.folder.path} must have {tokens[name]!r} in the vocabulary of the target."
+                f"{self.folder.path} must have {missing[0]!r:.80} in the vocabulary of the "
+                f"{side}. Received: {len(words)} other tokens."
             )
         unknown, end, start = (
             places["unk"] if place is None else place for place in places.values()

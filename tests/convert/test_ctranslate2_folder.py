@@ -208,7 +208,7 @@ def test_a_variable_that_is_not_supported_is_named(variables, message, tmp_path)
     [
         ({"add_source_bos": True}, r"add_source_bos must be False"),
         ({"decoder_start_token": None}, r"decoder_start_token must be a token of the vocabulary"),
-        ({"decoder_start_token": "x"}, r"must have 'x' in the vocabulary of the target"),
+        ({"decoder_start_token": "x"}, r"must have 'x' in the vocabulary of the decoder"),
         ({"eos_token": "x"}, r"must have 'x' in the vocabulary"),
         ({"unk_token": 3}, r"unk_token must be a string"),
         ({"quantization_type": 1}, r"quantization_type must be None or 0"),
@@ -313,6 +313,7 @@ def test_pieces_need_the_tokenizer_that_makes_them(tokenizer, tmp_path):
         ("source_vocabulary.json", "[1]", r"must hold a list of tokens"),
         ("source_vocabulary.json", "[", r"must hold a vocabulary. Received"),
         ("source_vocabulary.txt", "<blank>\n<s>\n</s>\na\na\nb\nc\nd\n", r"distinct strings"),
+        ("source_vocabulary.txt", "a\nb\nc\nd\ne\nf\ng\nh\ni\n", r"must have '<unk>' in"),
         ("config.json", "[]", r"must hold a JSON object"),
     ],
 )
