@@ -78,7 +78,7 @@ class LanguageModelConfig(TrainingConfig):
     pretrained: str = setting(
         "",
         "tune the model of a finished run, or of a folder of GPT-2, Llama, Mistral or Qwen from "
-        "Hugging Face, or of GPT-2 from KerasHub",
+        "Hugging Face, of GPT-2 from KerasHub, or of CTranslate2",
     )
     tokens: Literal["characters", "bytes", "pieces"] | None = setting(
         None, "what to cut the text into; default: characters, or as --pretrained"

@@ -148,13 +148,13 @@ def written_dimensions(model, stack, table, names):
     return {names[name]: value for name, value in ours.items() if name in names}
 
 
-def row_names(tokenizer, table=None):
-    """A name for each id of a tokenizer, or for each row of a table of embeddings.
+def row_names(tokenizer, size=None):
+    """A name for each id of a tokenizer, or for each of the `size` rows of a table of embeddings.
 
     A table may have more rows, whose names are made up, or lack those of the control ids, as that
     of GPT-2 does.
     """
     pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
-    size = len(pieces) if table is None else table.vocabulary_size
+    size = len(pieces) if size is None else size
     pieces = pieces[max(0, len(pieces) - size) :]
     return [*pieces, *(f"<unused{i}>" for i in range(len(pieces), size))]

@@ -19,10 +19,18 @@ from keras_transformer.convert.blocks import (
     is_t5,
     row_names,
 )
-from keras_transformer.convert.generation import power_penalty
+from keras_transformer.convert.generation import power_penalty, run_sampling, run_settings
 from keras_transformer.convert.graphs import save_beside
 from keras_transformer.convert.llama import family_of
-from keras_transformer.convert.tables import ConversionError, layer_at, require
+from keras_transformer.convert.marian import bias_in_our_order
+from keras_transformer.convert.tables import (
+    ConversionError,
+    Row,
+    VocabularyPermutation,
+    arrays_of,
+    require,
+    rows_of,
+)
 from keras_transformer.layers.positions import SinusoidalEncoding
 from keras_transformer.layers.rotary_embedding import RotaryEmbedding
 from keras_transformer.models.decoder_only import LanguageModel
@@ -36,17 +44,35 @@ PATIENCE = 2
 DTYPES = ("float32", "int8", "int16", "bfloat16", "float16")
 # Where its specification of a block holds what ours has at each path.
 BLOCK = {
-    "self_attention.query_key_value": "self_attention.linear.0",
-    "self_attention.output_projection": "self_attention.linear.1",
-    "around_self_attention.norm": "self_attention.layer_norm",
-    "cross_attention.query": "attention.linear.0",
-    "cross_attention.key_value": "attention.linear.1",
-    "cross_attention.output_projection": "attention.linear.2",
-    "around_cross_attention.norm": "attention.layer_norm",
-    "feed_forward.widen": "ffn.linear_0",
-    "feed_forward.narrow": "ffn.linear_1",
-    "around_feed_forward.norm": "ffn.layer_norm",
+    "self_attention.query_key_value": "self_attention/linear_0",
+    "self_attention.query_norm": "self_attention/q_norm",
+    "self_attention.key_norm": "self_attention/k_norm",
+    "self_attention.output_projection": "self_attention/linear_1",
+    "around_self_attention.norm": "self_attention/layer_norm",
+    "cross_attention.query": "attention/linear_0",
+    "cross_attention.key_value": "attention/linear_1",
+    "cross_attention.output_projection": "attention/linear_2",
+    "around_cross_attention.norm": "attention/layer_norm",
+    "feed_forward.widen": "ffn/linear_0",
+    "feed_forward.gate_widen": "ffn/linear_0 ffn/linear_0_noact",
+    "feed_forward.narrow": "ffn/linear_1",
+    "around_feed_forward.norm": "ffn/layer_norm",
 }
+ENDINGS = {
+    "layer": {"kernel": "/weight", "bias": "/bias", "gamma": "/gamma", "beta": "/beta"},
+    "rms": {"kernel": "/weight", "bias": "/bias", "scale": "/gamma"},
+}
+POSITIONS = {
+    "source_positions": "encoder/position_encodings",
+    "positions": "decoder/position_encodings",
+}
+NORMS = {
+    "source_embedding_norm": "encoder/layernorm_embedding",
+    "embedding_norm": "decoder/layernorm_embedding",
+    "encoder.norm": "encoder/layer_norm",
+    "decoder.norm": "decoder/layer_norm",
+}
+OUR_SETTINGS = "keras_transformer"  # in config.json, which CTranslate2 does not read
 EXAMPLES = (
     *("A dog runs.", "It is ten past six.", "12,50 €", "x", "no", "She", "two men", "a red car"),
     *("in the park", "we are here", "Why?", "7:30", "the", "open door", "Good", "night"),
@@ -66,8 +92,8 @@ def write(text_model, draft, dtype="float32"):
         settings = text_model.settings
         spec = translation_spec(
             model,
-            row_names(text_model.tokenizer, model.source_embedding),
-            row_names(text_model.target_tokenizer, model.target_embedding),
+            row_names(text_model.tokenizer, model.source_embedding.vocabulary_size),
+            row_names(text_model.target_tokenizer, model.target_embedding.vocabulary_size),
             max(settings.max_source_length, settings.max_target_length),
         )
     elif isinstance(model, LanguageModel):
@@ -77,6 +103,7 @@ def write(text_model, draft, dtype="float32"):
             "CTranslate2 supports models of translation(), language_model() and gpt2(). "
             f"Received: {model!r}."
         )
+    spec.config.add_attribute(OUR_SETTINGS, _our_settings(text_model))
     save(spec, draft, dtype)
     save_beside(text_model, draft)
 
@@ -187,6 +214,65 @@ class CTranslate2Engine:
         return [result.hypotheses[0] for result in results]
 
 
+def rows(model, target_order=None, source_order=None):
+    """The table of a translation or language model.
+
+    Args:
+        model: of `translation` or `language_model`.
+        target_order: the `VocabularyPermutation` of the ids; None for ours.
+        source_order: that of the source.
+    """
+    is_translation = isinstance(model, TranslationModel)
+    table = model.target_embedding if is_translation else model.embedding
+    target_order = target_order or VocabularyPermutation(range(table.vocabulary_size))
+    names, sides = ["decoder/embeddings/weight"], {"decoder": model.decoder}
+    if is_translation:
+        source, sides["encoder"] = model.source_embedding, model.encoder
+        if source is table:
+            names.append("encoder/embeddings_0/weight")
+        else:
+            source_order = source_order or VocabularyPermutation(range(source.vocabulary_size))
+            yield source_order.row(source.embeddings, "encoder/embeddings_0/weight")
+        if model.output_bias is not None:
+            yield target_order.row(
+                model.output_bias.bias,
+                "decoder/projection/bias",
+                missing=0.0,
+                to_ours=lambda array: bias_in_our_order(array, target_order),
+                to_theirs=lambda array: array[target_order.text_id_of],
+            )
+    if model.output_projection is table:
+        names.append("decoder/projection/weight")
+    else:
+        yield target_order.row(model.output_projection.embeddings, "decoder/projection/weight")
+    yield target_order.row(table.embeddings, *names)
+    endings = ENDINGS[model.decoder.normalization]
+    yield from rows_of(model, POSITIONS, endings={"embeddings": "/encodings"})
+    yield from rows_of(model, NORMS, endings=endings)
+    for side, stack in sides.items():
+        for index, block in enumerate(stack.blocks):
+            yield from rows_of(block, BLOCK, f"{side}/layer_{index}/", endings)
+        if stack.shared_bias is not None:
+            scopes = [f"{side}/layer_{i}/self_attention" for i in range(stack.num_layers)]
+            first, *others = [f"{scope}/relative_attention_bias" for scope in scopes]
+            yield Row(stack.shared_bias.embeddings, (first,), twins=tuple(others))
+
+
+def _our_settings(text_model):
+    """What a folder needs to be read as the same text model, by the names of a run's settings."""
+    settings = text_model.settings
+    if hasattr(settings, "context"):
+        return {"context": settings.context, "sampling": run_sampling(settings)}
+    written = run_settings(settings, text_model.tokenizer.vocabulary_size, {})
+    source, target = text_model.tokenizer, text_model.target_tokenizer
+    further = {
+        "source_language": getattr(source, "language", None),
+        "target_language": getattr(target, "language", None),
+        "source_prefix": getattr(source, "prefix", None),
+    }
+    return written | {name: value for name, value in further.items() if value}
+
+
 def translation_spec(model, source_pieces, target_pieces, max_length):
     """CTranslate2's specification of a model of translation().
 
@@ -202,7 +288,6 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
     from ctranslate2 import specs
 
     encoder, decoder = model.encoder, model.decoder
-    source, target = model.source_embedding, model.target_embedding
     if is_t5(model):
         check_t5(model, "CTranslate2")
         options = _t5_options(encoder)
@@ -215,13 +300,12 @@ def translation_spec(model, source_pieces, target_pieces, max_length):
         layernorm_embedding=model.embedding_norm is not None,
         **options,
     )
-    layers = source, model.source_positions, model.source_embedding_norm
-    _fill_side(spec.encoder, spec.encoder.embeddings[0], layers, encoder, max_length)
-    layers = target, model.positions, model.embedding_norm
-    _fill_side(spec.decoder, spec.decoder.embeddings, layers, decoder, max_length)
-    spec.decoder.projection.weight = _array(model.output_projection.embeddings)
-    if model.output_bias is not None:
-        spec.decoder.projection.bias = _array(model.output_bias.bias)
+    for side, table, positions, stack in (
+        (spec.encoder, model.source_embedding, model.source_positions, encoder),
+        (spec.decoder, model.target_embedding, model.positions, decoder),
+    ):
+        _fill_side(side, table, positions, stack, max_length)
+    _fill(spec, model)
     spec.config.add_source_bos = False
     spec.config.add_source_eos = model.source_without_end is None
     spec.config.decoder_start_token = target_pieces[START_ID]
@@ -250,11 +334,10 @@ def _language_model(specs, text_model):
         decoder.num_layers, decoder.num_heads, **options
     )
     context = getattr(text_model.settings, "context", 0)
-    layers = table, model.positions, model.embedding_norm
-    _fill_side(spec.decoder, spec.decoder.embeddings, layers, decoder, context)
-    spec.decoder.projection.weight = _array(model.output_projection.embeddings)
+    _fill_side(spec.decoder, table, model.positions, decoder, context)
+    _fill(spec, model)
     spec.config.layer_norm_epsilon = decoder.norm_epsilon
-    pieces = row_names(text_model.tokenizer, table)
+    pieces = row_names(text_model.tokenizer, table.vocabulary_size)
     spec.config.unk_token = pieces[1]
     start = getattr(text_model.settings, "start_id", None)
     num_control_ids = max(text_model.tokenizer.vocabulary_size - table.vocabulary_size, 0)
@@ -270,80 +353,61 @@ def _language_model(specs, text_model):
     return spec
 
 
-def _fill_side(spec, embeddings, layers, stack, max_length):
-    """Fills the specification of a side.
+def _fill_side(spec, table, positions, stack, max_length):
+    """Fills what the specification of a side has besides the arrays of `rows`.
 
     Args:
         spec: of an encoder or a decoder.
-        embeddings: its part for the table.
-        layers: our `TokenEmbedding`, layer of positions, and norm after these or None.
+        table: our `TokenEmbedding`.
+        positions: our layer of positions, or None.
         stack: our `Encoder` or `Decoder`.
         max_length: longest sequence in tokens, if positions are not learned.
     """
-    table, positions, norm = layers
-    embeddings.weight = _array(table.embeddings)
     spec.scale_embeddings = bool(table.scale)
-    if norm is not None:
-        _fill(spec.layernorm_embedding, norm)
     if isinstance(positions, SinusoidalEncoding):
-        encodings = sinusoidal_positions(
-            max_length + 1,
-            table.hidden_dim,
-            positions.first_position,
-            positions.max_wavelength,
-            positions.interleaved,
+        spec.position_encodings.encodings = keras.ops.convert_to_numpy(
+            sinusoidal_positions(
+                max_length + 1,
+                table.hidden_dim,
+                positions.first_position,
+                positions.max_wavelength,
+                positions.interleaved,
+            )
         )
-    elif positions is not None:
-        encodings = positions.embeddings
-    if positions is not None:
-        spec.position_encodings.encodings = _array(encodings)
-    if stack.norm is not None:
-        _fill(spec.layer_norm, stack.norm)
+    if stack.shared_bias is None:
+        return
     for layer, block in zip(spec.layer, stack.blocks, strict=True):
-        for path, place in BLOCK.items():
-            if (ours := layer_at(block, path)) is not None:
-                _fill(_at(layer, place), ours)
-        if stack.gated:
-            gates, widens = map(_at, (layer, layer), ("ffn.linear_0", "ffn.linear_0_noact"))
-            kernel = _array(block.feed_forward.gate_widen.kernel)
-            gates.weight, widens.weight = map(np.ascontiguousarray, np.split(kernel, 2))
-        if stack.shared_bias is not None:
-            _fill_t5(layer, block, stack.shared_bias)
-        elif block.self_attention.query_norm is not None:
-            _fill(layer.self_attention.q_norm, block.self_attention.query_norm)
-            _fill(layer.self_attention.k_norm, block.self_attention.key_norm)
+        layer.self_attention.relative_attention_max_distance = np.int32(
+            stack.shared_bias.max_distance
+        )
+        attentions = [(layer.self_attention, block.self_attention)]
+        if hasattr(layer, "attention"):
+            attentions.append((layer.attention, block.cross_attention))
+        for theirs, ours in attentions:
+            width = ours.output_projection.kernel.shape[1] // ours.num_heads
+            theirs.queries_scale = np.float32(1 / math.sqrt(width))
 
 
-def _fill_t5(spec, block, bias):
-    """What only the specification of a block of T5 has: biases by distance, and scales."""
-    spec.self_attention.relative_attention_bias = _array(bias.embeddings)
-    spec.self_attention.relative_attention_max_distance = np.int32(bias.max_distance)
-    attentions = [(spec.self_attention, block.self_attention)]
-    if hasattr(spec, "attention"):
-        attentions.append((spec.attention, block.cross_attention))
-    for theirs, ours in attentions:
-        width = ours.output_projection.kernel.shape[1] // ours.num_heads
-        theirs.queries_scale = np.float32(1 / math.sqrt(width))
+def _fill(spec, model):
+    """Copies the arrays of a model to its specification."""
+    table = list(rows(model))
+    arrays = arrays_of(table)
+    for row in table:
+        for name in row.names:
+            for place in (name, *row.twins):
+                scope, _, attribute = place.rpartition("/")
+                setattr(_at(spec, scope), attribute, arrays[name])
 
 
-def _at(spec, place):
-    """The part of a specification at a path such as "attention.linear.0"."""
-    for name in place.split("."):
-        spec = spec[int(name)] if name.isdigit() else getattr(spec, name)
+def _at(spec, scope):
+    """The part of a specification at a scope such as "encoder/layer_0/attention/linear_0"."""
+    for name in scope.split("/"):
+        if hasattr(spec, name):
+            spec = getattr(spec, name)
+        else:  # one of a list
+            name, _, index = name.rpartition("_")
+            spec = getattr(spec, name)[int(index)]
     return spec
-
-
-def _fill(spec, layer):
-    """Copies a projection or a norm to its specification."""
-    gamma = "scale" if isinstance(layer, keras.layers.RMSNormalization) else "gamma"
-    for theirs, ours in (("weight", "kernel"), ("bias", "bias"), ("gamma", gamma),
-                         ("beta", "beta")):  # fmt: skip
-        if (variable := getattr(layer, ours, None)) is not None:
-            setattr(spec, theirs, _array(variable))
-
-
-def _array(tensor):
-    return np.ascontiguousarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32")))
 
 
 def _options(stack):

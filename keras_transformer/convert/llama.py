@@ -89,7 +89,7 @@ def read(folder: ModelFolder):
         f"{last}self_attn.k_proj.weight": (blocks["key_dim"] * shared, hidden_dim),
     }, family)  # fmt: skip
     ends = end_ids_of(folder, size)
-    tokenizer, start = _tokenizer(folder, size, ends)
+    tokenizer, start = tokenizer_of(folder, size, ends)
     model = language_model(
         size,
         scale_embedding=False,
@@ -180,7 +180,7 @@ def _rotary(config):
     return {"max_wavelength": theta, "scaling": scaling}
 
 
-def _tokenizer(folder, size, ends):
+def tokenizer_of(folder, size, ends):
     """The tokenizer of a folder, its ids after our control ids, and their id that begins texts."""
     tokenizer, theirs = load_tokenizer_of(folder.path)
     start = start_of(folder, tokenizer, theirs)

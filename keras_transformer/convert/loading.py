@@ -3,6 +3,7 @@
 from keras_transformer.convert import (
     bart,
     bert,
+    ctranslate2_folder,
     gpt2,
     keras_hub,
     llama,
@@ -31,6 +32,11 @@ FAMILIES = {
     "roberta": bert.read,
     "t5": t5.read,
 }
+# Folders that are told by their files, not by config.json, and what reads them.
+TOLD_BY_FILES = {
+    ctranslate2_folder.is_folder: ctranslate2_folder.read,
+    opennmt.is_run: opennmt.read,
+}
 # Settings of Hugging Face's models, of any family, that change none of our numbers: of training,
 # of heads that are not read, of how to compute. Those of the search are in generation.py.
 HARMLESS = frozenset(
@@ -55,12 +61,18 @@ NEUTRAL = {
 }
 
 
+def reader_by_files(path):
+    """What reads a folder that is told by its files; None for one of Hugging Face or KerasHub."""
+    return next((read for is_one, read in TOLD_BY_FILES.items() if is_one(path)), None)
+
+
 def read(path):
     """Reads a released model of any family.
 
     Args:
         path: path of a folder with config.json, *.safetensors (or pytorch_model.bin if torch is
-            installed) and the tokenizer's files; of a KerasHub preset; or of an OpenNMT-tf run.
+            installed) and the tokenizer's files; of a KerasHub preset; of an OpenNMT-tf run; or of
+            a model of CTranslate2.
 
     Returns:
         `Converted`: model, tokenizer and settings.
@@ -69,8 +81,8 @@ def read(path):
         ConversionError: a ValueError, if the folder, one of its files, its family or one of its
             settings is not supported.
     """
-    if opennmt.is_run(path):
-        return opennmt.read(path)
+    if reader := reader_by_files(path):
+        return reader(path)
     folder = ModelFolder(path)
     settings = folder.settings
     family = settings.raw("model_type")

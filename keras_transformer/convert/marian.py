@@ -348,7 +348,7 @@ def _save_tokenizers(text_model, tables, shared, longest, draft):
     ):
         tokenizer.save(draft / model_file)
         if file == "vocab.json" or not shared:
-            pieces = row_names(tokenizer, table)
+            pieces = row_names(tokenizer, table.vocabulary_size)
             write_json(draft / file, {piece: index for index, piece in enumerate(pieces)})
     write_json(draft / "tokenizer_config.json", {
         "tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared,
