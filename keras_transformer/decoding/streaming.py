@@ -8,6 +8,8 @@ from keras_transformer.decoding.sampling import mask_forbidden, token_sampler
 from keras_transformer.decoding.search import growing_shape
 from keras_transformer.decoding.token_rules import NO_RULES
 
+SHORTEST_PROMPT = 16  # tokens to which XLA's prompts are padded
+
 
 def stream(
     step,
@@ -44,7 +46,8 @@ def stream(
         top_p: as for `sample`, in (0, 1], or None.
         forbidden_ids: ids that are never sampled.
         jit_compile: whether XLA compiles the step, once, for a cache that has room for the
-            whole context from the start; `seed` must then have the shape (1, 2).
+            whole context from the start, and `prefill` for prompts that are padded to a power of
+            two of at least 16 tokens; `seed` must then have the shape (1, 2).
         token_rules: as for `sample`; they see the tokens that the model reads.
         end_id: the token that ends a text, for `token_rules`; required with those.
         prefill: as for `beam_search`; reads a prompt in one pass.
@@ -86,7 +89,9 @@ def stream(
 
 
 class Streamer:
-    """Streams many sequences with functions that TensorFlow traces, and XLA compiles, once.
+    """Streams many sequences with functions that TensorFlow traces once.
+
+    XLA compiles the step once, and what reads prompts once for each length that they are padded to.
 
     Args:
         step: this and all further arguments are those of `stream`.
@@ -138,8 +143,9 @@ class Streamer:
         while written < num_tokens:
             if self._prefill is not None and not read and len(past) > 1:
                 read = len(past) - 1
-                padding = context - read if self._pads else 0  # one shape, for one program
-                token_ids = tf.constant([past[:-1] + [0] * padding])
+                # Few lengths, for XLA compiles a program for each.
+                length = prompt_bucket(read, context) if self._pads else read
+                token_ids = tf.constant([past[:-1] + [0] * (length - read)])
                 cache = read_prompt(token_ids, tf.constant(read), cache)
             for token_id in past[read:]:
                 text_position = tf.constant(len(prompt) + written - len(past) + read)
@@ -211,6 +217,16 @@ class Streamer:
 
     def _cache_of(self, token_ids, count, cache):
         return self._prefill(token_ids, None, count, cache)[1]
+
+
+def prompt_bucket(length, longest):
+    """The smallest power of two that is at least `length` and 16, but at most `longest`.
+
+    Examples:
+        >>> prompt_bucket(5, 300), prompt_bucket(17, 300), prompt_bucket(257, 300)
+        (16, 32, 300)
+    """
+    return min(max(SHORTEST_PROMPT, 1 << (length - 1).bit_length()), longest)
 
 
 def growing_specs(cache):

@@ -131,16 +131,17 @@ def feed_forward(inputs, widen, activate, narrow):
 
     Args:
         inputs: (..., dim).
-        widen: the `Projection` to the inner width, with a bias.
-        activate: a function of tensors, element by element.
-        narrow: the `Projection` back, with a bias.
+        widen: the `Projection` to the inner width, or to that of gates and what they multiply.
+        activate: a function from what `widen` returns to what `narrow` takes, for each vector.
+        narrow: the `Projection` back, with a bias if `widen` has one.
 
     Returns:
         Same shape and dtype as `inputs`.
     """
 
-    def outputs_of(inputs, widen_kernel, narrow_kernel, widen_bias, narrow_bias):
-        widened = projected(inputs, widen_kernel, widen_bias, adds_bias_first=True)
+    def outputs_of(inputs, widen_kernel, narrow_kernel, widen_bias=None, narrow_bias=None):
+        adds_bias_first = widen_bias is not None
+        widened = projected(inputs, widen_kernel, widen_bias, adds_bias_first)
         return projected(activate(widened), narrow_kernel, narrow_bias)
 
     @tf.custom_gradient
@@ -157,4 +158,5 @@ def feed_forward(inputs, widen, activate, narrow):
         return outputs_of(inputs_, *weights), gradient
 
     weights = widen.kernel, narrow.kernel, widen.bias, narrow.bias
-    return forward(inputs, *map(tf.convert_to_tensor, weights))
+    weights = [tf.convert_to_tensor(weight) for weight in weights if weight is not None]
+    return forward(inputs, *weights)

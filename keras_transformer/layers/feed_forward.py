@@ -86,21 +86,24 @@ class FeedForward(LoRAMixin, keras.layers.Layer):
         self.narrow = add_projection(self, "narrow", inside, dim, **weights)
 
     def call(self, inputs, training=None):
-        if self.gated:
-            gates, widened = ops.split(self.gate_widen(inputs), 2, axis=-1)
-            activations = self._activate(gates) * widened
-        elif training and self._is_recomputed(inputs):
-            return feed_forward(inputs, self.widen, self._activate, self.narrow)
-        else:
-            activations = self._activate(self.widen(inputs))
+        widen = self.gate_widen if self.gated else self.widen
+        if training and self._is_recomputed(inputs, widen):
+            return feed_forward(inputs, widen, self._activations, self.narrow)
+        activations = self._activations(widen(inputs))
         return self.narrow(self._dropout(activations, training=training))
 
-    def _is_recomputed(self, inputs):
-        if not self.use_bias or self.dropout or self.lora is not None:
+    def _is_recomputed(self, inputs, widen):
+        if self.dropout or self.lora is not None:
             return False
         if isinstance(self.activation, keras.layers.Layer):  # it may have weights
             return False
-        return has_own_gradients(inputs, self.widen.kernel)
+        return has_own_gradients(inputs, widen.kernel)
+
+    def _activations(self, widened):
+        if not self.gated:
+            return self._activate(widened)
+        gates, widened = ops.split(widened, 2, axis=-1)
+        return self._activate(gates) * widened
 
     def _activate(self, inputs):
         if self.activation is keras.activations.relu:  # exact in every dtype

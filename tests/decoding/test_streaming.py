@@ -1,5 +1,6 @@
 import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +8,7 @@ import tensorflow as tf
 from keras_transformer.decoding import sample, stream
 from keras_transformer.decoding.streaming import Streamer
 from keras_transformer.models.decoder_only import language_model
+from keras_transformer.models.xl_model import transformer_xl
 from tests.reference import array, fill
 
 END = 3
@@ -135,3 +137,48 @@ def test_a_second_stream_traces_nothing(model, is_compiled):
             forbidden_ids=(0, END), **drawing,
         )  # fmt: skip
         assert found == list(expected)
+
+
+MODELS = {
+    "sinusoids": {},
+    "llama": {"blocks": "llama", "attention_arguments": {"num_key_value_heads": 1}},
+    "alibi": {"position_bias": {"type": "alibi"}},
+    "strided": {"attention_pattern": {"pattern": "strided", "block_size": 3}},
+    "transformer_xl": None,
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_prompts_of_a_full_cache_are_padded_to_few_lengths(kind):
+    sizes = {"num_layers": 1, "hidden_dim": 12, "intermediate_dim": 7, "num_heads": 2}
+    if kind == "transformer_xl":
+        model = transformer_xl(11, batch_size=1, **sizes)
+    else:
+        model = language_model(11, **sizes, **MODELS[kind])
+    keras.utils.set_random_seed(3)
+    fill(model)
+    lengths = []
+
+    class Seen(Streamer):
+        def _traced(self, *arguments):
+            advance, read_prompt = super()._traced(*arguments)
+
+            def seen(token_ids, *others):
+                lengths.append(token_ids.shape[1])
+                return read_prompt(token_ids, *others)
+
+            return advance, seen
+
+    def streamer(kind, *room):
+        return kind(
+            model.step, lambda: model.start_cache(1, 1, *room), context=40,
+            forbidden_ids=(0, END), jit_compile=bool(room), prefill=model.prefill,
+        )  # fmt: skip
+
+    compiled, growing = streamer(Seen, 40), streamer(Streamer)
+    for length in (17, 18, 40):
+        prompt = (np.random.default_rng(length).integers(4, 11, length)).tolist()
+        drawing = {"seed": tf.constant([[length, 0]]), "num_tokens": 5}
+        assert [*compiled(prompt, **drawing)] == [*growing(prompt, **drawing)], length
+    # The last text begins again, with its newest 20 tokens.
+    assert lengths == [16, 32, 40, 32]

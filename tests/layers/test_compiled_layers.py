@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers import DecoderBlock, EncoderBlock
+from keras_transformer.layers import DecoderBlock, EncoderBlock, FeedForward
 from keras_transformer.layers.normalization import LayerNormalization, RMSNormalization
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
@@ -124,6 +124,27 @@ def test_the_kernels_of_a_frozen_block_cost_no_product_for_their_gradients():
         return compute.experimental_get_compiler_ir(inputs)("optimized_hlo").count(" dot(")
 
     assert products(True) == products(False) + 4
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_backward_pass_of_a_network_widens_again(gated, use_bias):
+    import tensorflow as tf
+
+    layer = FeedForward(11, "silu", gated=gated, use_bias=use_bias)
+    layer(keras.ops.ones((3, 5, 4)))
+
+    @tf.function(jit_compile=True)
+    def compute(inputs):
+        weights = [variable.value for variable in layer.trainable_variables]
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = layer(inputs, training=True)
+        return [outputs, *tape.gradient(outputs, [inputs, *weights])]
+
+    program = compute.experimental_get_compiler_ir(keras.ops.ones((3, 5, 4)))("hlo")
+    # Both passes of two products, which XLA has not simplified yet, and two gradients of each.
+    assert program.count(" dot(") == 2 * 2 + 4
 
 
 def test_an_activation_may_have_weights():
