@@ -275,11 +275,11 @@ def family_of(model, library):
     pattern = decoder.attention_pattern
     check_equal(f"{library}, of models with RMS normalisation,", {
         "attention": (decoder.attention or MultiHeadAttention, MultiHeadAttention),
+        "normalization": (decoder.normalization, "rms"),
         "gated": (decoder.gated, True),
         "normalize_first": (decoder.normalize_first, True),
         "position_bias": (decoder.position_bias, None),
         "biases in feed-forward networks": (network.narrow.bias is not None, False),
-        "lora": (decoder.lora, None),
         "value_dim": (attention.value_dim, None),
         "soft_cap": (attention.soft_cap, None),
         "logit_soft_cap": (model.soft_cap, None),
