@@ -64,7 +64,6 @@ def check_t5(model, library):
             "use_bias": (stack.use_bias, False),
             "attention": (own, None),
             "attention_arguments": (stack.attention_arguments or None, None),
-            "lora": (stack.lora, None),
         })  # fmt: skip
 
 

@@ -445,7 +445,7 @@ def _llama_options(model):
     if scaling.get("type", "linear") != "linear":
         raise ConversionError(
             "CTranslate2 4.8 scales rotary positions of Llama 3 otherwise than its authors: texts "
-            f"would get other probabilities. Received: scaling={scaling}."
+            f"would get other probabilities. It is not used for YaRN. Received: scaling={scaling}."
         )
     return {
         "pre_norm": True,

@@ -51,12 +51,23 @@ BLOCK = {
     "feed_forward.gate_widen": "mlp.gate_proj mlp.up_proj",
     "feed_forward.narrow": "mlp.down_proj",
 }
-# Our names of what Llama 3 scales rotary positions by, and theirs.
-LLAMA3 = {
-    "factor": "factor",
-    "low_frequency": "low_freq_factor",
-    "high_frequency": "high_freq_factor",
-    "original_length": "original_max_position_embeddings",
+# Of each scaling of rotary positions: our names of its numbers, and theirs.
+LENGTH = "original_max_position_embeddings"
+SCALINGS = {
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_frequency": "low_freq_factor",
+        "high_frequency": "high_freq_factor",
+        "original_length": LENGTH,
+    },
+    "yarn": {
+        "factor": "factor",
+        "low_frequency": "beta_slow",
+        "high_frequency": "beta_fast",
+        "original_length": LENGTH,
+        "attention_factor": "attention_factor",
+    },
 }
 
 
@@ -118,7 +129,7 @@ def _dimensions(folder, context):
         config.refuse("num_key_value_heads", f"a divisor of num_attention_heads, {num_heads}",
                       shared)  # fmt: skip
     epsilon = config.number("rms_norm_eps", 1e-6)
-    attention = {"num_key_value_heads": shared, "rotary": _rotary(config)}
+    attention = {"num_key_value_heads": shared, "rotary": _rotary(config, context)}
     window = None
     if family == "qwen2":
         attention |= {"use_bias": True, "use_output_bias": False}
@@ -157,27 +168,49 @@ def _dimensions(folder, context):
     }  # fmt: skip
 
 
-def _rotary(config):
+def _rotary(config, context):
     """The arguments of `RotaryEmbedding`, from settings of old and new versions."""
     config.one_of("partial_rotary_factor", 1.0, None)
     theta, scaling = config.number("rope_theta", 10000.0), None
-    name = next((n for n in ("rope_parameters", "rope_scaling") if config.has(n)), None)
+    # As in `transformers`, the older name counts first.
+    name = next((n for n in ("rope_scaling", "rope_parameters") if config.values.get(n)), None)
+    config.ignore(["rope_scaling", "rope_parameters"])
     if name is None:
         return {"max_wavelength": theta}
-    config.ignore(["rope_scaling"])
     part = config.part(name)
     theta = part.number("rope_theta", theta)
     part.one_of("partial_rotary_factor", 1.0, None)
     key = "rope_type" if part.has("rope_type") else "type"
     part.ignore(["type"])
-    kind = part.one_of(key, "default", "linear", "llama3")
-    if kind == "linear":
-        scaling = {"type": "linear", "factor": part.number("factor", 1.0)}
-    elif kind == "llama3":
-        numbers = {ours: part.number(theirs, None) for ours, theirs in LLAMA3.items()}
-        scaling = {"type": "llama3", **numbers}
+    kind = part.one_of(key, "default", *SCALINGS)
+    if kind != "default":
+        defaults = {"factor": 1.0} if kind == "linear" else {LENGTH: context}
+        if kind == "yarn":
+            defaults |= {"beta_slow": 1.0, "beta_fast": 32.0}
+            defaults["attention_factor"] = _attention_factor(part)
+            part.one_of("truncate", True)
+        numbers = {
+            ours: part.number(theirs, defaults.get(theirs))
+            for ours, theirs in SCALINGS[kind].items()
+        }
+        scaling = {"type": kind, **numbers}
+        if LENGTH in SCALINGS[kind].values():
+            config.one_of(LENGTH, None, numbers["original_length"])
     part.warn_of_unread()
+    try:
+        RotaryEmbedding(theta, scaling=scaling).build((None, 4))
+    except ValueError as error:
+        raise ConversionError(f"{config.file}: {name}: {error}") from None
     return {"max_wavelength": theta, "scaling": scaling}
+
+
+def _attention_factor(part):
+    """What YaRN multiplies queries and keys by, in settings that do not say it."""
+    logarithm = 0.1 * math.log(max(part.number("factor", None), 1.0))
+    scales = [part.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
+    if not all(scales):
+        return logarithm + 1.0
+    return (scales[0] * logarithm + 1.0) / (scales[1] * logarithm + 1.0)
 
 
 def tokenizer_of(folder, size, ends):
@@ -225,8 +258,8 @@ def hugging_face_folder(text_model, draft):
     scaling = {"rope_type": "default"}
     if rotary.scaling is not None:
         kind = rotary.scaling["type"]
-        names = LLAMA3 if kind == "llama3" else {"factor": "factor"}
-        scaling = {"rope_type": kind, **{names[n]: rotary.scaling[n] for n in names}}
+        names = SCALINGS[kind].items()
+        scaling = {"rope_type": kind, **{theirs: rotary.scaling[ours] for ours, theirs in names}}
     bias = {} if family in ("qwen2", "mistral") else {"attention_bias": attention.use_bias}
     window = {"sliding_window": None}
     if decoder.attention_pattern is not None:
@@ -275,11 +308,11 @@ def family_of(model, library):
     pattern = decoder.attention_pattern
     check_equal(f"{library}, of models with RMS normalisation,", {
         "attention": (decoder.attention or MultiHeadAttention, MultiHeadAttention),
+        "normalization": (decoder.normalization, "rms"),
         "gated": (decoder.gated, True),
         "normalize_first": (decoder.normalize_first, True),
         "position_bias": (decoder.position_bias, None),
         "biases in feed-forward networks": (network.narrow.bias is not None, False),
-        "lora": (decoder.lora, None),
         "value_dim": (attention.value_dim, None),
         "soft_cap": (attention.soft_cap, None),
         "logit_soft_cap": (model.soft_cap, None),
@@ -289,8 +322,8 @@ def family_of(model, library):
     check_equal(f"{library}'s rotary positions", {
         "interleaved": (rotary.interleaved, False),
         "rotary_dim": (rotary.rotary_dim, None),
-        "scaling, if any, linear or llama3":
-            ((rotary.scaling or {"type": "linear"})["type"] in ("linear", "llama3"), True),
+        "scaling, if any, linear, llama3 or yarn":
+            ((rotary.scaling or {"type": "linear"})["type"] in SCALINGS, True),
     })  # fmt: skip
     norm, is_local = attention.query_key_norm, pattern is not None
     if is_local and (pattern["pattern"] != "local" or norm is not None or any(biases)):

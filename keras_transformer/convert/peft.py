@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
+import numpy as np
 
-from keras_transformer.convert import bert, gpt2, marian
-from keras_transformer.convert.blocks import check_attention
+from keras_transformer.convert import bert, gpt2, llama, marian, t5
+from keras_transformer.convert.blocks import check_attention, check_equal, check_t5, is_t5
 from keras_transformer.convert.folder import Folder, Settings, safetensors_of
 from keras_transformer.convert.tables import (
     ConversionError,
@@ -19,11 +20,13 @@ from keras_transformer.convert.tables import (
     arrays_of,
     assign,
     check_shape,
-    unchanged,
 )
 from keras_transformer.convert.writing import check
 from keras_transformer.files import atomic_path, check_free
 from keras_transformer.layers.block import TransformerStack
+from keras_transformer.models.bert_models import BertModel
+from keras_transformer.models.decoder_only import LanguageModel
+from keras_transformer.models.encoder_decoder import TranslationModel
 from keras_transformer.models.lora import add_lora, lora_of, projections
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -53,24 +56,56 @@ IGNORED = (
 HEADS = {"SEQ_CLS": ["classifier", "score"], "TOKEN_CLS": ["classifier", "score"]}
 
 
+def check_blocks(model):
+    """Raises ConversionError for parts that no family has, or the user's own."""
+    for layer in model.layers:
+        if isinstance(layer, TransformerStack):
+            check_attention(layer, "PEFT")
+
+
+def check_t5_blocks(model):
+    """Raises ConversionError unless the blocks are those of T5."""
+    check_equal("PEFT's T5", {"T5's position_bias": (is_t5(model), True)})
+    check_t5(model, "PEFT")
+
+
+def llama_rows(model):
+    """The table of Llama; without that of tokens if ours are scaled, which theirs are not."""
+    table = model.embedding
+    return (row for row in llama.rows(model)
+            if not (table.scale and row.variable is table.embeddings))  # fmt: skip
+
+
 class Naming(NamedTuple):
     """How a family names its layers in PEFT's files.
 
     Args:
+        model_class: of our models of the family.
         rows: function from a model to its table.
+        check: function that raises ConversionError unless a model of the class is of the family.
         prefix: what the names of layers begin with, heads excepted.
         full_name: function from a model and a name in its table to the name there.
     """
 
+    model_class: type
     rows: Callable
-    prefix: str
-    full_name: Callable
+    check: Callable = check_blocks
+    prefix: str = ""
+    full_name: Callable = lambda model, name: name
 
 
 FAMILIES = {
-    "bert": Naming(bert.rows, bert.BERT.prefix, bert.full_name),
-    "gpt2": Naming(gpt2.rows, gpt2.PREFIX, lambda model, name: gpt2.PREFIX + name),
-    "marian": Naming(marian.block_rows, "", lambda model, name: name),
+    "bert": Naming(BertModel, bert.rows, prefix=bert.BERT.prefix, full_name=bert.full_name),
+    "gpt2": Naming(
+        LanguageModel,
+        gpt2.rows,
+        prefix=gpt2.PREFIX,
+        full_name=lambda model, name: gpt2.PREFIX + name,
+    ),
+    "llama": Naming(LanguageModel, llama_rows, lambda model: llama.family_of(model, "PEFT")),
+    "t5": Naming(TranslationModel, t5.block_rows, check_t5_blocks),
+    # With the names that M2M100 and BART have, too.
+    **dict.fromkeys(("bart", "m2m100", "marian"), Naming(TranslationModel, marian.block_rows)),
 }
 
 
@@ -80,7 +115,8 @@ def read_peft(model, path, family):
     Args:
         model: a model of the family, with the weights for which the LoRA was trained.
         path: path of a folder with adapter_config.json and adapter_model.safetensors.
-        family: a key of `convert.peft.FAMILIES`: "bert", "gpt2" or "marian".
+        family: a key of `convert.peft.FAMILIES`: "bart" (and mBART), "bert", "gpt2", "llama" (and
+            Mistral and Qwen), "m2m100" (and NLLB), "marian" or "t5" (and mT5 and ByT5).
 
     Returns:
         A new model, as from `add_lora`. For layers that the folder leaves out, LoRA adds zero.
@@ -89,7 +125,7 @@ def read_peft(model, path, family):
         ConversionError: if a file is missing or damaged, is not LoRA or a kind of LoRA that is not
             supported, or names a layer or has a shape that does not exist in the model.
     """
-    naming, (rank, alpha), arrays = _naming(family), *_files(path)
+    naming, (rank, alpha), arrays = _naming(family, model), *_files(path)
     arrays = arrays.renamed(lambda name: name.removeprefix(START).removeprefix(naming.prefix))
     for name in arrays:
         if name.endswith(DOWN):
@@ -103,7 +139,8 @@ def read_peft(model, path, family):
     }
     if not targets:
         raise ConversionError(f"{path} tunes {len(modules)} layers, but none of this model.")
-    saved = [row for row in naming.rows(model) if row.names[0] in arrays]
+    saved = [row for row in naming.rows(model) if arrays.keys() & {*row.names, *row.twins}]
+    _check_untied(saved)
     train = {row.variable.path.split("/")[0]: None for row in saved}
     tuned = add_lora(model, rank, alpha, tuple(targets), tuple(train))
 
@@ -125,7 +162,8 @@ def write_peft(model, path, family):
     Args:
         model: a model of the family, from `add_lora`.
         path: path of the new folder, missing or empty.
-        family: a key of `convert.peft.FAMILIES`: "bert", "gpt2" or "marian".
+        family: a key of `convert.peft.FAMILIES`: "bart" (and mBART), "bert", "gpt2", "llama" (and
+            Mistral and Qwen), "m2m100" (and NLLB), "marian" or "t5" (and mT5 and ByT5).
 
     Returns:
         The path.
@@ -134,22 +172,19 @@ def write_peft(model, path, family):
         ConversionError: if the folder exists, the model has no LoRA or an attention of your own,
             it trains weights that belong to no layer of the family, or PEFT reads other numbers.
     """
-    naming, path = _naming(family), pathlib.Path(path)
+    naming, path = _naming(family, model), pathlib.Path(path)
     check_free(path, "Choose another folder, or delete it.")
-    for layer in model.layers:
-        if isinstance(layer, TransformerStack):
-            check_attention(layer, "PEFT")
     full = functools.partial(naming.full_name, model)
-    adapters = {full(module): adapter for module, adapter in _adapters(model, naming)}
-    if not adapters:
+    expected = {}
+    for module, adapter, row in _adapters(model, naming):
+        product = keras.ops.matmul(adapter.up, adapter.down) * adapter.scale
+        product = keras.ops.convert_to_numpy(product)
+        expected[f"added:{full(module)}"] = _rows_of(adapter, row, row.to_theirs)(product)
+    if not expected:
         raise ConversionError("The model must have LoRA, from add_lora. Received: one without.")
-    expected = {
-        f"added:{module}": keras.ops.convert_to_numpy(
-            keras.ops.matmul(adapter.up, adapter.down) * adapter.scale
-        )
-        for module, adapter in adapters.items()
-    }
+    modules = [name.removeprefix("added:") for name in expected]
     trainable = [row for row in naming.rows(model) if row.variable.trainable]
+    _check_untied(trainable)
     for name, array in arrays_of(trainable).items():
         if array.ndim == 2:
             expected[f"saved:{full(name).removesuffix('.weight')}"] = array
@@ -169,7 +204,7 @@ def write_peft(model, path, family):
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": [*adapters],
+        "target_modules": modules,
         "modules_to_save": sorted(to_save) or None,
         "fan_in_fan_out": any(row.transpose for row, _ in _placed(model, naming)),
         "inference_mode": True,
@@ -183,10 +218,28 @@ def write_peft(model, path, family):
     return path
 
 
-def _naming(family):
+def _naming(family, model):
     if family not in FAMILIES:
-        raise ConversionError(f"family must be one of {', '.join(FAMILIES)}. Received: {family!r}.")
-    return FAMILIES[family]
+        known = ", ".join(sorted(FAMILIES))
+        raise ConversionError(f"family must be one of {known}. Received: {family!r}.")
+    naming = FAMILIES[family]
+    if not isinstance(model, naming.model_class):
+        raise ConversionError(
+            f"A model of the family {family!r} is a {naming.model_class.__name__}. "
+            f"Received: {model!r}."
+        )
+    naming.check(model)
+    return naming
+
+
+def _check_untied(rows):
+    """Raises ConversionError if a table has two uses here, of which PEFT tunes one."""
+    for row in rows:
+        if row.twins:
+            raise ConversionError(
+                f"PEFT tunes {row.names[0]} apart from {row.twins[0]}, and this model has one "
+                "array for both. Tune other layers."
+            )
 
 
 def _files(path):
@@ -251,7 +304,6 @@ def _placed(model, naming):
     by_kernel = {id(projection.kernel): projection for projection in projections(model)}
     for row in naming.rows(model):
         if id(row.variable) in by_kernel:
-            assert row.to_ours is unchanged, "LoRA's matrices are kept as they are"
             yield row, by_kernel[id(row.variable)]
 
 
@@ -263,7 +315,7 @@ def _modules_and_targets(row):
 
 
 def _adapters(model, naming):
-    """Pairs of one of their layers and its adapter."""
+    """Triples of one of their layers, its adapter, and the row of the kernel."""
     for row, projection in _placed(model, naming):
         modules, targets = _modules_and_targets(row)
         for adapter in projection.adapters:
@@ -272,11 +324,31 @@ def _adapters(model, naming):
                     f"To match the layers of this family, tune {' or '.join(targets)}. "
                     f"Received: {adapter.target}."
                 )
-            yield modules[targets.index(adapter.target)], adapter
+            yield modules[targets.index(adapter.target)], adapter, row
+
+
+def _rows_of(adapter, row, function):
+    """What `row.to_ours` or `row.to_theirs` does to the rows of a kernel that an adapter has.
+
+    They may change each row, as for T5's queries, but neither mix rows nor see columns.
+    """
+
+    def changed(part):
+        kernel = np.zeros((row.variable.shape[0], *part.shape[1:]), "float32")
+        rows = slice(adapter.start, adapter.start + len(part))
+        kernel[rows] = part
+        return function(kernel)[rows]
+
+    return changed
 
 
 def _adapter_rows(model, naming):
     """The table of the matrices of LoRA."""
-    for module, adapter in _adapters(model, naming):
+    for module, adapter, row in _adapters(model, naming):
         yield Row(adapter.down, (module + DOWN,))
-        yield Row(adapter.up, (module + UP,))
+        yield Row(
+            adapter.up,
+            (module + UP,),
+            to_ours=_rows_of(adapter, row, row.to_ours),
+            to_theirs=_rows_of(adapter, row, row.to_theirs),
+        )

@@ -86,6 +86,15 @@ def rows(model, order, scales_outputs):
     yield order.row(table.embeddings, TABLE, *twins)
     if output is not table:
         yield order.row(output.embeddings, OUTPUT)
+    yield from block_rows(model)
+    root = math.sqrt(table.hidden_dim) if scales_outputs else 1
+    for side, divisor in (("encoder", 1), ("decoder", root)):
+        norm = Row(getattr(model, side).norm.scale, (f"{side}.final_layer_norm.weight",))
+        yield scaled(norm, 1 / divisor)
+
+
+def block_rows(model):
+    """The rows of all blocks, which do not depend on the vocabulary."""
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         yield Row(stack.shared_bias.embeddings, (bias,))
@@ -97,9 +106,6 @@ def rows(model, order, scales_outputs):
             for row in rows_of(block, *names, ENDINGS | {"scale": ".weight"}):
                 is_query = row.variable.name in QUERIES
                 yield scaled(row, root, width) if is_query else row
-        divisor = math.sqrt(table.hidden_dim) if scales_outputs and side == "decoder" else 1
-        norm = Row(stack.norm.scale, (f"{side}.final_layer_norm.weight",))
-        yield scaled(norm, 1 / divisor)
 
 
 def scaled(row, factor, count=None):

@@ -8,6 +8,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import convert
+from keras_transformer.convert.folder import Settings
 from keras_transformer.convert.tokenizer_json import SPLITS
 from keras_transformer.serving import Generator, SamplingSettings
 from tests.convert.foreign_tokenizers import LLAMA, train_spm
@@ -23,12 +24,14 @@ SPECIAL = {
 }
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "beta_fast": 4.0,
+        "original_max_position_embeddings": 16}  # fmt: skip
 # Of each family: how texts are split, the class of the model, and its further settings.
 FAMILIES = {
     "Llama 2": ("sentencepiece", "Llama", {}),
     "Llama 3": ("llama3", "Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "Mistral": ("sentencepiece", "Mistral", {"sliding_window": 6}),
-    "Qwen2": ("qwen2", "Qwen2", {}),
+    "Qwen2": ("qwen2", "Qwen2", {"rope_parameters": YARN}),
     "Qwen3": ("qwen2", "Qwen3", {"tie_word_embeddings": True}),
 }
 SIGNS = ("a", "the", "It", "'s", "'LL", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\x85",
@@ -245,7 +248,7 @@ def test_an_added_end_without_a_piece_ends_texts(folder, tmp_path):
     assert json.loads((tmp_path / "written/config.json").read_text())["eos_token_id"] == 400
 
 
-@pytest.mark.parametrize("folder", ["Llama 3", "Mistral"], indirect=True)
+@pytest.mark.parametrize("folder", ["Llama 3", "Mistral", "Qwen2"], indirect=True)
 def test_a_run_writes_on_and_is_written_back(folder, generator, tmp_path):
     import transformers
 
@@ -268,12 +271,15 @@ def test_a_run_writes_on_and_is_written_back(folder, generator, tmp_path):
     assert tokenizer(texts)["input_ids"] == folder[2](texts)["input_ids"]
 
 
-@pytest.mark.parametrize("folder", ["Llama 2", "Llama 3", "Mistral", "Qwen3"], indirect=True)
+@pytest.mark.parametrize(
+    "folder", ["Llama 2", "Llama 3", "Mistral", "Qwen2", "Qwen3"], indirect=True
+)
 def test_ctranslate2_goes_on_as_ours_or_refuses(folder, generator, tmp_path, request):
     import ctranslate2
     import tensorflow as tf
 
-    reasons = {"Llama 3": "scales rotary positions of Llama 3", "Mistral": "sliding window"}
+    scales = "scales rotary positions of Llama 3 .* not used for YaRN"
+    reasons = {"Llama 3": scales, "Qwen2": scales, "Mistral": "sliding window"}
     name = request.node.callspec.params["folder"]
     if name in reasons:
         with pytest.raises(convert.ConversionError, match=reasons[name]):
@@ -318,7 +324,13 @@ def test_the_served_model_and_lora_work(folder, generator, tmp_path):
         ({"num_key_value_heads": 4}, "num_key_value_heads must be a divisor of num_attention"),
         ({"num_key_value_heads": 3}, r"k_proj.weight must have the shape \(12, 24\)"),
         ({"head_dim": 3}, "head_dim must be even, for rotary positions"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type must be 'def"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type must be 'def"),
+        ({"rope_parameters": YARN | {"truncate": False}}, "truncate must be True;"),
+        ({"rope_parameters": YARN | {"factor": None}}, "factor must be a number"),
+        ({"rope_parameters": YARN | {"beta_slow": 5.0}}, "high_frequency of scaling must be above"),
+        ({"rope_parameters": YARN, "original_max_position_embeddings": 32},
+         "original_max_position_embeddings must be None or 16"),
+        ({"rope_parameters": {"rope_theta": 0.0}}, "max_wavelength must be a finite number"),
         ({"use_sliding_window": True}, "use_sliding_window must be False"),
         ({"eos_token_id": 4000}, "eos_token_id must be ids below"),
         ({"hidden_act": "tanh"}, "hidden_act must be 'silu'"),
@@ -333,6 +345,42 @@ def test_settings_that_do_not_fit_are_one_line(folder, tmp_path, change, message
     (tmp_path / "generation_config.json").unlink()
     with pytest.raises(convert.ConversionError, match=message):
         convert.read(tmp_path)
+
+
+# As Qwen's pages ask for, and drawn ones.
+PUBLISHED = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+def test_positions_of_yarn_are_those_of_hugging_face():
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    random = np.random.default_rng(5)
+    largest = 0
+    for number in range(60):
+        scaling, dim, theta = dict(PUBLISHED), 128, 1e6
+        if number:
+            dim, theta = int(random.choice([4, 16, 64])), float(random.choice([50.0, 1e4, 1e6]))
+            scaling["factor"] = float(random.choice([1.0, 2.0, 40.0]))
+            scaling["original_max_position_embeddings"] = int(random.choice([16, 512, 4096]))
+            further = {"beta_fast": [8.0, None], "beta_slow": [0.5, None, 2], "mscale": [0.7, 2],
+                       "mscale_all_dim": [1.0, 0], "attention_factor": [0.9, None],
+                       "truncate": [True]}  # fmt: skip
+            chosen = random.permutation([*further])[: random.integers(7)]
+            scaling |= {name: random.choice(np.array(further[name], object)) for name in chosen}
+        settings = {"rope_theta": theta, "rope_scaling": scaling, "max_position_embeddings": 64}
+        read = convert.llama._rotary(Settings(settings, "config.json"), 64)
+        config = transformers.LlamaConfig(
+            hidden_size=2 * dim, num_attention_heads=2, num_hidden_layers=1, intermediate_size=4,
+            vocab_size=4, **settings,
+        )  # fmt: skip
+        theirs = transformers.LlamaModel(config).rotary_emb
+        cosines, sines = theirs(torch.zeros(1), torch.arange(60)[None])
+        half = dim // 2
+        expected = np.concatenate([cosines[0, :, :half], sines[0, :, :half]], axis=1)
+        ones = np.repeat([[1.0, 0.0]], half, axis=1).reshape(1, dim).repeat(60, axis=0)
+        found = array(kt.layers.RotaryEmbedding(**read)(ones.astype("float32")))
+        largest = max(largest, np.abs(found - expected).max())
+        np.testing.assert_allclose(found, expected, atol=2e-5, err_msg=f"{dim} {settings}")
+    print(f"largest difference of sines and cosines {largest:.1e}")
 
 
 def test_a_model_of_ours_with_scaled_vectors_is_written(tmp_path):

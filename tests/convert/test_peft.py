@@ -58,7 +58,9 @@ def test_mistakes_are_told(tmp_path):
     model = fill(kt.gpt2(max_sequence_length=9, **TINY))
     with pytest.raises(ConversionError, match="must have LoRA, from add_lora"):
         write_peft(model, tmp_path / "lora", "gpt2")
-    with pytest.raises(ConversionError, match=r"family must be one of bert, gpt2, marian.*'gpt3'"):
+    with pytest.raises(
+        ConversionError, match=r"family must be one of bart, bert, gpt2, llama, m2m100.*'gpt3'"
+    ):
         write_peft(model, tmp_path / "lora", "gpt3")
     with pytest.raises(ConversionError, match=r"tune query_key_value\. Received: query"):
         write_peft(kt.add_lora(model, 2), tmp_path / "lora", "gpt2")
