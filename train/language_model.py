@@ -11,7 +11,8 @@ Use the trained run (each has its own --help):
     python -m train.language_model export --run runs/shakespeare --name shakespeare
 
 --model transformer_xl carries a memory from one segment of the text to the next. --pretrained
-tunes the model of another run, or of a released folder of GPT-2, Llama, Mistral or Qwen.
+tunes the model of another run, or of a released folder of GPT-2, Llama, Mistral, Qwen, Phi-3 or
+Gemma.
 """
 
 import contextlib
@@ -77,7 +78,7 @@ class LanguageModelConfig(TrainingConfig):
 
     pretrained: str = setting(
         "",
-        "tune the model of a finished run, or of a folder of GPT-2, Llama, Mistral or Qwen from "
+        "tune the model of a finished run, or of a folder of GPT-2, Llama and the like from "
         "Hugging Face, of GPT-2 from KerasHub, or of CTranslate2",
     )
     tokens: Literal["characters", "bytes", "pieces"] | None = setting(

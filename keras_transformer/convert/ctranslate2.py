@@ -452,7 +452,7 @@ def _llama_options(model):
         "activation": _activation(decoder),
         "ffn_glu": True,
         "rms_norm": True,
-        "rotary_dim": 0,  # all columns
+        "rotary_dim": rotary.rotary_dim or 0,  # 0 for all columns
         "rotary_interleave": False,
         "rotary_base": rotary.max_wavelength,
         "rotary_scaling_type": RotaryScalingType.Linear if scaling else None,

@@ -171,7 +171,10 @@ def hugging_face_folder(text_model, draft):
     tokenizer = text_model.tokenizer
     check_dense(decoder)
     check_output(model, "Hugging Face's GPT-2")
+    settings = text_model.settings
     check_equal("Hugging Face's GPT-2", {
+        "start_id of the settings": (settings.start_id, None),
+        "end_ids of the settings": (list(settings.end_ids), []),
         "learned positions": (isinstance(positions, PositionEmbedding), True),
         "normalize_first": (decoder.normalize_first, True),
         "scale_embedding": (bool(table.scale), False),
@@ -181,7 +184,7 @@ def hugging_face_folder(text_model, draft):
     num_control_ids = max(tokenizer.vocabulary_size - table.vocabulary_size, 0)
     end = 3 if tokenizer.end_of_text_id is None else tokenizer.end_of_text_id
     ids = {"bos_token_id": end, "eos_token_id": end}
-    sampling = written_sampling(text_model.settings, num_control_ids, end)
+    sampling = written_sampling(settings, num_control_ids, end)
     write_json(draft / GENERATION, ids | sampling)
     name = tokenizer.pieces([end + num_control_ids])[0]
     write_json(draft / "tokenizer_config.json", {

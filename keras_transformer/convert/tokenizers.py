@@ -20,6 +20,8 @@ from keras_transformer.convert.tokenizer_json import (
 )
 from keras_transformer.files import in_one_line
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer, merges_of
+from keras_transformer.tokenizers.control_ids import PAD_ID
+from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
 from keras_transformer.tokenizers.sentencepiece_format import PieceType
 from keras_transformer.tokenizers.symbols import SymbolTokenizer
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
@@ -177,6 +179,11 @@ def start_of(folder, tokenizer, their_id_of):
         return None
     pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
     ids = dict(zip(pieces, map(int, their_id_of), strict=True))
+    if isinstance(tokenizer, SentencePieceTokenizer):  # whose control pieces have our names
+        first = _content(tokenizer_settings(folder).raw("bos_token") or "<s>")
+        ids[first] = ids.pop("<s>")
+        if ids[first] == their_id_of[PAD_ID]:  # of a model without such a piece
+            del ids[first]
     if ids.get(name, -1) < 0:
         raise ConversionError(
             f"{folder.path} must begin texts with a token of its vocabulary. Received: {name!r}."

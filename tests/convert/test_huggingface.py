@@ -202,3 +202,15 @@ def test_models_that_they_lack_are_refused_and_nothing_is_left(tokenizer, tmp_pa
     with pytest.raises(convert.ConversionError, match=r"Nothing was written.*logits differs by"):
         convert.write(translator_of(tokenizer), "huggingface", tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+def test_gpt2_does_not_drop_a_start_or_further_ends(tmp_path):
+    tokenizer = kt.tokenizers.train_byte_pairs(CORPUS.sources, 300)
+    model = kt.gpt2(vocabulary_size=300, max_sequence_length=9, num_layers=1, hidden_dim=4,
+                    num_heads=2)  # fmt: skip
+    for changes, received in (({"start_id": 7}, "7"), ({"end_ids": [8, 9]}, r"\[8, 9\]")):
+        generator = Generator(model, tokenizer, SamplingSettings(9, 5, **changes))
+        with pytest.raises(
+            convert.ConversionError, match=rf"of the settings: .* Received: {received}\."
+        ):
+            convert.write(generator, "huggingface", tmp_path / "written")

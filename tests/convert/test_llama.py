@@ -31,6 +31,8 @@ FAMILIES = {
     "Llama 2": ("sentencepiece", "Llama", {}),
     "Llama 3": ("llama3", "Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "Mistral": ("sentencepiece", "Mistral", {"sliding_window": 6}),
+    "Phi-3": ("sentencepiece", "Phi3", {"partial_rotary_factor": 0.5, "sliding_window": 6}),
+    "Gemma": ("gemma", "Gemma", {"hidden_act": "gelu"}),
     "Qwen2": ("qwen2", "Qwen2", {"rope_parameters": YARN}),
     "Qwen3": ("qwen2", "Qwen3", {"tie_word_embeddings": True}),
 }
@@ -100,15 +102,32 @@ def sentencepiece(path):
     return transformers.LlamaTokenizer.from_pretrained(path)
 
 
+def gemma(path):
+    """The same as Gemma's, whose control pieces come in another order and with other names."""
+    import transformers
+
+    options = LLAMA | {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "eos_piece": "<eos>",
+                       "bos_piece": "<bos>", "add_dummy_prefix": False}  # fmt: skip
+    train_spm(path / "tokenizer.model", demo_corpus(300).sources, 400, **options)
+    settings = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True, "bos_token": "<bos>",
+                "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}  # fmt: skip
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return transformers.GemmaTokenizer.from_pretrained(path)
+
+
+MAKERS = {"sentencepiece": sentencepiece, "gemma": gemma}
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request, tmp_path_factory):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     path = tmp_path_factory.mktemp("llama")
     split, kind, settings = FAMILIES[request.param]
-    tokenizer = sentencepiece(path) if split == "sentencepiece" else byte_level(path, split)
+    has_bytes = split in MAKERS
+    tokenizer = MAKERS[split](path) if has_bytes else byte_level(path, split)
     ends = [tokenizer.eos_token_id]
-    if split != "sentencepiece":
+    if not has_bytes:
         ends.append(tokenizer.convert_tokens_to_ids(SPECIAL[split][2]))
     torch.manual_seed(3)
     config = getattr(transformers, f"{kind}Config")(
@@ -121,8 +140,8 @@ def folder(request, tmp_path_factory):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(float("norm" in name) + 0.35 * torch.randn_like(parameter))
-        if split == "sentencepiece":  # bytes that make no character are joined otherwise by theirs
-            model.lm_head.weight[3:259] = 0
+        if has_bytes:  # bytes that make no character are joined otherwise by theirs
+            model.lm_head.weight[3 + (split == "gemma") : 260] = 0
             model.lm_head.weight[-MADE_UP:] *= 2  # rows without a piece are drawn
         else:
             model.lm_head.weight[ends[1]] *= 3  # the second end is
@@ -248,7 +267,7 @@ def test_an_added_end_without_a_piece_ends_texts(folder, tmp_path):
     assert json.loads((tmp_path / "written/config.json").read_text())["eos_token_id"] == 400
 
 
-@pytest.mark.parametrize("folder", ["Llama 3", "Mistral", "Qwen2"], indirect=True)
+@pytest.mark.parametrize("folder", ["Llama 3", "Mistral", "Phi-3", "Gemma", "Qwen2"], indirect=True)
 def test_a_run_writes_on_and_is_written_back(folder, generator, tmp_path):
     import transformers
 
@@ -261,6 +280,7 @@ def test_a_run_writes_on_and_is_written_back(folder, generator, tmp_path):
     assert again(prompts, max_tokens=NEW) == expected
     convert.write(again, "huggingface", tmp_path / "written")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "written")
+    assert type(model) is type(folder[1])
     ids = np.random.default_rng(3).integers(0, 300, (2, 9))
     np.testing.assert_allclose(their_logits(model, ids), their_logits(folder[1], ids), atol=1e-6)
     back = convert.load(tmp_path / "written")
@@ -271,15 +291,14 @@ def test_a_run_writes_on_and_is_written_back(folder, generator, tmp_path):
     assert tokenizer(texts)["input_ids"] == folder[2](texts)["input_ids"]
 
 
-@pytest.mark.parametrize(
-    "folder", ["Llama 2", "Llama 3", "Mistral", "Qwen2", "Qwen3"], indirect=True
-)
+@pytest.mark.parametrize("folder", FAMILIES, indirect=True)
 def test_ctranslate2_goes_on_as_ours_or_refuses(folder, generator, tmp_path, request):
     import ctranslate2
     import tensorflow as tf
 
     scales = "scales rotary positions of Llama 3 .* not used for YaRN"
-    reasons = {"Llama 3": scales, "Qwen2": scales, "Mistral": "sliding window"}
+    reasons = {"Llama 3": scales, "Qwen2": scales, "Mistral": "sliding window",
+               "Phi-3": "sliding window"}  # fmt: skip
     name = request.node.callspec.params["folder"]
     if name in reasons:
         with pytest.raises(convert.ConversionError, match=reasons[name]):
@@ -367,7 +386,7 @@ def test_positions_of_yarn_are_those_of_hugging_face():
             chosen = random.permutation([*further])[: random.integers(7)]
             scaling |= {name: random.choice(np.array(further[name], object)) for name in chosen}
         settings = {"rope_theta": theta, "rope_scaling": scaling, "max_position_embeddings": 64}
-        read = convert.llama._rotary(Settings(settings, "config.json"), 64)
+        read = convert.llama._rotary(Settings(settings, "config.json"), 64, dim)
         config = transformers.LlamaConfig(
             hidden_size=2 * dim, num_attention_heads=2, num_hidden_layers=1, intermediate_size=4,
             vocab_size=4, **settings,

@@ -87,7 +87,7 @@ def inputs(name):
     ids = np.random.default_rng(5).integers(7, 39, (2, 7)).astype("int32")
     if "marian" in name or name in COLUMNS:
         return {"source_ids": ids, "target_ids": ids[:, ::-1].copy()}
-    if name in ("gpt2", "llama"):
+    if name in ("gpt2", "llama", "phi3", "gemma"):
         return {"token_ids": ids}
     given = {"token_ids": ids, "segment_ids": (ids > 20).astype("int32")}
     if "pretraining" in name:
