@@ -30,6 +30,7 @@ from keras_transformer.ops.attention import (
     merge_heads,
     separate_heads,
     split_heads,
+    spread_by_distance,
 )
 from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
 from keras_transformer.ops.projection import known_rows
@@ -158,7 +159,9 @@ class MultiHeadAttention(
         attention_mask: boolean, broadcasts to (batch, target, source); True where
             attention is allowed. All masks given: what all of them allow.
         attention_bias: added to the scaled products of queries and keys, broadcasts to
-            (batch, heads, target, source), or None; such as of `RelativePositionBias`.
+            (batch, heads, target, source), or None; such as of `RelativePositionBias`; or that of
+            each distance, (1, heads, target + source), as of `ops.attention.spread_by_distance`,
+            which lets long sequences hold only some weights at a time.
         query_mask: boolean (batch, target); a position that is False attends to nothing. The
             implicit mask of the query is not used.
         value_mask: another, (batch, source), under Keras's name.
@@ -323,11 +326,8 @@ class MultiHeadAttention(
         ):
             if mask is not None:
                 check_per_token(name, mask, inputs)
-        if attention_bias is not None and len(attention_bias.shape) != 4:
-            raise ValueError(
-                "attention_bias must have the shape (batch, heads, target, source), where the "
-                f"first two axes may be 1. Received: shape {tuple(attention_bias.shape)}."
-            )
+        if attention_bias is not None:
+            self._check_bias(attention_bias, query.shape[1], source.shape[1])
         if padding_mask is None:
             padding_mask, value_mask = value_mask, None
         if query_mask is not None:
@@ -389,7 +389,7 @@ class MultiHeadAttention(
     def attend_heads(self, queries, keys, values, mask=None, training=None, bias=None):
         """Attention over projected heads (batch, heads, length, dim), then the output projection.
 
-        A bias of the logits broadcasts to (batch, heads, target, source).
+        A bias of the logits is an `attention_bias` of a call.
 
         Returns:
             (batch, target, dim).
@@ -403,13 +403,17 @@ class MultiHeadAttention(
             if mask is not None and mask.shape[2] != 1:
                 mask = ops.tile(mask, (1, 1, sharing, 1))
         context = None
-        if bias is None and self._is_dot_product and not scores_are_recorded():
+        by_distance = bias is not None and len(bias.shape) == 3
+        may_be_long = by_distance or bias is None
+        if may_be_long and self._is_dot_product and not scores_are_recorded():
             rate = self.dropout if training else 0.0
             generator = self._dropout.seed_generator if rate else None
             context = memory_efficient_attention(
-                queries, keys, values, mask, rate, generator, self.soft_cap
+                queries, keys, values, mask, rate, generator, self.soft_cap, bias, sharing
             )
         if context is None:
+            if by_distance:
+                bias = spread_by_distance(bias, ops.shape(queries)[2])
             weights = self.weights_of(queries, keys, mask, bias)
             if scores_are_recorded():
                 scores = weights if sharing == 1 else separate_heads(weights, sharing)
@@ -531,6 +535,22 @@ class MultiHeadAttention(
         if position is None:
             return self._rotary(queries), self._rotary(keys), values
         return self._rotary.step(queries, position), self._rotary.step(keys, position), values
+
+    def _check_bias(self, bias, target, source):
+        """Raises ValueError for an `attention_bias` of another rank, or number of distances."""
+        shape, distances = tuple(bias.shape), None
+        if None not in (target, source):
+            distances = target + source
+        if len(shape) == 3 and distances is not None:
+            fits = shape[0] == 1 and shape[1] == self.num_heads and shape[2] in (None, distances)
+        else:
+            fits = len(shape) in (3, 4)
+        if not fits:
+            raise ValueError(
+                "attention_bias must have the shape (batch, heads, target, source), where the "
+                "first two axes may be 1, or (1, heads, target + source), one number for each "
+                f"distance. Received: shape {shape}."
+            )
 
     def _repeated(self, keys, values):
         """Those of each head, for what does not know that heads share them."""

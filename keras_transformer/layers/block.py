@@ -400,7 +400,10 @@ class TransformerStack(TransformerLayer):
     def bias_of(self, inputs, attention_bias=None):
         """The `attention_bias` of all blocks for a call, by name; nothing if there is none."""
         if self.shared_bias is not None:
-            own = self.shared_bias(inputs)
+            if attention_bias is None and self.attention is None:  # which sees each chunk's own
+                own = self.shared_bias.of_distances(ops.shape(inputs)[1])
+            else:
+                own = self.shared_bias(inputs)
             attention_bias = own if attention_bias is None else own + attention_bias
         return given({"attention_bias": attention_bias})
 

@@ -10,7 +10,7 @@ from keras import ops
 from keras_transformer.layers.compiled import compiled_attention_weights
 from keras_transformer.layers.dropout import drop
 from keras_transformer.layers.internals import after, draw_seed, is_compiled, keep_mask_from_seed
-from keras_transformer.ops.attention import attention_weights
+from keras_transformer.ops.attention import attention_weights, spread_by_distance
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -23,7 +23,15 @@ CHUNK_ROWS = 256  # targets at a time
 
 
 def memory_efficient_attention(
-    queries, keys, values, mask=None, rate=0.0, seed_generator=None, soft_cap=None
+    queries,
+    keys,
+    values,
+    mask=None,
+    rate=0.0,
+    seed_generator=None,
+    soft_cap=None,
+    bias=None,
+    sharing=1,
 ):
     """The values mixed by their attention weights, or None where holding all weights is as good.
 
@@ -35,22 +43,27 @@ def memory_efficient_attention(
         rate: probability in [0, 1) with which a weight is dropped.
         seed_generator: a `keras.random.SeedGenerator`; needed if `rate` is not 0.
         soft_cap: as for `ops.attention.attention_weights`.
+        bias: as for `ops.attention.spread_by_distance`, or None.
+        sharing: how many heads each of these has been joined from.
 
     Returns:
         (batch, heads, target, value_dim), or None.
     """
-    if not rate and soft_cap is None and suits_cudnn(queries, keys, values):
+    is_plain = not rate and soft_cap is None and bias is None
+    if is_plain and suits_cudnn(queries, keys, values):
         return fused_attention(queries, keys, values, mask)
-    if may_need_chunks(queries, keys):
-        by_length = attention_by_length
-        if keras.backend.backend() == "jax":
-            by_length = chunked_attention_on_jax
-        return by_length(queries, keys, values, mask, rate, seed_generator, soft_cap)
-    return None
+    if not may_need_chunks(queries, keys, sharing):
+        return None
+    arguments = queries, keys, values, mask, rate, seed_generator, soft_cap, bias
+    if keras.backend.backend() == "jax":
+        return chunked_attention_on_jax(*arguments)
+    return attention_by_length(*arguments, sharing)
 
 
-def may_need_chunks(queries, keys):
+def may_need_chunks(queries, keys, sharing=1):
     """Whether attention of (..., target, dim) to (..., source, dim) is long, or may be.
+
+    A head that several have been joined to may have as many weights as all of these.
 
     On TensorFlow, unknown lengths may be long where XLA compiles a program for each of them.
     Without XLA they count as short: a branch would slow down every step of short sequences. So does
@@ -58,16 +71,24 @@ def may_need_chunks(queries, keys):
     """
     lengths = queries.shape[-2], keys.shape[-2]
     if keras.backend.backend() == "jax":
-        return None not in lengths and lengths[0] * lengths[1] >= MIN_WEIGHTS
+        return None not in lengths and lengths[0] * lengths[1] >= sharing * MIN_WEIGHTS
     if keras.backend.backend() != "tensorflow" or queries.dtype == "float64":
         return False
     if None in lengths:
         return is_compiled()
-    return lengths[0] * lengths[1] >= MIN_WEIGHTS
+    return lengths[0] * lengths[1] >= sharing * MIN_WEIGHTS
 
 
 def attention_by_length(
-    queries, keys, values, mask=None, rate=0.0, seed_generator=None, soft_cap=None
+    queries,
+    keys,
+    values,
+    mask=None,
+    rate=0.0,
+    seed_generator=None,
+    soft_cap=None,
+    bias=None,
+    sharing=1,
 ):
     """`chunked_attention` of long sequences; short ones at once, with the same context.
 
@@ -77,25 +98,28 @@ def attention_by_length(
     seed = draw_seed(seed_generator) if rate else None
 
     def at_once():
-        if soft_cap is None:
+        if soft_cap is None and bias is None:
             weights = compiled_attention_weights(queries, keys, mask)
         else:
-            weights = attention_weights(queries, keys, mask, soft_cap=soft_cap)
+            whole = None if bias is None else spread_by_distance(bias, ops.shape(queries)[2])
+            weights = attention_weights(queries, keys, mask, whole, soft_cap)
         if rate:
             weights = drop(weights, keep_mask_from_seed(seed, ops.shape(weights), rate), rate)
         return ops.matmul(weights, values)
 
     def in_chunks():
-        return chunked_attention(queries, keys, values, mask, rate, seed, soft_cap)
+        return chunked_attention(queries, keys, values, mask, rate, seed, soft_cap, bias)
 
-    is_long = ops.shape(queries)[2] * ops.shape(keys)[2] >= MIN_WEIGHTS
+    is_long = ops.shape(queries)[2] * ops.shape(keys)[2] >= sharing * MIN_WEIGHTS
     if isinstance(is_long, bool):
         return in_chunks() if is_long else at_once()
     # XLA compiles both branches of a `tf.cond`, but of a case only that for the shape at hand.
     return tf.switch_case(tf.cast(is_long, tf.int32), [at_once, in_chunks])
 
 
-def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None, soft_cap=None):
+def chunked_attention(
+    queries, keys, values, mask=None, rate=0.0, seed=None, soft_cap=None, bias=None
+):
     """The same context, computed for some of the targets at a time.
 
     The weights of a chunk are recomputed in the backward pass. Dropout draws for each chunk, so
@@ -110,10 +134,12 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None, sof
     weights_of = _weights_by_chunk(queries, keys, mask, rate, seed, soft_cap)
 
     @tf.custom_gradient
-    def attend(queries, keys, values):
+    def attend(queries, keys, values, *biases):
         target, *sizes = _sizes(queries)
         in_chunks = _in_chunks(queries, *sizes)
-        context = _out_of_chunks(_contexts(weights_of, in_chunks, keys, values), target)
+        # Further than any target, those that fill up the last chunk.
+        filled = [tf.pad(b, [[0, 0], [0, 0], [sizes[-1], 0]]) for b in biases]
+        context = _out_of_chunks(_contexts(weights_of, in_chunks, keys, values, filled), target)
 
         def gradient(upstream):
             # Not the sizes of above: XLA would take everything they come with, token ids among it,
@@ -123,23 +149,27 @@ def chunked_attention(queries, keys, values, mask=None, rate=0.0, seed=None, sof
             products = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
             means = _in_chunks(tf.reduce_sum(products, axis=-1, keepdims=True), *sizes)
             upstream = _in_chunks(upstream, *sizes)
-            gradients = _gradients(weights_of, in_chunks, keys, values, upstream, means, soft_cap)
-            query_gradients, key_gradients, value_gradients = gradients
+            query_gradients, key_gradients, value_gradients, *bias_gradients = _gradients(
+                weights_of, in_chunks, keys, values, upstream, means, soft_cap, filled
+            )
             return (
                 _out_of_chunks(query_gradients, target),
                 tf.cast(key_gradients, keys.dtype),
                 tf.cast(value_gradients, values.dtype),
+                *(each[:, :, sizes[-1] :] for each in bias_gradients),
             )
 
         return context, gradient
 
-    return attend(*map(ops.convert_to_tensor, (queries, keys, values)))
+    biases = () if bias is None else (tf.cast(bias, tf.float32),)
+    return attend(*map(ops.convert_to_tensor, (queries, keys, values)), *biases)
 
 
 def _weights_by_chunk(queries, keys, mask, rate, seed, soft_cap):
-    """A function from the index of a chunk, its queries, (batch, heads, rows, dim), and all keys.
+    """A function of the index of a chunk, its queries, (batch, heads, rows, dim), and all keys.
 
-    It returns the weights, (batch, heads, rows, source), and the factors of dropout or None.
+    It may be given a bias of the chunk. It returns the weights, (batch, heads, rows, source), and
+    the factors of dropout or None.
     """
     differs_by_target = mask is not None and mask.shape[2] != 1
     if differs_by_target:
@@ -148,7 +178,7 @@ def _weights_by_chunk(queries, keys, mask, rate, seed, soft_cap):
         mask = tf.broadcast_to(mask, [*ops.shape(mask)[:2], target, source])
         mask = tf.pad(mask, [[0, 0], [0, 0], [0, missing], [0, 0]])
 
-    def weights_of(chunk, chunk_queries, keys):
+    def weights_of(chunk, chunk_queries, keys, bias=None):
         # Sizes are those of tensors of the loop: XLA takes none that come from outside of it.
         rows, chunk_mask = ops.shape(chunk_queries)[2], mask
         if differs_by_target:
@@ -156,7 +186,7 @@ def _weights_by_chunk(queries, keys, mask, rate, seed, soft_cap):
             chunk_mask = tf.slice(mask, [0, 0, chunk * rows, 0], [*batch_and_heads, rows, source])
             known = (*mask.shape[:2], chunk_queries.shape[2], mask.shape[3])
             chunk_mask = tf.ensure_shape(chunk_mask, known)
-        weights = attention_weights(chunk_queries, keys, chunk_mask, soft_cap=soft_cap)
+        weights = attention_weights(chunk_queries, keys, chunk_mask, bias, soft_cap)
         if not rate:
             return weights, None
         kept = keep_mask_from_seed(seed + [0, chunk], ops.shape(weights), rate)
@@ -165,11 +195,21 @@ def _weights_by_chunk(queries, keys, mask, rate, seed, soft_cap):
     return weights_of
 
 
-def _contexts(weights_of, queries, keys, values):
+def _bias_of_chunk(bias, chunk, queries, keys):
+    """What a bias of all distances is for the queries of a chunk, (1, heads, rows, source)."""
+    rows, source = ops.shape(queries)[2], ops.shape(keys)[2]
+    num_heads, columns = ops.shape(bias)[1:]
+    start = columns - source - (chunk + 1) * rows
+    part = tf.slice(bias, [0, 0, start], [1, num_heads, rows + source])
+    return spread_by_distance(part, rows)
+
+
+def _contexts(weights_of, queries, keys, values, biases):
     """The contexts of all chunks of queries, (chunks, batch, heads, rows, dim)."""
 
     def body(chunk, contexts):
-        weights = _scaled(*weights_of(chunk, queries[chunk], keys))
+        bias = [_bias_of_chunk(each, chunk, queries[chunk], keys) for each in biases]
+        weights = _scaled(*weights_of(chunk, queries[chunk], keys, *bias))
         return chunk + 1, contexts.write(chunk, tf.matmul(weights, values))
 
     shape = [*queries.shape[1:-1], values.shape[-1]]
@@ -177,19 +217,25 @@ def _contexts(weights_of, queries, keys, values):
     return _over_chunks(body, queries, contexts)[0].stack()
 
 
-def _gradients(weights_of, queries, keys, values, upstream, means, soft_cap):
-    """The gradients for all chunks of queries, and for keys and values, these in float32."""
+def _gradients(weights_of, queries, keys, values, upstream, means, soft_cap, biases):
+    """The gradients for all chunks of queries, and for keys, values and biases, in float32."""
 
-    def body(chunk, query_gradients, key_gradients, value_gradients):
+    def body(chunk, query_gradients, key_gradients, value_gradients, *bias_gradients):
         chunk_queries, chunk_upstream = queries[chunk], upstream[chunk]
-        weights, factors = weights_of(chunk, chunk_queries, keys)
+        with tf.GradientTape() as tape:
+            tape.watch(biases)
+            bias = [_bias_of_chunk(each, chunk, chunk_queries, keys) for each in biases]
+        weights, factors = weights_of(chunk, chunk_queries, keys, *bias)
         dropped_weights = _scaled(weights, factors)
         value_gradient = tf.matmul(dropped_weights, chunk_upstream, transpose_a=True)
         weight_gradient = _scaled(tf.matmul(chunk_upstream, values, transpose_b=True), factors)
         weight_gradient, weights = (tf.cast(t, tf.float32) for t in (weight_gradient, weights))
-        score_gradient = (
-            weights * (weight_gradient - means[chunk]) * chunk_queries.shape[-1] ** -0.5
-        )
+        logit_gradient = weights * (weight_gradient - means[chunk])
+        if biases:
+            of_rows = [tf.reduce_sum(logit_gradient, axis=0, keepdims=True)]
+            [of_chunk] = tape.gradient(bias, biases, of_rows)
+            bias_gradients = [bias_gradients[0] + tf.ensure_shape(of_chunk, biases[0].shape)]
+        score_gradient = logit_gradient * chunk_queries.shape[-1] ** -0.5
         if soft_cap is not None:
             score_gradient *= _slope_of_soft_cap(chunk_queries, keys, soft_cap)
         score_gradient = tf.cast(score_gradient, chunk_queries.dtype)
@@ -199,14 +245,17 @@ def _gradients(weights_of, queries, keys, values, upstream, means, soft_cap):
             query_gradients.write(chunk, tf.matmul(score_gradient, keys)),
             key_gradients + tf.cast(key_gradient, tf.float32),
             value_gradients + tf.cast(value_gradient, tf.float32),
+            *bias_gradients,
         )
 
     chunks = ops.shape(upstream)[0]
     query_gradients = tf.TensorArray(queries.dtype, chunks, element_shape=queries.shape[1:])
     # Unless these wait for the gradient, XLA creates the zeros of all layers at once.
     zero = after(tf.zeros([]), upstream)
-    zeros = [tf.fill(tf.shape(each), zero) for each in (keys, values)]
-    zeros = [tf.ensure_shape(*pair) for pair in zip(zeros, (keys.shape, values.shape), strict=True)]
+    zeros = [
+        tf.ensure_shape(tf.fill(tf.shape(each), zero), each.shape)
+        for each in (keys, values, *biases)
+    ]
     query_gradients, *sums = _over_chunks(body, upstream, query_gradients, *zeros)
     return query_gradients.stack(), *sums
 
@@ -259,7 +308,7 @@ def _out_of_chunks(tensor, target):
 
 
 def chunked_attention_on_jax(
-    queries, keys, values, mask=None, rate=0.0, seed_generator=None, soft_cap=None
+    queries, keys, values, mask=None, rate=0.0, seed_generator=None, soft_cap=None, bias=None
 ):
     """`chunked_attention` on JAX, whose transformations write the backward pass."""
     target, chunks, rows, missing = _sizes(queries)
@@ -269,11 +318,20 @@ def chunked_attention_on_jax(
         padded = jnp.pad(tensor, [(0, 0), (0, 0), (0, missing), (0, 0)])
         return jnp.moveaxis(padded.reshape(*tensor.shape[:2], chunks, rows, -1), 2, 0)
 
+    if bias is not None:
+        bias = jnp.pad(bias, [(0, 0), (0, 0), (missing, 0)])
+
     @jax.checkpoint
     def context(inputs):
         chunk, chunk_queries, chunk_mask = inputs
         chunk_mask = mask if chunk_mask is None else chunk_mask
-        weights = attention_weights(chunk_queries, keys, chunk_mask, soft_cap=soft_cap)
+        chunk_bias = None
+        if bias is not None:
+            width = rows + keys.shape[2]
+            start = bias.shape[2] - width - chunk * rows
+            chunk_bias = jax.lax.dynamic_slice_in_dim(bias, start, width, axis=2)
+            chunk_bias = spread_by_distance(chunk_bias, rows)
+        weights = attention_weights(chunk_queries, keys, chunk_mask, chunk_bias, soft_cap)
         if rate:
             kept = jax.random.bernoulli(jax.random.fold_in(seed, chunk), 1 - rate, weights.shape)
             weights = drop(weights, kept, rate)

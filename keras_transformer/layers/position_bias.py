@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_transformer.arguments import check_integer
 from keras_transformer.layers.checks import NotQuantizedMixin, check_arguments, check_vectors
+from keras_transformer.ops.attention import spread_by_distance
 
 LONGEST = 2**20  # tokens
 
@@ -26,9 +27,13 @@ class PositionBias(NotQuantizedMixin, keras.layers.Layer):
 
     def call(self, inputs):
         check_vectors(inputs=inputs)
-        positions = ops.arange(ops.shape(inputs)[1], dtype="int32")
-        bias = self.by_distance(positions[None, :] - positions[:, None])
-        return ops.expand_dims(bias, 0)
+        length = ops.shape(inputs)[1]
+        return spread_by_distance(self.of_distances(length), length)
+
+    def of_distances(self, length):
+        """The bias of each distance in a sequence, from `-length` on, (1, heads, 2 * length)."""
+        distances = ops.arange(2 * length, dtype="int32") - length
+        return ops.swapaxes(self.by_distance(distances[None]), 0, 1)
 
     def step(self, position, columns, num_beams=1):
         """The bias of one target at a `position` to a cache, (1, heads, 1, columns).

@@ -133,6 +133,32 @@ def relative_shift(logits):
     return ops.reshape(rows[:, :, 1:], (batch, num_heads, target, source))
 
 
+def spread_by_distance(bias, target):
+    """The bias of each pair of positions, from that of each distance.
+
+    Args:
+        bias: (batch, heads, target + source): at column c that of the distance c - target, which is
+            the position of the source less that of the target.
+        target: number of targets, an integer scalar.
+
+    Returns:
+        (batch, heads, target, source).
+
+    Examples:
+        >>> spread_by_distance(keras.ops.array([[[-2, -1, 0, 1, 2]]]), 2)[0, 0].numpy().tolist()
+        [[0, 1, 2], [-1, 0, 1]]
+    """
+    batch_size, num_heads, columns = ops.shape(bias)
+    # Reading equal rows as shorter ones moves each by one column further than the row before it.
+    row = ops.concatenate([bias[:, :, target:], bias[:, :, :target]], axis=2)
+    rows = ops.broadcast_to(row[:, :, None], (batch_size, num_heads, target, columns))
+    rows = ops.reshape(rows, (known_rows(bias), num_heads, target * columns))
+    # On a CPU the gradient of `slice` takes a tenth of the time of that of an index.
+    rows = ops.slice(rows, (0, 0, 0), (batch_size, num_heads, target * (columns - 1)))
+    rows = ops.reshape(rows, (known_rows(bias), num_heads, target, columns - 1))
+    return ops.slice(rows, (0, 0, 0, 0), (batch_size, num_heads, target, columns - target))
+
+
 def append_to_cache(past, newest, start=None, axis=2):
     """Appends the newest keys, values or mask of a step to those in the cache.
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers import MultiHeadAttention
+from keras_transformer.layers import Decoder, MultiHeadAttention
 from keras_transformer.layers import memory_efficient_attention as module
 from keras_transformer.ops import causal_mask
 
@@ -176,6 +176,90 @@ def test_a_soft_cap_and_values_of_another_width_are_the_same_in_chunks(monkeypat
     every = zip(outputs_and_gradients(in_chunks), outputs_and_gradients(at_once), strict=True)
     for one, other in every:
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("number", range(6))
+def test_biases_by_distance_are_the_same_in_chunks(monkeypatch, number, jit_compile):
+    import tensorflow as tf
+
+    from keras_transformer.layers.internals import draw_seed
+    from keras_transformer.ops.attention import attention_weights, spread_by_distance
+
+    tensors, mask, rate, most = drawn(number)
+    monkeypatch.setattr(module, "CHUNK_ROWS", most)
+    batch, heads, target, _ = tensors[0].shape
+    source, soft_cap = tensors[1].shape[2], (None, 0.7)[number % 3 == 1]
+    rows = -(-target // -(-target // most))
+    seed = draw_seed(keras.random.SeedGenerator(number))
+    draw = np.random.default_rng(number)
+    tensors.append(draw.normal(size=(1, heads, target + source)).astype("float32"))
+
+    def whole(queries, keys, values, bias):
+        factors = noise(seed, (batch, heads, target, source), rate, rows) if rate else 1.0
+        weights = attention_weights(queries, keys, mask, spread_by_distance(bias, target), soft_cap)
+        return tf.matmul(weights * factors, values)
+
+    def in_chunks(*three_and_bias):
+        *three, bias = three_and_bias
+        return module.chunked_attention(*three, mask, rate, seed, soft_cap, bias)
+
+    def results(function):
+        variables = [tf.constant(tensor) for tensor in tensors]
+        with tf.GradientTape() as tape:
+            tape.watch(variables)
+            outputs = function(*variables)
+            loss = tf.reduce_sum(outputs * tf.sin(outputs))
+        return [outputs, *tape.gradient(loss, variables)]
+
+    ours = tf.function(lambda: results(in_chunks), jit_compile=jit_compile)()
+    for one, other in zip(ours, results(whole), strict=True):
+        np.testing.assert_allclose(one, 0 * one if other is None else other, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["t5", "alibi"])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_long_stack_with_a_bias_attends_in_chunks(monkeypatch, kind, jit_compile):
+    import tensorflow as tf
+
+    def results():
+        keras.utils.set_random_seed(5)
+        arguments = {"num_key_value_heads": 2, "rotary": {}, "query_key_norm": 1e-6}
+        stack = Decoder(
+            2, num_heads=4, intermediate_dim=5, position_bias={"type": kind},
+            attention_arguments=arguments,
+        )  # fmt: skip
+        stack(inputs)
+
+        @tf.function(jit_compile=jit_compile)
+        def compute(inputs):
+            weights = [variable.value for variable in stack.trainable_variables]
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                outputs = stack(inputs, training=True)
+                loss = tf.reduce_sum(outputs * tf.sin(outputs))
+            gradients = tape.gradient(loss, [inputs, *weights])
+            return [tf.convert_to_tensor(each) for each in (outputs, *gradients)]
+
+        graph = compute.get_concrete_function(inputs).graph.as_graph_def()
+        loops = sum("While" in node.op for node in graph.node)
+        return loops, compute(inputs)
+
+    inputs = keras.random.normal((2, 9, 8), seed=3)
+    no_loops, expected = results()
+    monkeypatch.setattr(module, "MIN_WEIGHTS", 81)
+    monkeypatch.setattr(module, "CHUNK_ROWS", 4)
+    loops, found = results()
+    assert no_loops == 0 and loops > 0
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_that_share_keys_need_no_chunks_sooner_than_others(monkeypatch):
+    monkeypatch.setattr(module, "MIN_WEIGHTS", 82)
+    queries, keys = keras.ops.zeros((1, 2, 36, 3)), keras.ops.zeros((1, 2, 9, 3))
+    assert module.may_need_chunks(queries, keys)
+    assert not module.may_need_chunks(queries, keys, sharing=4)
 
 
 @pytest.mark.soak

@@ -6,7 +6,7 @@ import pytest
 
 from keras_transformer.layers import MultiHeadAttention
 from keras_transformer.layers import memory_efficient_attention as module
-from keras_transformer.ops.attention import attention_weights
+from keras_transformer.ops.attention import attention_weights, spread_by_distance
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's")
 
@@ -57,6 +57,30 @@ def test_attention_in_chunks_and_its_gradients_equal_ours(number, monkeypatch):
     upstream = draw.normal(size=shapes[0]).astype("float32")
     for function in (lambda f: f(*tensors), lambda f: jax.vjp(f, *tensors)[1](upstream)):
         for one, other in zip(function(in_chunks), function(ours), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_biases_by_distance_are_the_same_in_chunks(monkeypatch):
+    import jax
+
+    monkeypatch.setattr(module, "CHUNK_ROWS", 4)
+    draw = np.random.default_rng(3)
+    shapes = [(2, 3, 9, 4), (2, 3, 7, 4), (2, 3, 7, 5), (1, 3, 16)]
+    tensors = [draw.normal(size=shape).astype("float32") for shape in shapes]
+    mask = jax.numpy.array(draw.random((2, 1, 9, 7)) < 0.7)
+
+    def in_chunks(queries, keys, values, bias):
+        return module.chunked_attention_on_jax(
+            queries, keys, values, mask, soft_cap=0.7, bias=jax.numpy.array(bias)
+        )
+
+    def at_once(queries, keys, values, bias):
+        bias = spread_by_distance(jax.numpy.array(bias), 9)
+        return jax.numpy.matmul(attention_weights(queries, keys, mask, bias, 0.7), values)
+
+    upstream = draw.normal(size=(2, 3, 9, 5)).astype("float32")
+    for function in (lambda f: [f(*tensors)], lambda f: jax.vjp(f, *tensors)[1](upstream)):
+        for one, other in zip(function(in_chunks), function(at_once), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
 
 
