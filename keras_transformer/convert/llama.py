@@ -1,5 +1,6 @@
 """Llama 2 and 3, Mistral, Qwen2, Qwen3, Phi-3 and Gemma in Hugging Face's format."""
 
+import logging
 import math
 
 import numpy as np
@@ -31,6 +32,7 @@ from keras_transformer.convert.tokenizers import (
     load_tokenizer_of,
     name_in_errors,
     start_of,
+    tokenizer_settings,
 )
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.feed_forward import gelu_tanh
@@ -104,6 +106,8 @@ def read(folder: ModelFolder):
     config.one_of("is_encoder_decoder", False)
     size, context = config.count("vocab_size"), config.count("max_position_embeddings", least=2)
     dimensions, blocks = _dimensions(folder, context)
+    if kind == "gemma":
+        config.one_of("tie_word_embeddings", True, None)
     tied = config.flag("tie_word_embeddings", kind == "gemma")
     weights, hidden_dim = folder.arrays(), dimensions["hidden_dim"]
     last = f"model.layers.{dimensions['num_layers'] - 1}."
@@ -168,7 +172,8 @@ def _dimensions(folder, context):
         window = config.count("sliding_window", context if is_given else 4096)
         if family == "phi3":
             dropout = config.number("resid_pdrop", 0.0, below=1)
-            config.expect(attention_bias=False, embd_pdrop=dropout)
+            config.expect(attention_bias=False)
+            config.ignore(["embd_pdrop"])  # which theirs does not use
     else:
         config.one_of("use_sliding_window", False)
         config.ignore(["sliding_window", "max_window_layers"])
@@ -178,10 +183,10 @@ def _dimensions(folder, context):
     config.expect(layer_types=[kind] * layers)
     if config.has("layer_types"):
         config.one_of("layer_types", [kind] * layers)
-    names = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
-    # Earlier folders of Gemma say gelu and mean its approximation.
-    usual, also = ("gelu_pytorch_tanh", {"gelu": gelu_tanh}) if is_gemma else ("silu", {})
-    activation = config.one_of("hidden_act", *dict.fromkeys((usual, *names)))
+    names, also = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"), {}
+    if is_gemma:  # earlier folders say gelu and mean its approximation
+        names, also = ("gelu_pytorch_tanh", "gelu_new", "gelu"), {"gelu": gelu_tanh}
+    activation = config.one_of("hidden_act", *names)
     return {
         "num_layers": layers,
         "intermediate_dim": config.count("intermediate_size"),
@@ -211,7 +216,8 @@ def _rotary(config, context, key_dim):
         share = part.number("partial_rotary_factor", share)
         key = "rope_type" if part.has("rope_type") else "type"
         part.ignore(["type", LENGTH])
-        kind = part.one_of(key, "default", *SCALINGS)
+        is_phi3 = config.raw("model_type") == "phi3"  # which has scalings of its own alone
+        kind = part.one_of(key, "default", *(() if is_phi3 else SCALINGS))
         scaling = None if kind == "default" else _scaling(config, part, kind, context)
         part.warn_of_unread()
     rotary = {"max_wavelength": theta, "scaling": scaling}
@@ -258,6 +264,12 @@ def tokenizer_of(folder, size, ends):
     start = start_of(folder, tokenizer, theirs)
     if isinstance(tokenizer, SentencePieceTokenizer):
         num_padding_rows(folder.path, int(max(theirs)) + 1, size)
+        pieces = {*tokenizer.pieces(range(tokenizer.vocabulary_size))}
+        added = tokenizer_settings(folder).items("added_tokens_decoder")
+        if plain := [token["content"] for token in added if token["content"] not in pieces]:
+            logging.getLogger(__name__).warning(
+                "%s: the added tokens %s are plain text in prompts.", folder.path, ", ".join(plain)
+            )
         end = ends[0] if ends else None
         return after_control_ids(tokenizer, theirs, size, end), start
     if not isinstance(tokenizer, BytePairTokenizer):
@@ -372,10 +384,10 @@ def family_of(model, library):
     norm, is_local = attention.query_key_norm, pattern is not None
     width = attention.output_projection.kernel.shape[1] // decoder.num_heads
     is_partly = rotary.rotary_dim not in (None, width)
-    if is_partly and (norm is not None or any(biases)):
+    if is_partly and (norm is not None or any(biases) or rotary.scaling is not None):
         raise ConversionError(
-            f"{library} rotates a part of the columns in Phi-3 only, without biases or "
-            f"query_key_norm. Received: {norm} and {biases}."
+            f"{library} rotates a part of the columns in Phi-3 only, without biases, "
+            f"query_key_norm or scaling. Received: {biases}, {norm} and {rotary.scaling}."
         )
     if is_local and (pattern["pattern"] != "local" or norm is not None or any(biases)):
         raise ConversionError(

@@ -23,6 +23,7 @@ from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer, merges_of
 from keras_transformer.tokenizers.control_ids import PAD_ID
 from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
 from keras_transformer.tokenizers.sentencepiece_format import PieceType
+from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
 from keras_transformer.tokenizers.symbols import SymbolTokenizer
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
@@ -151,6 +152,7 @@ def tokenizer_settings(folder):
     if folder.has(ADDED):
         added += [{"content": name} for name in folder.json(ADDED) if name not in known]
     if not _finds_added(folder):
+        special.update(CONTROL_PIECES)  # which some folders call not special
         check_added([token for token in added if token["content"] not in special], folder.path)
     return settings
 

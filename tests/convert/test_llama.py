@@ -8,6 +8,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import convert
+from keras_transformer.convert import llama
 from keras_transformer.convert.folder import Settings
 from keras_transformer.convert.tokenizer_json import SPLITS
 from keras_transformer.serving import Generator, SamplingSettings
@@ -358,12 +359,51 @@ def test_the_served_model_and_lora_work(folder, generator, tmp_path):
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_are_one_line(folder, tmp_path, change, message):
+    check_refused(folder, tmp_path, change, message)
+
+
+def check_refused(folder, tmp_path, change, message):
     shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
     content = json.loads((folder[0] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(content | change))
     (tmp_path / "generation_config.json").unlink()
     with pytest.raises(convert.ConversionError, match=message):
         convert.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("folder", "change", "message"),
+    [
+        ("Phi-3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "type must be 'default'"),
+        ("Gemma", {"tie_word_embeddings": False}, "tie_word_embeddings must be True"),
+        ("Gemma", {"hidden_act": "silu"}, "hidden_act must be 'gelu_pytorch_tanh' or"),
+    ],
+    indirect=["folder"],
+)
+def test_what_a_family_does_not_have_is_refused(folder, tmp_path, change, message):
+    check_refused(folder, tmp_path, change, message)
+
+
+@pytest.mark.parametrize("folder", ["Phi-3"], indirect=True)
+def test_added_tokens_beside_a_sentencepiece_model_are_named(folder, tmp_path, caplog):
+    shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    end = {"content": "</s>", "special": False, "rstrip": True}  # as in the released folder
+    settings["added_tokens_decoder"] = {"2": end, "401": {"content": "<|user|>", "special": True}}
+    settings["additional_special_tokens"] = ["<|user|>"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    convert.read(tmp_path)
+    assert "the added tokens <|user|> are plain text in prompts" in caplog.text
+
+
+def test_a_partial_rotation_is_written_without_a_scaling_alone(tmp_path):
+    rotary = {"rotary_dim": 2, "scaling": {"type": "linear", "factor": 2.0}}
+    model = kt.language_model(
+        40, blocks="llama", num_layers=1, hidden_dim=8, num_heads=2, intermediate_dim=4,
+        attention_arguments={"rotary": rotary},
+    )  # fmt: skip
+    with pytest.raises(convert.ConversionError, match="query_key_norm or scaling"):
+        llama.family_of(model, "Hugging Face's library")
 
 
 # As Qwen's pages ask for, and drawn ones.
