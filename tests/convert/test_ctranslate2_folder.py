@@ -440,8 +440,8 @@ def test_language_models_are_greedy_and_have_their_end(tokenizer, tmp_path):
     ids = np.array([[5, 9, 7, 30]], "int32")
     np.testing.assert_array_equal(array(found.model(ids)), array(model(ids)))
     assert found.settings.top_k == 1
-    write(eos_token="x")
-    refused(tmp_path, "eos_token must be a token of the vocabulary. Received: 'x'")
+    write(eos_token="no such")
+    refused(tmp_path, "eos_token must be a token of the vocabulary. Received: 'no such'")
     for revision in (0, 9):
         write(revision)
         refused(tmp_path, f"revision 1 to 8. Received: a 'TransformerDecoderSpec' of.* {revision}")
