@@ -19,6 +19,7 @@ TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")
 OLD_TYPES = {4: "float32", 2: "int16", 1: "int8"}  # by the bytes of a number, before version 4
 GLOBAL_SCALE = 1000.0  # of 16-bit weights that older versions stored without a scale
 MAX_RANK = 4
+MOST_USES = 4  # of all numbers; one table may serve both sides and the output
 
 
 class Stored(NamedTuple):
@@ -54,11 +55,14 @@ class ModelFile:
                 stored, aliases = self._read()
         except OSError as error:
             raise ConversionError(f"{self.path} cannot be read: {error}") from None
+        count = sum(math.prod(variable.shape) for variable in stored.values())
         for alias, name in aliases:
             # CTranslate2 gives the scale of a variable an alias, too.
             for ending in ("", "_scale", "_zero"):
                 if name + ending in stored:
                     stored.setdefault(alias + ending, stored[name + ending])
+        if sum(math.prod(variable.shape) for variable in stored.values()) > MOST_USES * count:
+            self._damaged(f"its aliases repeat {count} numbers more than {MOST_USES} times")
         self.scalars, entries = {}, {}
         for name, variable in stored.items():
             if name.endswith("_scale") and name.removesuffix("_scale") in stored:
@@ -115,10 +119,11 @@ class ModelFile:
     def _entry(self, name, variable, stored):
         """The `Entry` of an array, multiplied out if it has a scale."""
         scale = stored.get(f"{name}_scale")
-        if f"{name}_zero" in stored or variable.dtype == "int32":
+        is_awq = f"{name}_zero" in stored
+        if is_awq or variable.dtype == "int32":
             raise ConversionError(
-                f"{self.path}: {name} must have weights of 8 bits or more. Received: weights of 4 "
-                "bits (AWQ)."
+                f"{self.path}: {name} must have floating-point numbers, or whole ones of 8 or 16 "
+                f"bits. Received: {'4 bits (AWQ)' if is_awq else 'int32'}."
             )
         if scale is None and variable.dtype != "int16":
             if variable.dtype == "int8":

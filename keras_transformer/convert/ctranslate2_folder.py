@@ -1,6 +1,7 @@
 """Reads the folders of CTranslate2, without CTranslate2: model.bin, vocabularies, config.json."""
 
 import itertools
+import logging
 import math
 import pathlib
 import re
@@ -12,15 +13,23 @@ from keras_transformer.convert import bart, m2m100
 from keras_transformer.convert.blocks import row_names
 from keras_transformer.convert.ctranslate2 import OUR_SETTINGS, rows
 from keras_transformer.convert.ctranslate2_file import ModelFile
-from keras_transformer.convert.folder import MAX_JSON_BYTES, Converted, Folder, Settings
+from keras_transformer.convert.folder import (
+    MAX_JSON_BYTES,
+    TORCH_FILE,
+    Converted,
+    Folder,
+    Settings,
+)
 from keras_transformer.convert.generation import run_sampling, run_settings
 from keras_transformer.convert.llama import tokenizer_of
+from keras_transformer.convert.sentencepiece import LANGUAGE as MARIAN_LANGUAGE
 from keras_transformer.convert.sentencepiece import read_model, rearranged, with_languages
 from keras_transformer.convert.t5 import scaled
 from keras_transformer.convert.tables import (
     ConversionError,
     VocabularyPermutation,
     assign,
+    check_shape,
     finite_float32,
     first_of,
     our_order,
@@ -39,14 +48,19 @@ from keras_transformer.serving.settings import (
     read_token_rules,
     usual_max_tokens,
 )
+from keras_transformer.tokenizers.control_ids import START_ID
 from keras_transformer.tokenizers.load import load_tokenizer
 from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
 from keras_transformer.tokenizers.whitespace import WhitespaceTokenizer
 
 FILE, CONFIG = "model.bin", "config.json"
-# The newest revision of each specification, and its heads where a file does not say how many.
-TRANSLATION = {"TransformerSpec": (7, 8), "TransformerBase": (7, 8), "TransformerBig": (7, 16)}
-LANGUAGE_MODEL = {"TransformerDecoderSpec": (8, 8)}
+# Oldest and newest revision of each specification; its heads where a file does not say how many.
+TRANSLATION = {
+    "TransformerSpec": (2, 7, 8),
+    "TransformerBase": (2, 7, 8),
+    "TransformerBig": (2, 7, 16),
+}
+LANGUAGE_MODEL = {"TransformerDecoderSpec": (1, 8, 8)}
 ACTIVATIONS = {0: "relu", 1: gelu_tanh, 2: "silu", 3: "gelu"}
 # Before revision 5 both sides had them together.
 TOGETHER = "num_heads pre_norm activation embeddings_merge alignment_layer alignment_heads".split()
@@ -61,8 +75,8 @@ OFF = (
 )
 PADS = ("<pad>", "<blank>", "[PAD]")
 LANGUAGE = re.compile(f"{m2m100.LANGUAGE.pattern}|{bart.LANGUAGE.pattern}")
-# In pieces of SentencePiece, OpenNMT's tokenizer, subword-nmt, byte pairs and BERT.
-SIGNS_OF_PIECES = re.compile("[\u2581\uffed\u0120]|@@|^##")
+# In pieces of SentencePiece, OpenNMT's tokenizer, subword-nmt, byte pairs, BERT and fastBPE.
+SIGNS_OF_PIECES = re.compile("[\u2581\uffed\u0120]|@@|^##|</w>$")
 SINES = re.compile("^(en|de)coder/position_encodings/encodings$")
 TOLERANCE, TOLERANCE_OF_HALF = 1e-3, 8e-3  # of sines
 # What its translators do where nobody tells them otherwise.
@@ -73,8 +87,12 @@ DROPOUT = 0.1  # of training; the file does not say
 
 
 def is_folder(path):
-    """Whether a folder is one of CTranslate2's."""
-    return (pathlib.Path(path) / FILE).is_file()
+    """Whether a folder is one of CTranslate2's, not Hugging Face's with such a file beside."""
+    path = pathlib.Path(path)
+    if not (path / FILE).is_file():
+        return False
+    is_theirs = any(path.glob("*.safetensors")) or (path / TORCH_FILE).is_file()
+    return not (is_theirs and "model_type" in Folder(path).json(CONFIG))
 
 
 def read(path):
@@ -94,11 +112,12 @@ def read(path):
     folder = Folder(path)
     file = ModelFile(folder.file(FILE))
     known = TRANSLATION | LANGUAGE_MODEL
-    newest, num_heads = known.get(file.specification, (0, 0))
-    if not 2 <= file.revision <= newest and file.specification not in LANGUAGE_MODEL:
+    is_known = file.specification in known
+    oldest, newest, num_heads = known.get(file.specification, (2, 7, 0))
+    if not is_known or not oldest <= file.revision <= newest:
         raise ConversionError(
-            f"{file.path} must hold a {', '.join(known)} of revision 2 to "
-            f"{newest or 7}. Received: a {file.specification!r:.80} of revision {file.revision}."
+            f"{file.path} must hold a {', '.join(known)} of revision {oldest} to "
+            f"{newest}. Received: a {file.specification!r:.80} of revision {file.revision}."
         )
     reader = _LanguageModel if file.specification in LANGUAGE_MODEL else _Translation
     try:
@@ -193,7 +212,8 @@ class _Reader:
         """The dimensions of a side, and what else its blocks are, as arguments of our models."""
         weights, scalars = self.weights, self.scalars
         first = f"{side}/layer_0/"
-        needed = self.table(side), f"{first}self_attention/linear_1/weight"
+        widen = f"{first}ffn/linear_0/weight"
+        needed = self.table(side), f"{first}self_attention/linear_1/weight", widen
         if missing := [name for name in needed if len(self._shape(name)) != 2]:
             raise ConversionError(
                 f"{self.file.path} must hold {missing[0]} with two axes. "
@@ -202,14 +222,17 @@ class _Reader:
         hidden_dim = self._shape(self.table(side))[1]
         num_heads = scalars.count(f"{side}/num_heads", self.num_heads)
         width = self._shape(needed[1])[1] // num_heads
-        self.of_layers(side, "self_attention/head_dim", width)
+        for attention in ("self_attention", "attention"):
+            name = f"{attention}/head_dim"
+            if (stored := self.of_layers(side, name, width)) != width:
+                self.scalars.refuse(f"{first}{name}", f"{width}, as wide as the heads are", stored)
         shared = self.of_layers(side, "self_attention/num_heads_kv", num_heads)
         # What attention divides by where the file does not say, even if heads are narrower.
         self.usual_width = max(1, hidden_dim // num_heads)
         dimensions = {
             "num_layers": self.num_layers(side),
             "hidden_dim": hidden_dim,
-            "intermediate_dim": weights.rows(f"{first}ffn/linear_0/weight"),
+            "intermediate_dim": weights.rows(widen),
             "num_heads": num_heads,
         }
         biases = [name for name in weights if name.startswith(first) and name.endswith("/bias")]
@@ -270,6 +293,8 @@ class _Reader:
         longest = 10000 ** (hidden_dim / (hidden_dim - 2))  # the last rate is 1 / 10000
         if name not in self.weights:
             return {"interleaved": False, "first_position": 1, "max_wavelength": longest}
+        shape = self._shape(name)
+        check_shape(name, (*shape[:1], hidden_dim), shape)
         stored = self.weights[name]
         table, is_whole = finite_float32(name, stored), stored.dtype.name == "float32"
         for interleaved, first, wavelength in itertools.product(
@@ -296,11 +321,10 @@ class _Reader:
         self.weights.check(shapes, "CTranslate2")
 
     def equal(self, name, other):
-        """Whether two arrays are one, or one of them is missing."""
+        """Whether two arrays are one."""
         weights = self.weights
-        if name not in weights or other not in weights:
-            return True
-        same_shape = weights.shape(name) == weights.shape(other)
+        first, second = (first_of((n,), weights, "CTranslate2") for n in (name, other))
+        same_shape = weights.shape(first) == weights.shape(second)
         return same_shape and np.array_equal(weights[name], weights[other])
 
     def fill(self, model, width, *orders):
@@ -363,7 +387,7 @@ class _Translation(_Reader):
             for side, one in zip(self.sides, (source, target), strict=True):
                 one["positions"] = self.positions(side, one["hidden_dim"])
         for name, value in ({**source, **options}).items():
-            other = {**target, **others}[name]
+            other = {**target, **others}.get(name)
             if other != value and name != "num_layers":
                 raise ConversionError(
                     f"{self.file.path}: encoder and decoder must have equal {name}. "
@@ -379,6 +403,7 @@ class _Translation(_Reader):
         positions = source.pop("positions")
         is_learned = isinstance(positions, int)
         orders, tokenizers, is_ours = self._tokenizers(words)
+        ends_sources = self._ends_sources(tokenizers[0])
         table, bias = self.table("decoder"), "decoder/projection/bias"
         is_shared = words[0] == words[1] and self.equal(self.table("encoder"), table)
         dimensions = source | {"num_decoder_layers": target["num_layers"], "dropout": DROPOUT}
@@ -388,16 +413,18 @@ class _Translation(_Reader):
             tie_output=self.equal("decoder/projection/weight", table),
             output_bias=bias in weights or orders[1].repeats_start,
             positions=None if is_learned else positions,
-            source_end=self._ends_sources(),
+            source_end=ends_sources,
             max_sequence_length=positions if is_learned else None,
             embedding_norm="decoder/layernorm_embedding/gamma" in weights,
             **options,
             **dimensions,
         )
-        if bias not in weights and model.output_bias is not None:
-            model.output_bias.trainable = False  # it only excludes the start token
         self.fill(model, options["key_dim"], orders[1], orders[0])
-        search = self._search(positions if is_learned else None, is_ours)
+        if model.output_bias is not None:
+            numbers = keras.ops.convert_to_numpy(model.output_bias.bias)
+            if not np.delete(numbers, START_ID).any():  # it only excludes the start token
+                model.output_bias.trainable = False
+        search = self._search(positions if is_learned else None, is_ours, ends_sources)
         config.warn_of_unread()
         run = run_settings(search, len(orders[0]), dimensions)
         del run["vocabulary_size"]  # a vocabulary may be smaller than any that is learned here
@@ -409,20 +436,23 @@ class _Translation(_Reader):
     def _tokenizers(self, words):
         """The orders and tokenizers of both sides, and whether `write` has put these there."""
         path = self.folder.path
-        ours = [_ours(self.folder, "tokenizer.model", words[0])]
         has_target = self.folder.has("target_tokenizer.model")
         name = "target_tokenizer.model" if has_target else "tokenizer.model"
-        ours.append(_ours(self.folder, name, words[1]))
-        if all(ours):
+        pairs = zip(("tokenizer.model", name), words, strict=True)
+        ours = [_ours(self.folder, one, tokens) for one, tokens in pairs]
+        names = "unk_token", "decoder_start_token", "eos_token"
+        tokens = [self.config.raw(name) for name in names]
+        own = [words[1][1:4]]
+        if self.config.has(OUR_SETTINGS):
+            own.append(["<unk>", words[1][2], "</s>"])  # what `write` leaves as it is
+        if all(ours) and tokens in own:
             orders = [VocabularyPermutation(range(len(side))) for side in words]
             return orders, ours if has_target else ours[:1], True
         orders = [self._order(side, names) for side, names in zip(self.sides, words, strict=True)]
         pairs = zip(words, orders, strict=True)
         names = [[tokens[i] for i in order.their_id_of] for tokens, order in pairs]
-        files = [self._sentencepiece_file(side) for side in ("source", "target")]
-        if all(files):
-            tokenizers = map(rearranged, map(read_model, files), names)
-            return orders, [with_languages(one, LANGUAGE) for one in tokenizers], False
+        if files := self._sentencepiece_files():
+            return orders, list(map(self._sentencepiece, files, names)), False
         for side, tokens in zip(("source", "target"), words, strict=True):
             if piece := next(filter(SIGNS_OF_PIECES.search, tokens), None):
                 raise ConversionError(
@@ -432,12 +462,14 @@ class _Translation(_Reader):
                 )
         return orders, [WhitespaceTokenizer(_without_control(side)) for side in names], False
 
-    def _ends_sources(self):
+    def _ends_sources(self, tokenizer):
         """Whether sources end with the end token.
 
         CTranslate2 adds it, or the tokenizers of Hugging Face's models do, which begin translations
-        with the padding or the end.
+        with the padding or the end. Of tokens separated by spaces CTranslate2's word holds.
         """
+        if isinstance(tokenizer, WhitespaceTokenizer):
+            return self.config.flag("add_source_eos", False)
         start = self.config.raw("decoder_start_token")
         begins_otherwise = start in (*PADS, self.config.raw("eos_token"))
         return self.config.flag("add_source_eos", False) or begins_otherwise
@@ -466,16 +498,36 @@ class _Translation(_Reader):
             )
         return VocabularyPermutation(our_order(len(words), pad, unknown, start, end))
 
-    def _sentencepiece_file(self, side):
-        """The path of the SentencePiece model of a side, or None."""
-        names = [f"{side}.model", f"{side}.spm"]
-        found = next(filter(self.folder.has, names), None)
-        others = sorted(path.name for path in self.folder.path.glob("*.model"))
-        if found is None and len(others) == 1:
-            [found] = others
-        return found and self.folder.file(found)
+    def _sentencepiece_files(self):
+        """The names of the SentencePiece models of source and target; none if there are none."""
+        sides = [(f"{side}.model", f"{side}.spm") for side in ("source", "target")]
+        found = [next(filter(self.folder.has, names), None) for names in sides]
+        if any(found) and not all(found):
+            raise ConversionError(
+                f"{self.folder.path} must hold a SentencePiece model of each side. Received: only "
+                f"{found[0] or found[1]}."
+            )
+        others = [path.name for path in self.folder.path.glob("*.model")]
+        return found if all(found) else others * 2 if len(others) == 1 else []
 
-    def _search(self, num_positions, is_ours):
+    def _sentencepiece(self, file, words):
+        """The `SentencePieceTokenizer` of a file, with the ids of these words."""
+        path = self.folder.file(file)
+        model = read_model(path)
+        pieces = [piece.piece for piece in model.pieces]
+        known = {*pieces, *CONTROL_PIECES, *PADS}
+        lacking = [word for word in words[4:] if word not in known]
+        _check_tokenizer(path, len(words) - 4 - len(lacking), pieces, words[4:])
+        tokenizer = with_languages(rearranged(model, words), LANGUAGE)
+        entered = re.compile(f"{LANGUAGE.pattern}|{MARIAN_LANGUAGE.pattern}|.")
+        if lacking := [word for word in lacking if not entered.fullmatch(word)]:
+            logging.getLogger(__name__).warning(
+                "%s lacks %d words of the vocabulary, which no text can hold: %s%s.",
+                path, len(lacking), ", ".join(lacking[:3]), " …" * (len(lacking) > 3),
+            )  # fmt: skip
+        return tokenizer
+
+    def _search(self, num_positions, is_ours, ends_sources):
         """The `SearchSettings`: those that `write` has stored, or what CTranslate2 does."""
         if is_ours and self.config.has(OUR_SETTINGS):
             part = self.config.part(OUR_SETTINGS)
@@ -487,7 +539,7 @@ class _Translation(_Reader):
                 scoring=part.text("scoring"),
                 token_rules=read_token_rules(part.text("token_rules")),
             )
-        longest = MAX_SOURCE_LENGTH + (not self._ends_sources())
+        longest = MAX_SOURCE_LENGTH + (not ends_sources)
         lengths = longest, MAX_TARGET_LENGTH
         lengths = [min(length, num_positions or length) for length in lengths]
         names = ("max_source_length", "max_target_length")
@@ -500,7 +552,7 @@ class _LanguageModel(_Reader):
         words = self.words("decoder", "vocabulary")
         dimensions, options, shared = self.blocks("decoder")
         tokenizer, start = _ours(self.folder, "tokenizer.model", words), None
-        is_ours = tokenizer is not None
+        is_ours = tokenizer is not None and self._names_its_tokens(tokenizer, words)
         if not is_ours:
             tokenizer, start = self._released_tokenizer(words)
         self.check_shapes("decoder", dimensions, options, words)
@@ -535,24 +587,30 @@ class _LanguageModel(_Reader):
             sampling = read_sampling(ours.text("sampling"), context)
         else:
             first = None if start is None else tokenizer.first_id + start
-            sampling = SamplingSettings(context, usual_max_tokens(context), start_id=first)
+            # CTranslate2 takes the most likely token where nobody tells it otherwise.
+            lengths = context, usual_max_tokens(context)
+            sampling = SamplingSettings(*lengths, top_k=1, start_id=first)
         config.warn_of_unread()
         run = {"model": "transformer", "size": "small", "tokens": "pieces", "context": context}
         run |= {"blocks": "llama" if rotary else "transformer", "sampling": run_sampling(sampling)}
         run |= dimensions | {"dropout": DROPOUT}
         return Converted("language_model", model, tokenizer, settings=sampling, config=run)
 
+    def _names_its_tokens(self, tokenizer, words):
+        """Whether config.json names the unknown and the end token as `write` does."""
+        end = getattr(tokenizer, "end_of_text_id", None)
+        own = [words[1], words[3 if end is None else end]]
+        return [self.config.raw(name) for name in ("unk_token", "eos_token")] == own
+
     def _released_tokenizer(self, words):
         """A released tokenizer with these tokens, and their id that begins texts or None."""
         end = self.config.text("eos_token")
-        ends = [words.index(end)] if end in words else []
-        tokenizer, start = tokenizer_of(self.folder, len(words), ends)
+        if end not in words:
+            self.config.refuse("eos_token", "a token of the vocabulary", end)
+        tokenizer, start = tokenizer_of(self.folder, len(words), [words.index(end)])
         pieces = tokenizer.pieces(range(tokenizer.first_id, tokenizer.vocabulary_size))
-        if 2 * sum(map(str.__eq__, pieces, words)) < len(words):
-            raise ConversionError(
-                f"{self.folder.path} must hold the tokenizer of its vocabulary. Received: one with "
-                f"other tokens, {pieces[:5]} first instead of {words[:5]!r:.200}."
-            )
+        count = sum(map(str.__eq__, pieces, words))
+        _check_tokenizer(self.folder.path, count, pieces, words)
         is_gpt2 = self.folder.has("merges.txt") and not self.folder.has(TOKENIZER_JSON)
         return tokenizer, None if is_gpt2 else start
 
@@ -612,6 +670,15 @@ def _ours(folder, name, words):
     except ValueError:  # a SentencePiece model of another library
         return None
     return tokenizer if row_names(tokenizer, len(words)) == words else None
+
+
+def _check_tokenizer(path, count, pieces, words):
+    """Raises ConversionError if a tokenizer has fewer than half of the words of a vocabulary."""
+    if 2 * count < len(words):
+        raise ConversionError(
+            f"{path} must hold the tokenizer of its vocabulary. Received: one with other tokens, "
+            f"{pieces[:5]!r:.200} first instead of {words[:5]!r:.200}."
+        )
 
 
 def _without_control(names):

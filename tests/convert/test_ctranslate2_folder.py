@@ -80,14 +80,20 @@ def test_the_end_of_sources_is_read_where_somebody_adds_it(tmp_path):
     assert np.abs(expected - without_end).max() > 0.01
     a_ctranslate2(tmp_path, config={"add_source_eos": True})
     np.testing.assert_array_equal(array(convert.read(tmp_path).model(IDS)), expected)
-    # As of Hugging Face's models, whose tokenizers add it.
+    # Not where translations begin as those of Hugging Face's models, unless a tokenizer adds it.
     for start in ("</s>", "<blank>"):
         a_ctranslate2(tmp_path, config={"decoder_start_token": start})
         model = convert.read(tmp_path).model
-        assert model.source_without_end is None
+        assert model.source_without_end is not None
         table = array(model.target_embedding.embeddings)
         np.testing.assert_array_equal(table[2], table[3 if start == "</s>" else 0])
         assert array(model.output_bias.bias)[2] == NEVER
+
+
+BIAS = {
+    "encoder/layer_0/self_attention/relative_attention_bias": np.ones((8, 2), "float32"),
+    "encoder/layer_0/self_attention/relative_attention_max_distance": np.int32(20),
+}
 
 
 SMALLER = {
@@ -127,6 +133,38 @@ def test_an_alias_stands_for_a_variable_and_its_scale(tmp_path):
     file = ModelFile(tmp_path / "model.bin")
     assert sorted(file.weights) == ["a/weight", "b/weight"] and file.scalars == {"n": 7, "m": 7}
     np.testing.assert_array_equal(file.weights["b/weight"], table / [[1], [2], [4]])
+
+
+def test_aliases_multiply_no_memory(tmp_path):
+    variables = {"a": np.ones((9, 9), "float32")}
+    for count, is_allowed in ((3, True), (4, False)):
+        aliases = [(f"a{i}", "a") for i in range(count)]
+        (tmp_path / "model.bin").write_bytes(content_of(variables, aliases))
+        if is_allowed:
+            assert len(ModelFile(tmp_path / "model.bin").weights) == 4
+        else:
+            refused(tmp_path, "aliases repeat 81 numbers more than 4 times")
+
+
+def test_without_a_variable_the_numbers_are_those_of_its_default_or_it_is_refused(tmp_path):
+    # CTranslate2 takes zeros for biases; the other defaults are what this model has.
+    model = a_model(num_heads=8)
+    variables = variables_of(model, an_order(TARGET), an_order(SOURCE))
+    read = set()
+    for name, value in variables.items():
+        a_ctranslate2(tmp_path, model, without=[name])
+        try:
+            found = convert.read(tmp_path).model
+        except ConversionError as error:
+            assert "\n" not in str(error)
+            continue
+        read.add(name)
+        is_bias = name.endswith("/bias")
+        a_ctranslate2(tmp_path, model, variables={name: value * 0} if is_bias else {})
+        expected = array(convert.read(tmp_path).model(IDS))
+        np.testing.assert_array_equal(array(found(IDS)), expected, err_msg=name)
+    settings = ("num_heads", "pre_norm", "activation", "scale_embeddings", "/bias")
+    assert read == {name for name in variables if name.endswith(settings)}
 
 
 @pytest.mark.parametrize("make", [a_ctranslate2, old])
@@ -195,7 +233,14 @@ def test_a_width_that_no_other_array_has_builds_no_model(tmp_path, monkeypatch):
         ({"decoder/project_in/weight": np.ones((2, 2), "float32")}, r"project_in/weight is not"),
         ({"encoder/layer_0/layer_scalar": np.float32(2)}, r"layer_scalar=2.0 is not supported"),
         ({"encoder/embeddings_1/weight": np.ones((3, 2), "float32")}, r"embeddings_1/weight is"),
-        ({"decoder/layer_0/ffn/linear_0/weight_zero": np.ones(3, "int32")}, r"8 bits or more"),
+        ({"decoder/layer_0/ffn/linear_0/weight_zero": np.ones(3, "int32")}, r"AWQ"),
+        ({"decoder/layer_0/ffn/linear_0/weight": np.ones((12, 16), "int32")}, r"Received: int32"),
+        ({"encoder/layer_0/ffn/linear_0/weight": np.float32(1)}, r"linear_0/weight with two axes"),
+        (BIAS, r"must have equal position_bias"),
+        ({"encoder/position_encodings/encodings": np.ones(16, "float32")}, r"\(16, 16\) in this"),
+        ({"encoder/position_encodings/encodings": np.ones((9, 8), "float32")}, r"\(9, 16\) in "),
+        ({"decoder/layer_0/attention/head_dim": np.int32(4)}, r"head_dim must be 8"),
+        ({"encoder/layer_0/self_attention/head_dim": np.int32(4)}, r"head_dim must be 8"),
         ({"encoder/layer_2/ffn/layer_norm/gamma": np.ones(16, "float32")}, r"must include enc"),
         ({"decoder/layer_norm/gamma": np.full(16, np.nan, "float32")}, r"finite numbers"),
         ({"decoder/position_encodings/encodings": np.ones((9, 16), "float32")}, r"equal positions"),
@@ -307,6 +352,106 @@ def test_pieces_need_the_tokenizer_that_makes_them(tokenizer, tmp_path):
     translator = convert.load(tmp_path, "eng_Latn", "deu_Latn")
     assert translator.target_tokenizer.language == "deu_Latn"
     assert isinstance(translator(["A dog runs."])[0], str)
+
+
+def of_pieces(path, words, file=None, tokenizer=None, **config):
+    """A folder with one vocabulary and a SentencePiece model of some name."""
+    a_ctranslate2(path, config=config)
+    order = VocabularyPermutation(range(len(words)))
+    model = kt.translation(len(words), output_bias=True, **SIZES)
+    (path / "model.bin").write_bytes(content_of(variables_of(model, order)))
+    (path / "shared_vocabulary.json").write_text(json.dumps(words), "utf-8")
+    if file is not None:
+        tokenizer.save(path / file)
+    return model
+
+
+def test_the_tokens_of_the_settings_hold_with_a_tokenizer_of_ours(tokenizer, tmp_path):
+    words = tokenizer.pieces(range(tokenizer.vocabulary_size))
+    model = of_pieces(tmp_path, words, "tokenizer.model", tokenizer)
+    table = array(model.target_embedding.embeddings)
+    for config, ids in (
+        ({}, [1, 2, 3]),
+        ({"decoder_start_token": "</s>"}, [1, 3, 3]),
+        ({"eos_token": words[9]}, [1, 2, 9]),
+        ({"unk_token": words[9]}, [9, 2, 3]),
+    ):
+        content = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(content | config))
+        found = convert.read(tmp_path).model.target_embedding
+        np.testing.assert_array_equal(array(found.embeddings)[1:4], table[ids])
+        (tmp_path / "config.json").write_text(json.dumps(content))
+
+
+def test_a_sentencepiece_model_of_another_vocabulary_or_side_is_refused(tokenizer, tmp_path):
+    words = tokenizer.pieces(range(tokenizer.vocabulary_size))
+    others = [f"\u2581{index}z" for index in range(len(words) // 2 + 9)]
+    mixed = [*words[: len(words) - len(others)], *others]
+    of_pieces(tmp_path / "a", mixed, "sentencepiece.model", tokenizer)
+    refused(tmp_path / "a", "must hold the tokenizer of its vocabulary")
+    for file in ("source.model", "target.spm"):
+        of_pieces(tmp_path / file, words, file, tokenizer)
+        refused(tmp_path / file, f"model of each side. Received: only {file}")
+
+
+def test_words_that_no_text_can_hold_are_named(tokenizer, tmp_path, caplog):
+    words = tokenizer.pieces(range(tokenizer.vocabulary_size))
+    of_pieces(tmp_path, [*words, "<2de>", "deu_Latn", "\u4e00"], "a.model", tokenizer)
+    convert.read(tmp_path)
+    assert "lacks 1 words of the vocabulary, which no text can hold: <2de>." in caplog.text
+
+
+def test_pieces_of_fastbpe_need_their_tokenizer(tmp_path):
+    a_ctranslate2(tmp_path)
+    words = ["<blank>", "<s>", "</s>", "th", "e</w>", "c", "d", "e"]
+    (tmp_path / "source_vocabulary.txt").write_text("".join(f"{word}\n" for word in words))
+    refused(tmp_path, "cuts the source texts into pieces such as 'e</w>'")
+
+
+def test_a_bias_that_only_excludes_the_start_stays_frozen(tmp_path):
+    a_ctranslate2(tmp_path)
+    assert convert.read(tmp_path).model.output_bias.trainable
+    bias = np.zeros(len(TARGET) + 1, "float32")
+    bias[1] = NEVER
+    a_ctranslate2(tmp_path, variables={"decoder/projection/bias": bias})
+    assert not convert.read(tmp_path).model.output_bias.trainable
+
+
+def test_language_models_are_greedy_and_have_their_end(tokenizer, tmp_path):
+    words = tokenizer.pieces(range(tokenizer.vocabulary_size))
+    model = kt.language_model(len(words), 24, activation="relu", norm_epsilon=1e-6, **SIZES)
+    table = list(rows(model))
+    variables = arrays_of(table)
+    for row in table:
+        variables |= dict.fromkeys(row.twins, variables[row.names[0]])
+    variables["decoder/num_heads"] = np.int16(2)
+    variables["decoder/scale_embeddings"] = np.int8(bool(model.embedding.scale))
+    names = {"specification": "TransformerDecoderSpec"}
+
+    def write(revision=8, **config):
+        (tmp_path / "model.bin").write_bytes(content_of(variables, revision=revision, **names))
+        content = {"unk_token": "<unk>", "eos_token": "</s>", "layer_norm_epsilon": 1e-6}
+        (tmp_path / "config.json").write_text(json.dumps(content | config))
+
+    tokenizer.save(tmp_path / "tokenizer.model")
+    (tmp_path / "vocabulary.json").write_text(json.dumps(words), "utf-8")
+    write()
+    found = convert.read(tmp_path)
+    ids = np.array([[5, 9, 7, 30]], "int32")
+    np.testing.assert_array_equal(array(found.model(ids)), array(model(ids)))
+    assert found.settings.top_k == 1
+    write(eos_token="no such")
+    refused(tmp_path, "eos_token must be a token of the vocabulary. Received: 'no such'")
+    for revision in (0, 9):
+        write(revision)
+        refused(tmp_path, f"revision 1 to 8. Received: a 'TransformerDecoderSpec' of.* {revision}")
+
+
+def test_weights_of_hugging_face_beside_a_model_bin_are_theirs(tmp_path):
+    a_ctranslate2(tmp_path, config={"model_type": "marian"})
+    assert ctranslate2_folder.is_folder(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert not ctranslate2_folder.is_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
