@@ -78,6 +78,7 @@ LANGUAGE = re.compile(f"{m2m100.LANGUAGE.pattern}|{bart.LANGUAGE.pattern}")
 # In pieces of SentencePiece, OpenNMT's tokenizer, subword-nmt, byte pairs, BERT and fastBPE.
 SIGNS_OF_PIECES = re.compile("[\u2581\uffed\u0120]|@@|^##|</w>$")
 SINES = re.compile("^(en|de)coder/position_encodings/encodings$")
+USUAL_SINES = {"interleaved": True, "first_position": 0, "max_wavelength": 10000}
 TOLERANCE, TOLERANCE_OF_HALF = 1e-3, 8e-3  # of sines
 # What its translators do where nobody tells them otherwise.
 SEARCH = {"num_beams": 2, "length_penalty": 1.0, "scoring": "huggingface_early_stopping"}
@@ -112,9 +113,8 @@ def read(path):
     folder = Folder(path)
     file = ModelFile(folder.file(FILE))
     known = TRANSLATION | LANGUAGE_MODEL
-    is_known = file.specification in known
     oldest, newest, num_heads = known.get(file.specification, (2, 7, 0))
-    if not is_known or not oldest <= file.revision <= newest:
+    if file.specification not in known or not oldest <= file.revision <= newest:
         raise ConversionError(
             f"{file.path} must hold a {', '.join(known)} of revision {oldest} to "
             f"{newest}. Received: a {file.specification!r:.80} of revision {file.revision}."
@@ -642,9 +642,6 @@ class _LanguageModel(_Reader):
                 f"{self.file.path}: all layers must have equal rotary positions. Received: others."
             )
         return found[0]
-
-
-USUAL_SINES = {"interleaved": True, "first_position": 0, "max_wavelength": 10000}
 
 
 def _newer_name(name):
