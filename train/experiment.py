@@ -1,6 +1,7 @@
 """An experiment defines data, model and evaluation; `train_run` trains any of them."""
 
 import functools
+import inspect
 import json
 import logging
 import sys
@@ -18,6 +19,9 @@ loop = Deferred(f"{__package__}.loop")
 runs = Deferred(f"{__package__}.run")
 
 LOG = logging.getLogger(__name__)
+
+# Muon is for matrices inside a network: not tables, nor the outputs behind the last block.
+ADAM_BESIDE_MUON = [r"^(?!.*block_)"]
 
 TEXTS = "texts.json"  # in the folder of a run's data: an example, and what was held out
 
@@ -265,7 +269,13 @@ class Experiment:
 
 
 def check_model_settings(config, sizes):
-    """Raises ValueError if Keras has no such activation, or num_heads does not divide the width."""
+    """Raises ValueError if Keras lacks what is set, or num_heads do not divide the width."""
+    muon = inspect.signature(keras.optimizers.Muon).parameters
+    if config.optimizer == "muon" and "rms_rate" not in muon:
+        raise ValueError(
+            "--optimizer muon needs Keras 3.13 or newer, whose steps suit Adam's rates. "
+            f"Received: Keras {keras.version()}."
+        )
     if config.activation not in (None, "gelu_tanh"):
         try:
             keras.activations.get(config.activation)
@@ -283,7 +293,11 @@ def check_model_settings(config, sizes):
 
 
 def optimizer_of(config):
-    """Adam with the schedule chosen in the settings."""
+    """Adam, or Muon with Adam for what Muon is not made for, with the schedule of the settings.
+
+    Sources: Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/); the size of a step,
+    which suits Adam's rates: Liu et al. 2025 (https://arxiv.org/abs/2502.16982).
+    """
     if config.schedule == "inverse_sqrt":
         rate = kt.InverseSqrtWarmup(config.peak_rate, config.warmup_steps)
     else:  # cosine
@@ -294,7 +308,18 @@ def optimizer_of(config):
             warmup_target=config.peak_rate,
             warmup_steps=config.warmup_steps,
         )
-    optimizer = kt.Adam(rate, beta_2=config.beta_2, weight_decay=config.weight_decay or None)
+    weight_decay = config.weight_decay or None
+    if config.optimizer == "muon":
+        optimizer = keras.optimizers.Muon(
+            rate,
+            adam_beta_2=config.beta_2,
+            epsilon=1e-9,
+            weight_decay=weight_decay,
+            adam_weight_decay=weight_decay,
+            exclude_layers=ADAM_BESIDE_MUON,
+        )
+    else:
+        optimizer = kt.Adam(rate, beta_2=config.beta_2, weight_decay=weight_decay)
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     return optimizer
 

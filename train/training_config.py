@@ -160,6 +160,11 @@ class TrainingConfig(Settings):
     schedule: Literal["inverse_sqrt", "cosine"] = setting(
         "inverse_sqrt", "learning rate after the warm-up; cosine decays to a tenth of the peak"
     )
+    optimizer: Literal["adam", "muon"] = setting(
+        "adam",
+        "muon: Keras's Muon for the kernels of blocks, which learns more in a step that takes a "
+        "little longer, and Adam for the rest; needs Keras 3.13",
+    )
     beta_2: float = setting(0.98, "decay rate of Adam's second moment", ge=0, lt=1)
     weight_decay: float = setting(0.0, "weight decay of all kernels and embeddings", ge=0)
     label_smoothing: float = setting(0.0, "share of the target spread over all labels", ge=0, lt=1)

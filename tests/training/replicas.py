@@ -160,6 +160,10 @@ def adam():
     return Adam(InverseSqrtWarmup(0.1, 3), weight_decay=0.01)
 
 
+def muon():
+    return keras.optimizers.Muon(0.1, weight_decay=0.01)
+
+
 def keras_loss():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
 
@@ -192,6 +196,7 @@ def trainings(strategy):
     yield "rematerialised blocks", train(strategy, uneven, 1, sgd, remat=True)
     yield "today's blocks", train(strategy, uneven, 3, sgd, today=True, dim=4, **everything)
     yield "adam", train(strategy, uneven, 1, adam)
+    yield "muon", train(strategy, uneven, 1, muon)
     yield "lora", train(strategy, uneven, 3, sgd, lora=True, remat=False, **everything)
     replicas, bfloat16 = strategy.num_replicas_in_sync, {"dtype": "mixed_bfloat16"}
     if replicas == 1:
