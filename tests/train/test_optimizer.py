@@ -1,5 +1,7 @@
 """`--optimizer muon`: which weights it moves, how far, and that a run can go on with it."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,11 @@ from keras_transformer.training.checkpoints import Checkpoints
 from train.experiment import check_model_settings, optimizer_of
 from train.translation import TranslationConfig
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="fits on it")
+HAS_MUON = "rms_rate" in inspect.signature(keras.optimizers.Muon).parameters
+pytestmark = [
+    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="fits on it"),
+    pytest.mark.skipif(not HAS_MUON, reason="needs Keras 3.13"),
+]
 SIZES = {"num_layers": 2, "hidden_dim": 8, "intermediate_dim": 12, "num_heads": 2}
 RATE = 0.0625
 MODELS = {
