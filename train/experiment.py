@@ -269,7 +269,7 @@ class Experiment:
 
 
 def check_model_settings(config, sizes):
-    """Raises ValueError if Keras lacks what is set, or num_heads do not divide the width."""
+    """Raises ValueError if Keras lacks what is set, or num_heads does not divide the width."""
     muon = inspect.signature(keras.optimizers.Muon).parameters
     if config.optimizer == "muon" and "rms_rate" not in muon:
         raise ValueError(
