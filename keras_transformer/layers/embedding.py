@@ -15,7 +15,7 @@ from keras_transformer.layers.checks import NotQuantizedMixin, check_ids
 from keras_transformer.layers.internals import keep_mask, look_up_rows
 from keras_transformer.ops.attention import soft_capped
 from keras_transformer.ops.masks import padding_mask
-from keras_transformer.ops.projection import project
+from keras_transformer.ops.projection import columns_of, project
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -195,7 +195,9 @@ class TokenEmbedding(NotQuantizedMixin, keras.layers.Layer):
             return ops.cast(project(inputs, self.embeddings), "float32")
         check_ids("inputs", inputs)
         # A Sequential model passes ids as floats, which are exact up to 2^24.
-        vectors = look_up_rows(self.embeddings, ops.cast(inputs, "int32"))
+        table, columns = self.embeddings, columns_of(self.embeddings)
+        table, axis = (table, 0) if columns is None else (columns, 1)
+        vectors = look_up_rows(table, ops.cast(inputs, "int32"), axis)
         vectors = ops.cast(vectors, self.compute_dtype)
         return vectors * math.sqrt(self.hidden_dim) if self.scale else vectors
 

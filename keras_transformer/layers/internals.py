@@ -84,7 +84,7 @@ def keep_mask_from_seed(seed, shape, rate):
     return words >= tf.constant(limit, tf.uint16)
 
 
-def look_up_rows(table, ids):
+def look_up_rows(table, ids, axis=0):
     """The rows of a table for ids; NaN, or an error, for an id that the table lacks.
 
     Keras takes negative ids for places from the end. Without XLA, TensorFlow raises for ids outside
@@ -93,20 +93,21 @@ def look_up_rows(table, ids):
     Relies on `tf.gather` raising on CPUs.
 
     Args:
-        table: (count, dim).
+        table: (count, dim), or (dim, count).
         ids: integers of any shape.
+        axis: of the table, along which `count` is.
 
     Returns:
         The shape of `ids` with a last axis of `dim`.
     """
     table = keras.ops.convert_to_tensor(table)
-    if keras.backend.backend() == "tensorflow":
-        rows = tf.gather(table, ids)
-        if not (is_compiled() or _has_gpu()):
-            return rows
-    else:
-        rows = keras.ops.take(table, ids, axis=0)
-    is_inside = keras.ops.logical_and(ids >= 0, ids < table.shape[0])
+    on_tensorflow = keras.backend.backend() == "tensorflow"
+    take = tf.gather if on_tensorflow else keras.ops.take
+    rows = take(table, ids, axis=axis)
+    rows = keras.ops.moveaxis(rows, 0, -1) if axis else rows
+    if on_tensorflow and not (is_compiled() or _has_gpu()):
+        return rows
+    is_inside = keras.ops.logical_and(ids >= 0, ids < table.shape[axis])
     return keras.ops.where(keras.ops.expand_dims(is_inside, -1), rows, float("nan"))
 
 

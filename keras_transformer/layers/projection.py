@@ -7,7 +7,7 @@ from keras import initializers, ops
 
 from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.layers.compiled import has_own_gradients, projected
-from keras_transformer.ops.projection import project
+from keras_transformer.ops.projection import columns_of, project
 
 TARGETS = (
     "query",
@@ -139,7 +139,9 @@ class Projection:
         if self.adapters:
             down, up = self._down_up()
             adapters = [Adapter("rows", 0, down, up[start:stop], 1.0)]
-        return Projection(self.kernel[start:stop], bias, adapters)
+        columns = columns_of(self.kernel)
+        kernel = self.kernel if columns is None else ops.transpose(columns)
+        return Projection(kernel[start:stop], bias, adapters)
 
     def _down_up(self):
         """All adapters as one pair, (ranks, input_dim) and (output_dim, ranks)."""
@@ -154,8 +156,8 @@ class Projection:
 def add_projection(layer, name, input_dim, output_dims, initializer, use_bias=True):
     """Adds the weights of a projection, or of several side by side, to a layer.
 
-    Kernels are kept as (output, input): the matrix products of decoding, which have few rows,
-    are then up to twice as fast with oneDNN, and slower without it (TF_ENABLE_ONEDNN_OPTS=0).
+    Kernels are kept as (output, input), which is as fast to train with as the transpose. An export
+    stores the transpose, which is faster to decode with on most processors: `with_columns`.
 
     Args:
         layer: the `keras.layers.Layer` that gets the weights.

@@ -280,14 +280,13 @@ class Generator(ServedModel):
         module = super().saved_module()
         if getattr(self._text_model, "prefill", None):
             specs = self.signatures["generate"].input_signature
-            start = tf.function(self._start_stream, input_signature=specs, autograph=False)
+            start, go_on = map(self._with_columns, (self._start_stream, self._continue_stream))
+            start = tf.function(start, input_signature=specs, autograph=False)
             state = start.get_concrete_function().structured_outputs
             state["cache"] = growing_specs(self._text_model.start_cache(1, 1))
             state = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), state)
             module.start_stream = start
-            module.continue_stream = tf.function(
-                self._continue_stream, input_signature=[state], autograph=False
-            )
+            module.continue_stream = tf.function(go_on, input_signature=[state], autograph=False)
         return module
 
     def _start_stream(self, prompt, max_tokens, temperature, top_k, top_p, seed):

@@ -3,19 +3,24 @@
 import concurrent.futures
 import contextlib
 import copy
+import functools
 import os
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import rich.console
 import rich.progress
 import tensorflow as tf
 
 from keras_transformer.decoding.compiling import is_static
+from keras_transformer.layers.projection import Projection
+from keras_transformer.ops.projection import with_columns
 from keras_transformer.serving.publishing.export import EXAMPLES, export
 from keras_transformer.tokenizers.control_ids import PAD_ID
+from keras_transformer.training.internals import all_layers
 
 TEXTS_AT_A_TIME = 64  # of all threads together, unless these are more than four
 FEWEST_TEXTS = 16  # of each of many threads
@@ -68,14 +73,28 @@ class ServedModel:
     def __init__(self, model, tokenizer, target_tokenizer=None, cache="growing"):
         self.model, self.tokenizer = model, tokenizer
         self._text_model = model  # a subclass may adapt it to the ids of the tokenizer
+        self._columns = {}  # what an export stores instead of kernels: `transposed_kernels`
         self.target_tokenizer = target_tokenizer or tokenizer
         self._use_cache(is_static(cache, getattr(model, "has_static_cache", False)))
 
     def _use_cache(self, is_static):
         signatures = self._signatures()
         self._is_static = is_static
-        self.signatures = {name: each.function() for name, each in signatures.items()}
+        self.signatures = {
+            name: each._replace(method=self._with_columns(each.method)).function()
+            for name, each in signatures.items()
+        }
         self.row_shapes = {name: each.outputs for name, each in signatures.items()}
+
+    def _with_columns(self, method):
+        """A method whose graph reads kernels as they are stored."""
+
+        @functools.wraps(method)
+        def served(*inputs):
+            with with_columns(self._columns):
+                return method(*inputs)
+
+        return served
 
     def _signatures(self):
         """{name: `Signature`}, `serving_default` among them."""
@@ -84,7 +103,7 @@ class ServedModel:
     @property
     def weights(self):
         """The tensors behind the Keras variables, which is what a SavedModel stores."""
-        return [w if isinstance(w, tf.Variable) else w.value for w in self.model.weights]
+        return [self._columns.get(id(w), raw(w)) for w in self.model.weights]
 
     def answer(self, texts, signature="serving_default", **others):
         """The outputs of a signature of the SavedModel, for any number of texts.
@@ -143,7 +162,9 @@ class ServedModel:
         The draft of the SavedModel gets warm-up requests and batching parameters. Then its graph
         and size are checked, and its answers in a fresh process without Keras or Python code.
         Only a draft that passes is renamed to `<directory>/<name>/<next integer>`, in one step.
-        Its cache always grows, because TensorFlow Serving disables XLA by default.
+        Its cache always grows, because TensorFlow Serving disables XLA by default. Kernels are
+        stored as (input, output), with which most processors decode faster; until the export ends,
+        they are in memory twice.
 
         Args:
             directory: folder of all served models.
@@ -159,15 +180,14 @@ class ServedModel:
                 `directory`, or there are no examples.
             RuntimeError: if a check fails; then nothing is published.
         """
-        return export(self.with_growing_cache(), directory, name, examples, timeout)
+        return export(self.as_exported(), directory, name, examples, timeout)
 
-    def with_growing_cache(self):
-        """This model, or a copy that shares its weights and whose search needs no XLA."""
-        if not self._is_static:
-            return self
-        growing = copy.copy(self)
-        growing._use_cache(is_static=False)
-        return growing
+    def as_exported(self):
+        """A copy with kernels of its own, as (input, output), and whose search needs no XLA."""
+        exported = copy.copy(self)
+        exported._columns = transposed_kernels(self.model)
+        exported._use_cache(is_static=False)
+        return exported
 
     def saved_module(self):
         """What a SavedModel stores: weights and tokenizers.
@@ -190,6 +210,35 @@ class ServedModel:
         check_rows(token_ids, length)
         inside = tf.sequence_mask(length, tf.shape(token_ids)[1])
         return {"text": self.target_tokenizer.detokenize(tf.where(inside, token_ids, PAD_ID))}
+
+
+def raw(weight):
+    """The TensorFlow variable behind a Keras variable."""
+    return weight if isinstance(weight, tf.Variable) else weight.value
+
+
+def served_kernels(model):
+    """The weights that an export stores transposed: kernels, and a table that scores tokens."""
+    projections = (
+        part
+        for layer in (all_layers(model) if isinstance(model, keras.Model) else ())
+        for part in vars(layer).values()
+        if isinstance(part, Projection)
+    )
+    output = getattr(model, "output_projection", None)
+    tables = [output.projection_table] if hasattr(output, "projection_table") else []
+    return [*(projection.kernel for projection in projections), *tables]
+
+
+def transposed_kernels(model):
+    """New variables for the `served_kernels`, as `with_columns` takes them.
+
+    Decoding multiplies few rows, for which most processors are faster with them: docs/design.md.
+    """
+    return {
+        id(kernel): tf.Variable(tf.transpose(raw(kernel)), trainable=False)
+        for kernel in served_kernels(model)
+    }
 
 
 def check_rows(first, *others):

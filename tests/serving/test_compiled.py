@@ -81,7 +81,7 @@ def test_translations_are_those_of_the_growing_cache(num_beams, length_penalty, 
     if (num_beams, scoring) == (4, "gnmt"):  # what asks for programs of their own, once
         arguments += [(TEXTS,), (TEXTS, None, 6)]
         assert_without_xla(
-            static.with_growing_cache().signatures["serving_default"].get_concrete_function()
+            static.as_exported().signatures["serving_default"].get_concrete_function()
         )
     lengths = set()
     for given in arguments:

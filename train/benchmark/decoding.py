@@ -123,10 +123,14 @@ def _write_our_model(workload, directory):
     import tensorflow as tf
 
     from keras_transformer.decoding.search import beam_search
+    from keras_transformer.ops.projection import with_columns
+    from keras_transformer.serving.served_model import raw, transposed_kernels
 
     model = our_model(workload.size, workload.dtype)
+    columns = transposed_kernels(model)  # as when served
 
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, "source_ids")])
+    @with_columns(columns)
     def decode(source_ids):
         encoded = model.encode(source_ids)
         hypotheses = beam_search(
@@ -142,7 +146,7 @@ def _write_our_model(workload, directory):
         return {"token_ids": hypotheses.token_ids, "lengths": hypotheses.lengths}
 
     module = tf.Module()
-    module.weights = [variable.value for variable in model.variables]  # raw, as when served
+    module.weights = [columns.get(id(weight), raw(weight)) for weight in model.variables]
     module.decode = decode
     tf.saved_model.save(module, directory, {"serving_default": decode})
     return model.count_params()

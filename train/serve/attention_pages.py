@@ -10,6 +10,7 @@ import weakref
 import tensorflow as tf
 
 from keras_transformer.serving import Translator
+from keras_transformer.serving.served_model import raw, served_kernels
 
 from ..convert import text_model_of
 from .requests import read_json
@@ -78,12 +79,15 @@ def with_weights(model, served):
     Raises:
         ValueError: if they are not those of such a model.
     """
-    shapes = [[weight.shape.as_list() for weight in each.weights] for each in (model, served)]
+    turned = {id(kernel) for kernel in served_kernels(model.model)}
+    weights = [tf.transpose(raw(w)) if id(w) in turned else raw(w) for w in model.model.weights]
+    shapes = [[weight.shape.as_list() for weight in each] for each in (weights, served.weights)]
     if shapes[0] != shapes[1]:
         raise ValueError(
             f"The run {served.name} has other weights than the model served: it was trained with "
             "other settings after the export, or an earlier version exported it. Export it again."
         )
-    for ours, exported in zip(model.weights, served.weights, strict=True):
-        ours.assign(tf.cast(exported, ours.dtype))
+    for ours, exported in zip(model.model.weights, served.weights, strict=True):
+        value = tf.transpose(exported) if id(ours) in turned else exported
+        ours.assign(tf.cast(value, ours.dtype))
     return model
