@@ -90,9 +90,9 @@ class ServedModel:
         """A method whose graph reads kernels as they are stored."""
 
         @functools.wraps(method)
-        def served(*inputs):
+        def served(*inputs, **named):
             with with_columns(self._columns):
-                return method(*inputs)
+                return method(*inputs, **named)
 
         return served
 
