@@ -189,7 +189,8 @@ def _weights_by_chunk(queries, keys, mask, rate, seed, soft_cap):
         weights = attention_weights(chunk_queries, keys, chunk_mask, bias, soft_cap)
         if not rate:
             return weights, None
-        kept = keep_mask_from_seed(seed + [0, chunk], ops.shape(weights), rate)
+        # The second number counts steps: counting chunks in it would repeat noise one step later.
+        kept = keep_mask_from_seed(seed + [chunk, 0], ops.shape(weights), rate)
         return weights, tf.where(kept, tf.cast(1 / (1 - rate), weights.dtype), 0)
 
     return weights_of

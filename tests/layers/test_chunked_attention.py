@@ -34,7 +34,7 @@ def noise(seed, shape, rate, rows):
 
     batch, heads, target, source = shape
     chunks = [
-        keep_mask_from_seed(seed + [0, chunk], (batch, heads, rows, source), rate)
+        keep_mask_from_seed(seed + [chunk, 0], (batch, heads, rows, source), rate)
         for chunk in range(-(-target // rows))
     ]
     return tf.cast(tf.concat(chunks, axis=2)[:, :, :target], "float32") / (1 - rate)
@@ -119,6 +119,27 @@ def test_dropout_drops_the_same_weights_forward_and_backward(monkeypatch):
     slope = tape.gradient(total, values)
     np.testing.assert_allclose(tf.reduce_sum(slope * values), total, rtol=1e-5)
     assert not np.allclose(np.array(slope)[0, 0, :, 0].sum(), 8), "some were dropped"
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_no_rows_of_targets_share_noise_within_a_step_or_between_steps(monkeypatch, jit_compile):
+    """Equal weights of equal sources: the context of a target is how its row was dropped."""
+    import tensorflow as tf
+
+    monkeypatch.setattr(module, "MIN_WEIGHTS", 0)
+    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
+    generator, zeros = keras.random.SeedGenerator(3), tf.zeros([1, 1, 9, 64])
+
+    @tf.function(jit_compile=jit_compile)
+    def kept_at_a_step():
+        values = tf.eye(64)[None, None]
+        keys = tf.zeros_like(values)
+        return module.memory_efficient_attention(
+            zeros, keys, values, rate=0.5, seed_generator=generator
+        )
+
+    rows = np.concatenate([kept_at_a_step()[0, 0] for _ in range(4)]) > 0
+    assert len(np.unique(rows, axis=0)) == len(rows)
 
 
 @pytest.mark.parametrize("lengths", [(3, 5), (8, 9)], ids=["short", "long"])
