@@ -166,12 +166,12 @@ class EpochSums(keras.callbacks.Callback):
         """What the metrics have added up since the epoch began, an array; all workers call it."""
         if self._before_validation is not None:
             return self._before_validation
-        variables = self._trained.metrics_variables
-        return np.array([variable.numpy() for variable in variables], "float64")
+        values = [variable.numpy() for variable in metric_variables(self._trained)]
+        return np.array(values, "float64")
 
     def on_epoch_begin(self, epoch, logs=None):  # after `fit` has reset the metrics
         self._before_validation = None
-        variables, begun = self._trained.metrics_variables, self._begun
+        variables, begun = metric_variables(self._trained), self._begun
         if len(begun) == len(variables):  # a run of an earlier version kept none
             for variable, value in zip(variables, begun, strict=True):
                 variable.assign(value)
@@ -179,6 +179,11 @@ class EpochSums(keras.callbacks.Callback):
 
     def on_test_begin(self, logs=None):  # before validation uses the same metrics
         self._before_validation = self.sums()
+
+
+def metric_variables(model):
+    """The states of a model's metrics; on JAX, `metrics_variables` also hold averages and seeds."""
+    return [variable for metric in model.metrics for variable in metric.variables]
 
 
 class StopWithoutProgress(keras.callbacks.Callback):

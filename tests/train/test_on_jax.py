@@ -19,7 +19,7 @@ from train import classification, language_model, pretraining, translation
 from train.run import Run
 from train.translation import TranslationConfig
 
-from .conftest import SETTINGS
+from . import conftest
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,6 +28,7 @@ pytestmark = [
 ]
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 11
+SETTINGS = [*conftest.SETTINGS, "--cutoff=0.1"]  # with which steps carry more than metrics
 TWO = ["--virtual-devices=2"]
 CUT = ["--virtual-devices=4", "--model-parallel=2"]  # batches are cut, too
 XL = ["--context=16", "--model=transformer_xl", "--batch-size=6"]
@@ -150,7 +151,7 @@ translation.main(sys.argv[1:])
 def test_steps_on_another_backend_are_those_of_one_but_for_rounding(text, tmp_path, monkeypatch):
     """SGD adds the gradients up; Adam divides them by their size, and with it their rounding."""
     monkeypatch.setattr("train.experiment.optimizer_of", lambda _: keras.optimizers.SGD(0.1))
-    flags = [*text, *SETTINGS, "--dropout=0", "--shapes=16", "--average=1"]
+    flags = [*text, *conftest.SETTINGS, "--dropout=0", "--shapes=16", "--average=1"]
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     translation.main([*flags, "--steps=10", "--run", str(theirs)])
     translation.main([*flags, "--steps=3", "--run", str(ours)])
