@@ -2,6 +2,8 @@
 
 import keras
 
+HEADS = ("head", "next_sentence")  # dense layers whose logits are float32 under every policy
+
 
 def copy_with(model, **settings):
     """Copies a functional model; layers that have one of the settings get its new value.
@@ -9,6 +11,7 @@ def copy_with(model, **settings):
     Args:
         model: a functional Keras model, such as a `TextModel`.
         **settings: by the names that they have in the configs of layers, e.g. `dtype`, `dropout`.
+            Under every `dtype`, heads compute in float32.
 
     Returns:
         A model of the same class with the same layer names and weights, not compiled. State that
@@ -17,6 +20,8 @@ def copy_with(model, **settings):
 
     def change(layer_class, config, visit_inner):
         config.update({name: settings[name] for name in settings.keys() & config.keys()})
+        if layer_class is keras.layers.Dense and config["name"] in HEADS and "dtype" in settings:
+            config["dtype"] = "float32"
         visit_inner()
 
     return rebuild(model, change)
@@ -26,7 +31,8 @@ def with_dtype(model, dtype):
     """Copies a functional model with its weights to another dtype.
 
     In "bfloat16" a model trained in float32 or mixed_bfloat16 is faster to serve and takes half
-    the disk space and memory; its softmax, log-probabilities and logits stay float32.
+    the disk space and memory; its softmax, log-probabilities and logits stay float32, and so do the
+    weights of a classifier's or BERT's head.
 
     Args:
         model: a functional Keras model whose layers accept `dtype`.

@@ -6,6 +6,7 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.models import text_model
+from keras_transformer.models.copies import copy_with
 from keras_transformer.models.text_model import Part
 from tests.reference import fill
 
@@ -27,6 +28,10 @@ BUILDERS = {
     "bert_classifier": lambda: kt.bert_classifier(backbone(), 3),
     "a pooled bert_classifier": lambda: kt.bert_classifier(backbone(), 3, pooling="mean"),
     "bert_token_labeller": lambda: kt.bert_token_labeller(backbone(), 3),
+}
+OF_TODAY = {  # and those that version 0.2 had not
+    **BUILDERS,
+    "bert_question_answering": lambda: kt.bert_question_answering(backbone()),
 }
 # Parts that only some models have; all others are there.
 OPTIONAL = {
@@ -54,9 +59,9 @@ def outputs_of(model):
     return [keras.ops.convert_to_numpy(each) for each in keras.tree.flatten(outputs)]
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", OF_TODAY)
 def test_a_model_keeps_its_class_and_parts(name, tmp_path):
-    model = fill(BUILDERS[name]())
+    model = fill(OF_TODAY[name]())
     assert isinstance(model, kt.models.TextModel) and name.endswith(("gpt2", model.kind))
     model.save(tmp_path / "model.keras")
     copies = {
@@ -73,6 +78,29 @@ def test_a_model_keeps_its_class_and_parts(name, tmp_path):
                 assert part in OPTIONAL or getattr(copy, part) in copy.layers, part
     for ours, theirs in zip(outputs_of(model), outputs_of(copies["saved"]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def dtypes_of(model):
+    """The compute dtypes of the layers that have weights."""
+    return {layer.name: layer.compute_dtype for layer in model.layers if layer.weights}
+
+
+@pytest.mark.parametrize("name", OF_TODAY)
+def test_heads_compute_in_float32_in_a_copy_as_in_a_model_that_is_built_so(name):
+    model = OF_TODAY[name]()
+    copies = kt.models.with_dtype(model, "bfloat16"), copy_with(model, dtype="mixed_bfloat16")
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        expected = dtypes_of(OF_TODAY[name]())
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert [dtypes_of(copy) for copy in copies] == [expected] * 2
+    heads = [layer for layer in copies[0].layers if expected.get(layer.name) == "float32"]
+    for head in heads:  # bfloat16 has 1984 and 1992
+        head.set_weights([0 * head.kernel, 0 * head.bias + 1989.19])
+    near = [bool(np.isclose(each, 1989.19).any()) for each in outputs_of(copies[0])]
+    assert sum(near) == len(heads)
 
 
 @pytest.mark.parametrize("name", BUILDERS)
