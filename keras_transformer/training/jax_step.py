@@ -15,6 +15,7 @@ from keras_transformer.training.internals import all_layers, compiled_metrics
 from keras_transformer.training.loss_sums import (
     ADDED_LOSS,
     ADDITIVE,
+    OWN_LOSSES,
     checked_losses,
     single_output,
 )
@@ -35,7 +36,7 @@ class JaxTrainStep(CompileMixin):
         step = self._step
         check_labels(data[1], step.loss)
         parts = _parts_of(data, step.accumulation_steps)
-        counts = [_count(part, step.loss) for part in parts]
+        counts = [_divisor(part, step.loss) for part in parts]
         total = ops.maximum(sum(counts), 1e-9)
         loss_and_gradients = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)
 
@@ -72,7 +73,7 @@ class JaxTrainStep(CompileMixin):
         if step.average is not None:
             pairs = zip(self.trainable_variables, weights, strict=True)
             _, metrics_state = self._stateless(metrics_state, step.average.update, pairs)
-        logs, metrics_state = self._logs(metrics_state, loss, total)
+        logs, metrics_state = self._logs(metrics_state, loss, data)
         return logs, (weights, others, optimizer_state, metrics_state)
 
     def test_step(self, state, data):
@@ -82,7 +83,7 @@ class JaxTrainStep(CompileMixin):
         loss, aux = self.compute_loss_and_updates(weights, others, metrics_state, *data)
         _, outputs, others, metrics_state = aux
         metrics_state = self._metrics_after(metrics_state, data, outputs)
-        logs, metrics_state = self._logs(metrics_state, loss, _count(data, self._step.loss))
+        logs, metrics_state = self._logs(metrics_state, loss, data)
         return logs, (weights, others, metrics_state)
 
     def make_train_function(self, force=False):
@@ -185,8 +186,13 @@ class JaxTrainStep(CompileMixin):
             metrics_state, lambda: self.compute_metrics(x, y, outputs, sample_weight)
         )[1]
 
-    def _logs(self, metrics_state, loss, count):
-        """The logs of a step, and the state of the metrics after its loss is in the mean."""
+    def _logs(self, metrics_state, loss, data):
+        """The logs of a step, and the state of the metrics after its loss is in the mean.
+
+        Like Keras, the mean of an epoch weighs batches by rows, unless the loss is one of ours.
+        """
+        is_own = isinstance(self._step.loss, OWN_LOSSES)
+        count = _divisor(data, self._step.loss) if is_own else float(_num_rows(data))
 
         def update():
             loss_tracker(self).update_state(loss, sample_weight=count)
@@ -233,7 +239,7 @@ def _parts_of(data, count):
     return [part(first) for first in range(min(count, _num_rows(data)))]
 
 
-def _count(data, loss):
+def _divisor(data, loss):
     """What the mean loss of some rows is divided by, a scalar: tokens, weights or rows."""
     _, y, sample_weight = data
     if isinstance(loss, TokenCrossentropy):

@@ -239,6 +239,27 @@ def test_parts_of_a_batch_add_up_on_tensorflow_and_jax(loss):
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"])
+def test_losses_of_epochs_and_of_validation_are_those_of_keras(reduction, is_weighted):
+    generator = np.random.default_rng(5)
+    x, y = generator.normal(size=(13, 3)), generator.normal(size=(13, 2))
+    data = (x, y, generator.uniform(0, 3, 13)) if is_weighted else (x, y)
+    logs = []
+    for kind in (Model, keras.Model):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((3,))
+        model = kind(inputs, keras.layers.Dense(2)(inputs))
+        model.compile(keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError(reduction))
+        logs.append(
+            model.fit(*data[:2], 5, 2, 0, sample_weight=data[2] if is_weighted else None,
+                      shuffle=False, validation_data=data).history
+        )  # fmt: skip
+    assert logs[0].keys() == logs[1].keys() == {"loss", "val_loss"}
+    for name, values in logs[1].items():
+        np.testing.assert_allclose(logs[0][name], values, rtol=1e-5, err_msg=name)
+
+
 @needs_tensorflow
 @pytest.mark.parametrize("name", [None, "enabled", "cpu_budget", "ram_budget"])
 def test_only_a_dataset_that_says_nothing_of_tuning_is_not_tuned(name, monkeypatch):
