@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_transformer.training.compile import CompileMixin, check_labels, overrides
-from keras_transformer.training.internals import all_layers, compiled_metrics
+from keras_transformer.training.internals import all_layers, compiled_metrics, keras_mask_of
 from keras_transformer.training.loss_sums import (
     ADDED_LOSS,
     ADDITIVE,
@@ -123,7 +123,7 @@ class JaxTrainStep(CompileMixin):
             features = projection.features_of(x, training=True)
             table = ops.convert_to_tensor(projection.layer.projection_table)
             logits = jax.ShapeDtypeStruct((*features.shape[:-1], table.shape[0]), "float32")
-            self._check_sums_over_rows(y, logits, sample_weight)
+            self._check_sums_over_rows(y, logits, sample_weight, training)
             labels, _, sample_weight = single_output(loss, y, logits, sample_weight)
             labels = ops.cast(labels, "int32")
             token_weights = loss.weights(labels, sample_weight)
@@ -155,23 +155,38 @@ class JaxTrainStep(CompileMixin):
         if views is not None:
             labels, outputs, weights = single_output(self._step.loss, y, y_pred, sample_weight)
             first, second = views.pair(outputs)
-            self._check_sums_over_rows(y, first, sample_weight)
+            self._check_sums_over_rows(y, first, sample_weight, training)
             compute_loss = super().compute_loss
             losses = [compute_loss(x, y, view, sample_weight) for view in (first, second)]
             apart = views.mean_divergence(labels, first, second, weights)
             return (losses[0] + losses[1] + views.weight * apart) / 2
-        self._check_sums_over_rows(y, y_pred, sample_weight)
+        self._check_sums_over_rows(y, y_pred, sample_weight, training)
         if not isinstance(getattr(self, "loss", None), PretrainingLoss):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         # Keras would expect one loss for each of the two outputs.
         return self.loss(y, y_pred, sample_weight) + sum(ops.sum(loss) for loss in self.losses)
 
-    def _check_sums_over_rows(self, y, y_pred, sample_weight):
-        """Raises for losses that the step refuses on TensorFlow too."""
-        loss = self._step.loss
+    def _check_sums_over_rows(self, y, y_pred, sample_weight, training):
+        """Raises for losses that the step refuses on TensorFlow too, and for masked parts."""
+        loss, parts = self._step.loss, self._step.accumulation_steps
         labels, outputs, _ = single_output(loss, y, y_pred, sample_weight)
         if not isinstance(loss, PretrainingLoss):
-            jax.eval_shape(lambda *pair: checked_losses(loss, *pair)[0], labels, outputs)
+            masks = [keras_mask_of(outputs)]
+
+            def losses(labels, outputs):
+                values, mask = checked_losses(loss, labels, outputs)
+                masks.append(mask)
+                return values
+
+            jax.eval_shape(losses, labels, outputs)
+            is_masked = any(mask is not None for mask in masks)
+            is_mean = not isinstance(loss, OWN_LOSSES) and loss.reduction != "sum"
+            if is_masked and is_mean and training and parts > 1:
+                raise ValueError(
+                    "On JAX, accumulation_steps must be 1 with a Keras mask or an ignore_class, "
+                    "because parts are weighed by rows. Leave it out, or use TokenCrossentropy, "
+                    f"which counts real tokens. Received: accumulation_steps={parts}, {loss.name}."
+                )
         regularizers = [layer.activity_regularizer for layer in all_layers(self)]
         regularizers = [each for each in regularizers if each is not None]
         penalties = sum(weight.regularizer is not None for weight in self.trainable_weights)

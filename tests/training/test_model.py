@@ -239,6 +239,31 @@ def test_parts_of_a_batch_add_up_on_tensorflow_and_jax(loss):
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"])
+@pytest.mark.parametrize("mask", ["of Keras", "of ignore_class"])
+def test_parts_with_masks_add_up_or_are_refused(mask, reduction):
+    """The rows of a part have other numbers of labels than those of another."""
+    if keras.backend.backend() not in ("tensorflow", "jax"):
+        pytest.skip("Keras's own step")
+    settings = {"ignore_class": 0} if mask == "of ignore_class" else {}
+    loss = keras.losses.SparseCategoricalCrossentropy(True, **settings, reduction=reduction)
+    results = []
+    for parts in (1, 3):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((None,), dtype="int32")
+        vectors = keras.layers.Embedding(11, 3, mask_zero=not settings)(inputs)
+        model = Model(inputs, keras.layers.Dense(11)(vectors))
+        model.compile(keras.optimizers.SGD(0.5), loss, accumulation_steps=parts)
+        model.evaluate(IDS, LABELS, verbose=0)
+        if keras.backend.backend() == "jax" and parts > 1 and reduction != "sum":
+            with pytest.raises(ValueError, match=r"a Keras mask or an ignore_class.*steps=3"):
+                model.fit(IDS, LABELS, batch_size=7, verbose=0)
+            return
+        logs = model.fit(IDS, LABELS, batch_size=7, epochs=2, shuffle=False, verbose=0).history
+        results.append([*logs["loss"], *(weight.sum() for weight in model.get_weights())])
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"])
 def test_losses_of_epochs_and_of_validation_are_those_of_keras(reduction, is_weighted):
