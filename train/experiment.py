@@ -320,7 +320,7 @@ def optimizer_of(config):
         )
     else:
         optimizer = kt.Adam(rate, beta_2=config.beta_2, weight_decay=weight_decay)
-    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "scale"])
     return optimizer
 
 

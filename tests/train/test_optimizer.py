@@ -74,8 +74,9 @@ def test_a_step_of_a_kernel_is_a_rotation_of_the_size_of_adams():
             assert np.abs(step).max() == pytest.approx(RATE, rel=0.01), weight.path
 
 
-def test_weight_decay_spares_what_adams_spares():
-    model = kt.translation(30, **SIZES)
+@pytest.mark.parametrize("name", MODELS)
+def test_weight_decay_spares_what_adams_spares_and_all_vectors(name):
+    model = MODELS[name]()
     decayed = [muon(weight_decay=0.5), optimizer_of(TranslationConfig(weight_decay=0.5))]
     for optimizer in decayed:
         optimizer.build(model.trainable_weights)
@@ -84,6 +85,8 @@ def test_weight_decay_spares_what_adams_spares():
         for optimizer in decayed
     )
     assert ours == adams != []
+    vectors = {w.path for w in model.trainable_weights if len(w.shape) < 2}
+    assert not vectors & set(ours), "biases, and scales of normalisations"
     assert muon().weight_decay is muon().adam_weight_decay is None
 
 
