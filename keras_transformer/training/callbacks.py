@@ -52,8 +52,9 @@ def accepts_late_logs(callback):
     """
     if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == "epoch":
         return True
-    reads_steps = any(
-        getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+    reads_steps = any(  # through the instance, on which a LambdaCallback sets functions
+        getattr(getattr(callback, name), "__func__", None)
+        is not getattr(keras.callbacks.Callback, name)
         for name in ("on_batch_end", "on_train_batch_end")
     )
     return getattr(callback, "async_safe", False) or not reads_steps

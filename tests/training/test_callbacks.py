@@ -148,6 +148,18 @@ def test_best_score_every_zero_epochs_is_refused():
         BestScore(len, every=0)
 
 
+@pytest.mark.parametrize("name", ["on_train_batch_end", "on_batch_end", "on_epoch_end"])
+def test_a_function_of_steps_is_called_before_the_next_step(name):
+    def note(batch, logs):
+        return None
+
+    of_class = type("Mine", (keras.callbacks.Callback,), {name: lambda self, *_: None})()
+    of_instance = keras.callbacks.Callback()
+    setattr(of_instance, name, note)
+    for callback in of_class, of_instance, keras.callbacks.LambdaCallback(**{name: note}):
+        assert accepts_late_logs(callback) == (name == "on_epoch_end")
+
+
 def test_tensorboard_that_writes_epochs_makes_no_step_wait(tmp_path):
     note = Note(async_safe=True)
     board = keras.callbacks.TensorBoard(str(tmp_path))
