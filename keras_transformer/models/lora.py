@@ -29,14 +29,14 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
             attention, "widen" and "narrow" of the feed-forward network, "gate" of a gated one; or
             "query_key_value", "key_value" and "gate_widen", which tune these together with one A,
             as in GPT-2's single projection.
-        train: names of further layers to train, such as a new head.
+        train: names of further layers to train, such as a new head; not of those with LoRA.
 
     Returns:
         A new model of the same class, not compiled.
 
     Raises:
         ValueError: if the model already has LoRA, a target or a layer of `train` is unknown or
-            not in the model, or the rank is below 1.
+            not in the model, a layer of `train` takes LoRA, or the rank is below 1.
 
     Examples:
         >>> from keras_transformer.models.encoder_only import classifier
@@ -49,11 +49,11 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
     lora = LoRA(rank, 2.0 * rank if alpha is None else alpha, targets)
     if lora_of(model) is not None:
         raise ValueError("The model already has LoRA. Call merge_lora first.")
-    names = [layer.name for layer in model.layers]
+    names = [layer.name for layer in model.layers if not _takes_lora(layer)]
     unknown = [name for name in train if name not in names]
     if unknown:
         raise ValueError(
-            f"train must name layers of the model: {', '.join(names)}. "
+            f"train must name layers of the model that take no LoRA: {', '.join(names)}. "
             f"Received: {', '.join(unknown)}."
         )
     tuned = _copy_with_lora(model, lora.config(), train)
@@ -109,6 +109,11 @@ def projections(model):
     for layer in all_layers(model):
         if isinstance(layer, LoRAMixin):
             yield from (part for part in vars(layer).values() if isinstance(part, Projection))
+
+
+def _takes_lora(layer):
+    """Whether LoRA tunes a layer or parts of it, whose own weights are then frozen."""
+    return any(isinstance(part, LoRAMixin) for part in [layer, *(p for _, p in parts_of(layer))])
 
 
 def _copy_with_lora(model, lora, train=None):

@@ -124,6 +124,21 @@ def test_nothing_but_lora_and_the_named_head_is_trained():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_of_train_is_trained_as_a_whole_or_refused(name):
+    model, refused = MODELS[name](), set()
+    for layer in model.layers:
+        try:
+            tuned = kt.add_lora(model, 2, train=[layer.name])
+        except ValueError as error:
+            assert "of the model that take no LoRA" in str(error)
+            refused.add(layer.name)
+            continue
+        trained = tuned.get_layer(layer.name).trainable_weights
+        assert len(trained) == len(layer.trainable_weights)
+    assert refused and refused <= {"encoder", "decoder", "recurrence"}
+
+
 def test_it_learns():
     keras.utils.set_random_seed(3)
     model = kt.language_model(11, **SMALL)
@@ -166,7 +181,7 @@ def test_a_model_without_lora_has_no_word_of_it():
         ({"targets": ("querry",)}, "targets must be one or more of query,.* Received: querry"),
         ({"targets": ()}, "Received: none"),
         ({"targets": ("query", "key_value")}, "No projection of the model is called key_value"),
-        ({"train": ("top",)}, "train must name layers of the model: .*decoder.*Received: top"),
+        ({"train": ("top",)}, "train must name layers .*no LoRA: .*embedding.*Received: top"),
     ],
 )
 def test_mistakes_are_told(arguments, expected):
