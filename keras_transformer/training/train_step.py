@@ -93,12 +93,12 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
             loss += tf.math.divide_no_nan(activity, objective.penalty_divisor(sums))
         if penalty is not None:
             loss += tf.cast(penalty, loss.dtype)
-        # Keras sums the tracker over replicas; divided, it counts each token once.
+        # Keras sums metrics over replicas; divided, they count each token once.
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         share = objective.count(sums) / replicas
         loss_tracker(self).update_state(loss, sample_weight=share)
         for metric, metric_sums in zip(objective.token_metrics, sums.metrics, strict=True):
-            metric.add_sums(*metric_sums)
+            metric.add_sums(*(part / replicas for part in metric_sums))
         logs = self.get_metrics_result()
         if (metrics := internals.compiled_metrics(self)) is not None:
             # Each replica has counted its own rows.

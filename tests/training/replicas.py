@@ -141,6 +141,7 @@ def train(
         "epoch_logs": np.array([history[name] for name in sorted(history)]),
         "evaluated": np.array([evaluated[name] for name in sorted(evaluated)]),
         "counted": np.array(float(loss_tracker(model).count.numpy())),
+        "sums": np.array([v.numpy() for metric in model.metrics for v in metric.variables]),
         "moved": np.array(moved),
         **scale_of(model),
     }
