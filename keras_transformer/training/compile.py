@@ -15,6 +15,7 @@ from keras_transformer.training import internals
 from keras_transformer.training.consistency import Consistency
 from keras_transformer.training.internals import ON_TENSORFLOW
 from keras_transformer.training.loss_sums import resolve_loss
+from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.step_state import (
     DropoutSeeds,
     LossScale,
@@ -317,6 +318,15 @@ def check_labels(y, loss):
         raise ValueError(
             "Training and evaluation need labels: data of (inputs, labels) or (inputs, labels, "
             "sample weights). Received: inputs without labels."
+        )
+
+
+def check_class_weight(loss, class_weight):
+    if class_weight is not None and isinstance(loss, TokenCrossentropy):
+        raise ValueError(
+            "class_weight has no meaning for labels that are sequences of tokens: Keras would "
+            "use one weight for a whole row. Use sample_weight of shape (batch, target). "
+            f"Received: class_weight={class_weight}."
         )
 
 

@@ -6,10 +6,10 @@ import keras
 import tensorflow as tf
 
 from keras_transformer.training.callbacks import LateLogs, accepts_late_logs
+from keras_transformer.training.compile import check_class_weight
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.id_checks import as_value_error, with_checked_ids
 from keras_transformer.training.internals import has_unseeded_shuffle
-from keras_transformer.training.losses import TokenCrossentropy
 
 
 class FitMixin:
@@ -35,7 +35,7 @@ class FitMixin:
         validation_freq=1,
     ):
         _check_compiled(self, "fit")
-        _check_class_weight(self._step.loss, class_weight)
+        check_class_weight(self._step.loss, class_weight)
         _check_sharding(x, self.distribute_strategy)
         if validation_data is not None:
             is_tuple = isinstance(validation_data, (list, tuple))
@@ -109,7 +109,7 @@ class FitMixin:
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         _check_compiled(self, "train_on_batch")
-        _check_class_weight(self._step.loss, class_weight)
+        check_class_weight(self._step.loss, class_weight)
         _check_one_replica(self, "train_on_batch")
         with_checked_ids(self, self._step.loss, x, y)
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
@@ -148,15 +148,6 @@ def _check_compiled(model, method):
         raise ValueError(
             f"Compile the model before {method}: model.compile(optimizer, loss). "
             "Received: a model that is not compiled."
-        )
-
-
-def _check_class_weight(loss, class_weight):
-    if class_weight is not None and isinstance(loss, TokenCrossentropy):
-        raise ValueError(
-            "class_weight has no meaning for labels that are sequences of tokens: Keras would "
-            "use one weight for a whole row. Use sample_weight of shape (batch, target). "
-            f"Received: class_weight={class_weight}."
         )
 
 

@@ -10,7 +10,12 @@ import jax
 import keras
 from keras import ops
 
-from keras_transformer.training.compile import CompileMixin, check_labels, overrides
+from keras_transformer.training.compile import (
+    CompileMixin,
+    check_class_weight,
+    check_labels,
+    overrides,
+)
 from keras_transformer.training.internals import all_layers, compiled_metrics, keras_mask_of
 from keras_transformer.training.loss_sums import (
     ADDED_LOSS,
@@ -85,6 +90,14 @@ class JaxTrainStep(CompileMixin):
         metrics_state = self._metrics_after(metrics_state, data, outputs)
         logs, metrics_state = self._logs(metrics_state, loss, data)
         return logs, (weights, others, metrics_state)
+
+    def fit(self, *args, **settings):
+        check_class_weight(self._step.loss, settings.get("class_weight", *args[9:10]))
+        return super().fit(*args, **settings)
+
+    def train_on_batch(self, *args, **settings):
+        check_class_weight(self._step.loss, settings.get("class_weight", *args[3:4]))
+        return super().train_on_batch(*args, **settings)
 
     def make_train_function(self, force=False):
         # Before Keras moves the weights to the step: after an error there they would be lost.

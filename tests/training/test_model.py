@@ -196,6 +196,26 @@ def test_the_steps_of_tensorflow_and_jax_refuse_the_same_losses(hidden, loss, me
             getattr(model, method)(np.ones((5, 3)), np.ones((5, 2)), verbose=0)
 
 
+def test_class_weights_of_tokens_are_refused_on_tensorflow_and_jax():
+    if keras.backend.backend() not in ("tensorflow", "jax"):
+        pytest.skip("Keras's own step")
+    model, weights = language_model(), {3: 2.0}
+    model.compile("sgd", TokenCrossentropy())
+    of_fit = (IDS, LABELS, 5, 1, 0, None, 0.0, None, True, weights)
+    calls = {
+        "fit": lambda: model.fit(IDS, LABELS, class_weight=weights),
+        "fit, by position": lambda: model.fit(*of_fit),
+        "train_on_batch": lambda: model.train_on_batch(IDS, LABELS, class_weight=weights),
+        "the same, by position": lambda: model.train_on_batch(IDS, LABELS, None, weights),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match="class_weight has no meaning"):
+            call()
+            pytest.fail(name)
+    model.fit(IDS, LABELS, 5, 1, 0, None, 0.0, None, True, None)
+    model.train_on_batch(IDS, LABELS, None, None)
+
+
 def test_penalties_of_regularisers_are_not_taken_for_added_losses():
     regularizers = {"kernel_regularizer": "l2", "activity_regularizer": "l1"}
     inputs = keras.Input((3,))
