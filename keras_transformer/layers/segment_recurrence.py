@@ -148,7 +148,9 @@ class SegmentRecurrence(FrozenPartsMixin, keras.layers.Wrapper):
 
     def forget(self):
         """Empties the memory of all rows, before training continues with other text."""
-        self._is_remembered.assign(ops.zeros(self._is_remembered.shape, "bool"))
+        # Zeros, too: a weight of 0 times NaN, from a step that diverged, is NaN.
+        for variable in (*self._memories, self._is_remembered):
+            variable.assign(ops.zeros(variable.shape, variable.dtype))
 
     def _own_variable(self, name, shape, dtype):
         """State that every replica has for itself; reading it from outside gives the first."""

@@ -133,6 +133,9 @@ def test_what_was_carried_can_be_forgotten():
     assert np.abs(carried(layer, vectors, ids) - first).max() > 1e-3, "it remembers"
     layer.forget()
     np.testing.assert_allclose(carried(layer, vectors, ids), first, atol=1e-6)
+    carried(layer, np.nan * vectors, ids)
+    layer.forget()
+    np.testing.assert_allclose(carried(layer, vectors, ids), first, atol=1e-6, err_msg="NaN")
 
 
 def test_fit_carries_the_memory_on_every_backend():
