@@ -126,6 +126,7 @@ class TransformerBlock(TransformerLayer):
         if self.attention_pattern is None:
             self.self_attention = self._create_attention("self_attention")
         else:
+            self._check_pattern()
             pattern = {**self.attention_pattern, "causal": self.causal}
             self.self_attention = self._create_attention(
                 "self_attention", SparseAttention, **pattern
@@ -188,6 +189,24 @@ class TransformerBlock(TransformerLayer):
                 f"An attention that overrides call must override {' and '.join(missing)}, too, so "
                 "that a decoder computes the same step by step. "
                 f"Received: attention={own.__name__}."
+            )
+
+    def _check_pattern(self):
+        """Raises ValueError for arguments of a pattern that the block sets, or otherwise."""
+        pattern = self.attention_pattern
+        check_arguments("attention_pattern", pattern)
+        others = SET_BY_BLOCKS - {"pattern", "block_size", "summary_size"}
+        others |= (self.attention_arguments or {}).keys()
+        if self.use_bias is not None:
+            others |= {"use_bias"}
+        if pattern.get("causal") == self.causal:
+            others -= {"causal"}
+        both = sorted(pattern.keys() & others)
+        if both:
+            raise ValueError(
+                "An attention_pattern has pattern, block_size and summary_size, and the block "
+                f"sets all else, also whether it is causal. Leave {', '.join(both)} out of the "
+                f"pattern. Received: attention_pattern={pattern} for {type(self).__name__}."
             )
 
     def _create_attention(self, name, layer_class=None, **arguments):

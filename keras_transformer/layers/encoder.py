@@ -25,7 +25,7 @@ class EncoderBlock(TransformerBlock):
         attention: a registered subclass of `MultiHeadAttention`, such as `AdditiveAttention` or
             your own, or its registered name; None for `MultiHeadAttention` itself. Blocks of
             Transformer-XL take subclasses of `RelativeAttention` instead.
-        attention_pattern: for long sequences, the arguments of a `SparseAttention` that
+        attention_pattern: for long sequences, the pattern and sizes of a `SparseAttention` that
             replaces the dense self-attention, such as
             {"pattern": "strided", "block_size": 64}; None for dense attention.
         norm_epsilon: added to the variance by every normalisation.
@@ -58,7 +58,8 @@ class EncoderBlock(TransformerBlock):
     Raises:
         ValueError: if the width of the inputs cannot be divided by `num_heads`; if there are
             both an `attention_pattern` and an `attention_mask` or an `attention`; if the
-            `attention` is not registered, or is no such subclass.
+            `attention` is not registered, or is no such subclass; for an `attention_pattern` that
+            sets what the block does.
 
     Examples:
         >>> block = EncoderBlock(num_heads=2, intermediate_dim=7)

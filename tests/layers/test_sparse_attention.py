@@ -249,3 +249,35 @@ def test_arguments_that_do_not_fit_are_refused():
     decoder = Decoder(1, num_heads=2, intermediate_dim=7, attention_pattern=PATTERNS["local"])
     with pytest.raises(ValueError, match=r"Use MultiHeadAttention for .* an attention_mask"):
         decoder(inputs, attention_mask=causal_mask(5))
+
+
+@pytest.mark.parametrize(
+    ("block", "pattern", "said"),
+    [
+        ({}, {"dropout": 0.5}, "Leave dropout out"),
+        ({}, {"key_dim": 4}, "Leave key_dim out"),
+        ({}, {"dtype": "bfloat16", "trainable": False}, "Leave dtype, trainable out"),
+        ({}, {"num_heads": 3}, "Leave num_heads out"),
+        ({"use_bias": False}, {"use_bias": True}, "Leave use_bias out"),
+        ({"attention_arguments": {"rotary": {}}}, {"rotary": None}, "Leave rotary out"),
+        ({}, {"causal": True}, "Leave causal out.*for EncoderBlock"),
+    ],
+)
+def test_a_pattern_cannot_have_what_its_block_sets(block, pattern, said):
+    pattern = {**PATTERNS["local"], **pattern}
+    with pytest.raises(ValueError, match=said):
+        Encoder(1, num_heads=3, intermediate_dim=7, attention_pattern=pattern, **block)
+
+
+@pytest.mark.parametrize("stack", [Encoder, Decoder])
+def test_a_pattern_may_say_whether_its_block_is_causal(stack):
+    causal = stack is Decoder
+    pattern = {**PATTERNS["local"], "causal": causal, "use_bias": False}
+    made = stack(1, num_heads=3, intermediate_dim=7, attention_pattern=pattern)
+    attention = made.blocks[0].self_attention
+    assert attention.causal == causal and not attention.use_bias
+    pattern = {**pattern, "causal": not causal}
+    with pytest.raises(ValueError, match=r"Leave causal out"):
+        stack(1, num_heads=3, intermediate_dim=7, attention_pattern=pattern)
+    with pytest.raises(ValueError, match=r"attention_pattern must be a dictionary"):
+        stack(1, num_heads=3, intermediate_dim=7, attention_pattern="local")
