@@ -349,8 +349,9 @@ class MultiHeadAttention(
             return self.attend_heads(queries, keys, values, mask, training, attention_bias)
         with recorded_scores() as recorded:
             outputs = self.attend_heads(queries, keys, values, mask, training, attention_bias)
-        self.record_scores(recorded[self])  # for a call that contains this one
-        return outputs, recorded[self]
+        scores = self.scores_in(recorded)
+        self.record_scores(scores)  # for a call that contains this one
+        return outputs, scores
 
     def compute_output_spec(self, query, *args, return_attention_scores=False, **kwargs):
         outputs = super().compute_output_spec(query, *args, **kwargs)

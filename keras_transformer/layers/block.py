@@ -294,7 +294,7 @@ class TransformerBlock(TransformerLayer):
         return residual(inputs, outputs, training=training)
 
     def scores_in(self, recorded):
-        return recorded[self.self_attention]
+        return self.self_attention.scores_in(recorded)
 
 
 class TransformerStack(TransformerLayer):

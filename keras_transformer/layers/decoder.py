@@ -215,7 +215,8 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
         return self.feed_forward_step(outputs), cache
 
     def scores_in(self, recorded):
-        return recorded[self.self_attention], recorded.get(self.cross_attention)
+        cross = self.cross_attention
+        return super().scores_in(recorded), None if cross is None else cross.scores_in(recorded)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -10,7 +10,7 @@ from keras_transformer.convert import peft
 from keras_transformer.convert.blocks import check_dense
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.layers.block import NotRegistered
-from keras_transformer.ops.attention import append_to_cache
+from keras_transformer.ops.attention import append_to_cache, merge_heads
 from tests.layer_check import check_layer
 from tests.models.test_translation import SOURCE, TARGET, TINY, score, step_through
 from tests.own_attention import TemperatureAttention
@@ -73,6 +73,19 @@ class WithParts(kt.MultiHeadAttention):
         self.gate.build(query_shape)
         self.count = self.add_weight((1,), "zeros", trainable=False)
         self.factor = self.add_weight((1,), "ones", name=None)
+
+
+@keras.saving.register_keras_serializable(package="own")
+class Unrecorded(kt.MultiHeadAttention):
+    """Averages all values, and does not call `record_scores`, unless by its name it does."""
+
+    recorded = ()
+
+    def attend_heads(self, queries, keys, values, *args, **kwargs):
+        if self.name in self.recorded:
+            return super().attend_heads(queries, keys, values, *args, **kwargs)
+        context = ops.mean(values, axis=2, keepdims=True) + 0 * queries
+        return self.output_projection(merge_heads(context))
 
 
 KINDS = {"temperature": TemperatureAttention, "additive": "keras_transformer>AdditiveAttention"}
@@ -254,6 +267,28 @@ def test_a_causal_attention_is_refused_where_all_positions_attend_to_all():
 def test_a_name_needs_no_package_if_it_is_the_only_one():
     block = kt.EncoderBlock(num_heads=2, intermediate_dim=7, attention="AdditiveAttention")
     assert block.attention is kt.AdditiveAttention
+
+
+@pytest.mark.parametrize("name", ["self_attention", "cross_attention"])
+@pytest.mark.parametrize("stack", [kt.Encoder, kt.Decoder])
+def test_an_attention_that_records_no_scores_is_named(stack, name, monkeypatch):
+    others = {"self_attention", "cross_attention"} - {name}
+    monkeypatch.setattr(Unrecorded, "recorded", others)
+    layer = stack(1, num_heads=2, intermediate_dim=7, attention=Unrecorded)
+    inputs = (normal(2, 5, 6), normal(2, 3, 6))[: 1 + (stack is kt.Decoder)]
+    layer(*inputs)
+    if stack is kt.Encoder and name == "cross_attention":  # which it does not have
+        assert layer.attention_scores(*inputs)[0].shape == (2, 2, 5, 5)
+        return
+    for asked in layer, layer.blocks[0]:
+        with pytest.raises(ValueError, match=f"`record_scores`. Received: none from {name}"):
+            asked.attention_scores(*inputs)
+
+
+def test_returned_scores_must_be_recorded():
+    layer = Unrecorded(2)
+    with pytest.raises(ValueError, match=r"`record_scores`. Received: none from unrecorded"):
+        layer(normal(2, 5, 6), normal(2, 3, 6), return_attention_scores=True)
 
 
 def test_an_encoder_needs_no_steps():
