@@ -176,22 +176,30 @@ BLOCKS = {
 def size_named(sizes, size, dimensions, blocks="transformer"):
     """The dimensions of a published size, with those that replace them.
 
-    Own `attention_arguments` are added to those of the blocks. Gated networks are two thirds as
-    wide inside as the size says, rounded up to a multiple of 8, unless the `dimensions` tell their
-    width: they have three matrices instead of two.
+    Own `attention_arguments` are added to those of the blocks. Networks that are `gated` in the end
+    are two thirds as wide inside as the size says, rounded up to a multiple of 8, unless the
+    `dimensions` tell their width: they have three matrices instead of two.
 
     Raises:
-        ValueError: if there is no such size, or no such `blocks`.
+        ValueError: if there is no such size, or no such `blocks`, or if a `position_bias` would be
+            added to rotary positions that only the blocks ask for.
     """
     if size not in sizes:
         raise ValueError(f"size must be one of {', '.join(sizes)}. Received: size={size!r}.")
     if blocks not in BLOCKS:
         raise ValueError(f"blocks must be one of {', '.join(BLOCKS)}. Received: blocks={blocks!r}.")
     chosen = {**sizes[size], **BLOCKS[blocks]}
-    if BLOCKS[blocks].get("gated") and "intermediate_dim" in chosen:
+    if dimensions.get("gated", chosen.get("gated")) and "intermediate_dim" in chosen:
         chosen["intermediate_dim"] = -(-2 * chosen["intermediate_dim"] // (3 * 8)) * 8
     own = dimensions.get("attention_arguments")
     check_arguments("attention_arguments", own)
+    rotates = "rotary" in chosen.get("attention_arguments", {}) and "rotary" not in (own or {})
+    if rotates and dimensions.get("position_bias") is not None:
+        raise ValueError(
+            f"blocks={blocks!r} has rotary positions, to which a position_bias would be added. To "
+            'replace them, give attention_arguments={"rotary": None}; for both, {"rotary": {}}. '
+            f"Received: position_bias={dimensions['position_bias']}."
+        )
     if own is not None and "attention_arguments" in chosen:  # which add to those of the blocks
         own = {**chosen["attention_arguments"], **own}
         dimensions = {**dimensions, "attention_arguments": own}

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
+from keras_transformer.models.encoder_decoder import SIZES
+from keras_transformer.models.text_model import size_named
 from tests.reference import array, fill, truth
 
 HIDDEN, HEADS, SHARED, DIM, INSIDE, IDS = 24, 6, 2, 4, 14, 31
@@ -280,6 +282,39 @@ def test_gated_blocks_have_as_many_weights_as_those_of_the_paper():
         for blocks in ("llama", "transformer")
     )
     assert abs(ours / papers - 1) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("blocks", "settings", "expected"),
+    [
+        ("llama", {}, 1368),
+        ("llama", {"gated": False}, 2048),
+        ("transformer", {"gated": True}, 1368),
+        ("transformer", {}, 2048),
+        ("llama", {"intermediate_dim": 1000}, 1000),
+        ("transformer", {"gated": True, "intermediate_dim": 1000}, 1000),
+    ],
+)
+def test_only_networks_that_are_gated_in_the_end_are_narrower(blocks, settings, expected):
+    chosen = size_named(SIZES, "base", settings, blocks)
+    assert chosen["intermediate_dim"] == expected
+
+
+def test_a_position_bias_replaces_rotary_positions_or_says_that_it_does_not():
+    bias, small = {"position_bias": {"type": "alibi"}}, {"blocks": "llama", "num_layers": 1}
+    builders = (
+        lambda **given: kt.language_model(IDS, **bias, **small, **given),
+        lambda **given: kt.translation(IDS, size="tiny", **bias, **small, **given),
+        lambda **given: kt.classifier(IDS, 2, **bias, **small, **given),
+    )
+    for build in builders:
+        with pytest.raises(ValueError, match=r'attention_arguments=\{"rotary": None\}.*alibi'):
+            build()
+        for rotary in (None, {}):
+            model = build(attention_arguments={"rotary": rotary})
+            stack = getattr(model, "decoder", None) or model.encoder
+            assert stack.blocks[0].self_attention.rotary == rotary
+            assert getattr(model, "positions", None) is None
 
 
 def test_further_arguments_of_the_attention_are_added_to_those_of_llama():
