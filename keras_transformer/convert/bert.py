@@ -430,7 +430,7 @@ def hugging_face_folder(text_model, draft):
             labels["problem_type"] = REGRESSION if is_number else PROBLEM_TYPES[several]
         labels["label2id"] = {label: int(i) for i, label in labels["id2label"].items()}
     arrays = {full_name(model, key): array for key, array in arrays_of(rows(model)).items()}
-    text_model.tokenizer.save(draft / "vocab.txt")
+    text_model.tokenizer.save_vocabulary(draft / "vocab.txt")
     write_json(draft / "tokenizer_config.json", {
         "tokenizer_class": "BertTokenizer", "do_lower_case": text_model.tokenizer.lowercase,
         "model_max_length": positions.max_sequence_length,

@@ -318,7 +318,7 @@ def write(text_model, draft):
     config = _config(model, tokenizer)
     (draft / "assets/tokenizer").mkdir(parents=True)
     if isinstance(model, bert_models.BertModel):
-        tokenizer.save(draft / WORD_PIECES)
+        tokenizer.save_vocabulary(draft / WORD_PIECES)
         options = dict.fromkeys(("lowercase", "strip_accents"), tokenizer.lowercase)
         tokenizer_object = _object("BertTokenizer", **options)
         backbone, task = _object("BertBackbone", **config, num_segments=2), "BertTextClassifier"

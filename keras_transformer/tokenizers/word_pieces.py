@@ -22,6 +22,8 @@ from keras_transformer.tokenizers.sentencepiece_training import check_texts
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 _SPECIAL_PIECES = [PAD, UNKNOWN, CLASS, SEPARATOR, MASK]
+# The first line of a file of `save`, where its capitals would tell the case wrong.
+_FIRST_LINES = {f"{PAD}\tcased": False, f"{PAD}\tuncased": True}
 _CONTINUES = "##"  # begins a piece that does not begin a word
 _LONGEST_WORD = 100  # characters; a longer word is unknown
 
@@ -141,10 +143,18 @@ class WordPieceTokenizer(tf.Module):
         return [self._pieces[int(token_id)] for token_id in ids]
 
     def save(self, path) -> None:
-        """Writes the vocabulary as text, one piece per line; a reader never sees half of it."""
-        lines = "".join(f"{piece}\n" for piece in self._pieces)
-        with atomic_path(path) as draft:
-            draft.write_text(lines, "utf-8", newline="\n")
+        """Writes the vocabulary as text, one piece per line; a reader never sees half of it.
+
+        Where capitals, or none, would tell the case wrong, the first line says it, too.
+        """
+        first = PAD
+        if _is_uncased(self._pieces) != self.lowercase:
+            [first] = (line for line, value in _FIRST_LINES.items() if value == self.lowercase)
+        _write_lines(path, [first, *self._pieces[1:]])
+
+    def save_vocabulary(self, path) -> None:
+        """Writes a vocab.txt for other libraries: the pieces alone, without the case."""
+        _write_lines(path, self._pieces)
 
     @classmethod
     def load(cls, path, lowercase: bool | None = None) -> "WordPieceTokenizer":
@@ -152,9 +162,22 @@ class WordPieceTokenizer(tf.Module):
         lines = pathlib.Path(path).read_bytes().decode("utf-8").split("\n")
         pieces = [line.removesuffix("\r") for line in lines]
         pieces = pieces[:-1] if pieces[-1] == "" else pieces
+        written = _FIRST_LINES.get(pieces[0]) if pieces else None
+        if written is not None:
+            pieces[0] = PAD
         if lowercase is None:
-            lowercase = all(p == p.lower() for p in pieces if p not in _SPECIAL_PIECES)
+            lowercase = _is_uncased(pieces) if written is None else written
         return cls(pieces, lowercase)
+
+
+def _is_uncased(pieces):
+    """Whether a vocabulary has no capitals."""
+    return all(piece == piece.lower() for piece in pieces if piece not in _SPECIAL_PIECES)
+
+
+def _write_lines(path, lines):
+    with atomic_path(path) as draft:
+        draft.write_text("".join(f"{line}\n" for line in lines), "utf-8", newline="\n")
 
 
 def split_words(texts, lowercase: bool = True) -> tf.RaggedTensor:

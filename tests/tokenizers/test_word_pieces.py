@@ -8,6 +8,7 @@ import string
 import pytest
 import tensorflow as tf
 
+from keras_transformer.data.token_ids import tokenizer_checksum
 from keras_transformer.tokenizers import load_tokenizer
 from keras_transformer.tokenizers.word_pieces import (
     WordPieceTokenizer,
@@ -149,7 +150,7 @@ def test_vocabulary_file_has_a_piece_a_line(ending, tmp_path):
     path.write_bytes(ending.join([*pieces, ""]).encode())
     tokenizer = WordPieceTokenizer.load(path, lowercase=False)
     assert tokenizer.pieces(range(8)) == pieces and not tokenizer.lowercase
-    tokenizer.save(tmp_path / "new" / "vocab.txt")
+    tokenizer.save_vocabulary(tmp_path / "new" / "vocab.txt")
     assert (tmp_path / "new" / "vocab.txt").read_bytes() == "\n".join([*pieces, ""]).encode()
     assert os.listdir(tmp_path / "new") == ["vocab.txt"], "and no draft stays behind"
 
@@ -162,6 +163,22 @@ def test_a_saved_vocabulary_knows_its_case(lowercase, tmp_path):
     texts = ["Otto", "otto", "\u00d6tter"]
     assert loaded.tokenize(texts).to_list() == tokenizer.tokenize(texts).to_list()
     assert loaded.lowercase == lowercase
+
+
+@pytest.mark.parametrize("pieces", [["\u1100\u1161", "\u304b\u3099", "a"], ["Otto", "otto"]])
+@pytest.mark.parametrize("lowercase", [True, False], ids=["uncased", "cased"])
+def test_a_saved_vocabulary_knows_its_case_whatever_its_letters(pieces, lowercase, tmp_path):
+    tokenizer = WordPieceTokenizer([*SPECIAL, *pieces], lowercase)
+    tokenizer.save(tmp_path / "tokenizer.model")
+    loaded = load_tokenizer(tmp_path / "tokenizer.model")
+    texts = ["\u304c", "\u304b\u3099", "\uac00", "\u1100\u1161", "Otto", "otto"]
+    assert loaded.tokenize(texts).to_list() == tokenizer.tokenize(texts).to_list()
+    assert loaded.lowercase == lowercase and loaded.vocabulary_size == len(pieces) + 5
+    other = WordPieceTokenizer([*SPECIAL, *pieces], not lowercase)
+    assert tokenizer_checksum(other) != tokenizer_checksum(tokenizer)
+    assert (
+        WordPieceTokenizer.load(tmp_path / "tokenizer.model", not lowercase).lowercase != lowercase
+    )
 
 
 def test_same_text_gives_the_same_vocabulary(tokenizer):
