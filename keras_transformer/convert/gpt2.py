@@ -17,6 +17,7 @@ from keras_transformer.convert.folder import (
 )
 from keras_transformer.convert.generation import (
     GENERATION,
+    end_ids_of,
     run_sampling,
     sampling_settings,
     written_sampling,
@@ -33,6 +34,7 @@ from keras_transformer.convert.tokenizers import load_tokenizer_of, name_in_erro
 from keras_transformer.layers.positions import PositionEmbedding
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer, usual_added
+from keras_transformer.tokenizers.control_ids import END_ID
 
 PREFIX = "transformer."
 SETTINGS = {
@@ -116,7 +118,8 @@ def read(folder: ModelFolder):
         "wpe.weight": (context, hidden_dim),
     }
     weights.check(shapes, "GPT-2")
-    tokenizer = _tokenizer(folder, size)
+    ends = end_ids_of(folder, size)
+    tokenizer = byte_pairs_of(folder, *load_tokenizer_of(folder.path), size, ends)
     model = gpt2(
         vocabulary_size=size,
         max_sequence_length=context,
@@ -125,8 +128,9 @@ def read(folder: ModelFolder):
         **dimensions,
     )
     assign(rows(model), weights, "GPT-2")
-    end = tokenizer.end_of_text_id
-    sampling = sampling_settings(folder, size, context, *([] if end is None else [end]))
+    if not ends and tokenizer.end_of_text_id is not None:
+        ends = [tokenizer.end_of_text_id]
+    sampling = sampling_settings(folder, size, context, *ends)
     return converted(model, tokenizer, sampling, dimensions)
 
 
@@ -134,17 +138,28 @@ def _without_prefix(name):
     return name.removeprefix(PREFIX)
 
 
-def _tokenizer(folder, size):
-    """The byte pairs of a folder, in the order of their ids, for a table of `size` rows."""
-    tokenizer, theirs = load_tokenizer_of(folder.path)
+def byte_pairs_of(folder, tokenizer, theirs, size, ends, kinds="byte pairs"):
+    """The byte pairs of a folder, in the order of their ids, for a table of `size` rows.
+
+    Args:
+        folder: a `ModelFolder`.
+        tokenizer, theirs: of `load_tokenizer_of`.
+        size: the number of their ids.
+        ends: their ids that end a text; the first one becomes the end.
+        kinds: the tokenizers that the model may have, in words.
+    """
     if not isinstance(tokenizer, BytePairTokenizer):
         raise ConversionError(
-            f"{folder.path} must hold byte pairs. Received: a {type(tokenizer).__name__}."
+            f"{folder.path} must hold {kinds}. Received: a {type(tokenizer).__name__}."
         )
     pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
     vocabulary = {piece: int(i) for piece, i in zip(pieces, theirs, strict=True) if i >= 0}
+    names = {index: piece for piece, index in vocabulary.items()}
+    options = {name: getattr(tokenizer, name) for name in ("words", "added", "whole_words")}
+    if ends:
+        options["end_of_text"] = names.get(ends[0], f"<|unused{ends[0] - len(names)}|>")
     with name_in_errors(folder.path):
-        return padded_byte_pairs(folder.path, vocabulary, tokenizer.merges, size)
+        return padded_byte_pairs(folder.path, vocabulary, tokenizer.merges, size, **options)
 
 
 def padded_byte_pairs(file, vocabulary, merges, size, **options):
@@ -179,14 +194,15 @@ def hugging_face_folder(text_model, draft):
         "normalize_first": (decoder.normalize_first, True),
         "scale_embedding": (bool(table.scale), False),
         "tokenizer (--tokens pieces)": (type(tokenizer), BytePairTokenizer),
+        "words of the tokenizer": (getattr(tokenizer, "words", "gpt2"), "gpt2"),
     })  # fmt: skip
     tokenizer.save_files(draft / "vocab.json", draft / "merges.txt")
     num_control_ids = max(tokenizer.vocabulary_size - table.vocabulary_size, 0)
-    end = 3 if tokenizer.end_of_text_id is None else tokenizer.end_of_text_id
+    end = tokenizer.end_of_text_id if num_control_ids else END_ID
     ids = {"bos_token_id": end, "eos_token_id": end}
     sampling = written_sampling(settings, num_control_ids, end)
     write_json(draft / GENERATION, ids | sampling)
-    name = tokenizer.pieces([end + num_control_ids])[0]
+    name = None if end is None else tokenizer.pieces([end + num_control_ids])[0]
     write_json(draft / "tokenizer_config.json", {
         "tokenizer_class": "GPT2Tokenizer", "model_max_length": positions.max_sequence_length,
         "unk_token": name, "bos_token": name, "eos_token": name,

@@ -14,7 +14,7 @@ from keras_transformer.convert.generation import (
     sampling_settings,
     written_sampling,
 )
-from keras_transformer.convert.gpt2 import padded_byte_pairs
+from keras_transformer.convert.gpt2 import byte_pairs_of
 from keras_transformer.convert.sentencepiece import after_control_ids, own_model
 from keras_transformer.convert.tables import (
     ENDINGS,
@@ -30,7 +30,6 @@ from keras_transformer.convert.tokenizers import (
     SETTINGS,
     TOKENIZER_JSON,
     load_tokenizer_of,
-    name_in_errors,
     start_of,
     tokenizer_settings,
 )
@@ -272,20 +271,8 @@ def tokenizer_of(folder, size, ends):
             )
         end = ends[0] if ends else None
         return after_control_ids(tokenizer, theirs, size, end), start
-    if not isinstance(tokenizer, BytePairTokenizer):
-        raise ConversionError(
-            f"{folder.path} must hold byte pairs or a SentencePiece model. "
-            f"Received: a {type(tokenizer).__name__}."
-        )
-    pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
-    vocabulary = {piece: int(i) for piece, i in zip(pieces, theirs, strict=True) if i >= 0}
-    names = {index: piece for piece, index in vocabulary.items()}
-    options = {name: getattr(tokenizer, name) for name in ("words", "added", "whole_words")}
-    if ends:
-        options["end_of_text"] = names.get(ends[0], f"<|unused{ends[0] - len(names)}|>")
-    with name_in_errors(folder.path):
-        arguments = folder.path, vocabulary, tokenizer.merges, size
-        return padded_byte_pairs(*arguments, **options), start
+    kinds = "byte pairs or a SentencePiece model"
+    return byte_pairs_of(folder, tokenizer, theirs, size, ends, kinds), start
 
 
 def hugging_face_folder(text_model, draft):

@@ -9,7 +9,15 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
-from keras_transformer.convert import ModelFolder, assign, generation, load_gpt2, marian
+from keras_transformer import convert
+from keras_transformer.convert import (
+    ModelFolder,
+    assign,
+    generation,
+    huggingface,
+    load_gpt2,
+    marian,
+)
 from keras_transformer.convert.tables import ConversionError, VocabularyPermutation, our_order
 from keras_transformer.decoding import TokenRules, beam_search, sample
 from keras_transformer.serving import SamplingSettings, SearchSettings
@@ -364,6 +372,26 @@ def test_the_end_of_byte_pairs_of_our_own_is_written_with_its_name_and_id(tmp_pa
     ]
     vocabulary, cutter, settings = written
     assert vocabulary[cutter["eos_token"]] == settings["eos_token_id"] == 3
+
+
+@pytest.mark.parametrize("end", ["</s>", "!", None])
+def test_a_gpt2_keeps_its_end_there_and_back(end, tmp_path):
+    FAMILIES["gpt2"](tmp_path / "ours")
+    vocabulary = json.loads((tmp_path / "ours/vocab.json").read_text("utf-8"))
+    path = tmp_path / "ours/generation_config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(settings | {"eos_token_id": vocabulary.get(end)}))
+    found = convert.load(tmp_path / "ours")
+    assert found.tokenizer.end_of_text_id == vocabulary.get(end)
+    assert found._text_model.may_end == (end is not None)
+    assert found.settings.end_ids == ()
+    huggingface.write(found, tmp_path / "again")
+    written = json.loads((tmp_path / "again" / path.name).read_text("utf-8"))
+    cutter = json.loads((tmp_path / "again/tokenizer_config.json").read_text("utf-8"))
+    assert written["eos_token_id"] == vocabulary.get(end) and cutter["eos_token"] == end
+    path.write_text(json.dumps(settings | {"eos_token_id": [3, 7]}))
+    found = convert.load(tmp_path / "ours")
+    assert (found.tokenizer.end_of_text_id, found.settings.end_ids) == (3, (11,))
 
 
 def test_the_power_grows_as_the_penalty_does_at_its_length():
