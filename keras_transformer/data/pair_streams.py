@@ -187,10 +187,15 @@ class DocumentStream(_Stream):
         if kind not in DOCUMENT_KINDS:
             raise ValueError(f"kind must be one of {DOCUMENT_KINDS}. Received: {kind!r}.")
         self.kind, self.format, self.files = kind, [column], []
-        for path in files_of(text):
-            is_folder = path.is_dir() and not is_table(path)
-            self.files += sorted(path.rglob("*.txt")) if is_folder else table_files(path)
-            self._are_whole = is_folder
+        self._are_whole = []  # for each file whether it is one document
+        paths = files_of(text)
+        folders = [path for path in paths if path.is_dir() and not is_table(path)]
+        for path in paths:
+            files = sorted(path.rglob("*.txt")) if path in folders else table_files(path)
+            self.files += files
+            self._are_whole += [path in folders] * len(files)
+        if not all(self._are_whole):  # so that what was prepared of one kind alone stays valid
+            self.format += map(str, folders)
 
     def blocks(self) -> Iterator["Block"]:
         """Yields all documents, some at a time.
@@ -199,15 +204,16 @@ class DocumentStream(_Stream):
             OSError: if a file cannot be read.
             ValueError: if a file is not UTF-8, or damaged.
         """
-        rows = ((text,) for path in self.files for text in self._documents(path))
+        files = zip(self.files, self._are_whole, strict=True)
+        rows = ((text,) for file in files for text in self._documents(*file))
         yield from _placed(_blocks_of_rows(rows), 0, self.num_bytes)
 
-    def _documents(self, path):
+    def _documents(self, path, is_whole):
         if is_table(path):
-            for [texts] in table_columns(path, *self.format):
+            for [texts] in table_columns(path, self.format[0]):
                 yield from (text + "\n" for text in texts)
         else:
-            yield from _documents_of_file(path, self._are_whole)
+            yield from _documents_of_file(path, is_whole)
 
     @staticmethod
     def as_lines(text) -> str:

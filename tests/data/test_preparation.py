@@ -468,6 +468,15 @@ def test_files_of_a_folder_are_whole_documents_and_long_ones_are_cut(tmp_path, m
         (tmp_path / "in" / name).write_text(text)
     texts = [block.columns()[0] for block in DocumentStream(tmp_path / "in").blocks()]
     assert texts == [["one", "two\n\nthree\n"]]
+    (tmp_path / "more.txt").write_text("five\n\nsix\n")
+    both = [["one", "two\n\nthree\n"], ["five\n\n", "six\n"]]
+    for order in (1, -1):
+        stream = DocumentStream([tmp_path / "in", tmp_path / "more.txt"][::order])
+        [block] = stream.blocks()
+        assert block.columns() == [[text for part in both[::order] for text in part]]
+        assert stream.format == ["text", str(tmp_path / "in")]
+    for alone in ("in", "more.txt"):
+        assert DocumentStream(tmp_path / alone).format == ["text"]
     monkeypatch.setattr(pair_streams, "_BYTES_OF_DOCUMENT", 7)
     (tmp_path / "long.txt").write_text("12345\n12345\n12\n\n1\n")
     [block] = DocumentStream(tmp_path / "long.txt").blocks()
