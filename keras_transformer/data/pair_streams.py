@@ -220,6 +220,11 @@ class DocumentStream(_Stream):
         """What is written of a document to a file of documents."""
         return text.rstrip("\r\n") + "\n\n"
 
+    def held_out_lines(self, rows):
+        if self.kind != "language_model":  # otherwise the file is read as one text
+            rows = [(_without_empty_lines(text),) for (text,) in rows]
+        return super().held_out_lines(rows)
+
 
 class LabelledStream(_Stream):
     """Texts and their labels of one or more files, in blocks; reads them again each time.
@@ -288,6 +293,12 @@ class LabelledStream(_Stream):
 
     def held_out_lines(self, rows):
         yield self.held_out[0], [f"{_one_line(text)}\t{labels}\n" for text, labels in rows]
+
+
+def _without_empty_lines(text):
+    """A text that `read_documents` does not cut."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return "\n".join(filter(None, lines))
 
 
 def _one_line(text):

@@ -24,7 +24,7 @@ from keras_transformer.data import (
     tokenize,
 )
 from keras_transformer.data.preparation import HELD_OUT
-from keras_transformer.tokenizers import SymbolTokenizer, train_sentencepiece
+from keras_transformer.tokenizers import SymbolTokenizer, WordPieceTokenizer, train_sentencepiece
 
 from . import dying_work
 
@@ -449,6 +449,24 @@ def test_documents_are_held_out_with_empty_lines_between_them(tmp_path):
     assert len(held_out) == 2 and {text.strip() for text in held_out} < set(different)
     counts = folder.manifest["counts"]
     assert (counts["rows"], counts["duplicates"], folder.manifest["sample"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("kind", ["language_model", "documents", "pretraining"])
+def test_documents_with_empty_lines_are_held_out_whole(kind, tmp_path):
+    texts = [f"{name}\n\nof\r\n\r\n\r\rtwo\n \nlines\n\n" for name in "abc"]
+    (tmp_path / "in").mkdir()
+    for name, text in zip("abc", texts, strict=True):
+        (tmp_path / "in" / f"{name}.txt").write_bytes(text.encode())
+    stream = DocumentStream(tmp_path / "in", kind=kind)
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
+    tokenizer = tokenizer if kind == "pretraining" else SymbolTokenizer()
+    folder = prepare(tmp_path / "out", stream, tokenizer, held_out=2, processes=1)
+    if kind == "language_model":
+        written = (folder.path / "held_out.txt").read_bytes().decode()
+        assert sum(text.rstrip() in written for text in texts) == 2, "unchanged"
+    else:
+        [first, second] = read_documents(folder.path / "held_out.txt")
+        assert first[1:].strip() == second[1:].strip() == "of\ntwo\n \nlines"
 
 
 def test_sentences_of_documents_are_numbered_for_pretraining(tmp_path, monkeypatch):
