@@ -47,6 +47,9 @@ class _Stream:
         """About how many bytes of text there are."""
         return sum(map(bytes_of_text, self.files))
 
+    def check_held_out(self):
+        """Raises ValueError if what is held out could not be read back."""
+
     def held_out_lines(self, rows):
         """The name of each file of what is held out, and its lines."""
         for name, texts in zip(self.held_out, zip(*rows, strict=True), strict=True):
@@ -290,6 +293,15 @@ class LabelledStream(_Stream):
                 yield from labelled_lines(path, self.names)
             else:
                 yield from labelled_rows(path, *self._columns, self.names)
+
+    def check_held_out(self):
+        wrong = [name for name in self.names if name != name.strip() or set(name) & set(",\t\r\n")]
+        if wrong or "" in self.names:
+            raise ValueError(
+                "Labels must not be empty or hold a comma, a tab, a line break or outer spaces if "
+                "texts are held out: a file of columns separates several labels by commas. Rename "
+                f"them. Received: {wrong[:5] or ['']}."
+            )
 
     def held_out_lines(self, rows):
         yield self.held_out[0], [f"{_one_line(text)}\t{labels}\n" for text, labels in rows]

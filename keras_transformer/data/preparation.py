@@ -113,6 +113,8 @@ def prepare(
         check_number("held_out", held_out, least=0, below=1, reason=" A number of pairs is an int.")
     else:
         check_integer("held_out", held_out, 0)
+    if held_out:
+        stream.check_held_out()
     for name, value in (("max_characters", max_characters), ("max_tokens", max_tokens)):
         check_integer(name, value, 0)
     sample_lines = stream.sample if sample_lines is None else sample_lines

@@ -533,6 +533,20 @@ def test_labelled_texts_have_a_matrix_of_labels(tmp_path, monkeypatch):
     assert folder.columns["text"].take([0, 1]).to_list() == ids
 
 
+@pytest.mark.parametrize("label", ["food, drink", " bad", "bad ", "a\tb", "a\nb", ""])
+def test_labels_that_a_file_of_columns_cannot_hold_are_not_held_out(label, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"text": ["a cat", "a dog", "a rat"], "label": [label, "good", label]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "text.parquet")
+    stream = LabelledStream(table=tmp_path / "text.parquet")
+    with pytest.raises(ValueError, match="Labels must not be empty or hold a comma"):
+        prepare(tmp_path / "out", stream, SymbolTokenizer(), held_out=1, processes=1)
+    folder = prepare(tmp_path / "out", stream, SymbolTokenizer(), processes=1)
+    assert folder.manifest["names"] == sorted([label, "good"]), "without, they are kept"
+
+
 def test_labels_come_from_folders_and_tables_and_may_be_numbers(tmp_path):
     for name, text in (("bad/a.txt", "a cat"), ("good/b.txt", "a dog"), ("bad/c.txt", "a rat")):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
