@@ -323,8 +323,9 @@ class Translator(ServedModel):
         Bytes that are not UTF-8 count as U+FFFD. `score` and `length` are those of a `Hypothesis`.
         """
         source_ids, truncated, is_empty = self._source(text)
-        limits, prefix = self._limits(source_ids, is_empty), None
-        if getattr(self.target_tokenizer, "language", None) is not None:
+        has_language = getattr(self.target_tokenizer, "language", None) is not None
+        limits, prefix = self._limits(source_ids, is_empty, int(has_language)), None
+        if has_language:
             empty = tf.fill([tf.shape(source_ids)[0]], "")
             prefix = self.target_tokenizer.tokenize(empty).to_tensor(PAD_ID)
         best = self._search(source_ids, limits, 1, prefix)
@@ -425,12 +426,17 @@ class Translator(ServedModel):
         ids = tf.concat([ids[:, :room], ends], axis=1).to_tensor(PAD_ID)
         return ids, is_cut | (lengths > room), is_empty
 
-    def _limits(self, source_ids, is_empty):
-        """The length limit of each translation: about twice its source, or Hugging Face's."""
+    def _limits(self, source_ids, is_empty, given=0):
+        """The length limit of each translation: about twice its source, or Hugging Face's.
+
+        `given` is the number of tokens that come before the first new one, and count.
+        """
         longest = self.settings.max_target_length
         if self.settings.as_hugging_face:
             return tf.where(is_empty, 1, longest)
-        limits = tf.maximum(2 * _lengths(source_ids) + EXTRA, self.settings.token_rules.min_length)
+        rules = self.settings.token_rules
+        least = rules.min_new_tokens and rules.min_new_tokens + given + 1  # with the end
+        limits = tf.maximum(2 * _lengths(source_ids) + EXTRA, max(rules.min_length, least))
         limits = tf.minimum(limits, longest)
         return tf.where(is_empty, 1, limits)
 

@@ -2,9 +2,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.decoding import TokenRules
 from keras_transformer.models import translation
 from keras_transformer.serving import SearchSettings, Translator
+from keras_transformer.tokenizers import SentencePieceTokenizer
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
+from keras_transformer.tokenizers.sentencepiece_format import Model, PieceType
 
 from .conftest import SENTENCES, SETTINGS, SMALL
 
@@ -70,6 +73,22 @@ def test_no_text_is_longer_than_the_learned_positions(tokenizer):
             translator.score(*(["a", text] for text in pair))
         with pytest.raises(ValueError, match=rf"{most}\d+ tokens of {which} 0\."):
             translator.attention(*pair)
+
+
+@pytest.mark.parametrize("language", [None, "xx"])
+def test_a_minimum_of_new_tokens_is_beyond_the_usual_limit(language, model, tokenizer):
+    pieces, target = Model.FromString(tokenizer.model), tokenizer
+    if language is not None:
+        pieces.pieces[-1].piece, pieces.pieces[-1].type = language, PieceType.CONTROL
+        target = SentencePieceTokenizer(pieces.SerializeToString(), language)
+    rules = TokenRules(min_new_tokens=23)
+    settings = SearchSettings(1, 1, max_target_length=50, token_rules=rules)
+    translator = Translator(model, tokenizer, target, settings)
+    given = int(language is not None)
+    assert ask(translator, "serving_default", text=["a"])["length"] >= given + 24
+    for prefix in ("", "A dog"):
+        given = len(target.tokenize([prefix]).to_list()[0])
+        assert nbest(translator, ["a"], [prefix])["length"][0, 0] >= given + 24
 
 
 def test_a_text_alone_is_translated_as_in_a_batch(translator):
