@@ -323,7 +323,7 @@ class Generator(ServedModel):
         has_ended = is_end | (length >= new)
         outputs = {
             "continuation": self.tokenizer.detokenize(ids[:, kept[0] :]),
-            "length": tf.where(has_ended, new, length),
+            "length": length,
             "truncated": state["truncated"],
         }
         return outputs, {**state, "token_ids": ids, "cache": cache, "goes_on": ~has_ended}
@@ -390,9 +390,10 @@ class Generator(ServedModel):
         written = drawn.token_ids[:, 0]  # the rest of the prompt, the continuation
         columns = tf.range(1, tf.shape(written)[1] + 1)
         is_new = (columns >= ends[:, None]) & (columns < (ends + new)[:, None])
+        ids = tf.where(is_new, written, PAD_ID)
         return {
-            "continuation": self.tokenizer.detokenize(tf.where(is_new, written, PAD_ID)),
-            "length": new,
+            "continuation": self.tokenizer.detokenize(ids),
+            "length": tf.math.count_nonzero(ids, axis=1, dtype=tf.int32),  # with the end
             "truncated": is_cut,
         }
 

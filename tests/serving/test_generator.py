@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import subprocess
@@ -189,6 +190,28 @@ def test_an_export_draws_a_continuation_token_by_token(generator):
         assert lengths == list(range(1, int(expected["length"][0]) + 1))
         for name, value in expected.items():
             assert found[name] == value, name
+
+
+def test_the_length_of_a_continuation_counts_what_was_drawn_with_its_end(model):
+    rows = [SymbolTokenizer().tokenize([text]).to_list()[0] for text in ("to be", "or")]
+    for row in rows:
+        for _ in range(6):
+            row.append(4 + int(array(model(np.array([row])))[0, -1, 4:].argmax()))
+    drawn = rows[0][5:], rows[1][2:8]
+    end = drawn[0][2]
+    settings = dataclasses.replace(SETTINGS, end_ids=(end,))
+    generator = Generator(model, SymbolTokenizer(), settings)
+    expected = [([*ids, end].index(end) + 1) if end in ids else 6 for ids in drawn]
+    answer = greedy(generator, ["to be", "or"], [6, 6])
+    assert expected[0] < 6 and answer["length"].tolist() == expected
+    module = generator.saved_module()
+    numbers = [[6], [0.0], [0], [1.0], [0]]  # as of `greedy`
+    state = module.start_stream(tf.constant(["to be"]), *map(tf.constant, numbers))
+    lengths = []
+    while state["goes_on"]:
+        found, state = module.continue_stream(state)
+        lengths += found["length"].numpy().tolist()
+    assert lengths == list(range(1, expected[0] + 1)), "a stream counts on to the same number"
 
 
 def test_requests_of_unequal_rows_are_refused(generator):
