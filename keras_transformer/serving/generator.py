@@ -547,8 +547,8 @@ class Generator(ServedModel):
             text = text_of(before + pending)[len(text_of(before)) :]
             if not text.endswith("\ufffd"):
                 yield text
-                # What follows a token without text, such as a start, follows the text before it.
-                before, pending = pending if text else before, []
+                # What follows a token of no text, or of spaces, follows the text before it, too.
+                before, pending = (pending if text.strip() else before + pending), []
             elif len(pending) == MAX_CHARACTER_BYTES:  # the first byte starts no character
                 yield text_of(pending[:1])
                 before, pending = [], pending[1:]

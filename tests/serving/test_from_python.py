@@ -198,6 +198,19 @@ def test_a_stream_keeps_the_spaces_between_words():
     assert "".join(write.stream(prompt, len(ids) - 1)) == text and text.endswith("dog runs")
 
 
+def test_a_stream_keeps_every_space():
+    tokenizer = kt.tokenizers.train_sentencepiece(["a dog runs", "ten dogs"], 280)
+    model = kt.language_model(tokenizer.vocabulary_size, **SMALL)
+    write = Generator(model, tokenizer, SamplingSettings(17, 5, empty_prompt="a"))
+    names = tokenizer.pieces(range(tokenizer.vocabulary_size))
+    some = [names.index(name) for name in ("\u2581", "\u2581a", "a", "o", "</s>", "<0x0A>")]
+    draw = np.random.default_rng(3)
+    for length in (2, 4, 4, 7, 7, 11, 11, 16, 16):
+        ids = draw.choice(some, length, p=[0.4, 0.2, 0.1, 0.1, 0.1, 0.1]).tolist()
+        whole = tokenizer.detokenize([ids]).numpy()[0].decode()
+        assert "".join(write._pieces(ids)) == whole, [names[i] for i in ids]
+
+
 def test_an_empty_prompt_is_replaced_where_the_tokenizer_leaves_nothing_of_it():
     tokenizer = kt.tokenizers.train_sentencepiece(["a dog runs", "ten dogs"], 280)
     model = kt.language_model(tokenizer.vocabulary_size, **SMALL)
