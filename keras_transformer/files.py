@@ -81,7 +81,7 @@ def atomic_path(path):
                 _fill(target, draft)
             else:
                 draft.replace(target)
-                _flush(place)  # makes the new name durable
+                flush(place)  # makes the new name durable
     finally:
         _remove(draft)  # it may be what fills the disk
 
@@ -110,7 +110,7 @@ def complete(folder):
         for entry in sorted(moving.iterdir(), key=lambda entry: entry.name == "config.json"):
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 entry.replace(moving.parent / entry.name)
-        _flush(moving.parent)
+        flush(moving.parent)
         moving.rmdir()
 
 
@@ -265,12 +265,13 @@ def flush_all(path):
     """Waits until a file, or a folder with all its content, is on disk."""
     for folder, _, names in os.walk(path):
         for name in (*names, "."):
-            _flush(os.path.join(folder, name))
+            flush(os.path.join(folder, name))
     if path.is_file():
-        _flush(path)
+        flush(path)
 
 
-def _flush(path):
+def flush(path):
+    """Waits until a file, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

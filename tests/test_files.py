@@ -219,8 +219,8 @@ def test_a_place_that_cannot_be_written_is_named_before_any_work(tmp_path, monke
 
 def test_everything_is_on_disk_before_the_rename(tmp_path, monkeypatch):
     calls = []
-    flush, replace = files._flush, files.pathlib.Path.replace
-    monkeypatch.setattr(files, "_flush", lambda path: calls.append(str(path)) or flush(path))
+    flush, replace = files.flush, files.pathlib.Path.replace
+    monkeypatch.setattr(files, "flush", lambda path: calls.append(str(path)) or flush(path))
     monkeypatch.setattr(
         files.pathlib.Path, "replace", lambda *paths: calls.append("named") or replace(*paths)
     )

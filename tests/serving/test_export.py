@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer import files
 from keras_transformer.serving import Translator
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.serving.publishing.export import (
@@ -17,6 +18,7 @@ from keras_transformer.serving.publishing.export import (
 )
 
 from .conftest import SENTENCES, SETTINGS
+from .exporting import Echo
 from .test_warmup import read_log
 
 pytestmark = pytest.mark.slow
@@ -126,6 +128,25 @@ def test_versions_count_up_and_are_never_replaced(tmp_path):
         assert (target / version / "saved_model.pb").read_text() == version
     (tmp_path / "empty").mkdir()
     assert _publish(draft("1"), tmp_path / "empty") == str(tmp_path / "empty" / "1")
+
+
+def test_an_export_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    module = importlib.import_module("keras_transformer.serving.publishing.export")
+    calls, flush, rename = [], files.flush, os.rename
+    for place in (files, module):
+        monkeypatch.setattr(place, "flush", lambda path: calls.append(str(path)) or flush(path))
+    monkeypatch.setattr(module, "validate", lambda draft, *_: calls.append(str(draft)))
+    monkeypatch.setattr(os, "rename", lambda *paths: rename(*paths) or calls.append("named"))
+    for version in "12":
+        calls.clear()
+        assert Echo().export(tmp_path, "echo").endswith(f"echo/{version}")
+        draft, before = calls[0], calls[: calls.index("named")]
+        published = tmp_path / "echo" / version
+        for file in published.rglob("*"):
+            path = os.path.join(draft, file.relative_to(published))
+            assert {path, f"{path}/."} & set(before), "each file and each folder"
+        assert {f"{draft}/.", f"{os.path.dirname(draft)}/."} <= set(before)
+        assert set(calls[calls.index("named") + 1 :]) == {str(tmp_path), str(tmp_path / "echo")}
 
 
 def test_a_failed_check_publishes_nothing_and_gives_the_reason(tokenizer, tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from filelock import FileLock, Timeout
 
+from keras_transformer.files import flush, flush_all
 from keras_transformer.serving.publishing.checks import (
     check_answers,
     check_graph,
@@ -76,7 +77,10 @@ def export(served, directory, name, examples, timeout):
             write_warm_up(draft, name, served.warm_up_requests(texts))
             pathlib.Path(draft, BATCHING_FILE).write_text(BATCHING)
             validate(draft, served, texts, timeout)
+            flush_all(pathlib.Path(draft).parent)
             version = os.path.basename(_publish(draft, target))
+            for renamed_in in {target, place}:
+                flush(renamed_in)
             return os.path.join(directory, name, version)
     except RuntimeError as error:
         raise RuntimeError(f"{name} was not published. {error}") from error
