@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import pathlib
 import re
 import threading
@@ -78,7 +79,11 @@ class Models:
         }  # fmt: skip
 
     def update(self):
-        """Loads new versions in the folder and drops removed ones."""
+        """Loads new versions in the folder and drops removed ones.
+
+        Raises:
+            OSError: if the folder cannot be read; then nothing changes.
+        """
         self._free()
         found = self._found()
         for name in found.keys() | self._served.keys():
@@ -123,7 +128,8 @@ class Models:
         self._leaving = held
 
     def _found(self):
-        """{name: {version: path}} of the SavedModels in the folder."""
+        """{name: {version: path}} of the SavedModels in the folder; OSError if it is gone."""
+        os.scandir(self.folder).close()  # `glob` would find nothing in a folder that is missing
         found = {}
         for file in self.folder.glob("*/*/saved_model.pb"):
             name, version = file.parent.parent.name, file.parent.name

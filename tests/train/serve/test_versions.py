@@ -73,6 +73,18 @@ def test_the_highest_version_answers_and_the_one_before_is_freed(folder, no_chan
     assert weight() is None
 
 
+def test_models_answer_while_the_folder_is_gone(folder):
+    models = Models(folder)
+    folder.rename(folder.parent / "elsewhere")
+    with pytest.raises(FileNotFoundError):
+        models.update()
+    assert product(models) == [10.0, 15.0] and states(models) == [("1", "AVAILABLE")]
+    (folder.parent / "elsewhere").rename(folder)
+    publish(folder, "2", 7.0)
+    models.update()
+    assert product(models) == [14.0, 21.0]
+
+
 def test_several_versions_answer_where_asked_for(folder):
     publish(folder, "2", 7.0)
     publish(folder, "3", 11.0)
