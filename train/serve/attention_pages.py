@@ -7,6 +7,7 @@ import pathlib
 import threading
 import weakref
 
+import numpy as np
 import tensorflow as tf
 
 from keras_transformer.serving import Translator
@@ -70,6 +71,7 @@ class AttentionPages:
                     f"Attention is shown of texts of at most {MOST_TOKENS} tokens. "
                     f"Received: {count} tokens."
                 )
+        check_tokens(model, served, texts[0])
         return model.attention(*texts).page()
 
 
@@ -91,3 +93,23 @@ def with_weights(model, served):
         value = tf.transpose(exported) if id(ours) in turned else exported
         ours.assign(tf.cast(value, ours.dtype))
     return model
+
+
+def check_tokens(model, served, text):
+    """Raises ValueError unless a model has the tokens of a `SavedModel`.
+
+    These are the tokens of the text, and the text of each of its tokens, or a translation's.
+    """
+    requests = {"tokenize": {"text": np.array([text], object)}}
+    if "detokenize" in model.signatures:
+        ids = np.arange(model.target_tokenizer.vocabulary_size, dtype=np.int32)
+        requests["detokenize"] = {"token_ids": ids[:, None], "length": np.ones_like(ids)}
+    for signature, inputs in requests.items():
+        tensors = {name: tf.constant(array) for name, array in inputs.items()}
+        ours, theirs = model.signatures[signature](**tensors), served.run(signature, inputs)
+        name = "token_ids" if signature == "tokenize" else "text"
+        if not np.array_equal(ours[name].numpy(), theirs[name]):
+            raise ValueError(
+                f"The run {served.name} has another tokenizer than the model served: it was "
+                "trained again after the export. Export it again."
+            )

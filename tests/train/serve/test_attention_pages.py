@@ -1,5 +1,6 @@
 """The attention that a server shows, of the weights that were exported from a run."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -7,10 +8,13 @@ import shutil
 import pytest
 
 from keras_transformer.serving import RunFolder, Translator
+from keras_transformer.tokenizers import train_byte_pairs, train_sentencepiece
 from tests.serving.conftest import SENTENCES
-from train.convert import text_model_of
+from train.convert import save_run, text_model_of
 from train.serve.attention_pages import AttentionPages
 from train.serve.saved_model import SavedModel
+
+from .conftest import small_models
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +56,18 @@ def test_a_run_with_another_model_is_told(runs, folder):
     served.weights = served.weights[1:]
     with pytest.raises(ValueError, match=r"run tiny has other weights .* Export it again\."):
         AttentionPages(runs).page(served, body_of("A dog runs."))
+
+
+@pytest.mark.parametrize("name", ["tiny", "mood", "writer"])
+def test_a_run_with_another_tokenizer_of_the_same_size_is_told(name, runs, folder, tmp_path):
+    served = SavedModel(name, 1, folder / name / "1")
+    assert AttentionPages(runs).page(served, body_of("A dog runs."))
+    trained, train = small_models()[name], train_sentencepiece
+    train = train_byte_pairs if name == "writer" else train
+    other = train([*SENTENCES, "The dog runs again."], trained.tokenizer.vocabulary_size)
+    save_run(dataclasses.replace(trained, tokenizer=other), tmp_path / name)
+    with pytest.raises(ValueError, match=rf"run {name} has another tokenizer .* Export it again"):
+        AttentionPages(tmp_path).page(served, body_of("A dog runs."))
 
 
 def test_the_page_of_a_translation_opens_on_its_cross_attention(runs, folder):
