@@ -9,9 +9,16 @@ import pathlib
 import shutil
 import zlib
 
+import filelock
 import numpy as np
 
-from keras_transformer.files import NotWritten, atomic_path, check_free, read_json
+from keras_transformer.files import (
+    NotWritten,
+    atomic_path,
+    check_free,
+    named_if_not_written,
+    read_json,
+)
 
 FORMAT = 2
 PLAN = "plan.json"
@@ -48,8 +55,19 @@ def plan_arrays(make, folder=None, settings=None):
     settings = json.loads(json.dumps({"format": FORMAT, **settings()}))
     if kept := _kept(folder, settings):
         return kept
-    if (folder / PLAN).exists():
-        shutil.rmtree(folder)
+    if not (folder / PLAN).exists():
+        return _written(folder, settings, make)
+    # Of several processes one replaces the plan; the others wait for it.
+    with named_if_not_written(folder), filelock.FileLock(folder.parent / f".{folder.name}.lock"):
+        if kept := _kept(folder, settings):
+            return kept
+        if (folder / PLAN).exists():
+            shutil.rmtree(folder)
+        return _written(folder, settings, make)
+
+
+def _written(folder, settings, make):
+    """Makes the arrays, and returns what `plan_arrays` does."""
     check_free(folder, "Choose another folder for the plan.")
     arrays = {}
     try:

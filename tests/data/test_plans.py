@@ -1,6 +1,7 @@
 """Plans of batches: the cuts of a plain loop, and arrays in a folder that processes share."""
 
 import functools
+import multiprocessing
 
 import keras
 import numpy as np
@@ -20,6 +21,7 @@ from keras_transformer.data import (
     batch_plans,
     labelled_batches,
     packed_documents,
+    plan_arrays,
     pretraining_batches,
     token_ids,
 )
@@ -221,6 +223,45 @@ def test_windows_begin_anywhere_in_a_text_of_more_tokens_than_an_int32_holds():
     starts = np.concatenate([windows._starts(step) for step in range(4)]) / 2**33
     assert abs(starts.mean() - 0.5) < 0.02 and starts.max() > 0.99
     assert next(iter(windows.dataset()))[0].shape == (1000, 7)
+
+
+def _plan_of(folder, number, all_have_read=None):
+    """The numbers of a plan; it is replaced after all processes have read the one before."""
+    kept = plan_arrays._kept
+
+    def read_together(*arguments):
+        found = kept(*arguments)
+        if found is None and not read_together.calls:
+            all_have_read.wait(60)
+        read_together.calls += 1
+        return found
+
+    read_together.calls = 0
+    if all_have_read is not None:
+        plan_arrays._kept = read_together  # of a process of its own
+
+    def make(new):
+        for name in range(99):
+            new(f"array{name}", (3,), np.int32)[:] = number
+        return {"number": number}
+
+    facts, arrays = plan_arrays.plan_arrays(make, folder, lambda: {"number": number})
+    assert facts == {"number": number}
+    assert all(array.tolist() == [number] * 3 for array in arrays.values()) and len(arrays) == 99
+
+
+def test_processes_replace_a_plan_of_other_settings_together(tmp_path):
+    processes, _ = multiprocessing.get_context("fork"), _plan_of(tmp_path / "plan", 0)
+    for number in (1, 2, 3):
+        barrier = processes.Barrier(5)
+        arguments = (tmp_path / "plan", number, barrier)
+        several = [processes.Process(target=_plan_of, args=arguments) for _ in range(5)]
+        for process in several:
+            process.start()
+        for process in several:
+            process.join()
+        assert [process.exitcode for process in several] == [0] * 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".plan.lock", "plan"]
 
 
 def test_a_folder_of_something_else_is_kept(tmp_path):
