@@ -9,6 +9,8 @@ import itertools
 
 import numpy as np
 
+from keras_transformer.arguments import check_integer
+
 # In order of use; distinguishable with any colour vision.
 LINE_COLORS = ("#2f6fb5", "#d9772b", "#2a9d8f", "#8a5fb0", "#b5485d", "#6b6b6b")
 INK = "#333333"
@@ -108,32 +110,39 @@ def schedule(steps, learning_rates, title="Learning-rate schedule"):
     return figure
 
 
-def learning_curves(history, title="Learning curves", loss_unit="nats per token"):
+def learning_curves(
+    history, title="Learning curves", loss_unit="nats per token", validation_freq=None
+):
     """Draws loss and metrics over epochs, training and validation together.
 
     Each metric has a panel, three to a row; `val_loss` is drawn in the panel of `loss`. A
-    validation curve with fewer points was measured every few epochs (`validation_freq` of `fit`)
-    and is drawn at those epochs. NaN stands for an epoch without a measurement, which the line
-    skips. Perplexity has a logarithmic axis.
+    validation curve with fewer points was measured every few epochs and is drawn at those. NaN
+    stands for an epoch without a measurement, which the line skips. Perplexity has a logarithmic
+    axis.
 
     Args:
         history: {metric: value after each epoch}, such as `model.fit(...).history`; names that
             begin with `val_` belong to the validation set.
         title: a line above the figure, or None.
         loss_unit: unit of the loss, written on its axis.
+        validation_freq: that of `fit`, every how many epochs the validation set was measured; None
+            if the numbers of points tell it.
 
     Returns:
         A `matplotlib.figure.Figure` with one panel per metric, in the order of `history`.
 
     Raises:
         ValueError: if the history is empty, a curve has no points, or a validation curve has more
-            points than the training curve.
+            points than the training curve, or another number than `validation_freq` gives, or one
+            that does not tell it.
 
     Examples:
         >>> figure = learning_curves({"loss": [3.0, 2.0], "val_loss": [3.5, 2.9]})
         >>> [line.get_label() for line in figure.axes[0].lines]
         ['training', 'validation']
     """
+    if validation_freq is not None:
+        check_integer("validation_freq", validation_freq, 1)
     metrics = list(dict.fromkeys(name.removeprefix("val_") for name in history))
     if not metrics:
         raise ValueError("history must hold at least one metric, e.g. 'loss'. Received: none.")
@@ -143,12 +152,15 @@ def learning_curves(history, title="Learning curves", loss_unit="nats per token"
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(metrics) :]:
         axes.remove()
+    trained = max([len(history[name]) for name in metrics if name in history], default=0)
     for axes, metric in zip(grid.flat, metrics, strict=False):
         curves = {"training": history.get(metric), "validation": history.get(f"val_{metric}")}
         curves = {label: values for label, values in curves.items() if values is not None}
-        num_epochs = max(len(values) for values in curves.values())
+        num_epochs = len(curves.get("training", ())) or trained
+        num_epochs = num_epochs or len(curves.get("validation", ())) * (validation_freq or 1)
         for label, values in curves.items():
-            epochs = _epochs_of(metric, label, len(values), len(next(iter(curves.values()))))
+            every = 1 if label == "training" else validation_freq
+            epochs = _epochs_of(metric, label, len(values), num_epochs, every)
             measured = np.isfinite(values)
             color = LINE_COLORS[label == "validation"]
             # A line through a single epoch would be invisible without a marker.
@@ -164,15 +176,23 @@ def learning_curves(history, title="Learning curves", loss_unit="nats per token"
     return figure
 
 
-def _epochs_of(metric, label, num_points, num_epochs):
+def _epochs_of(metric, label, num_points, num_epochs, every):
     if not 0 < num_points <= num_epochs:
         raise ValueError(
             "A curve needs at least one point, and a validation curve no more points than the "
             f"training curve. Received: {metric!r}, {label}, with {num_points} points; "
             f"training with {num_epochs}."
         )
-    interval = num_epochs // num_points
-    return interval * np.arange(1, num_points + 1)
+    intervals = [n for n in range(1, num_epochs + 1) if num_epochs // n == num_points]
+    if every is not None:
+        intervals = [n for n in intervals if n == every]
+    if len(intervals) != 1:
+        raise ValueError(
+            "Fewer points than epochs must be those of one validation_freq, which is needed where "
+            f"several give as many. Received: {metric!r}, {label}, with {num_points} points in "
+            f"{num_epochs} epochs; validation_freq={every}."
+        )
+    return intervals[0] * np.arange(1, num_points + 1)
 
 
 def _neighbour_distances(table):

@@ -213,6 +213,27 @@ def test_a_validation_every_few_epochs_is_drawn_at_those_epochs():
     np.testing.assert_array_equal(validation.get_xdata(), [2, 4, 6])
 
 
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("num_epochs", [1, 2, 3, 5, 7, 11])
+def test_a_validation_is_drawn_at_its_epochs_or_its_interval_is_asked_for(num_epochs, every):
+    measured = [epoch for epoch in range(1, num_epochs + 1) if epoch % every == 0]
+    if not measured:
+        return
+    history = {"loss": [1.0] * num_epochs, "val_loss": [2.0] * len(measured)}
+    history["val_bleu"] = history["val_loss"]
+    draws = [lambda: figures.learning_curves(history, validation_freq=every)]
+    if [num_epochs // n for n in range(1, num_epochs + 1)].count(len(measured)) == 1:
+        draws.append(lambda: figures.learning_curves(history))
+    else:
+        with pytest.raises(ValueError, match=rf"one validation_freq.*in {num_epochs} epochs"):
+            figures.learning_curves(history)
+    for draw in draws:
+        for axes in draw().axes:
+            np.testing.assert_array_equal(axes.lines[-1].get_xdata(), measured)
+    with pytest.raises(ValueError, match="one validation_freq"):
+        figures.learning_curves(history, validation_freq=num_epochs + 1)
+
+
 def test_a_metric_of_the_validation_alone_has_its_panel():
     axes = figures.learning_curves({"loss": [2.0, 1.0], "val_bleu": [31.0, 37.0]}).axes
     assert [panel.get_ylabel() for panel in axes] == ["loss, nats per token", "bleu"]
