@@ -82,7 +82,7 @@ def first_of(places):
 
 
 def arriving_lines(stream):
-    """Yields lists of the lines that have arrived on a binary stream, without line feeds.
+    """Yields lists of the lines that have arrived on a binary stream, without "\\n" or "\\r\\n".
 
     Waits only while there are none. The lists are short at first, so that answers come soon, and
     grow, so that lines of similar lengths can be answered together. Only a line feed ends a line.
@@ -90,8 +90,9 @@ def arriving_lines(stream):
     most, rest = FEWEST, b""
     while some := stream.read1(LARGEST_READ):
         *lines, rest = (rest + some).split(b"\n")
+        lines = [line.removesuffix(b"\r") for line in lines]
         while lines:
             yield lines[:most]
             lines, most = lines[most:], min(2 * most, MOST)
     if rest:
-        yield [rest]
+        yield [rest.removesuffix(b"\r")]
