@@ -52,9 +52,14 @@ def main(arguments=None):
         options = ServeOptions(**given_in(flags))
         folder = check_folder(flags.folder)
         check_port(options.host, options.port)
-        if "RAY_ADDRESS" not in os.environ:
+        if is_own_cluster():
             check_port("", options.metrics_port)
         run(folder, options, flags.imports)
+
+
+def is_own_cluster():
+    """Whether this command starts a cluster, of this machine alone, instead of joining one."""
+    return os.environ.get("RAY_ADDRESS") in (None, "", "local")
 
 
 def check_folder(folder):
@@ -104,7 +109,7 @@ def start_reaper():
 
 def run(folder, options, imports):
     """Serves until SIGINT or SIGTERM; every replica imports the modules with these names."""
-    if "RAY_ADDRESS" not in os.environ:
+    if is_own_cluster():
         # Ray reads this when it is imported: it keeps a cluster of one machine on 127.0.0.1.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     try:
@@ -124,11 +129,11 @@ def run(folder, options, imports):
     # Ray has a public name for this port only in `ray start`; the metrics test guards it.
     own = {"include_dashboard": False, "_metrics_export_port": options.metrics_port}
     # "local": without an address Ray joins whatever cluster was started last on this machine.
-    own = {} if "RAY_ADDRESS" in os.environ else {"address": "local", **own}
+    own = {"address": "local", **own} if is_own_cluster() else {}
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray.init(log_to_driver=False, logging_level="warning", **own)
     signal.signal(signal.SIGTERM, stop)  # after Ray has set its own handler
-    reaper = None
+    reaper, is_deployed = None, False
     try:
         reaper = start_reaper() if own else None
         quiet = {"log_level": "WARNING", "enable_access_log": False}
@@ -140,6 +145,7 @@ def run(folder, options, imports):
         # Not one core each: Ray would wait forever if there were more replicas than cores.
         resources = {"num_cpus": 0, "num_gpus": options.gpus_per_replica}
         server = Server.options(num_replicas=options.replicas, ray_actor_options=resources)
+        is_deployed = True  # at least begun
         serve.run(
             server.bind(
                 folder,
@@ -158,7 +164,10 @@ def run(folder, options, imports):
     finally:
         if reaper:
             reaper.kill()
-        serve.shutdown()
+        if own:
+            serve.shutdown()
+        elif is_deployed:  # a shutdown would delete everybody's applications
+            serve.delete("models")
         ray.shutdown()
 
 
