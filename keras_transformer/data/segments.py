@@ -16,19 +16,21 @@ def pack_segments(
 ) -> dict[str, tf.Tensor]:
     """Makes rows `[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`, and pads them.
 
-    Rows that are too long lose tokens at the end of the longer text, until they fit.
+    With byte pairs they are `<s> first </s></s> second </s>`, as of RoBERTa. Rows that are too long
+    lose tokens at the end of the longer text, until they fit.
 
-    Source: Devlin et al. 2018, section 3, figure 2 (https://arxiv.org/abs/1810.04805).
+    Source: Devlin et al. 2018, section 3, figure 2 (https://arxiv.org/abs/1810.04805); of RoBERTa's
+    pairs, its released tokenizer.
 
     Args:
-        tokenizer: defines the special ids; byte pairs start with <s> and end with </s>.
+        tokenizer: defines the special ids.
         first_ids: ids from `tokenizer.tokenize`, (batch, None).
         second_ids: likewise, as many rows; None for one text per row.
         max_length: maximum length of a row, in tokens, special ones included.
 
     Returns:
         A dictionary of `token_ids`, 0 for padding, and `segment_ids`, 1 in the second text
-        and its [SEP] and 0 elsewhere, int32 (batch, length), as long as the longest row.
+        with its [SEP] or </s> and 0 elsewhere, int32 (batch, length), as long as the longest row.
 
     Raises:
         ValueError: if max_length leaves no room for text.
@@ -41,7 +43,8 @@ def pack_segments(
         [[2, 5, 5, 3, 6, 3]]
     """
     segments = [first_ids] if second_ids is None else [first_ids, second_ids]
-    num_special = 1 + len(segments)
+    doubles = second_ids is not None and isinstance(tokenizer, BytePairTokenizer)
+    num_special = 1 + len(segments) + doubles
     if max_length <= num_special:
         raise ValueError(
             f"max_length must be more than the {num_special} special tokens of a row. "
@@ -53,6 +56,9 @@ def pack_segments(
         segments = [segments[0][:, :room]]
     else:
         segments = tensorflow_text.ShrinkLongestTrimmer(room).trim(segments)
+    if doubles:
+        ends = tf.fill([segments[1].nrows(), 1], tokenizer.separator_id)
+        segments[1] = tf.concat([ends, segments[1]], axis=1)
     token_ids, segment_ids = tensorflow_text.combine_segments(
         segments,
         start_of_sequence_id=tokenizer.class_id,

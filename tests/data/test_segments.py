@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.data.segments import pack_segments
+from keras_transformer.tokenizers import train_byte_pairs
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -31,6 +32,26 @@ def test_two_texts_are_two_segments():
         [CLASS, SEPARATOR, D, E, SEPARATOR, 0],
     ]
     assert segment_ids == [[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 0]], "each with its [SEP]"
+
+
+def test_two_texts_of_byte_pairs_are_a_pair_of_roberta():
+    pytest.importorskip("tokenizers")
+    tokenizer = train_byte_pairs(["zz zz"], 261)
+    start, end = tokenizer.pieces([2, 3])
+    texts = [tokenizer.tokenize(texts) for texts in (["ab", "", "abc"], ["c", "d", "defg"])]
+    rows = {key: ids.numpy() for key, ids in pack_segments(tokenizer, *texts, 9).items()}
+    pieces = ["".join(tokenizer.pieces(row[row > 0])) for row in rows["token_ids"]]
+    middle = end + end
+    assert (start, end) == ("<s>", "</s>")
+    assert pieces == [
+        f"{start}{first}{middle}{second}{end}"
+        for first, second in (("ab", "c"), ("", "d"), ("ab", "def"))
+    ]
+    assert rows["segment_ids"][0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0]
+    alone = pack_segments(tokenizer, texts[0])["token_ids"].numpy()
+    assert "".join(tokenizer.pieces(alone[2])) == f"{start}abc{end}"
+    with pytest.raises(ValueError, match=r"more than the 4 special tokens.*max_length=4"):
+        pack_segments(tokenizer, *texts, max_length=4)
 
 
 def test_the_longer_text_is_cut_until_both_fit():
