@@ -36,7 +36,7 @@ UNSUPPORTED = {
         ("diversity_penalty", "encoder_no_repeat_ngram_size", "penalty_alpha"), (None, 0)
     ),
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beam_groups"), (None, 1)),
-    **dict.fromkeys(("renormalize_logits", "token_healing"), (None, False)),
+    "token_healing": (None, False),
 }  # fmt: skip
 UNSUPPORTED_IN_SAMPLING = {
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_p"), (None, 0)),
@@ -52,7 +52,7 @@ HONOURED = (
     "bad_words_ids", "begin_suppress_tokens", "do_sample", "early_stopping", "eos_token_id",
     "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length",
     "max_new_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams",
-    "repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p",
+    "renormalize_logits", "repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p",
 )  # fmt: skip
 # Ids that the weights and tokenizers decide; how to compute, and what to return besides.
 IGNORED = (
@@ -102,6 +102,9 @@ def search_settings(folder, order, positions):
         rules = dataclasses.replace(rules, min_length=length, min_new_tokens=0)
     if rules.change_scores and order.repeats_start:
         rules = dataclasses.replace(rules, start_counts_as=our_id_of[order.their_id_of[START_ID]])
+    if settings.one_of("renormalize_logits", False, None, True):
+        _check_never(settings, order)
+        rules = dataclasses.replace(rules, renormalize_logits=True)
     forced = {rules.forced_bos_token_id, END_ID if rules.forces_end else None}
     if clash := forced & set(rules.suppress_tokens):
         ids = order.their_id_of[sorted(clash)].tolist()
@@ -116,6 +119,16 @@ def search_settings(folder, order, positions):
         scoring=EARLY_STOPPING[early or False],
         token_rules=rules,
     )
+
+
+def _check_never(settings, order):
+    """Raises ConversionError if they may choose, and so count, ids that our search never does."""
+    pad, start, end = order.their_id_of[[PAD_ID, START_ID, END_ID]].tolist()
+    alone = [word[0] for word in settings.values.get(WORDS) or [] if len(word) == 1]
+    suppressed = settings.values.get("suppress_tokens") or []
+    if missing := {pad, start} - {end, *alone, *suppressed}:
+        expected = f"False, or bad_words_ids must have {[[each] for each in sorted(missing)]}"
+        settings.refuse("renormalize_logits", expected, True)
 
 
 def in_language(folder, settings, tokenizer):
@@ -191,6 +204,7 @@ def sampling_settings(folder, size, context, *ends, start=None):
         values["top_p"] = settings.number("top_p", 1.0)
     elif settings.has("do_sample"):
         values["top_k"] = 1
+    settings.one_of("renormalize_logits", False, None, True)  # which draws nothing else
     rules = _token_rules(settings, our_id_of)
     try:
         return SamplingSettings(context=context, **values, token_rules=rules)

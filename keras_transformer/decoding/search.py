@@ -363,8 +363,14 @@ def constrained_log_probs(logits, sequences, position, rules):
         return None
     total = tf.reduce_logsumexp(logits, axis=2, keepdims=True)
     if logits.shape[1] == 1:
-        return apply_rules(logits, sequences, position, rules) - total
-    return apply_rules(logits - total, sequences, position, rules)
+        log_probs = apply_rules(logits, sequences, position, rules) - total
+    else:
+        log_probs = apply_rules(logits - total, sequences, position, rules)
+    if not rules.token_rules.renormalize_logits:
+        return log_probs
+    is_never = np.isin(np.arange(logits.shape[2]), rules.forbidden_ids)
+    left = tf.reduce_logsumexp(tf.where(is_never, -np.inf, log_probs), axis=2, keepdims=True)
+    return log_probs - tf.where(tf.math.is_finite(left), left, 0.0)
 
 
 def apply_rules(scores, sequences, position, rules):

@@ -20,7 +20,7 @@ class TokenRules:
 
     The penalty changes log-probabilities, and with them the scores of beam search; in greedy
     search and sampling it changes logits. The other rules take tokens away and leave the
-    log-probabilities of the rest as they are.
+    log-probabilities of the rest as they are, unless these are to be renormalised.
 
     Source: Paulus et al. 2017, section 2.5, for n-grams (https://arxiv.org/abs/1705.04304); Keskar
     et al. 2019, section 4.1, for the penalty (https://arxiv.org/abs/1909.05858).
@@ -40,6 +40,8 @@ class TokenRules:
         start_counts_as: the id that the start token counts as; None for its own.
         counts_as_end: another id that counts as the end token where it occurs, such as the own end
             of a language model behind control ids; None for none.
+        renormalize_logits: whether a beam search makes the probabilities of the tokens that are
+            left sum to 1 again. Sampling does so anyway.
 
     Raises:
         ValueError: if a rule is out of range.
@@ -60,6 +62,7 @@ class TokenRules:
     forces_end: bool = True
     start_counts_as: int | None = None
     counts_as_end: int | None = None
+    renormalize_logits: bool = False
 
     def __post_init__(self):
         for name in ("no_repeat_ngram_size", "min_length", "min_new_tokens"):
@@ -68,8 +71,9 @@ class TokenRules:
         for name in ("forced_bos_token_id", "start_counts_as", "counts_as_end"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 0)
-        if not isinstance(self.forces_end, bool):
-            raise ValueError(f"forces_end must be True or False. Received: {self.forces_end!r}.")
+        for name in ("forces_end", "renormalize_logits"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False. Received: {value!r}.")
         self._freeze("suppress_tokens", _ids("suppress_tokens", self.suppress_tokens))
         begin = _ids("begin_suppress_tokens", self.begin_suppress_tokens)
         self._freeze("begin_suppress_tokens", begin)

@@ -140,6 +140,7 @@ def drawn_settings(family, seed):
             del all_of_them[name]
     chosen = draw.choice(sorted(all_of_them), draw.integers(1, 4), replace=False).tolist()
     settings = {name: all_of_them[name] for name in chosen}
+    settings["renormalize_logits"] = bool(seed % 2)
     if family == "gpt2":
         settings.pop("no_forced_end", None)
         return {"do_sample": False, "max_new_tokens": 20, "eos_token_id": end} | settings
@@ -237,7 +238,8 @@ def test_settings_become_those_of_our_search(tmp_path):
         "no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "min_new_tokens": 5,
         "bad_words_ids": [[0], [3], [7], [8, 9]], "suppress_tokens": [0, 11],
         "begin_suppress_tokens": [13], "forced_bos_token_id": 17, "forced_eos_token_id": 3,
-        "eos_token_id": [3], "transformers_version": "5", "num_return_sequences": 2,
+        "renormalize_logits": False, "eos_token_id": [3], "transformers_version": "5",
+        "num_return_sequences": 2,
         "do_sample": False, "temperature": 0.3, "num_beam_groups": 1, "diversity_penalty": 0.0,
     })  # fmt: skip
     rules = TokenRules(2, 1.3, 6, 0, [[7], [8, 9]], [11], [13], 17)
@@ -245,6 +247,11 @@ def test_settings_become_those_of_our_search(tmp_path):
     found = settings_of(tmp_path, {"max_new_tokens": 9, "max_length": 20, "min_length": 4})
     assert (found.max_target_length, found.token_rules.min_length) == (9, 4)
     assert not found.token_rules.forces_end
+    words = {"bad_words_ids": [[0]], "suppress_tokens": [2]}
+    found = settings_of(tmp_path, {"renormalize_logits": True, **words})
+    assert found.token_rules == TokenRules(forces_end=False, renormalize_logits=True)
+    written = generation.written_search(found)
+    assert settings_of(tmp_path, written).token_rules == found.token_rules
 
 
 def test_older_folders_keep_their_settings_in_config_json(tmp_path):
@@ -272,7 +279,12 @@ def test_older_folders_keep_their_settings_in_config_json(tmp_path):
         ({"force_words_ids": [[5]]}, "force_words_ids must be None; nothing else"),
         ({"guidance_scale": 1.5}, "guidance_scale must be None or 1"),
         ({"penalty_alpha": 0.6}, "penalty_alpha must be None or 0"),
-        ({"renormalize_logits": True}, "renormalize_logits must be None or False"),
+        ({"renormalize_logits": True}, r"renormalize_logits must be False, or .* \[\[0\], \[2\]\]"),
+        (
+            {"renormalize_logits": True, "bad_words_ids": [[0], [2, 5]]},
+            r"renormalize_logits must be False, or .* \[\[2\]\]",
+        ),
+        ({"renormalize_logits": 1.5}, "renormalize_logits must be False or None or True"),
         ({"stop_strings": ["."]}, "stop_strings must be None"),
         ({"watermarking_config": {}}, "watermarking_config must be None"),
         ({"early_stopping": "soon"}, "early_stopping must be False or True or 'never'"),

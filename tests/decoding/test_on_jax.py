@@ -28,6 +28,7 @@ SETTINGS = {
             "no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "min_length": 4,
             "bad_words_ids": [[5], [6, 7]], "suppress_tokens": [9],
             "begin_suppress_tokens": [11], "forced_bos_token_id": 8, "forces_end": False,
+            "renormalize_logits": True,
         },
     },
 }  # fmt: skip

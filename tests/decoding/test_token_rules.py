@@ -59,18 +59,24 @@ def log_prob(table, row, ids, rules, limit, prefix=(), on_logits=False):
         prefix = (rules.forced_bos_token_id,)
     total, place = 0.0, 0
     for position, token_id in enumerate(ids):
-        score = float(table.log_probs[row, place, token_id])
-        normal = float(table.logits[row, place, token_id]) - score
+        scores = table.log_probs[row, place].astype("float64")
+        normal = float(table.logits[row, place, token_id]) - scores[token_id]
         is_forced = position < len(prefix) or (rules.forces_end and position == limit - 1)
-        if token_id in (start, *ids[:position]) and not is_forced:
-            score += normal * on_logits
-            score = (
-                score * rules.repetition_penalty
-                if score < 0
-                else score / (rules.repetition_penalty)
-            )
-            score -= normal * on_logits
-        total += score
+        if not is_forced:
+            occurred = sorted({start, *ids[:position]})
+            changed = scores[occurred] + normal * on_logits
+            penalty = rules.repetition_penalty
+            changed = np.where(changed < 0, changed * penalty, changed / penalty)
+            scores[occurred] = changed - normal * on_logits
+        if rules.renormalize_logits and not is_forced:
+            before = [start, *ids[:position]]
+            left = [
+                each
+                for each in range(SIZE)
+                if each not in (0, START) and may_follow(rules, before, each, position, len(prefix))
+            ]
+            scores -= np.log(np.exp(scores[left]).sum())
+        total += scores[token_id]
         place = place * table.size + token_id + 1
     return total
 
@@ -105,6 +111,7 @@ def drawn_rules(seed):
         "forced_bos_token_id": b,
         "forces_end": False,
         "start_counts_as": int(draw.choice([END, a])),
+        "renormalize_logits": True,
     }
     names = draw.choice(sorted(rules), draw.integers(1, 4), replace=False)
     return TokenRules(**{str(name): rules[name] for name in names})
