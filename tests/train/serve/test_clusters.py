@@ -7,7 +7,10 @@ import pytest
 
 from train.serve import __main__ as command
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's imports
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of Ray's imports
+]
 
 OWN, JOINED = ["shutdown", "disconnected"], ["delete models", "disconnected"]
 
