@@ -156,8 +156,8 @@ class Projection:
 def add_projection(layer, name, input_dim, output_dims, initializer, use_bias=True):
     """Adds the weights of a projection, or of several side by side, to a layer.
 
-    Kernels are kept as (output, input), which is as fast to train with as the transpose. An export
-    stores the transpose, which is faster to decode with on most processors: `with_columns`.
+    Kernels are kept as (output, input). An export stores the transpose, which is faster to decode
+    with on most processors: `ops.projection.with_columns`.
 
     Args:
         layer: the `keras.layers.Layer` that gets the weights.

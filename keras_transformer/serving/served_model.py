@@ -16,11 +16,10 @@ import rich.progress
 import tensorflow as tf
 
 from keras_transformer.decoding.compiling import is_static
-from keras_transformer.layers.projection import Projection
+from keras_transformer.models.lora import projections
 from keras_transformer.ops.projection import with_columns
 from keras_transformer.serving.publishing.export import EXAMPLES, export
 from keras_transformer.tokenizers.control_ids import PAD_ID
-from keras_transformer.training.internals import all_layers
 
 TEXTS_AT_A_TIME = 64  # of all threads together, unless these are more than four
 FEWEST_TEXTS = 16  # of each of many threads
@@ -219,15 +218,10 @@ def raw(weight):
 
 def served_kernels(model):
     """The weights that an export stores transposed: kernels, and a table that scores tokens."""
-    projections = (
-        part
-        for layer in (all_layers(model) if isinstance(model, keras.Model) else ())
-        for part in vars(layer).values()
-        if isinstance(part, Projection)
-    )
+    parts = projections(model) if isinstance(model, keras.Model) else ()
     output = getattr(model, "output_projection", None)
     tables = [output.projection_table] if hasattr(output, "projection_table") else []
-    return [*(projection.kernel for projection in projections), *tables]
+    return [*(part.kernel for part in parts), *tables]
 
 
 def transposed_kernels(model):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.serving import Translator
-from keras_transformer.serving.served_model import raw, served_kernels
+from keras_transformer.serving.served_model import served_kernels
 
 from ..convert import text_model_of
 from .requests import read_json
@@ -59,6 +59,10 @@ class AttentionPages:
         with self._lock:
             if name not in self._models or self._models[name][0]() is not served:
                 model = with_weights(text_model_of(self.folder / name), served)
+                if "detokenize" in model.signatures:
+                    ids = np.arange(model.target_tokenizer.vocabulary_size, dtype=np.int32)
+                    rows = {"token_ids": ids[:, None], "length": np.ones_like(ids)}
+                    check_tokens(model, served, "detokenize", rows, "text")
                 self._models[name] = weakref.ref(served), model
             model = self._models[name][1]
         both = isinstance(model, Translator)
@@ -71,7 +75,8 @@ class AttentionPages:
                     f"Attention is shown of texts of at most {MOST_TOKENS} tokens. "
                     f"Received: {count} tokens."
                 )
-        check_tokens(model, served, texts[0])
+        text = {"text": np.array(texts[:1], object)}
+        check_tokens(model, served, "tokenize", text, "token_ids")
         return model.attention(*texts).page()
 
 
@@ -82,34 +87,25 @@ def with_weights(model, served):
         ValueError: if they are not those of such a model.
     """
     turned = {id(kernel) for kernel in served_kernels(model.model)}
-    weights = [tf.transpose(raw(w)) if id(w) in turned else raw(w) for w in model.model.weights]
-    shapes = [[weight.shape.as_list() for weight in each] for each in (weights, served.weights)]
-    if shapes[0] != shapes[1]:
+    weights = model.model.weights
+    shapes = [[*weight.shape][:: -1 if id(weight) in turned else 1] for weight in weights]
+    if shapes != [weight.shape.as_list() for weight in served.weights]:
         raise ValueError(
             f"The run {served.name} has other weights than the model served: it was trained with "
             "other settings after the export, or an earlier version exported it. Export it again."
         )
-    for ours, exported in zip(model.model.weights, served.weights, strict=True):
+    for ours, exported in zip(weights, served.weights, strict=True):
         value = tf.transpose(exported) if id(ours) in turned else exported
         ours.assign(tf.cast(value, ours.dtype))
     return model
 
 
-def check_tokens(model, served, text):
-    """Raises ValueError unless a model has the tokens of a `SavedModel`.
-
-    These are the tokens of the text, and the text of each of its tokens, or a translation's.
-    """
-    requests = {"tokenize": {"text": np.array([text], object)}}
-    if "detokenize" in model.signatures:
-        ids = np.arange(model.target_tokenizer.vocabulary_size, dtype=np.int32)
-        requests["detokenize"] = {"token_ids": ids[:, None], "length": np.ones_like(ids)}
-    for signature, inputs in requests.items():
-        tensors = {name: tf.constant(array) for name, array in inputs.items()}
-        ours, theirs = model.signatures[signature](**tensors), served.run(signature, inputs)
-        name = "token_ids" if signature == "tokenize" else "text"
-        if not np.array_equal(ours[name].numpy(), theirs[name]):
-            raise ValueError(
-                f"The run {served.name} has another tokenizer than the model served: it was "
-                "trained again after the export. Export it again."
-            )
+def check_tokens(model, served, signature, inputs, output):
+    """Raises ValueError unless a model's tokenizer answers as that of a `SavedModel`."""
+    tensors = {name: tf.constant(array) for name, array in inputs.items()}
+    ours, theirs = model.signatures[signature](**tensors), served.run(signature, inputs)
+    if not np.array_equal(ours[output].numpy(), theirs[output]):
+        raise ValueError(
+            f"The run {served.name} has another tokenizer than the model served: it was trained "
+            "again after the export. Export it again."
+        )
